@@ -1,0 +1,48 @@
+# Every target installs what it needs by itself (tests/setup.sh), once.
+
+PYTHON ?= python3
+ARGS ?=
+export PYTHON
+
+setup = tests/setup.sh
+bin = .venv/bin
+c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only
+
+.PHONY: help demo test test-long check bench clean setup
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: ## mount a directory, import a package through it cold and warm, unmount
+	@$(setup) demo
+	@$(bin)/python examples/demo.py
+
+test: ## the test suite, but for what takes long (ARGS='-k ...' is passed to pytest)
+	@$(setup) test
+	$(bin)/pytest -m 'not long' $(ARGS)
+
+test-long: ## the whole test suite: sanitizers, fuzzing, other people's test suites
+	@$(setup) test-long
+	$(bin)/pytest $(ARGS)
+
+check: ## format, lint, types, layers, C warnings; needs no /dev/fuse
+	@$(setup) check
+	$(bin)/ruff format --check
+	$(bin)/ruff check
+	$(bin)/mypy
+	$(bin)/pytest -q tests/unit/test_layers.py
+	@# One compiler for each file: gcc then also reports on the others.
+	find copperfs -name '*.c' -print0 | xargs -0 -n 1 gcc $(c_flags) \
+	    -I "$$($(bin)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+
+bench: ## measure against a bind mount and others; a table, and JSON
+	@$(setup) bench
+	$(bin)/python -m tests.bench $(ARGS)
+
+setup: ## only make this machine ready for the tests
+	@$(setup) test
+
+clean: ## remove what the other targets made
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find copperfs tests -name __pycache__ -prune -exec rm -rf {} +
+	find copperfs -name '*.so' -delete

@@ -1,0 +1,146 @@
+/*
+ * copperfs._blob: the Python face of blob.h.
+ *
+ * Blob(capacity) is a writable buffer until seal(size) makes it immutable.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "blob.h"
+
+struct blob_object {
+	PyObject_HEAD
+	struct blob *blob;
+	bool sealed;
+};
+
+static PyTypeObject blob_type;
+
+static PyObject *blob_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	Py_ssize_t capacity;
+	struct blob_object *self;
+
+	if ((kwargs && PyDict_GET_SIZE(kwargs)) || !PyArg_ParseTuple(args, "n", &capacity))
+		return NULL;
+	if (capacity < 0) {
+		PyErr_SetString(PyExc_ValueError, "a blob cannot be smaller than nothing");
+		return NULL;
+	}
+	self = (struct blob_object *)type->tp_alloc(type, 0);
+	if (!self)
+		return NULL;
+	self->blob = blob_new((size_t)capacity);
+	if (!self->blob) {
+		Py_DECREF(self);
+		return PyErr_NoMemory();
+	}
+	return (PyObject *)self;
+}
+
+static void blob_dealloc(PyObject *object)
+{
+	blob_unref(((struct blob_object *)object)->blob);
+	Py_TYPE(object)->tp_free(object);
+}
+
+static int blob_getbuffer(PyObject *object, Py_buffer *view, int flags)
+{
+	struct blob_object *self = (struct blob_object *)object;
+
+	return PyBuffer_FillInfo(view, object, self->blob->data, (Py_ssize_t)self->blob->size,
+				 self->sealed, flags);
+}
+
+static Py_ssize_t blob_length(PyObject *object)
+{
+	return (Py_ssize_t)((struct blob_object *)object)->blob->size;
+}
+
+static PyObject *blob_seal(PyObject *object, PyObject *arg)
+{
+	struct blob_object *self = (struct blob_object *)object;
+	Py_ssize_t size = PyLong_AsSsize_t(arg);
+
+	if (size == -1 && PyErr_Occurred())
+		return NULL;
+	if (self->sealed || size < 0 || (size_t)size > self->blob->capacity) {
+		PyErr_SetString(PyExc_ValueError, "a blob is sealed once, within its capacity");
+		return NULL;
+	}
+	self->blob->size = (size_t)size;
+	self->sealed = true;
+	Py_RETURN_NONE;
+}
+
+static PyObject *blob_view(PyObject *object, void *closure)
+{
+	(void)closure;
+	return PyMemoryView_FromObject(object);
+}
+
+static struct blob *blob_api_get(void *python_object)
+{
+	if (!PyObject_TypeCheck((PyObject *)python_object, &blob_type)) {
+		PyErr_SetString(PyExc_TypeError, "expected a Blob");
+		return NULL;
+	}
+	return blob_ref(((struct blob_object *)python_object)->blob);
+}
+
+static struct blob_api api = { .get = blob_api_get };
+
+static PyBufferProcs blob_buffer = { .bf_getbuffer = blob_getbuffer };
+static PySequenceMethods blob_sequence = { .sq_length = blob_length };
+static PyMethodDef blob_methods[] = {
+	{ "seal", blob_seal, METH_O, "seal(size): cut to size and make immutable." },
+	{ NULL, NULL, 0, NULL },
+};
+static PyGetSetDef blob_getset[] = {
+	{ "view", blob_view, NULL, "A memoryview of the bytes.", NULL },
+	{ NULL, NULL, NULL, NULL, NULL },
+};
+
+static PyTypeObject blob_type = {
+	PyVarObject_HEAD_INIT(NULL, 0)
+	.tp_name = "copperfs._blob.Blob",
+	.tp_basicsize = sizeof(struct blob_object),
+	.tp_flags = Py_TPFLAGS_DEFAULT,
+	.tp_doc = "Bytes outside the Python heap, shared with C threads.",
+	.tp_new = blob_create,
+	.tp_dealloc = blob_dealloc,
+	.tp_as_buffer = &blob_buffer,
+	.tp_as_sequence = &blob_sequence,
+	.tp_methods = blob_methods,
+	.tp_getset = blob_getset,
+};
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "copperfs._blob",
+	.m_doc = "Reference-counted bytes outside the Python heap.",
+	.m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__blob(void)
+{
+	PyObject *module, *capsule;
+
+	if (PyType_Ready(&blob_type) < 0)
+		return NULL;
+	module = PyModule_Create(&definition);
+	if (!module)
+		return NULL;
+	if (PyModule_AddObjectRef(module, "Blob", (PyObject *)&blob_type) < 0)
+		goto failed;
+	capsule = PyCapsule_New(&api, BLOB_API_CAPSULE, NULL);
+	if (!capsule || PyModule_AddObjectRef(module, "api", capsule) < 0) {
+		Py_XDECREF(capsule);
+		goto failed;
+	}
+	Py_DECREF(capsule);
+	return module;
+failed:
+	Py_DECREF(module);
+	return NULL;
+}

@@ -1,0 +1,49 @@
+"""A blob: immutable bytes outside the Python heap, shared with the threads of the front.
+
+The C type is in ``_blob.c``; where it could not be built, this module's own does the same for
+Python alone. Fill ``view``, then ``seal(size)``, and from then on nobody writes to it.
+"""
+
+from typing import Protocol
+
+
+class Blob(Protocol):
+    """Some bytes: filled once, then read by many."""
+
+    @property
+    def view(self) -> memoryview: ...
+    def seal(self, size: int, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class PlainBlob:
+    """The blob of a mount without the C extension."""
+
+    def __init__(self, capacity: int, /) -> None:
+        self._view = memoryview(bytearray(capacity))
+
+    @property
+    def view(self) -> memoryview:
+        return self._view
+
+    def seal(self, size: int, /) -> None:
+        if self._view.readonly or not 0 <= size <= len(self._view):
+            raise ValueError("a blob is sealed once, within its capacity")
+        self._view = self._view[:size].toreadonly()
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+
+def new_blob(capacity: int) -> Blob:
+    """An empty blob of the best kind there is."""
+    return _Blob(capacity)
+
+
+try:
+    from copperfs._blob import Blob as _Blob
+except ImportError:
+    _Blob = PlainBlob
+
+BLOBS_ARE_SHARED = _Blob is not PlainBlob
+"""Whether blobs can be handed to the front's threads."""

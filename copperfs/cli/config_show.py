@@ -1,0 +1,38 @@
+"""``copperfs config show``: every setting, its value, and which origin gave it.
+
+It takes the flags of ``copperfs mount``, so that it answers what a mount with them would do.
+"""
+
+import argparse
+
+from copperfs.cli.options import add_option_flags, resolve_options
+from copperfs.cli.output import print_json, print_table
+from copperfs.config import Origin, Resolved
+
+NAME = "config show"
+HELP = "print each setting with its value and origin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    add_option_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    resolved = resolve_options(arguments)
+    if arguments.json:
+        print_json({entry.option.key: _as_json(entry) for entry in resolved})
+    else:
+        rows = [
+            (entry.option.key, entry.text or "automatic", _origin_text(entry)) for entry in resolved
+        ]
+        print_table(("setting", "value", "origin"), rows)
+    return 0
+
+
+def _as_json(entry: Resolved) -> dict[str, object]:
+    return {"value": entry.value, "origin": entry.origin.value, "where": entry.where}
+
+
+def _origin_text(entry: Resolved) -> str:
+    return "default" if entry.origin is Origin.DEFAULT else f"{entry.origin.value} {entry.where}"

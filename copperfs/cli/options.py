@@ -1,0 +1,125 @@
+"""From the table of options to flags, and from the flags given to resolved settings.
+
+This is where the inputs of ``copperfs.config.resolve`` are gathered: the TOML file, the environment
+and the size of the memory.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from copperfs.config import (
+    OPTIONS,
+    SWITCH,
+    ConfigFile,
+    Option,
+    Resolved,
+    Settings,
+    Value,
+    resolve,
+    settings_of,
+)
+from copperfs.errors import ConfigError
+
+FILE_VARIABLE = "COPPERFS_CONFIG"
+FILE_DEFAULT = "~/.config/copperfs.toml"
+
+
+def add_option_flags(parser: argparse.ArgumentParser) -> None:
+    """Give the parser ``--config`` and a flag for every setting, grouped as in the table."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"TOML file with settings (${FILE_VARIABLE}, else {FILE_DEFAULT} if it exists)",
+    )
+    for group in dict.fromkeys(option.group for option in OPTIONS):
+        arguments = parser.add_argument_group(group.lower())
+        for option in OPTIONS:
+            if option.group == group:
+                _add_flag(arguments, option)
+
+
+def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
+    """The settings that these flags, this environment and the file give; ConfigError if wrong."""
+    flags: dict[str, Value] = {}
+    for option in OPTIONS:
+        # A flag that was not given leaves no attribute: None is a value (--revalidate none).
+        if option.name in arguments:
+            value = getattr(arguments, option.name)
+            flags[option.name] = tuple(value) if option.multi else value
+    return resolve(
+        flags=flags,
+        environ=os.environ,
+        file=_read_file(arguments.config),
+        physical_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def resolve_settings(mountpoint: str, arguments: argparse.Namespace) -> Settings:
+    """As ``resolve_options``, as what the daemon at ``mountpoint`` is told."""
+    return settings_of(mountpoint, resolve_options(arguments))
+
+
+def _add_flag(parser: argparse._ArgumentGroup, option: Option) -> None:
+    # argparse expands % in help texts.
+    text = f"{option.help} Default: {default_text(option)}.".replace("%", "%%")
+    if option.kind is SWITCH:
+        parser.add_argument(
+            option.flag,
+            dest=option.name,
+            action=argparse.BooleanOptionalAction,
+            default=argparse.SUPPRESS,
+            help=text,
+        )
+    elif option.multi:
+        parser.add_argument(
+            option.flag,
+            dest=option.name,
+            action="extend",
+            nargs="+",
+            default=argparse.SUPPRESS,
+            type=_argument_type(option),
+            metavar=option.kind.metavar,
+            help=text,
+        )
+    else:
+        parser.add_argument(
+            option.flag,
+            dest=option.name,
+            type=_argument_type(option),
+            default=argparse.SUPPRESS,
+            metavar=option.kind.metavar,
+            help=text,
+        )
+
+
+def default_text(option: Option) -> str:
+    return option.default_text or option.format(option.default)
+
+
+def _argument_type(option: Option) -> Callable[[str], Value]:
+    def parse(text: str) -> Value:
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _read_file(flag: str | None) -> ConfigFile | None:
+    """The file that was asked for, which must exist, or the default one, which need not."""
+    asked_for = flag or os.environ.get(FILE_VARIABLE)
+    path = Path(asked_for or FILE_DEFAULT).expanduser()
+    try:
+        return ConfigFile(str(path), path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if asked_for is None:
+            return None
+        origin = "--config" if flag else FILE_VARIABLE
+        raise ConfigError(f"{path}: no such file; correct {origin} or leave it out") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8, as TOML has to be") from None

@@ -1,0 +1,71 @@
+"""What commands print: tables for people, JSON for programs, one sentence for an error.
+
+Colour only where rich finds a terminal and ``NO_COLOR`` is unset. Markup and emoji are off, since
+paths may contain brackets and colons, and text is made printable first, since names on a Unix
+filesystem need not be UTF-8.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+# Without a terminal rich assumes 80 columns and would fold paths in the middle.
+WIDTH_WITHOUT_TERMINAL = 200
+
+
+def console() -> Console:
+    """Made anew each time, so that whoever replaced ``sys.stdout`` gets the output."""
+    unbounded = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(
+        width=WIDTH_WITHOUT_TERMINAL if unbounded else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def printable(text: str) -> str:
+    """``text`` with what no terminal could show, such as undecodable bytes, as escapes."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    right: Sequence[str] = (),
+) -> Table:
+    """A table without vertical lines; the columns named in ``right`` are aligned right."""
+    result = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for name in columns:
+        result.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*(printable(cell) for cell in row))
+    return result
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    right: Sequence[str] = (),
+) -> None:
+    console().print(table(columns, rows, title=title, right=right))
+
+
+def print_json(data: object) -> None:
+    """One document, keys in the order given, undecodable bytes as escaped surrogates."""
+    print(json.dumps(data, indent=2))
+
+
+def print_error(sentence: str) -> None:
+    print(f"copperfs: {printable(sentence)}", file=sys.stderr)

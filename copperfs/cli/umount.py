@@ -1,0 +1,64 @@
+"""``copperfs umount``: unmount, or clean up what a killed daemon has left."""
+
+import argparse
+import os
+import time
+
+from copperfs.errors import ControlError, MountError
+
+NAME = "umount"
+HELP = "unmount; also cleans up after a daemon that was killed"
+
+# The daemon ends by itself when its mount is gone.
+DAEMON_ENDS_WITHIN_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument(
+        "--lazy",
+        action="store_true",
+        help="take it out of the tree even if it is in use; who uses it may go on until done",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.fuse.mounting import FSTYPE, absolute, answers, mount_at, unmount
+
+    mountpoint = absolute(arguments.mountpoint)
+    mounted = mount_at(mountpoint)
+    if mounted is None:
+        raise MountError(f"{mountpoint} is not mounted")
+    if mounted.fstype != FSTYPE:
+        raise MountError(f"{mountpoint} is a mount of type {mounted.fstype}, not one of copperfs")
+    alive = answers(mountpoint)
+    pid = _daemon_of(mountpoint) if alive else None
+    unmount(mountpoint, lazy=arguments.lazy or alive is False)
+    if pid is not None and not arguments.lazy:
+        _wait_for_end(pid)
+    return 0
+
+
+def _daemon_of(mountpoint: str) -> int | None:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    try:
+        hello = ask_mount(mountpoint, Request.HELLO)
+    except ControlError:
+        return None
+    return int(hello["pid"]) if isinstance(hello, dict) else None
+
+
+def _wait_for_end(pid: int) -> None:
+    """Until the daemon has ended, so that nothing is left when this command returns."""
+    deadline = time.monotonic() + DAEMON_ENDS_WITHIN_S
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+                if stat.read().rpartition(")")[2].split()[0] == "Z":
+                    return
+        except OSError:
+            return
+        if pid == os.getpid():
+            return
+        time.sleep(0.01)

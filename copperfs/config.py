@@ -1,0 +1,516 @@
+"""The settings of a daemon, and where each of them came from.
+
+``Settings`` is the one table. Each of its fields carries an ``Option`` that says how the setting is
+written and what it does; the flags, the ``COPPERFS_*`` variables, the keys of the TOML file,
+``copperfs config show`` and ``docs/options.md`` are all made from that. A setting has one name
+everywhere: ``--tree-max``, ``COPPERFS_TREE_MAX`` and ``tree-max = ...``.
+
+``resolve`` takes, for each setting, the last of these that gives it: default, TOML file, variable,
+flag. It does no I/O: the command line hands it the text of the file, the environment and the size
+of the memory. The result travels to the daemon, a fresh process, as JSON.
+
+A value is first parsed from text, whatever its origin, so that there is one set of rules and one
+set of sentences about what is wrong. ``"none"`` stands for the absence of a value, because neither
+a variable nor TOML has another way to say so.
+
+Longer than most modules because the table and what reads it are better in one place.
+"""
+
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from enum import Enum
+from typing import Literal
+
+from copperfs.errors import ConfigError
+
+Value = str | int | float | bool | tuple[str, ...] | None
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# ---- sizes and durations as text -------------------------------------------------------------
+
+# As in coreutils: K and KiB are 1024, KB is 1000; case does not matter.
+_UNITS: dict[str, int] = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_SECONDS = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*s?", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``"0"``, ``"512k"``, ``"10 MiB"``, ``"1.5G"``; ValueError otherwise."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size; write 0, 512k, 10MiB or 1.5G")
+    number, unit = match[1], _UNITS[match[2].lower()]
+    # Whole numbers stay out of floating point, which is exact only up to 2**53.
+    return int(number) * unit if number.isdigit() else round(float(number) * unit)
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact text: the largest unit that divides the size. ``parse_size`` reads it."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size_bytes and size_bytes % unit == 0:
+            return f"{size_bytes // unit} {name}"
+    return f"{size_bytes} B" if size_bytes else "0"
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds from ``"60"``, ``"0.5"`` or ``"5 s"``; ValueError otherwise."""
+    match = _SECONDS.fullmatch(text.strip())
+    seconds = float(match[1]) if match is not None else math.nan
+    if not math.isfinite(seconds):
+        raise ValueError(f"{text!r} is not a number of seconds; write 60 or 0.5")
+    return seconds
+
+
+def format_seconds(seconds: float) -> str:
+    """``"60 s"``; exact, so that ``parse_seconds`` gives the same number back."""
+    return f"{seconds!r}".removesuffix(".0") + " s"
+
+
+# ---- kinds of values -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the values of an option are written, as text and natively in TOML."""
+
+    metavar: str
+    parse: Callable[[str], Value]
+    format: Callable[..., str] = str
+    toml_types: tuple[type, ...] = (str,)
+
+
+def _parse_text(text: str) -> str:
+    if not text:
+        raise ValueError("the value is empty; give one or leave the setting out")
+    return text
+
+
+def _parse_absolute(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError(f"{text!r} is not an absolute path; write one that begins with /")
+    return text.rstrip("/") or "/"
+
+
+def _parse_switch(text: str) -> bool:
+    if text.lower() in ("yes", "true", "on", "1"):
+        return True
+    if text.lower() in ("no", "false", "off", "0"):
+        return False
+    raise ValueError(f"{text!r} is neither yes nor no; write one of them")
+
+
+def _format_switch(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _parse_deadline(text: str) -> float:
+    seconds = parse_seconds(text)
+    if seconds == 0:
+        raise ValueError("0 seconds would let nothing succeed; write more, for instance 60")
+    return seconds
+
+
+def _count(at_least: int, at_most: int) -> Kind:
+    def parse(text: str) -> int:
+        # ASCII digits only, and few: int() takes other scripts, and refuses 5,000 digits.
+        if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or not at_least <= int(text) <= at_most:
+            raise ValueError(f"{text!r} is not a whole number from {at_least} to {at_most}")
+        return int(text)
+
+    return Kind("N", parse, toml_types=(str, int))
+
+
+def _choice(*choices: str) -> Kind:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return Kind("|".join(choices), parse)
+
+
+PATH = Kind("PATH", _parse_text)
+PREFIX = Kind("PREFIX", _parse_absolute)
+SIZE = Kind("SIZE", parse_size, format_size, (str, int))
+SECONDS = Kind("SECONDS", parse_seconds, format_seconds, (str, int, float))
+DEADLINE = Kind("SECONDS", _parse_deadline, format_seconds, (str, int, float))
+SWITCH = Kind("yes|no", _parse_switch, _format_switch, (bool,))
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting as its users see it; its name and default are those of the Settings field."""
+
+    name: str
+    group: str
+    kind: Kind
+    help: str
+    default: Value
+    default_text: str | None = None  # where the default is a rule, not a value
+    multi: bool = False
+    optional: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name as users write it. Values carry their unit, so the name drops it."""
+        return self.name.removesuffix("_bytes").removesuffix("_s").replace("_", "-")
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.key}"
+
+    @property
+    def variable(self) -> str:
+        return "COPPERFS_" + self.key.upper().replace("-", "_")
+
+    def parse(self, text: str) -> Value:
+        """The value that one text means; ValueError says what is wrong with it."""
+        if self.optional and text.lower() == "none":
+            return None
+        return self.kind.parse(text)
+
+    def parse_variable(self, text: str) -> Value:
+        """As ``parse``; a list is separated by colons, as in PATH."""
+        if self.multi:
+            return tuple(str(self.parse(part)) for part in text.split(":") if part)
+        return self.parse(text)
+
+    def parse_toml(self, value: object) -> Value:
+        if self.multi:
+            if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+                raise ValueError('write a list of strings, such as ["/lus", "/home"]')
+            return tuple(str(self.parse(part)) for part in value)
+        if self.optional and value == "none":
+            return None
+        # type(), because a bool is an int to isinstance, and "memory = true" is a mistake.
+        if type(value) not in self.kind.toml_types:
+            names = " or ".join(_TOML_NAMES[kind] for kind in self.kind.toml_types)
+            raise ValueError(f"write {names}, not {value!r}")
+        return self.parse(str(value))
+
+    def format(self, value: Value) -> str:
+        """The value for a reader; ``parse_variable`` gives it back."""
+        if value is None:
+            return "none"
+        return ":".join(value) if isinstance(value, tuple) else self.kind.format(value)
+
+
+_TOML_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+
+# ---- the table -------------------------------------------------------------------------------
+
+VIEW, CACHES, SOURCE, DAEMON = "What the mount shows", "Caches", "Source", "Daemon"
+
+SymlinkMode = Literal["rewrite", "keep"]
+
+
+def _option(
+    group: str,
+    kind: Kind,
+    help: str,  # noqa: A002 - the name that argparse uses
+    *,
+    default_text: str | None = None,
+    multi: bool = False,
+    optional: bool = False,
+) -> dict[str, object]:
+    return {
+        "group": group,
+        "kind": kind,
+        "help": help,
+        "default_text": default_text,
+        "multi": multi,
+        "optional": optional,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that a daemon is told. Each field but the mount point is an option."""
+
+    mountpoint: str
+
+    source: str = field(
+        default="/",
+        metadata=_option(VIEW, PATH, "The directory that the mount shows."),
+    )
+    shared: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            VIEW,
+            PREFIX,
+            "Paths on shared filesystems: what is below one of them is read once for the whole job "
+            "and cached; all else is passed through from this node. Give several after one flag, "
+            "or separated by colons in the variable. Put the mount point before this flag.",
+            default_text="the network filesystems of this node; if there are none, everything but "
+            "/proc, /sys, /dev and /run",
+            multi=True,
+        ),
+    )
+    symlinks: SymlinkMode = field(
+        default="rewrite",
+        metadata=_option(
+            VIEW,
+            _choice("rewrite", "keep"),
+            "An absolute symlink into a shared path is shown with the mount point in front "
+            "(rewrite), so that following it does not leave the mount, or as it is (keep).",
+        ),
+    )
+    allow_other: bool = field(
+        default=False,
+        metadata=_option(
+            VIEW,
+            SWITCH,
+            "Let other users use the mount; the kernel checks their rights against the modes and "
+            "owners that it shows. Needs user_allow_other in /etc/fuse.conf, or root.",
+        ),
+    )
+    memory_bytes: int = field(
+        metadata=_option(
+            CACHES,
+            SIZE,
+            "The budget of all caches of this daemon together. Once it is full, what was used "
+            "longest ago is evicted and read again when asked for.",
+            default_text="an eighth of physical memory, at most 8 GiB",
+        ),
+    )
+    tree_max_bytes: int = field(
+        default=10 * MIB,
+        metadata=_option(
+            CACHES,
+            SIZE,
+            "Files up to this size are fetched and cached whole at the first read of any byte; "
+            "larger ones are read as asked, in chunks. Larger values make a first read of a few "
+            "bytes dearer and later ones free.",
+        ),
+    )
+    bypass_above_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            CACHES,
+            SIZE,
+            "Files above this size never enter a cache of the daemon; every read that the kernel "
+            "has not cached goes to the source. With none, only --tree-max decides.",
+            optional=True,
+        ),
+    )
+    revalidate_s: float | None = field(
+        default=None,
+        metadata=_option(
+            CACHES,
+            SECONDS,
+            "Ask the source again about what was looked at longer ago than this; a change becomes "
+            "visible after at most this time. With none, the job sees one snapshot until "
+            "'copperfs clear'.",
+            optional=True,
+        ),
+    )
+    listing_max: int = field(
+        default=4096,
+        metadata=_option(
+            CACHES,
+            _count(0, 10_000_000),
+            "A directory with up to this many entries is fetched whole, with all attributes, and "
+            "then answers every lookup, found or not. In a larger one each name is looked up by "
+            "itself.",
+        ),
+    )
+    kernel_cache: bool = field(
+        default=True,
+        metadata=_option(
+            CACHES,
+            SWITCH,
+            "Let the kernel cache entries, attributes, listings and pages. Without it every system "
+            "call reaches the daemon: for measuring the daemon, not for use.",
+        ),
+    )
+    source_concurrency: int = field(
+        default=32,
+        metadata=_option(
+            SOURCE,
+            _count(1, 1024),
+            "At most this many reads of the source at a time, each in a thread of its own. "
+            "Throughput from a slow source is about this times the size of a read over its "
+            "latency.",
+        ),
+    )
+    source_deadline_s: float = field(
+        default=60.0,
+        metadata=_option(
+            SOURCE,
+            DEADLINE,
+            "A read of the source that takes longer than this fails with EIO for whoever waits "
+            "for it, so that a hung disk cannot hang a reader for good.",
+        ),
+    )
+    front_threads: int = field(
+        default=2,
+        metadata=_option(
+            DAEMON,
+            _count(0, 64),
+            "C threads that answer the kernel from what is cached, without the GIL. "
+            "0 leaves the front out: plain pyfuse3, slower, and without 'copperfs stats'.",
+        ),
+    )
+    foreground: bool = field(
+        default=False,
+        metadata=_option(
+            DAEMON, SWITCH, "Stay in the foreground until unmounted, instead of daemonising."
+        ),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=_option(
+            DAEMON,
+            _choice("debug", "info", "warning", "error"),
+            "The least severe messages that are logged.",
+        ),
+    )
+    log_file: str | None = field(
+        default=None,
+        metadata=_option(
+            DAEMON,
+            PATH,
+            "Where messages go. With none, to standard error in the foreground, and nowhere "
+            "otherwise.",
+            optional=True,
+        ),
+    )
+
+    def to_json(self) -> str:
+        # ASCII, with names that are not UTF-8 as escaped surrogates: it survives any pipe.
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        """What ``to_json`` wrote. Both ends are of one version, so a mismatch is a bug."""
+        values = json.loads(text)
+        return cls(**values | {"shared": tuple(values["shared"])})
+
+
+OPTIONS: tuple[Option, ...] = tuple(
+    Option(
+        name=entry.name,
+        default=None if entry.default is MISSING else entry.default,
+        **entry.metadata,
+    )
+    for entry in fields(Settings)
+    if entry.metadata
+)
+
+
+def default_memory_bytes(physical_memory_bytes: int) -> int:
+    """An eighth of the memory, in whole MiB so that it prints well, at most 8 GiB."""
+    return min(physical_memory_bytes // 8 // MIB * MIB, 8 * GIB)
+
+
+# ---- origins ---------------------------------------------------------------------------------
+
+
+class Origin(Enum):
+    """Where a value can come from; a later one wins over an earlier one."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    VARIABLE = "variable"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The TOML file as the command line read it."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A setting's value, and the origin that won; ``where`` is the file, variable or flag."""
+
+    option: Option
+    value: Value
+    origin: Origin
+    where: str
+
+    @property
+    def text(self) -> str:
+        return self.option.format(self.value)
+
+
+def resolve(
+    *,
+    flags: Mapping[str, Value],
+    environ: Mapping[str, str],
+    file: ConfigFile | None,
+    physical_memory_bytes: int,
+) -> tuple[Resolved, ...]:
+    """Every option's value and origin, in the order of the table.
+
+    ``flags`` has the values of the flags that were given, parsed, by field name.
+    """
+    keys = _toml_keys(file)
+    return tuple(
+        _resolve_one(option, flags, environ, file, keys, physical_memory_bytes)
+        for option in OPTIONS
+    )
+
+
+def _resolve_one(
+    option: Option,
+    flags: Mapping[str, Value],
+    environ: Mapping[str, str],
+    file: ConfigFile | None,
+    keys: Mapping[str, object],
+    physical_memory_bytes: int,
+) -> Resolved:
+    if option.name in flags:
+        return Resolved(option, flags[option.name], Origin.FLAG, option.flag)
+    if option.variable in environ:
+        try:
+            value = option.parse_variable(environ[option.variable])
+        except ValueError as error:
+            raise ConfigError(f"{option.variable}: {error}") from None
+        return Resolved(option, value, Origin.VARIABLE, option.variable)
+    if file is not None and option.key in keys:
+        try:
+            value = option.parse_toml(keys[option.key])
+        except ValueError as error:
+            raise ConfigError(f"{file.path}: {option.key}: {error}") from None
+        return Resolved(option, value, Origin.FILE, file.path)
+    if option.name == "memory_bytes":
+        value = default_memory_bytes(physical_memory_bytes)
+        return Resolved(option, value, Origin.DEFAULT, "default")
+    return Resolved(option, option.default, Origin.DEFAULT, "default")
+
+
+def _toml_keys(file: ConfigFile | None) -> Mapping[str, object]:
+    if file is None:
+        return {}
+    try:
+        keys = tomllib.loads(file.text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file.path} is not valid TOML: {error}") from None
+    known = [option.key for option in OPTIONS]
+    for key in keys:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            advice = f"did you mean {close[0]}" if close else "'copperfs config show' lists them"
+            raise ConfigError(f"{file.path}: there is no setting {key!r}; {advice}")
+    return keys
+
+
+def settings_of(mountpoint: str, resolved: tuple[Resolved, ...]) -> Settings:
+    values: dict[str, object] = {entry.option.name: entry.value for entry in resolved}
+    # The one place where the table's values meet the types of the fields; a test holds the table
+    # to them.
+    return Settings(mountpoint=mountpoint, **values)  # type: ignore[arg-type]

@@ -1,0 +1,140 @@
+"""What a node wants done: fetches at the source, answers, and releases.
+
+Whoever drives the core performs them in order. Fetches are answered by an outcome event, answers
+go to whoever asked, and what is released or dropped must not be used for answers any more.
+"""
+
+from dataclasses import dataclass
+
+from copperfs.core.listing import Listing
+from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId, Version
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKey:
+    """Names an object: a file in one version."""
+
+    path: Path
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class ListingKey:
+    """Names the listing of a directory."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class EntryKey:
+    """Names an entry that was looked up by itself."""
+
+    path: Path
+
+
+CacheKey = ObjectKey | ListingKey | EntryKey
+
+# --- at the source -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSource:
+    fetch: FetchId
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LookSource:
+    fetch: FetchId
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """The whole file; it has to be this version before and after."""
+
+    fetch: FetchId
+    path: Path
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSource:
+    fetch: FetchId
+    path: Path
+    version: Version
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEntry:
+    """*fresh_until* is on the clock of ``step``; None is for the life of the epoch."""
+
+    request: RequestId
+    entry: Entry | None
+    fresh_until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerListing:
+    """Also given to those who asked for one name, when its directory was listed for it."""
+
+    request: RequestId
+    directory: Path
+    listing: Listing
+    fresh_until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerObject:
+    request: RequestId
+    key: ObjectKey
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHandle:
+    """The file is not held; the asker owns its own handle to the open file."""
+
+    request: RequestId
+    handle: HandleId
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerError:
+    request: RequestId
+    error: int
+
+
+# --- letting go ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """This is no longer held; forget where it was published."""
+
+    key: ListingKey | ObjectKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBlob:
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHandle:
+    handle: HandleId
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """The file is not what was said of it: its name has to be looked up again by everybody."""
+
+    path: Path
+
+
+Fetch = ScanSource | LookSource | ReadSource | OpenSource
+Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
+Action = Fetch | Answer | Evict | ReleaseBlob | ReleaseHandle | LookAgain

@@ -1,0 +1,120 @@
+"""A directory's names with their entries, as one flat buffer.
+
+The buffer is what the scanner produces, what the front answers from, and what will travel to other
+nodes: a directory of 10,000 names costs one copy, not 10,000 objects. ``fuse/front/tables.h`` has
+the same format in C::
+
+    header  magic "CLS1", count, flags, number of absolute symlinks        4 x u32
+    row     length (multiple of 8), name length, target length             u32, 2 x u16
+            attributes as in types.py                                      88 bytes
+            name, target, padding
+
+Rows stay in the order in which the source gave them. A *bare* listing has names, types and inode
+numbers only: that is how very large directories are listed, and directories whose entries may not
+be looked at.
+
+The bytes of a listing are checked when they are opened, because later they come from other nodes.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
+
+_HEADER = struct.Struct("<IIII")
+_ROW = struct.Struct("<IHH")
+_ROW_BYTES = _ROW.size + ATTRIBUTES_BYTES
+_MAGIC = 0x31534C43
+_BARE = 1
+NAME_MAX = 255
+
+
+class MalformedListing(ValueError):
+    """Bytes that are not a listing; whoever sent them is at fault."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """The names of one directory. Immutable; ``find`` builds an index the first time."""
+
+    packed: bytes
+    _offsets: dict[bytes, int] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def count(self) -> int:
+        return int(_HEADER.unpack_from(self.packed)[1])
+
+    @property
+    def bare(self) -> bool:
+        """Names are complete, attributes are missing."""
+        return bool(_HEADER.unpack_from(self.packed)[2] & _BARE)
+
+    @property
+    def absolute_symlinks(self) -> int:
+        """How many rows may have to be shown differently."""
+        return int(_HEADER.unpack_from(self.packed)[3])
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._index()
+
+    def find(self, name: bytes) -> Entry | None:
+        """The entry of *name*; None if the directory has no such name."""
+        at = self._index().get(name)
+        return None if at is None else self._entry(at)
+
+    def rows(self) -> Iterator[tuple[bytes, Entry]]:
+        """All names with their entries, in order."""
+        for name, at in self._walk():
+            yield name, self._entry(at)
+
+    def _index(self) -> dict[bytes, int]:
+        if self._offsets is None:
+            self._offsets = dict(self._walk())
+        return self._offsets
+
+    def _walk(self) -> Iterator[tuple[bytes, int]]:
+        if len(self.packed) < _HEADER.size:
+            raise MalformedListing("shorter than its header")
+        magic, count, _, _ = _HEADER.unpack_from(self.packed)
+        if magic != _MAGIC:
+            raise MalformedListing("no listing at all")
+        at, end = _HEADER.size, len(self.packed)
+        for _ in range(count):
+            if end - at < _ROW_BYTES:
+                raise MalformedListing("a row beyond the end")
+            length, name_length, target_length = _ROW.unpack_from(self.packed, at)
+            if (
+                length % 8
+                or length > end - at
+                or not 1 <= name_length <= NAME_MAX
+                or _ROW_BYTES + name_length + target_length > length
+            ):
+                raise MalformedListing("a row with impossible lengths")
+            start = at + _ROW_BYTES
+            yield self.packed[start : start + name_length], at
+            at += length
+
+    def _entry(self, at: int) -> Entry:
+        _, name_length, target_length = _ROW.unpack_from(self.packed, at)
+        start = at + _ROW_BYTES + name_length
+        return Entry(
+            Attributes(self.packed[at + _ROW.size : at + _ROW_BYTES]),
+            self.packed[start : start + target_length],
+        )
+
+
+def pack_listing(rows: Iterable[tuple[bytes, Entry]], *, bare: bool = False) -> Listing:
+    """A listing of these rows."""
+    parts, absolute = [b""], 0
+    for name, entry in rows:
+        content = name + entry.target
+        length = (_ROW_BYTES + len(content) + 7) & ~7
+        parts.append(
+            _ROW.pack(length, len(name), len(entry.target))
+            + entry.attributes.packed
+            + content.ljust(length - _ROW_BYTES, b"\0")
+        )
+        absolute += entry.target.startswith(b"/")
+    parts[0] = _HEADER.pack(_MAGIC, len(parts) - 1, _BARE if bare else 0, absolute)
+    return Listing(b"".join(parts))

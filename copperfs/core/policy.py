@@ -1,0 +1,118 @@
+"""What is shown, and how: which paths are cooperative, and what some of them look like.
+
+The tree below the source falls into four kinds of places:
+
+* **shared**: on the shared filesystem; read once for the whole job, kept as one snapshot (or for
+  ``--revalidate`` seconds);
+* **local**: of this node alone (``/tmp``, ``/etc``); passed through, so kept for a second at most;
+* **pseudo**: kernel interfaces such as ``/proc``. Their files have no size until they are read, and
+  a mount whose opens are not announced could only show them empty, so such a mount point is shown
+  as a symbolic link to itself outside the mount;
+* **refused**: where the path leads back into the mount. The mount point is shown as a directory
+  that nobody may enter, so that a recursive walk ends there.
+
+Absolute symbolic links into shared places are shown with the mount point in front, so that whoever
+follows one stays in the cooperative view; the size that ``lstat`` shows is that of what is shown.
+"""
+
+import posixpath
+import stat
+from dataclasses import dataclass
+from enum import Enum
+
+from copperfs.core.listing import Listing, pack_listing
+from copperfs.types import Entry, Path, is_below, join
+
+LOCAL_FRESH_S = 1.0
+
+
+class Place(Enum):
+    SHARED = "shared"
+    LOCAL = "local"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Where things are; all prefixes are paths below the source."""
+
+    source: bytes
+    """Absolute path of the source's root."""
+    mountpoint: bytes
+    """Absolute path of the mount point."""
+    shared: tuple[Path, ...] = (Path(b""),)
+    local: tuple[Path, ...] = ()
+    """Excepted from a shared prefix above them; the longest prefix decides."""
+    pseudo: frozenset[Path] = frozenset()
+    refused: frozenset[Path] = frozenset()
+    rewrite_symlinks: bool = True
+    revalidate_s: float | None = None
+
+    def place(self, path: Path) -> Place:
+        if any(is_below(path, each) for each in self.refused):
+            return Place.REFUSED
+        best_shared = max((len(p) for p in self.shared if is_below(path, p)), default=-1)
+        best_local = max((len(p) for p in self.local if is_below(path, p)), default=-1)
+        return Place.SHARED if best_shared > best_local else Place.LOCAL
+
+    def fresh_s(self, path: Path) -> float | None:
+        """For how long what is known of *path* may be believed; None is forever.
+
+        What leads down to a shared prefix is as good as the prefix: otherwise every process would
+        ask for ``/lus`` again each second.
+        """
+        if self.place(path) is Place.SHARED or any(is_below(each, path) for each in self.shared):
+            return self.revalidate_s
+        return LOCAL_FRESH_S if self.revalidate_s is None else min(LOCAL_FRESH_S, self.revalidate_s)
+
+    # --- how entries are shown -------------------------------------------------------------------
+
+    def shown(self, directory: Path, name: bytes, entry: Entry) -> Entry:
+        """*entry* as the mount shows it."""
+        path = join(directory, name)
+        if path in self.pseudo:
+            return self._as_link(entry, self._absolute(path))
+        if entry.target.startswith(b"/") and self.rewrite_symlinks:
+            return self._rewritten(entry)
+        return entry
+
+    def shown_listing(self, directory: Path, listing: Listing) -> Listing:
+        """*listing* as the mount shows it; itself, unless there is something to change."""
+        links = listing.absolute_symlinks and self.rewrite_symlinks
+        if not links and not any(posixpath.dirname(path) == directory for path in self.pseudo):
+            return listing
+        rows = [(name, self.shown(directory, name, entry)) for name, entry in listing.rows()]
+        return pack_listing(rows, bare=listing.bare)
+
+    def _absolute(self, path: Path) -> bytes:
+        return posixpath.join(self.source, path)
+
+    @staticmethod
+    def _as_link(entry: Entry, target: bytes) -> Entry:
+        attributes = entry.attributes.with_mode(stat.S_IFLNK | 0o777).with_size(len(target))
+        return Entry(attributes, target)
+
+    def _rewritten(self, entry: Entry) -> Entry:
+        target = entry.target
+        # Which place it leads to is judged by its normal form; what is shown keeps its spelling.
+        below = self._below_source(posixpath.normpath(target))
+        if (
+            below is None
+            or is_below(target, self.mountpoint)
+            or self.place(below) is not Place.SHARED
+            or any(is_below(below, each) for each in self.pseudo)
+        ):
+            return entry
+        spelled = self._below_source(target)
+        if spelled is None:
+            return entry
+        shown = posixpath.join(self.mountpoint, spelled.lstrip(b"/"))
+        if len(shown) > 4095:
+            return entry
+        return Entry(entry.attributes.with_size(len(shown)), shown)
+
+    def _below_source(self, absolute: bytes) -> Path | None:
+        prefix = self.source.rstrip(b"/")
+        if not absolute.startswith(b"/") or not is_below(absolute, prefix):
+            return None
+        return Path(absolute[len(prefix) :].lstrip(b"/"))

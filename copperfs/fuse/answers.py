@@ -1,0 +1,42 @@
+"""The seam between the handlers and whoever runs the core.
+
+The handlers put a question and say what is to be done with the answer. That is done while the
+core's actions are being performed, in their order: an answer that is evicted by a later action must
+have been published before, or it would be published for good.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from copperfs.blob import Blob
+from copperfs.core.actions import AnswerEntry, AnswerHandle, AnswerListing, AnswerObject
+from copperfs.core.events import Question
+from copperfs.types import RequestId
+
+T = TypeVar("T")
+
+Answered = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle
+Content = Blob | int | None
+"""The bytes behind an object, the descriptor behind a handle."""
+Deliver = Callable[[Answered, Content, Callable[[float | None], float | None]], T]
+"""Takes an answer, its content, and what turns a time of the core's clock into seconds from now."""
+
+
+class SourceError(Exception):
+    """The question has no answer but an errno."""
+
+    def __init__(self, errno: int) -> None:
+        super().__init__(errno)
+        self.errno = errno
+
+
+class Asker(Protocol):
+    """Runs the core."""
+
+    async def ask(self, question: Callable[[RequestId], Question], deliver: "Deliver[T]") -> T:
+        """Put a question; what *deliver* made of the answer. SourceError if there is none."""
+        ...
+
+    async def wait_kernel_told(self) -> None:
+        """Until the kernel knows what it has to look up again; for a moment at most."""
+        ...

@@ -1,0 +1,101 @@
+"""The board: what the handlers have published to the front, and where.
+
+The core knows paths and versions, the front knows node numbers. This is the only place that holds
+both: it publishes an answer for the node that was asked about, and remembers under which numbers,
+so that what the core evicts can be withdrawn.
+
+Everything here is called on trio's thread, as part of performing the core's actions; nothing here
+waits. What makes the kernel forget may wait for a reply of the handlers themselves (a deadlock if
+it were done here), so ``look_again`` only says what a worker thread is to do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from copperfs.blob import Blob
+from copperfs.core.actions import CacheKey, ListingKey, ObjectKey
+from copperfs.core.listing import Listing
+from copperfs.types import Attributes, Entry, Path
+
+if TYPE_CHECKING:
+    from copperfs.fuse._front import Front
+
+FOREVER_S = -1.0
+# A path has one number, or two for a while after a change; more have mostly been forgotten.
+NUMBERS_MAX = 4
+
+
+@dataclass(slots=True)
+class Board:
+    front: "Front"
+    _where: dict[CacheKey, set[int]] = field(default_factory=dict)
+
+    def node(self, number: int) -> tuple[Path, Attributes] | None:
+        """What a node number stands for; None if the kernel has forgotten it."""
+        found = self.front.node(number)
+        return None if found is None else (Path(found[0]), Attributes(found[1]))
+
+    # --- publishing ------------------------------------------------------------------------------
+
+    def publish_listing(
+        self, number: int, path: Path, listing: Listing, fresh_s: float | None
+    ) -> None:
+        if self.front.publish_listing(number, listing.packed, _seconds(fresh_s)):
+            self._note(ListingKey(path), number)
+
+    def publish_entry(
+        self, directory: int, name: bytes, entry: Entry | None, fresh_s: float | None
+    ) -> None:
+        attributes = None if entry is None else entry.attributes.packed
+        target = b"" if entry is None else entry.target
+        self.front.publish_entry(directory, name, attributes, target, _seconds(fresh_s))
+
+    def publish_attributes(
+        self, number: int, attributes: Attributes, fresh_s: float | None
+    ) -> None:
+        self.front.publish_attributes(number, attributes.packed, _seconds(fresh_s))
+
+    def publish_object(self, number: int, key: ObjectKey, blob: Blob) -> None:
+        if self.front.publish_object(number, blob):
+            self._note(key, number)
+
+    def publish_handle(self, number: int, fd: int) -> None:
+        """Takes the descriptor."""
+        self.front.publish_handle(number, fd)
+
+    def _note(self, key: CacheKey, number: int) -> None:
+        numbers = self._where.setdefault(key, set())
+        if len(numbers) >= NUMBERS_MAX:
+            numbers -= {each for each in numbers if self.front.node(each) is None}
+        numbers.add(number)
+
+    # --- letting go ------------------------------------------------------------------------------
+
+    def withdraw(self, key: CacheKey) -> None:
+        for number in self._where.pop(key, ()):
+            self.front.withdraw(number)
+
+    def withdraw_all(self) -> None:
+        self._where.clear()
+        self.front.clear()
+
+    def used(self) -> list[CacheKey]:
+        """What the front has answered from since this was last asked."""
+        owners = {number: key for key, numbers in self._where.items() for number in numbers}
+        return [owners[number] for number in self.front.touched(owners)]
+
+    def look_again(self, path: Path) -> Callable[[], object] | None:
+        """What a worker thread is to do so that the kernel looks *path* up again."""
+        number = self.front.find(path)
+        if number is None:
+            return None
+        return lambda: self.front.invalidate_node(number)
+
+    def invalidate_all(self) -> int:
+        """Have the kernel look everything up again; called in a worker thread."""
+        return self.front.invalidate_all()
+
+
+def _seconds(fresh_s: float | None) -> float:
+    return FOREVER_S if fresh_s is None else max(0.0, fresh_s)

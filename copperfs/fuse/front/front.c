@@ -1,0 +1,98 @@
+/* The front's life: set up, its threads, and its end. */
+#include "front.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+int front_init(struct front *f, uint32_t nodes_max)
+{
+	if (tables_init(&f->tables, nodes_max, HANDLES_MAX))
+		return -1;
+	f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (f->wake_fd < 0) {
+		tables_destroy(&f->tables);
+		return -1;
+	}
+	pthread_mutex_init(&f->pending_lock, NULL);
+	pthread_mutex_init(&f->overflow_lock, NULL);
+	pthread_mutex_init(&f->bypass_lock, NULL);
+	pthread_cond_init(&f->bypass_work, NULL);
+	f->overflow_end = &f->overflow_first;
+	f->bypass_end = &f->bypass_first;
+	f->max_pages = 32;
+	return 0;
+}
+
+/* The mount is gone: whoever listens on the control socket learns it from its end. */
+static void end(struct front *f)
+{
+	uint64_t one = 1;
+
+	f->ended = true;
+	if (f->control_fd >= 0)
+		shutdown(f->control_fd, SHUT_RDWR);
+	if (write(f->wake_fd, &one, sizeof(one)) < 0)
+		return; /* only when it is signalled already */
+}
+
+static void *front_main(void *argument)
+{
+	struct front *f = argument;
+	char *request = aligned_alloc(8, REQUEST_MAX), *scratch = malloc(REPLY_MAX);
+
+	while (request && scratch && !f->ended) {
+		ssize_t size = read(f->fuse_fd, request, REQUEST_MAX);
+
+		if (size > 0)
+			front_request(f, request, (size_t)size, scratch);
+		/* ENOENT: the request was aborted between being offered and read */
+		else if (size == 0 || (errno != EINTR && errno != ENOENT && errno != EAGAIN))
+			break;
+	}
+	end(f);
+	free(request);
+	free(scratch);
+	return NULL;
+}
+
+int front_start(struct front *f)
+{
+	sigset_t all, before;
+	int error = 0;
+
+	f->threads = calloc(f->threads_count, sizeof(*f->threads));
+	if (!f->threads)
+		return -1;
+	/* signals are Python's; its main thread handles them */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(&f->replier, NULL, replier_main, f);
+	for (unsigned i = 0; i < f->threads_count && !error; i++)
+		error = pthread_create(&f->threads[i], NULL, front_main, f);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	errno = error;
+	return error ? -1 : 0;
+}
+
+/* After this no request is answered.  Front threads that sit in read() on a mount that
+ * is still busy cannot be called back; they and the tables they use live until the
+ * process ends, which it is about to do. */
+void front_stop(struct front *f)
+{
+	end(f);
+	bypass_stop(f);
+	pthread_join(f->replier, NULL);
+}
+
+void front_destroy(struct front *f)
+{
+	misses_destroy(f);
+	tables_destroy(&f->tables);
+	close(f->wake_fd);
+	free(f->threads);
+}

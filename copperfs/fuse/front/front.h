@@ -1,0 +1,161 @@
+/*
+ * The front: threads that own /dev/fuse and answer what is already known.
+ *
+ *   kernel <-- fuse_fd --> front threads --(miss_fd, SEQPACKET)--> pyfuse3 on trio
+ *                 ^             |  ^ tables.h, filled by the handlers
+ *                 |             +--(control_fd, SEQPACKET)--> trio: ioctls of ours
+ *                 +--- replier thread <--- replies from both sockets
+ *
+ * A request that the tables can answer never leaves C.  Another one is kept as a
+ * *pending*, and sent on as it is.  The handlers then fill the tables and reply with
+ * the private error FRONT_RETRY: the front answers the kept request again, now from
+ * the tables.  So there is one encoder of replies, and one keeper of the kernel's
+ * reference counts.  A read that misses again after that is sent on with FRONT_FULL
+ * in its handle: its handler must answer with the bytes themselves.
+ *
+ * Every pending is answered exactly once, by whoever takes it out of the table: the
+ * replier, a bypass worker, its deadline, or an interrupt by a fatal signal.
+ *
+ * No thread of the front ever takes the GIL, blocks in a send, or does I/O on the
+ * source, save the bypass workers, which do nothing else.
+ */
+#ifndef COPPERFS_FRONT_H
+#define COPPERFS_FRONT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+#include <linux/fuse.h>
+
+#include "tables.h"
+
+/* Not an errno that the kernel or a source can produce; libfuse lets up to 999 pass. */
+enum { FRONT_RETRY = 998 };
+#define FRONT_FULL (1ull << 63)
+
+/* 'copperfs' among ioctl types; docs/ioctl.md has the requests. */
+enum { FRONT_IOCTL_TYPE = 0xC7 };
+
+enum {
+	REQUEST_MAX = 64 * 1024,      /* also the most forgets that come at once */
+	REPLY_MAX = 1024 * 1024,      /* data of one reply: the kernel's 256 pages */
+	WRITE_MAX = 4096,	      /* writes are refused; the least the kernel takes */
+	PENDING_BUCKETS = 4096,
+	PENDING_MAX = 100000,	      /* some 500 bytes each: 50 MB at the very worst */
+	BYPASS_THREADS_MAX = 64,      /* 64 reads of 128 KiB at 20 ms are 400 MiB/s */
+	HANDLES_MAX = 256,
+	TRIES_MAX = 16,
+};
+
+/* Kinds of requests, for the statistics; module.c has their names. */
+enum kind {
+	KIND_LOOKUP, KIND_GETATTR, KIND_READLINK, KIND_READ, KIND_READDIR, KIND_STATFS,
+	KIND_OPEN, KIND_IOCTL, KIND_REFUSED, KIND_OTHER, KINDS,
+};
+/* How it was answered. */
+enum answer { ANSWER_HIT, ANSWER_MISS, ANSWER_BYPASS, ANSWERS };
+
+/* Latencies in buckets of a quarter of an octave of nanoseconds. */
+enum { LATENCY_BUCKETS = 160 };
+
+struct front_statistics {
+	_Atomic uint64_t answers[KINDS][ANSWERS];
+	_Atomic uint64_t latency[KINDS][ANSWERS][LATENCY_BUCKETS];
+	_Atomic uint64_t negative;	/* lookups answered with "no such file" */
+	_Atomic uint64_t read_bytes[ANSWERS];
+	_Atomic uint64_t forgets, interrupts, killed, overdue, overflows, protocol_errors,
+		refused_full, notifications, handler_requests;
+};
+
+struct pending {
+	struct pending *next;
+	struct pending *overflow_next;
+	uint64_t unique;
+	uint64_t started_ns;
+	uint32_t tries;
+	bool interrupted;
+	enum answer answer;
+	size_t size;
+	_Alignas(8) char request[];
+};
+
+struct bypass_job; /* bypass.c */
+
+struct front {
+	struct tables tables;
+	int fuse_fd, miss_fd, control_fd, wake_fd;
+	bool kernel_cache;
+	unsigned threads_count;
+	unsigned max_pages;
+	uint64_t deadline_ns;
+	uint64_t init_offered; /* what the kernel offered in INIT */
+	bool opens_unasked;    /* the kernel stops asking for opens after ENOSYS */
+	_Atomic bool ended;    /* unmounted, or told to stop */
+	struct fuse_statfs_out statfs;
+	_Atomic bool statfs_known;
+
+	pthread_mutex_t pending_lock;
+	struct pending *pending[PENDING_BUCKETS];
+	unsigned pending_count, interrupted_count;
+
+	pthread_mutex_t overflow_lock;
+	struct overflow *overflow_first, **overflow_end;
+
+	pthread_mutex_t bypass_lock;
+	pthread_cond_t bypass_work;
+	struct bypass_job *bypass_first, **bypass_end;
+	unsigned bypass_threads, bypass_idle;
+	pthread_t bypass_thread[BYPASS_THREADS_MAX];
+
+	pthread_t *threads;
+	pthread_t replier;
+	struct front_statistics statistics;
+};
+
+uint64_t now_ns(void);
+
+/* front.c: lifecycle.  The descriptors stay the caller's. */
+int front_init(struct front *f, uint32_t nodes_max);
+int front_start(struct front *f);
+void front_stop(struct front *f);
+void front_destroy(struct front *f);
+
+/* requests.c: one request from the kernel; scratch has REPLY_MAX bytes. */
+void front_request(struct front *f, const char *request, size_t size, char *scratch);
+/* A kept request, again, now that the tables were filled; takes the pending. */
+void front_retry(struct front *f, struct pending *pending, char *scratch);
+
+/* reply.c: what goes to the kernel. */
+bool front_reply(struct front *f, uint64_t unique, int error, const void *data, size_t size);
+bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, int count);
+void front_count(struct front *f, uint32_t opcode, enum answer answer, uint64_t started_ns);
+int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, size_t length);
+int front_invalidate_inode(struct front *f, uint64_t id);
+int front_store(struct front *f, uint64_t id, uint64_t offset, const char *data, uint32_t size);
+long front_invalidate_all(struct front *f);
+long front_shed(struct front *f, uint32_t count);
+
+/* misses.c: what is on its way through Python. */
+void miss_forward(struct front *f, struct pending *pending);
+struct pending *pending_new(struct front *f, const char *request, size_t size,
+			    uint64_t started_ns, enum answer answer);
+bool pending_add(struct front *f, struct pending *pending);
+struct pending *pending_claim(struct front *f, uint64_t unique);
+void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t unique);
+void front_handler_reply(struct front *f, char *reply, size_t size, char *scratch);
+void *replier_main(void *front);
+void misses_destroy(struct front *f);
+
+/* bypass.c: reads that go straight to the source's file. */
+bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,
+			const struct fuse_read_in *read, char *scratch, uint64_t started_ns);
+void bypass_queue(struct front *f, struct handle *handle, struct pending *pending);
+void bypass_stop(struct front *f);
+
+/* init.c: the negotiation with the kernel. */
+void init_edit_request(struct front *f, char *request, size_t size);
+bool init_edit_reply(struct front *f, char *reply, size_t size);
+
+#endif

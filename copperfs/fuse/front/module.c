@@ -1,0 +1,655 @@
+/*
+ * copperfs.fuse._front: the Python face of the front.
+ *
+ * Whatever takes the tables' lock lets go of the GIL first: a writer that held both
+ * would bring the GIL's delays to every reader.  Methods that write to /dev/fuse
+ * (invalidate_*, store, shed) may wait for the handlers, so they are called from a
+ * worker thread, never from the handlers' own.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "front.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *const kind_names[KINDS] = {
+	"lookup", "getattr", "readlink", "read", "readdir", "statfs", "open", "ioctl",
+	"refused", "other",
+};
+static const char *const answer_names[ANSWERS] = { "hit", "miss", "bypass" };
+
+static const struct blob_api *blob_api;
+
+struct front_object {
+	PyObject_HEAD
+	struct front *front;
+	bool started;
+};
+
+static struct front *front_of(PyObject *object)
+{
+	return ((struct front_object *)object)->front;
+}
+
+static uint64_t fresh_until(double seconds)
+{
+	if (seconds < 0)
+		return FRESH_FOREVER;
+	return now_ns() + (uint64_t)(seconds * 1e9);
+}
+
+static PyObject *front_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = { "fuse_fd", "miss_fd", "control_fd", "threads", "nodes_max",
+				 "deadline_s", "kernel_cache", NULL };
+	int fuse_fd, miss_fd, control_fd, kernel_cache;
+	unsigned threads, nodes_max;
+	double deadline;
+	struct front_object *self;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiIIdp", names, &fuse_fd, &miss_fd,
+					 &control_fd, &threads, &nodes_max, &deadline,
+					 &kernel_cache))
+		return NULL;
+	self = (struct front_object *)type->tp_alloc(type, 0);
+	if (!self)
+		return NULL;
+	self->front = calloc(1, sizeof(*self->front));
+	if (!self->front || front_init(self->front, nodes_max)) {
+		free(self->front);
+		self->front = NULL;
+		Py_DECREF(self);
+		return PyErr_NoMemory();
+	}
+	self->front->fuse_fd = fuse_fd;
+	self->front->miss_fd = miss_fd;
+	self->front->control_fd = control_fd;
+	self->front->threads_count = threads;
+	self->front->kernel_cache = kernel_cache;
+	self->front->deadline_ns = (uint64_t)(deadline * 1e9);
+	return (PyObject *)self;
+}
+
+static void front_dealloc(PyObject *object)
+{
+	struct front_object *self = (struct front_object *)object;
+
+	/* threads that still sit in read() keep using it: see front_stop() */
+	if (self->front && !self->started) {
+		front_destroy(self->front);
+		free(self->front);
+	}
+	Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *py_start(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	((struct front_object *)object)->started = true;
+	if (front_start(front_of(object)))
+		return PyErr_SetFromErrno(PyExc_OSError);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_stop(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	front_stop(front_of(object));
+	Py_END_ALLOW_THREADS
+	Py_RETURN_NONE;
+}
+
+/* --- looking --- */
+
+static PyObject *py_node(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	uint64_t id = PyLong_AsUnsignedLongLong(arg);
+	struct fuse_attr attr;
+	char path[65536];
+	struct node *node;
+	int length = 0;
+
+	if (id == (uint64_t)-1 && PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id & ~FRONT_FULL);
+	if (node) {
+		attr = node->attr;
+		length = node_path(node, path, sizeof(path));
+	}
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	if (!node || length < 0)
+		Py_RETURN_NONE;
+	return Py_BuildValue("(y#y#)", path, (Py_ssize_t)length, (const char *)&attr,
+			     (Py_ssize_t)sizeof(attr));
+}
+
+static PyObject *py_find(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	const char *path = PyBytes_AsString(arg);
+	struct node *node;
+	uint64_t id = 0;
+
+	if (!path)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = f->tables.root;
+	while (node && *path) {
+		size_t length = strcspn(path, "/");
+
+		node = node_by_name(&f->tables, node, path, length);
+		path += length + (path[length] == '/');
+	}
+	if (node)
+		id = node->id;
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	if (!id)
+		Py_RETURN_NONE;
+	return PyLong_FromUnsignedLongLong(id);
+}
+
+static PyObject *py_touched(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	PyObject *touched = PyList_New(0), *iterator = PyObject_GetIter(arg), *item;
+
+	if (!touched || !iterator)
+		goto failed;
+	while ((item = PyIter_Next(iterator))) {
+		uint64_t id = PyLong_AsUnsignedLongLong(item);
+		struct node *node;
+		bool was = false;
+
+		Py_BEGIN_ALLOW_THREADS
+		tables_lock(&f->tables);
+		node = node_by_id(&f->tables, id);
+		if (node) {
+			was = node->touched;
+			node->touched = false;
+		}
+		tables_unlock(&f->tables);
+		Py_END_ALLOW_THREADS
+		if (was && PyList_Append(touched, item)) {
+			Py_DECREF(item);
+			goto failed;
+		}
+		Py_DECREF(item);
+	}
+	Py_DECREF(iterator);
+	if (!PyErr_Occurred())
+		return touched;
+	iterator = NULL;
+failed:
+	Py_XDECREF(iterator);
+	Py_XDECREF(touched);
+	return NULL;
+}
+
+/* --- publishing; False: the kernel has forgotten the node meanwhile --- */
+
+static PyObject *py_publish_listing(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long id;
+	Py_buffer packed;
+	double fresh_s;
+	struct listing *listing;
+	struct node *node = NULL;
+	int error = 0;
+
+	if (!PyArg_ParseTuple(args, "Ky*d", &id, &packed, &fresh_s))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len,
+			       fresh_until(fresh_s));
+	error = errno;
+	if (listing) {
+		tables_lock(&f->tables);
+		node = node_by_id(&f->tables, id);
+		if (node && S_ISDIR(node->attr.mode)) {
+			struct listing *old = node->listing;
+
+			node->listing = listing;
+			listing = old;
+		}
+		tables_unlock(&f->tables);
+		listing_free(listing);
+		error = 0;
+	}
+	Py_END_ALLOW_THREADS
+	PyBuffer_Release(&packed);
+	if (error) {
+		errno = error;
+		return PyErr_SetFromErrno(PyExc_OSError);
+	}
+	return PyBool_FromLong(node != NULL);
+}
+
+static PyObject *py_publish_entry(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long parent_id;
+	const char *name, *target;
+	Py_ssize_t name_length, target_length;
+	Py_buffer attr;
+	double fresh_s;
+	struct node *parent, *node = NULL;
+	bool known = false;
+
+	if (!PyArg_ParseTuple(args, "Ky#z*y#d", &parent_id, &name, &name_length, &attr, &target,
+			      &target_length, &fresh_s))
+		return NULL;
+	if (name_length < 1 || name_length > 255 || target_length > 4096 ||
+	    (attr.buf && attr.len != sizeof(struct fuse_attr))) {
+		PyBuffer_Release(&attr);
+		PyErr_SetString(PyExc_ValueError, "not the shape of an entry");
+		return NULL;
+	}
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	parent = node_by_id(&f->tables, parent_id);
+	if (parent && attr.buf) {
+		node = node_obtain(&f->tables, parent, name, (size_t)name_length, attr.buf,
+				   target, (size_t)target_length, fresh_until(fresh_s));
+		known = node != NULL;
+	} else if (parent) {
+		known = node_negative(&f->tables, parent, name, (size_t)name_length,
+				      fresh_until(fresh_s));
+	}
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	PyBuffer_Release(&attr);
+	return PyBool_FromLong(known);
+}
+
+static PyObject *py_publish_attributes(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long id;
+	Py_buffer attr;
+	double fresh_s;
+	struct node *node = NULL;
+
+	if (!PyArg_ParseTuple(args, "Ky*d", &id, &attr, &fresh_s))
+		return NULL;
+	if (attr.len == sizeof(struct fuse_attr)) {
+		Py_BEGIN_ALLOW_THREADS
+		tables_lock(&f->tables);
+		node = node_by_id(&f->tables, id);
+		if (node) {
+			node->attr = *(const struct fuse_attr *)attr.buf;
+			node->attr.flags = 0;
+			node->fresh_until = fresh_until(fresh_s);
+		}
+		tables_unlock(&f->tables);
+		Py_END_ALLOW_THREADS
+	}
+	PyBuffer_Release(&attr);
+	return PyBool_FromLong(node != NULL);
+}
+
+static PyObject *py_publish_object(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long id;
+	PyObject *python_blob;
+	struct blob *blob;
+	struct node *node;
+
+	if (!PyArg_ParseTuple(args, "KO", &id, &python_blob))
+		return NULL;
+	blob = blob_api->get(python_blob);
+	if (!blob)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node && S_ISREG(node->attr.mode) && node->attr.size == blob->size) {
+		struct blob *old = node->object;
+
+		node->object = blob;
+		blob = old;
+	}
+	tables_unlock(&f->tables);
+	blob_unref(blob);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(node != NULL);
+}
+
+/* Takes the descriptor, whatever happens. */
+static PyObject *py_publish_handle(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long id;
+	struct handle *handle;
+	struct node *node;
+	int fd;
+
+	if (!PyArg_ParseTuple(args, "Ki", &id, &fd))
+		return NULL;
+	handle = calloc(1, sizeof(*handle));
+	if (!handle) {
+		close(fd);
+		return PyErr_NoMemory();
+	}
+	atomic_init(&handle->refs, 1);
+	handle->fd = fd;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node && S_ISREG(node->attr.mode)) {
+		handle->version = node->attr;
+		node_set_handle(&f->tables, node, handle);
+		handle = NULL;
+	}
+	tables_unlock(&f->tables);
+	handle_unref(handle);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(node != NULL);
+}
+
+static PyObject *py_publish_statfs(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long blocks, bfree, bavail, files, ffree;
+	unsigned bsize, namelen, frsize;
+
+	if (!PyArg_ParseTuple(args, "KKKKKIII", &blocks, &bfree, &bavail, &files, &ffree, &bsize,
+			      &namelen, &frsize))
+		return NULL;
+	f->statfs.st = (struct fuse_kstatfs){
+		.blocks = blocks, .bfree = bfree, .bavail = bavail, .files = files,
+		.ffree = ffree, .bsize = bsize, .namelen = namelen, .frsize = frsize,
+	};
+	atomic_store(&f->statfs_known, true);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_withdraw(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	uint64_t id = PyLong_AsUnsignedLongLong(arg);
+	struct node *node;
+
+	if (id == (uint64_t)-1 && PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node)
+		node_withdraw(node);
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(node != NULL);
+}
+
+static PyObject *py_clear(PyObject *object, PyObject *unused)
+{
+	struct front *f = front_of(object);
+
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	tables_clear(&f->tables);
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	Py_RETURN_NONE;
+}
+
+/* --- telling the kernel; these may block --- */
+
+static PyObject *py_invalidate_all(PyObject *object, PyObject *unused)
+{
+	long told;
+
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	told = front_invalidate_all(front_of(object));
+	Py_END_ALLOW_THREADS
+	return PyLong_FromLong(told);
+}
+
+/* The name by which the kernel knows a node; the node's number is all the handlers
+ * have. */
+static PyObject *py_invalidate_node(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	uint64_t id = PyLong_AsUnsignedLongLong(arg), parent = 0;
+	struct node *node;
+	char name[256];
+	size_t length = 0;
+
+	if (id == (uint64_t)-1 && PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node && node->parent && node->attached) {
+		parent = node->parent->id;
+		length = node->name_length;
+		memcpy(name, node->name, length);
+		/* the name must be asked for again, whatever its listing says */
+		node->parent->listing = (listing_free(node->parent->listing), NULL);
+		node->fresh_until = 0;
+	}
+	tables_unlock(&f->tables);
+	if (length)
+		front_invalidate_entry(f, parent, name, length);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(length != 0);
+}
+
+static PyObject *py_shed(PyObject *object, PyObject *arg)
+{
+	unsigned long count = PyLong_AsUnsignedLong(arg);
+	long told;
+
+	if (count == (unsigned long)-1 && PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	told = front_shed(front_of(object), (uint32_t)count);
+	Py_END_ALLOW_THREADS
+	return PyLong_FromLong(told);
+}
+
+static PyObject *py_store(PyObject *object, PyObject *args)
+{
+	unsigned long long id, offset;
+	Py_buffer data;
+	int error;
+
+	if (!PyArg_ParseTuple(args, "KKy*", &id, &offset, &data))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	error = front_store(front_of(object), id, offset, data.buf, (uint32_t)data.len);
+	Py_END_ALLOW_THREADS
+	PyBuffer_Release(&data);
+	if (error) {
+		errno = error;
+		return PyErr_SetFromErrno(PyExc_OSError);
+	}
+	Py_RETURN_NONE;
+}
+
+/* --- statistics --- */
+
+static int put(PyObject *dict, const char *name, uint64_t value)
+{
+	PyObject *number = PyLong_FromUnsignedLongLong(value);
+	int failed = !number || PyDict_SetItemString(dict, name, number);
+
+	Py_XDECREF(number);
+	return failed;
+}
+
+static int put_owned(PyObject *dict, const char *name, PyObject *value)
+{
+	int failed = !value || PyDict_SetItemString(dict, name, value);
+
+	Py_XDECREF(value);
+	return failed;
+}
+
+static PyObject *histogram(_Atomic uint64_t *buckets)
+{
+	PyObject *dict = PyDict_New();
+
+	for (int i = 0; dict && i < LATENCY_BUCKETS; i++) {
+		PyObject *key, *value;
+
+		if (!buckets[i])
+			continue;
+		/* the bucket's lower end: (4 + quarter) / 4 of its octave, in ns */
+		key = PyLong_FromUnsignedLongLong((4ull + (unsigned)i % 4) << (i / 4) >> 2);
+		value = PyLong_FromUnsignedLongLong(buckets[i]);
+		if (!key || !value || PyDict_SetItem(dict, key, value))
+			Py_CLEAR(dict);
+		Py_XDECREF(key);
+		Py_XDECREF(value);
+	}
+	return dict;
+}
+
+static PyObject *py_statistics(PyObject *object, PyObject *unused)
+{
+	struct front *f = front_of(object);
+	struct front_statistics *s = &f->statistics;
+	PyObject *all = PyDict_New(), *kinds = PyDict_New();
+	uint32_t nodes, idle;
+
+	(void)unused;
+	if (!all || !kinds)
+		goto failed;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	nodes = f->tables.nodes;
+	idle = f->tables.idle_count;
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	for (int kind = 0; kind < KINDS; kind++) {
+		PyObject *of_kind = PyDict_New();
+
+		if (!of_kind || PyDict_SetItemString(kinds, kind_names[kind], of_kind)) {
+			Py_XDECREF(of_kind);
+			goto failed;
+		}
+		Py_DECREF(of_kind);
+		for (int answer = 0; answer < ANSWERS; answer++) {
+			PyObject *pair = Py_BuildValue("(KN)",
+				(unsigned long long)s->answers[kind][answer],
+				histogram(s->latency[kind][answer]));
+
+			if (put_owned(of_kind, answer_names[answer], pair))
+				goto failed;
+		}
+	}
+	Py_INCREF(kinds);
+	if (put_owned(all, "kinds", kinds) || put(all, "negative", s->negative) ||
+	    put(all, "hit_bytes", s->read_bytes[ANSWER_HIT]) ||
+	    put(all, "miss_bytes", s->read_bytes[ANSWER_MISS]) ||
+	    put(all, "bypass_bytes", s->read_bytes[ANSWER_BYPASS]) ||
+	    put(all, "forgets", s->forgets) || put(all, "interrupts", s->interrupts) ||
+	    put(all, "killed", s->killed) || put(all, "overdue", s->overdue) ||
+	    put(all, "overflows", s->overflows) ||
+	    put(all, "protocol_errors", s->protocol_errors) ||
+	    put(all, "full_replies", s->refused_full) ||
+	    put(all, "notifications", s->notifications) ||
+	    put(all, "handler_requests", s->handler_requests) || put(all, "nodes", nodes) ||
+	    put(all, "idle_nodes", idle) || put(all, "nodes_max", f->tables.nodes_max) ||
+	    put(all, "pending", f->pending_count) || put(all, "max_pages", f->max_pages) ||
+	    put(all, "bypass_threads", f->bypass_threads))
+		goto failed;
+	Py_DECREF(kinds);
+	return all;
+failed:
+	Py_XDECREF(kinds);
+	Py_XDECREF(all);
+	return NULL;
+}
+
+static PyObject *py_reset_statistics(PyObject *object, PyObject *unused)
+{
+	/* counters are independent atomics; one that is counted meanwhile may survive */
+	_Atomic uint64_t *counters = (_Atomic uint64_t *)&front_of(object)->statistics;
+
+	(void)unused;
+	for (size_t i = 0; i < sizeof(struct front_statistics) / sizeof(*counters); i++)
+		atomic_store_explicit(&counters[i], 0, memory_order_relaxed);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef front_methods[] = {
+	{ "start", py_start, METH_NOARGS, "start(): begin to answer the kernel." },
+	{ "stop", py_stop, METH_NOARGS, "stop(): answer nothing any more." },
+	{ "node", py_node, METH_O, "node(id) -> (path, attributes) or None." },
+	{ "find", py_find, METH_O, "find(path) -> id or None: what the path leads to now." },
+	{ "touched", py_touched, METH_O, "touched(ids) -> those used since last asked." },
+	{ "publish_listing", py_publish_listing, METH_VARARGS,
+	  "publish_listing(id, packed, fresh_s) -> bool; fresh_s < 0 is forever." },
+	{ "publish_entry", py_publish_entry, METH_VARARGS,
+	  "publish_entry(parent_id, name, attributes or None, target, fresh_s) -> bool" },
+	{ "publish_attributes", py_publish_attributes, METH_VARARGS,
+	  "publish_attributes(id, attributes, fresh_s) -> bool" },
+	{ "publish_object", py_publish_object, METH_VARARGS, "publish_object(id, blob) -> bool" },
+	{ "publish_handle", py_publish_handle, METH_VARARGS,
+	  "publish_handle(id, fd) -> bool; takes the descriptor." },
+	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },
+	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },
+	{ "clear", py_clear, METH_NOARGS, "clear(): forget all content; nothing is fresh." },
+	{ "invalidate_all", py_invalidate_all, METH_NOARGS,
+	  "invalidate_all() -> names the kernel was told to forget. Blocks." },
+	{ "invalidate_node", py_invalidate_node, METH_O,
+	  "invalidate_node(id) -> bool: have its name looked up again. Blocks." },
+	{ "shed", py_shed, METH_O, "shed(count) -> names the kernel was told to forget. Blocks." },
+	{ "store", py_store, METH_VARARGS, "store(id, offset, data): into the page cache. Blocks." },
+	{ "statistics", py_statistics, METH_NOARGS, "statistics() -> dict" },
+	{ "reset_statistics", py_reset_statistics, METH_NOARGS, "reset_statistics()" },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyTypeObject front_type = {
+	PyVarObject_HEAD_INIT(NULL, 0)
+	.tp_name = "copperfs.fuse._front.Front",
+	.tp_basicsize = sizeof(struct front_object),
+	.tp_flags = Py_TPFLAGS_DEFAULT,
+	.tp_doc = "Threads that own /dev/fuse and answer what is already known.",
+	.tp_new = front_create,
+	.tp_dealloc = front_dealloc,
+	.tp_methods = front_methods,
+};
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "copperfs.fuse._front",
+	.m_doc = "The C front of the mount.",
+	.m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__front(void)
+{
+	PyObject *module;
+
+	blob_api = PyCapsule_Import(BLOB_API_CAPSULE, 0);
+	if (!blob_api || PyType_Ready(&front_type) < 0)
+		return NULL;
+	module = PyModule_Create(&definition);
+	if (!module)
+		return NULL;
+	if (PyModule_AddObjectRef(module, "Front", (PyObject *)&front_type) < 0 ||
+	    PyModule_AddIntConstant(module, "RETRY", FRONT_RETRY) < 0 ||
+	    PyModule_AddIntConstant(module, "IOCTL_TYPE", FRONT_IOCTL_TYPE) < 0) {
+		Py_DECREF(module);
+		return NULL;
+	}
+	return module;
+}

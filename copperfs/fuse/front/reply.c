@@ -1,0 +1,199 @@
+/* What the front writes to /dev/fuse: replies, notifications, and their counting. */
+#include "front.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* parts[0] is left free for the header. False: the kernel did not take it, because
+ * the request was aborted, or the mount is gone. */
+bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, int count)
+{
+	struct fuse_out_header out = { .unique = unique, .len = sizeof(out) };
+	ssize_t written;
+
+	for (int i = 1; i < count; i++)
+		out.len += (uint32_t)parts[i].iov_len;
+	parts[0] = (struct iovec){ &out, sizeof(out) };
+	do
+		written = writev(f->fuse_fd, parts, count);
+	while (written < 0 && errno == EINTR);
+	return written == (ssize_t)out.len;
+}
+
+bool front_reply(struct front *f, uint64_t unique, int error, const void *data, size_t size)
+{
+	struct fuse_out_header out = { .unique = unique, .error = -error };
+	struct iovec parts[2] = { { &out, sizeof(out) }, { (void *)data, size } };
+	ssize_t written;
+
+	out.len = (uint32_t)(sizeof(out) + size);
+	do
+		written = writev(f->fuse_fd, parts, size ? 2 : 1);
+	while (written < 0 && errno == EINTR);
+	return written == (ssize_t)out.len;
+}
+
+/* --- counting --- */
+
+static enum kind kind_of(uint32_t opcode)
+{
+	switch (opcode) {
+	case FUSE_LOOKUP: return KIND_LOOKUP;
+	case FUSE_GETATTR: return KIND_GETATTR;
+	case FUSE_READLINK: return KIND_READLINK;
+	case FUSE_READ: return KIND_READ;
+	case FUSE_READDIR: case FUSE_READDIRPLUS: return KIND_READDIR;
+	case FUSE_STATFS: return KIND_STATFS;
+	case FUSE_OPEN: case FUSE_OPENDIR: case FUSE_RELEASE: case FUSE_RELEASEDIR:
+	case FUSE_FLUSH: return KIND_OPEN;
+	case FUSE_IOCTL: return KIND_IOCTL;
+	case FUSE_SETATTR: case FUSE_SYMLINK: case FUSE_MKNOD: case FUSE_MKDIR:
+	case FUSE_UNLINK: case FUSE_RMDIR: case FUSE_RENAME: case FUSE_RENAME2:
+	case FUSE_LINK: case FUSE_WRITE: case FUSE_CREATE: case FUSE_FALLOCATE:
+	case FUSE_SETXATTR: case FUSE_REMOVEXATTR: case FUSE_COPY_FILE_RANGE:
+	case FUSE_TMPFILE: return KIND_REFUSED;
+	default: return KIND_OTHER;
+	}
+}
+
+void front_count(struct front *f, uint32_t opcode, enum answer answer, uint64_t started_ns)
+{
+	uint64_t ns = now_ns() - started_ns + 1;
+	unsigned octave = 63 - (unsigned)__builtin_clzll(ns);
+	unsigned quarter = octave >= 2 ? (unsigned)(ns >> (octave - 2)) & 3 : 0;
+	unsigned bucket = octave * 4 + quarter;
+	enum kind kind = kind_of(opcode);
+
+	if (bucket >= LATENCY_BUCKETS)
+		bucket = LATENCY_BUCKETS - 1;
+	atomic_fetch_add_explicit(&f->statistics.answers[kind][answer], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&f->statistics.latency[kind][answer][bucket], 1,
+				  memory_order_relaxed);
+}
+
+/* --- notifications: these may wait for replies that only Python can give, so they
+ * are sent from a worker thread that holds neither the GIL nor a lock --- */
+
+static int notify(struct front *f, int code, const void *body, size_t body_size,
+		  const void *data, size_t data_size)
+{
+	struct fuse_out_header out = { .error = code };
+	struct iovec parts[3] = {
+		{ &out, sizeof(out) }, { (void *)body, body_size }, { (void *)data, data_size }
+	};
+
+	out.len = (uint32_t)(sizeof(out) + body_size + data_size);
+	atomic_fetch_add(&f->statistics.notifications, 1);
+	while (writev(f->fuse_fd, parts, data_size ? 3 : 2) < 0)
+		if (errno != EINTR)
+			return errno;
+	return 0;
+}
+
+int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, size_t length)
+{
+	struct fuse_notify_inval_entry_out body = { .parent = parent,
+						    .namelen = (uint32_t)length };
+	char terminated[256] = { 0 }; /* the kernel wants the name with its zero byte */
+
+	if (length >= sizeof(terminated))
+		return ENAMETOOLONG;
+	memcpy(terminated, name, length);
+	return notify(f, FUSE_NOTIFY_INVAL_ENTRY, &body, sizeof(body), terminated, length + 1);
+}
+
+int front_invalidate_inode(struct front *f, uint64_t id)
+{
+	struct fuse_notify_inval_inode_out body = { .ino = id };
+
+	return notify(f, FUSE_NOTIFY_INVAL_INODE, &body, sizeof(body), NULL, 0);
+}
+
+int front_store(struct front *f, uint64_t id, uint64_t offset, const char *data, uint32_t size)
+{
+	struct fuse_notify_store_out body = { .nodeid = id, .offset = offset, .size = size };
+
+	return notify(f, FUSE_NOTIFY_STORE, &body, sizeof(body), data, size);
+}
+
+struct name {
+	uint64_t parent;
+	uint64_t directory; /* the number itself, when it is one */
+	uint16_t length;
+	char name[256];
+};
+
+/* The names that the kernel may hold in some buckets, copied out so that no lock is
+ * held while it is told; at most `room` of them are wanted from one bucket range. */
+static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *names, size_t room)
+{
+	size_t count = 0;
+
+	for (struct node *node = t->by_id[bucket]; node && count < room; node = node->next_by_id) {
+		if (!node->parent || !node->attached || (!node->nlookup && !node->negative))
+			continue;
+		names[count].parent = node->parent->id;
+		names[count].directory = S_ISDIR(node->attr.mode) ? node->id : 0;
+		names[count].length = node->name_length;
+		memcpy(names[count++].name, node->name, node->name_length);
+	}
+	return count;
+}
+
+enum { NAMES_AT_ONCE = 64 };
+
+static long invalidate_bucket(struct front *f, uint32_t bucket, bool spare_directories)
+{
+	struct name names[NAMES_AT_ONCE];
+	size_t count;
+	long told = 0;
+
+	tables_lock(&f->tables);
+	count = names_in_bucket(&f->tables, bucket, names, NAMES_AT_ONCE);
+	tables_unlock(&f->tables);
+	for (size_t i = 0; i < count; i++) {
+		if (spare_directories && names[i].directory)
+			continue;
+		/* a directory's cached contents go with its pages */
+		if (names[i].directory)
+			front_invalidate_inode(f, names[i].directory);
+		if (!front_invalidate_entry(f, names[i].parent, names[i].name, names[i].length))
+			told++;
+	}
+	return told;
+}
+
+/* Tells the kernel to look every name up again.  The pages of files stay: a file that
+ * changed gets a new number, and one that did not may be mapped by somebody who would
+ * be killed by SIGBUS if it could not be read again now. */
+long front_invalidate_all(struct front *f)
+{
+	long told = 0;
+
+	front_invalidate_inode(f, FUSE_ROOT_ID);
+	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
+		told += invalidate_bucket(f, bucket, false);
+	return told;
+}
+
+/* Makes the kernel forget about `count` names of files, going round the table. */
+long front_shed(struct front *f, uint32_t count)
+{
+	long told = 0;
+
+	for (uint32_t seen = 0; seen <= f->tables.mask && told < (long)count && !f->ended; seen++)
+		told += invalidate_bucket(f, f->tables.shed_hand++ & f->tables.mask, true);
+	return told;
+}

@@ -1,0 +1,505 @@
+/* One request from the kernel: answered from the tables, refused, or sent on. */
+#include "front.h"
+
+#include <errno.h>
+#include <linux/ioctl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* What became of a request. QUEUED: a bypass worker has taken the pending. */
+enum verdict { ANSWERED, MISSED, QUEUED };
+
+struct asked {
+	struct front *front;
+	const struct fuse_in_header *in;
+	const char *body;
+	size_t body_size;
+	char *scratch;
+	uint64_t started_ns;
+	struct pending *retried; /* kept from the first time, or NULL */
+	struct handle *handle;	 /* the read is for this one */
+};
+
+static enum verdict answer_error(const struct asked *a, int error)
+{
+	front_reply(a->front, a->in->unique, error, NULL, 0);
+	return ANSWERED;
+}
+
+/* How long the kernel may believe what it is told. */
+static void set_validity(const struct front *f, uint64_t fresh_until, uint64_t now,
+			 uint64_t *seconds, uint32_t *nanoseconds)
+{
+	uint64_t left = fresh_until > now ? fresh_until - now : 0;
+
+	if (!f->kernel_cache)
+		left = 0;
+	if (fresh_until == FRESH_FOREVER && left)
+		left = 10ull * 365 * 24 * 3600 * 1000000000;
+	*seconds = left / 1000000000;
+	*nanoseconds = (uint32_t)(left % 1000000000);
+}
+
+static void fill_entry(const struct front *f, struct fuse_entry_out *out,
+		       const struct node *node, uint64_t now)
+{
+	memset(out, 0, sizeof(*out));
+	out->nodeid = node->id;
+	out->attr = node->attr;
+	set_validity(f, node->fresh_until, now, &out->entry_valid, &out->entry_valid_nsec);
+	out->attr_valid = out->entry_valid;
+	out->attr_valid_nsec = out->entry_valid_nsec;
+}
+
+/* Fills `entry` for a name of a locked directory; false when the tables cannot tell. */
+static bool find_entry(struct front *f, struct node *directory, const char *name, size_t length,
+		       struct fuse_entry_out *entry)
+{
+	struct listing *listing = directory->listing;
+	uint64_t now = now_ns(), fresh_until;
+	const struct row *row = NULL;
+	struct node *node = NULL;
+
+	if (listing && listing->fresh_until > now) {
+		directory->touched = true;
+		row = listing_find(&f->tables, listing, name, length);
+	} else {
+		listing = NULL;
+	}
+	if (row && !listing->bare)
+		node = node_obtain(&f->tables, directory, name, length, &row->attr,
+				   row->name + row->name_length, row->target_length,
+				   listing->fresh_until);
+	else if (!listing || row)
+		node = node_by_name(&f->tables, directory, name, length);
+	if (node && node->fresh_until > now && !node->negative) {
+		fill_entry(f, entry, node, now);
+		node_refer(&f->tables, node);
+		return true;
+	}
+	if (node ? !(node->negative && node->fresh_until > now) : !listing || row)
+		return false;
+	/* There is no such name. The kernel may remember that, too; below the root it is
+	 * noted which names were denied, because nothing else makes the kernel forget
+	 * them (the names in any other directory go with that directory's own). */
+	fresh_until = node ? node->fresh_until : listing->fresh_until;
+	if (!node && directory == f->tables.root &&
+	    !node_negative(&f->tables, directory, name, length, fresh_until))
+		fresh_until = 0;
+	memset(entry, 0, sizeof(*entry));
+	set_validity(f, fresh_until, now, &entry->entry_valid, &entry->entry_valid_nsec);
+	return true;
+}
+
+static enum verdict lookup(struct asked *a)
+{
+	struct front *f = a->front;
+	struct fuse_entry_out entry;
+	size_t length = strnlen(a->body, a->body_size);
+	struct node *directory;
+	bool found;
+
+	if (length == a->body_size || !length)
+		return answer_error(a, EINVAL);
+	if (length > 255)
+		return answer_error(a, ENAMETOOLONG);
+	tables_lock(&f->tables);
+	directory = node_by_id(&f->tables, a->in->nodeid);
+	found = directory && find_entry(f, directory, a->body, length, &entry);
+	tables_unlock(&f->tables);
+	if (!directory)
+		return answer_error(a, ESTALE);
+	if (!found)
+		return MISSED;
+	if (!entry.nodeid) {
+		atomic_fetch_add_explicit(&f->statistics.negative, 1, memory_order_relaxed);
+		/* "not found" can only be remembered as an entry without a number */
+		if (!entry.entry_valid && !entry.entry_valid_nsec)
+			return answer_error(a, ENOENT);
+	}
+	if (!front_reply(f, a->in->unique, 0, &entry, sizeof(entry)) && entry.nodeid) {
+		tables_lock(&f->tables);
+		node_forget(&f->tables, entry.nodeid, 1);
+		tables_unlock(&f->tables);
+	}
+	return ANSWERED;
+}
+
+static enum verdict getattr(struct asked *a)
+{
+	struct front *f = a->front;
+	struct fuse_attr_out out = { 0 };
+	uint64_t now = now_ns();
+	bool fresh = false;
+	struct node *node;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	/* A file's number stands for a version, which does not change; whoever asks by name
+	 * is told of a new one by the lookup. */
+	if (node && (node->fresh_until > now || !S_ISDIR(node->attr.mode))) {
+		fresh = true;
+		out.attr = node->attr;
+		set_validity(f, node->fresh_until, now, &out.attr_valid, &out.attr_valid_nsec);
+	}
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (!fresh)
+		return MISSED;
+	front_reply(f, a->in->unique, 0, &out, sizeof(out));
+	return ANSWERED;
+}
+
+static enum verdict readlink_(struct asked *a)
+{
+	struct front *f = a->front;
+	struct blob *target = NULL;
+	struct node *node;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node && S_ISLNK(node->attr.mode) && node->object)
+		target = blob_ref(node->object);
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (!target)
+		return MISSED;
+	front_reply(f, a->in->unique, 0, target->data, target->size);
+	blob_unref(target);
+	return ANSWERED;
+}
+
+static enum verdict read_(struct asked *a)
+{
+	struct front *f = a->front;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)a->body;
+	struct blob *object = NULL;
+	struct handle *handle = NULL;
+	struct iovec parts[2];
+	struct node *node;
+	size_t size = 0;
+
+	if (a->body_size < sizeof(*read) || read->size > REPLY_MAX)
+		return answer_error(a, EINVAL);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node && !S_ISLNK(node->attr.mode)) {
+		if (node->object)
+			object = blob_ref(node->object);
+		else if (node->handle) {
+			handle = node->handle;
+			atomic_fetch_add(&handle->refs, 1);
+		}
+		node->touched = true;
+	}
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (object) {
+		if (read->offset < object->size)
+			size = object->size - read->offset;
+		if (size > read->size)
+			size = read->size;
+		parts[1] = (struct iovec){ object->data + (size ? read->offset : 0), size };
+		front_reply_parts(f, a->in->unique, parts, size ? 2 : 1);
+		atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_HIT], size,
+					  memory_order_relaxed);
+		blob_unref(object);
+		return ANSWERED;
+	}
+	if (!handle)
+		return MISSED;
+	if (bypass_read_nowait(f, handle, a->in, read, a->scratch, a->started_ns)) {
+		handle_unref(handle);
+		return ANSWERED;
+	}
+	a->handle = handle;
+	return QUEUED;
+}
+
+/* One name into a readdir reply; its length, or 0 when it does not fit. */
+static size_t add_name(char *reply, size_t room, bool plus, const char *name, size_t length,
+		       uint64_t ino, uint32_t mode, uint64_t next,
+		       const struct fuse_entry_out *entry)
+{
+	size_t prefix = plus ? sizeof(struct fuse_entry_out) : 0;
+	size_t size = FUSE_REC_ALIGN(prefix + FUSE_NAME_OFFSET + length);
+	struct fuse_dirent *dirent = (struct fuse_dirent *)(reply + prefix);
+
+	if (size > room)
+		return 0;
+	memset(reply, 0, size);
+	if (plus && entry)
+		memcpy(reply, entry, sizeof(*entry));
+	dirent->ino = ino;
+	dirent->off = next;
+	dirent->namelen = (uint32_t)length;
+	dirent->type = (mode & S_IFMT) >> 12;
+	memcpy(dirent->name, name, length);
+	return size;
+}
+
+/* Rows from `offset` on, with a node and a reference for each that has attributes. */
+static size_t add_rows(struct front *f, struct node *directory, uint64_t offset, bool plus,
+		       char *reply, size_t room)
+{
+	struct listing *listing = directory->listing;
+	uint64_t now = now_ns();
+	size_t used = 0, added;
+
+	for (uint64_t next = offset + 1; next <= (uint64_t)listing->count + 2; next++) {
+		struct fuse_entry_out entry;
+		struct node *node = NULL;
+		const struct row *row;
+
+		if (next <= 2) {
+			const struct node *dots = next == 2 && directory->parent
+							  ? directory->parent : directory;
+
+			added = add_name(reply + used, room - used, plus, "..", next,
+					 dots->attr.ino, S_IFDIR, next, NULL);
+		} else {
+			row = listing_row(listing, (uint32_t)(next - 3));
+			/* When the tables are full, the name comes without its node. */
+			if (plus && !listing->bare && f->tables.nodes < f->tables.nodes_max &&
+			    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
+				node = node_obtain(&f->tables, directory, row->name,
+						   row->name_length, &row->attr,
+						   row->name + row->name_length,
+						   row->target_length, listing->fresh_until);
+			if (node)
+				fill_entry(f, &entry, node, now);
+			added = add_name(reply + used, room - used, plus, row->name,
+					 row->name_length, row->attr.ino, row->attr.mode, next,
+					 node ? &entry : NULL);
+		}
+		if (!added)
+			break;
+		if (node)
+			node_refer(&f->tables, node);
+		used += added;
+	}
+	return used;
+}
+
+/* The kernel did not take the names, so it does not hold their nodes either. */
+static void take_back(struct front *f, const char *reply, size_t size)
+{
+	tables_lock(&f->tables);
+	for (size_t at = 0; at < size;) {
+		const struct fuse_direntplus *plus = (const struct fuse_direntplus *)(reply + at);
+
+		if (plus->entry_out.nodeid)
+			node_forget(&f->tables, plus->entry_out.nodeid, 1);
+		at += FUSE_DIRENTPLUS_SIZE(plus);
+	}
+	tables_unlock(&f->tables);
+}
+
+static enum verdict readdir(struct asked *a)
+{
+	struct front *f = a->front;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)a->body;
+	bool plus = a->in->opcode == FUSE_READDIRPLUS, known = false;
+	struct node *node;
+	size_t used = 0;
+
+	if (a->body_size < sizeof(*read))
+		return answer_error(a, EINVAL);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node && node->listing &&
+	    /* a walk that has begun goes on, even if the listing grew old under it */
+	    (read->offset || node->listing->fresh_until > now_ns())) {
+		known = true;
+		node->touched = true;
+		used = add_rows(f, node, read->offset, plus, a->scratch,
+				read->size < REPLY_MAX ? read->size : REPLY_MAX);
+	}
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (!known)
+		return MISSED;
+	if (!front_reply(f, a->in->unique, 0, a->scratch, used) && plus)
+		take_back(f, a->scratch, used);
+	return ANSWERED;
+}
+
+static enum verdict statfs_(struct asked *a)
+{
+	if (!atomic_load(&a->front->statfs_known))
+		return MISSED;
+	front_reply(a->front, a->in->unique, 0, &a->front->statfs, sizeof(a->front->statfs));
+	return ANSWERED;
+}
+
+static enum verdict open_(struct asked *a)
+{
+	struct fuse_open_out out = { .fh = a->in->nodeid };
+
+	/* ENOSYS: do not ask again, for the life of the mount */
+	if (a->front->opens_unasked)
+		return answer_error(a, ENOSYS);
+	out.open_flags = FOPEN_KEEP_CACHE;
+	if (a->in->opcode == FUSE_OPENDIR)
+		out.open_flags |= FOPEN_CACHE_DIR;
+	front_reply(a->front, a->in->unique, 0, &out, sizeof(out));
+	return ANSWERED;
+}
+
+static enum verdict ioctl_(struct asked *a)
+{
+	const struct fuse_ioctl_in *ioctl = (const struct fuse_ioctl_in *)a->body;
+
+	if (a->body_size < sizeof(*ioctl))
+		return answer_error(a, EINVAL);
+	/* CPython asks isatty() of every file that it opens */
+	if (_IOC_TYPE(ioctl->cmd) != FRONT_IOCTL_TYPE || a->front->control_fd < 0)
+		return answer_error(a, ENOTTY);
+	return MISSED;
+}
+
+static void forget(struct front *f, const struct asked *a)
+{
+	const struct fuse_forget_in *one = (const struct fuse_forget_in *)a->body;
+	const struct fuse_batch_forget_in *batch = (const struct fuse_batch_forget_in *)a->body;
+	const struct fuse_forget_one *each = (const struct fuse_forget_one *)(batch + 1);
+
+	atomic_fetch_add_explicit(&f->statistics.forgets, 1, memory_order_relaxed);
+	tables_lock(&f->tables);
+	if (a->in->opcode == FUSE_FORGET) {
+		if (a->body_size >= sizeof(*one))
+			node_forget(&f->tables, a->in->nodeid, one->nlookup);
+	} else if (a->body_size >= sizeof(*batch)) {
+		size_t sent = (a->body_size - sizeof(*batch)) / sizeof(*each);
+
+		for (size_t i = 0; i < batch->count && i < sent; i++)
+			node_forget(&f->tables, each[i].nodeid, each[i].nlookup);
+	}
+	tables_unlock(&f->tables);
+}
+
+static enum verdict answer(struct asked *a)
+{
+	switch (a->in->opcode) {
+	case FUSE_LOOKUP:
+		return lookup(a);
+	case FUSE_GETATTR:
+		return getattr(a);
+	case FUSE_READ:
+		return read_(a);
+	case FUSE_READDIR:
+	case FUSE_READDIRPLUS:
+		return readdir(a);
+	case FUSE_READLINK:
+		return readlink_(a);
+	case FUSE_STATFS:
+		return statfs_(a);
+	case FUSE_IOCTL:
+		return ioctl_(a);
+	case FUSE_OPEN:
+	case FUSE_OPENDIR:
+		return open_(a);
+	case FUSE_INIT:
+		return MISSED;
+	case FUSE_RELEASE:
+	case FUSE_RELEASEDIR:
+	case FUSE_DESTROY:
+		return answer_error(a, 0);
+	case FUSE_SETATTR: case FUSE_SYMLINK: case FUSE_MKNOD: case FUSE_MKDIR:
+	case FUSE_UNLINK: case FUSE_RMDIR: case FUSE_RENAME: case FUSE_RENAME2:
+	case FUSE_LINK: case FUSE_WRITE: case FUSE_CREATE: case FUSE_FALLOCATE:
+	case FUSE_SETXATTR: case FUSE_REMOVEXATTR: case FUSE_COPY_FILE_RANGE:
+	case FUSE_TMPFILE:
+		return answer_error(a, EROFS);
+	default: /* extended attributes, flush, access, poll, lseek, statx, and the future */
+		return answer_error(a, ENOSYS);
+	}
+}
+
+static void interrupt(struct front *f, const struct asked *a)
+{
+	const struct fuse_interrupt_in *in = (const struct fuse_interrupt_in *)a->body;
+
+	if (a->body_size >= sizeof(*in))
+		pending_interrupt(f, a->in->unique, in->unique);
+}
+
+/* A pending for what the front cannot answer: the one there was, or a new one. */
+static struct pending *keep(struct asked *a, enum answer answer)
+{
+	struct pending *pending = a->retried;
+
+	if (!pending)
+		pending = pending_new(a->front, (const char *)a->in,
+				      sizeof(*a->in) + a->body_size, a->started_ns, answer);
+	if (pending && pending_add(a->front, pending))
+		return pending;
+	if (pending)
+		free(pending);
+	a->retried = NULL;
+	answer_error(a, ENOMEM);
+	return NULL;
+}
+
+static void conclude(struct asked *a, enum verdict verdict)
+{
+	struct pending *pending;
+
+	if (verdict == ANSWERED) {
+		front_count(a->front, a->in->opcode,
+			    a->retried ? a->retried->answer : ANSWER_HIT, a->started_ns);
+		free(a->retried);
+		return;
+	}
+	/* What the handlers publish is evicted last, so two tries are plenty. Reads do not
+	 * come here: from the second try on they are answered in full. */
+	if (verdict == MISSED && a->retried && a->retried->tries > TRIES_MAX) {
+		atomic_fetch_add(&a->front->statistics.protocol_errors, 1);
+		answer_error(a, EIO);
+		free(a->retried);
+		return;
+	}
+	pending = keep(a, verdict == QUEUED ? ANSWER_BYPASS : ANSWER_MISS);
+	if (verdict == QUEUED && pending)
+		bypass_queue(a->front, a->handle, pending);
+	else if (verdict == QUEUED)
+		handle_unref(a->handle);
+	else if (pending)
+		miss_forward(a->front, pending);
+}
+
+void front_request(struct front *f, const char *request, size_t size, char *scratch)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+	struct asked a = { .front = f, .in = in, .scratch = scratch, .started_ns = now_ns() };
+
+	if (size < sizeof(*in) || in->len != size) {
+		atomic_fetch_add(&f->statistics.protocol_errors, 1);
+		return;
+	}
+	a.body = request + sizeof(*in);
+	a.body_size = size - sizeof(*in);
+	if (in->opcode == FUSE_FORGET || in->opcode == FUSE_BATCH_FORGET)
+		forget(f, &a);
+	else if (in->opcode == FUSE_INTERRUPT)
+		interrupt(f, &a);
+	else if (in->opcode != FUSE_NOTIFY_REPLY)
+		conclude(&a, answer(&a));
+}
+
+void front_retry(struct front *f, struct pending *pending, char *scratch)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
+	struct asked a = {
+		.front = f, .in = in, .scratch = scratch, .started_ns = pending->started_ns,
+		.body = pending->request + sizeof(*in),
+		.body_size = pending->size - sizeof(*in), .retried = pending,
+	};
+
+	pending->tries++;
+	conclude(&a, answer(&a));
+}

@@ -1,0 +1,471 @@
+#include "tables.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* FNV-1a with a seed of this process, so that nobody can prepare names that collide. */
+static uint64_t hash_name(const struct tables *t, uint64_t salt, const char *name, size_t length)
+{
+	uint64_t hash = t->hash_seed ^ (salt * 0x9e3779b97f4a7c15u);
+
+	for (size_t i = 0; i < length; i++)
+		hash = (hash ^ (unsigned char)name[i]) * 0x100000001b3u;
+	return hash ^ (hash >> 29);
+}
+
+/* --- listings --- */
+
+const struct row *listing_row(const struct listing *listing, uint32_t number)
+{
+	return (const struct row *)(listing->rows + listing->offsets[number]);
+}
+
+const struct row *listing_find(const struct tables *t, const struct listing *listing,
+			       const char *name, size_t length)
+{
+	uint32_t slot = (uint32_t)hash_name(t, 0, name, length) & listing->index_mask;
+
+	for (; listing->index[slot]; slot = (slot + 1) & listing->index_mask) {
+		const struct row *row = listing_row(listing, listing->index[slot] - 1);
+
+		if (row->name_length == length && !memcmp(row->name, name, length))
+			return row;
+	}
+	return NULL;
+}
+
+void listing_free(struct listing *listing)
+{
+	if (!listing)
+		return;
+	free(listing->rows);
+	free(listing->offsets);
+	free(listing->index);
+	free(listing);
+}
+
+static bool is_dots(const char *name, size_t length)
+{
+	return name[0] == '.' && (length == 1 || (length == 2 && name[1] == '.'));
+}
+
+static bool row_is_sound(const struct row *row, size_t room)
+{
+	size_t needed;
+
+	if (room < sizeof(*row) || row->length > room || row->length % 8)
+		return false;
+	needed = sizeof(*row) + row->name_length + row->target_length;
+	return needed <= row->length && row->name_length >= 1 && row->name_length <= NAME_MAX &&
+	       row->target_length < PATH_MAX && !memchr(row->name, '/', row->name_length) &&
+	       !memchr(row->name, 0, row->name_length) && !is_dots(row->name, row->name_length);
+}
+
+struct listing *listing_open(const struct tables *t, const char *bytes, size_t size,
+			     uint64_t fresh_until)
+{
+	struct listing_header header;
+	struct listing *listing;
+	size_t slots = 4, at = sizeof(header);
+
+	if (size < sizeof(header) || size > UINT32_MAX) {
+		errno = EPROTO;
+		return NULL;
+	}
+	memcpy(&header, bytes, sizeof(header));
+	/* the count must be believable before memory is taken for it */
+	if (header.magic != LISTING_MAGIC ||
+	    header.count > (size - sizeof(header)) / sizeof(struct row)) {
+		errno = EPROTO;
+		return NULL;
+	}
+	while (slots < (size_t)header.count * 2)
+		slots *= 2;
+	listing = calloc(1, sizeof(*listing));
+	if (!listing)
+		return NULL;
+	listing->rows = malloc(size);
+	listing->offsets = calloc(header.count + 1, sizeof(*listing->offsets));
+	listing->index = calloc(slots, sizeof(*listing->index));
+	if (!listing->rows || !listing->offsets || !listing->index) {
+		listing_free(listing);
+		errno = ENOMEM;
+		return NULL;
+	}
+	memcpy(listing->rows, bytes, size);
+	listing->bare = header.flags & LISTING_BARE;
+	listing->fresh_until = fresh_until;
+	listing->index_mask = (uint32_t)(slots - 1);
+	for (uint32_t i = 0; i < header.count; i++) {
+		const struct row *row = (const struct row *)(listing->rows + at);
+		uint32_t slot;
+
+		if (!row_is_sound(row, size - at)) {
+			listing_free(listing);
+			errno = EPROTO;
+			return NULL;
+		}
+		listing->offsets[i] = (uint32_t)at;
+		listing->count = i + 1;
+		at += row->length;
+		if (listing_find(t, listing, row->name, row->name_length))
+			continue; /* a name twice: the first one counts */
+		slot = (uint32_t)hash_name(t, 0, row->name, row->name_length) &
+		       listing->index_mask;
+		while (listing->index[slot])
+			slot = (slot + 1) & listing->index_mask;
+		listing->index[slot] = i + 1;
+	}
+	return listing;
+}
+
+/* --- handles --- */
+
+void handle_unref(struct handle *handle)
+{
+	if (!handle || atomic_fetch_sub(&handle->refs, 1) != 1)
+		return;
+	close(handle->fd);
+	free(handle);
+}
+
+/* The version of a file, as in copperfs/types.py. */
+bool same_version(const struct fuse_attr *a, const struct fuse_attr *b)
+{
+	return a->ino == b->ino && a->size == b->size && a->mtime == b->mtime &&
+	       a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
+	       a->ctimensec == b->ctimensec;
+}
+
+/* --- nodes --- */
+
+struct node *node_by_id(struct tables *t, uint64_t id)
+{
+	struct node *node = t->by_id[id & t->mask];
+
+	while (node && node->id != id)
+		node = node->next_by_id;
+	return node;
+}
+
+static struct node **name_bucket(struct tables *t, uint64_t parent_id, const char *name,
+				 size_t length)
+{
+	return &t->by_name[hash_name(t, parent_id, name, length) & t->mask];
+}
+
+struct node *node_by_name(struct tables *t, struct node *parent, const char *name, size_t length)
+{
+	struct node *node = *name_bucket(t, parent->id, name, length);
+
+	while (node && !(node->parent == parent && node->name_length == length &&
+			 !memcmp(node->name, name, length)))
+		node = node->next_by_name;
+	return node;
+}
+
+static void unlink_from(struct node **bucket, struct node *node, bool by_name)
+{
+	while (*bucket != node)
+		bucket = by_name ? &(*bucket)->next_by_name : &(*bucket)->next_by_id;
+	*bucket = by_name ? node->next_by_name : node->next_by_id;
+}
+
+/* The name no longer leads to this node; its number still does. */
+static void detach(struct tables *t, struct node *node)
+{
+	if (!node->attached)
+		return;
+	unlink_from(name_bucket(t, node->parent->id, node->name, node->name_length), node, true);
+	node->attached = false;
+}
+
+static void idle_remove(struct tables *t, struct node *node)
+{
+	if (!node->idle)
+		return;
+	node->idle_next->idle_previous = node->idle_previous;
+	node->idle_previous->idle_next = node->idle_next;
+	node->idle = false;
+	t->idle_count--;
+}
+
+void node_withdraw(struct node *node)
+{
+	node_set_listing(node, NULL);
+	node_set_object(node, NULL);
+	handle_unref(node->handle);
+	node->handle = NULL;
+}
+
+/* Frees the node if nothing needs it, and then its parent if that was the reason. */
+static void free_unneeded(struct tables *t, struct node *node)
+{
+	while (node != t->root && !node->nlookup && !node->children && !node->idle) {
+		struct node *parent = node->parent;
+
+		detach(t, node);
+		unlink_from(&t->by_id[node->id & t->mask], node, false);
+		node_withdraw(node);
+		free(node);
+		t->nodes--;
+		parent->children--;
+		node = parent;
+	}
+}
+
+static void idle_drop_oldest(struct tables *t)
+{
+	struct node *node = t->idle.idle_next;
+
+	idle_remove(t, node);
+	free_unneeded(t, node);
+}
+
+/* A node that the kernel does not refer to yet, or that stands for a missing name. */
+static void idle_append(struct tables *t, struct node *node)
+{
+	idle_remove(t, node);
+	node->idle_next = &t->idle;
+	node->idle_previous = t->idle.idle_previous;
+	node->idle_previous->idle_next = node;
+	t->idle.idle_previous = node;
+	node->idle = true;
+	t->idle_count++;
+}
+
+static struct node *node_new(struct tables *t, struct node *parent, const char *name,
+			     size_t length)
+{
+	struct node **bucket, *node;
+
+	/* The kernel's own references cannot be refused for long; nodes_max is what the
+	 * handlers shed down to, and four times that the end. */
+	if (t->nodes / 4 >= t->nodes_max)
+		return NULL;
+	node = calloc(1, sizeof(*node) + length);
+	if (!node)
+		return NULL;
+	node->id = t->next_id++;
+	node->parent = parent;
+	node->name_length = (uint16_t)length;
+	memcpy(node->name, name, length);
+	if (parent)
+		parent->children++;
+	bucket = &t->by_id[node->id & t->mask];
+	node->next_by_id = *bucket;
+	*bucket = node;
+	if (parent) {
+		bucket = name_bucket(t, parent->id, name, length);
+		node->next_by_name = *bucket;
+		*bucket = node;
+		node->attached = true;
+	}
+	t->nodes++;
+	return node;
+}
+
+/* What the name stood for until now is gone; readers that hold it keep its number. */
+static void displace(struct tables *t, struct node *node)
+{
+	detach(t, node);
+	idle_remove(t, node);
+	free_unneeded(t, node);
+}
+
+struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
+			 size_t length, const struct fuse_attr *attr, const char *target,
+			 size_t target_length, uint64_t fresh_until)
+{
+	struct node *node = node_by_name(t, parent, name, length);
+
+	if (node) {
+		bool directories = S_ISDIR(node->attr.mode) && S_ISDIR(attr->mode);
+		bool same_kind = (node->attr.mode & S_IFMT) == (attr->mode & S_IFMT);
+
+		/* A directory keeps its number while its contents change. */
+		if (node->negative || !same_kind ||
+		    !(directories ? node->attr.ino == attr->ino
+				  : same_version(&node->attr, attr))) {
+			displace(t, node);
+			node = NULL;
+		}
+	}
+	if (!node) {
+		node = node_new(t, parent, name, length);
+		if (!node)
+			return NULL;
+		if (target_length) {
+			node->object = blob_new(target_length);
+			if (node->object)
+				memcpy(node->object->data, target, target_length);
+		}
+	}
+	node->attr = *attr;
+	node->attr.flags = 0; /* no submounts, no DAX, whatever a listing says */
+	/* looked up by itself it may be believed for longer than as part of its listing */
+	if (fresh_until > node->fresh_until)
+		node->fresh_until = fresh_until;
+	if (!node->nlookup) {
+		idle_append(t, node);
+		if (t->idle_count > t->idle_max)
+			idle_drop_oldest(t);
+	}
+	return node;
+}
+
+bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
+		   uint64_t fresh_until)
+{
+	struct node *node = node_by_name(t, parent, name, length);
+
+	if (node && !node->negative) {
+		displace(t, node);
+		node = NULL;
+	}
+	if (!node) {
+		/* unlike a node on its way to the kernel, this one is never forgotten by
+		 * it: when there is no room, the oldest idle one goes */
+		if (t->idle_count >= t->idle_max)
+			idle_drop_oldest(t);
+		node = node_new(t, parent, name, length);
+		if (!node)
+			return false;
+		node->negative = true;
+	}
+	node->fresh_until = fresh_until;
+	idle_append(t, node);
+	return true;
+}
+
+void node_refer(struct tables *t, struct node *node)
+{
+	node->nlookup++;
+	idle_remove(t, node);
+}
+
+void node_forget(struct tables *t, uint64_t id, uint64_t nlookup)
+{
+	struct node *node = node_by_id(t, id);
+
+	if (!node || node == t->root)
+		return;
+	node->nlookup -= nlookup < node->nlookup ? nlookup : node->nlookup;
+	free_unneeded(t, node);
+}
+
+int node_path(const struct node *node, char *path, size_t size)
+{
+	size_t length = 0;
+	char *end;
+
+	for (const struct node *n = node; n->parent; n = n->parent)
+		length += n->name_length + 1;
+	if (length > size)
+		return -1;
+	if (!length)
+		return 0;
+	end = path + length - 1;
+	for (const struct node *n = node; n->parent; n = n->parent) {
+		end -= n->name_length;
+		memcpy(end, n->name, n->name_length);
+		if (end > path)
+			*--end = '/';
+	}
+	return (int)length - 1;
+}
+
+void node_set_listing(struct node *node, struct listing *listing)
+{
+	listing_free(node->listing);
+	node->listing = listing;
+}
+
+void node_set_object(struct node *node, struct blob *object)
+{
+	/* a link's target belongs to its version and is never withdrawn */
+	if (S_ISLNK(node->attr.mode) && node->object && !object && node->nlookup)
+		return;
+	blob_unref(node->object);
+	node->object = object;
+}
+
+void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
+{
+	uint64_t *slot = &t->handle_ids[t->handle_next++ % t->handle_max];
+	struct node *oldest = *slot ? node_by_id(t, *slot) : NULL;
+
+	if (oldest && oldest != node) {
+		handle_unref(oldest->handle);
+		oldest->handle = NULL;
+	}
+	*slot = node->id;
+	handle_unref(node->handle);
+	node->handle = handle;
+}
+
+void tables_clear(struct tables *t)
+{
+	for (uint32_t i = 0; i <= t->mask; i++)
+		for (struct node *node = t->by_id[i]; node; node = node->next_by_id) {
+			node_withdraw(node);
+			node->fresh_until = 0;
+		}
+}
+
+int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
+{
+	size_t buckets = 1024;
+
+	memset(t, 0, sizeof(*t));
+	/* a chain of two on average at nodes_max; pages are only taken when touched */
+	while (buckets * 2 < nodes_max)
+		buckets *= 2;
+	t->mask = (uint32_t)(buckets - 1);
+	t->nodes_max = nodes_max;
+	t->idle_max = nodes_max / 4 < 65536 ? nodes_max / 4 : 65536;
+	t->handle_max = handle_max;
+	t->next_id = FUSE_ROOT_ID;
+	t->idle.idle_next = t->idle.idle_previous = &t->idle;
+	if (getrandom(&t->hash_seed, sizeof(t->hash_seed), 0) != (ssize_t)sizeof(t->hash_seed))
+		return -1;
+	t->by_id = calloc(buckets, sizeof(*t->by_id));
+	t->by_name = calloc(buckets, sizeof(*t->by_name));
+	t->handle_ids = calloc(handle_max, sizeof(*t->handle_ids));
+	if (!t->by_id || !t->by_name || !t->handle_ids || pthread_mutex_init(&t->lock, NULL)) {
+		free(t->by_id);
+		free(t->by_name);
+		free(t->handle_ids);
+		errno = ENOMEM;
+		return -1;
+	}
+	t->root = node_new(t, NULL, "", 0);
+	if (!t->root) {
+		tables_destroy(t);
+		return -1;
+	}
+	t->root->attr.mode = S_IFDIR;
+	t->root->nlookup = 1;
+	return 0;
+}
+
+void tables_destroy(struct tables *t)
+{
+	for (uint32_t i = 0; i <= t->mask; i++)
+		while (t->by_id[i]) {
+			struct node *node = t->by_id[i];
+
+			t->by_id[i] = node->next_by_id;
+			node->nlookup = 0; /* so that a link's target goes, too */
+			node_withdraw(node);
+			free(node);
+		}
+	free(t->by_id);
+	free(t->by_name);
+	free(t->handle_ids);
+	pthread_mutex_destroy(&t->lock);
+}

@@ -1,0 +1,147 @@
+/*
+ * The front's tables: what is known of the mount, for answering without Python.
+ *
+ * A node is one file or directory that the kernel may ask about by number.  A
+ * node number names one *version* of a file: when the source's file changes, the
+ * name gets a new number, and whoever holds the old one open keeps its bytes.
+ * That is how nobody ever reads a mix of two versions.
+ *
+ * Three things are found here: nodes by number, nodes by (parent, name), and the
+ * rows of a directory's complete listing by name.  Listings, objects and handles
+ * are published by the handlers and can be withdrawn at any time; nodes live as
+ * long as the kernel refers to them (nlookup), which is why nodes are made only
+ * when they are asked for, while a listing of 10,000 names is one flat buffer.
+ *
+ * One mutex guards it all, held for some 100 ns and never across a system call;
+ * whoever takes it has let go of the GIL first.
+ *
+ * Nothing in here knows of Python, sockets or /dev/fuse.
+ */
+#ifndef COPPERFS_TABLES_H
+#define COPPERFS_TABLES_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <linux/fuse.h>
+
+#include "../../blob.h"
+
+#define FRESH_FOREVER UINT64_MAX
+
+/* --- packed listings: copperfs/core/listing.py has the same format in words --- */
+
+#define LISTING_MAGIC 0x31534c43u /* "CLS1" */
+enum { LISTING_BARE = 1 }; /* rows carry only name, type and inode number */
+
+struct listing_header {
+	uint32_t magic;
+	uint32_t count;
+	uint32_t flags;
+	uint32_t absolute_links;
+};
+
+struct row {
+	uint32_t length; /* of the whole row, a multiple of 8 */
+	uint16_t name_length;
+	uint16_t target_length; /* of a symbolic link, after the name */
+	struct fuse_attr attr;
+	char name[];
+};
+
+struct listing {
+	char *rows; /* a private copy of the packed listing */
+	uint32_t count;
+	bool bare;
+	uint64_t fresh_until;
+	uint32_t index_mask;
+	uint32_t *offsets; /* of row i */
+	uint32_t *index;   /* hash -> row number + 1 */
+};
+
+/* An open descriptor of a file that is too large to be held; reads go to it. */
+struct handle {
+	_Atomic unsigned refs;
+	int fd;
+	struct fuse_attr version; /* size, mtime, ctime and ino as they must stay */
+};
+
+struct node {
+	uint64_t id;
+	struct node *parent;
+	struct node *next_by_id;
+	struct node *next_by_name;
+	struct node *idle_next, *idle_previous;
+	uint64_t nlookup;
+	uint64_t fresh_until;
+	struct fuse_attr attr;
+	struct blob *object; /* a file's bytes or a link's target */
+	struct listing *listing;
+	struct handle *handle;
+	uint32_t children;
+	uint16_t name_length;
+	bool attached : 1; /* found by (parent, name) */
+	bool negative : 1; /* known not to exist */
+	bool idle : 1;	   /* in the list of those the kernel does not refer to */
+	bool touched : 1;  /* its content was used since last asked */
+	char name[];
+};
+
+struct tables {
+	pthread_mutex_t lock;
+	uint64_t hash_seed;
+	uint32_t mask;
+	struct node **by_id;
+	struct node **by_name;
+	struct node *root;
+	struct node idle; /* head of the list, oldest first */
+	uint64_t next_id;
+	uint32_t nodes, nodes_max;
+	uint32_t idle_count, idle_max;
+	uint32_t handle_next, handle_max;
+	uint64_t *handle_ids; /* a ring: publishing one handle more withdraws the oldest */
+	uint32_t shed_hand;
+};
+
+int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max);
+void tables_destroy(struct tables *t);
+
+static inline void tables_lock(struct tables *t) { pthread_mutex_lock(&t->lock); }
+static inline void tables_unlock(struct tables *t) { pthread_mutex_unlock(&t->lock); }
+
+/* Makes a listing of packed bytes, checking every length; NULL with errno. */
+struct listing *listing_open(const struct tables *t, const char *bytes, size_t size,
+			     uint64_t fresh_until);
+void listing_free(struct listing *listing);
+const struct row *listing_row(const struct listing *listing, uint32_t number);
+const struct row *listing_find(const struct tables *t, const struct listing *listing,
+			       const char *name, size_t length);
+
+void handle_unref(struct handle *handle);
+bool same_version(const struct fuse_attr *a, const struct fuse_attr *b);
+
+/* --- everything below wants the lock held --- */
+
+struct node *node_by_id(struct tables *t, uint64_t id);
+struct node *node_by_name(struct tables *t, struct node *parent, const char *name,
+			  size_t length);
+/* The node of a name with these attributes: the one there is if its version is the
+ * same, a new one otherwise.  NULL when the tables are full. */
+struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
+			 size_t length, const struct fuse_attr *attr, const char *target,
+			 size_t target_length, uint64_t fresh_until);
+/* Remembers that a name does not exist; false when there is no room for that. */
+bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
+		   uint64_t fresh_until);
+void node_forget(struct tables *t, uint64_t id, uint64_t nlookup);
+void node_refer(struct tables *t, struct node *node); /* the kernel has one reference more */
+/* Writes the path below the root, no leading slash; its length, or -1 if too small. */
+int node_path(const struct node *node, char *path, size_t size);
+
+void node_set_listing(struct node *node, struct listing *listing);
+void node_set_object(struct node *node, struct blob *object);
+void node_set_handle(struct tables *t, struct node *node, struct handle *handle);
+void node_withdraw(struct node *node);
+void tables_clear(struct tables *t); /* withdraws all, and nothing is fresh any more */
+
+#endif

@@ -1,0 +1,215 @@
+"""The handlers: a pyfuse3 filesystem that sees only what the front could not answer.
+
+Each asks the core, publishes the answer to the front, and tells the front to try again (RETRY): the
+front encodes all replies and counts the kernel's references, here nothing is encoded twice. The
+exception are reads that were tried before (FULL), which get their bytes: an object could be evicted
+between being published and being used for ever, if the budget is small.
+
+``PlainHandlers`` in ``plain.py`` does without the front.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pyfuse3
+
+from copperfs.core.actions import (
+    AnswerEntry,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    ObjectKey,
+)
+from copperfs.core.events import List, Look, Question, Read
+from copperfs.core.listing import Listing
+from copperfs.errors import CopperError
+from copperfs.fuse.answers import Answered, Asker, Content, SourceError
+from copperfs.fuse.board import Board
+from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join
+
+log = logging.getLogger(__name__)
+
+# What front/front.h calls FRONT_RETRY and FRONT_FULL.
+RETRY = 998
+FULL = 1 << 63
+
+# What says that a name does not lead to what it led to. The kernel is told before the caller, so
+# that looking again helps.
+LOOK_AGAIN = (errno.ESTALE, errno.ENOENT, errno.ENOTDIR)
+
+Remaining = Callable[[float | None], float | None]
+T = TypeVar("T")
+
+
+async def guarded(work: Awaitable[T]) -> T:
+    """The boundary to pyfuse3: errors become errnos, and a bug becomes EIO, with its traceback."""
+    try:
+        return await work
+    except SourceError as error:
+        raise pyfuse3.FUSEError(error.errno) from None
+    except (pyfuse3.FUSEError, CopperError):
+        raise
+    except Exception:
+        log.exception("a bug: a handler failed in an unforeseen way")
+        raise pyfuse3.FUSEError(errno.EIO) from None
+
+
+class FrontHandlers(pyfuse3.Operations):
+    """Fills the front's tables."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, asker: Asker, board: Board, statfs: Callable[[], os.statvfs_result]) -> None:
+        super().__init__()
+        self._asker = asker
+        self._board = board
+        self._statfs = statfs
+
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        await guarded(self._look_up(parent_inode, name))
+        raise pyfuse3.FUSEError(RETRY)
+
+    async def getattr(
+        self, inode: int, ctx: pyfuse3.RequestContext | None = None
+    ) -> pyfuse3.EntryAttributes:
+        await guarded(self._refresh(inode))
+        raise pyfuse3.FUSEError(RETRY)
+
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        await guarded(self._list(fh & ~FULL))
+        raise pyfuse3.FUSEError(RETRY)
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        return await guarded(self._read(fh & ~FULL, off, size, full=bool(fh & FULL)))
+
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+        return await guarded(self._target(inode))
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        return as_statvfs(self._statfs())
+
+    # --- how -------------------------------------------------------------------------------------
+
+    def _node(self, number: int) -> tuple[Path, Attributes]:
+        found = self._board.node(number)
+        if found is None:
+            raise SourceError(errno.ESTALE)
+        return found
+
+    async def _ask(
+        self,
+        question: Callable[[RequestId], Question],
+        deliver: Callable[[Answered, Content, Remaining], T],
+    ) -> T:
+        try:
+            return await self._asker.ask(question, deliver)
+        except SourceError as error:
+            if error.errno in LOOK_AGAIN:
+                await self._asker.wait_kernel_told()
+            raise
+
+    async def _look_up(self, parent: int, name: bytes) -> None:
+        directory, _ = self._node(parent)
+        path = join(directory, name)
+
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> None:
+            if isinstance(answer, AnswerListing):
+                self._publish_listing(parent, answer, remaining)
+            elif isinstance(answer, AnswerEntry):
+                left = remaining(answer.fresh_until)
+                self._board.publish_entry(parent, name, answer.entry, left)
+
+        await self._ask(lambda request: Look(request, path), publish)
+
+    async def _refresh(self, number: int) -> None:
+        """The attributes of a directory are no longer fresh; those of files do not age."""
+        path, before = self._node(number)
+
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
+            if not isinstance(answer, AnswerEntry | AnswerListing):
+                return False
+            entry = entry_of(answer, path)
+            if entry is None or (entry.attributes.inode != before.inode and path != ROOT):
+                return False
+            left = remaining(answer.fresh_until)
+            self._board.publish_attributes(number, entry.attributes, left)
+            return True
+
+        if not await self._ask(lambda request: Look(request, path), publish):
+            raise SourceError(errno.ESTALE)
+
+    async def _list(self, number: int) -> None:
+        path, _ = self._node(number)
+
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> None:
+            if isinstance(answer, AnswerListing):
+                self._publish_listing(number, answer, remaining)
+
+        await self._ask(lambda request: List(request, path), publish)
+
+    def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
+        left = remaining(answer.fresh_until)
+        self._board.publish_listing(number, answer.directory, answer.listing, left)
+
+    async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
+        path, attributes = self._node(number)
+        version = attributes.version
+
+        def publish(answer: Answered, content: Content, _: Remaining) -> bytes | None:
+            if isinstance(answer, AnswerHandle):
+                assert isinstance(content, int)
+                self._board.publish_handle(number, content)
+            elif isinstance(answer, AnswerObject):
+                assert content is not None and not isinstance(content, int)
+                self._board.publish_object(number, ObjectKey(path, version), content)
+                if full:
+                    return bytes(content.view[offset : offset + size])
+            return None
+
+        data = await self._ask(lambda request: Read(request, path, version), publish)
+        if data is None:
+            raise pyfuse3.FUSEError(RETRY)
+        return data
+
+    async def _target(self, number: int) -> bytes:
+        path, _ = self._node(number)
+
+        def take(answer: Answered, _: Content, __: Remaining) -> bytes | None:
+            if not isinstance(answer, AnswerEntry | AnswerListing):
+                return None
+            entry = entry_of(answer, path)
+            return entry.target if entry is not None else None
+
+        target = await self._ask(lambda request: Look(request, path), take)
+        if not target:
+            raise SourceError(errno.ESTALE)
+        return target
+
+
+def entry_of(answer: AnswerEntry | AnswerListing, path: Path) -> Entry | None:
+    """The entry of *path* in an answer about it."""
+    if isinstance(answer, AnswerEntry):
+        return answer.entry
+    listing: Listing = answer.listing
+    return listing.find(path[len(answer.directory) :].lstrip(b"/"))
+
+
+def as_statvfs(found: os.statvfs_result) -> pyfuse3.StatvfsData:
+    """As pyfuse3 wants it. Zero would be taken for a filesystem that does not count."""
+    shown = pyfuse3.StatvfsData()
+    shown.f_bsize = found.f_bsize
+    shown.f_frsize = found.f_frsize
+    shown.f_blocks = max(found.f_blocks, 1)
+    shown.f_bfree = found.f_bfree
+    shown.f_bavail = found.f_bavail
+    shown.f_files = max(found.f_files, 1)
+    shown.f_ffree = found.f_ffree
+    shown.f_favail = found.f_favail
+    shown.f_namemax = found.f_namemax
+    return shown

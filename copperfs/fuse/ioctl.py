@@ -1,0 +1,167 @@
+"""The ioctl protocol: how a running mount is asked. ``docs/ioctl.md`` has it for C programmers.
+
+Every request is one number, ``_IOWR(0xC7, nr, 8192)``, on any file or directory of the mount. The
+buffer begins with a header; the rest is data, JSON in UTF-8. A reply that does not fit is fetched in
+parts: the first carries a token, and the same number with that token and an offset fetches more.
+
+The number 0 (hello) keeps its meaning for ever. Numbers 0x10 to 0x1f are version 1; a version that
+means something else by them would take others.
+
+This module has both sides: what the client sends, and how the server, which gets the FUSE request as
+the kernel made it, takes it apart. Nothing in it waits but ``ask_mount``.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from copperfs.errors import ControlError
+
+IOCTL_TYPE = 0xC7
+BUFFER_BYTES = 8192
+VERSION = 1
+
+# version, status, length, reserved, token, offset, total
+HEADER = struct.Struct("<IIIIQQQ")
+DATA_BYTES = BUFFER_BYTES - HEADER.size
+
+
+class Request(IntEnum):
+    """What can be asked."""
+
+    HELLO = 0x00
+    STATISTICS = 0x10
+    RESET = 0x11
+    CLEAR = 0x12
+    CONFIGURATION = 0x13
+    OBJECTS = 0x14
+
+
+OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR})
+
+
+def number(request: int, size: int = BUFFER_BYTES) -> int:
+    """The ioctl's number: read and write, size, type, request, as in <linux/ioctl.h>."""
+    return 3 << 30 | size << 16 | IOCTL_TYPE << 8 | request
+
+
+# --- the client ----------------------------------------------------------------------------------
+
+
+def ask_mount(path: str, request: Request) -> object:
+    """What the mount that *path* is on says to *request*. Blocks; ControlError if it says no."""
+    try:
+        # O_NONBLOCK, so that a fifo does not wait for a writer
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            raise ControlError(
+                f"the daemon of {path} is gone; clean up with: copperfs umount {path}"
+            ) from None
+        raise ControlError(f"{path} cannot be opened: {error.strerror}") from None
+    try:
+        return json.loads(_fetch(fd, path, request))
+    finally:
+        os.close(fd)
+
+
+def _fetch(fd: int, path: str, request: Request) -> bytes:
+    received, token, total = b"", 0, 1
+    while len(received) < total:
+        buffer = bytearray(BUFFER_BYTES)
+        HEADER.pack_into(buffer, 0, VERSION, 0, 0, 0, token, len(received), 0)
+        try:
+            fcntl.ioctl(fd, number(request), buffer)
+        except OSError as error:
+            raise ControlError(_refusal(error, path)) from None
+        _, _, length, _, token, _, total = HEADER.unpack_from(buffer)
+        received += buffer[HEADER.size : HEADER.size + length]
+        if not length and total:
+            raise ControlError(f"the daemon of {path} broke off its answer; ask again")
+    return received
+
+
+def _refusal(error: OSError, path: str) -> str:
+    match error.errno:
+        case errno.ENOTTY:
+            return (
+                f"{path} is not on a mount of copperfs, or on one that runs without its C front, "
+                "which cannot be asked"
+            )
+        case errno.EPERM:
+            return "only the owner of the mount may do this"
+        case errno.EPROTO:
+            return f"the daemon of {path} is of another version than this command; mount it again"
+        case errno.ETIMEDOUT:
+            return f"the daemon of {path} did not answer in time; try again"
+        case errno.ENOTCONN:
+            return f"the daemon of {path} is gone; clean up with: copperfs umount {path}"
+        case _:
+            return f"the daemon of {path} cannot be asked: {error.strerror}"
+
+
+# --- the server's side of the message ------------------------------------------------------------
+
+# struct fuse_in_header, struct fuse_ioctl_in, struct fuse_out_header, struct fuse_ioctl_out
+_IN = struct.Struct("<IIQQIIIHH")
+_IOCTL_IN = struct.Struct("<QIIQII")
+_OUT = struct.Struct("<IiQ")
+_IOCTL_OUT = struct.Struct("<iIII")
+
+
+class Malformed(Exception):
+    """A request that makes no sense; *errno* says how, *unique* whom to tell (None: nobody)."""
+
+    def __init__(self, error: int, unique: int | None) -> None:
+        super().__init__(error)
+        self.errno = error
+        self.unique = unique
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One ioctl."""
+
+    unique: int
+    uid: int
+    request: Request
+    token: int
+    offset: int
+    room: int
+    """Bytes of data that fit into the reply."""
+
+
+def parse(message: bytes) -> Asked:
+    """A FUSE_IOCTL request as the kernel sent it. Malformed if it is nothing of ours."""
+    if len(message) < _IN.size + _IOCTL_IN.size:
+        raise Malformed(errno.EINVAL, None)
+    _, _, unique, _, uid, _, _, _, _ = _IN.unpack_from(message)
+    _, _, command, _, in_size, out_size = _IOCTL_IN.unpack_from(message, _IN.size)
+    data = message[_IN.size + _IOCTL_IN.size :]
+    if len(data) != in_size or in_size < HEADER.size or out_size < HEADER.size:
+        raise Malformed(errno.EINVAL, unique)
+    try:
+        request = Request(command & 0xFF)
+    except ValueError:
+        raise Malformed(errno.ENOTTY, unique) from None
+    version, _, _, _, token, offset, _ = HEADER.unpack_from(data)
+    if version != VERSION and request is not Request.HELLO:
+        raise Malformed(errno.EPROTO, unique)
+    return Asked(unique, uid, request, token, offset, out_size - HEADER.size)
+
+
+def reply(asked: Asked, token: int, whole: bytes) -> bytes:
+    """The part of *whole* that was asked for, as a FUSE reply."""
+    part = whole[asked.offset : asked.offset + asked.room]
+    header = HEADER.pack(VERSION, 0, len(part), 0, token, asked.offset, len(whole))
+    body = _IOCTL_OUT.pack(0, 0, 0, 0) + header + part
+    return _OUT.pack(_OUT.size + len(body), 0, asked.unique) + body
+
+
+def refusal(unique: int, error: int) -> bytes:
+    """An errno as a FUSE reply."""
+    return _OUT.pack(_OUT.size, -error, unique)

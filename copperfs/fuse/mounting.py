@@ -1,0 +1,186 @@
+"""Mounting, unmounting, and cleaning up after a daemon that was killed.
+
+The mount itself is libfuse's public ``fuse_open_channel``, from the very library that pyfuse3 is
+bound to: it mounts directly as root and through ``fusermount3`` otherwise, and returns the
+``/dev/fuse`` descriptor. libfuse 3.17 changed its soname (libfuse3.so.4), so the library is found
+through pyfuse3, not by name.
+
+Whether something is mounted is read from ``/proc/self/mountinfo``. A mount point is never touched
+to find out: a hung mount would hang whoever asks.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from copperfs.errors import MountError
+
+FSTYPE = "fuse.copperfs"
+# fusermount3 may wait for a busy kernel, but not for ever.
+HELPER_TIMEOUT_S = 30.0
+ANSWERS_WITHIN_S = 5.0
+_ESCAPE = re.compile(rb"\\(\d{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A line of mountinfo."""
+
+    mountpoint: bytes
+    device: str
+    fstype: str
+    source: str
+    super_options: str
+
+
+def mounts() -> list[Mount]:
+    """All mounts that this process sees, in the order in which they were made."""
+    found = []
+    for line in FilePath("/proc/self/mountinfo").read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        fields, kind = before.split(b" "), after.split(b" ")
+        found.append(
+            Mount(
+                _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), fields[4]),
+                os.fsdecode(fields[2]),
+                os.fsdecode(kind[0]),
+                os.fsdecode(kind[1]) if len(kind) > 1 else "",
+                os.fsdecode(kind[2]) if len(kind) > 2 else "",
+            )
+        )
+    return found
+
+
+def mount_at(mountpoint: str) -> Mount | None:
+    """What is mounted exactly there, topmost."""
+    wanted = os.fsencode(mountpoint)
+    return next((each for each in reversed(mounts()) if each.mountpoint == wanted), None)
+
+
+def absolute(mountpoint: str) -> str:
+    """The mount point as mountinfo spells it. Its parent is resolved, it is not touched itself."""
+    path = os.path.abspath(mountpoint)
+    if path == "/":
+        return path
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None:
+    """Whether a mount answers: False if its daemon is gone, None if nothing came in time."""
+    outcome: list[bool] = []
+
+    def ask() -> None:
+        try:
+            os.statvfs(mountpoint)
+            outcome.append(True)
+        except OSError as error:
+            # EIO: aborted; ENOTCONN: the daemon died
+            outcome.append(error.errno not in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return outcome[0] if outcome else None
+
+
+def open_channel(mountpoint: str, options: list[str]) -> int:
+    """Mount; the ``/dev/fuse`` descriptor."""
+    library = ctypes.CDLL(_libfuse(), use_errno=True)
+    library.fuse_open_channel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.fuse_open_channel.restype = ctypes.c_int
+    fd = int(library.fuse_open_channel(os.fsencode(mountpoint), ",".join(options).encode()))
+    if fd < 0:
+        raise MountError(_why_not(mountpoint, options))
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def mount_options(source: str, *, allow_other: bool) -> list[str]:
+    """What the kernel and fusermount3 are told. ``ro`` makes the kernel refuse every write by
+    itself; ``default_permissions`` makes it check access by the modes that are shown."""
+    # a comma or a backslash would end the option
+    name = re.sub(r"[^\w./+@%-]", "_", source, flags=re.ASCII)
+    options = ["ro", "nosuid", "nodev", "default_permissions", "subtype=copperfs", f"fsname={name}"]
+    return [*options, "allow_other"] if allow_other else options
+
+
+def unmount(mountpoint: str, *, lazy: bool = False) -> None:
+    """Unmount, as root directly, else through fusermount3. MountError says why not."""
+    if os.geteuid() == 0:
+        # MNT_DETACH, UMOUNT_NOFOLLOW
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.umount2(os.fsencode(mountpoint), (2 if lazy else 0) | 8) == 0:
+            return
+        code = ctypes.get_errno()
+        if code == errno.EBUSY:
+            raise MountError(f"{mountpoint} is in use; end what uses it, or unmount with --lazy")
+        raise MountError(f"{mountpoint} cannot be unmounted: {os.strerror(code)}")
+    command = [_fusermount(), "-u", *(["-z"] if lazy else []), "--", mountpoint]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=HELPER_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise MountError(f"{mountpoint} cannot be unmounted: fusermount3 does not end") from None
+    if result.returncode != 0:
+        if "busy" in result.stderr:
+            raise MountError(f"{mountpoint} is in use; end what uses it, or unmount with --lazy")
+        raise MountError(f"{mountpoint} cannot be unmounted: {result.stderr.strip()}")
+
+
+def clean_up_stale(mountpoint: str) -> bool:
+    """Remove a mount of ours whose daemon is gone; whether there was one."""
+    cleaned = False
+    while (found := mount_at(mountpoint)) is not None and found.fstype == FSTYPE:
+        if answers(mountpoint) is not False:
+            break
+        unmount(mountpoint, lazy=True)
+        cleaned = True
+    return cleaned
+
+
+def _libfuse() -> str:
+    """The libfuse that is loaded already, since pyfuse3 is."""
+    import pyfuse3  # noqa: F401  # loads it
+
+    for line in FilePath("/proc/self/maps").read_text(errors="replace").splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if os.path.basename(path).startswith("libfuse3.so"):
+            return path
+    raise MountError("pyfuse3 is not bound to libfuse 3; install it again")
+
+
+def _fusermount() -> str:
+    found = shutil.which("fusermount3")
+    if found is None:
+        raise MountError("fusermount3 is missing; install the package fuse3")
+    return found
+
+
+def _why_not(mountpoint: str, options: list[str]) -> str:
+    """libfuse prints its reason and returns no errno; the usual ones are recognised here."""
+    if not os.path.exists("/dev/fuse"):
+        return "/dev/fuse is missing; the fuse kernel module has to be loaded by an administrator"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse may not be opened; ask an administrator for access to it"
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return "fusermount3 is missing; install the package fuse3"
+    if "allow_other" in options and os.geteuid() != 0 and not _user_allow_other():
+        return "--allow-other needs the line user_allow_other in /etc/fuse.conf"
+    if not os.access(mountpoint, os.W_OK):
+        return f"{mountpoint} is not yours; an ordinary user can only mount over own directories"
+    return f"mounting at {mountpoint} failed; libfuse's own message is in the log"
+
+
+def _user_allow_other() -> bool:
+    try:
+        lines = FilePath("/etc/fuse.conf").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.strip() == "user_allow_other" for line in lines)

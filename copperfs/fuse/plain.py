@@ -1,0 +1,293 @@
+"""The mount without the C front: everything in Python, on plain pyfuse3.
+
+Used when the extension could not be built, or with ``--front-threads 0``. The kernel's caches are
+used in the same way, so a warm node is as fast; what does reach the daemon costs two to five times
+as much, and there are no ioctls, so ``copperfs stats`` and ``copperfs clear`` do not work.
+"""
+
+import errno
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyfuse3
+import trio
+
+from copperfs.core.actions import AnswerEntry, AnswerListing, CacheKey
+from copperfs.core.events import List, Look, Question, Read
+from copperfs.core.listing import Listing
+from copperfs.fuse.answers import Answered, Asker, Content, SourceError
+from copperfs.fuse.handlers import LOOK_AGAIN, Remaining, as_statvfs, entry_of, guarded
+from copperfs.fuse.inodes import Inode, Inodes
+from copperfs.types import Attributes, Entry, Path, RequestId, join, split
+
+FOREVER_S = 10 * 365 * 24 * 3600.0
+HANDLES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An answer about entries, for use after it was delivered."""
+
+    entry: Entry | None = None
+    listing: Listing | None = None
+    fresh_s: float | None = None
+
+
+@dataclass(slots=True)
+class PlainPublications:
+    """What the kernel has to be told. It is all that a mount without the front publishes to."""
+
+    inodes: Inodes
+
+    def withdraw(self, key: CacheKey) -> None:
+        """Nothing was published anywhere."""
+
+    def withdraw_all(self) -> None:
+        """Nothing was published anywhere."""
+
+    def used(self) -> list[CacheKey]:
+        return []
+
+    def look_again(self, path: Path) -> Callable[[], object] | None:
+        directory, name = split(path)
+        number = self.inodes.find(directory)
+        if number is None or not name:
+            return None
+        return lambda: _invalidate(number, name)
+
+    def invalidate_all(self) -> int:
+        told = 0
+        for path in self.inodes.paths():
+            directory, name = split(path)
+            number = self.inodes.find(directory)
+            told += number is not None and _invalidate(number, name)
+        return told
+
+
+def _invalidate(number: int, name: bytes) -> bool:
+    try:
+        pyfuse3.invalidate_entry(number, name)
+    except OSError:
+        return False  # the kernel does not know the name
+    return True
+
+
+@dataclass(slots=True)
+class Handles:
+    """Open files of the source, for what is too large to be held; the oldest is closed first."""
+
+    _open: OrderedDict[int, int] = field(default_factory=OrderedDict)
+
+    def get(self, number: int) -> int | None:
+        return self._open.get(number)
+
+    def put(self, number: int, fd: int) -> None:
+        self.close(number)
+        self._open[number] = fd
+        if len(self._open) > HANDLES_MAX:
+            self.close(next(iter(self._open)))
+
+    def close(self, number: int) -> None:
+        fd = self._open.pop(number, None)
+        if fd is not None:
+            os.close(fd)
+
+
+class PlainHandlers(pyfuse3.Operations):
+    """Answers every request by itself."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(
+        self,
+        asker: Asker,
+        inodes: Inodes,
+        statfs: Callable[[], os.statvfs_result],
+        *,
+        kernel_cache: bool = True,
+    ) -> None:
+        super().__init__()
+        self.requests = 0
+        self._asker = asker
+        self._inodes = inodes
+        self._statfs = statfs
+        self._kernel_cache = kernel_cache
+        self._handles = Handles()
+
+    # --- the requests ----------------------------------------------------------------------------
+
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return await guarded(self._look_up(parent_inode, name))
+
+    async def getattr(
+        self, inode: int, ctx: pyfuse3.RequestContext | None = None
+    ) -> pyfuse3.EntryAttributes:
+        return await guarded(self._attributes(inode))
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for number, lookups in inode_list:
+            self._inodes.forget(number, lookups)
+            if self._inodes.get(number) is None:
+                self._handles.close(number)
+
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        return inode
+
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        return pyfuse3.FileInfo(fh=inode, keep_cache=self._kernel_cache)
+
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        await guarded(self._list(fh, start_id, token))
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        return await guarded(self._read(fh, off, size))
+
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+        return self._inode(inode).target
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        return as_statvfs(self._statfs())
+
+    # --- how -------------------------------------------------------------------------------------
+
+    def _inode(self, number: int) -> Inode:
+        self.requests += 1
+        inode = self._inodes.get(number)
+        if inode is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return inode
+
+    async def _find(self, path: Path) -> _Found:
+        def take(answer: Answered, _: Content, remaining: Remaining) -> _Found:
+            assert isinstance(answer, AnswerEntry | AnswerListing)
+            return _Found(entry_of(answer, path), fresh_s=remaining(answer.fresh_until))
+
+        return await self._asker.ask(lambda request: Look(request, path), take)
+
+    async def _look_up(self, parent: int, name: bytes) -> pyfuse3.EntryAttributes:
+        path = join(self._inode(parent).path, name)
+        found = await self._find(path)
+        if found.entry is None:
+            if not self._kernel_cache:
+                raise pyfuse3.FUSEError(errno.ENOENT)
+            missing = pyfuse3.EntryAttributes()
+            missing.st_ino = 0  # the kernel remembers that there is no such name
+            missing.entry_timeout = self._timeout(found.fresh_s)
+            return missing
+        number = self._inodes.obtain(path, found.entry)
+        self._inodes.refer(number)
+        return self._shown(number, found.entry.attributes, found.fresh_s)
+
+    async def _attributes(self, number: int) -> pyfuse3.EntryAttributes:
+        inode = self._inode(number)
+        if not inode.attributes.is_directory():
+            # a number stands for a version, which does not change
+            return self._shown(number, inode.attributes, 0.0)
+        found = await self._find(inode.path)
+        if found.entry is None or not found.entry.attributes.is_directory():
+            raise SourceError(errno.ESTALE)
+        inode.attributes = found.entry.attributes
+        return self._shown(number, inode.attributes, found.fresh_s)
+
+    async def _list(self, number: int, start: int, token: pyfuse3.ReaddirToken) -> None:
+        inode = self._inode(number)
+
+        def take(answer: Answered, _: Content, remaining: Remaining) -> _Found:
+            assert isinstance(answer, AnswerListing)
+            return _Found(listing=answer.listing, fresh_s=remaining(answer.fresh_until))
+
+        found = await self._asker.ask(lambda request: List(request, inode.path), take)
+        assert found.listing is not None
+        for at, (name, entry) in enumerate(found.listing.rows()):
+            if at < start:
+                continue
+            if found.listing.bare:
+                # pyfuse3 has no way to give a name without its attributes
+                looked = await self._find(join(inode.path, name))
+                if looked.entry is None:
+                    continue
+                entry = looked.entry
+            child = self._inodes.obtain(join(inode.path, name), entry)
+            shown = self._shown(child, entry.attributes, found.fresh_s)
+            if not pyfuse3.readdir_reply(token, name, shown, at + 1):
+                self._inodes.drop_unreferred(child)
+                return
+            self._inodes.refer(child)
+
+    async def _read(self, number: int, offset: int, size: int) -> bytes:
+        inode = self._inode(number)
+        version = inode.attributes.version
+        fd = self._handles.get(number)
+        if fd is None:
+
+            def take(answer: Answered, content: Content, _: Remaining) -> bytes | None:
+                if isinstance(content, int):
+                    self._handles.put(number, content)
+                    return None
+                assert content is not None
+                return bytes(content.view[offset : offset + size])
+
+            try:
+                data = await self._asker.ask(_reading(inode.path, inode.attributes), take)
+            except SourceError as error:
+                if error.errno in LOOK_AGAIN:
+                    await self._asker.wait_kernel_told()
+                raise
+            if data is not None:
+                return data
+            fd = self._handles.get(number)
+            assert fd is not None
+        # a descriptor of its own, since the handle may be closed meanwhile
+        duplicate = os.dup(fd)
+        try:
+            data = await trio.to_thread.run_sync(
+                _read_version, duplicate, offset, size, (version.size, version.mtime_ns)
+            )
+        finally:
+            os.close(duplicate)
+        if data is None:
+            self._handles.close(number)
+            raise SourceError(errno.ESTALE)
+        return data
+
+    def _timeout(self, fresh_s: float | None) -> float:
+        if not self._kernel_cache:
+            return 0.0
+        return FOREVER_S if fresh_s is None else max(0.0, fresh_s)
+
+    def _shown(
+        self, number: int, attributes: Attributes, fresh_s: float | None
+    ) -> pyfuse3.EntryAttributes:
+        shown = pyfuse3.EntryAttributes()
+        values = attributes.unpack()
+        shown.st_ino = number
+        shown.st_size, shown.st_blocks = values[1], values[2]
+        shown.st_atime_ns, shown.st_mtime_ns, shown.st_ctime_ns = attributes.times_ns
+        shown.st_mode, shown.st_nlink = values[9], values[10]
+        shown.st_uid, shown.st_gid = values[11], values[12]
+        shown.st_rdev, shown.st_blksize = values[13], values[14]
+        shown.entry_timeout = shown.attr_timeout = self._timeout(fresh_s)
+        return shown
+
+
+def _reading(path: Path, attributes: Attributes) -> Callable[[RequestId], Question]:
+    if not stat.S_ISREG(attributes.mode):
+        raise pyfuse3.FUSEError(errno.EINVAL)
+    return lambda request: Read(request, path, attributes.version)
+
+
+def _read_version(fd: int, offset: int, size: int, version: tuple[int, int]) -> bytes | None:
+    """The bytes, if the file is still the version that it was; short only at its end."""
+    parts = []
+    while size > 0 and (part := os.pread(fd, size, offset)):
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    now = os.fstat(fd)
+    return b"".join(parts) if (now.st_size, now.st_mtime_ns) == version else None

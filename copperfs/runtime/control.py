@@ -1,0 +1,117 @@
+"""The control server: answers ioctls, which the front passes on by a socket of their own.
+
+Each is a task, since clearing waits for the kernel; there is a bound on how many, and on how long
+each may take. Replies longer than one buffer are kept for a while to be fetched in parts, each under
+a token that only its asker's user can use.
+"""
+
+import errno
+import json
+import logging
+import os
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import trio
+
+from copperfs.fuse.ioctl import OWNER_ONLY, Asked, Malformed, Request, parse, refusal, reply
+
+log = logging.getLogger(__name__)
+
+MESSAGE_MAX = 64 * 1024
+TASKS_MAX = 64
+REPLY_WITHIN_S = 30.0
+KEPT_MAX = 32
+KEPT_FOR_S = 60.0
+
+Answerer = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    uid: int
+    whole: bytes
+    until: float
+
+
+@dataclass(slots=True)
+class ControlServer:
+    """Serves *answerers*, one for each kind of request."""
+
+    sock: socket.socket
+    answerers: Mapping[Request, Answerer]
+    refused: int = 0
+    _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)
+
+    async def run(self) -> None:
+        """Until the front closes the socket, which it does when the mount is gone."""
+        limiter = trio.CapacityLimiter(TASKS_MAX)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.lowlevel.wait_readable(self.sock)
+                try:
+                    message = self.sock.recv(MESSAGE_MAX)
+                except BlockingIOError:
+                    continue
+                if not message:
+                    nursery.cancel_scope.cancel()
+                    return
+                nursery.start_soon(self._serve, message, limiter)
+
+    async def _serve(self, message: bytes, limiter: trio.CapacityLimiter) -> None:
+        try:
+            asked = parse(message)
+        except Malformed as error:
+            self.refused += 1
+            if error.unique is not None:
+                await self._send(refusal(error.unique, error.errno))
+            return
+        answer = refusal(asked.unique, errno.ETIMEDOUT)
+        with trio.move_on_after(REPLY_WITHIN_S):
+            async with limiter:
+                answer = await self._answer(asked)
+        await self._send(answer)
+
+    async def _answer(self, asked: Asked) -> bytes:
+        if asked.request in OWNER_ONLY and asked.uid != os.getuid():
+            self.refused += 1
+            return refusal(asked.unique, errno.EPERM)
+        if asked.token:
+            kept = self._kept.get(asked.token)
+            if kept is None or kept.uid != asked.uid:
+                return refusal(asked.unique, errno.EINVAL)
+            return reply(asked, asked.token, kept.whole)
+        try:
+            whole = json.dumps(await self.answerers[asked.request]()).encode()
+        except Exception:
+            log.exception("a bug: %s could not be answered", asked.request.name)
+            return refusal(asked.unique, errno.EIO)
+        token = 0
+        if len(whole) > asked.room:
+            token = self._keep(asked.uid, whole)
+        return reply(asked, token, whole)
+
+    def _keep(self, uid: int, whole: bytes) -> int:
+        now = trio.current_time()
+        while self._kept:
+            oldest = next(iter(self._kept))
+            if len(self._kept) < KEPT_MAX and self._kept[oldest].until > now:
+                break
+            del self._kept[oldest]
+        token = secrets.randbits(63) | 1
+        self._kept[token] = _Kept(uid, whole, now + KEPT_FOR_S)
+        return token
+
+    async def _send(self, message: bytes) -> None:
+        while True:
+            try:
+                self.sock.send(message)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.sock)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # unmounted meanwhile
+            else:
+                return

@@ -1,0 +1,422 @@
+"""The daemon: the parts list, and the order in which they start and stop.
+
+It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.runtime.daemon FD``: the
+settings come as JSON through that descriptor's pipe, and one line goes back, when the mount answers
+or when it is clear why it never will.
+
+Start: policy, mount, front, handlers. End, in the reverse order: the mount goes first, so that
+nobody is left waiting. A mount that is in use when the daemon is told to end is detached, and those
+who use it get ENOTCONN once the daemon is gone.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
+
+import pyfuse3
+import trio
+
+from copperfs.blob import BLOBS_ARE_SHARED
+from copperfs.config import Settings
+from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
+from copperfs.core.node import Limits, Node
+from copperfs.errors import CopperError, MountError
+from copperfs.fuse.board import Board
+from copperfs.fuse.handlers import FrontHandlers
+from copperfs.fuse.inodes import Inodes
+from copperfs.fuse.ioctl import Request
+from copperfs.fuse.mounting import (
+    absolute,
+    clean_up_stale,
+    mount_at,
+    mount_options,
+    mounts,
+    open_channel,
+    unmount,
+)
+from copperfs.fuse.plain import PlainHandlers, PlainPublications
+from copperfs.runtime.control import ControlServer
+from copperfs.runtime.engine import Engine
+from copperfs.runtime.places import OwnMounts, policy_for
+from copperfs.runtime.statistics import Statistics
+from copperfs.source.pool import Pool
+from copperfs.source.posix import PosixSource
+from copperfs.types import Path
+
+if TYPE_CHECKING:
+    from copperfs.fuse._front import Front
+
+log = logging.getLogger(__name__)
+
+# The front's own deadline is the last resort, should the handlers not answer at all.
+GRACE_S = 5.0
+# pyfuse3's own 99 would let 99 readers of a hung file block all other misses.
+HANDLER_TASKS_MAX = 1024
+# What one request or reply on the miss socket may take; without CAP_NET_ADMIN the system's limit
+# (about 400 KiB) holds, and the front asks the kernel for smaller reads.
+SOCKET_BYTES = 4 << 20
+READ_AHEAD_KIB = 1024
+# A node takes some 350 bytes in the front's tables; they may use a sixteenth of the budget.
+NODE_BYTES = 350
+NODES_MIN, NODES_MAX = 4096, 1 << 20
+SHED_EVERY_S = 1.0
+
+
+class Daemon:
+    """One mount, from the settings to its end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = replace(settings, mountpoint=absolute(settings.mountpoint))
+        self.source_root = os.path.realpath(os.fsencode(settings.source))
+        self._front_wanted = settings.front_threads > 0
+        self._cleanup = ExitStack()
+        self._sockets: list[socket.socket] = []
+        """Shutting these down ends the server, and with it the daemon."""
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Mount, serve until unmounted or told to end, and leave nothing behind."""
+        with self._cleanup:
+            trio.run(self._main, ready)
+
+    # --- the parts -------------------------------------------------------------------------------
+
+    async def _main(self, ready: Callable[[], None]) -> None:
+        token = trio.lowlevel.current_trio_token()
+        settings = self.settings
+        self._check()
+        _raise_descriptor_limit()
+        own: list[OwnMounts] = []
+        node = Node(policy_for(settings, mounts(), self.source_root), self._limits())
+        source = PosixSource(
+            self.source_root,
+            listing_max=settings.listing_max,
+            untouchable=lambda: own[0]() if own else node.policy.refused,
+        )
+        pool = Pool(settings.source_concurrency, token.run_sync_soon)
+        self._cleanup.callback(pool.close)
+
+        if clean_up_stale(settings.mountpoint):
+            log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
+        options = mount_options(settings.source, allow_other=settings.allow_other)
+        use_front = self._front_wanted and self._front_is_there()
+        if not use_front:
+            await self._run_plain(node, source, pool, options, ready)
+            return
+
+        from copperfs.fuse._front import Front  # may not be there
+
+        fuse_fd = open_channel(settings.mountpoint, options)
+        self._cleanup.callback(os.close, fuse_fd)
+        self._cleanup.callback(self._unmount_at_last)
+        own.append(self._watch_own_mounts(node, token))
+        miss, handlers_end = self._socketpair()
+        control, server_end = self._socketpair()
+        front = Front(
+            fuse_fd,
+            miss.fileno(),
+            control.fileno(),
+            settings.front_threads,
+            nodes_max=self._nodes_max(),
+            deadline_s=settings.source_deadline_s + GRACE_S,
+            kernel_cache=settings.kernel_cache,
+        )
+        self._cleanup.callback(front.stop)
+        board = Board(front)
+        engine = Engine(node, source, pool, board)
+        handlers = FrontHandlers(engine, board, self._statfs)
+        pyfuse3.init(handlers, f"/dev/fd/{handlers_end.fileno()}", set())
+        self._cleanup.callback(pyfuse3.close, unmount=False)
+        statistics = Statistics(engine, front)
+        self._sockets.append(server_end)
+        server = ControlServer(server_end, self._answerers(engine, statistics))
+        front.start()
+        _raise_read_ahead(settings.mountpoint)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            nursery.start_soon(self._run_shedding, front)
+            nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._serve_handlers)
+            self._publish_statfs(front)
+            if os.environ.get("COPPERFS_BENCH_BUSY"):
+                threading.Thread(target=_keep_busy, daemon=True).start()
+            log.info("%s is mounted at %s", settings.source, settings.mountpoint)
+            ready()
+            await server.run()  # until the mount is gone
+            log.info("%s was unmounted", settings.mountpoint)
+            pyfuse3.terminate()
+            nursery.cancel_scope.cancel()
+
+    async def _run_plain(
+        self,
+        node: Node,
+        source: PosixSource,
+        pool: Pool,
+        options: list[str],
+        ready: Callable[[], None],
+    ) -> None:
+        """The mount without the front."""
+        inodes = Inodes()
+        engine = Engine(node, source, pool, PlainPublications(inodes))
+        handlers = PlainHandlers(
+            engine, inodes, self._statfs, kernel_cache=self.settings.kernel_cache
+        )
+        pyfuse3.init(handlers, self.settings.mountpoint, set(options))
+        self._cleanup.callback(pyfuse3.close, unmount=False)
+        self._cleanup.callback(self._unmount_at_last)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            nursery.start_soon(self._run_signals)
+            log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
+            ready()
+            await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
+            nursery.cancel_scope.cancel()
+
+    # --- tasks -----------------------------------------------------------------------------------
+
+    async def _serve_handlers(self) -> None:
+        await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
+
+    async def _run_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+            async for number in received:
+                log.info("%s: unmounting", signal.Signals(number).name)
+                # In a thread: the kernel may have to be answered while it unmounts.
+                await trio.to_thread.run_sync(self._unmount_or_detach)
+
+    @staticmethod
+    async def _run_shedding(front: "Front") -> None:
+        """Keep the front's tables within their bound: the kernel is told to forget names."""
+        while True:
+            await trio.sleep(SHED_EVERY_S)
+            counts = front.statistics()
+            excess = counts["nodes"] - counts["nodes_max"]
+            if excess > 0:
+                await trio.to_thread.run_sync(front.shed, excess + counts["nodes_max"] // 8)
+
+    # --- what can be asked -----------------------------------------------------------------------
+
+    def _answerers(
+        self, engine: Engine, statistics: Statistics
+    ) -> dict[Request, Callable[[], Awaitable[object]]]:
+        async def hello() -> object:
+            return {
+                "copperfs": 1,
+                "versions": [1],
+                "pid": os.getpid(),
+                "uid": os.getuid(),
+                "mountpoint": self.settings.mountpoint,
+                "source": self.settings.source,
+            }
+
+        async def show_statistics() -> object:
+            return statistics.document()
+
+        async def reset() -> object:
+            statistics.reset()
+            return {"reset": True}
+
+        async def clear() -> object:
+            told = await engine.clear()
+            return {"epoch": engine.node.statistics().epoch, "names_invalidated": told}
+
+        async def configuration() -> object:
+            return asdict(self.settings)
+
+        async def objects() -> object:
+            return [_shown(key, size) for key, size in engine.node.held()]
+
+        return {
+            Request.HELLO: hello,
+            Request.STATISTICS: show_statistics,
+            Request.RESET: reset,
+            Request.CLEAR: clear,
+            Request.CONFIGURATION: configuration,
+            Request.OBJECTS: objects,
+        }
+
+    # --- odds and ends ---------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        source, mountpoint = self.settings.source, self.settings.mountpoint
+        if not os.path.isdir(self.source_root):
+            raise MountError(f"the source {source} is not a directory that can be read")
+        mounted = mount_at(mountpoint)
+        if mounted is None and not os.path.isdir(mountpoint):
+            raise MountError(f"{mountpoint} is not a directory; make it with: mkdir {mountpoint}")
+        if os.path.realpath(source) == mountpoint:
+            raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
+
+    def _limits(self) -> Limits:
+        return Limits(
+            memory_bytes=self.settings.memory_bytes,
+            tree_max_bytes=self.settings.tree_max_bytes,
+            bypass_above_bytes=self.settings.bypass_above_bytes,
+            fetch_deadline_s=self.settings.source_deadline_s,
+        )
+
+    def _nodes_max(self) -> int:
+        return min(NODES_MAX, max(NODES_MIN, self.settings.memory_bytes // 16 // NODE_BYTES))
+
+    @staticmethod
+    def _front_is_there() -> bool:
+        try:
+            import copperfs.fuse._front  # noqa: F401
+        except ImportError as error:
+            log.warning(
+                "the C front cannot be used (%s): running on plain pyfuse3, slower, and without "
+                "'copperfs stats' and 'copperfs clear'",
+                error,
+            )
+            return False
+        return BLOBS_ARE_SHARED
+
+    def _watch_own_mounts(self, node: Node, token: trio.lowlevel.TrioToken) -> OwnMounts:
+        mounted = mount_at(self.settings.mountpoint)
+        assert mounted is not None, "mounted a moment ago"
+
+        def refuse(paths: frozenset[Path]) -> None:
+            def apply() -> None:
+                node.policy = replace(node.policy, refused=paths)
+
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(apply)
+
+        own = OwnMounts(self.source_root, mounted.device, refuse)
+        self._cleanup.callback(own.close)
+        return own
+
+    def _socketpair(self) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setblocking(False)
+            for option in ("SO_SNDBUFFORCE", "SO_SNDBUF"):
+                # FORCE, 32 on Linux, needs CAP_NET_ADMIN
+                with suppress(OSError):
+                    end.setsockopt(
+                        socket.SOL_SOCKET,
+                        32 if option == "SO_SNDBUFFORCE" else socket.SO_SNDBUF,
+                        SOCKET_BYTES,
+                    )
+                    break
+            self._cleanup.callback(end.close)
+        return ours, theirs
+
+    def _statfs(self) -> os.statvfs_result:
+        return os.statvfs(self.source_root)
+
+    def _publish_statfs(self, front: "Front") -> None:
+        found = self._statfs()
+        front.publish_statfs(
+            max(found.f_blocks, 1),
+            found.f_bfree,
+            found.f_bavail,
+            max(found.f_files, 1),
+            found.f_ffree,
+            found.f_bsize,
+            found.f_namemax,
+            found.f_frsize,
+        )
+
+    def _unmount_or_detach(self) -> None:
+        mountpoint = self.settings.mountpoint
+        try:
+            unmount(mountpoint)
+        except MountError as error:
+            log.info("%s; detaching it", error)
+            with suppress(MountError):
+                unmount(mountpoint, lazy=True)
+            # Whoever uses it keeps the connection open, so nothing would tell the server.
+            trio.from_thread.run_sync(self._end_server)
+
+    def _end_server(self) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _unmount_at_last(self) -> None:
+        """When something failed after mounting. Usually there is nothing mounted any more."""
+        mounted = mount_at(self.settings.mountpoint)
+        if mounted is not None and mounted.fstype == "fuse.copperfs":
+            with suppress(MountError):
+                unmount(self.settings.mountpoint, lazy=True)
+
+
+def _shown(key: EntryKey | ListingKey | ObjectKey, size: int) -> dict[str, object]:
+    kind = {EntryKey: "entry", ListingKey: "listing", ObjectKey: "object"}[type(key)]
+    shown: dict[str, object] = {"kind": kind, "path": os.fsdecode(key.path), "bytes": size}
+    if isinstance(key, ObjectKey):
+        shown["version"] = key.version._asdict()
+    return shown
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _raise_read_ahead(mountpoint: str) -> None:
+    """The kernel reads 128 KiB ahead unless root raises it."""
+    mounted = mount_at(mountpoint)
+    if mounted is None:
+        return
+    knob = FilePath(f"/sys/class/bdi/{mounted.device}/read_ahead_kb")
+    with suppress(OSError):
+        knob.write_text(str(READ_AHEAD_KIB))
+
+
+def _keep_busy() -> None:
+    """For benchmarks: a thread of the daemon that computes, as a large job's daemon may."""
+    number = 0
+    while True:
+        number = (number * 31 + 7) % 1_000_003
+
+
+def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
+    """Messages of this process; nowhere unless there is a file, or a terminal that is kept."""
+    handler: logging.Handler = logging.NullHandler()
+    if settings.log_file is not None:
+        handler = logging.FileHandler(settings.log_file)
+    elif to_stderr:
+        handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+
+
+def main() -> int:
+    """``python -m copperfs.runtime.daemon FD``: one line of settings in, one line of outcome out."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    with channel.makefile("r", encoding="ascii") as lines:
+        settings = Settings.from_json(lines.readline())
+
+    def tell(**outcome: object) -> None:
+        with suppress(OSError):
+            channel.sendall(json.dumps(outcome).encode() + b"\n")
+        channel.close()
+
+    try:
+        set_up_logging(settings, to_stderr=False)
+        Daemon(settings).run(lambda: tell(pid=os.getpid()))
+    except CopperError as error:
+        tell(error=str(error))
+        return 1
+    except BaseException as error:
+        log.exception("a bug: the daemon failed in an unforeseen way")
+        tell(error=f"the daemon failed: {error!r}; its log has more")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""The engine: runs the core against the real world.
+
+It feeds events to the core and performs its actions, on trio's thread, one event at a time. Fetches
+go to the source's pool and come back as events; answers go to the handlers that asked; evictions go
+to the board. Besides the core's own, it wakes the core when ``deadline()`` says so.
+
+It keeps what the core only has handles for: blobs and open files.
+"""
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import trio
+
+from copperfs.blob import Blob
+from copperfs.core.actions import (
+    Action,
+    AnswerEntry,
+    AnswerError,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    CacheKey,
+    Evict,
+    LookAgain,
+    LookSource,
+    OpenSource,
+    ReadSource,
+    ReleaseBlob,
+    ReleaseHandle,
+    ScanSource,
+)
+from copperfs.core.events import (
+    Clear,
+    Event,
+    Failed,
+    HaveRead,
+    Looked,
+    Opened,
+    Question,
+    Scanned,
+    Tick,
+    Used,
+)
+from copperfs.core.listing import Listing
+from copperfs.core.node import Node
+from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
+from copperfs.source.pool import Pool
+from copperfs.source.posix import PosixSource
+from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# How long a caller waits for the kernel to be told that a name has to be looked up again. It takes
+# well below a millisecond, unless a slow lookup in the same directory is under way.
+KERNEL_TOLD_S = 1.0
+USE_REPORT_S = 1.0
+
+
+class Publications(Protocol):
+    """Where answers were published to, and what the kernel was told."""
+
+    def withdraw(self, key: CacheKey) -> None:
+        """This is no longer held."""
+
+    def withdraw_all(self) -> None:
+        """Nothing is held, and nothing is fresh."""
+
+    def used(self) -> list[CacheKey]:
+        """What was used without the core being asked."""
+        ...
+
+    def look_again(self, path: Path) -> Callable[[], object] | None:
+        """What a worker thread is to do so that the kernel looks *path* up again."""
+        ...
+
+    def invalidate_all(self) -> int:
+        """Have the kernel look everything up again; called in a worker thread."""
+        ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A handler that waits for its answer. The answer is delivered while actions are performed,
+    so that it is used before a later action evicts it."""
+
+    deliver: Callable[[Answered, Content], object]
+    answered: trio.Event | None = None
+    outcome: object = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Engine:
+    node: Node
+    source: PosixSource
+    pool: Pool
+    publications: Publications
+    _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
+    _blobs: dict[BlobId, Blob] = field(default_factory=dict)
+    _next: int = 1
+    _wake: trio.Event = field(default_factory=trio.Event)
+    _told: int = 0
+    _to_tell: int = 0
+    _tell: trio.MemorySendChannel[Callable[[], object]] = field(init=False)
+    _tell_from: trio.MemoryReceiveChannel[Callable[[], object]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tell, self._tell_from = trio.open_memory_channel(1024)
+
+    # --- for the handlers ------------------------------------------------------------------------
+
+    async def ask(self, question: Callable[[RequestId], Question], deliver: Deliver[T]) -> T:
+        """Put a question to the core; what *deliver* made of its answer."""
+        request = RequestId(self._number())
+        waiting = _Waiting(lambda answer, content: deliver(answer, content, self._remaining))
+        self._waiting[request] = waiting
+        try:
+            self.post(question(request))
+            if not waiting.done:
+                waiting.answered = trio.Event()
+                await waiting.answered.wait()
+        finally:
+            self._waiting.pop(request, None)
+        if isinstance(waiting.outcome, SourceError):
+            raise waiting.outcome
+        return waiting.outcome  # type: ignore[return-value]  # what deliver returned
+
+    async def wait_kernel_told(self) -> None:
+        """Until the kernel knows what it has to look up again; for a moment at most."""
+        goal = self._to_tell
+        with trio.move_on_after(KERNEL_TOLD_S):
+            while self._told < goal:
+                await trio.sleep(0.001)
+
+    # --- for the daemon --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Wake the core when it wants to be; tell it what is in use; tell the kernel things."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_clock)
+            nursery.start_soon(self._run_use_reports)
+            nursery.start_soon(self._run_telling)
+
+    async def clear(self) -> int:
+        """A new epoch, also for the kernel; how many names it was told to look up again."""
+        self.post(Clear())
+        self.publications.withdraw_all()
+        return await trio.to_thread.run_sync(
+            self.publications.invalidate_all, abandon_on_cancel=True
+        )
+
+    def post(self, event: Event) -> None:
+        """Let the core take one step, and do what it wants."""
+        for action in self.node.step(self._now(), event):
+            self._perform(action)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    # --- performing actions ----------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case ScanSource(fetch, path):
+                self._submit(fetch, lambda: self.source.scan(path))
+            case LookSource(fetch, path):
+                self._submit(fetch, lambda: self.source.look(path))
+            case ReadSource(fetch, path, version):
+                self._submit(fetch, lambda: self.source.read(path, version))
+            case OpenSource(fetch, path, version):
+                self._submit(fetch, lambda: HandleId(self.source.open(path, version)))
+            case AnswerEntry() | AnswerListing():
+                self._answer(action.request, action, None)
+            case AnswerObject(request, _, blob):
+                self._answer(request, action, self._blobs[blob])
+            case AnswerHandle(request, handle):
+                self._answer_handle(request, action, handle)
+            case AnswerError(request, error):
+                self._finish(request, SourceError(error))
+            case Evict(key):
+                self.publications.withdraw(key)
+            case ReleaseBlob(blob):
+                del self._blobs[blob]
+            case ReleaseHandle(handle):
+                self.source.close(handle)
+            case LookAgain(path):
+                self._look_again(path)
+
+    def _answer(self, request: RequestId, answer: Answered, content: Content) -> None:
+        waiting = self._waiting.get(request)
+        if waiting is None:
+            return
+        try:
+            self._finish(request, waiting.deliver(answer, content))
+        except Exception:
+            log.exception("a bug: an answer could not be delivered")
+            self._finish(request, SourceError(errno.EIO))
+
+    def _answer_handle(self, request: RequestId, answer: AnswerHandle, handle: HandleId) -> None:
+        if request in self._waiting:
+            self._answer(request, answer, int(handle))
+        else:
+            self.source.close(handle)
+
+    def _finish(self, request: RequestId, outcome: object) -> None:
+        waiting = self._waiting.get(request)
+        if waiting is None:
+            return
+        waiting.outcome, waiting.done = outcome, True
+        if waiting.answered is not None:
+            waiting.answered.set()
+
+    # --- the source ------------------------------------------------------------------------------
+
+    def _submit(self, fetch: FetchId, work: Callable[[], object]) -> None:
+        self.pool.submit(
+            work,
+            lambda result: self._came_back(fetch, result),
+            self.node.limits.fetch_deadline_s,
+        )
+
+    def _came_back(self, fetch: FetchId, result: object) -> None:
+        match result:
+            case OSError():
+                self.post(Failed(fetch, result.errno or errno.EIO))
+            case Listing():
+                self.post(Scanned(fetch, result))
+            case Entry() | None:
+                self.post(Looked(fetch, result))
+            case int():
+                self.post(Opened(fetch, HandleId(result)))
+            case _:
+                blob = BlobId(self._number())
+                self._blobs[blob] = result  # type: ignore[assignment]  # the rest are blobs
+                self.post(HaveRead(fetch, blob))
+
+    # --- background ------------------------------------------------------------------------------
+
+    async def _run_clock(self) -> None:
+        while True:
+            deadline = self.node.deadline()
+            if deadline is None:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            else:
+                await trio.sleep(max(0.0, deadline - self._now()))
+                self.post(Tick())
+
+    async def _run_use_reports(self) -> None:
+        while True:
+            await trio.sleep(USE_REPORT_S)
+            used = self.publications.used()
+            if used:
+                self.post(Used(tuple(used)))
+
+    async def _run_telling(self) -> None:
+        async for tell in self._tell_from:
+            await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+            self._told += 1
+
+    def _look_again(self, path: Path) -> None:
+        tell = self.publications.look_again(path)
+        if tell is None:
+            return
+        try:
+            self._tell.send_nowait(tell)
+            self._to_tell += 1
+        except trio.WouldBlock:
+            log.debug("too many changed files at once; %r is looked up again later", path)
+
+    # --- odds and ends ---------------------------------------------------------------------------
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    @staticmethod
+    def _now() -> float:
+        return time.monotonic()
+
+    def _remaining(self, until: float | None) -> float | None:
+        return None if until is None else until - self._now()
+
+    def blob_bytes(self) -> int:
+        """Bytes of all blobs that are held."""
+        return sum(len(blob) for blob in self._blobs.values())

@@ -1,0 +1,113 @@
+"""What a mount did, as one JSON document; ``docs/statistics.md`` explains every key.
+
+It is put together when somebody asks. Latencies are kept in buckets of a quarter of an octave, so
+quantiles are right to about 12 %.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from copperfs.runtime.engine import Engine
+from copperfs.source.posix import KINDS
+
+if TYPE_CHECKING:
+    from copperfs.fuse._front import Front, Latencies
+
+VERSION = 1
+QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Gathers the numbers of one mount."""
+
+    engine: Engine
+    front: "Front"
+    started: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.time)
+
+    def document(self) -> dict[str, object]:
+        front = self.front.statistics()
+        node = self.engine.node.statistics()
+        source = self.engine.source.counts.counts
+        pool = self.engine.pool.statistics()
+        operations = {
+            kind: {answer: _timed(count, latencies) for answer, (count, latencies) in each.items()}
+            for kind, each in front["kinds"].items()
+        }
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "started": self.started,
+            "since": self.since,
+            "epoch": node.epoch,
+            "operations": operations,
+            "handlers": {
+                "requests": front["handler_requests"],
+                "by_operation": {k: each["miss"][0] for k, each in front["kinds"].items()},
+            },
+            "hits": sum(each["hit"][0] for each in front["kinds"].values()),
+            "misses": sum(each["miss"][0] for each in front["kinds"].values()),
+            "negative": front["negative"],
+            "bytes": {
+                "from_memory": front["hit_bytes"] + front["miss_bytes"],
+                "from_source_files": front["bypass_bytes"],
+            },
+            "source": {kind: source.get(kind, 0) for kind in KINDS},
+            "pool": asdict(pool),
+            "cache": {
+                "budget_bytes": node.budget_bytes,
+                "held_bytes": node.held_bytes,
+                "reserved_bytes": node.reserved_bytes,
+                "held": node.held_count,
+                "object_bytes": self.engine.blob_bytes(),
+                "evictions": node.evictions,
+                "evicted_bytes": node.evicted_bytes,
+            },
+            "node": {
+                "questions": node.questions,
+                "answered_from_cache": node.answered_from_shelf,
+                "joined": node.joined,
+                "fetches": node.fetches,
+                "fetching": node.fetching,
+                "failures": node.failures,
+                "overdue": node.overdue,
+                "version_changes": node.version_changes,
+                "waited_for_room": node.waited_for_room,
+            },
+            "front": {
+                key: front[key]  # type: ignore[literal-required]
+                for key in (
+                    "nodes", "nodes_max", "idle_nodes", "pending", "forgets", "interrupts",
+                    "killed", "overdue", "overflows", "protocol_errors", "full_replies",
+                    "notifications", "max_pages", "bypass_threads",
+                )
+            },
+        }  # fmt: skip
+
+    def reset(self) -> None:
+        self.front.reset_statistics()
+        self.engine.source.counts.reset()
+        self.engine.node.reset_statistics()
+        self.since = time.time()
+
+
+def _timed(count: int, latencies: "Latencies") -> dict[str, float]:
+    shown: dict[str, float] = {"count": count}
+    if count:
+        shown |= {f"{name}_us": quantile(latencies, share) for name, share in QUANTILES}
+    return shown
+
+
+def quantile(latencies: Mapping[int, int], share: float) -> float:
+    """Microseconds that *share* of all stayed below, from counts by lower bound in ns."""
+    total, seen = sum(latencies.values()), 0
+    for lower_ns, count in sorted(latencies.items()):
+        seen += count
+        if seen >= share * total:
+            # the middle of a bucket that is between 1/4 and 1/7 of its lower bound wide
+            return round(lower_ns * 1.1 / 1000, 2)
+    return 0.0

@@ -1,0 +1,206 @@
+"""Reading the source: the only code that touches it.
+
+Plain blocking calls, made by the threads of the pool; every one may take as long as the source
+takes. What is counted here is what reached the source.
+
+A path may be longer than one system call takes (4,095 bytes), because the source's own prefix is
+added to it: it is then walked in pieces.
+"""
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from copperfs.blob import Blob, new_blob
+from copperfs.core.listing import Listing
+from copperfs.source.scan import entry_at, scan, shown_inode
+from copperfs.types import Attributes, Entry, Path, Version, is_below, split
+
+PATH_MAX = 4095
+READ_BYTES = 1 << 20
+
+# A change within the same tick of the source's clock as the one before leaves no trace in the
+# version. Ticks are 4 ms and rarely 10; a file that changed within the last 20 is left alone for
+# that long before it is read.
+TICK_NS = 20_000_000
+
+# O_NONBLOCK: a regular file may have become a fifo since it was looked at, and opening that would
+# wait for a writer.
+_OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+_WALK = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY
+
+# What opening says when there is a link, a socket or a device by now where a file was.
+_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
+
+
+class VersionChanged(OSError):
+    """The file is not, or no longer, the version that was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """What reached the source, by kind; *bytes_read* are those of whole files and chunks."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, kind: str, amount: int = 1) -> None:
+        with self._lock:
+            self.counts[kind] += amount
+
+    def reset(self) -> None:
+        with self._lock:
+            self.counts.clear()
+
+
+KINDS = ("open", "read", "read_bytes", "stat", "scandir")
+
+
+class PosixSource:
+    """The directory *root*, as the process sees it."""
+
+    def __init__(
+        self,
+        root: bytes,
+        *,
+        listing_max: int,
+        untouchable: Callable[[], frozenset[Path]] = frozenset,
+    ) -> None:
+        """*untouchable* gives the paths that lead back into the mount, as they are now."""
+        self.root = root.rstrip(b"/") or b"/"
+        self.listing_max = listing_max
+        self.counts = SourceCounts()
+        self._untouchable = untouchable
+        self.device = os.stat(self.root).st_dev
+
+    # --- what the pool calls ---------------------------------------------------------------------
+
+    def scan(self, path: Path) -> Listing:
+        untouchable = self._refuse(path)
+        names = tuple(
+            name for each in untouchable for above, name in (split(each),) if above == path
+        )
+        self.counts.add("scandir")
+        with self._opened(path, _OPEN_DIRECTORY) as fd:
+            listing = Listing(scan(fd, self.listing_max, self.device, names))
+        if not listing.bare:
+            self.counts.add("stat", listing.count)
+        return listing
+
+    def look(self, path: Path) -> Entry | None:
+        """The entry of *path*; None if there is no such name."""
+        if path in self._untouchable():
+            return Entry(Attributes.bare(1, stat.S_IFDIR))
+        self._refuse(path)
+        self.counts.add("stat")
+        try:
+            with self._reachable(path) as (directory, name):
+                return entry_at(directory, name, self.device)
+        except FileNotFoundError:
+            return None
+
+    def read(self, path: Path, version: Version) -> Blob:
+        """The whole file, if it is this version from the first byte to the last."""
+        with self._opened(path, _OPEN_FILE) as fd:
+            self.counts.add("open")
+            self._check(fd, version)
+            self._let_settle(version)
+            blob = new_blob(version.size)
+            done = 0
+            while done < version.size:
+                got = os.preadv(fd, [blob.view[done : done + READ_BYTES]], done)
+                self.counts.add("read")
+                if got == 0:
+                    raise VersionChanged
+                done += got
+            self.counts.add("read_bytes", done)
+            self._check(fd, version)
+        blob.seal(version.size)
+        return blob
+
+    def open(self, path: Path, version: Version) -> int:
+        """A descriptor of this version; the caller closes it."""
+        fd = self._open(path, _OPEN_FILE)
+        self.counts.add("open")
+        try:
+            self._check(fd, version)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    @staticmethod
+    def close(fd: int) -> None:
+        """For a descriptor that nobody came to take; closing a file that hangs may hang."""
+        threading.Thread(target=os.close, args=(fd,), daemon=True).start()
+
+    # --- how -------------------------------------------------------------------------------------
+
+    def _refuse(self, path: Path) -> frozenset[Path]:
+        """The daemon must never touch its own mount: it would wait for itself."""
+        untouchable = self._untouchable()
+        if any(is_below(path, each) for each in untouchable):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return untouchable
+
+    def _check(self, fd: int, version: Version) -> None:
+        status = os.fstat(fd)
+        inode = shown_inode(status.st_ino, status.st_dev, self.device)
+        now = Version(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
+        if now != version or not stat.S_ISREG(status.st_mode):
+            raise VersionChanged
+
+    @staticmethod
+    def _let_settle(version: Version) -> None:
+        age_ns = time.time_ns() - version.ctime_ns
+        if 0 <= age_ns < TICK_NS:
+            time.sleep((TICK_NS - age_ns) / 1e9)
+
+    @contextmanager
+    def _opened(self, path: Path, flags: int) -> Iterator[int]:
+        fd = self._open(path, flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self, path: Path, flags: int) -> int:
+        self._refuse(path)
+        with self._reachable(path) as (directory, name):
+            for attempt in range(2):
+                try:
+                    return os.open(name, flags, dir_fd=directory)
+                except OSError as error:
+                    if flags == _OPEN_FILE and error.errno in _NOT_A_FILE:
+                        raise VersionChanged from None
+                    # A network filesystem notices only now that the name leads elsewhere.
+                    if error.errno != errno.ESTALE or attempt:
+                        raise
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _reachable(self, path: Path) -> Iterator[tuple[int | None, bytes]]:
+        """*path* as what system calls take: a directory, or None, and a name relative to it."""
+        absolute = self.root + b"/" + path if path else self.root
+        directory: int | None = None
+        try:
+            while len(absolute) > PATH_MAX:
+                cut = absolute.rindex(b"/", 0, PATH_MAX)
+                onward = os.open(absolute[:cut], _WALK, dir_fd=directory)
+                if directory is not None:
+                    os.close(directory)
+                directory, absolute = onward, absolute[cut + 1 :]
+            yield directory, absolute
+        finally:
+            if directory is not None:
+                os.close(directory)

@@ -1,0 +1,100 @@
+"""A directory's names with their attributes.
+
+``scan`` is the C extension's where that could be built, else this module's own; one contract suite
+holds both. It takes an open directory, so that a path of any length can be listed.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from copperfs.core.listing import pack_listing
+from copperfs.types import Attributes, Entry
+
+_U64 = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def shown_inode(inode: int, device: int, root_device: int) -> int:
+    """The inode number to show.
+
+    Two filesystems below one source may use the same number for different files, which ``tar`` and
+    ``rsync`` would take for hard links. Those not on the root's filesystem get another one.
+    """
+    if device == root_device:
+        return inode
+    mixed = (device + 0x9E3779B97F4A7C15) & _U64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _U64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _U64
+    return inode ^ mixed ^ (mixed >> 31)
+
+
+def plain_scan(fd: int, limit: int, device: int, untouchable: tuple[bytes, ...]) -> bytes:
+    """What ``_scan.c`` does, in Python: a packed listing of the directory *fd*.
+
+    Bare if there are more than *limit* names, or if they may be listed but not looked at. Names in
+    *untouchable* lead back into the mount and are shown without being touched.
+    """
+    # An absolute path would be needed to give names as bytes to scandir(); fds give str.
+    names = [os.fsencode(name) for name in os.listdir(fd)]
+    bare = len(names) > limit
+    if not bare:
+        try:
+            return pack_listing(_rows(fd, names, device, untouchable)).packed
+        except PermissionError:
+            bare = True
+    with os.scandir(fd) as found:
+        rows = [(os.fsencode(each.name), _bare(each, untouchable)) for each in found]
+    return pack_listing(rows, bare=bare).packed
+
+
+def _rows(
+    fd: int, names: list[bytes], device: int, untouchable: tuple[bytes, ...]
+) -> Iterator[tuple[bytes, Entry]]:
+    for name in names:
+        if name in untouchable:
+            inode = next(each.inode() for each in os.scandir(fd) if os.fsencode(each.name) == name)
+            yield name, Entry(Attributes.bare(inode, stat.S_IFDIR))
+            continue
+        try:
+            yield name, entry_at(fd, name, device)
+        except FileNotFoundError:
+            continue  # gone between being listed and being looked at
+
+
+def _bare(found: "os.DirEntry[str]", untouchable: tuple[bytes, ...]) -> Entry:
+    inode = found.inode()
+    if os.fsencode(found.name) in untouchable:
+        return Entry(Attributes.bare(inode, stat.S_IFDIR))
+    # Python tells four types apart without asking; a reader gets the rest by looking it up.
+    if found.is_symlink():
+        kind = stat.S_IFLNK
+    elif found.is_dir(follow_symlinks=False):
+        kind = stat.S_IFDIR
+    elif found.is_file(follow_symlinks=False):
+        kind = stat.S_IFREG
+    else:
+        kind = 0
+    return Entry(Attributes.bare(inode, kind))
+
+
+def entry_at(directory: int | None, name: bytes, root_device: int) -> Entry:
+    """The entry of *name* in an open directory, or of a path; OSError if there is none."""
+    for _ in range(8):
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        inode = shown_inode(status.st_ino, status.st_dev, root_device)
+        attributes = Attributes.from_stat(status, inode)
+        if not stat.S_ISLNK(status.st_mode):
+            return Entry(attributes)
+        try:
+            return Entry(attributes, os.readlink(name, dir_fd=directory))
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # it became something else meanwhile
+                raise
+    raise OSError(errno.EIO, "changes too fast to be looked at")
+
+
+try:
+    from copperfs.source._scan import scan
+except ImportError:
+    scan = plain_scan

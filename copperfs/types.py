@@ -1,0 +1,164 @@
+"""The words of the system as types: paths, versions, attributes, entries.
+
+Paths are bytes, relative to the source's root, without a leading slash; the root is ``b""``. They
+are bytes because a name on Linux need not be UTF-8.
+
+Attributes are kept packed, in the layout of the kernel's ``struct fuse_attr``: 88 bytes where a
+dataclass of sixteen integers takes 700, and nothing to convert on the way to the front or, later,
+onto the wire. They are taken apart only where somebody looks.
+"""
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple, NewType
+
+Path = NewType("Path", bytes)
+RequestId = NewType("RequestId", int)
+"""A question put to a node; its answer carries the same number."""
+FetchId = NewType("FetchId", int)
+"""One attempt to obtain something elsewhere; several requests may wait on it."""
+BlobId = NewType("BlobId", int)
+"""A handle to bytes outside the core; whoever performs its actions knows which."""
+HandleId = NewType("HandleId", int)
+"""A handle to an open file of the source, outside the core like the bytes of a blob."""
+
+ROOT = Path(b"")
+
+# ino size blocks atime mtime ctime | their nanoseconds | mode nlink uid gid rdev blksize flags
+_ATTRIBUTES = struct.Struct("<6Q10I")
+ATTRIBUTES_BYTES = _ATTRIBUTES.size
+assert ATTRIBUTES_BYTES == 88
+_U32, _U64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Version(NamedTuple):
+    """What must stay the same for bytes of a file to belong together."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+def _signed(seconds: int) -> int:
+    """Times before 1970 travel as two's complement."""
+    return seconds - (1 << 64) if seconds >= 1 << 63 else seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What ``stat`` tells of one file, packed."""
+
+    packed: bytes
+
+    @classmethod
+    def from_stat(cls, status: os.stat_result, inode: int | None = None) -> "Attributes":
+        """From ``os.lstat``; *inode* where the source's number must not be shown."""
+        seconds = (
+            status.st_atime_ns // 1_000_000_000 & _U64,
+            status.st_mtime_ns // 1_000_000_000 & _U64,
+            status.st_ctime_ns // 1_000_000_000 & _U64,
+        )
+        return cls(
+            _ATTRIBUTES.pack(
+                status.st_ino if inode is None else inode,
+                status.st_size,
+                status.st_blocks,
+                *seconds,
+                status.st_atime_ns % 1_000_000_000,
+                status.st_mtime_ns % 1_000_000_000,
+                status.st_ctime_ns % 1_000_000_000,
+                status.st_mode,
+                status.st_nlink,
+                status.st_uid,
+                status.st_gid,
+                status.st_rdev & _U32,
+                status.st_blksize & _U32,
+                0,
+            )
+        )
+
+    @classmethod
+    def bare(cls, inode: int, mode: int) -> "Attributes":
+        """Of something that is not to be looked at: its number and type."""
+        return cls(_ATTRIBUTES.pack(inode, *[0] * 8, mode, 1, 0, 0, 0, 4096, 0))
+
+    def with_size(self, size: int) -> "Attributes":
+        """The same, but for the size."""
+        values = list(self.unpack())
+        values[1] = size
+        return Attributes(_ATTRIBUTES.pack(*values))
+
+    def with_mode(self, mode: int) -> "Attributes":
+        """The same, but for type and permissions."""
+        values = list(self.unpack())
+        values[9] = mode
+        return Attributes(_ATTRIBUTES.pack(*values))
+
+    def unpack(self) -> tuple[int, ...]:
+        """All sixteen values, in the order of ``struct fuse_attr``."""
+        return _ATTRIBUTES.unpack(self.packed)
+
+    @property
+    def inode(self) -> int:
+        return self.unpack()[0]
+
+    @property
+    def size(self) -> int:
+        return self.unpack()[1]
+
+    @property
+    def mode(self) -> int:
+        return self.unpack()[9]
+
+    @property
+    def version(self) -> Version:
+        inode, size, _, _, mtime, ctime, _, mtime_ns, ctime_ns, *_ = self.unpack()
+        return Version(
+            size,
+            _signed(mtime) * 1_000_000_000 + mtime_ns,
+            _signed(ctime) * 1_000_000_000 + ctime_ns,
+            inode,
+        )
+
+    @property
+    def times_ns(self) -> tuple[int, int, int]:
+        """Access, modification and change."""
+        _, _, _, atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns, *_ = self.unpack()
+        return (
+            _signed(atime) * 1_000_000_000 + atime_ns,
+            _signed(mtime) * 1_000_000_000 + mtime_ns,
+            _signed(ctime) * 1_000_000_000 + ctime_ns,
+        )
+
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    def is_symlink(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The metadata of one name that exists; the target is a symbolic link's."""
+
+    attributes: Attributes
+    target: bytes = b""
+
+
+def join(directory: Path, name: bytes) -> Path:
+    """The path of *name* in *directory*."""
+    return Path(directory + b"/" + name if directory else name)
+
+
+def split(path: Path) -> tuple[Path, bytes]:
+    """The directory that holds *path*, and its name there; the root has no name."""
+    directory, _, name = path.rpartition(b"/")
+    return Path(directory), name
+
+
+def is_below(path: bytes, prefix: bytes) -> bool:
+    """Whether *path* is *prefix* or something in it, as paths, not as strings."""
+    return not prefix or path == prefix or path.startswith(prefix + b"/")

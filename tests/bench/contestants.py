@@ -1,0 +1,223 @@
+"""The filesystems that are compared, and how each of them shows a tree.
+
+Each contestant mounts a source directory read-only for the length of a `with` block and says which
+processes serve it. FUSE daemons run in the foreground, so that their pids are known and none of
+them can be left behind.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench import passthrough
+from tests.bench.processes import CannotMeasureError, daemon, mountpoint, process_tree, unmount
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A contestant in place."""
+
+    path: Path
+    daemon_pid: int | None = None  # None: the kernel alone
+
+    @property
+    def pids(self) -> list[int]:
+        return [] if self.daemon_pid is None else process_tree(self.daemon_pid)
+
+
+class Contestant(abc.ABC):
+    """One way to see a directory."""
+
+    name: str
+
+    def missing(self) -> str | None:
+        """Why it cannot take part on this machine; None when it can."""
+        return None
+
+    @abc.abstractmethod
+    def mounted(self, source: Path) -> contextlib.AbstractContextManager[Mounted]:
+        """Show `source` somewhere until the block ends."""
+
+
+class Bind(Contestant):
+    """The yardstick: the kernel's own bind mount, read-only."""
+
+    name = "bind"
+
+    def missing(self) -> str | None:
+        return None if os.geteuid() == 0 else "a bind mount needs root"
+
+    @contextlib.contextmanager
+    def mounted(self, source: Path) -> Iterator[Mounted]:
+        with mountpoint() as path:
+            subprocess.run(["mount", "--bind", "-o", "ro", str(source), str(path)], check=True)
+            try:
+                yield Mounted(path)
+            finally:
+                unmount(path)
+
+
+class FuseProgram(Contestant):
+    """A program that mounts in the foreground."""
+
+    def __init__(self, name: str, program: str) -> None:
+        self.name = name
+        self.program = program
+
+    def missing(self) -> str | None:
+        return None if shutil.which(self.program) else f"{self.program} is not installed"
+
+    @abc.abstractmethod
+    def command(self, source: Path, path: Path) -> list[str]: ...
+
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    @contextlib.contextmanager
+    def mounted(self, source: Path) -> Iterator[Mounted]:
+        if reason := self.missing():
+            raise CannotMeasureError(reason)
+        with (
+            mountpoint() as path,
+            daemon(self.command(source, path), path, self.environment()) as process,
+        ):
+            yield Mounted(path, process.pid)
+
+
+class Bindfs(FuseProgram):
+    """As it comes, with one thread and a second of kernel caching, unless told otherwise."""
+
+    def __init__(self, *, kernel_cache: bool = True, threads: bool = False) -> None:
+        super().__init__("bindfs" if kernel_cache else "bindfs, uncached", "bindfs")
+        self._options = ["--multithreaded"] if threads else []
+        if not kernel_cache:
+            self._options += ["-o", "attr_timeout=0,entry_timeout=0"]
+
+    def command(self, source: Path, path: Path) -> list[str]:
+        return ["bindfs", "-f", "-r", *self._options, str(source), str(path)]
+
+
+class Squashfuse(FuseProgram):
+    """The low-level variant where it is installed: the faster of the two."""
+
+    def __init__(self, images: Path) -> None:
+        program = "squashfuse_ll" if shutil.which("squashfuse_ll") else "squashfuse"
+        super().__init__("squashfuse", program)
+        self._images = images
+
+    def missing(self) -> str | None:
+        if not shutil.which("mksquashfs"):
+            return "mksquashfs is not installed"
+        return super().missing()
+
+    def command(self, source: Path, path: Path) -> list[str]:
+        image = self._image_of(source)
+        _warm(image)
+        return [self.program, "-f", str(image), str(path)]
+
+    def _image_of(self, source: Path) -> Path:
+        """The image of this tree, built once for each state of it."""
+        state = hashlib.sha256(os.fsencode(source))
+        for directory, names, files in os.walk(source):
+            names.sort()
+            for name in sorted(files):
+                status = os.lstat(os.path.join(directory, name))
+                state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        image = self._images / f"{source.name}-{state.hexdigest()[:16]}.squashfs"
+        if not image.exists():
+            self._images.mkdir(parents=True, exist_ok=True)
+            for stale in self._images.glob(f"{source.name}-{'?' * 16}.squashfs"):
+                stale.unlink()
+            partial = image.with_suffix(".partial")
+            subprocess.run(
+                ["mksquashfs", source, partial, "-comp", "lz4", "-noappend", "-quiet"],
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+            partial.rename(image)
+        return image
+
+
+class PassthroughHp(FuseProgram):
+    """libfuse's example, built from its source package; kernel caching off."""
+
+    def __init__(self, cache: Path) -> None:
+        super().__init__("passthrough_hp", str(cache / "passthrough_hp" / "passthrough_hp"))
+        self._cache = cache
+
+    def missing(self) -> str | None:
+        try:
+            passthrough.build(self._cache)
+        except CannotMeasureError as reason:
+            return str(reason)
+        return None
+
+    def command(self, source: Path, path: Path) -> list[str]:
+        return [self.program, "--nocache", "--foreground", str(source), str(path)]
+
+
+class Copperfs(FuseProgram):
+    """copperfs itself, in one of its arrangements."""
+
+    def __init__(self, name: str, *mount_flags: str, env: Mapping[str, str] | None = None) -> None:
+        beside = Path(sys.executable).parent / "copperfs"
+        super().__init__(name, str(beside) if beside.exists() else "copperfs")
+        self._flags = mount_flags
+        self._env = env or {}
+
+    def command(self, source: Path, path: Path) -> list[str]:
+        flags = ["--source", str(source), "--foreground", *self._flags]
+        return [self.program, "mount", str(path), *flags]
+
+    def environment(self) -> Mapping[str, str]:
+        return self._env
+
+    def handler_requests(self, mounted: Mounted) -> int | None:
+        """How many requests have reached Python so far; None when it does not say."""
+        try:
+            done = subprocess.run(
+                [self.program, "stats", str(mounted.path), "--json"],
+                capture_output=True,
+                check=True,
+                timeout=30,
+            )
+            statistics: dict[str, Any] = json.loads(done.stdout)
+            return int(statistics["handlers"]["requests"])
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _warm(file: Path) -> None:
+    """Read a file once, so that it is in the page cache."""
+    with file.open("rb", buffering=0) as stream:
+        while stream.read(1 << 22):
+            pass
+
+
+def plain_pyfuse3(*more: str) -> Copperfs:
+    return Copperfs("pyfuse3", "--front-threads", "0", *more)
+
+
+def copperfs(*more: str) -> Copperfs:
+    return Copperfs("copperfs", *more)
+
+
+def copperfs_busy(*more: str) -> Copperfs:
+    """With a thread of the daemon's Python that computes all the time."""
+    return Copperfs("copperfs, busy", *more, env={"COPPERFS_BENCH_BUSY": "1"})
+
+
+def standard(cache: Path) -> list[Contestant]:
+    """Those that every benchmark of ordinary use compares, the yardstick first."""
+    return [Bind(), Bindfs(), Squashfuse(cache / "images"), plain_pyfuse3(), copperfs()]

@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Makes this machine able to run a make target, and does nothing where it already is.
+#
+#   tests/setup.sh check|demo|test|test-long|bench
+#
+# Debian packages by apt-get where root or sudo allows it, otherwise one sentence that says what to
+# install. Then .venv with what pyproject.toml names, and copperfs itself, editable, its C compiled
+# with warnings as errors. Stamps in .venv hold hashes of what was installed: a checkout changes
+# times without changing contents.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+purpose=${1:?"usage: tests/setup.sh check|demo|test|test-long|bench"}
+python=${PYTHON:-python3}
+venv=.venv
+
+# Two runs at once would install into each other's environment.
+exec 9<"$0"
+flock 9
+
+die() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+# ---- Debian packages -----------------------------------------------------------------------------
+
+missing=()
+
+# need PACKAGE PROBE...: asks for what the package gives, so that other distributions pass too.
+need() {
+    local package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing+=("$package")
+}
+
+has() { command -v "$1"; }
+has_c_library() { echo '#include <stdio.h>' | gcc -E -; }
+has_fuzzer() {
+    echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+        clang -fsanitize=fuzzer,address -x c - -o /dev/null
+}
+has_python_headers() {
+    "$python" -c 'import os, sysconfig
+raise SystemExit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+}
+
+list_missing() {
+    missing=()
+    need fuse3 has fusermount3
+    need pkg-config has pkg-config
+    need libfuse3-dev pkg-config --exists fuse3
+    need gcc has gcc
+    need libc6-dev has_c_library
+    need python3-venv "$python" -c 'import ensurepip, venv'
+    need python3-dev has_python_headers
+    case $purpose in test | test-long | bench)
+        need git has git
+        need rsync has rsync
+        need fio has fio
+        need bindfs has bindfs
+        need squashfuse has squashfuse
+        need squashfs-tools has mksquashfs
+        need attr has getfattr
+        ;;
+    esac
+    case $purpose in test-long)
+        need clang has clang
+        need libclang-rt-14-dev has_fuzzer
+        ;;
+    esac
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+install_packages() {
+    has apt-get >/dev/null && as_root true 2>/dev/null ||
+        die "please install these packages, by these or similar names: ${missing[*]}"
+    echo "setup: installing ${missing[*]}"
+    as_root apt-get -qq update &&
+        as_root env DEBIAN_FRONTEND=noninteractive \
+            apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null ||
+        die "apt-get could not install: ${missing[*]}"
+    list_missing
+    # For instance the headers of a Python that is not Debian's.
+    [ ${#missing[@]} -eq 0 ] || die "installed, but still not usable with $python: ${missing[*]}"
+}
+
+# ---- Python --------------------------------------------------------------------------------------
+
+hash_of() { cat "$@" | sha256sum; }
+
+install_requirements() {
+    local wanted
+    # Another Python, or a .venv that was interrupted or moved, means a new one.
+    if [ "$("$python" -VV)" != "$($venv/bin/python -VV 2>&1)" ] ||
+        ! $venv/bin/pip --version >/dev/null 2>&1; then
+        echo "setup: making $venv"
+        "$python" -m venv --clear $venv
+    fi
+    wanted=$(hash_of pyproject.toml)
+    [ "$wanted" != "$(cat $venv/requirements.stamp 2>/dev/null)" ] || return 0
+    echo "setup: installing what pyproject.toml names"
+    rm -f $venv/requirements.stamp
+    # Not "pip install -e .[dev]": our C is to be compiled with -Werror, that of pyfuse3 is not.
+    $venv/bin/pip install --quiet --disable-pip-version-check -r <(
+        $venv/bin/python -c 'import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = project["optional-dependencies"]
+print(*project["dependencies"], *extras["dev"], *extras["tests"], sep="\n")'
+    ) || die "pip could not install what pyproject.toml names"
+    echo "$wanted" >$venv/requirements.stamp
+}
+
+extensions() {
+    $venv/bin/python -c 'import tomllib
+setuptools = tomllib.load(open("pyproject.toml", "rb"))["tool"]["setuptools"]
+print(*(module["name"].replace(".", "/") for module in setuptools["ext-modules"]))'
+}
+
+install_copperfs() {
+    local wanted sources extension
+    mapfile -t sources < <(find copperfs -name '*.[ch]' | sort)
+    wanted=$(hash_of pyproject.toml "${sources[@]}")
+    [ "$wanted" != "$(cat $venv/copperfs.stamp 2>/dev/null)" ] || return 0
+    echo "setup: building copperfs"
+    rm -f $venv/copperfs.stamp
+    for extension in $(extensions); do rm -f "$extension".*.so; done
+    CFLAGS="${CFLAGS:-} -Werror" $venv/bin/pip install --verbose --disable-pip-version-check \
+        --no-deps --no-build-isolation --editable . >$venv/build.log 2>&1 ||
+        die "copperfs could not be installed: $(tail -n 20 $venv/build.log)"
+    # An extension that fails to compile is left out without an error: pyproject.toml says optional.
+    for extension in $(extensions); do
+        compgen -G "$extension.*.so" >/dev/null ||
+            die "$extension was not compiled: $(grep -A3 'error:' $venv/build.log | head -n 20)"
+    done
+    echo "$wanted" >$venv/copperfs.stamp
+}
+
+# ---- in order ------------------------------------------------------------------------------------
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    die "copperfs needs Python 3.11 or later, which $python is not; name another: make PYTHON=python3.12 ..."
+list_missing
+[ ${#missing[@]} -eq 0 ] || install_packages
+[ "$purpose" = check ] || [ -c /dev/fuse ] ||
+    die "there is no /dev/fuse here; load the fuse module, or give the container that device"
+install_requirements
+install_copperfs

@@ -1,0 +1,154 @@
+"""The command line: exit codes, where sentences go, and ``copperfs config show``."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from copperfs import __version__
+from copperfs.cli import main as cli
+from copperfs.cli.output import printable
+from copperfs.config import OPTIONS
+from copperfs.errors import MountError
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("COPPERFS_CONFIG", raising=False)
+    for option in OPTIONS:
+        monkeypatch.delenv(option.variable, raising=False)
+
+
+class Failing:
+    NAME = "fail"
+    HELP = "fail in the way asked for"
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        pass
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        raise self.error
+
+
+def config_show(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, object]]:
+    assert cli.main(["config", "show", "--json", *flags]) == 0
+    shown: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
+    return shown
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"copperfs {__version__}\n"
+
+
+def test_an_error_is_one_sentence_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = MountError("/mnt is in use; unmount it first")
+    monkeypatch.setattr(cli, "COMMANDS", (Failing(error),))
+    assert cli.main(["fail"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "copperfs: /mnt is in use; unmount it first\n")
+
+
+def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (Failing(KeyboardInterrupt()),))
+    assert cli.main(["fail"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "required: COMMAND"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["config"], "required: COMMAND"),
+        (["config", "show", "--memory", "lots"], "argument --memory: 'lots' is not a size; write"),
+        (["config", "show", "--front-threads", "x"], "is not a whole number from 0 to 64"),
+        (["config", "show", "--revalidate", "-1"], "argument --revalidate"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*command.NAME.split(), "--help"])
+        assert caught.value.code == 0
+        assert command.HELP in capsys.readouterr().out.replace("\n", " ").lower()
+
+
+def test_config_show_names_the_origin_of_each_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / ".config" / "copperfs.toml"
+    path.parent.mkdir()
+    path.write_text('tree-max = "1MiB"\nsymlinks = "keep"\n')
+    monkeypatch.setenv("COPPERFS_SYMLINKS", "rewrite")
+    shown = config_show(capsys, "--no-kernel-cache", "--shared", "/a", "/b", "--shared=/c")
+    assert list(shown) == [option.key for option in OPTIONS]
+    assert shown["tree-max"] == {"value": 1 << 20, "origin": "file", "where": str(path)}
+    assert shown["symlinks"] == {
+        "value": "rewrite",
+        "origin": "variable",
+        "where": "COPPERFS_SYMLINKS",
+    }
+    assert shown["kernel-cache"]["value"] is False
+    assert shown["shared"] == {"value": ["/a", "/b", "/c"], "origin": "flag", "where": "--shared"}
+    assert shown["log-level"] == {"value": "info", "origin": "default", "where": "default"}
+
+
+def test_config_show_prints_a_line_for_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "show", "--memory", "1536M"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["memory", "1536", "MiB", "flag", "--memory"] in lines
+    assert ["shared", "automatic", "default"] in lines
+    assert len(lines) == 1 + len(OPTIONS)
+
+
+def test_none_as_a_flag_overrides_a_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COPPERFS_REVALIDATE", "5")
+    assert config_show(capsys)["revalidate"]["value"] == 5.0
+    assert config_show(capsys, "--revalidate", "none")["revalidate"]["value"] is None
+
+
+def test_a_file_that_was_asked_for_has_to_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    absent = tmp_path / "absent.toml"
+    assert cli.main(["config", "show", "--config", str(absent)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"copperfs: {absent}: no such file; correct --config or leave it out\n"
+    monkeypatch.setenv("COPPERFS_CONFIG", str(tmp_path))
+    assert cli.main(["config", "show"]) == 1
+    assert capsys.readouterr().err == f"copperfs: {tmp_path} cannot be read: Is a directory\n"
+
+
+def test_the_file_of_the_flag_is_taken_instead_of_that_of_the_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, threads in (("flag", 3), ("variable", 4)):
+        (tmp_path / name).write_text(f"front-threads = {threads}")
+    monkeypatch.setenv("COPPERFS_CONFIG", str(tmp_path / "variable"))
+    assert config_show(capsys)["front-threads"]["value"] == 4
+    assert config_show(capsys, "--config", str(tmp_path / "flag"))["front-threads"]["value"] == 3
+
+
+def test_names_that_are_not_utf8_can_be_printed() -> None:
+    assert printable("caf\N{LATIN SMALL LETTER E WITH ACUTE}") == "café"
+    assert printable("\udcff\nx\x1b[0m") == "\\xff\\nx\\x1b[0m"
