@@ -88,7 +88,20 @@ static struct blob *blob_api_get(void *python_object)
 	return blob_ref(((struct blob_object *)python_object)->blob);
 }
 
-static struct blob_api api = { .get = blob_api_get };
+static void *blob_api_wrap(struct blob *blob)
+{
+	struct blob_object *self = (struct blob_object *)blob_type.tp_alloc(&blob_type, 0);
+
+	if (!self) {
+		blob_unref(blob);
+		return NULL;
+	}
+	self->blob = blob;
+	self->sealed = true;
+	return self;
+}
+
+static struct blob_api api = { .get = blob_api_get, .wrap = blob_api_wrap };
 
 static PyBufferProcs blob_buffer = { .bf_getbuffer = blob_getbuffer };
 static PySequenceMethods blob_sequence = { .sq_length = blob_length };

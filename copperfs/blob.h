@@ -71,6 +71,8 @@ static inline void blob_unref(struct blob *blob)
 struct blob_api {
 	/* a new reference to the blob behind a Python Blob, NULL with TypeError set */
 	struct blob *(*get)(void *python_object);
+	/* a sealed Python Blob that takes the reference, also when it fails */
+	void *(*wrap)(struct blob *blob);
 };
 #define BLOB_API_CAPSULE "copperfs._blob.api"
 

@@ -35,15 +35,14 @@ class PlainBlob:
         return len(self._view)
 
 
+try:
+    from copperfs._blob import Blob as SharedBlob
+except ImportError:
+    BLOBS_ARE_SHARED = False
+else:
+    BLOBS_ARE_SHARED = True
+
+
 def new_blob(capacity: int) -> Blob:
     """An empty blob of the best kind there is."""
-    return _Blob(capacity)
-
-
-try:
-    from copperfs._blob import Blob as _Blob
-except ImportError:
-    _Blob = PlainBlob
-
-BLOBS_ARE_SHARED = _Blob is not PlainBlob
-"""Whether blobs can be handed to the front's threads."""
+    return SharedBlob(capacity) if BLOBS_ARE_SHARED else PlainBlob(capacity)

@@ -335,6 +335,7 @@ class Node:
         if fetch is None:
             return self._too_late(outcome)
         path = fetch.subject[1]
+        actions: list[Action]
         match outcome:
             case Scanned(_, listing):
                 size = len(listing.packed) * 2 + listing.count * ROW_OVERHEAD_BYTES

@@ -2,8 +2,8 @@
 
 Least recently used goes first. Uses that the front or the kernel serve are not seen here as they
 happen; they are reported from time to time, which is enough to keep what is in use at the young end
-of the order. Room for what is on its way is reserved beforehand, so that the budget also holds while
-many files are fetched at once.
+of the order. Room for what is on its way is reserved beforehand, so that the budget also holds
+while many files are fetched at once.
 
 Tried in thought and rejected: a budget for each of entries, listings and objects. It needs three
 settings, and one of them is always wrong.

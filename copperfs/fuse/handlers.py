@@ -166,7 +166,8 @@ class FrontHandlers(pyfuse3.Operations):
                 assert isinstance(content, int)
                 self._board.publish_handle(number, content)
             elif isinstance(answer, AnswerObject):
-                assert content is not None and not isinstance(content, int)
+                assert content is not None
+                assert not isinstance(content, int)
                 self._board.publish_object(number, ObjectKey(path, version), content)
                 if full:
                     return bytes(content.view[offset : offset + size])

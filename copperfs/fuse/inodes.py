@@ -1,8 +1,8 @@
 """Inode numbers for a mount without the front: what tables.c keeps, in Python.
 
 A number names one version of a file, as there: a name whose file changed gets a new number, and
-whoever holds the old one open keeps to the old version. Numbers live as long as the kernel refers to
-them.
+whoever holds the old one open keeps to the old version. Numbers live as long as the kernel refers
+to them.
 """
 
 from dataclasses import dataclass, field

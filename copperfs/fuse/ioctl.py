@@ -1,14 +1,14 @@
 """The ioctl protocol: how a running mount is asked. ``docs/ioctl.md`` has it for C programmers.
 
 Every request is one number, ``_IOWR(0xC7, nr, 8192)``, on any file or directory of the mount. The
-buffer begins with a header; the rest is data, JSON in UTF-8. A reply that does not fit is fetched in
-parts: the first carries a token, and the same number with that token and an offset fetches more.
+buffer begins with a header; the rest is data, JSON in UTF-8. A reply that does not fit is fetched
+in parts: the first carries a token, and the same number with that token and an offset fetches more.
 
 The number 0 (hello) keeps its meaning for ever. Numbers 0x10 to 0x1f are version 1; a version that
 means something else by them would take others.
 
-This module has both sides: what the client sends, and how the server, which gets the FUSE request as
-the kernel made it, takes it apart. Nothing in it waits but ``ask_mount``.
+This module has both sides: what the client sends, and how the server, which gets the FUSE request
+as the kernel made it, takes it apart. Nothing in it waits but ``ask_mount``.
 """
 
 import errno

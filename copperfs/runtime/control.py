@@ -1,8 +1,8 @@
 """The control server: answers ioctls, which the front passes on by a socket of their own.
 
 Each is a task, since clearing waits for the kernel; there is a bound on how many, and on how long
-each may take. Replies longer than one buffer are kept for a while to be fetched in parts, each under
-a token that only its asker's user can use.
+each may take. Replies longer than one buffer are kept for a while to be fetched in parts, each
+under a token that only its asker's user can use.
 """
 
 import errno

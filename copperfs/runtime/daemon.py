@@ -1,8 +1,8 @@
 """The daemon: the parts list, and the order in which they start and stop.
 
-It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.runtime.daemon FD``: the
-settings come as JSON through that descriptor's pipe, and one line goes back, when the mount answers
-or when it is clear why it never will.
+It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.runtime.daemon FD``.
+The settings come as JSON through that descriptor, and one line goes back when the mount answers, or
+when it is clear why it never will.
 
 Start: policy, mount, front, handlers. End, in the reverse order: the mount goes first, so that
 nobody is left waiting. A mount that is in use when the daemon is told to end is detached, and those
@@ -49,8 +49,8 @@ from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.places import OwnMounts, policy_for
 from copperfs.runtime.statistics import Statistics
-from copperfs.source.pool import Pool
-from copperfs.source.posix import PosixSource
+from copperfs.source.fetcher import Fetcher
+from copperfs.source.threads import ThreadFetcher
 from copperfs.types import Path
 
 if TYPE_CHECKING:
@@ -97,20 +97,15 @@ class Daemon:
         _raise_descriptor_limit()
         own: list[OwnMounts] = []
         node = Node(policy_for(settings, mounts(), self.source_root), self._limits())
-        source = PosixSource(
-            self.source_root,
-            listing_max=settings.listing_max,
-            untouchable=lambda: own[0]() if own else node.policy.refused,
-        )
-        pool = Pool(settings.source_concurrency, token.run_sync_soon)
-        self._cleanup.callback(pool.close)
+        use_front = self._front_wanted and self._native_is_there()
+        fetcher = self._fetcher(use_front, lambda: own[0]() if own else node.policy.refused)
+        self._cleanup.callback(fetcher.close)
 
         if clean_up_stale(settings.mountpoint):
             log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
         options = mount_options(settings.source, allow_other=settings.allow_other)
-        use_front = self._front_wanted and self._front_is_there()
         if not use_front:
-            await self._run_plain(node, source, pool, options, ready)
+            await self._run_plain(node, fetcher, options, ready)
             return
 
         from copperfs.fuse._front import Front  # may not be there
@@ -132,7 +127,7 @@ class Daemon:
         )
         self._cleanup.callback(front.stop)
         board = Board(front)
-        engine = Engine(node, source, pool, board)
+        engine = Engine(node, fetcher, board)
         handlers = FrontHandlers(engine, board, self._statfs)
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.fileno()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -159,14 +154,13 @@ class Daemon:
     async def _run_plain(
         self,
         node: Node,
-        source: PosixSource,
-        pool: Pool,
+        fetcher: Fetcher,
         options: list[str],
         ready: Callable[[], None],
     ) -> None:
         """The mount without the front."""
         inodes = Inodes()
-        engine = Engine(node, source, pool, PlainPublications(inodes))
+        engine = Engine(node, fetcher, PlainPublications(inodes))
         handlers = PlainHandlers(
             engine, inodes, self._statfs, kernel_cache=self.settings.kernel_cache
         )
@@ -268,17 +262,32 @@ class Daemon:
         return min(NODES_MAX, max(NODES_MIN, self.settings.memory_bytes // 16 // NODE_BYTES))
 
     @staticmethod
-    def _front_is_there() -> bool:
+    def _native_is_there() -> bool:
         try:
-            import copperfs.fuse._front  # noqa: F401
+            import copperfs.fuse._front
+            import copperfs.source._native  # noqa: F401
         except ImportError as error:
             log.warning(
-                "the C front cannot be used (%s): running on plain pyfuse3, slower, and without "
-                "'copperfs stats' and 'copperfs clear'",
+                "the C extensions cannot be used (%s): running on plain pyfuse3, slower, and "
+                "without 'copperfs stats' and 'copperfs clear'",
                 error,
             )
             return False
         return BLOBS_ARE_SHARED
+
+    def _fetcher(self, native: bool, untouchable: Callable[[], frozenset[Path]]) -> Fetcher:
+        kind: type[Fetcher] = ThreadFetcher
+        if native:
+            from copperfs.source.native import NativeFetcher
+
+            kind = NativeFetcher
+        return kind(
+            self.source_root,
+            listing_max=self.settings.listing_max,
+            concurrency=self.settings.source_concurrency,
+            deadline_s=self.settings.source_deadline_s,
+            untouchable=untouchable,
+        )
 
     def _watch_own_mounts(self, node: Node, token: trio.lowlevel.TrioToken) -> OwnMounts:
         mounted = mount_at(self.settings.mountpoint)
@@ -395,7 +404,7 @@ def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
 
 
 def main() -> int:
-    """``python -m copperfs.runtime.daemon FD``: one line of settings in, one line of outcome out."""
+    """``python -m copperfs.runtime.daemon FD``: settings in, one line of outcome out."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("r", encoding="ascii") as lines:
         settings = Settings.from_json(lines.readline())

@@ -37,21 +37,15 @@ from copperfs.core.actions import (
 from copperfs.core.events import (
     Clear,
     Event,
-    Failed,
     HaveRead,
-    Looked,
-    Opened,
     Question,
-    Scanned,
     Tick,
     Used,
 )
-from copperfs.core.listing import Listing
 from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
-from copperfs.source.pool import Pool
-from copperfs.source.posix import PosixSource
-from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
+from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
+from copperfs.types import BlobId, HandleId, Path, RequestId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,15 +92,12 @@ class _Waiting:
 @dataclass(slots=True)
 class Engine:
     node: Node
-    source: PosixSource
-    pool: Pool
+    fetcher: Fetcher
     publications: Publications
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _blobs: dict[BlobId, Blob] = field(default_factory=dict)
     _next: int = 1
     _wake: trio.Event = field(default_factory=trio.Event)
-    _told: int = 0
-    _to_tell: int = 0
     _tell: trio.MemorySendChannel[Callable[[], object]] = field(init=False)
     _tell_from: trio.MemoryReceiveChannel[Callable[[], object]] = field(init=False)
 
@@ -133,16 +124,18 @@ class Engine:
 
     async def wait_kernel_told(self) -> None:
         """Until the kernel knows what it has to look up again; for a moment at most."""
-        goal = self._to_tell
+        told = trio.Event()
         with trio.move_on_after(KERNEL_TOLD_S):
-            while self._told < goal:
-                await trio.sleep(0.001)
+            # told in order: when this one comes, all that was asked before is done
+            await self._tell.send(lambda: trio.from_thread.run_sync(told.set))
+            await told.wait()
 
     # --- for the daemon --------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Wake the core when it wants to be; tell it what is in use; tell the kernel things."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.fetcher.run, self._arrived)
             nursery.start_soon(self._run_clock)
             nursery.start_soon(self._run_use_reports)
             nursery.start_soon(self._run_telling)
@@ -166,14 +159,8 @@ class Engine:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case ScanSource(fetch, path):
-                self._submit(fetch, lambda: self.source.scan(path))
-            case LookSource(fetch, path):
-                self._submit(fetch, lambda: self.source.look(path))
-            case ReadSource(fetch, path, version):
-                self._submit(fetch, lambda: self.source.read(path, version))
-            case OpenSource(fetch, path, version):
-                self._submit(fetch, lambda: HandleId(self.source.open(path, version)))
+            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+                self.fetcher.start(action)
             case AnswerEntry() | AnswerListing():
                 self._answer(action.request, action, None)
             case AnswerObject(request, _, blob):
@@ -187,7 +174,7 @@ class Engine:
             case ReleaseBlob(blob):
                 del self._blobs[blob]
             case ReleaseHandle(handle):
-                self.source.close(handle)
+                self.fetcher.close_handle(handle)
             case LookAgain(path):
                 self._look_again(path)
 
@@ -205,7 +192,7 @@ class Engine:
         if request in self._waiting:
             self._answer(request, answer, int(handle))
         else:
-            self.source.close(handle)
+            self.fetcher.close_handle(handle)
 
     def _finish(self, request: RequestId, outcome: object) -> None:
         waiting = self._waiting.get(request)
@@ -217,27 +204,12 @@ class Engine:
 
     # --- the source ------------------------------------------------------------------------------
 
-    def _submit(self, fetch: FetchId, work: Callable[[], object]) -> None:
-        self.pool.submit(
-            work,
-            lambda result: self._came_back(fetch, result),
-            self.node.limits.fetch_deadline_s,
-        )
-
-    def _came_back(self, fetch: FetchId, result: object) -> None:
-        match result:
-            case OSError():
-                self.post(Failed(fetch, result.errno or errno.EIO))
-            case Listing():
-                self.post(Scanned(fetch, result))
-            case Entry() | None:
-                self.post(Looked(fetch, result))
-            case int():
-                self.post(Opened(fetch, HandleId(result)))
-            case _:
-                blob = BlobId(self._number())
-                self._blobs[blob] = result  # type: ignore[assignment]  # the rest are blobs
-                self.post(HaveRead(fetch, blob))
+    def _arrived(self, outcome: Arrived) -> None:
+        if isinstance(outcome, BlobRead):
+            blob = BlobId(self._number())
+            self._blobs[blob] = outcome.blob
+            outcome = HaveRead(outcome.fetch, blob)
+        self.post(outcome)
 
     # --- background ------------------------------------------------------------------------------
 
@@ -261,7 +233,6 @@ class Engine:
     async def _run_telling(self) -> None:
         async for tell in self._tell_from:
             await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
-            self._told += 1
 
     def _look_again(self, path: Path) -> None:
         tell = self.publications.look_again(path)
@@ -269,7 +240,6 @@ class Engine:
             return
         try:
             self._tell.send_nowait(tell)
-            self._to_tell += 1
         except trio.WouldBlock:
             log.debug("too many changed files at once; %r is looked up again later", path)
 

@@ -18,11 +18,56 @@ from copperfs.types import ROOT, Path, is_below
 
 # Filesystems that all nodes of a job see alike.
 NETWORK_FILESYSTEMS = frozenset(
-    ["lustre", "nfs", "nfs4", "gpfs", "beegfs", "panfs", "ceph", "orangefs", "pvfs2", "cifs", "smb3", "afs", "9p", "dvs", "wekafs", "quobyte", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "fuse.daos", "fuse.juicefs", "fuse.cvmfs2", "fuse.lustre"]
+    [
+        "lustre",
+        "nfs",
+        "nfs4",
+        "gpfs",
+        "beegfs",
+        "panfs",
+        "ceph",
+        "orangefs",
+        "pvfs2",
+        "cifs",
+        "smb3",
+        "afs",
+        "9p",
+        "dvs",
+        "wekafs",
+        "quobyte",
+        "fuse.ceph",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.daos",
+        "fuse.juicefs",
+        "fuse.cvmfs2",
+        "fuse.lustre",
+    ]
 )
 # Interfaces of the kernel: their files have no size before they are read.
 PSEUDO_FILESYSTEMS = frozenset(
-    ["proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "pstore", "bpf", "configfs", "fusectl", "mqueue", "hugetlbfs", "binfmt_misc", "efivarfs", "selinuxfs", "rpc_pipefs", "nsfs"]
+    [
+        "proc",
+        "sysfs",
+        "devtmpfs",
+        "devpts",
+        "cgroup",
+        "cgroup2",
+        "debugfs",
+        "tracefs",
+        "securityfs",
+        "pstore",
+        "bpf",
+        "configfs",
+        "fusectl",
+        "mqueue",
+        "hugetlbfs",
+        "binfmt_misc",
+        "efivarfs",
+        "selinuxfs",
+        "rpc_pipefs",
+        "nsfs",
+    ]
 )
 ALWAYS_LOCAL = (b"/proc", b"/sys", b"/dev", b"/run")
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from copperfs.runtime.engine import Engine
-from copperfs.source.posix import KINDS
 
 if TYPE_CHECKING:
     from copperfs.fuse._front import Front, Latencies
@@ -32,8 +31,7 @@ class Statistics:
     def document(self) -> dict[str, object]:
         front = self.front.statistics()
         node = self.engine.node.statistics()
-        source = self.engine.source.counts.counts
-        pool = self.engine.pool.statistics()
+        pool = self.engine.fetcher.statistics()
         operations = {
             kind: {answer: _timed(count, latencies) for answer, (count, latencies) in each.items()}
             for kind, each in front["kinds"].items()
@@ -56,7 +54,7 @@ class Statistics:
                 "from_memory": front["hit_bytes"] + front["miss_bytes"],
                 "from_source_files": front["bypass_bytes"],
             },
-            "source": {kind: source.get(kind, 0) for kind in KINDS},
+            "source": self.engine.fetcher.counts(),
             "pool": asdict(pool),
             "cache": {
                 "budget_bytes": node.budget_bytes,
@@ -79,7 +77,7 @@ class Statistics:
                 "waited_for_room": node.waited_for_room,
             },
             "front": {
-                key: front[key]  # type: ignore[literal-required]
+                key: front[key]
                 for key in (
                     "nodes", "nodes_max", "idle_nodes", "pending", "forgets", "interrupts",
                     "killed", "overdue", "overflows", "protocol_errors", "full_replies",
@@ -90,7 +88,7 @@ class Statistics:
 
     def reset(self) -> None:
         self.front.reset_statistics()
-        self.engine.source.counts.reset()
+        self.engine.fetcher.reset_counts()
         self.engine.node.reset_statistics()
         self.since = time.time()
 

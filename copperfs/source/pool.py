@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from copperfs.source.fetcher import PoolStats
+
 log = logging.getLogger(__name__)
 
 STUCK_MAX = 128
@@ -29,14 +31,6 @@ class _Job:
     deadline_s: float
     started: float | None = None
     abandoned: bool = False
-
-
-@dataclass(slots=True)
-class PoolStats:
-    threads: int = 0
-    busy: int = 0
-    queued: int = 0
-    stuck: int = 0
 
 
 @dataclass(slots=True)

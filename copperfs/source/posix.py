@@ -13,14 +13,14 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from copperfs.blob import Blob, new_blob
 from copperfs.core.listing import Listing
 from copperfs.source.scan import entry_at, scan, shown_inode
-from copperfs.types import Attributes, Entry, Path, Version, is_below, split
+from copperfs.types import Entry, Path, Version
 
 PATH_MAX = 4095
 READ_BYTES = 1 << 20
@@ -63,9 +63,6 @@ class SourceCounts:
             self.counts.clear()
 
 
-KINDS = ("open", "read", "read_bytes", "stat", "scandir")
-
-
 class PosixSource:
     """The directory *root*, as the process sees it."""
 
@@ -74,34 +71,25 @@ class PosixSource:
         root: bytes,
         *,
         listing_max: int,
-        untouchable: Callable[[], frozenset[Path]] = frozenset,
     ) -> None:
-        """*untouchable* gives the paths that lead back into the mount, as they are now."""
         self.root = root.rstrip(b"/") or b"/"
         self.listing_max = listing_max
         self.counts = SourceCounts()
-        self._untouchable = untouchable
         self.device = os.stat(self.root).st_dev
 
     # --- what the pool calls ---------------------------------------------------------------------
 
-    def scan(self, path: Path) -> Listing:
-        untouchable = self._refuse(path)
-        names = tuple(
-            name for each in untouchable for above, name in (split(each),) if above == path
-        )
+    def scan(self, path: Path, untouchable: tuple[bytes, ...] = ()) -> Listing:
+        """The listing of *path*; the names in *untouchable* are shown without being looked at."""
         self.counts.add("scandir")
         with self._opened(path, _OPEN_DIRECTORY) as fd:
-            listing = Listing(scan(fd, self.listing_max, self.device, names))
+            listing = Listing(scan(fd, self.listing_max, self.device, untouchable))
         if not listing.bare:
             self.counts.add("stat", listing.count)
         return listing
 
     def look(self, path: Path) -> Entry | None:
         """The entry of *path*; None if there is no such name."""
-        if path in self._untouchable():
-            return Entry(Attributes.bare(1, stat.S_IFDIR))
-        self._refuse(path)
         self.counts.add("stat")
         try:
             with self._reachable(path) as (directory, name):
@@ -139,19 +127,7 @@ class PosixSource:
             raise
         return fd
 
-    @staticmethod
-    def close(fd: int) -> None:
-        """For a descriptor that nobody came to take; closing a file that hangs may hang."""
-        threading.Thread(target=os.close, args=(fd,), daemon=True).start()
-
     # --- how -------------------------------------------------------------------------------------
-
-    def _refuse(self, path: Path) -> frozenset[Path]:
-        """The daemon must never touch its own mount: it would wait for itself."""
-        untouchable = self._untouchable()
-        if any(is_below(path, each) for each in untouchable):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        return untouchable
 
     def _check(self, fd: int, version: Version) -> None:
         status = os.fstat(fd)
@@ -175,7 +151,6 @@ class PosixSource:
             os.close(fd)
 
     def _open(self, path: Path, flags: int) -> int:
-        self._refuse(path)
         with self._reachable(path) as (directory, name):
             for attempt in range(2):
                 try:

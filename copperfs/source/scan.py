@@ -1,7 +1,7 @@
 """A directory's names with their attributes.
 
-``scan`` is the C extension's where that could be built, else this module's own; one contract suite
-holds both. It takes an open directory, so that a path of any length can be listed.
+The same as ``scan.c``, in Python. It takes an open directory, so that a path of any length can be
+listed.
 """
 
 import errno
@@ -29,8 +29,8 @@ def shown_inode(inode: int, device: int, root_device: int) -> int:
     return inode ^ mixed ^ (mixed >> 31)
 
 
-def plain_scan(fd: int, limit: int, device: int, untouchable: tuple[bytes, ...]) -> bytes:
-    """What ``_scan.c`` does, in Python: a packed listing of the directory *fd*.
+def scan(fd: int, limit: int, device: int, untouchable: tuple[bytes, ...]) -> bytes:
+    """A packed listing of the directory *fd*; ``scan.c`` does the same.
 
     Bare if there are more than *limit* names, or if they may be listed but not looked at. Names in
     *untouchable* lead back into the mount and are shown without being touched.
@@ -92,9 +92,3 @@ def entry_at(directory: int | None, name: bytes, root_device: int) -> Entry:
             if error.errno != errno.EINVAL:  # it became something else meanwhile
                 raise
     raise OSError(errno.EIO, "changes too fast to be looked at")
-
-
-try:
-    from copperfs.source._scan import scan
-except ImportError:
-    scan = plain_scan

@@ -1,12 +1,9 @@
 /*
- * copperfs.source._scan: a directory's names with their attributes, in one call.
- *
- * scan(fd, limit, device, untouchable) -> packed listing (core/listing.py has the
- * format; source/scan.py the same in Python).  The GIL is let go for all of it: a
- * directory of 1,000 names on a loaded Lustre takes a second.
+ * A directory's names with their attributes, in one go: a packed listing, the format
+ * of core/listing.py.  scan.py does the same in Python.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#define _GNU_SOURCE
+#include "native.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,12 +14,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-struct attributes { /* struct fuse_attr */
-	uint64_t ino, size, blocks, atime, mtime, ctime;
-	uint32_t atimensec, mtimensec, ctimensec;
-	uint32_t mode, nlink, uid, gid, rdev, blksize, flags;
-};
 
 struct row {
 	uint32_t length;
@@ -35,11 +26,6 @@ struct header {
 };
 
 enum { MAGIC = 0x31534c43, BARE = 1 };
-
-struct buffer {
-	char *bytes;
-	size_t used, room;
-};
 
 struct scan {
 	DIR *directory;
@@ -69,7 +55,7 @@ static bool reserve(struct buffer *buffer, size_t size)
 
 /* Two filesystems below one source may use the same number for different files; those
  * that are not on the root's filesystem get another one. source/scan.py does the same. */
-static uint64_t shown_inode(uint64_t inode, uint64_t device, uint64_t root_device)
+uint64_t shown_inode(uint64_t inode, uint64_t device, uint64_t root_device)
 {
 	uint64_t mixed = device + 0x9e3779b97f4a7c15u;
 
@@ -80,7 +66,7 @@ static uint64_t shown_inode(uint64_t inode, uint64_t device, uint64_t root_devic
 	return inode ^ mixed ^ (mixed >> 31);
 }
 
-static void fill(struct attributes *a, const struct stat *status, uint64_t root_device)
+void fill_attributes(struct attributes *a, const struct stat *status, uint64_t root_device)
 {
 	*a = (struct attributes){
 		.ino = shown_inode(status->st_ino, status->st_dev, root_device),
@@ -150,7 +136,7 @@ static int scan_name(struct scan *scan, const struct dirent *found, bool bare)
 		if (fstatat(scan->fd, found->d_name, &status,
 			    AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT))
 			return errno == ENOENT ? 0 : errno;
-		fill(&attributes, &status, scan->device);
+		fill_attributes(&attributes, &status, scan->device);
 		if (S_ISLNK(status.st_mode)) {
 			target_length = readlinkat(scan->fd, found->d_name, target,
 						   sizeof(target));
@@ -205,81 +191,25 @@ static int scan_directory(struct scan *scan, size_t limit)
 	return error;
 }
 
-/* The names as a NULL-terminated array; the tuple keeps them alive. */
-static const char **borrow_names(PyObject *tuple)
+int source_scan(int fd, size_t limit, uint64_t device, const char *const *untouchable,
+		struct buffer *packed)
 {
-	Py_ssize_t count = PyTuple_GET_SIZE(tuple);
-	const char **names = calloc((size_t)count + 1, sizeof(*names));
+	struct scan scan = { .fd = fd, .device = device, .untouchable = untouchable };
+	int error;
 
-	if (!names) {
-		PyErr_NoMemory();
-		return NULL;
+	scan.directory = fdopendir(fd);
+	if (!scan.directory) {
+		error = errno;
+		close(fd);
+		return error;
 	}
-	for (Py_ssize_t i = 0; i < count; i++) {
-		names[i] = PyBytes_AsString(PyTuple_GET_ITEM(tuple, i));
-		if (!names[i]) {
-			free(names);
-			return NULL;
-		}
-	}
-	return names;
-}
-
-static PyObject *py_scan(PyObject *module, PyObject *args)
-{
-	struct scan scan = { 0 };
-	unsigned long long device;
-	PyObject *untouchable, *packed = NULL;
-	Py_ssize_t limit;
-	const char **names;
-	int fd, error;
-
-	(void)module;
-	if (!PyArg_ParseTuple(args, "inKO!", &fd, &limit, &device, &PyTuple_Type, &untouchable))
-		return NULL;
-	names = borrow_names(untouchable);
-	if (!names)
-		return NULL;
-	scan.device = device;
-	scan.untouchable = names;
-	Py_BEGIN_ALLOW_THREADS
-	/* a descriptor of its own: closedir() closes what it was given */
-	scan.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	scan.directory = scan.fd < 0 ? NULL : fdopendir(scan.fd);
-	error = scan.directory ? scan_directory(&scan, (size_t)limit) : errno;
-	if (scan.directory)
-		closedir(scan.directory);
-	else if (scan.fd >= 0)
-		close(scan.fd);
-	Py_END_ALLOW_THREADS
-	free(names);
+	error = scan_directory(&scan, limit);
+	closedir(scan.directory);
 	if (error) {
-		errno = error;
-		PyErr_SetFromErrno(PyExc_OSError);
-	} else {
-		memcpy(scan.packed.bytes, &scan.header, sizeof(scan.header));
-		packed = PyBytes_FromStringAndSize(scan.packed.bytes,
-						   (Py_ssize_t)scan.packed.used);
+		free(scan.packed.bytes);
+		return error;
 	}
-	free(scan.packed.bytes);
-	return packed;
-}
-
-static PyMethodDef methods[] = {
-	{ "scan", py_scan, METH_VARARGS,
-	  "scan(fd, limit, device, untouchable) -> bytes: a packed listing." },
-	{ NULL, NULL, 0, NULL },
-};
-
-static struct PyModuleDef definition = {
-	PyModuleDef_HEAD_INIT,
-	.m_name = "copperfs.source._scan",
-	.m_doc = "Scanning a directory without the GIL.",
-	.m_size = -1,
-	.m_methods = methods,
-};
-
-PyMODINIT_FUNC PyInit__scan(void)
-{
-	return PyModule_Create(&definition);
+	memcpy(scan.packed.bytes, &scan.header, sizeof(scan.header));
+	*packed = scan.packed;
+	return 0;
 }

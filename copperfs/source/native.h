@@ -1,0 +1,55 @@
+/*
+ * The source's C side: scanning, looking, reading and opening without the GIL, and a
+ * pool of threads that wait for the source.  posix.py and pool.py do the same in Python,
+ * for a mount without C; one contract suite holds both.
+ */
+#ifndef COPPERFS_SOURCE_NATIVE_H
+#define COPPERFS_SOURCE_NATIVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include "../blob.h"
+
+struct attributes { /* struct fuse_attr, as in types.py */
+	uint64_t ino, size, blocks, atime, mtime, ctime;
+	uint32_t atimensec, mtimensec, ctimensec;
+	uint32_t mode, nlink, uid, gid, rdev, blksize, flags;
+};
+
+/* Version in types.py */
+struct version {
+	uint64_t size;
+	int64_t mtime_ns, ctime_ns;
+	uint64_t ino;
+};
+
+struct buffer {
+	char *bytes;
+	size_t used, room;
+};
+
+/* What reached the source. */
+struct source_counts {
+	_Atomic uint64_t open, read, read_bytes, stat, scandir;
+};
+
+uint64_t shown_inode(uint64_t inode, uint64_t device, uint64_t root_device);
+void fill_attributes(struct attributes *a, const struct stat *status, uint64_t root_device);
+
+/* All return 0 or an errno. */
+
+/* Takes the descriptor. */
+int source_scan(int fd, size_t limit, uint64_t device, const char *const *untouchable,
+		struct buffer *packed);
+int source_open_directory(const char *path, int *fd);
+int source_look(const char *path, uint64_t device, struct attributes *attributes,
+		struct buffer *target, struct source_counts *counts);
+int source_read(const char *path, const struct version *version, uint64_t device,
+		struct blob **blob, struct source_counts *counts);
+int source_open(const char *path, const struct version *version, uint64_t device, int *fd,
+		struct source_counts *counts);
+
+#endif

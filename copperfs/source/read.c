@@ -1,0 +1,215 @@
+/*
+ * Looking, reading and opening: what posix.py does, without the GIL.
+ *
+ * A path may be longer than a system call takes, because the source's own prefix is
+ * added to it; it is then walked in pieces.
+ */
+#define _GNU_SOURCE
+#include "native.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+	/* A regular file may have become a fifo or a link since it was looked at. */
+	OPEN_FILE = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
+	OPEN_DIRECTORY = O_RDONLY | O_CLOEXEC | O_DIRECTORY,
+	WALK = O_PATH | O_CLOEXEC | O_DIRECTORY,
+	READ_BYTES = 1 << 20,
+	LINK_TRIES = 8,
+};
+
+/* A change within the same tick of the source's clock as the one before leaves no trace
+ * in the version. Ticks are 4 ms and rarely 10. */
+static const int64_t tick_ns = 20000000;
+
+/* Finds a directory from which the rest of the path is short enough. */
+static int reach(const char *path, int *directory, const char **rest)
+{
+	char piece[PATH_MAX];
+
+	*directory = AT_FDCWD;
+	while (strlen(path) >= PATH_MAX) {
+		size_t length = PATH_MAX - 1;
+		int onward;
+
+		while (length && path[length] != '/')
+			length--;
+		if (!length)
+			return ENAMETOOLONG;
+		memcpy(piece, path, length);
+		piece[length] = 0;
+		onward = openat(*directory, piece, WALK);
+		if (*directory != AT_FDCWD)
+			close(*directory);
+		*directory = AT_FDCWD;
+		if (onward < 0)
+			return errno;
+		*directory = onward;
+		path += length + 1;
+	}
+	*rest = path;
+	return 0;
+}
+
+static void let_go(int directory)
+{
+	if (directory != AT_FDCWD)
+		close(directory);
+}
+
+static int open_at(const char *path, int flags, int *fd)
+{
+	const char *rest;
+	int directory, error = reach(path, &directory, &rest);
+
+	if (error)
+		return error;
+	*fd = openat(directory, rest, flags);
+	/* a network filesystem noticed only now that the name leads elsewhere */
+	if (*fd < 0 && errno == ESTALE)
+		*fd = openat(directory, rest, flags);
+	error = *fd < 0 ? errno : 0;
+	let_go(directory);
+	return error;
+}
+
+static int64_t nanoseconds(const struct timespec *time)
+{
+	return (int64_t)time->tv_sec * 1000000000 + time->tv_nsec;
+}
+
+static int check(int fd, const struct version *version, uint64_t device)
+{
+	struct stat now;
+
+	if (fstat(fd, &now))
+		return errno;
+	if (!S_ISREG(now.st_mode) || (uint64_t)now.st_size != version->size ||
+	    nanoseconds(&now.st_mtim) != version->mtime_ns ||
+	    nanoseconds(&now.st_ctim) != version->ctime_ns ||
+	    shown_inode(now.st_ino, now.st_dev, device) != version->ino)
+		return ESTALE;
+	return 0;
+}
+
+static void let_settle(const struct version *version)
+{
+	struct timespec now, wait = { 0 };
+	int64_t age_ns;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	age_ns = nanoseconds(&now) - version->ctime_ns;
+	if (age_ns < 0 || age_ns >= tick_ns)
+		return;
+	wait.tv_nsec = tick_ns - age_ns;
+	nanosleep(&wait, NULL);
+}
+
+int source_open_directory(const char *path, int *fd)
+{
+	return open_at(path, OPEN_DIRECTORY, fd);
+}
+
+int source_open(const char *path, const struct version *version, uint64_t device, int *fd,
+		struct source_counts *counts)
+{
+	int error = open_at(path, OPEN_FILE, fd);
+
+	/* there is a link, a socket or a device by now where a file was */
+	if (error == ELOOP || error == ENXIO || error == ENODEV)
+		return ESTALE;
+	if (error)
+		return error;
+	counts->open++;
+	error = check(*fd, version, device);
+	if (error)
+		close(*fd);
+	return error;
+}
+
+static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
+{
+	size_t done = 0;
+
+	while (done < blob->size) {
+		size_t part = blob->size - done < READ_BYTES ? blob->size - done : READ_BYTES;
+		ssize_t got = pread(fd, blob->data + done, part, (off_t)done);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return errno;
+		if (got == 0)
+			return ESTALE;
+		counts->read++;
+		done += (size_t)got;
+	}
+	counts->read_bytes += done;
+	return 0;
+}
+
+int source_read(const char *path, const struct version *version, uint64_t device,
+		struct blob **blob, struct source_counts *counts)
+{
+	int fd, error = source_open(path, version, device, &fd, counts);
+
+	if (error)
+		return error;
+	let_settle(version);
+	*blob = blob_new(version->size);
+	error = *blob ? read_whole(fd, *blob, counts) : ENOMEM;
+	if (!error)
+		error = check(fd, version, device);
+	if (error && *blob) {
+		blob_unref(*blob);
+		*blob = NULL;
+	}
+	close(fd);
+	return error;
+}
+
+static int read_link(int directory, const char *name, struct buffer *target)
+{
+	ssize_t length;
+
+	if (!target->bytes)
+		target->bytes = malloc(PATH_MAX);
+	if (!target->bytes)
+		return ENOMEM;
+	length = readlinkat(directory, name, target->bytes, PATH_MAX);
+	if (length < 0)
+		return errno;
+	target->used = (size_t)length;
+	return 0;
+}
+
+int source_look(const char *path, uint64_t device, struct attributes *attributes,
+		struct buffer *target, struct source_counts *counts)
+{
+	const char *name;
+	struct stat status;
+	int directory, error = reach(path, &directory, &name);
+
+	if (error)
+		return error;
+	counts->stat++;
+	error = EIO;
+	for (int i = 0; i < LINK_TRIES; i++) {
+		error = fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT)
+				? errno : 0;
+		if (error || !S_ISLNK(status.st_mode))
+			break;
+		error = read_link(directory, name, target);
+		if (error != EINVAL) /* EINVAL: it became something else meanwhile */
+			break;
+	}
+	let_go(directory);
+	if (!error)
+		fill_attributes(attributes, &status, device);
+	return error;
+}

@@ -1,0 +1,97 @@
+"""Fetches by threads in Python, for a mount without the C extensions."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+
+import trio
+
+from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadSource, ScanSource
+from copperfs.core.events import Failed, Looked, Opened, Scanned
+from copperfs.core.listing import Listing
+from copperfs.source.fetcher import COUNTED, Arrive, Arrived, BlobRead, PoolStats, names_in, refused
+from copperfs.source.pool import Pool
+from copperfs.source.posix import PosixSource
+from copperfs.types import Entry, FetchId, HandleId, Path
+
+
+class ThreadFetcher:
+    """The directory *root*, read by Python threads."""
+
+    def __init__(
+        self,
+        root: bytes,
+        *,
+        listing_max: int,
+        concurrency: int,
+        deadline_s: float,
+        untouchable: Callable[[], frozenset[Path]],
+    ) -> None:
+        self._source = PosixSource(root, listing_max=listing_max)
+        self._deadline_s = deadline_s
+        self._untouchable = untouchable
+        self._trio = trio.lowlevel.current_trio_token()
+        self._pool = Pool(concurrency, self._trio.run_sync_soon)
+        self._arrive: Arrive | None = None
+
+    def start(self, fetch: Fetch) -> None:
+        untouchable = self._untouchable()
+        outcome = refused(fetch, untouchable)
+        if outcome is not None:
+            self._trio.run_sync_soon(self._hand_over, outcome)
+            return
+        source = self._source
+        work: Callable[[], object]
+        match fetch:
+            case ScanSource(_, path):
+                names = names_in(path, untouchable)
+                work = lambda: source.scan(path, names)  # noqa: E731
+            case LookSource(_, path):
+                work = lambda: source.look(path)  # noqa: E731
+            case ReadSource(_, path, version):
+                work = lambda: source.read(path, version)  # noqa: E731
+            case OpenSource(_, path, version):
+                work = lambda: source.open(path, version)  # noqa: E731
+        self._pool.submit(work, lambda result: self._done(fetch.fetch, result), self._deadline_s)
+
+    async def run(self, arrive: Arrive) -> None:
+        self._arrive = arrive
+        await trio.sleep_forever()
+
+    def _done(self, fetch: FetchId, result: object) -> None:
+        self._hand_over(_arrived(fetch, result))
+
+    def _hand_over(self, outcome: Arrived) -> None:
+        if self._arrive is not None:
+            self._arrive(outcome)
+
+    def close_handle(self, handle: HandleId) -> None:
+        # closing a file that hangs may hang
+        threading.Thread(target=os.close, args=(handle,), daemon=True).start()
+
+    def counts(self) -> dict[str, int]:
+        return {kind: self._source.counts.counts[kind] for kind in COUNTED}
+
+    def reset_counts(self) -> None:
+        self._source.counts.reset()
+
+    def statistics(self) -> PoolStats:
+        return self._pool.statistics()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _arrived(fetch: FetchId, result: object) -> Arrived:
+    match result:
+        case OSError():
+            return Failed(fetch, result.errno or errno.EIO)
+        case Listing():
+            return Scanned(fetch, result)
+        case Entry() | None:
+            return Looked(fetch, result)
+        case int():
+            return Opened(fetch, HandleId(result))
+        case _:
+            return BlobRead(fetch, result)  # type: ignore[arg-type]  # the rest are blobs
