@@ -248,11 +248,12 @@ class Settings:
         metadata=_option(
             VIEW,
             PREFIX,
-            "Paths on shared filesystems: what is below one of them is read once for the whole job "
-            "and cached; all else is passed through from this node. Give several after one flag, "
-            "or separated by colons in the variable. Put the mount point before this flag.",
-            default_text="the network filesystems of this node; if there are none, everything but "
-            "/proc, /sys, /dev and /run",
+            "Absolute paths on shared filesystems: what is below one of them is kept as one "
+            "snapshot, or for --revalidate seconds; all else is local to this node and is believed "
+            "for one second. Give several after one flag, or separated by colons in the variable. "
+            "Put the mount point before this flag.",
+            default_text="with --source /, the network filesystems of this node; if there are "
+            "none, or with another source, everything but /proc, /sys, /dev and /run",
             multi=True,
         ),
     )
@@ -261,8 +262,9 @@ class Settings:
         metadata=_option(
             VIEW,
             _choice("rewrite", "keep"),
-            "An absolute symlink into a shared path is shown with the mount point in front "
-            "(rewrite), so that following it does not leave the mount, or as it is (keep).",
+            "An absolute symlink into a shared path is shown so that following it does not leave "
+            "the mount (rewrite): the source's own path is replaced by the mount point. With keep "
+            "it is shown as it is.",
         ),
     )
     allow_other: bool = field(
@@ -278,8 +280,9 @@ class Settings:
         metadata=_option(
             CACHES,
             SIZE,
-            "The budget of all caches of this daemon together. Once it is full, what was used "
-            "longest ago is evicted and read again when asked for.",
+            "The budget of all that this daemon holds of listings, entries and files. Once it is "
+            "full, what was used longest ago is evicted and read again when asked for. The front's "
+            "table of names comes on top, about a sixteenth of it; so does what the kernel caches.",
             default_text="an eighth of physical memory, at most 8 GiB",
         ),
     )
@@ -288,9 +291,10 @@ class Settings:
         metadata=_option(
             CACHES,
             SIZE,
-            "Files up to this size are fetched and cached whole at the first read of any byte; "
-            "larger ones are read as asked, in chunks. Larger values make a first read of a few "
-            "bytes dearer and later ones free.",
+            "Files up to this size, and up to half of --memory, are fetched and cached whole at "
+            "the first read of any byte. Larger ones are read from the source as asked, and only "
+            "the kernel caches them. Larger values make a first read of a few bytes dearer and "
+            "later ones free.",
         ),
     )
     bypass_above_bytes: int | None = field(
@@ -298,8 +302,9 @@ class Settings:
         metadata=_option(
             CACHES,
             SIZE,
-            "Files above this size never enter a cache of the daemon; every read that the kernel "
-            "has not cached goes to the source. With none, only --tree-max decides.",
+            "Files above this size never enter a cache of the daemon, even if --tree-max is "
+            "larger; every read that the kernel has not cached goes to the source. With none, only "
+            "--tree-max decides.",
             optional=True,
         ),
     )
@@ -308,9 +313,9 @@ class Settings:
         metadata=_option(
             CACHES,
             SECONDS,
-            "Ask the source again about what was looked at longer ago than this; a change becomes "
-            "visible after at most this time. With none, the job sees one snapshot until "
-            "'copperfs clear'.",
+            "Ask the source again about what was looked at longer ago than this; whoever opens a "
+            "file by name sees a change after at most this time. With none, the job sees one "
+            "snapshot until 'copperfs clear'.",
             optional=True,
         ),
     )
@@ -320,7 +325,8 @@ class Settings:
             CACHES,
             _count(0, 10_000_000),
             "A directory with up to this many entries is fetched whole, with all attributes, and "
-            "then answers every lookup, found or not. In a larger one each name is looked up by "
+            "then answers every lookup, found or not. Of a larger one only the names are fetched: "
+            "they still answer for what is missing, and each name that is there is looked up by "
             "itself.",
         ),
     )
@@ -329,8 +335,9 @@ class Settings:
         metadata=_option(
             CACHES,
             SWITCH,
-            "Let the kernel cache entries, attributes, listings and pages. Without it every system "
-            "call reaches the daemon: for measuring the daemon, not for use.",
+            "Let the kernel believe entries and attributes for as long as they are fresh. Without "
+            "it every lookup and stat reaches the daemon, while pages, link targets and the "
+            "contents of directories stay cached: for measuring the daemon, not for use.",
         ),
     )
     source_concurrency: int = field(
@@ -338,9 +345,10 @@ class Settings:
         metadata=_option(
             SOURCE,
             _count(1, 1024),
-            "At most this many reads of the source at a time, each in a thread of its own. "
-            "Throughput from a slow source is about this times the size of a read over its "
-            "latency.",
+            "At most this many operations on the source at a time (listing a directory, looking at "
+            "a name, opening, reading a whole file), each in a thread of its own; a thread that "
+            "hangs beyond --source-deadline is replaced. Reads of files that are too large to be "
+            "cached come on top, up to 64 at a time.",
         ),
     )
     source_deadline_s: float = field(
@@ -348,8 +356,9 @@ class Settings:
         metadata=_option(
             SOURCE,
             DEADLINE,
-            "A read of the source that takes longer than this fails with EIO for whoever waits "
-            "for it, so that a hung disk cannot hang a reader for good.",
+            "An operation on the source that takes longer than this fails with ETIMEDOUT for "
+            "whoever waits for it, so that a hung disk cannot hang a reader for good. No request "
+            "of the kernel waits more than about 6 seconds longer than this.",
         ),
     )
     front_threads: int = field(
@@ -358,7 +367,8 @@ class Settings:
             DAEMON,
             _count(0, 64),
             "C threads that answer the kernel from what is cached, without the GIL. "
-            "0 leaves the front out: plain pyfuse3, slower, and without 'copperfs stats'.",
+            "0 leaves the front out: plain pyfuse3, slower, without 'copperfs stats' and 'copperfs "
+            "clear', and with fewer promises (docs/promises.md).",
         ),
     )
     foreground: bool = field(
@@ -380,8 +390,9 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "Where messages go. With none, to standard error in the foreground, and nowhere "
-            "otherwise.",
+            "Messages are appended to this file, also in the foreground; what libfuse and Python "
+            "write to standard error goes there, too, when daemonised. With none, messages go to "
+            "standard error in the foreground, and nowhere otherwise.",
             optional=True,
         ),
     )

@@ -79,12 +79,16 @@ class AnswerEntry:
 
 @dataclass(frozen=True, slots=True)
 class AnswerListing:
-    """Also given to those who asked for one name, when its directory was listed for it."""
+    """Also given to those who asked for one name, when its directory was listed for it.
+
+    *granted*: its files may be read without asking, on credit; ``Fetched`` tells of each.
+    """
 
     request: RequestId
     directory: Path
     listing: Listing
     fresh_until: float | None
+    granted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

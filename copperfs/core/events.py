@@ -38,6 +38,15 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """A whole file of a granted listing was read, on credit, without the node being asked."""
+
+    path: Path
+    version: Version
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
 class Clear:
     """Forget everything: a new epoch begins."""
 
@@ -93,4 +102,4 @@ class Tick:
 
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
-Event = Question | Outcome | Clear | Used | Tick
+Event = Question | Outcome | Fetched | Clear | Used | Tick

@@ -12,7 +12,9 @@ How a question is answered:
 * a name is looked for by fetching its directory's listing, which then answers for all its names,
   also the missing ones. Only where a listing tells too little (a very large directory, one that may
   be searched but not read) a name is looked up by itself;
-* a file's bytes are fetched whole up to ``whole_max_bytes``; above that the asker gets a handle.
+* the front may read files of a listing that was *granted* by itself, on a credit of bytes that is
+  reserved for it; otherwise a file's bytes are fetched whole up to ``whole_max_bytes``; above that
+  the asker gets a handle.
 
 Every fetch has a deadline. Answers never come from a fetch that began before the last ``Clear``,
 unless they are bytes of a version, which are true at any time.
@@ -47,6 +49,7 @@ from copperfs.core.events import (
     Clear,
     Event,
     Failed,
+    Fetched,
     HaveRead,
     List,
     Look,
@@ -94,6 +97,9 @@ class Limits:
     tree_max_bytes: int
     bypass_above_bytes: int | None
     fetch_deadline_s: float
+    credit_bytes: int = 0
+    """Reserved for files that the front reads without asking. What it has read counts as held from
+    when the node hears of it, and is then given back to the credit."""
 
     @property
     def whole_max_bytes(self) -> int:
@@ -135,6 +141,7 @@ class NodeStats:
     answered_from_shelf: int = 0
     joined: int = 0
     fetches: int = 0
+    fetched_on_credit: int = 0
     failures: int = 0
     overdue: int = 0
     version_changes: int = 0
@@ -164,6 +171,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self._shelf = Shelf(self.limits.memory_bytes)
+        self._shelf.reserve(self.limits.credit_bytes)
 
     # --- the four verbs --------------------------------------------------------------------------
 
@@ -174,6 +182,8 @@ class Node:
                 return self._ask(now, event)
             case Scanned() | Looked() | HaveRead() | Opened() | Failed():
                 return self._conclude(now, event)
+            case Fetched(path, version, blob):
+                return self._hold_fetched(ObjectKey(path, version), blob)
             case Used(keys):
                 for key in keys:
                     self._shelf.touch(key)  # type: ignore[arg-type]
@@ -205,13 +215,20 @@ class Node:
     def check_invariants(self) -> None:
         self._shelf.check_invariants()
         assert set(self._by_subject.values()) <= set(self._fetches)
-        assert self._shelf.reserved_bytes == sum(f.reserved_bytes for f in self._fetches.values())
+        fetching = sum(fetch.reserved_bytes for fetch in self._fetches.values())
+        assert self._shelf.reserved_bytes == self.limits.credit_bytes + fetching
         # nobody waits for room that nothing will make
-        assert not self._no_room or self._shelf.reserved_bytes
+        assert not self._no_room or fetching
 
     def held(self) -> list[tuple[CacheKey, int]]:
         """All that is on the shelf, oldest first, with its size."""
         return [(key, size) for key, _, size in self._shelf.items()]
+
+    def _hold_fetched(self, key: ObjectKey, blob: BlobId) -> list[Action]:
+        self.stats.fetched_on_credit += 1
+        if key in self._shelf:
+            return [ReleaseBlob(blob)]
+        return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -250,7 +267,7 @@ class Node:
             return self._fetch(now, (Kind.LOOK, path, None), question)
         self.stats.answered_from_shelf += 1
         return [
-            AnswerListing(question.request, directory, listing.value, listing.fresh_until),
+            self._answer_listing(question, directory, listing),
         ]
 
     def _list(self, now: float, question: List) -> list[Action]:
@@ -259,7 +276,7 @@ class Node:
             return self._fetch(now, (Kind.SCAN, question.path, None), question)
         assert isinstance(held.value, Listing)
         self.stats.answered_from_shelf += 1
-        return [AnswerListing(question.request, question.path, held.value, held.fresh_until)]
+        return [self._answer_listing(question, question.path, held)]
 
     def _read(self, now: float, question: Read) -> list[Action]:
         key = ObjectKey(question.path, question.version)
@@ -338,6 +355,7 @@ class Node:
         actions: list[Action]
         match outcome:
             case Scanned(_, listing):
+                self._unlistable.pop(path, None)
                 size = len(listing.packed) * 2 + listing.count * ROW_OVERHEAD_BYTES
                 shown = self.policy.shown_listing(path, listing)
                 held = Held(shown, self._fresh_until(now, path))
@@ -370,10 +388,15 @@ class Node:
             if bare and split(question.path)[1] in held.value:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
-                actions.append(
-                    AnswerListing(question.request, directory, held.value, held.fresh_until)
-                )
+                actions.append(self._answer_listing(question, directory, held))
         return actions
+
+    def _answer_listing(self, question: Question, directory: Path, held: Held) -> AnswerListing:
+        assert isinstance(held.value, Listing)
+        granted = self.limits.credit_bytes > 0 and not held.value.bare
+        return AnswerListing(
+            question.request, directory, held.value, held.fresh_until, granted=granted
+        )
 
     def _answer_read(self, fetch: Fetch, blob: BlobId) -> list[Action]:
         first = fetch.asked[0]

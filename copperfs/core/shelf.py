@@ -45,8 +45,12 @@ class Shelf(Generic[K, V]):
             self._items.move_to_end(key)
 
     def reserve(self, size: int) -> list[tuple[K, V]] | None:
-        """Make room for *size* bytes on their way. What had to go, or None: there is no room."""
-        if self.reserved_bytes + size > self.budget_bytes:
+        """Make room for *size* bytes on their way. What had to go, or None: there is no room.
+
+        One thing at a time is always let on its way: no room would ever come for what is larger
+        than the budget.
+        """
+        if self.reserved_bytes and self.reserved_bytes + size > self.budget_bytes:
             return None
         self.reserved_bytes += size
         return self._evict()

@@ -39,9 +39,9 @@ class Board:
     # --- publishing ------------------------------------------------------------------------------
 
     def publish_listing(
-        self, number: int, path: Path, listing: Listing, fresh_s: float | None
+        self, number: int, path: Path, listing: Listing, fresh_s: float | None, *, granted: bool
     ) -> None:
-        if self.front.publish_listing(number, listing.packed, _seconds(fresh_s)):
+        if self.front.publish_listing(number, listing.packed, _seconds(fresh_s), granted):
             self._note(ListingKey(path), number)
 
     def publish_entry(
@@ -63,6 +63,15 @@ class Board:
     def publish_handle(self, number: int, fd: int) -> None:
         """Takes the descriptor."""
         self.front.publish_handle(number, fd)
+
+    def fetched(self) -> list[tuple[ObjectKey, Blob]]:
+        """What the front has read without asking since this was last called."""
+        found = []
+        for number, path, attributes, blob in self.front.fetched():
+            key = ObjectKey(Path(path), Attributes(attributes).version)
+            self._note(key, number)
+            found.append((key, blob))
+        return found
 
     def _note(self, key: CacheKey, number: int) -> None:
         numbers = self._where.setdefault(key, set())

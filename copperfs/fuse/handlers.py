@@ -155,7 +155,9 @@ class FrontHandlers(pyfuse3.Operations):
 
     def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
         left = remaining(answer.fresh_until)
-        self._board.publish_listing(number, answer.directory, answer.listing, left)
+        self._board.publish_listing(
+            number, answer.directory, answer.listing, left, granted=answer.granted
+        )
 
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
         path, attributes = self._node(number)

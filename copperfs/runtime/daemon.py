@@ -70,6 +70,10 @@ READ_AHEAD_KIB = 1024
 NODE_BYTES = 350
 NODES_MIN, NODES_MAX = 4096, 1 << 20
 SHED_EVERY_S = 1.0
+# What the front may read before the core has heard of it: some milliseconds' worth.
+CREDIT_MAX = 64 << 20
+# Telling the core of many files at once costs a tenth of telling it of each.
+FETCHED_EVERY_S = 0.005
 
 
 class Daemon:
@@ -96,8 +100,9 @@ class Daemon:
         self._check()
         _raise_descriptor_limit()
         own: list[OwnMounts] = []
-        node = Node(policy_for(settings, mounts(), self.source_root), self._limits())
         use_front = self._front_wanted and self._native_is_there()
+        policy = policy_for(settings, mounts(), self.source_root)
+        node = Node(policy, self._limits(credit=use_front))
         fetcher = self._fetcher(use_front, lambda: own[0]() if own else node.policy.refused)
         self._cleanup.callback(fetcher.close)
 
@@ -126,6 +131,7 @@ class Daemon:
             kernel_cache=settings.kernel_cache,
         )
         self._cleanup.callback(front.stop)
+        front.set_reader(fetcher.reader(), node.limits.whole_max_bytes, node.limits.credit_bytes)
         board = Board(front)
         engine = Engine(node, fetcher, board)
         handlers = FrontHandlers(engine, board, self._statfs)
@@ -139,6 +145,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_shedding, front)
+            nursery.start_soon(_take_fetched, engine, board)
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._serve_handlers)
             self._publish_statfs(front)
@@ -250,9 +257,11 @@ class Daemon:
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
 
-    def _limits(self) -> Limits:
+    def _limits(self, *, credit: bool) -> Limits:
+        memory_bytes = self.settings.memory_bytes
         return Limits(
-            memory_bytes=self.settings.memory_bytes,
+            memory_bytes=memory_bytes,
+            credit_bytes=min(CREDIT_MAX, memory_bytes // 4) if credit else 0,
             tree_max_bytes=self.settings.tree_max_bytes,
             bypass_above_bytes=self.settings.bypass_above_bytes,
             fetch_deadline_s=self.settings.source_deadline_s,
@@ -358,6 +367,16 @@ class Daemon:
         if mounted is not None and mounted.fstype == "fuse.copperfs":
             with suppress(MountError):
                 unmount(self.settings.mountpoint, lazy=True)
+
+
+async def _take_fetched(engine: Engine, board: Board) -> None:
+    """Tell the core what the front has read, and give back the credit once it has made room."""
+    while True:
+        await trio.lowlevel.wait_readable(board.front.fetched_fileno())
+        await trio.sleep(FETCHED_EVERY_S)
+        for key, blob in board.fetched():
+            engine.take(key, blob)
+            board.front.add_credit(key.version.size)
 
 
 def _shown(key: EntryKey | ListingKey | ObjectKey, size: int) -> dict[str, object]:

@@ -28,6 +28,7 @@ from copperfs.core.actions import (
     Evict,
     LookAgain,
     LookSource,
+    ObjectKey,
     OpenSource,
     ReadSource,
     ReleaseBlob,
@@ -37,6 +38,7 @@ from copperfs.core.actions import (
 from copperfs.core.events import (
     Clear,
     Event,
+    Fetched,
     HaveRead,
     Question,
     Tick,
@@ -147,6 +149,12 @@ class Engine:
         return await trio.to_thread.run_sync(
             self.publications.invalidate_all, abandon_on_cancel=True
         )
+
+    def take(self, key: ObjectKey, blob: Blob) -> None:
+        """A file that was read without the core being asked."""
+        number = BlobId(self._number())
+        self._blobs[number] = blob
+        self.post(Fetched(key.path, key.version, number))
 
     def post(self, event: Event) -> None:
         """Let the core take one step, and do what it wants."""

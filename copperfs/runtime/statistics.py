@@ -70,6 +70,7 @@ class Statistics:
                 "answered_from_cache": node.answered_from_shelf,
                 "joined": node.joined,
                 "fetches": node.fetches,
+                "fetched_on_credit": node.fetched_on_credit,
                 "fetching": node.fetching,
                 "failures": node.failures,
                 "overdue": node.overdue,

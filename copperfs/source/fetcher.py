@@ -64,6 +64,10 @@ class Fetcher(Protocol):
         """Hand over outcomes as they come, for ever."""
         ...
 
+    def reader(self) -> object | None:
+        """What the front can read whole files with by itself (``reader.h``), if there is such."""
+        ...
+
     def close_handle(self, handle: HandleId) -> None:
         """For an open file that nobody came to take."""
         ...

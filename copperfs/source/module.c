@@ -6,6 +6,7 @@
  * One that hangs in the source longer than its job's deadline no longer counts, and
  * another is started in its place, up to a limit; beyond that further jobs fail with EIO.
  */
+#define _GNU_SOURCE /* asprintf */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -35,6 +36,9 @@ struct job {
 	char **untouchable; /* NULL-terminated */
 	double deadline_s, started_s;
 	bool given_up; /* its thread hangs and does not count */
+	/* who is told, instead of Python */
+	reader_done *told;
+	void *told_context;
 	/* the outcome */
 	int error;
 	struct blob *blob;
@@ -56,7 +60,10 @@ struct pool {
 	bool closed;
 	uint64_t device;
 	size_t listing_max;
+	char *root; /* with a slash at its end */
+	double deadline_s;
 	struct source_counts counts;
+	struct reader reader;
 };
 
 struct fetcher {
@@ -102,6 +109,7 @@ static void pool_unref(struct pool *pool)
 	jobs_free(pool->first);
 	jobs_free(pool->done);
 	close(pool->event_fd);
+	free(pool->root);
 	pthread_mutex_destroy(&pool->lock);
 	pthread_cond_destroy(&pool->work);
 	free(pool);
@@ -170,10 +178,14 @@ static bool put_back(struct pool *pool, struct job *job)
 		pool->stuck--;
 	else
 		pool->busy--;
-	*pool->done_end = job;
-	pool->done_end = &job->next;
-	if (write(pool->event_fd, &one, sizeof(one)) < 0)
-		return true; /* cannot be: it is our own eventfd */
+	if (job->told) {
+		job_free(job);
+	} else {
+		*pool->done_end = job;
+		pool->done_end = &job->next;
+		if (write(pool->event_fd, &one, sizeof(one)) < 0)
+			abort(); /* cannot be: it is our own */
+	}
 	return pool->threads - pool->stuck > pool->concurrency;
 }
 
@@ -195,6 +207,10 @@ static void *thread_main(void *argument)
 		job = take(pool);
 		pthread_mutex_unlock(&pool->lock);
 		run(pool, job);
+		if (job->told) {
+			job->told(job->told_context, job->id, &job->version, job->blob);
+			job->blob = NULL;
+		}
 		pthread_mutex_lock(&pool->lock);
 		surplus = put_back(pool, job);
 	}
@@ -236,14 +252,21 @@ static void give_up_on_stuck(struct pool *pool)
 		}
 }
 
-static void enqueue(struct pool *pool, struct job *job)
+/* False, and the job is gone: somebody else is to be told, but nobody can do it. */
+static bool enqueue(struct pool *pool, struct job *job)
 {
 	uint64_t one = 1;
+	bool taken = true;
 
 	pthread_mutex_lock(&pool->lock);
 	give_up_on_stuck(pool);
 	if (pool->closed || (pool->stuck >= STUCK_MAX && !pool->idle)) {
 		job->error = EIO;
+		taken = !job->told;
+	}
+	if (!taken) {
+		job_free(job);
+	} else if (job->error) {
 		*pool->done_end = job;
 		pool->done_end = &job->next;
 		if (write(pool->event_fd, &one, sizeof(one)) < 0)
@@ -257,6 +280,31 @@ static void enqueue(struct pool *pool, struct job *job)
 		pthread_cond_signal(&pool->work);
 	}
 	pthread_mutex_unlock(&pool->lock);
+	return taken;
+}
+
+/* struct reader: a file that the front wants. */
+static bool read_for(void *context, const char *path, const struct version *version,
+		     reader_done *done, void *done_context, uint64_t tag)
+{
+	struct pool *pool = context;
+	struct job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return false;
+	job->fd = -1;
+	job->id = tag;
+	job->kind = READ;
+	job->version = *version;
+	job->deadline_s = pool->deadline_s;
+	job->told = done;
+	job->told_context = done_context;
+	if (asprintf(&job->path, "%s%s", pool->root, path) < 0) {
+		job->path = NULL;
+		job_free(job);
+		return false;
+	}
+	return enqueue(pool, job);
 }
 
 /* --- Python --- */
@@ -266,10 +314,13 @@ static PyObject *fetcher_create(PyTypeObject *type, PyObject *args, PyObject *kw
 	unsigned long long device;
 	unsigned concurrency;
 	Py_ssize_t listing_max;
+	const char *root;
+	double deadline_s;
 	struct fetcher *self;
 
 	if ((kwargs && PyDict_GET_SIZE(kwargs)) ||
-	    !PyArg_ParseTuple(args, "IKn", &concurrency, &device, &listing_max))
+	    !PyArg_ParseTuple(args, "yIKnd", &root, &concurrency, &device, &listing_max,
+			      &deadline_s))
 		return NULL;
 	self = (struct fetcher *)type->tp_alloc(type, 0);
 	if (!self)
@@ -283,12 +334,15 @@ static PyObject *fetcher_create(PyTypeObject *type, PyObject *args, PyObject *kw
 	self->pool->concurrency = concurrency;
 	self->pool->device = device;
 	self->pool->listing_max = (size_t)listing_max;
+	self->pool->root = strdup(root);
+	self->pool->deadline_s = deadline_s;
+	self->pool->reader = (struct reader){ self->pool, read_for };
 	self->pool->end = &self->pool->first;
 	self->pool->done_end = &self->pool->done;
 	pthread_mutex_init(&self->pool->lock, NULL);
 	pthread_cond_init(&self->pool->work, NULL);
 	self->pool->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (self->pool->event_fd < 0) {
+	if (self->pool->event_fd < 0 || !self->pool->root) {
 		PyErr_SetFromErrno(PyExc_OSError);
 		Py_DECREF(self);
 		return NULL;
@@ -359,12 +413,11 @@ static PyObject *py_submit(PyObject *object, PyObject *args)
 	long long mtime_ns = 0, ctime_ns = 0;
 	PyObject *untouchable;
 	const char *path;
-	double deadline_s;
 	struct job *job;
 	int kind;
 
-	if (!PyArg_ParseTuple(args, "Kiyd(KLLK)O!", &id, &kind, &path, &deadline_s, &size,
-			      &mtime_ns, &ctime_ns, &ino, &PyTuple_Type, &untouchable))
+	if (!PyArg_ParseTuple(args, "Kiy(KLLK)O!", &id, &kind, &path, &size, &mtime_ns,
+			      &ctime_ns, &ino, &PyTuple_Type, &untouchable))
 		return NULL;
 	job = calloc(1, sizeof(*job));
 	if (!job)
@@ -372,9 +425,10 @@ static PyObject *py_submit(PyObject *object, PyObject *args)
 	job->fd = -1;
 	job->id = id;
 	job->kind = (enum kind)kind;
-	job->deadline_s = deadline_s;
+	job->deadline_s = pool->deadline_s;
 	job->version = (struct version){ size, mtime_ns, ctime_ns, ino };
-	job->path = strdup(path);
+	if (asprintf(&job->path, "%s%s", pool->root, path) < 0)
+		job->path = NULL;
 	if (!job->path || !copy_names(job, untouchable)) {
 		job_free(job);
 		return PyErr_Occurred() ? NULL : PyErr_NoMemory();
@@ -479,6 +533,23 @@ static PyObject *py_count_stats(PyObject *object, PyObject *arg)
 	Py_RETURN_NONE;
 }
 
+static void reader_gone(PyObject *capsule)
+{
+	Py_DECREF((PyObject *)PyCapsule_GetContext(capsule));
+}
+
+/* The capsule keeps the pool. */
+static PyObject *py_reader(PyObject *object, PyObject *unused)
+{
+	struct pool *pool = ((struct fetcher *)object)->pool;
+	PyObject *capsule = PyCapsule_New(&pool->reader, READER_CAPSULE, reader_gone);
+
+	(void)unused;
+	if (capsule && PyCapsule_SetContext(capsule, object) == 0)
+		Py_INCREF(object);
+	return capsule;
+}
+
 static PyObject *py_statistics(PyObject *object, PyObject *unused)
 {
 	struct pool *pool = ((struct fetcher *)object)->pool;
@@ -496,13 +567,14 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 
 static PyMethodDef methods[] = {
 	{ "submit", py_submit, METH_VARARGS,
-	  "submit(id, kind, path, deadline_s, version, untouchable): do it in a thread." },
+	  "submit(id, kind, path, version, untouchable): do it in a thread." },
 	{ "drain", py_drain, METH_NOARGS, "drain() -> [(id, errno, result)] of what has ended." },
 	{ "fileno", py_fileno, METH_NOARGS, "fileno(): readable when there is something to drain." },
 	{ "close", py_close, METH_NOARGS, "close(): start nothing more." },
 	{ "counts", py_counts, METH_NOARGS, "counts() -> what reached the source, by kind." },
 	{ "reset_counts", py_reset_counts, METH_NOARGS, "reset_counts()" },
 	{ "count_stats", py_count_stats, METH_O, "count_stats(more): names looked at in a scan." },
+	{ "reader", py_reader, METH_NOARGS, "reader() -> capsule: for the front, see reader.h." },
 	{ "statistics", py_statistics, METH_NOARGS, "statistics() -> (threads, busy, queued, stuck)" },
 	{ NULL, NULL, 0, NULL },
 };
@@ -512,7 +584,7 @@ static PyTypeObject fetcher_type = {
 	.tp_name = "copperfs.source._native.Fetcher",
 	.tp_basicsize = sizeof(struct fetcher),
 	.tp_flags = Py_TPFLAGS_DEFAULT,
-	.tp_doc = "Fetcher(concurrency, device, listing_max): threads that wait for the source.",
+	.tp_doc = "Fetcher(root, concurrency, device, listing_max, deadline_s): threads that wait.",
 	.tp_new = fetcher_create,
 	.tp_dealloc = fetcher_dealloc,
 	.tp_methods = methods,

@@ -12,18 +12,12 @@
 #include <sys/stat.h>
 
 #include "../blob.h"
+#include "../reader.h"
 
 struct attributes { /* struct fuse_attr, as in types.py */
 	uint64_t ino, size, blocks, atime, mtime, ctime;
 	uint32_t atimensec, mtimensec, ctimensec;
 	uint32_t mode, nlink, uid, gid, rdev, blksize, flags;
-};
-
-/* Version in types.py */
-struct version {
-	uint64_t size;
-	int64_t mtime_ns, ctime_ns;
-	uint64_t ino;
 };
 
 struct buffer {

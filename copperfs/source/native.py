@@ -32,10 +32,11 @@ class NativeFetcher:
         deadline_s: float,
         untouchable: Callable[[], frozenset[Path]],
     ) -> None:
-        self._prefix = root.rstrip(b"/") + b"/"
-        self._deadline_s = deadline_s
+        prefix = root.rstrip(b"/") + b"/"
         self._untouchable = untouchable
-        self._pool = _native.Fetcher(concurrency, os.stat(root).st_dev, listing_max)
+        self._pool = _native.Fetcher(
+            prefix, concurrency, os.stat(root).st_dev, listing_max, deadline_s
+        )
         self._started: dict[int, type[Fetch]] = {}
         self._refused: list[Outcome] = []
         self._woken = trio.Event()
@@ -58,8 +59,7 @@ class NativeFetcher:
             case LookSource():
                 pass
         self._started[fetch.fetch] = type(fetch)
-        path = self._prefix + fetch.path if fetch.path else self._prefix
-        self._pool.submit(fetch.fetch, kind, path, self._deadline_s, version, names)
+        self._pool.submit(fetch.fetch, kind, fetch.path, version, names)
 
     async def run(self, arrive: Arrive) -> None:
         async with trio.open_nursery() as nursery:
@@ -100,6 +100,10 @@ class NativeFetcher:
     def close_handle(self, handle: HandleId) -> None:
         # closing a file that hangs may hang
         threading.Thread(target=os.close, args=(handle,), daemon=True).start()
+
+    def reader(self) -> object:
+        """What the front reads whole files with; see ``reader.h``."""
+        return self._pool.reader()
 
     def counts(self) -> dict[str, int]:
         return self._pool.counts()

@@ -66,6 +66,9 @@ class ThreadFetcher:
         if self._arrive is not None:
             self._arrive(outcome)
 
+    def reader(self) -> None:
+        return None
+
     def close_handle(self, handle: HandleId) -> None:
         # closing a file that hangs may hang
         threading.Thread(target=os.close, args=(handle,), daemon=True).start()

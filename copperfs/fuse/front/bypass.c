@@ -87,17 +87,10 @@ static void ask_handlers(struct front *f, struct pending *pending, struct handle
 
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, in->nodeid);
-	if (node && node->handle == handle) {
-		node->handle = NULL;
-		handle_unref(handle);
-	}
+	if (node && node->handle == handle)
+		node_drop_handle(&f->tables, node);
 	tables_unlock(&f->tables);
-	if (pending_add(f, pending)) {
-		miss_forward(f, pending);
-	} else {
-		front_reply(f, pending->unique, ENOMEM, NULL, 0);
-		free(pending);
-	}
+	miss_forward(f, pending);
 }
 
 static void work(struct front *f, struct bypass_job *job, char *buffer)
@@ -150,7 +143,7 @@ static void *worker_main(void *argument)
 	return NULL;
 }
 
-/* Takes the reference to the handle; the pending is in the table. */
+/* Takes the reference to the handle, and the pending. */
 void bypass_queue(struct front *f, struct handle *handle, struct pending *pending)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
@@ -158,12 +151,15 @@ void bypass_queue(struct front *f, struct handle *handle, struct pending *pendin
 	struct bypass_job *job = malloc(sizeof(*job));
 	unsigned waiting = 0;
 
-	if (!job) {
+	if (job)
+		*job = (struct bypass_job){ .handle = handle, .unique = pending->unique,
+					    .offset = read->offset, .size = read->size };
+	/* the pending is gone from here; without a job its deadline answers */
+	if (!pending_add(f, pending) || !job) {
 		handle_unref(handle);
-		return; /* its deadline answers */
+		free(job);
+		return;
 	}
-	*job = (struct bypass_job){ .handle = handle, .unique = pending->unique,
-				    .offset = read->offset, .size = read->size };
 	pthread_mutex_lock(&f->bypass_lock);
 	*f->bypass_end = job;
 	f->bypass_end = &job->next;

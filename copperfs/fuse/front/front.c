@@ -14,7 +14,8 @@ int front_init(struct front *f, uint32_t nodes_max)
 	if (tables_init(&f->tables, nodes_max, HANDLES_MAX))
 		return -1;
 	f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (f->wake_fd < 0) {
+	f->fetched_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (f->wake_fd < 0 || f->fetched_fd < 0) {
 		tables_destroy(&f->tables);
 		return -1;
 	}
@@ -24,6 +25,8 @@ int front_init(struct front *f, uint32_t nodes_max)
 	pthread_cond_init(&f->bypass_work, NULL);
 	f->overflow_end = &f->overflow_first;
 	f->bypass_end = &f->bypass_first;
+	pthread_mutex_init(&f->fetched_lock, NULL);
+	f->fetched_end = &f->fetched_first;
 	f->max_pages = 32;
 	return 0;
 }
@@ -92,7 +95,9 @@ void front_stop(struct front *f)
 void front_destroy(struct front *f)
 {
 	misses_destroy(f);
+	fetches_destroy(f);
 	tables_destroy(&f->tables);
 	close(f->wake_fd);
+	close(f->fetched_fd);
 	free(f->threads);
 }

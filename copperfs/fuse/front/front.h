@@ -29,6 +29,7 @@
 #include <sys/uio.h>
 #include <linux/fuse.h>
 
+#include "../../reader.h"
 #include "tables.h"
 
 /* Not an errno that the kernel or a source can produce; libfuse lets up to 999 pass. */
@@ -43,6 +44,7 @@ enum {
 	REPLY_MAX = 1024 * 1024,      /* data of one reply: the kernel's 256 pages */
 	WRITE_MAX = 4096,	      /* writes are refused; the least the kernel takes */
 	PENDING_BUCKETS = 4096,
+	READER_BUCKETS = 256,
 	PENDING_MAX = 100000,	      /* some 500 bytes each: 50 MB at the very worst */
 	BYPASS_THREADS_MAX = 64,      /* 64 reads of 128 KiB at 20 ms are 400 MiB/s */
 	HANDLES_MAX = 256,
@@ -55,7 +57,7 @@ enum kind {
 	KIND_OPEN, KIND_IOCTL, KIND_REFUSED, KIND_OTHER, KINDS,
 };
 /* How it was answered. */
-enum answer { ANSWER_HIT, ANSWER_MISS, ANSWER_BYPASS, ANSWERS };
+enum answer { ANSWER_HIT, ANSWER_FETCH, ANSWER_MISS, ANSWER_BYPASS, ANSWERS };
 
 /* Latencies in buckets of a quarter of an octave of nanoseconds. */
 enum { LATENCY_BUCKETS = 160 };
@@ -71,7 +73,7 @@ struct front_statistics {
 
 struct pending {
 	struct pending *next;
-	struct pending *overflow_next;
+	struct pending *next_reader; /* of those that wait for the same node's bytes */
 	uint64_t unique;
 	uint64_t started_ns;
 	uint32_t tries;
@@ -83,22 +85,34 @@ struct pending {
 
 struct bypass_job; /* bypass.c */
 
+/* A file that was read without asking, for the handlers to hear of. */
+struct fetched {
+	struct fetched *next;
+	uint64_t id;
+	struct fuse_attr attr;
+	struct blob *blob;
+	size_t path_length;
+	char path[];
+};
+
 struct front {
 	struct tables tables;
 	int fuse_fd, miss_fd, control_fd, wake_fd;
 	bool kernel_cache;
 	unsigned threads_count;
-	unsigned max_pages;
+	_Atomic unsigned max_pages;
 	uint64_t deadline_ns;
 	uint64_t init_offered; /* what the kernel offered in INIT */
-	bool opens_unasked;    /* the kernel stops asking for opens after ENOSYS */
+	_Atomic bool opens_unasked; /* the kernel stops asking for opens after ENOSYS */
 	_Atomic bool ended;    /* unmounted, or told to stop */
-	struct fuse_statfs_out statfs;
+	struct fuse_statfs_out statfs; /* under the tables' lock */
 	_Atomic bool statfs_known;
 
 	pthread_mutex_t pending_lock;
 	struct pending *pending[PENDING_BUCKETS];
-	unsigned pending_count, interrupted_count;
+	struct pending *readers[READER_BUCKETS];
+	_Atomic unsigned pending_count; /* the statistics read it without the lock */
+	unsigned interrupted_count;
 
 	pthread_mutex_t overflow_lock;
 	struct overflow *overflow_first, **overflow_end;
@@ -106,8 +120,16 @@ struct front {
 	pthread_mutex_t bypass_lock;
 	pthread_cond_t bypass_work;
 	struct bypass_job *bypass_first, **bypass_end;
-	unsigned bypass_threads, bypass_idle;
+	_Atomic unsigned bypass_threads; /* as pending_count */
+	unsigned bypass_idle;
 	pthread_t bypass_thread[BYPASS_THREADS_MAX];
+
+	const struct reader *reader; /* NULL: every file is asked for */
+	uint64_t whole_max;
+	pthread_mutex_t fetched_lock;
+	struct fetched *fetched_first, **fetched_end;
+	uint64_t credit; /* bytes that may be read without asking */
+	int fetched_fd;
 
 	pthread_t *threads;
 	pthread_t replier;
@@ -147,6 +169,12 @@ void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t uniq
 void front_handler_reply(struct front *f, char *reply, size_t size, char *scratch);
 void *replier_main(void *front);
 void misses_destroy(struct front *f);
+
+/* fetches.c: whole files read from the source without asking the handlers. */
+char *fetch_begin(struct front *f, struct node *node, struct version *version);
+void fetch_start(struct front *f, uint64_t id, char *path, const struct version *version);
+struct pending *pending_claim_readers(struct front *f, uint64_t id);
+void fetches_destroy(struct front *f);
 
 /* bypass.c: reads that go straight to the source's file. */
 bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,

@@ -43,14 +43,38 @@ struct pending *pending_new(struct front *f, const char *request, size_t size,
 	return pending;
 }
 
+static void fail(struct front *f, struct pending *pending, int error)
+{
+	front_reply(f, pending->unique, error, NULL, 0);
+	front_count(f, ((struct fuse_in_header *)pending->request)->opcode, pending->answer,
+		    pending->started_ns);
+	free(pending);
+}
+
 /* The kernel counts uniques up in steps of two. */
 static struct pending **pending_bucket(struct front *f, uint64_t unique)
 {
 	return &f->pending[unique / 2 % PENDING_BUCKETS];
 }
 
+static uint64_t node_of(const struct pending *pending)
+{
+	return ((const struct fuse_in_header *)pending->request)->nodeid;
+}
+
+/* Where a pending that waits for a node's bytes is also found; NULL for any other. */
+static struct pending **reader_bucket(struct front *f, const struct pending *pending)
+{
+	if (((const struct fuse_in_header *)pending->request)->opcode != FUSE_READ)
+		return NULL;
+	return &f->readers[node_of(pending) % READER_BUCKETS];
+}
+
+/* Into the table.  From then on it is not the caller's: it may be answered and freed
+ * at once.  False: there was no room, and the kernel was told so. */
 bool pending_add(struct front *f, struct pending *pending)
 {
+	struct pending **readers = reader_bucket(f, pending);
 	struct pending **bucket = pending_bucket(f, pending->unique);
 	bool room;
 
@@ -59,18 +83,28 @@ bool pending_add(struct front *f, struct pending *pending)
 	if (room) {
 		pending->next = *bucket;
 		*bucket = pending;
+		if (readers) {
+			pending->next_reader = *readers;
+			*readers = pending;
+		}
 		f->pending_count++;
 		f->interrupted_count += pending->interrupted;
 	}
 	pthread_mutex_unlock(&f->pending_lock);
+	if (!room)
+		fail(f, pending, ENOMEM);
 	return room;
 }
 
 static struct pending *take_out(struct front *f, struct pending **link)
 {
-	struct pending *pending = *link;
+	struct pending *pending = *link, **readers = reader_bucket(f, pending);
 
 	*link = pending->next;
+	while (readers && *readers != pending)
+		readers = &(*readers)->next_reader;
+	if (readers)
+		*readers = pending->next_reader;
 	f->pending_count--;
 	f->interrupted_count -= pending->interrupted;
 	return pending;
@@ -89,6 +123,29 @@ struct pending *pending_claim(struct front *f, uint64_t unique)
 	return pending;
 }
 
+/* All that wait for the bytes of a node, chained by next_reader. */
+struct pending *pending_claim_readers(struct front *f, uint64_t id)
+{
+	struct pending *claimed = NULL, **readers = &f->readers[id % READER_BUCKETS];
+
+	pthread_mutex_lock(&f->pending_lock);
+	while (*readers) {
+		struct pending *pending = *readers, **link = pending_bucket(f, pending->unique);
+
+		if (node_of(pending) != id) {
+			readers = &pending->next_reader;
+			continue;
+		}
+		while (*link != pending)
+			link = &(*link)->next;
+		take_out(f, link);
+		pending->next_reader = claimed;
+		claimed = pending;
+	}
+	pthread_mutex_unlock(&f->pending_lock);
+	return claimed;
+}
+
 static void wake_replier(struct front *f)
 {
 	uint64_t one = 1;
@@ -102,7 +159,7 @@ static void wake_replier(struct front *f)
  * answered meanwhile is dropped by the kernel. */
 void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t unique)
 {
-	struct pending *pending = *pending_bucket(f, unique);
+	struct pending *pending;
 
 	atomic_fetch_add(&f->statistics.interrupts, 1);
 	pthread_mutex_lock(&f->pending_lock);
@@ -142,14 +199,6 @@ static bool being_killed(uint32_t thread)
 	return line && strtoull(line + 9, NULL, 16) & (1u << 8); /* SIGKILL is 9 */
 }
 
-static void fail(struct front *f, struct pending *pending, int error)
-{
-	front_reply(f, pending->unique, error, NULL, 0);
-	front_count(f, ((struct fuse_in_header *)pending->request)->opcode, pending->answer,
-		    pending->started_ns);
-	free(pending);
-}
-
 /* Takes out what was interrupted for good and what is past its deadline. */
 static void expire_pendings(struct front *f)
 {
@@ -162,7 +211,9 @@ static void expire_pendings(struct front *f)
 		for (link = &f->pending[i]; *link;) {
 			struct pending *pending = *link, **list = NULL;
 
-			if (now - pending->started_ns > f->deadline_ns)
+			/* it may have been added after the clock was looked at */
+			if (now > pending->started_ns &&
+			    now - pending->started_ns > f->deadline_ns)
 				list = &overdue;
 			else if (pending->interrupted &&
 				 being_killed(((struct fuse_in_header *)pending->request)->pid))
@@ -242,7 +293,7 @@ static void flush_overflow(struct front *f)
 	pthread_mutex_unlock(&f->overflow_lock);
 }
 
-/* The pending is in the table already, and may be gone when this returns. */
+/* Takes the pending: into the table, and its message to the handlers. */
 void miss_forward(struct front *f, struct pending *pending)
 {
 	_Alignas(8) char message[REQUEST_MAX];
@@ -263,11 +314,13 @@ void miss_forward(struct front *f, struct pending *pending)
 		/* nobody opened the file: the handle is its number */
 		((struct fuse_read_in *)(in + 1))->fh =
 			in->nodeid | (retried ? FRONT_FULL : 0);
-		/* fall through */
-	default:
-		if (in->opcode != FUSE_IOCTL)
-			atomic_fetch_add(&f->statistics.handler_requests, 1);
+		break;
 	}
+	/* the message is a copy, because the pending is gone from here */
+	if (!pending_add(f, pending))
+		return;
+	if (in->opcode != FUSE_IOCTL)
+		atomic_fetch_add(&f->statistics.handler_requests, 1);
 	send_or_keep(f, in->opcode == FUSE_IOCTL ? f->control_fd : f->miss_fd, message, size);
 }
 
@@ -315,7 +368,8 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 		front_retry(f, pending, scratch);
 		return;
 	}
-	error = -out->error;
+	/* errors are negative there; anything else becomes EIO below */
+	error = out->error < -FRONT_RETRY ? FRONT_RETRY : -out->error;
 	if (((struct fuse_in_header *)pending->request)->opcode == FUSE_INIT &&
 	    !init_edit_reply(f, reply, size))
 		error = EPROTO;
@@ -365,17 +419,18 @@ void *replier_main(void *argument)
 	uint64_t last_look = now_ns(), ignored;
 
 	while (buffer && scratch && !f->ended) {
-		short events = POLLIN;
+		int full = -1; /* the socket that has no room; the other one always has */
 		bool interrupted;
 
 		pthread_mutex_lock(&f->overflow_lock);
 		if (f->overflow_first)
-			events |= POLLOUT;
+			full = f->overflow_first->fd;
 		pthread_mutex_unlock(&f->overflow_lock);
 		pthread_mutex_lock(&f->pending_lock);
 		interrupted = f->interrupted_count > 0;
 		pthread_mutex_unlock(&f->pending_lock);
-		polled[0].events = polled[1].events = events;
+		for (int i = 0; i < 2; i++)
+			polled[i].events = POLLIN | (polled[i].fd == full ? POLLOUT : 0);
 		if (poll(polled, 3, interrupted ? 20 : 1000) < 0 && errno != EINTR)
 			break;
 		if (polled[2].revents && read(f->wake_fd, &ignored, sizeof(ignored)) < 0 &&

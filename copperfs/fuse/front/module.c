@@ -19,13 +19,14 @@ static const char *const kind_names[KINDS] = {
 	"lookup", "getattr", "readlink", "read", "readdir", "statfs", "open", "ioctl",
 	"refused", "other",
 };
-static const char *const answer_names[ANSWERS] = { "hit", "miss", "bypass" };
+static const char *const answer_names[ANSWERS] = { "hit", "fetch", "miss", "bypass" };
 
 static const struct blob_api *blob_api;
 
 struct front_object {
 	PyObject_HEAD
 	struct front *front;
+	PyObject *reader; /* the capsule, which keeps the source's threads */
 	bool started;
 };
 
@@ -36,7 +37,8 @@ static struct front *front_of(PyObject *object)
 
 static uint64_t fresh_until(double seconds)
 {
-	if (seconds < 0)
+	/* centuries, or no number at all, would not fit into the nanoseconds */
+	if (!(seconds >= 0 && seconds < 1e9))
 		return FRESH_FOREVER;
 	return now_ns() + (uint64_t)(seconds * 1e9);
 }
@@ -81,6 +83,7 @@ static void front_dealloc(PyObject *object)
 	if (self->front && !self->started) {
 		front_destroy(self->front);
 		free(self->front);
+		Py_XDECREF(self->reader);
 	}
 	Py_TYPE(object)->tp_free(object);
 }
@@ -97,6 +100,8 @@ static PyObject *py_start(PyObject *object, PyObject *unused)
 static PyObject *py_stop(PyObject *object, PyObject *unused)
 {
 	(void)unused;
+	if (!((struct front_object *)object)->started)
+		Py_RETURN_NONE; /* whatever failed before it was, there is nothing to join */
 	Py_BEGIN_ALLOW_THREADS
 	front_stop(front_of(object));
 	Py_END_ALLOW_THREADS
@@ -205,15 +210,16 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 	double fresh_s;
 	struct listing *listing;
 	struct node *node = NULL;
-	int error = 0;
+	int error = 0, granted;
 
-	if (!PyArg_ParseTuple(args, "Ky*d", &id, &packed, &fresh_s))
+	if (!PyArg_ParseTuple(args, "Ky*dp", &id, &packed, &fresh_s, &granted))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len,
 			       fresh_until(fresh_s));
 	error = errno;
 	if (listing) {
+		listing->granted = granted;
 		tables_lock(&f->tables);
 		node = node_by_id(&f->tables, id);
 		if (node && S_ISDIR(node->attr.mode)) {
@@ -286,6 +292,10 @@ static PyObject *py_publish_attributes(PyObject *object, PyObject *args)
 		Py_BEGIN_ALLOW_THREADS
 		tables_lock(&f->tables);
 		node = node_by_id(&f->tables, id);
+		/* a number never changes its kind, for a link's content is its target */
+		if (node && (node->attr.mode & S_IFMT) !=
+				    (((const struct fuse_attr *)attr.buf)->mode & S_IFMT))
+			node = NULL;
 		if (node) {
 			node->attr = *(const struct fuse_attr *)attr.buf;
 			node->attr.flags = 0;
@@ -367,10 +377,14 @@ static PyObject *py_publish_statfs(PyObject *object, PyObject *args)
 	if (!PyArg_ParseTuple(args, "KKKKKIII", &blocks, &bfree, &bavail, &files, &ffree, &bsize,
 			      &namelen, &frsize))
 		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
 	f->statfs.st = (struct fuse_kstatfs){
 		.blocks = blocks, .bfree = bfree, .bavail = bavail, .files = files,
 		.ffree = ffree, .bsize = bsize, .namelen = namelen, .frsize = frsize,
 	};
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
 	atomic_store(&f->statfs_known, true);
 	Py_RETURN_NONE;
 }
@@ -379,6 +393,7 @@ static PyObject *py_withdraw(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t id = PyLong_AsUnsignedLongLong(arg);
+	struct blob *withdrawn = NULL;
 	struct node *node;
 
 	if (id == (uint64_t)-1 && PyErr_Occurred())
@@ -386,9 +401,13 @@ static PyObject *py_withdraw(PyObject *object, PyObject *arg)
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, id);
-	if (node)
-		node_withdraw(node);
+	if (node) {
+		/* freeing many pages takes long; that is for after the lock */
+		withdrawn = node->object ? blob_ref(node->object) : NULL;
+		node_withdraw(&f->tables, node);
+	}
 	tables_unlock(&f->tables);
+	blob_unref(withdrawn);
 	Py_END_ALLOW_THREADS
 	return PyBool_FromLong(node != NULL);
 }
@@ -404,6 +423,85 @@ static PyObject *py_clear(PyObject *object, PyObject *unused)
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
 	Py_RETURN_NONE;
+}
+
+/* --- fetches without the handlers --- */
+
+static PyObject *py_set_reader(PyObject *object, PyObject *args)
+{
+	struct front_object *self = (struct front_object *)object;
+	unsigned long long whole_max, credit;
+	PyObject *capsule;
+
+	if (!PyArg_ParseTuple(args, "OKK", &capsule, &whole_max, &credit))
+		return NULL;
+	if (self->reader || self->started) {
+		PyErr_SetString(PyExc_ValueError, "the reader is set once, before the start");
+		return NULL;
+	}
+	self->front->reader = PyCapsule_GetPointer(capsule, READER_CAPSULE);
+	if (!self->front->reader)
+		return NULL;
+	self->reader = Py_NewRef(capsule);
+	self->front->whole_max = whole_max;
+	self->front->credit = credit;
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_add_credit(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	uint64_t bytes = PyLong_AsUnsignedLongLong(arg);
+
+	if (bytes == (uint64_t)-1 && PyErr_Occurred())
+		return NULL;
+	pthread_mutex_lock(&f->fetched_lock);
+	f->credit += bytes;
+	pthread_mutex_unlock(&f->fetched_lock);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_fetched_fileno(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	return PyLong_FromLong(front_of(object)->fetched_fd);
+}
+
+static PyObject *py_fetched(PyObject *object, PyObject *unused)
+{
+	struct front *f = front_of(object);
+	PyObject *list = PyList_New(0);
+	struct fetched *fetched;
+	uint64_t ignored;
+
+	(void)unused;
+	if (!list)
+		return NULL;
+	pthread_mutex_lock(&f->fetched_lock);
+	fetched = f->fetched_first;
+	f->fetched_first = NULL;
+	f->fetched_end = &f->fetched_first;
+	if (read(f->fetched_fd, &ignored, sizeof(ignored)) < 0)
+		ignored = 0; /* not signalled yet: it will be, for nothing */
+	pthread_mutex_unlock(&f->fetched_lock);
+	while (fetched) {
+		struct fetched *next = fetched->next;
+		PyObject *each = Py_BuildValue("(Ky#y#N)", (unsigned long long)fetched->id,
+			fetched->path, (Py_ssize_t)fetched->path_length,
+			(const char *)&fetched->attr, (Py_ssize_t)sizeof(fetched->attr),
+			blob_api->wrap(fetched->blob));
+
+		free(fetched);
+		fetched = next;
+		/* out of memory: what is left stays published until its node is forgotten */
+		if (!each || PyList_Append(list, each)) {
+			Py_XDECREF(each);
+			Py_DECREF(list);
+			return NULL;
+		}
+		Py_DECREF(each);
+	}
+	return list;
 }
 
 /* --- telling the kernel; these may block --- */
@@ -595,7 +693,7 @@ static PyMethodDef front_methods[] = {
 	{ "find", py_find, METH_O, "find(path) -> id or None: what the path leads to now." },
 	{ "touched", py_touched, METH_O, "touched(ids) -> those used since last asked." },
 	{ "publish_listing", py_publish_listing, METH_VARARGS,
-	  "publish_listing(id, packed, fresh_s) -> bool; fresh_s < 0 is forever." },
+	  "publish_listing(id, packed, fresh_s, granted) -> bool; fresh_s < 0 is forever." },
 	{ "publish_entry", py_publish_entry, METH_VARARGS,
 	  "publish_entry(parent_id, name, attributes or None, target, fresh_s) -> bool" },
 	{ "publish_attributes", py_publish_attributes, METH_VARARGS,
@@ -604,6 +702,13 @@ static PyMethodDef front_methods[] = {
 	{ "publish_handle", py_publish_handle, METH_VARARGS,
 	  "publish_handle(id, fd) -> bool; takes the descriptor." },
 	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },
+	{ "set_reader", py_set_reader, METH_VARARGS,
+	  "set_reader(capsule, whole_max, credit): read files of granted listings with it." },
+	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },
+	{ "fetched_fileno", py_fetched_fileno, METH_NOARGS,
+	  "fetched_fileno(): readable when there is something in fetched()." },
+	{ "fetched", py_fetched, METH_NOARGS,
+	  "fetched() -> [(id, path, attributes, blob)] read without being asked for." },
 	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },
 	{ "clear", py_clear, METH_NOARGS, "clear(): forget all content; nothing is fresh." },
 	{ "invalidate_all", py_invalidate_all, METH_NOARGS,

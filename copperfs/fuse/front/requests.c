@@ -6,8 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* What became of a request. QUEUED: a bypass worker has taken the pending. */
-enum verdict { ANSWERED, MISSED, QUEUED };
+/* What became of a request. QUEUED: a bypass worker is to read from its handle. FETCHING:
+ * its file is being read already, or is to be read from `path`. */
+enum verdict { ANSWERED, MISSED, QUEUED, FETCHING };
 
 struct asked {
 	struct front *front;
@@ -18,6 +19,8 @@ struct asked {
 	uint64_t started_ns;
 	struct pending *retried; /* kept from the first time, or NULL */
 	struct handle *handle;	 /* the read is for this one */
+	char *path;		 /* of the file to fetch, if nobody does yet */
+	struct version version;
 };
 
 static enum verdict answer_error(const struct asked *a, int error)
@@ -178,6 +181,7 @@ static enum verdict read_(struct asked *a)
 	struct blob *object = NULL;
 	struct handle *handle = NULL;
 	struct iovec parts[2];
+	bool fetching = false;
 	struct node *node;
 	size_t size = 0;
 
@@ -191,6 +195,9 @@ static enum verdict read_(struct asked *a)
 		else if (node->handle) {
 			handle = node->handle;
 			atomic_fetch_add(&handle->refs, 1);
+		} else if (!a->retried) { /* once; the handlers know what to do then */
+			fetching = node->fetching;
+			a->path = fetch_begin(f, node, &a->version);
 		}
 		node->touched = true;
 	}
@@ -210,8 +217,8 @@ static enum verdict read_(struct asked *a)
 		return ANSWERED;
 	}
 	if (!handle)
-		return MISSED;
-	if (bypass_read_nowait(f, handle, a->in, read, a->scratch, a->started_ns)) {
+		return fetching || a->path ? FETCHING : MISSED;
+	if (a->scratch && bypass_read_nowait(f, handle, a->in, read, a->scratch, a->started_ns)) {
 		handle_unref(handle);
 		return ANSWERED;
 	}
@@ -249,7 +256,8 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 	uint64_t now = now_ns();
 	size_t used = 0, added;
 
-	for (uint64_t next = offset + 1; next <= (uint64_t)listing->count + 2; next++) {
+	/* zero: after the largest offset that can be asked for comes nothing */
+	for (uint64_t next = offset + 1; next && next <= (uint64_t)listing->count + 2; next++) {
 		struct fuse_entry_out entry;
 		struct node *node = NULL;
 		const struct row *row;
@@ -330,9 +338,14 @@ static enum verdict readdir(struct asked *a)
 
 static enum verdict statfs_(struct asked *a)
 {
+	struct fuse_statfs_out statfs;
+
 	if (!atomic_load(&a->front->statfs_known))
 		return MISSED;
-	front_reply(a->front, a->in->unique, 0, &a->front->statfs, sizeof(a->front->statfs));
+	tables_lock(&a->front->tables);
+	statfs = a->front->statfs;
+	tables_unlock(&a->front->tables);
+	front_reply(a->front, a->in->unique, 0, &statfs, sizeof(statfs));
 	return ANSWERED;
 }
 
@@ -436,13 +449,40 @@ static struct pending *keep(struct asked *a, enum answer answer)
 	if (!pending)
 		pending = pending_new(a->front, (const char *)a->in,
 				      sizeof(*a->in) + a->body_size, a->started_ns, answer);
-	if (pending && pending_add(a->front, pending))
-		return pending;
+	if (!pending)
+		answer_error(a, ENOMEM);
+	return pending;
+}
+
+static bool is_being_fetched(struct front *f, uint64_t id)
+{
+	struct node *node;
+	bool fetching;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	fetching = node && node->fetching;
+	tables_unlock(&f->tables);
+	return fetching;
+}
+
+/* The end of the fetch answers all pendings of its node, so the pending is kept before it
+ * starts. Whoever joined one that ended between looking and being kept looks again. */
+static void wait_for_fetch(struct asked *a, struct pending *pending)
+{
+	struct front *f = a->front;
+	uint64_t id = a->in->nodeid, unique = a->in->unique;
+	bool kept = pending && pending_add(f, pending);
+
+	if (a->path) {
+		fetch_start(f, id, a->path, &a->version);
+		return;
+	}
+	if (!kept || is_being_fetched(f, id))
+		return;
+	pending = pending_claim(f, unique);
 	if (pending)
-		free(pending);
-	a->retried = NULL;
-	answer_error(a, ENOMEM);
-	return NULL;
+		front_retry(f, pending, a->scratch);
 }
 
 static void conclude(struct asked *a, enum verdict verdict)
@@ -463,11 +503,14 @@ static void conclude(struct asked *a, enum verdict verdict)
 		free(a->retried);
 		return;
 	}
-	pending = keep(a, verdict == QUEUED ? ANSWER_BYPASS : ANSWER_MISS);
+	pending = keep(a, verdict == QUEUED ? ANSWER_BYPASS
+			  : verdict == FETCHING ? ANSWER_FETCH : ANSWER_MISS);
 	if (verdict == QUEUED && pending)
 		bypass_queue(a->front, a->handle, pending);
 	else if (verdict == QUEUED)
 		handle_unref(a->handle);
+	else if (verdict == FETCHING)
+		wait_for_fetch(a, pending);
 	else if (pending)
 		miss_forward(a->front, pending);
 }

@@ -133,6 +133,32 @@ void handle_unref(struct handle *handle)
 	free(handle);
 }
 
+/* Closing is a request to the server on some network filesystems. */
+void node_drop_handle(struct tables *t, struct node *node)
+{
+	struct handle *handle = node->handle;
+
+	if (!handle)
+		return;
+	node->handle = NULL;
+	handle->next_dropped = t->dropped;
+	t->dropped = handle;
+}
+
+void tables_unlock(struct tables *t)
+{
+	struct handle *dropped = t->dropped;
+
+	t->dropped = NULL;
+	pthread_mutex_unlock(&t->lock);
+	while (dropped) {
+		struct handle *handle = dropped;
+
+		dropped = handle->next_dropped;
+		handle_unref(handle);
+	}
+}
+
 /* The version of a file, as in copperfs/types.py. */
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b)
 {
@@ -194,12 +220,11 @@ static void idle_remove(struct tables *t, struct node *node)
 	t->idle_count--;
 }
 
-void node_withdraw(struct node *node)
+void node_withdraw(struct tables *t, struct node *node)
 {
 	node_set_listing(node, NULL);
 	node_set_object(node, NULL);
-	handle_unref(node->handle);
-	node->handle = NULL;
+	node_drop_handle(t, node);
 }
 
 /* Frees the node if nothing needs it, and then its parent if that was the reason. */
@@ -210,7 +235,7 @@ static void free_unneeded(struct tables *t, struct node *node)
 
 		detach(t, node);
 		unlink_from(&t->by_id[node->id & t->mask], node, false);
-		node_withdraw(node);
+		node_withdraw(t, node);
 		free(node);
 		t->nodes--;
 		parent->children--;
@@ -236,6 +261,23 @@ static void idle_append(struct tables *t, struct node *node)
 	t->idle.idle_previous = node;
 	node->idle = true;
 	t->idle_count++;
+}
+
+static void limit_idle(struct tables *t)
+{
+	while (t->idle_count > t->idle_max)
+		idle_drop_oldest(t);
+}
+
+/* A name is about to be given in a directory that nothing but its children may hold:
+ * the kernel can have forgotten it while the handlers were asked.  It must not go with
+ * the last of them, nor as the oldest idle one.  Other nodes may go here. */
+static void keep_directory(struct tables *t, struct node *directory)
+{
+	if (directory == t->root || directory->nlookup)
+		return;
+	idle_append(t, directory);
+	limit_idle(t);
 }
 
 static struct node *node_new(struct tables *t, struct node *parent, const char *name,
@@ -281,8 +323,10 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 			 size_t length, const struct fuse_attr *attr, const char *target,
 			 size_t target_length, uint64_t fresh_until)
 {
-	struct node *node = node_by_name(t, parent, name, length);
+	struct node *node;
 
+	keep_directory(t, parent);
+	node = node_by_name(t, parent, name, length);
 	if (node) {
 		bool directories = S_ISDIR(node->attr.mode) && S_ISDIR(attr->mode);
 		bool same_kind = (node->attr.mode & S_IFMT) == (attr->mode & S_IFMT);
@@ -299,7 +343,7 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 		node = node_new(t, parent, name, length);
 		if (!node)
 			return NULL;
-		if (target_length) {
+		if (target_length && S_ISLNK(attr->mode)) {
 			node->object = blob_new(target_length);
 			if (node->object)
 				memcpy(node->object->data, target, target_length);
@@ -310,19 +354,19 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 	/* looked up by itself it may be believed for longer than as part of its listing */
 	if (fresh_until > node->fresh_until)
 		node->fresh_until = fresh_until;
-	if (!node->nlookup) {
+	if (!node->nlookup)
 		idle_append(t, node);
-		if (t->idle_count > t->idle_max)
-			idle_drop_oldest(t);
-	}
+	limit_idle(t); /* idle_max is two at least: not the directory, not the node */
 	return node;
 }
 
 bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
 		   uint64_t fresh_until)
 {
-	struct node *node = node_by_name(t, parent, name, length);
+	struct node *node;
 
+	keep_directory(t, parent);
+	node = node_by_name(t, parent, name, length);
 	if (node && !node->negative) {
 		displace(t, node);
 		node = NULL;
@@ -330,7 +374,7 @@ bool node_negative(struct tables *t, struct node *parent, const char *name, size
 	if (!node) {
 		/* unlike a node on its way to the kernel, this one is never forgotten by
 		 * it: when there is no room, the oldest idle one goes */
-		if (t->idle_count >= t->idle_max)
+		while (t->idle_count >= t->idle_max)
 			idle_drop_oldest(t);
 		node = node_new(t, parent, name, length);
 		if (!node)
@@ -339,6 +383,7 @@ bool node_negative(struct tables *t, struct node *parent, const char *name, size
 	}
 	node->fresh_until = fresh_until;
 	idle_append(t, node);
+	limit_idle(t);
 	return true;
 }
 
@@ -399,12 +444,10 @@ void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
 	uint64_t *slot = &t->handle_ids[t->handle_next++ % t->handle_max];
 	struct node *oldest = *slot ? node_by_id(t, *slot) : NULL;
 
-	if (oldest && oldest != node) {
-		handle_unref(oldest->handle);
-		oldest->handle = NULL;
-	}
+	if (oldest)
+		node_drop_handle(t, oldest);
 	*slot = node->id;
-	handle_unref(node->handle);
+	node_drop_handle(t, node);
 	node->handle = handle;
 }
 
@@ -412,7 +455,7 @@ void tables_clear(struct tables *t)
 {
 	for (uint32_t i = 0; i <= t->mask; i++)
 		for (struct node *node = t->by_id[i]; node; node = node->next_by_id) {
-			node_withdraw(node);
+			node_withdraw(t, node);
 			node->fresh_until = 0;
 		}
 }
@@ -428,6 +471,8 @@ int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
 	t->mask = (uint32_t)(buckets - 1);
 	t->nodes_max = nodes_max;
 	t->idle_max = nodes_max / 4 < 65536 ? nodes_max / 4 : 65536;
+	if (t->idle_max < 2) /* a directory and a name in it: see keep_directory() */
+		t->idle_max = 2;
 	t->handle_max = handle_max;
 	t->next_id = FUSE_ROOT_ID;
 	t->idle.idle_next = t->idle.idle_previous = &t->idle;
@@ -461,9 +506,11 @@ void tables_destroy(struct tables *t)
 
 			t->by_id[i] = node->next_by_id;
 			node->nlookup = 0; /* so that a link's target goes, too */
-			node_withdraw(node);
+			node_withdraw(t, node);
 			free(node);
 		}
+	tables_lock(t);
+	tables_unlock(t); /* lets go of the handles */
 	free(t->by_id);
 	free(t->by_name);
 	free(t->handle_ids);

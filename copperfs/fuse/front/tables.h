@@ -53,6 +53,7 @@ struct listing {
 	char *rows; /* a private copy of the packed listing */
 	uint32_t count;
 	bool bare;
+	bool granted; /* its files may be read without asking the handlers */
 	uint64_t fresh_until;
 	uint32_t index_mask;
 	uint32_t *offsets; /* of row i */
@@ -62,6 +63,7 @@ struct listing {
 /* An open descriptor of a file that is too large to be held; reads go to it. */
 struct handle {
 	_Atomic unsigned refs;
+	struct handle *next_dropped;
 	int fd;
 	struct fuse_attr version; /* size, mtime, ctime and ino as they must stay */
 };
@@ -84,6 +86,7 @@ struct node {
 	bool negative : 1; /* known not to exist */
 	bool idle : 1;	   /* in the list of those the kernel does not refer to */
 	bool touched : 1;  /* its content was used since last asked */
+	bool fetching : 1; /* its bytes are being read for it */
 	char name[];
 };
 
@@ -100,6 +103,7 @@ struct tables {
 	uint32_t idle_count, idle_max;
 	uint32_t handle_next, handle_max;
 	uint64_t *handle_ids; /* a ring: publishing one handle more withdraws the oldest */
+	struct handle *dropped; /* let go of when the lock is: closing may take long */
 	uint32_t shed_hand;
 };
 
@@ -107,7 +111,7 @@ int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max);
 void tables_destroy(struct tables *t);
 
 static inline void tables_lock(struct tables *t) { pthread_mutex_lock(&t->lock); }
-static inline void tables_unlock(struct tables *t) { pthread_mutex_unlock(&t->lock); }
+void tables_unlock(struct tables *t);
 
 /* Makes a listing of packed bytes, checking every length; NULL with errno. */
 struct listing *listing_open(const struct tables *t, const char *bytes, size_t size,
@@ -141,7 +145,8 @@ int node_path(const struct node *node, char *path, size_t size);
 void node_set_listing(struct node *node, struct listing *listing);
 void node_set_object(struct node *node, struct blob *object);
 void node_set_handle(struct tables *t, struct node *node, struct handle *handle);
-void node_withdraw(struct node *node);
+void node_drop_handle(struct tables *t, struct node *node);
+void node_withdraw(struct tables *t, struct node *node);
 void tables_clear(struct tables *t); /* withdraws all, and nothing is fresh any more */
 
 #endif

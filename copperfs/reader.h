@@ -1,0 +1,34 @@
+/*
+ * The seam between the front and the source's threads: reading a whole file without
+ * Python.  The core decides beforehand how many bytes may be read in this way (a credit)
+ * and hears of each file afterwards; what is read, and whether it is the right version,
+ * is the same as if it had asked for it.
+ */
+#ifndef COPPERFS_READER_H
+#define COPPERFS_READER_H
+
+#include "blob.h"
+
+#include <stdint.h>
+
+/* Version in types.py */
+struct version {
+	uint64_t size;
+	int64_t mtime_ns, ctime_ns;
+	uint64_t ino;
+};
+
+/* The outcome: a blob, whose reference it takes, or NULL. Called in a thread of the
+ * source. */
+typedef void reader_done(void *context, uint64_t tag, const struct version *version,
+			 struct blob *blob);
+
+struct reader {
+	void *pool;
+	/* False: not now. `path` is below the source's root. */
+	bool (*read)(void *pool, const char *path, const struct version *version,
+		     reader_done *done, void *context, uint64_t tag);
+};
+#define READER_CAPSULE "copperfs.reader"
+
+#endif

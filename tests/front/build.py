@@ -1,0 +1,61 @@
+"""Compiles the front, without Python, together with the harnesses of this directory."""
+
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FRONT = HERE.parents[1] / "copperfs" / "fuse" / "front"
+CORPUS = HERE / "corpus"
+
+# All but module.c, the Python face.
+SOURCES = sorted(path for path in FRONT.glob("*.c") if path.name != "module.c")
+TABLES = [FRONT / "tables.c"]
+
+WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
+# The list of idle nodes has its head within the tables, which is an extension of GNU C.
+CLANG_WARNINGS = [*WARNINGS, "-Wno-gnu-variable-sized-type-not-at-end"]
+
+# What world.c does in their stead, so that one input always does the same.
+_WORLD_CALLS = ["writev", "send", "pthread_create", "pthread_cond_wait"]
+WORLD = [f"-D{call}=world_{call}" for call in _WORLD_CALLS]
+
+# Each fuzzer, with what it is made of.
+FUZZERS: dict[str, list[str | Path]] = {
+    "requests": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_requests.c"],
+    "replies": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_replies.c"],
+    "listing": [*TABLES, HERE / "fuzz_listing.c"],
+}
+STRESS: list[str | Path] = [*SOURCES, HERE / "stress.c"]
+
+
+def build(compiler: str, sanitizers: str, parts: list[str | Path], program: Path) -> Path:
+    """A program with these sanitizers in it."""
+    warnings = CLANG_WARNINGS if compiler == "clang" else WARNINGS
+    command = [compiler, *warnings, "-g", "-O1", "-pthread", f"-fsanitize={sanitizers}"]
+    if "thread" not in sanitizers:
+        command.append("-fno-sanitize-recover=all")
+    done = subprocess.run(
+        [*command, *parts, "-o", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def run(command: list[str | Path], *, timeout_s: float) -> str:
+    """The output of a program that has nothing to complain about."""
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def failed_before(fuzzer: str) -> list[Path]:
+    """Inputs that once made this fuzzer fail."""
+    return sorted(CORPUS.glob(f"{fuzzer}-*"))

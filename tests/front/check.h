@@ -1,0 +1,171 @@
+/* What must hold of the tables, and of replies to the kernel, at any time. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include "../../copperfs/fuse/front/front.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define CHECK(condition)                                                                  \
+	do {                                                                              \
+		if (!(condition)) {                                                       \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__,        \
+				#condition);                                              \
+			abort();                                                          \
+		}                                                                         \
+	} while (0)
+
+static inline void node_check(struct tables *t, struct node *n, uint32_t children)
+{
+	CHECK(n->id < t->next_id);
+	CHECK(node_by_id(t, n->id) == n);
+	CHECK(n->children == children);
+	if (n == t->root) {
+		CHECK(n->id == FUSE_ROOT_ID && !n->parent && !n->attached && !n->idle);
+		return;
+	}
+	CHECK(n->name_length >= 1 && n->name_length <= 255);
+	CHECK(n->parent && node_by_id(t, n->parent->id) == n->parent);
+	CHECK(!n->attached || node_by_name(t, n->parent, n->name, n->name_length) == n);
+	CHECK(n->nlookup || n->children || n->idle); /* or else somebody should have freed it */
+	CHECK(!(n->idle && n->nlookup));
+	CHECK(!n->negative || (!n->nlookup && !n->object && !n->handle));
+	if (n->object && !S_ISLNK(n->attr.mode))
+		CHECK(S_ISREG(n->attr.mode) && n->object->size == n->attr.size);
+	if (n->listing)
+		CHECK(S_ISDIR(n->attr.mode));
+	if (n->handle)
+		CHECK(atomic_load(&n->handle->refs) >= 1);
+}
+
+/* With the lock held. */
+static inline void tables_check(struct tables *t)
+{
+	uint32_t nodes = 0, attached = 0, idle_flags = 0, idle = 0, named = 0, handles = 0;
+	uint32_t *children = calloc(t->next_id, sizeof(*children));
+
+	CHECK(children);
+	for (uint32_t i = 0; i <= t->mask; i++)
+		for (const struct node *n = t->by_id[i]; n; n = n->next_by_id)
+			if (n->parent)
+				children[n->parent->id]++;
+	for (uint32_t i = 0; i <= t->mask; i++) {
+		for (struct node *n = t->by_id[i]; n; n = n->next_by_id) {
+			CHECK((n->id & t->mask) == i);
+			node_check(t, n, children[n->id]);
+			nodes++;
+			attached += n->attached;
+			idle_flags += n->idle;
+			handles += n->handle != NULL;
+		}
+		for (const struct node *n = t->by_name[i]; n; n = n->next_by_name) {
+			CHECK(n->attached);
+			named++;
+		}
+	}
+	for (const struct node *n = t->idle.idle_next; n != &t->idle; n = n->idle_next) {
+		CHECK(n->idle && n->idle_next->idle_previous == n);
+		idle++;
+	}
+	free(children);
+	CHECK(nodes == t->nodes && attached == named);
+	CHECK(idle == idle_flags && idle == t->idle_count && idle <= t->idle_max);
+	CHECK(handles <= t->handle_max);
+	CHECK(t->nodes / 4 <= t->nodes_max);
+	CHECK(!t->dropped);
+}
+
+/* --- replies --- */
+
+typedef void found_node(void *context, uint64_t id);
+
+static inline void names_check(const char *data, size_t size, bool plus, uint64_t offset,
+			       found_node *found, void *context)
+{
+	for (size_t at = 0; at < size;) {
+		size_t prefix = plus ? sizeof(struct fuse_entry_out) : 0;
+		struct fuse_entry_out entry;
+		struct fuse_dirent d;
+
+		CHECK(size - at >= prefix + FUSE_NAME_OFFSET);
+		memcpy(&d, data + at + prefix, FUSE_NAME_OFFSET);
+		CHECK(d.namelen >= 1 && d.namelen <= 255);
+		CHECK(size - at >= prefix + FUSE_NAME_OFFSET + d.namelen);
+		CHECK(!memchr(data + at + prefix + FUSE_NAME_OFFSET, '/', d.namelen));
+		CHECK(d.off == ++offset);
+		if (plus) {
+			memcpy(&entry, data + at, sizeof(entry));
+			if (entry.nodeid)
+				found(context, entry.nodeid);
+		}
+		at += FUSE_REC_ALIGN(prefix + FUSE_NAME_OFFSET + d.namelen);
+		CHECK(at <= size);
+	}
+}
+
+/* Would the kernel take this for an answer to that request?  Tells of each node that it
+ * refers to from then on. */
+static inline void reply_check(const char *request, const struct fuse_out_header *out,
+			       const char *data, found_node *found, void *context)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
+	const struct fuse_ioctl_in *ioctl = (const struct fuse_ioctl_in *)(in + 1);
+	size_t size = out->len - sizeof(*out);
+	struct fuse_entry_out entry;
+
+	CHECK(out->error <= 0 && out->error > -512);
+	CHECK(!out->error || !size);
+	if (out->error)
+		return;
+	switch (in->opcode) {
+	case FUSE_LOOKUP:
+		CHECK(size == sizeof(entry));
+		memcpy(&entry, data, sizeof(entry));
+		CHECK(entry.entry_valid_nsec < 1000000000 && entry.attr_valid_nsec < 1000000000);
+		if (entry.nodeid)
+			found(context, entry.nodeid);
+		break;
+	case FUSE_GETATTR:
+		CHECK(size == sizeof(struct fuse_attr_out));
+		break;
+	case FUSE_READDIR:
+	case FUSE_READDIRPLUS:
+		CHECK(size <= read->size);
+		names_check(data, size, in->opcode == FUSE_READDIRPLUS, read->offset, found,
+			    context);
+		break;
+	case FUSE_READ:
+		CHECK(size <= read->size);
+		break;
+	case FUSE_READLINK:
+		CHECK(size >= 1 && size <= 4096);
+		break;
+	case FUSE_STATFS:
+		CHECK(size == sizeof(struct fuse_statfs_out));
+		break;
+	case FUSE_OPEN:
+	case FUSE_OPENDIR:
+		CHECK(size == sizeof(struct fuse_open_out));
+		break;
+	case FUSE_IOCTL:
+		CHECK(size >= sizeof(struct fuse_ioctl_out) &&
+		      size - sizeof(struct fuse_ioctl_out) <= ioctl->out_size);
+		break;
+	case FUSE_INIT:
+		CHECK(size >= sizeof(struct fuse_init_out));
+		break;
+	case FUSE_RELEASE:
+	case FUSE_RELEASEDIR:
+	case FUSE_DESTROY:
+		CHECK(!size);
+		break;
+	default:
+		CHECK(!"this request cannot succeed");
+	}
+}
+
+#endif

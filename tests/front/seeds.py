@@ -1,0 +1,44 @@
+"""Inputs for the fuzzers to start from: sound listings, and steps at random."""
+
+import random
+import struct
+from pathlib import Path
+
+from copperfs.core.listing import pack_listing
+from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
+
+_UNIQUE_RETRY = 1 | 2 | 8  # see fuzz_replies.c
+_UNIQUE_SUCCESS = 1 | 2 | 4
+
+
+def write_seeds(fuzzer: str, directory: Path) -> None:
+    """Fill a new directory."""
+    directory.mkdir()
+    makers = {"requests": _steps, "replies": _replies, "listing": _listing}
+    for number in range(40):
+        content = makers[fuzzer](random.Random(number))
+        (directory / f"seed-{number:02}").write_bytes(content)
+
+
+def _steps(rng: random.Random) -> bytes:
+    """Bytes of which the small ones are frequent: low node numbers, the first names."""
+    return bytes(rng.choice((rng.randrange(24), rng.randrange(256))) for _ in range(600))
+
+
+def _replies(rng: random.Random) -> bytes:
+    replies = []
+    for _ in range(rng.randrange(1, 12)):
+        size = rng.choice((0, 16, 64, 80, 200))
+        header = struct.pack("<IiQ", 16 + size, -rng.randrange(140), rng.randrange(12))
+        how = rng.choice((_UNIQUE_RETRY, _UNIQUE_SUCCESS, rng.randrange(64)))
+        replies.append(bytes([how & ~32, size]) + header + rng.randbytes(size))
+    return b"".join(replies)
+
+
+def _listing(rng: random.Random) -> bytes:
+    rows = []
+    for number in range(rng.randrange(20)):
+        name = b"%d" % number + b"n" * rng.randrange(250)
+        target = b"t" * rng.choice((0, 0, 5, 4095))
+        rows.append((name, Entry(Attributes(rng.randbytes(ATTRIBUTES_BYTES)), target)))
+    return pack_listing(rows, bare=rng.random() < 0.2).packed

@@ -1,0 +1,676 @@
+/*
+ * The whole front with all its threads, on a socketpair instead of /dev/fuse.
+ *
+ *   stress REQUESTS
+ *
+ * kernel     sends requests with up to WINDOW of them unanswered, and checks every reply:
+ *            sound, to a request that waits, and only one.  It forgets what it was told of,
+ *            interrupts some requests, and is also the memory of references.
+ * handlers   answer misses: they publish and say RETRY, or an error, or bytes, or twice
+ * disturber  publishes, withdraws, clears, sheds and invalidates all the time
+ * sources    end the fetches that the front starts by itself
+ *
+ * At the end everything was answered, and after forgetting all of it nothing but the root
+ * is left.  Nothing sleeps; everything is bounded by counts.
+ */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/ioctl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { WINDOW = 64, IDS = 1 << 20, NAMES = 40, FRONT_THREADS = 3, SOURCES = 2 };
+
+static struct front *front;
+static int kernel_fd, handlers_fd, control_fd, source_file, source_pipe[2];
+static _Atomic bool done;
+static char packed[NAMES * 512];
+static size_t packed_size;
+
+struct sent {
+	bool waits;
+	_Alignas(8) char request[512];
+};
+static struct sent sent[WINDOW];
+static unsigned waiting;
+static uint64_t rounds[WINDOW]; /* unique = 2 * (round * WINDOW + slot + 1) */
+static uint32_t *references;
+static uint64_t highest_id = 1, answered, succeeded;
+
+/* A random number for each thread, the same in each run. */
+static uint32_t random_of(uint64_t *state)
+{
+	*state = *state * 6364136223846793005u + 1442695040888963407u;
+	return (uint32_t)(*state >> 33);
+}
+
+static char content(uint64_t ino, uint64_t at) { return (char)(ino * 7 + at); }
+
+/* --- the names there are: directories, files to hold, files to bypass, links --- */
+
+static void attributes_of(unsigned name, unsigned version, struct fuse_attr *attr)
+{
+	struct stat status;
+
+	memset(attr, 0, sizeof(*attr));
+	attr->ino = 100 + name;
+	attr->nlink = 1;
+	attr->mtime = version;
+	if (name % 4 == 0) {
+		attr->mode = S_IFDIR | 0755;
+	} else if (name % 4 == 3) {
+		attr->mode = S_IFLNK | 0777;
+		attr->size = 3;
+	} else if (name % 8 == 1) {
+		CHECK(!fstat(source_file, &status));
+		attr->mode = S_IFREG | 0644;
+		attr->ino = 99;
+		attr->size = (uint64_t)status.st_size;
+		attr->mtime = (uint64_t)status.st_mtim.tv_sec;
+		attr->mtimensec = (uint32_t)status.st_mtim.tv_nsec;
+		attr->ctime = (uint64_t)status.st_ctim.tv_sec;
+		attr->ctimensec = (uint32_t)status.st_ctim.tv_nsec;
+	} else {
+		attr->mode = S_IFREG | 0644;
+		attr->size = name % 3 ? 3000 : 100000; /* malloc, mmap */
+	}
+}
+
+static size_t name_of(unsigned name, char *to) { return (size_t)sprintf(to, "name%u", name); }
+
+static void pack_names(void)
+{
+	struct listing_header *header = (struct listing_header *)packed;
+
+	*header = (struct listing_header){ LISTING_MAGIC, NAMES, 0, 0 };
+	packed_size = sizeof(*header);
+	for (unsigned i = 0; i < NAMES; i++) {
+		struct row *row = (struct row *)(packed + packed_size);
+
+		row->name_length = (uint16_t)name_of(i, row->name);
+		attributes_of(i, 0, &row->attr);
+		row->target_length = S_ISLNK(row->attr.mode) ? 3 : 0;
+		memcpy(row->name + row->name_length, "to!", row->target_length);
+		row->length = (uint32_t)((sizeof(*row) + row->name_length + row->target_length +
+					  7) & ~(size_t)7);
+		packed_size += row->length;
+	}
+}
+
+/* --- publishing, as module.c does it --- */
+
+static void publish_listing(uint64_t id, uint64_t *state)
+{
+	static const uint64_t lifetimes[] = { 0, 1000000, 1000000000 };
+	struct listing *listing = listing_open(&front->tables, packed, packed_size,
+					       now_ns() + lifetimes[random_of(state) % 3]);
+	struct node *node;
+
+	CHECK(listing);
+	listing->granted = random_of(state) % 2;
+	tables_lock(&front->tables);
+	node = node_by_id(&front->tables, id);
+	if (node && S_ISDIR(node->attr.mode)) {
+		struct listing *old = node->listing;
+
+		node->listing = listing;
+		listing = old;
+		node->fresh_until = FRESH_FOREVER;
+	}
+	tables_unlock(&front->tables);
+	listing_free(listing);
+}
+
+static void publish_name(uint64_t id, const char *name, uint64_t *state)
+{
+	struct fuse_attr attr;
+	unsigned number = 0;
+	struct node *parent;
+
+	tables_lock(&front->tables);
+	parent = node_by_id(&front->tables, id);
+	if (sscanf(name, "name%u", &number) == 1 && random_of(state) % 8) {
+		attributes_of(number, random_of(state) % 3, &attr);
+		if (parent)
+			node_obtain(&front->tables, parent, name, strlen(name), &attr, "to!", 3,
+				    FRESH_FOREVER);
+	} else if (parent) {
+		node_negative(&front->tables, parent, name, strlen(name), FRESH_FOREVER);
+	}
+	tables_unlock(&front->tables);
+}
+
+static void publish_content(uint64_t id)
+{
+	struct handle *handle = calloc(1, sizeof(*handle));
+	struct blob *blob = NULL, *old = NULL;
+	struct fuse_attr attr = { 0 };
+	struct node *node;
+
+	CHECK(handle);
+	atomic_init(&handle->refs, 1);
+	handle->fd = dup(source_file);
+	tables_lock(&front->tables);
+	node = node_by_id(&front->tables, id);
+	if (node)
+		attr = node->attr;
+	tables_unlock(&front->tables);
+	if (S_ISREG(attr.mode) && attr.ino != 99) {
+		blob = blob_new(attr.size);
+		CHECK(blob);
+		for (uint64_t i = 0; i < attr.size; i++)
+			blob->data[i] = content(attr.ino, i);
+	}
+	tables_lock(&front->tables);
+	node = node_by_id(&front->tables, id);
+	if (node && blob) {
+		old = node->object;
+		node->object = blob;
+		blob = NULL;
+	} else if (node && attr.ino == 99 && S_ISREG(attr.mode)) {
+		handle->version = attr;
+		node_set_handle(&front->tables, node, handle);
+		handle = NULL;
+	}
+	tables_unlock(&front->tables);
+	blob_unref(old);
+	blob_unref(blob);
+	handle_unref(handle);
+}
+
+/* --- the source's threads --- */
+
+struct fetch {
+	struct version version;
+	reader_done *done;
+	uint64_t tag;
+};
+
+static bool start_fetch(void *pool, const char *path, const struct version *version,
+			reader_done *ended, void *context, uint64_t tag)
+{
+	struct fetch fetch = { *version, ended, tag };
+
+	(void)pool;
+	CHECK(context == front && *path && *path != '/');
+	if (tag % 16 == 0)
+		return false;
+	/* a pipe takes what is this small in one piece; when it is full, not now */
+	return write(source_pipe[1], &fetch, sizeof(fetch)) == sizeof(fetch);
+}
+
+static void *source_main(void *unused)
+{
+	struct fetch fetch;
+
+	(void)unused;
+	while (read(source_pipe[0], &fetch, sizeof(fetch)) == sizeof(fetch)) {
+		struct blob *blob = fetch.tag % 8 == 1 ? NULL : blob_new(fetch.version.size);
+
+		for (uint64_t i = 0; blob && i < fetch.version.size; i++)
+			blob->data[i] = content(fetch.version.ino, i);
+		fetch.done(front, fetch.tag, &fetch.version, blob);
+	}
+	return NULL;
+}
+
+/* --- the handlers --- */
+
+static void handler_reply(int fd, uint64_t unique, int error, const void *data, size_t size)
+{
+	static _Alignas(8) char message[REPLY_MAX + 64];
+	struct fuse_out_header *out = (struct fuse_out_header *)message;
+
+	*out = (struct fuse_out_header){ (uint32_t)(sizeof(*out) + size), error, unique };
+	if (size)
+		memcpy(out + 1, data, size);
+	/* may wait: the front's replier never stops taking these */
+	CHECK(send(fd, message, out->len, MSG_NOSIGNAL) == (ssize_t)out->len);
+}
+
+static void handle_read(const struct fuse_in_header *in, uint64_t *state)
+{
+	static char bytes[REPLY_MAX];
+	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
+	struct fuse_attr attr = { 0 };
+	struct node *node;
+	size_t size = 0;
+
+	CHECK((read->fh & ~FRONT_FULL) == in->nodeid);
+	if (!(read->fh & FRONT_FULL)) {
+		publish_content(in->nodeid);
+		handler_reply(handlers_fd, in->unique, -FRONT_RETRY, NULL, 0);
+		if (random_of(state) % 8 == 0) /* a stale one */
+			handler_reply(handlers_fd, in->unique, -EIO, NULL, 0);
+		return;
+	}
+	tables_lock(&front->tables);
+	node = node_by_id(&front->tables, in->nodeid);
+	if (node)
+		attr = node->attr;
+	tables_unlock(&front->tables);
+	while (size < read->size && read->offset + size < attr.size) {
+		bytes[size] = content(attr.ino, read->offset + size);
+		size++;
+	}
+	handler_reply(handlers_fd, in->unique, node ? 0 : -ESTALE, bytes, node ? size : 0);
+}
+
+static void handle(const struct fuse_in_header *in, uint64_t *state)
+{
+	struct fuse_statfs_out statfs = { 0 };
+	struct fuse_ioctl_out ioctl = { 0 };
+	struct node *node;
+
+	switch (in->opcode) {
+	case FUSE_READ:
+		handle_read(in, state);
+		return;
+	case FUSE_LOOKUP:
+		if (random_of(state) % 2)
+			publish_listing(in->nodeid, state);
+		publish_name(in->nodeid, (const char *)(in + 1), state);
+		break;
+	case FUSE_READDIRPLUS:
+		publish_listing(in->nodeid, state);
+		break;
+	case FUSE_GETATTR:
+		tables_lock(&front->tables);
+		node = node_by_id(&front->tables, in->nodeid);
+		if (node)
+			node->fresh_until = FRESH_FOREVER;
+		tables_unlock(&front->tables);
+		break;
+	case FUSE_READLINK:
+		handler_reply(handlers_fd, in->unique, 0, "to!", 3);
+		return;
+	case FUSE_STATFS:
+		handler_reply(handlers_fd, in->unique, 0, &statfs, sizeof(statfs));
+		return;
+	case FUSE_IOCTL:
+		handler_reply(control_fd, in->unique, 0, &ioctl, sizeof(ioctl));
+		return;
+	default:
+		CHECK(!"the front forwards nothing else");
+	}
+	handler_reply(handlers_fd, in->unique, random_of(state) % 32 ? -FRONT_RETRY : -EACCES,
+		      NULL, 0);
+}
+
+static void *handlers_main(void *unused)
+{
+	static _Alignas(8) char message[REQUEST_MAX];
+	struct pollfd polled[] = { { .fd = handlers_fd, .events = POLLIN },
+				   { .fd = control_fd, .events = POLLIN } };
+	uint64_t state = 1;
+
+	(void)unused;
+	for (;;) {
+		CHECK(poll(polled, 2, -1) > 0);
+		for (int i = 0; i < 2; i++) {
+			ssize_t size;
+
+			if (!polled[i].revents)
+				continue;
+			size = recv(polled[i].fd, message, sizeof(message), MSG_DONTWAIT);
+			if (size == 0)
+				return NULL;
+			if (size > 0)
+				handle((const struct fuse_in_header *)message, &state);
+		}
+	}
+}
+
+/* --- the disturber --- */
+
+static void take_fetched(void)
+{
+	struct fetched *fetched;
+
+	pthread_mutex_lock(&front->fetched_lock);
+	fetched = front->fetched_first;
+	front->fetched_first = NULL;
+	front->fetched_end = &front->fetched_first;
+	front->credit += 100000;
+	pthread_mutex_unlock(&front->fetched_lock);
+	while (fetched) {
+		struct fetched *next = fetched->next;
+
+		blob_unref(fetched->blob);
+		free(fetched);
+		fetched = next;
+	}
+}
+
+static void *disturber_main(void *unused)
+{
+	uint64_t state = 2;
+
+	(void)unused;
+	while (!done) {
+		uint64_t id = 1 + random_of(&state) % (random_of(&state) % 2 ? 8 : 400);
+		struct node *node;
+		char name[32];
+
+		name_of(random_of(&state) % (NAMES + 5), name);
+		switch (random_of(&state) % 64) {
+		case 0:
+			tables_lock(&front->tables);
+			tables_clear(&front->tables);
+			tables_unlock(&front->tables);
+			break;
+		case 1:
+			front_shed(front, 8);
+			break;
+		case 2:
+			tables_lock(&front->tables);
+			tables_check(&front->tables);
+			tables_unlock(&front->tables);
+			break;
+		case 3: case 4: case 5: case 6:
+			publish_listing(id, &state);
+			break;
+		case 7: case 8: case 9: case 10:
+			publish_content(id);
+			break;
+		case 11: case 12:
+			take_fetched();
+			break;
+		case 13:
+			front_invalidate_entry(front, id, name, strlen(name));
+			break;
+		case 14: case 15: case 16: case 17:
+			publish_name(id, name, &state);
+			break;
+		default:
+			tables_lock(&front->tables);
+			node = node_by_id(&front->tables, id);
+			if (node)
+				node_withdraw(&front->tables, node);
+			tables_unlock(&front->tables);
+		}
+	}
+	return NULL;
+}
+
+/* --- the kernel --- */
+
+static void remember(void *unused, uint64_t id)
+{
+	(void)unused;
+	CHECK(id < IDS);
+	references[id]++;
+	if (id > highest_id)
+		highest_id = id;
+}
+
+static void bytes_check(const struct sent *asked, const char *data, size_t size)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
+	/* all of it belongs to one file, whichever that is */
+	char first = size ? (char)(data[0] - read->offset) : 0;
+
+	for (size_t i = 0; in->opcode == FUSE_READ && i < size; i++)
+		CHECK(data[i] == (char)(first + read->offset + i));
+}
+
+static void take_reply(void)
+{
+	static _Alignas(8) char reply[REPLY_MAX + 4096];
+	const struct fuse_out_header *out = (const struct fuse_out_header *)reply;
+	ssize_t size = recv(kernel_fd, reply, sizeof(reply), 0);
+	const char *data = reply + sizeof(*out);
+	struct sent *asked;
+	uint64_t number;
+
+	CHECK(size >= (ssize_t)sizeof(*out) && out->len == size);
+	if (!out->unique || out->unique & 1)
+		return; /* a notification; an interrupt that came too late */
+	number = out->unique / 2 - 1;
+	asked = &sent[number % WINDOW];
+	CHECK(asked->waits && number / WINDOW == rounds[number % WINDOW]);
+	asked->waits = false;
+	waiting--;
+	answered++;
+	succeeded += !out->error;
+	CHECK(out->error != -ETIMEDOUT); /* all are answered long before */
+	reply_check(asked->request, out, data, remember, NULL);
+	if (!out->error)
+		bytes_check(asked, data, (size_t)size - sizeof(*out));
+}
+
+static void send_request(uint32_t opcode, uint64_t id, const void *body, size_t size)
+{
+	unsigned slot = 0;
+	struct fuse_in_header *in;
+
+	while (sent[slot].waits)
+		slot++;
+	in = (struct fuse_in_header *)sent[slot].request;
+	*in = (struct fuse_in_header){ .len = (uint32_t)(sizeof(*in) + size), .opcode = opcode,
+				       .nodeid = id, .pid = (uint32_t)getpid() };
+	in->unique = 2 * (++rounds[slot] * WINDOW + slot + 1);
+	memcpy(in + 1, body, size);
+	sent[slot].waits = true;
+	waiting++;
+	CHECK(send(kernel_fd, in, in->len, 0) == (ssize_t)in->len);
+}
+
+static void send_alone(uint32_t opcode, uint64_t id, const void *body, size_t size)
+{
+	_Alignas(8) char request[512];
+	struct fuse_in_header *in = (struct fuse_in_header *)request;
+
+	*in = (struct fuse_in_header){ .len = (uint32_t)(sizeof(*in) + size), .opcode = opcode,
+				       .nodeid = id, .unique = 3 };
+	memcpy(in + 1, body, size);
+	CHECK(send(kernel_fd, request, in->len, 0) == (ssize_t)in->len);
+}
+
+static uint64_t some_id(uint64_t *state)
+{
+	for (int i = 0; i < 8; i++) {
+		uint64_t id = 1 + random_of(state) % highest_id;
+
+		if (references[id])
+			return id;
+	}
+	return FUSE_ROOT_ID;
+}
+
+static void forget_some(uint64_t *state)
+{
+	uint64_t id = some_id(state);
+	struct fuse_forget_in forget = { .nlookup = references[id] };
+	struct {
+		struct fuse_batch_forget_in head;
+		struct fuse_forget_one one;
+	} batch = { { 1, 0 }, { id, references[id] } };
+
+	if (id == FUSE_ROOT_ID)
+		return;
+	/* a reply that is under way may bring more of them: those are for later */
+	references[id] = 0;
+	if (random_of(state) % 2)
+		send_alone(FUSE_FORGET, id, &forget, sizeof(forget));
+	else
+		send_alone(FUSE_BATCH_FORGET, 0, &batch, sizeof(batch));
+}
+
+static void send_some(uint64_t *state)
+{
+	static const uint64_t offsets[] = { 0, 100, 2999, 50000, 99999, 200000 };
+	static const uint32_t opens[] = { FUSE_OPEN, FUSE_OPENDIR, FUSE_RELEASE, FUSE_STATFS,
+					  FUSE_WRITE, FUSE_GETXATTR };
+	struct fuse_read_in read = { .offset = offsets[random_of(state) % 6],
+				     .size = random_of(state) % 2 ? 4096 : 65536 };
+	struct fuse_ioctl_in ioctl = { .cmd = FRONT_IOCTL_TYPE << 8 };
+	struct fuse_interrupt_in interrupt = { 0 };
+	char name[32];
+
+	switch (random_of(state) % 16) {
+	case 0: case 1: case 2: case 3:
+		send_request(FUSE_LOOKUP, some_id(state), name,
+			     name_of(random_of(state) % (NAMES + 5), name) + 1);
+		break;
+	case 4: case 5:
+		send_request(FUSE_GETATTR, some_id(state), &(struct fuse_getattr_in){ 0 },
+			     sizeof(struct fuse_getattr_in));
+		break;
+	case 6: case 7: case 8: case 9:
+		send_request(FUSE_READ, some_id(state), &read, sizeof(read));
+		break;
+	case 10: case 11:
+		read.offset = random_of(state) % 4 * 10;
+		send_request(random_of(state) % 2 ? FUSE_READDIR : FUSE_READDIRPLUS,
+			     some_id(state), &read, sizeof(read));
+		break;
+	case 12:
+		send_request(FUSE_READLINK, some_id(state), "", 0);
+		break;
+	case 13:
+		send_request(opens[random_of(state) % 6], some_id(state), "", 0);
+		break;
+	case 14:
+		if (random_of(state) % 4)
+			forget_some(state);
+		else
+			send_request(FUSE_IOCTL, 1, &ioctl, sizeof(ioctl));
+		break;
+	case 15:
+		interrupt.unique = ((struct fuse_in_header *)
+				    sent[random_of(state) % WINDOW].request)->unique;
+		send_alone(FUSE_INTERRUPT, 0, &interrupt, sizeof(interrupt));
+		break;
+	}
+}
+
+static void be_the_kernel(uint64_t requests)
+{
+	uint64_t state = 3;
+
+	while (answered + waiting < requests) {
+		struct pollfd polled = { .fd = kernel_fd, .events = POLLIN };
+
+		while (waiting == WINDOW || poll(&polled, 1, 0) > 0)
+			take_reply();
+		send_some(&state);
+	}
+	while (waiting)
+		take_reply();
+}
+
+/* Forgets everything that it was told of. */
+static void forget_all(void)
+{
+	for (uint64_t id = 2; id <= highest_id; id++) {
+		struct fuse_forget_in forget = { .nlookup = references[id] };
+
+		if (references[id])
+			send_alone(FUSE_FORGET, id, &forget, sizeof(forget));
+	}
+}
+
+/* --- setting up --- */
+
+static void pair(int *ours, int *theirs)
+{
+	int ends[2], bytes = 4 << 20;
+
+	CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+	for (int i = 0; i < 2; i++)
+		setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	*ours = ends[0];
+	*theirs = ends[1];
+}
+
+static void end_check(void)
+{
+	struct tables *t = &front->tables;
+
+	tables_check(t);
+	CHECK(!front->pending_count);
+	while (t->idle_count) { /* those that only their age kept */
+		struct fuse_attr attr = { .mode = S_IFREG };
+		uint32_t before = t->idle_max;
+
+		t->idle_max = 0;
+		node_obtain(t, t->root, "last", 4, &attr, NULL, 0, 0);
+		t->idle_max = before;
+	}
+	CHECK(t->nodes == 1);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct reader reader = { NULL, start_fetch };
+	pthread_t handlers, disturber, sources[SOURCES];
+	uint64_t requests = argc > 1 ? strtoull(argv[1], NULL, 10) : 20000;
+
+	signal(SIGPIPE, SIG_IGN); /* /dev/fuse gives none */
+	references = calloc(IDS, sizeof(*references));
+	front = calloc(1, sizeof(*front));
+	CHECK(references && front);
+	source_file = memfd_create("source", MFD_CLOEXEC);
+	for (int i = 0; i < 20000; i++) {
+		char byte = content(99, (uint64_t)i);
+
+		CHECK(write(source_file, &byte, 1) == 1);
+	}
+	pack_names();
+	CHECK(!pipe2(source_pipe, O_CLOEXEC));
+	CHECK(!front_init(front, 2000));
+	pair(&kernel_fd, &front->fuse_fd);
+	pair(&handlers_fd, &front->miss_fd);
+	pair(&control_fd, &front->control_fd);
+	/* room for a few messages: the others take the detour of hazard 4 */
+	CHECK(!setsockopt(front->miss_fd, SOL_SOCKET, SO_SNDBUF, &(int){ 4096 }, sizeof(int)));
+	front->threads_count = FRONT_THREADS;
+	front->kernel_cache = true;
+	front->deadline_ns = 120000000000u;
+	front->reader = &reader;
+	front->whole_max = 200000;
+	front->credit = 1000000;
+	front->tables.root->attr.mode = S_IFDIR | 0755;
+	CHECK(!front_start(front));
+	for (int i = 0; i < SOURCES; i++)
+		CHECK(!pthread_create(&sources[i], NULL, source_main, NULL));
+	CHECK(!pthread_create(&handlers, NULL, handlers_main, NULL));
+	CHECK(!pthread_create(&disturber, NULL, disturber_main, NULL));
+
+	be_the_kernel(requests);
+	done = true;
+	forget_all();
+	/* the disturber may sit in a write to us: it is read until the other end is shut */
+	shutdown(kernel_fd, SHUT_WR);
+	for (int i = 0; i < FRONT_THREADS; i++)
+		CHECK(!pthread_join(front->threads[i], NULL));
+	shutdown(kernel_fd, SHUT_RD);
+	CHECK(!pthread_join(disturber, NULL));
+	front_stop(front);
+	for (unsigned i = 0; i < front->bypass_threads; i++)
+		CHECK(!pthread_join(front->bypass_thread[i], NULL));
+	close(source_pipe[1]);
+	for (int i = 0; i < SOURCES; i++)
+		CHECK(!pthread_join(sources[i], NULL));
+	shutdown(front->miss_fd, SHUT_RDWR);
+	CHECK(!pthread_join(handlers, NULL));
+	end_check();
+	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads\n",
+	       (unsigned long)answered, (unsigned long)succeeded,
+	       (unsigned long)front->statistics.handler_requests,
+	       (unsigned long)front->statistics.overflows, front->bypass_threads);
+	CHECK(succeeded > requests / 4);
+	front_destroy(front);
+	close(front->fuse_fd);
+	free(front);
+	free(references);
+	return 0;
+}

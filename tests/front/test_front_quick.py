@@ -1,0 +1,47 @@
+"""The front under gcc's AddressSanitizer for some seconds, and what failed before.
+
+``test_sanitizers.py`` has the same at length, with clang's ThreadSanitizer and fuzzer.
+"""
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.front.build import FUZZERS, HERE, STRESS, build, failed_before, run
+from tests.front.seeds import write_seeds
+
+PROJECT = HERE.parents[1]
+QUICK_RUNS = "4000"
+QUICK_REQUESTS = "5000"
+TIMEOUT_S = 60.0
+
+PROJECT_C = sorted(PROJECT.glob("copperfs/**/*.c"))
+HARNESS_C = sorted(HERE.glob("*.c"))
+
+
+def test_all_c_compiles_without_a_warning() -> None:
+    include = sysconfig.get_path("include")
+    for path in [*PROJECT_C, *HARNESS_C]:
+        # one at a time: with -O2 and not only its syntax, gcc looks further
+        command = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        command += ["-I", include, "-c", "-o", "/dev/null"]
+        done = subprocess.run([*command, path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{path.name}: {done.stderr}"
+
+
+@pytest.mark.parametrize("fuzzer", sorted(FUZZERS))
+def test_what_failed_before_and_some_random_inputs_do_no_harm(fuzzer: str, tmp_path: Path) -> None:
+    parts = [*FUZZERS[fuzzer], HERE / "replay.c"]
+    replay = build("gcc", "address,undefined", parts, tmp_path / fuzzer)
+    write_seeds(fuzzer, tmp_path / "seeds")
+    inputs = [*failed_before(fuzzer), *sorted((tmp_path / "seeds").iterdir())]
+    output = run([replay, QUICK_RUNS, *inputs], timeout_s=TIMEOUT_S)
+    assert output.endswith(f"{len(inputs)} files, {QUICK_RUNS} runs\n")
+
+
+def test_every_request_gets_one_sound_reply_while_the_tables_change(tmp_path: Path) -> None:
+    stress = build("gcc", "address,undefined", STRESS, tmp_path / "stress")
+    output = run([stress, QUICK_REQUESTS], timeout_s=TIMEOUT_S)
+    assert output.startswith(f"{QUICK_REQUESTS} requests")

@@ -1,0 +1,608 @@
+#define _GNU_SOURCE
+#include "world.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct world *world;
+static int source_file = -1;
+
+uint8_t take_byte(struct input *in)
+{
+	uint8_t byte = in->size ? *in->bytes : 0;
+
+	in->bytes += in->size > 0;
+	in->size -= in->size > 0;
+	return byte;
+}
+
+size_t take_bytes(struct input *in, void *to, size_t wanted)
+{
+	size_t size = wanted < in->size ? wanted : in->size;
+
+	memset(to, 0, wanted);
+	if (size)
+		memcpy(to, in->bytes, size);
+	in->bytes += size;
+	in->size -= size;
+	return size;
+}
+
+/* --- what a file contains --- */
+
+static char content(const struct fuse_attr *attr, uint64_t at)
+{
+	return (char)(attr->ino * 7 + at);
+}
+
+static struct blob *content_blob(const struct fuse_attr *attr)
+{
+	struct blob *blob = blob_new(attr->size);
+
+	for (uint64_t i = 0; i < attr->size; i++)
+		blob->data[i] = content(attr, i);
+	return blob;
+}
+
+/* --- the kernel --- */
+
+static void remember(void *context, uint64_t id)
+{
+	(void)context;
+	CHECK(id < NODES_KNOWN);
+	CHECK(node_by_id(&world->front.tables, id));
+	world->references[id]++;
+}
+
+static void bytes_check(const struct asked_for *asked, const char *data, size_t size)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
+	const struct node *node = node_by_id(&world->front.tables, in->nodeid);
+
+	if (in->opcode != FUSE_READ || asked->by_handler || !node)
+		return;
+	CHECK(!size || read->offset + size <= node->attr.size);
+	for (size_t i = 0; i < size; i++)
+		CHECK(data[i] == content(&node->attr, read->offset + i));
+}
+
+ssize_t world_writev(int fd, const struct iovec *parts, int count);
+ssize_t world_writev(int fd, const struct iovec *parts, int count)
+{
+	static char whole[REPLY_MAX + 4096];
+	const struct fuse_out_header *out = (const struct fuse_out_header *)whole;
+	bool fails = world->writev_fails;
+	size_t size = 0;
+
+	(void)fd;
+	for (int i = 0; i < count; i++) {
+		CHECK(size + parts[i].iov_len <= sizeof(whole));
+		memcpy(whole + size, parts[i].iov_base, parts[i].iov_len);
+		size += parts[i].iov_len;
+	}
+	CHECK(size >= sizeof(*out) && out->len == size);
+	if (!out->unique) { /* a notification */
+		CHECK(out->error > 0);
+		return (ssize_t)size;
+	}
+	if (out->unique & 1) { /* to an interrupt: ask me again */
+		CHECK(out->error == -EAGAIN && size == sizeof(*out));
+		return (ssize_t)size;
+	}
+	world->writev_fails = false;
+	for (unsigned i = 0; i < world->asked_count; i++) {
+		struct asked_for *asked = &world->asked[i];
+
+		if (asked->unique != out->unique)
+			continue;
+		if (!fails) {
+			reply_check(asked->request, out, whole + sizeof(*out), remember, NULL);
+			bytes_check(asked, whole + sizeof(*out), size - sizeof(*out));
+		}
+		*asked = world->asked[--world->asked_count];
+		errno = ENOENT;
+		return fails ? -1 : (ssize_t)size;
+	}
+	CHECK(!"a reply to nothing");
+	return -1;
+}
+
+void world_ask(uint32_t opcode, uint64_t id, const void *body, size_t size)
+{
+	struct asked_for *asked = &world->asked[world->asked_count];
+	struct fuse_in_header in = { .opcode = opcode, .nodeid = id };
+	_Alignas(8) char request[512];
+	bool answered = opcode != FUSE_FORGET && opcode != FUSE_BATCH_FORGET &&
+			opcode != FUSE_INTERRUPT && opcode != FUSE_NOTIFY_REPLY;
+
+	if (world->asked_count == REQUESTS_KNOWN || size > sizeof(request) - sizeof(in))
+		return;
+	in.len = (uint32_t)(sizeof(in) + size);
+	in.unique = world->next_unique += 2;
+	if (opcode == FUSE_INTERRUPT)
+		in.unique |= 1;
+	in.pid = (uint32_t)getpid();
+	memcpy(request, &in, sizeof(in));
+	if (size)
+		memcpy(request + sizeof(in), body, size);
+	if (answered) {
+		asked->unique = in.unique;
+		asked->by_handler = false;
+		asked->size = in.len;
+		memcpy(asked->request, request, in.len);
+		world->asked_count++;
+	}
+	front_request(&world->front, request, in.len, world->scratch);
+}
+
+static void drop_references(uint64_t id, uint64_t count)
+{
+	if (id >= NODES_KNOWN || id == FUSE_ROOT_ID)
+		return;
+	world->references[id] -= count < world->references[id] ? count : world->references[id];
+}
+
+/* --- the handlers --- */
+
+ssize_t world_send(int fd, const void *message, size_t size, int flags);
+ssize_t world_send(int fd, const void *message, size_t size, int flags)
+{
+	const struct fuse_in_header *in = message;
+
+	(void)fd;
+	(void)flags;
+	CHECK(size >= sizeof(*in) && in->len == size);
+	if (world->send_fails) {
+		world->send_fails = false;
+		errno = EAGAIN;
+		return -1;
+	}
+	return (ssize_t)size;
+}
+
+void world_reply(const void *reply, size_t size)
+{
+	char *copy = aligned_alloc(8, (size + 24) & ~(size_t)7);
+	struct fuse_out_header out = { 0 };
+
+	memcpy(copy, reply, size);
+	memcpy(&out, reply, size < sizeof(out) ? size : sizeof(out));
+	for (unsigned i = 0; i < world->asked_count; i++)
+		if (world->asked[i].unique == out.unique && size > sizeof(out))
+			world->asked[i].by_handler = true;
+	front_handler_reply(&world->front, copy, size, world->scratch);
+	free(copy);
+}
+
+static void answer_one(struct input *in)
+{
+	_Alignas(8) char reply[256] = { 0 };
+	struct fuse_out_header *out = (struct fuse_out_header *)reply;
+	size_t size = sizeof(*out);
+	uint8_t how;
+
+	if (!world->asked_count)
+		return;
+	out->unique = world->asked[take_byte(in) % world->asked_count].unique;
+	how = take_byte(in);
+	if (how < 100)
+		out->error = -FRONT_RETRY;
+	else if (how < 200)
+		out->error = -(how - 98);
+	else
+		size += take_bytes(in, out + 1, how - 200);
+	out->len = (uint32_t)size;
+	world_reply(reply, size);
+}
+
+/* --- threads: a bypass worker runs when it is told to, until it has nothing to do --- */
+
+int world_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+			 void *(*start)(void *), void *argument);
+int world_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+			 void *(*start)(void *), void *argument)
+{
+	(void)thread;
+	(void)attributes;
+	(void)argument;
+	world->worker = start;
+	return EAGAIN;
+}
+
+int world_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
+int world_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+{
+	(void)condition;
+	(void)mutex;
+	world->front.ended = true;
+	return 0;
+}
+
+static void run_bypass(void)
+{
+	if (world->worker)
+		world->worker(&world->front);
+	world->front.ended = false;
+}
+
+/* --- the source's threads --- */
+
+static reader_done *fetch_done;
+
+static bool read_file(void *pool, const char *path, const struct version *version,
+		      reader_done *done, void *context, uint64_t tag)
+{
+	struct fetch *fetch = &world->fetches[world->fetches_count];
+	struct fuse_attr attr = { .size = version->size, .ino = version->ino };
+
+	(void)pool;
+	fetch_done = done;
+	if (world->reader_refuses || world->fetches_count == FETCHES)
+		return false;
+	if (world->reader_is_quick) {
+		done(context, tag, version, content_blob(&attr));
+		return true;
+	}
+	snprintf(fetch->path, sizeof(fetch->path), "%s", path);
+	fetch->version = *version;
+	fetch->tag = tag;
+	world->fetches_count++;
+	return true;
+}
+
+static void end_fetch(unsigned which, bool well)
+{
+	struct fetch fetch = world->fetches[which];
+	struct fuse_attr attr = { .size = fetch.version.size, .ino = fetch.version.ino };
+
+	world->fetches[which] = world->fetches[--world->fetches_count];
+	fetch_done(&world->front, fetch.tag, &fetch.version, well ? content_blob(&attr) : NULL);
+}
+
+/* --- steps --- */
+
+static uint64_t pick_node(struct input *in)
+{
+	return take_byte(in) % (world->front.tables.next_id + 1);
+}
+
+static size_t pick_name(struct input *in, char *name)
+{
+	uint8_t which = take_byte(in) % 12;
+
+	memset(name, 'n', 256);
+	name[0] = (char)('a' + which);
+	return which == 11 ? 255 : which == 10 ? 120 : 1;
+}
+
+static void pick_attributes(struct input *in, struct fuse_attr *attr)
+{
+	static const uint32_t kinds[] = { S_IFDIR, S_IFREG, S_IFREG, S_IFLNK, S_IFIFO, S_IFREG };
+	uint8_t which = take_byte(in);
+	struct stat status;
+
+	memset(attr, 0, sizeof(*attr));
+	attr->mode = kinds[which % 6] | 0755;
+	attr->ino = 2 + which / 6 % 3;
+	attr->mtime = which / 18;
+	attr->size = which % 2 ? 100 : 5000;
+	if (which % 6 == 5 && !fstat(source_file, &status)) {
+		attr->ino = 99;
+		attr->size = (uint64_t)status.st_size;
+		attr->mtime = (uint64_t)status.st_mtim.tv_sec;
+		attr->mtimensec = (uint32_t)status.st_mtim.tv_nsec;
+		attr->ctime = (uint64_t)status.st_ctim.tv_sec;
+		attr->ctimensec = (uint32_t)status.st_ctim.tv_nsec;
+	}
+}
+
+static uint64_t pick_fresh(struct input *in)
+{
+	return take_byte(in) % 4 ? FRESH_FOREVER : 0;
+}
+
+/* The rest is what module.c does for the handlers. */
+
+static void publish_listing(struct input *in)
+{
+	static char packed[64 * 512];
+	struct listing_header *header = (struct listing_header *)packed;
+	uint64_t id = pick_node(in);
+	uint8_t flags = take_byte(in);
+	uint8_t count = take_byte(in) % 16;
+	size_t size = sizeof(*header);
+	struct listing *listing;
+	struct node *node;
+
+	*header = (struct listing_header){ LISTING_MAGIC, count, flags & 1, 0 };
+	for (uint8_t i = 0; i < count; i++) {
+		struct row *row = (struct row *)(packed + size);
+		size_t target;
+
+		row->name_length = (uint16_t)pick_name(in, row->name);
+		pick_attributes(in, &row->attr);
+		target = S_ISLNK(row->attr.mode) || flags & 2 ? 3 : 0;
+		memset(row->name + row->name_length, 't', target + 8);
+		row->target_length = (uint16_t)target;
+		row->length = (uint32_t)((sizeof(*row) + row->name_length + target + 7) &
+					 ~(size_t)7);
+		size += row->length;
+	}
+	listing = listing_open(&world->front.tables, packed, size, pick_fresh(in));
+	CHECK(listing && listing->count == count);
+	listing->granted = flags & 4;
+	tables_lock(&world->front.tables);
+	node = node_by_id(&world->front.tables, id);
+	if (node && S_ISDIR(node->attr.mode)) {
+		struct listing *old = node->listing;
+
+		node->listing = listing;
+		listing = old;
+	}
+	tables_unlock(&world->front.tables);
+	listing_free(listing);
+}
+
+static void publish_entry(struct input *in)
+{
+	struct tables *t = &world->front.tables;
+	char name[256];
+	size_t length;
+	struct fuse_attr attr;
+	struct node *parent;
+	bool negative;
+
+	tables_lock(t);
+	parent = node_by_id(t, pick_node(in));
+	length = pick_name(in, name);
+	negative = take_byte(in) % 3 == 0;
+	pick_attributes(in, &attr);
+	if (parent && negative)
+		node_negative(t, parent, name, length, pick_fresh(in));
+	else if (parent)
+		node_obtain(t, parent, name, length, &attr, "to", 2, pick_fresh(in));
+	tables_unlock(t);
+}
+
+static void publish_content(struct input *in, bool object)
+{
+	struct tables *t = &world->front.tables;
+	struct handle *handle = calloc(1, sizeof(*handle));
+	struct node *node;
+
+	atomic_init(&handle->refs, 1);
+	handle->fd = dup(source_file);
+	tables_lock(t);
+	node = node_by_id(t, pick_node(in));
+	if (node && S_ISREG(node->attr.mode) && object) {
+		blob_unref(node->object);
+		node->object = content_blob(&node->attr);
+	} else if (node && S_ISREG(node->attr.mode)) {
+		handle->version = node->attr;
+		node_set_handle(t, node, handle);
+		handle = NULL;
+	}
+	tables_unlock(t);
+	handle_unref(handle);
+}
+
+static void withdraw(struct input *in)
+{
+	struct tables *t = &world->front.tables;
+	struct node *node;
+
+	tables_lock(t);
+	node = node_by_id(t, pick_node(in));
+	if (node)
+		node_withdraw(t, node);
+	tables_unlock(t);
+}
+
+static void forget(struct input *in)
+{
+	struct {
+		struct fuse_batch_forget_in head;
+		struct fuse_forget_one one[3];
+	} batch = { .head = { .count = 3 } };
+	struct fuse_forget_in one = { .nlookup = take_byte(in) % 4 };
+	uint64_t id = pick_node(in);
+
+	if (take_byte(in) % 2) {
+		drop_references(id, one.nlookup);
+		world_ask(FUSE_FORGET, id, &one, sizeof(one));
+		return;
+	}
+	for (int i = 0; i < 3; i++) {
+		batch.one[i] = (struct fuse_forget_one){ pick_node(in), one.nlookup };
+		drop_references(batch.one[i].nodeid, one.nlookup);
+	}
+	world_ask(FUSE_BATCH_FORGET, 0, &batch, sizeof(batch));
+}
+
+static void ask_read(struct input *in)
+{
+	static const uint64_t offsets[] = { 0, 1, 99, 100, 4999, 5000, 1 << 20, UINT64_MAX };
+	static const uint32_t sizes[] = { 0, 1, 100, 4096, 131072, REPLY_MAX, REPLY_MAX + 1,
+					  UINT32_MAX };
+	struct fuse_read_in read = { .offset = offsets[take_byte(in) % 8],
+				     .size = sizes[take_byte(in) % 8] };
+
+	world_ask(FUSE_READ, pick_node(in), &read, sizeof(read));
+}
+
+static void ask_names(struct input *in)
+{
+	static const uint64_t offsets[] = { 0, 0, 1, 2, 3, 5, 17, 18, UINT64_MAX, 1ull << 32 };
+	static const uint32_t sizes[] = { 0, 24, 160, 200, 560, 4096, REPLY_MAX, UINT32_MAX };
+	struct fuse_read_in read = { .offset = offsets[take_byte(in) % 10],
+				     .size = sizes[take_byte(in) % 8] };
+	uint32_t opcode = take_byte(in) % 3 ? FUSE_READDIRPLUS : FUSE_READDIR;
+
+	world_ask(opcode, pick_node(in), &read, sizeof(read));
+}
+
+static void ask_name(struct input *in)
+{
+	char name[257];
+	size_t length = pick_name(in, name);
+
+	name[length] = 0;
+	world_ask(FUSE_LOOKUP, pick_node(in), name, length + 1);
+}
+
+static void ask_anything(struct input *in)
+{
+	_Alignas(8) char body[400];
+	uint32_t opcode = take_byte(in);
+	uint64_t id = pick_node(in);
+	size_t size = take_bytes(in, body, take_byte(in));
+
+	if (opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET)
+		return; /* forget() does; these references would go uncounted */
+	world_ask(opcode, id, body, size);
+}
+
+static void interrupt(struct input *in)
+{
+	struct fuse_interrupt_in body = { .unique = 12 };
+
+	if (world->asked_count)
+		body.unique = world->asked[take_byte(in) % world->asked_count].unique;
+	world_ask(FUSE_INTERRUPT, 0, &body, sizeof(body));
+}
+
+static void ask_ioctl(struct input *in)
+{
+	struct fuse_ioctl_in body = { .cmd = FRONT_IOCTL_TYPE << 8, .out_size = take_byte(in) };
+
+	world_ask(FUSE_IOCTL, pick_node(in), &body, sizeof(body));
+}
+
+/* What the core would do once it has heard of them. */
+static void take_fetched(void)
+{
+	struct front *f = &world->front;
+
+	while (f->fetched_first) {
+		struct fetched *fetched = f->fetched_first;
+
+		f->fetched_first = fetched->next;
+		f->credit += fetched->attr.size;
+		blob_unref(fetched->blob);
+		free(fetched);
+	}
+	f->fetched_end = &f->fetched_first;
+}
+
+void world_step(struct input *in)
+{
+	struct front *f = &world->front;
+	uint8_t flags;
+
+	switch (take_byte(in) % 24) {
+	case 0: case 1: case 2: ask_name(in); break;
+	case 3: world_ask(FUSE_GETATTR, pick_node(in), &(struct fuse_getattr_in){ 0 },
+			  sizeof(struct fuse_getattr_in)); break;
+	case 4: case 5: ask_read(in); break;
+	case 6: case 7: ask_names(in); break;
+	case 8: world_ask(FUSE_READLINK, pick_node(in), NULL, 0); break;
+	case 9: ask_anything(in); break;
+	case 10: interrupt(in); break;
+	case 11: ask_ioctl(in); break;
+	case 12: case 13: forget(in); break;
+	case 14: publish_listing(in); break;
+	case 15: publish_entry(in); break;
+	case 16: publish_content(in, true); break;
+	case 17: publish_content(in, false); break;
+	case 18: withdraw(in); break;
+	case 19:
+		flags = take_byte(in);
+		if (flags % 8 == 0) {
+			tables_lock(&f->tables);
+			tables_clear(&f->tables);
+			tables_unlock(&f->tables);
+		} else if (flags % 8 == 1) {
+			front_invalidate_all(f);
+		} else if (flags % 8 == 2) {
+			front_shed(f, flags);
+		} else if (flags % 8 == 3) {
+			take_fetched();
+		}
+		break;
+	case 20: case 21: answer_one(in); break;
+	case 22: run_bypass(); break;
+	case 23:
+		flags = take_byte(in);
+		world->writev_fails = flags & 1;
+		world->send_fails = flags & 2;
+		world->reader_refuses = flags & 4;
+		world->reader_is_quick = flags & 8;
+		if (flags & 16 && world->fetches_count)
+			end_fetch(flags % world->fetches_count, flags & 32);
+		break;
+	}
+}
+
+/* --- a life --- */
+
+void world_begin(unsigned nodes_max)
+{
+	static const struct reader reader = { NULL, read_file };
+	struct front *f;
+
+	if (source_file < 0) {
+		source_file = memfd_create("source", MFD_CLOEXEC);
+		for (int i = 0; i < 3000; i++) {
+			struct fuse_attr attr = { .ino = 99 };
+			char byte = content(&attr, (uint64_t)i);
+
+			CHECK(write(source_file, &byte, 1) == 1);
+		}
+	}
+	world = calloc(1, sizeof(*world));
+	world->scratch = malloc(REPLY_MAX);
+	f = &world->front;
+	CHECK(!front_init(f, nodes_max));
+	f->tables.hash_seed = 1; /* the same input shall do the same */
+	f->fuse_fd = f->miss_fd = f->control_fd = 0;
+	f->kernel_cache = true;
+	f->reader = &reader;
+	f->whole_max = 5000;
+	f->credit = 12000;
+	f->deadline_ns = UINT64_MAX;
+	f->tables.root->attr.mode = S_IFDIR | 0755;
+}
+
+void world_check(void)
+{
+	struct tables *t = &world->front.tables;
+
+	tables_check(t);
+	for (uint32_t i = 0; i <= t->mask; i++)
+		for (const struct node *n = t->by_id[i]; n; n = n->next_by_id)
+			CHECK(n == t->root || n->nlookup == world->references[n->id]);
+	CHECK(world->front.pending_count == world->asked_count);
+}
+
+void world_end(void)
+{
+	world->reader_is_quick = false;
+	while (world->fetches_count)
+		end_fetch(0, true);
+	run_bypass();
+	world_check();
+	/* whatever is not answered must be there to be answered */
+	for (unsigned i = 0; i < world->asked_count; i++) {
+		struct pending *pending = pending_claim(&world->front, world->asked[i].unique);
+
+		CHECK(pending);
+		free(pending);
+	}
+	bypass_stop(&world->front);
+	front_destroy(&world->front);
+	free(world->scratch);
+	free(world);
+	world = NULL;
+}

@@ -1,0 +1,65 @@
+/*
+ * A front without threads, sockets or /dev/fuse, for the fuzzers: this file is the kernel,
+ * the handlers' socket, the source's threads and the scheduler.
+ *
+ * The front's files are compiled with writev, send, pthread_create and pthread_cond_wait
+ * renamed to the functions below, so that one input always does the same.
+ *
+ * Checked after each step: the tables' invariants; that every request is either answered
+ * or pending, and was answered once; and that the front counts as many references to each
+ * node as it told the kernel of.
+ */
+#ifndef WORLD_H
+#define WORLD_H
+
+#include "check.h"
+
+enum { NODES_KNOWN = 8192, REQUESTS_KNOWN = 512, FETCHES = 16 };
+
+/* The rest of an input. Reads as zeros after its end. */
+struct input {
+	const uint8_t *bytes;
+	size_t size;
+};
+
+struct asked_for { /* a request of the kernel without an answer */
+	uint64_t unique;
+	bool by_handler; /* its bytes were the handlers' own */
+	size_t size;
+	_Alignas(8) char request[512];
+};
+
+struct fetch {
+	char path[300];
+	struct version version;
+	uint64_t tag;
+};
+
+struct world {
+	struct front front;
+	char *scratch;
+	uint64_t next_unique;
+	struct asked_for asked[REQUESTS_KNOWN];
+	unsigned asked_count;
+	uint64_t references[NODES_KNOWN]; /* as the kernel counts them */
+	struct fetch fetches[FETCHES];
+	unsigned fetches_count;
+	bool writev_fails, send_fails, reader_refuses, reader_is_quick;
+	void *(*worker)(void *);
+};
+
+extern struct world *world;
+
+uint8_t take_byte(struct input *in);
+size_t take_bytes(struct input *in, void *to, size_t wanted);
+
+void world_begin(unsigned nodes_max);
+void world_end(void);
+void world_check(void);
+/* Requests and everything that changes the tables, chosen by the input. */
+void world_step(struct input *in);
+void world_ask(uint32_t opcode, uint64_t id, const void *body, size_t size);
+/* One reply of the handlers, as it is. */
+void world_reply(const void *reply, size_t size);
+
+#endif

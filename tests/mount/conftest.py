@@ -1,0 +1,52 @@
+"""What every test here is given: an empty source, and a way to mount it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.mount.helpers import Mount, bind_mounted
+
+Mounter = Callable[..., Mount]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.mount)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty directory, which others than its owner may enter."""
+    for each in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        each.chmod(0o755)
+    root = tmp_path / "source"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, source: Path) -> Iterator[Mounter]:
+    """``mounted(*flags)`` mounts the source until the test ends."""
+    with ExitStack() as stack:
+        count = 0
+
+        def mount(*flags: str, of: Path | None = None) -> Mount:
+            nonlocal count
+            count += 1
+            where = tmp_path / f"mnt{count}"
+            return stack.enter_context(Mount(of or source, where, *flags))
+
+        yield mount
+
+
+@pytest.fixture
+def bind(tmp_path: Path, source: Path) -> Iterator[Path]:
+    """A read-only bind mount of the source."""
+    with bind_mounted(source, tmp_path / "bind") as path:
+        yield path

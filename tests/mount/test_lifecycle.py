@@ -1,0 +1,445 @@
+"""From mounting to unmounting, whoever ends it and however, and what users are told on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.mount.conftest import Mounter
+from tests.mount.helpers import (
+    COPPERFS,
+    NOBODY,
+    PROJECT,
+    Mount,
+    bind_mounted,
+    copperfs,
+    errno_of,
+    eventually,
+    is_mounted,
+    is_running,
+    name_of,
+    run,
+    start_python,
+)
+from tests.standin import StandIn
+
+GONE = {"ENOTCONN", "ECONNABORTED", "EIO"}
+
+
+# ---- mounting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
+def test_mount_returns_only_when_the_mount_answers(
+    source: Path, mounted: Mounter, flags: tuple[str, ...]
+) -> None:
+    (source / "file").write_text("content")
+    for _ in range(5):
+        mount = mounted(*flags)
+        assert (mount / "file").read_text() == "content"  # the very first thing
+        assert mount.umount().returncode == 0
+        assert not is_mounted(mount.mountpoint)
+        if flags:  # it cannot be asked which process it is
+            eventually(lambda pid=mount.pid: not is_running(pid), "the daemon ended")
+        assert not is_running(mount.pid), "umount returns when the daemon has ended"
+
+
+def test_the_daemon_keeps_nothing_of_who_started_it(source: Path, mounted: Mounter) -> None:
+    mount = mounted()
+    assert os.readlink(f"/proc/{mount.pid}/cwd") == "/"
+    assert os.getsid(mount.pid) == mount.pid
+    for fd in (0, 1):
+        assert os.readlink(f"/proc/{mount.pid}/fd/{fd}") == "/dev/null"
+
+
+def test_an_end_leaves_no_error_in_the_log(source: Path, mounted: Mounter) -> None:
+    (source / "file").write_text("content")
+    mount = mounted()
+    assert (mount / "file").read_text() == "content"
+    assert mount.umount().returncode == 0
+    log = mount.log.read_text()
+    assert "was unmounted" in log
+    assert "ERROR" not in log, log
+    assert "Traceback" not in log, log
+
+
+def test_mounting_twice_is_refused(source: Path, mounted: Mounter) -> None:
+    mount = mounted()
+    done = copperfs("mount", mount.mountpoint, "--source", source)
+    assert done.returncode == 1
+    assert "is mounted already" in done.stderr
+    assert f"copperfs umount {mount.mountpoint}" in done.stderr
+    assert os.listdir(mount.mountpoint) == []
+
+
+def test_what_cannot_be_mounted_is_said_in_one_sentence(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "mnt").mkdir()
+    cases: dict[str, list[str | Path]] = {
+        "is not a directory; make it with": [tmp_path / "absent", "--source", source],
+        f"{tmp_path / 'file'} is not a directory": [tmp_path / "file", "--source", source],
+        "the source": [tmp_path / "mnt", "--source", tmp_path / "absent"],
+        "cannot show itself": [source, "--source", source],
+        "cannot be written": [tmp_path / "mnt", "--source", source, "--log-file", "/absent/log"],
+        "is not a size": [tmp_path / "mnt", "--memory", "much"],
+    }
+    for sentence, arguments in cases.items():
+        done = copperfs("mount", *arguments)
+        assert done.returncode in (1, 2), arguments
+        assert sentence in done.stderr, arguments
+        assert "Traceback" not in done.stderr
+        if done.returncode == 1:
+            assert done.stderr.count("\n") == 1
+    assert not is_mounted(tmp_path / "mnt")
+
+
+def test_a_mount_point_with_odd_characters_works(source: Path, tmp_path: Path) -> None:
+    (source / "file").write_text("content")
+    for name in ("with space", "comma,backslash\\", "новый", "tab\there"):
+        with Mount(source, tmp_path / name) as mount:
+            assert (mount / "file").read_text() == "content"
+            assert mount.stats()["version"] == 1
+        assert not os.path.ismount(tmp_path / name)
+
+
+def test_a_mount_point_may_be_relative_or_reached_through_a_link(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "mnt").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (source / "file").write_text("content")
+    command = [*COPPERFS, "mount", "link/mnt", "--source", "source"]
+    assert run(command, cwd=tmp_path).returncode == 0
+    try:
+        assert (tmp_path / "real/mnt/file").read_text() == "content"
+    finally:
+        done = run([*COPPERFS, "umount", "link/mnt"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not is_mounted(tmp_path / "real" / "mnt")
+
+
+def test_a_source_that_hangs_at_mounting_can_be_given_up(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    with StandIn(source) as standin:
+        standin.hang("**")
+        mounting = subprocess.Popen(
+            [*COPPERFS, "mount", tmp_path / "mnt", "--source", standin.mountpoint],
+            stderr=subprocess.PIPE,
+        )
+        try:
+            standin.wait_for_hanging(1)
+            mounting.send_signal(signal.SIGINT)
+            eventually(lambda: mounting.poll() is not None, "the command ended")
+            assert mounting.returncode != 0
+        finally:
+            standin.heal()
+            mounting.kill()
+            mounting.communicate(timeout=10)
+        eventually(lambda: not is_mounted(tmp_path / "mnt"), "nothing is mounted")
+
+
+# ---- unmounting ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
+def test_a_signal_unmounts(
+    source: Path, mounted: Mounter, number: signal.Signals, flags: tuple[str, ...]
+) -> None:
+    (source / "file").touch()
+    mount = mounted(*flags)
+    os.listdir(mount.mountpoint)
+    os.kill(mount.pid, number)
+    eventually(lambda: not is_running(mount.pid), "the daemon ended")
+    assert not is_mounted(mount.mountpoint)
+
+
+def test_a_mount_in_use_is_not_unmounted_unless_lazily(source: Path, mounted: Mounter) -> None:
+    (source / "file").write_text("content")
+    mount = mounted()
+    with (mount / "file").open() as held:
+        done = mount.umount()
+        assert done.returncode == 1
+        assert "is in use; end what uses it, or unmount with --lazy" in done.stderr
+        assert (mount / "file").read_text() == "content"
+        assert mount.umount("--lazy").returncode == 0
+        assert not is_mounted(mount.mountpoint)
+        assert held.read() == "content", "who uses it may go on"
+    eventually(lambda: not is_running(mount.pid), "the daemon ended with its last user")
+
+
+def test_a_signal_ends_a_mount_in_use_as_well(source: Path, mounted: Mounter) -> None:
+    (source / "file").write_bytes(b"content")
+    mount = mounted()
+    held = os.open(mount / "file", os.O_RDONLY)
+    os.kill(mount.pid, signal.SIGTERM)
+    eventually(lambda: not is_running(mount.pid), "the daemon ended")
+    assert not is_mounted(mount.mountpoint)
+    assert name_of(errno_of(lambda: os.read(held, 10))) in GONE
+    with contextlib.suppress(OSError):  # closed, and told that there is nobody
+        os.close(held)
+
+
+def test_unmounting_what_is_not_ours_is_refused(source: Path, tmp_path: Path) -> None:
+    done = copperfs("umount", source)
+    assert (done.returncode, done.stderr) == (1, f"copperfs: {source} is not mounted\n")
+    with bind_mounted(source, tmp_path / "bind"):
+        done = copperfs("umount", tmp_path / "bind")
+        assert done.returncode == 1
+        assert "not one of copperfs" in done.stderr
+        assert is_mounted(tmp_path / "bind")
+
+
+def test_in_the_foreground_it_stays_until_interrupted(source: Path, tmp_path: Path) -> None:
+    (source / "file").write_text("content")
+    (tmp_path / "mnt").mkdir()
+    foreground = subprocess.Popen(
+        [*COPPERFS, "mount", tmp_path / "mnt", "--source", source, "--foreground"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        eventually(lambda: (tmp_path / "mnt" / "file").exists(), "it is mounted")
+        assert foreground.poll() is None
+    finally:
+        foreground.send_signal(signal.SIGINT)
+        _, said = foreground.communicate(timeout=20)
+    assert "is mounted at" in said
+    assert "Traceback" not in said
+    assert foreground.returncode == 0
+    assert not is_mounted(tmp_path / "mnt")
+
+
+# ---- a daemon that is killed ---------------------------------------------------------------------
+
+READER = """if True:
+    import errno, os, sys
+    print("reading")
+    try:
+        while True:
+            for name in sys.argv[2:]:
+                fd = os.open(os.path.join(sys.argv[1], name), os.O_RDONLY | os.O_DIRECT)
+                try:
+                    while os.read(fd, 1 << 20):
+                        pass
+                finally:
+                    os.close(fd)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+
+
+def test_when_the_daemon_is_killed_readers_are_told_at_once_and_umount_cleans_up(
+    source: Path, mounted: Mounter
+) -> None:
+    for name in "abc":
+        (source / name).write_bytes(os.urandom(3 << 20))
+    mount = mounted()
+    readers = [start_python(READER, mount.mountpoint, *"abc") for _ in range(4)]
+    for reader in readers:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+    eventually(lambda: mount.stats()["bytes"]["from_memory"] > 20 << 20, "they are at it")
+    mount.kill()
+    for reader in readers:
+        said, _ = reader.communicate(timeout=5)
+        assert said.strip() in GONE
+    assert name_of(errno_of(lambda: os.statvfs(mount.mountpoint))) in GONE
+    done = copperfs("stats", mount.mountpoint)
+    assert done.returncode == 1
+    assert f"copperfs umount {mount.mountpoint}" in done.stderr
+    assert mount.umount().returncode == 0
+    assert not is_mounted(mount.mountpoint)
+
+
+def test_a_reader_that_waits_for_the_source_is_told_when_the_daemon_is_killed(
+    source: Path, tmp_path: Path
+) -> None:
+    (source / "file").write_bytes(b"content")
+    with StandIn(source) as standin, Mount(standin.mountpoint, tmp_path / "mnt") as mount:
+        os.lstat(mount / "file")
+        standin.hang("file", ops=["read"])
+        outcome: list[int | None] = []
+        reader = threading.Thread(
+            target=lambda: outcome.append(errno_of((mount / "file").read_bytes))
+        )
+        reader.start()
+        standin.wait_for_hanging(1)
+        os.kill(mount.pid, signal.SIGKILL)
+        # a thread of the daemon hangs in the source, so that the process cannot end yet; its
+        # descriptors close with it
+        standin.heal()
+        reader.join(10)
+        assert name_of(outcome[0]) in GONE
+
+
+def test_mounting_over_what_a_killed_daemon_left_cleans_it_up(
+    source: Path, mounted: Mounter
+) -> None:
+    (source / "file").write_text("content")
+    mount = mounted()
+    held = os.open(mount / "file", os.O_RDONLY)  # busy, too
+    mount.kill()
+    assert is_mounted(mount.mountpoint)
+    mount.start()
+    assert (mount / "file").read_text() == "content"
+    with contextlib.suppress(OSError):  # closed, and told that there is nobody
+        os.close(held)
+    table = Path("/proc/self/mountinfo").read_text().splitlines()
+    assert sum(f" {mount.mountpoint} " in line for line in table) == 1
+
+
+def test_a_stopped_daemon_does_not_hang_the_commands(source: Path, mounted: Mounter) -> None:
+    mount = mounted()
+    os.kill(mount.pid, signal.SIGSTOP)
+    try:
+        done = copperfs("mount", mount.mountpoint, "--source", source, timeout_s=30)
+        assert done.returncode == 1
+        assert "does not answer" in done.stderr
+        assert f"copperfs umount --lazy {mount.mountpoint}" in done.stderr
+        done = copperfs("umount", "--lazy", mount.mountpoint, timeout_s=30)
+        assert done.returncode == 0, done.stderr
+        assert not is_mounted(mount.mountpoint)
+    finally:
+        os.kill(mount.pid, signal.SIGCONT)
+    eventually(lambda: not is_running(mount.pid), "the daemon ended")
+
+
+# ---- an ordinary user ----------------------------------------------------------------------------
+
+# The interpreter may lie in a home directory of root's. In a mount namespace of the test's own, a
+# directory that others may enter takes its place, and /dev/fuse is open to all, as Debian has it.
+AS_ORDINARY_USER = """set -eu
+prefix=$1 stash=$2 user=$3 closed=$4
+shift 4
+if [ -n "$closed" ]; then
+    mount --bind "$prefix" "$stash"
+    mount -t tmpfs -o mode=755 none "$closed"
+    mkdir -p "$prefix"
+    mount --bind "$stash" "$prefix"
+fi
+mknod "$stash.fuse" c 10 229
+chmod 666 "$stash.fuse"
+mount --bind "$stash.fuse" /dev/fuse
+exec setpriv --reuid "$user" --regid "$user" --clear-groups "$@"
+"""
+
+SESSION = """set -u
+copperfs() { "$1" -P -m copperfs.cli.main "${@:2}"; }
+python=$1 source=$2 mnt=$3
+id -u
+copperfs "$python" mount "$mnt" --source "$source" --log-file "$mnt.log" || exit 1
+cat "$mnt/file"
+cat "$mnt/private" 2>&1 | grep -o "Permission denied"
+grep " $mnt " /proc/self/mountinfo | grep -o "user_id=[0-9]*"
+copperfs "$python" stats "$mnt" --json | grep -o '"epoch": 1'
+copperfs "$python" clear "$mnt" | grep -o "epoch 2"
+for i in $(seq 20); do cat "$mnt/large" | cmp - "$source/large" && echo same; done | sort -u
+copperfs "$python" umount "$mnt" || exit 1
+grep -c " $mnt " /proc/self/mountinfo
+copperfs "$python" mount "$mnt" --source "$source" --allow-other 2>&1 | grep -o user_allow_other
+copperfs "$python" mount /usr --source "$source" 2>&1 | grep -o "is not yours"
+copperfs "$python" mount "$mnt" --source "$source"
+pid=$(copperfs "$python" stats "$mnt" --json | sed -n 's/.*"pid": \\([0-9]*\\).*/\\1/p')
+kill -9 "$pid"
+while [ -e "/proc/$pid/exe" ]; do sleep 0.05; done
+copperfs "$python" umount "$mnt" && echo cleaned
+grep -c " $mnt " /proc/self/mountinfo
+"""
+
+
+def test_an_ordinary_user_mounts_through_fusermount3(source: Path, tmp_path: Path) -> None:
+    (source / "file").write_text("content\n")
+    (source / "private").write_text("of root")
+    (source / "private").chmod(0o600)
+    (source / "large").write_bytes(os.urandom(5 << 20))
+    home = tmp_path / "home"
+    (home / "mnt").mkdir(parents=True)
+    for path in (home, home / "mnt"):
+        os.chown(path, NOBODY, NOBODY)
+    (tmp_path / "stash").mkdir()
+    prefix = Path(sys.base_prefix)
+    closed = [
+        each
+        for each in [*reversed(prefix.parents), prefix]
+        if not each.stat().st_mode & 0o001 and each != Path("/")
+    ]
+    (tmp_path / "as-user.sh").write_text(AS_ORDINARY_USER)
+    (tmp_path / "session.sh").write_text(SESSION)
+    done = run(
+        [
+            "unshare", "--mount", "--propagation", "private",
+            "sh", tmp_path / "as-user.sh", prefix, tmp_path / "stash", str(NOBODY),
+            closed[0] if closed else "",
+            "bash", tmp_path / "session.sh", sys.executable, source, home / "mnt",
+        ],
+        env={"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=PROJECT,
+    )  # fmt: skip
+    allowed_for_all = "user_allow_other\n" in Path("/etc/fuse.conf").read_text().splitlines(True)
+    assert not allowed_for_all, "this test is for the default configuration of fuse3"
+    assert done.stdout.splitlines() == [
+        str(NOBODY), "content", "Permission denied", f"user_id={NOBODY}", '"epoch": 1', "epoch 2",
+        "same", "0", "user_allow_other", "is not yours", "cleaned", "0",
+    ], done.stdout + done.stderr  # fmt: skip
+
+
+# ---- nothing grows -------------------------------------------------------------------------------
+
+
+def open_files_and_threads(pid: int) -> tuple[int, int]:
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+def test_descriptors_and_threads_do_not_grow_with_use(source: Path, mounted: Mounter) -> None:
+    (source / "directory").mkdir()
+    for number in range(50):
+        (source / "directory" / f"{number}").write_bytes(b"%d" % number)
+        (source / f"large-{number}").write_bytes(bytes(200_000))
+    mount = mounted("--tree-max", "100KiB")
+
+    def use() -> None:
+        for path in mount.mountpoint.rglob("*"):
+            if path.is_file():
+                path.read_bytes()
+        errno_of((mount / "absent").lstat)
+        mount.stats()
+        mount.clear()
+
+    for _ in range(3):
+        use()
+    before = open_files_and_threads(mount.pid)
+    for _ in range(10):
+        use()
+    eventually(
+        lambda: all(
+            now <= then + 2
+            for now, then in zip(open_files_and_threads(mount.pid), before, strict=True)
+        ),
+        lambda: f"back to {before}, now {open_files_and_threads(mount.pid)}",
+    )
+
+
+def test_a_removed_and_recreated_source_directory_does_not_end_the_daemon(
+    source: Path, mounted: Mounter
+) -> None:
+    (source / "below").mkdir()
+    mount = mounted(of=source / "below")
+    shutil.rmtree(source / "below")
+    mount.clear()
+    assert errno_of(lambda: os.listdir(mount.mountpoint)) in (
+        None,
+        errno.ENOENT,
+        errno.ESTALE,
+    )
+    assert is_running(mount.pid)

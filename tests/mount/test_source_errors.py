@@ -1,0 +1,293 @@
+"""What the source says reaches the caller, in time, and is not remembered once the source is well.
+
+The source is a stand-in that fails, hangs and counts on command."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.mount.helpers import Mount, errno_of, eventually, is_running, name_of, start_python
+from tests.standin import StandIn
+
+DEADLINE_S = 1.0
+# A deadline is checked for when it is due, on a busy machine a little later.
+LATE_S = 3.0
+ERRORS = [errno.EACCES, errno.EIO, errno.ENOENT, errno.ESTALE]
+
+
+@pytest.fixture
+def slow(source: Path) -> Iterator[StandIn]:
+    (source / "directory").mkdir()
+    (source / "directory" / "file").write_bytes(b"content")
+    (source / "directory" / "link").symlink_to("file")
+    (source / "large").write_bytes(os.urandom(4 << 20))
+    for number in range(40):
+        (source / f"file-{number:02}").write_bytes(b"%d" % number * 1000)
+    (source / "wide").mkdir()
+    for number in range(40):
+        (source / "wide" / f"{number:02}").write_bytes(b"%d" % number)
+    with StandIn(source) as standin:
+        yield standin
+
+
+@pytest.fixture
+def mount(slow: StandIn, tmp_path: Path) -> Iterator[Mount]:
+    deadline = ("--source-deadline", str(DEADLINE_S))
+    with Mount(slow.mountpoint, tmp_path / "mnt", *deadline, "--tree-max", "1MiB") as mount:
+        yield mount
+        slow.heal()
+
+
+def whole(path: Path) -> bytes:
+    """Read without Python's buffering, which would ask for the size first."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = b""
+        while part := os.read(fd, 1 << 20):
+            data += part
+        return data
+    finally:
+        os.close(fd)
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+OPERATIONS: dict[str, tuple[str, list[str], str, Callable[[Path], object]]] = {
+    # the operation at the source, on which path; what the reader does with which path
+    "list": ("directory", ["opendir", "readdir"], "directory", os.listdir),
+    "look up": ("directory", ["opendir", "readdir", "lookup"], "directory/file", os.lstat),
+    "open": ("directory/file", ["open"], "directory/file", whole),
+    "read": ("directory/file", ["read"], "directory/file", whole),
+    "open large": ("large", ["open"], "large", whole),
+    "read large": ("large", ["read"], "large", whole),
+}
+
+
+@pytest.mark.parametrize("code", ERRORS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_error_of_the_source_reaches_the_caller_and_is_forgotten_when_it_heals(
+    slow: StandIn, mount: Mount, operation: str, code: int
+) -> None:
+    failing, ops, path, act = OPERATIONS[operation]
+    os.lstat(mount / path.split("/")[0])  # so that it fails where it is meant to
+    slow.fail(failing, code, ops=ops)
+    if operation == "look up":
+        # every name in it has the same trouble
+        slow.fail(f"{failing}/**", code, ops=["lookup", "getattr"])
+    outcome = errno_of(lambda: act(mount / path))
+    if operation == "list" and code == errno.ENOENT:
+        # glibc takes ENOENT from a directory that is being read for its end; never for names
+        assert outcome is not None or os.listdir(mount / path) == []
+    elif code == errno.ENOENT and operation != "look up":
+        assert name_of(outcome) in {"ENOENT", "ESTALE"}
+    elif code == errno.ESTALE:
+        assert name_of(outcome) in {"ENOENT", "ESTALE"}
+    else:
+        assert name_of(outcome) == name_of(code)
+    slow.heal()
+    eventually(
+        lambda: errno_of(lambda: act(mount / path)) is None, "it works as soon as it is healed", 2
+    )
+    if path == "directory/file":
+        assert whole(mount / path) == b"content"
+
+
+def test_reading_a_link_whose_directory_fails_says_so(slow: StandIn, mount: Mount) -> None:
+    os.lstat(mount / "directory")
+    slow.fail("directory/**", errno.EIO)
+    assert name_of(errno_of(lambda: os.readlink(mount / "directory/link"))) == "EIO"
+    slow.heal()
+    assert os.readlink(mount / "directory/link") == "file"
+
+
+def test_an_error_of_one_entry_hides_neither_the_directory_nor_the_others(
+    slow: StandIn, mount: Mount
+) -> None:
+    slow.fail("wide/07", errno.EIO, ops=["lookup", "getattr"])
+    assert errno_of((mount / "wide/08").lstat) in (None, errno.EIO)
+    assert errno_of((mount / "wide/07").lstat) in (errno.EIO, None)
+    slow.heal()
+    assert sorted(os.listdir(mount / "wide")) == [f"{number:02}" for number in range(40)]
+    assert whole(mount / "wide/07") == b"7"
+
+
+def test_what_is_cached_is_served_while_the_source_fails(slow: StandIn, mount: Mount) -> None:
+    content = whole(mount / "directory/file")
+    os.listdir(mount / "wide")
+    slow.fail("**", errno.EIO)
+    assert whole(mount / "directory/file") == content
+    assert len(os.listdir(mount / "wide")) == 40
+    assert name_of(errno_of((mount / "wide/absent").lstat)) == "ENOENT"
+
+
+# ---- a source that hangs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_hung_source_gives_its_reader_an_error_within_the_deadline(
+    slow: StandIn, mount: Mount, operation: str
+) -> None:
+    hanging, ops, path, act = OPERATIONS[operation]
+    os.lstat(mount / path.split("/")[0])
+    slow.hang(hanging, ops=ops)
+    if operation == "look up":
+        slow.hang(f"{hanging}/**", ops=["lookup", "getattr"])
+    start = time.monotonic()
+    outcome = errno_of(lambda: act(mount / path))
+    took_s = time.monotonic() - start
+    assert name_of(outcome) == "ETIMEDOUT"
+    # a look may follow a scan, each with a deadline of its own
+    assert took_s < 2 * DEADLINE_S + LATE_S
+    # meanwhile, and with it still hung: others are not affected
+    assert whole(mount / "file-01") == b"1" * 1000
+    slow.heal()
+    eventually(
+        lambda: errno_of(lambda: act(mount / path)) is None, "it works as soon as it is healed", 5
+    )
+
+
+def test_other_paths_work_while_many_readers_hang(slow: StandIn, mount: Mount) -> None:
+    os.listdir(mount.mountpoint)
+    # fewer than --source-concurrency: beyond that, misses wait for a thread until the deadline
+    hung = [mount / f"file-{number:02}" for number in range(20)]
+    for path in hung:
+        slow.hang(path.name, ops=["read"])
+    with ThreadPoolExecutor(len(hung)) as pool:
+        outcomes = [pool.submit(errno_of, lambda path=path: whole(path)) for path in hung]
+        slow.wait_for_hanging(len(hung))
+        assert whole(mount / "directory/file") == b"content"
+        assert whole(mount / "file-30") == b"30" * 1000
+        assert len(os.listdir(mount / "wide")) == 40
+        assert slow.counts().hanging == len(hung), "done before any of those gave up"
+        assert {name_of(each.result(30)) for each in outcomes} == {"ETIMEDOUT"}
+    slow.heal()
+    for number, path in enumerate(hung):
+        assert whole(path) == b"%d" % number * 1000
+
+
+def test_hits_are_served_when_every_thread_of_the_source_hangs(
+    slow: StandIn, mount: Mount
+) -> None:
+    content = whole(mount / "directory/file")
+    hung = [mount / f"file-{number:02}" for number in range(40)]
+    slow.hang("**", ops=["read"])
+    with ThreadPoolExecutor(len(hung)) as pool:
+        outcomes = [pool.submit(errno_of, lambda path=path: whole(path)) for path in hung]
+        slow.wait_for_hanging(20)
+        assert whole(mount / "directory/file") == content
+        assert mount.stats()["node"]["fetching"] >= 20
+        assert {name_of(each.result(30)) for each in outcomes} == {"ETIMEDOUT"}
+    slow.heal()
+    for number, path in enumerate(hung):
+        assert whole(path) == b"%d" % number * 1000
+
+
+def test_a_stuck_reader_can_be_killed_at_once(slow: StandIn, tmp_path: Path) -> None:
+    with Mount(slow.mountpoint, tmp_path / "mnt", "--source-deadline", "60") as mount:
+        os.lstat(mount / "directory/file")
+        slow.hang("directory/file")
+        reader = start_python("import sys; open(sys.argv[1]).read()", mount / "directory/file")
+        try:
+            slow.wait_for_hanging(1)
+            reader.send_signal(signal.SIGKILL)
+            eventually(lambda: not is_running(reader.pid), "the reader is dead", 2)
+            reader.wait(5)
+            assert slow.counts().hanging >= 1, "it still hung when the reader died"
+        finally:
+            slow.heal()
+            reader.kill()
+            reader.wait(5)
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            reader.stdin.close()
+            reader.stdout.close()
+        assert whole(mount / "directory/file") == b"content"
+
+
+def test_a_killed_reader_does_not_take_the_answer_from_another(
+    slow: StandIn, tmp_path: Path
+) -> None:
+    with Mount(slow.mountpoint, tmp_path / "mnt", "--source-deadline", "60") as mount:
+        os.lstat(mount / "directory/file")
+        rule = slow.hang("directory/file", ops=["read"])
+        script = "import sys; print(open(sys.argv[1]).read())"
+        dies, lives = (start_python(script, mount / "directory/file") for _ in range(2))
+        slow.wait_for_hanging(1)
+        dies.kill()
+        dies.communicate(timeout=10)
+        slow.release(rule)
+        assert lives.communicate(timeout=20)[0] == "content\n"
+
+
+def test_a_mount_whose_source_hangs_can_be_unmounted(slow: StandIn, tmp_path: Path) -> None:
+    with Mount(slow.mountpoint, tmp_path / "mnt", "--source-deadline", "60") as mount:
+        os.lstat(mount / "directory/file")
+        slow.hang("**", ops=["open", "read"])
+        outcome: list[int | None] = []
+        reader = threading.Thread(
+            target=lambda: outcome.append(errno_of(lambda: whole(mount / "directory/file")))
+        )
+        reader.start()
+        slow.wait_for_hanging(1)
+        try:
+            os.kill(mount.pid, signal.SIGTERM)
+            reader.join(15)
+            assert not reader.is_alive(), "the reader still waits after the daemon was told to end"
+        finally:
+            slow.heal()
+            reader.join(70)
+        assert outcome[0] is not None
+
+
+# ---- one operation at the source -----------------------------------------------------------------
+
+
+def test_many_readers_of_one_slow_file_cause_one_open_and_one_pass_over_it(
+    slow: StandIn, mount: Mount
+) -> None:
+    os.lstat(mount / "directory/file")
+    rule = slow.hang("directory/file", ops=["open"])
+    slow.reset_counts()
+    with ThreadPoolExecutor(30) as pool:
+        readers = [pool.submit(whole, mount / "directory/file") for _ in range(30)]
+        slow.wait_for_hanging(1)
+        slow.release(rule)
+        assert {each.result(30) for each in readers} == {b"content"}
+    assert slow.counts().total("open", "directory/file") == 1
+    assert slow.counts().read_bytes["directory/file"] == len(b"content")
+
+
+def test_many_lookups_in_one_slow_directory_cause_one_scan(slow: StandIn, mount: Mount) -> None:
+    os.lstat(mount / "wide")
+    slow.reset_counts()
+    slow.delay("wide", 0.3, ops=["readdir"])
+    with ThreadPoolExecutor(30) as pool:
+        list(pool.map(os.lstat, [mount / f"wide/{number:02}" for number in range(30)]))
+    assert slow.counts().total("readdir", "wide") <= 2  # the second finds its end
+    assert slow.counts().total("opendir", "wide") == 1
+    assert mount.stats()["source"]["scandir"] <= 2
+
+
+def test_slow_lookups_in_one_directory_do_not_wait_for_each_other(
+    slow: StandIn, tmp_path: Path
+) -> None:
+    """Hazard: without PARALLEL_DIROPS the kernel holds the directory locked over each lookup."""
+    with Mount(slow.mountpoint, tmp_path / "mnt", "--listing-max", "5") as mount:
+        os.listdir(mount / "wide")  # bare: each name is looked up by itself
+        names = [f"wide/{number:02}" for number in range(8)]
+        for name in names:
+            slow.hang(name, ops=["lookup", "getattr"])
+        with ThreadPoolExecutor(len(names)) as pool:
+            looks = [pool.submit(os.lstat, mount / name) for name in names]
+            slow.wait_for_hanging(len(names))  # all at once; in turn there would be one
+            slow.heal()
+            assert all(each.result(30).st_size for each in looks)

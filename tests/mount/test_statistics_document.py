@@ -1,0 +1,51 @@
+"""docs/statistics.md names every key of ``copperfs stats --json``."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_layers import ROOT
+
+WITHIN_S = 120.0
+COPPERFS = [sys.executable, "-m", "copperfs.cli.main"]
+
+pytestmark = pytest.mark.mount
+
+
+def copperfs(*arguments: str | Path) -> str:
+    return subprocess.run(
+        [*COPPERFS, *arguments], capture_output=True, text=True, timeout=WITHIN_S, check=True
+    ).stdout
+
+
+@pytest.fixture
+def statistics(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    source, mountpoint = tmp_path / "source", tmp_path / "mnt"
+    source.mkdir()
+    mountpoint.mkdir()
+    copperfs("mount", mountpoint, "--source", source)
+    try:
+        yield json.loads(copperfs("stats", "--json", mountpoint))
+    finally:
+        copperfs("umount", mountpoint)
+
+
+def keys_of(document: dict[str, Any]) -> Iterator[str]:
+    for key, value in document.items():
+        yield key
+        if isinstance(value, dict):
+            yield from keys_of(value)
+
+
+def test_every_key_is_documented(statistics: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "statistics.md").read_text()
+    documented = {
+        part for span in re.findall(r"`([^`\n]+)`", text) for part in re.findall(r"\w+", span)
+    }
+    assert set(keys_of(statistics)) <= documented

@@ -1,0 +1,46 @@
+"""The documents lead where they say they do."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_layers import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def headings(document: Path) -> set[str]:
+    """As GitHub makes them into anchors."""
+    found = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text in found}
+
+
+def links(document: Path) -> Iterator[str]:
+    without_code = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"\]\(([^)\s]+)\)", without_code)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
+    for link in links(document):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), link
+
+
+def test_the_index_names_every_document() -> None:
+    index = ROOT / "docs" / "index.md"
+    named = {(index.parent / link.partition("#")[0]).resolve() for link in links(index)}
+    here = {path for path in (ROOT / "docs").glob("*.md") if path != index}
+    assert here <= named
+
+
+def test_the_list_of_decisions_names_every_decision() -> None:
+    directory = ROOT / "docs" / "decisions"
+    named = set(links(directory / "README.md"))
+    assert {path.name for path in directory.glob("0*.md")} <= named

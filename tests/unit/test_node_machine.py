@@ -1,0 +1,299 @@
+"""The node against a simulated source: anything may happen at any time, and every answer is right.
+
+The source here is as bad as it may be: it takes as long as it likes, ends fetches in any order,
+fails at will, delivers after everybody has given up, and shows the tree as it was when the fetch
+began.
+"""
+
+import errno
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from copperfs.core.actions import (
+    Action,
+    Answer,
+    AnswerEntry,
+    AnswerError,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    CacheKey,
+    Evict,
+    Fetch,
+    ListingKey,
+    LookAgain,
+    LookSource,
+    ObjectKey,
+    OpenSource,
+    ReadSource,
+    ReleaseBlob,
+    ReleaseHandle,
+    ScanSource,
+)
+from copperfs.core.events import (
+    Clear,
+    Event,
+    Failed,
+    HaveRead,
+    List,
+    Look,
+    Looked,
+    Opened,
+    Question,
+    Read,
+    Scanned,
+    Tick,
+    Used,
+)
+from copperfs.core.listing import Listing, pack_listing
+from copperfs.core.node import Limits, Node
+from copperfs.core.policy import Policy
+from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId, split
+from tests.unit.core_lab import DEADLINE_S, directory, file
+
+BIG, SEARCH_ONLY, MOUNT = Path(b"big"), Path(b"search"), Path(b"mnt")
+SIZES = {b"empty": 0, b"small": 10, b"middle": 700, b"large": 2000}
+DIRECTORIES = [Path(b""), Path(b"d"), BIG, SEARCH_ONLY]
+NAMES = [b"empty", b"small", b"middle", b"large", b"sometimes"]
+PATHS = [
+    *DIRECTORIES,
+    MOUNT,
+    Path(b"mnt/small"),
+    *(Path(b"/".join((each, name))) for each in (Path(b"d"), BIG) for name in NAMES),
+    Path(b"search/small"),
+    Path(b"search/never"),
+]
+FILES = [path for path in PATHS if split(path)[1] in SIZES]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What the source shows; another *turn*, other versions, and a name that comes and goes."""
+
+    turn: int = 0
+
+    def entry(self, path: Path) -> Entry | None:
+        if path in (*DIRECTORIES, MOUNT):
+            return directory()
+        _, name = split(path)
+        if name in SIZES:
+            return file(SIZES[name], changed_s=self.turn)
+        return file(changed_s=self.turn) if name == b"sometimes" and self.turn % 2 else None
+
+    def listing(self, path: Path) -> Listing:
+        names = [*DIRECTORIES[1:], MOUNT] if not path else NAMES
+        below = [(name, self.entry(Path(path + b"/" + name if path else name))) for name in names]
+        rows = [(name, each) for name, each in below if each is not None]
+        return pack_listing(rows, bare=path == BIG)
+
+
+@dataclass(frozen=True)
+class Began:
+    fetch: Fetch
+    tree: Tree
+
+
+class NodeMachine(RuleBasedStateMachine):
+    @initialize(
+        memory=st.sampled_from([0, 600, 1500, 3000, 6000, 100_000]),
+        tree_max=st.sampled_from([0, 10, 1000, 10_000]),
+        revalidate_s=st.sampled_from([None, 0.0, 3.0]),
+    )
+    def begin(self, memory: int, tree_max: int, revalidate_s: float | None) -> None:
+        policy = Policy(
+            source=b"/src",
+            mountpoint=b"/src/mnt",
+            refused=frozenset({MOUNT}),
+            revalidate_s=revalidate_s,
+        )
+        self.node = Node(policy, Limits(memory, tree_max, None, DEADLINE_S))
+        self.now = 0.0
+        self.number = 0
+        self.tree = Tree()
+        self.began: dict[FetchId, Began] = {}
+        self.asked: dict[RequestId, Question] = {}
+        self.blobs: dict[BlobId, ReadSource] = {}
+        self.handles: dict[HandleId, OpenSource] = {}
+        self.published: set[CacheKey] = set()
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    @rule(path=st.sampled_from(PATHS))
+    def look(self, path: Path) -> None:
+        self.ask(Look(RequestId(self.next()), path))
+
+    @rule(path=st.sampled_from(DIRECTORIES))
+    def list_names(self, path: Path) -> None:
+        self.ask(List(RequestId(self.next()), path))
+
+    @rule(path=st.sampled_from(FILES), turns_ago=st.integers(0, 1))
+    def read(self, path: Path, turns_ago: int) -> None:
+        entry = Tree(max(0, self.tree.turn - turns_ago)).entry(path)
+        assert entry is not None
+        self.ask(Read(RequestId(self.next()), path, entry.attributes.version))
+
+    @precondition(lambda self: self.began)
+    @rule(data=st.data())
+    def end_a_fetch(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(sorted(self.began))))
+
+    @precondition(lambda self: self.began)
+    @rule(data=st.data(), error=st.sampled_from([errno.EIO, errno.EACCES, errno.ESTALE]))
+    def fail_a_fetch(self, data: st.DataObject, error: int) -> None:
+        fetch = data.draw(st.sampled_from(sorted(self.began)))
+        del self.began[fetch]
+        self.happen(Failed(fetch, error))
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, DEADLINE_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.happen(Tick())
+        deadline = self.node.deadline()
+        assert deadline is None or deadline > self.now
+
+    @rule()
+    def the_tree_changes_and_is_cleared(self) -> None:
+        self.tree = Tree(self.tree.turn + 1)
+        self.happen(Clear())
+
+    @rule(data=st.data())
+    def something_is_used(self, data: st.DataObject) -> None:
+        keys = data.draw(st.lists(st.sampled_from([key for key, _ in self.node.held()] or [None])))
+        self.happen(Used(tuple(keys)))
+
+    # --- what must hold --------------------------------------------------------------------------
+
+    @invariant()
+    def the_node_is_sound(self) -> None:
+        if hasattr(self, "node"):
+            self.node.check_invariants()
+
+    @invariant()
+    def every_blob_is_held_or_was_released(self) -> None:
+        if hasattr(self, "node"):
+            held = {key for key, _ in self.node.held() if isinstance(key, ObjectKey)}
+            assert {ObjectKey(r.path, r.version) for r in self.blobs.values()} == held
+            assert len(self.blobs) == len(held)
+
+    @invariant()
+    def what_is_published_is_held(self) -> None:
+        if hasattr(self, "node"):
+            assert self.published <= {key for key, _ in self.node.held()}
+
+    def teardown(self) -> None:
+        if not hasattr(self, "node"):
+            return
+        while self.began:
+            self.end(min(self.began))
+        assert not self.asked
+        assert not self.handles
+        assert self.node.deadline() is None
+        self.happen(Clear())
+        assert not self.blobs
+        assert self.node.statistics().held_bytes == self.node.statistics().reserved_bytes == 0
+
+    # --- the source ------------------------------------------------------------------------------
+
+    def end(self, number: FetchId) -> None:
+        began = self.began.pop(number)
+        self.happen(self.outcome(began.fetch, began.tree))
+
+    def outcome(self, fetch: Fetch, tree: Tree) -> Event:
+        match fetch:
+            case ScanSource(number, path) if path == SEARCH_ONLY:
+                return Failed(number, errno.EACCES)
+            case ScanSource(number, path):
+                return Scanned(number, tree.listing(path))
+            case LookSource(number, path):
+                return Looked(number, tree.entry(path))
+            case ReadSource(number, path, version) | OpenSource(number, path, version):
+                entry = tree.entry(path)
+                if entry is None or entry.attributes.version != version:
+                    return Failed(number, errno.ESTALE)
+                if isinstance(fetch, ReadSource):
+                    blob = BlobId(self.next())
+                    self.blobs[blob] = fetch
+                    return HaveRead(number, blob)
+                handle = HandleId(self.next())
+                self.handles[handle] = fetch
+                return Opened(number, handle)
+
+    # --- performing ------------------------------------------------------------------------------
+
+    def next(self) -> int:
+        self.number += 1
+        return self.number
+
+    def ask(self, question: Question) -> None:
+        self.asked[question.request] = question
+        self.happen(question)
+
+    def happen(self, event: Event) -> None:
+        for action in self.node.step(self.now, event):
+            self.perform(action)
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+                assert action.fetch not in self.began
+                self.began[action.fetch] = Began(action, self.tree)
+            case ReleaseBlob(blob):
+                del self.blobs[blob]
+            case ReleaseHandle(handle):
+                del self.handles[handle]
+            case Evict(key):
+                self.published.discard(key)
+            case LookAgain():
+                pass
+            case _:
+                self.check(self.asked.pop(action.request), action)
+
+    def check(self, question: Question, answer: Answer) -> None:
+        path = question.path
+        match question, answer:
+            case _, AnswerError(_, error):
+                assert error in self.errors(question)
+            case Look(), AnswerEntry(_, entry, fresh_until):
+                assert entry == self.tree.entry(path)
+                assert fresh_until is None or fresh_until >= self.now
+            case Look(), AnswerListing(_, above, listing, _):
+                assert above == split(path)[0]
+                self.check_listing(above, listing)
+                expected = self.tree.entry(path)
+                assert listing.find(split(path)[1]) == expected
+                assert expected is None or not listing.bare
+            case List(), AnswerListing(_, above, listing, _):
+                assert above == path
+                self.check_listing(above, listing)
+            case Read(_, _, version), AnswerObject(_, key, blob):
+                assert key == ObjectKey(path, version)
+                assert (self.blobs[blob].path, self.blobs[blob].version) == (path, version)
+                self.published.add(key)
+            case Read(_, _, version), AnswerHandle(_, handle):
+                opened = self.handles.pop(handle)
+                assert (opened.path, opened.version) == (path, version)
+            case _:
+                raise AssertionError(f"{answer} is no answer to {question}")
+
+    def check_listing(self, path: Path, listing: Listing) -> None:
+        assert listing == self.tree.listing(path)
+        self.published.add(ListingKey(path))
+
+    @staticmethod
+    def errors(question: Question) -> set[int]:
+        if question.path.startswith(b"mnt/"):
+            return {errno.ELOOP}
+        return {errno.EIO, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT}
+
+
+NodeMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestNode = NodeMachine.TestCase
