@@ -31,6 +31,7 @@ from copperfs.errors import ConfigError
 Value = str | int | float | bool | tuple[str, ...] | None
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+AGE_MIN_S = 0.1
 
 # ---- sizes and durations as text -------------------------------------------------------------
 
@@ -120,6 +121,14 @@ def _parse_deadline(text: str) -> float:
     return seconds
 
 
+def _parse_age(text: str) -> float:
+    seconds = parse_seconds(text)
+    # An answer has to be fresh for long enough to be given.
+    if seconds < AGE_MIN_S:
+        raise ValueError(f"{text!r} is too short; it has to be at least {AGE_MIN_S} seconds")
+    return seconds
+
+
 def _count(at_least: int, at_most: int) -> Kind:
     def parse(text: str) -> int:
         # ASCII digits only, and few: int() takes other scripts, and refuses 5,000 digits.
@@ -142,7 +151,7 @@ def _choice(*choices: str) -> Kind:
 PATH = Kind("PATH", _parse_text)
 PREFIX = Kind("PREFIX", _parse_absolute)
 SIZE = Kind("SIZE", parse_size, format_size, (str, int))
-SECONDS = Kind("SECONDS", parse_seconds, format_seconds, (str, int, float))
+AGE = Kind("SECONDS", _parse_age, format_seconds, (str, int, float))
 DEADLINE = Kind("SECONDS", _parse_deadline, format_seconds, (str, int, float))
 SWITCH = Kind("yes|no", _parse_switch, _format_switch, (bool,))
 
@@ -312,7 +321,7 @@ class Settings:
         default=None,
         metadata=_option(
             CACHES,
-            SECONDS,
+            AGE,
             "Ask the source again about what was looked at longer ago than this; whoever opens a "
             "file by name sees a change after at most this time. With none, the job sees one "
             "snapshot until 'copperfs clear'.",

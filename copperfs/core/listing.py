@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
+from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry, Version
 
 _HEADER = struct.Struct("<IIII")
 _ROW = struct.Struct("<IHH")
@@ -39,21 +39,24 @@ class Listing:
     """The names of one directory. Immutable; ``find`` builds an index the first time."""
 
     packed: bytes
+    directory: Version | None = field(default=None, compare=False)
+    """Of the directory itself, taken before its names were read; what a listing was is told by
+    this, not by when it was read."""
     _offsets: dict[bytes, int] | None = field(default=None, repr=False, compare=False)
 
     @property
     def count(self) -> int:
-        return int(_HEADER.unpack_from(self.packed)[1])
+        return self._header()[1]
 
     @property
     def bare(self) -> bool:
         """Names are complete, attributes are missing."""
-        return bool(_HEADER.unpack_from(self.packed)[2] & _BARE)
+        return bool(self._header()[2] & _BARE)
 
     @property
     def absolute_symlinks(self) -> int:
         """How many rows may have to be shown differently."""
-        return int(_HEADER.unpack_from(self.packed)[3])
+        return self._header()[3]
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._index()
@@ -73,10 +76,14 @@ class Listing:
             self._offsets = dict(self._walk())
         return self._offsets
 
-    def _walk(self) -> Iterator[tuple[bytes, int]]:
+    def _header(self) -> tuple[int, int, int, int]:
         if len(self.packed) < _HEADER.size:
             raise MalformedListing("shorter than its header")
-        magic, count, _, _ = _HEADER.unpack_from(self.packed)
+        magic, count, flags, absolute = _HEADER.unpack_from(self.packed)
+        return magic, count, flags, absolute
+
+    def _walk(self) -> Iterator[tuple[bytes, int]]:
+        magic, count, _, _ = self._header()
         if magic != _MAGIC:
             raise MalformedListing("no listing at all")
         at, end = _HEADER.size, len(self.packed)

@@ -65,7 +65,7 @@ from copperfs.core.events import (
 from copperfs.core.listing import Listing
 from copperfs.core.policy import Place, Policy
 from copperfs.core.shelf import Shelf
-from copperfs.types import BlobId, Entry, FetchId, Path, split
+from copperfs.types import BlobId, Entry, FetchId, Path, Version, split
 
 # What holding something costs beside its bytes: keys, objects, its place in the front's tables.
 LISTING_OVERHEAD_BYTES = 512
@@ -127,6 +127,9 @@ class Held:
 
     value: Listing | Entry | None
     fresh_until: float | None
+    since: float = 0.0
+    directory: Version | None = None
+    """A listing's directory as it was before it was listed."""
 
     def is_fresh(self, now: float) -> bool:
         return self.fresh_until is None or now < self.fresh_until
@@ -171,7 +174,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self._shelf = Shelf(self.limits.memory_bytes)
-        self._shelf.reserve(self.limits.credit_bytes)
+        self._shelf.set_aside(self.limits.credit_bytes)
 
     # --- the four verbs --------------------------------------------------------------------------
 
@@ -255,9 +258,9 @@ class Node:
         directory, name = split(path)
         # The root has no directory; a path that stays fresh for longer than the directory it is in
         # (the way down to a shared prefix) is not to grow old with that directory's listing.
-        if not path or self.policy.fresh_s(path) != self.policy.fresh_s(directory):
+        if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
             return self._fetch(now, (Kind.LOOK, path, None), question)
-        listing = self._fresh(ListingKey(directory), now)
+        listing = self._listing(directory, now)
         if listing is None:
             if directory in self._unlistable:
                 return self._fetch(now, (Kind.LOOK, path, None), question)
@@ -271,7 +274,7 @@ class Node:
         ]
 
     def _list(self, now: float, question: List) -> list[Action]:
-        held = self._fresh(ListingKey(question.path), now)
+        held = self._listing(question.path, now)
         if held is None:
             return self._fetch(now, (Kind.SCAN, question.path, None), question)
         assert isinstance(held.value, Listing)
@@ -288,6 +291,25 @@ class Node:
         if question.version.size > self.limits.whole_max_bytes:
             return self._fetch(now, (Kind.OPEN, question.path, question.request), question)
         return self._fetch(now, (Kind.READ, question.path, question.version), question)
+
+    def _listing(self, directory: Path, now: float) -> Held | None:
+        """The listing of *directory*, unless it is known to have changed since.
+
+        The kernel keeps a directory's names for as long as its times do not change. Names from
+        before a change must therefore not be given to one who was told the times after it.
+        """
+        held = self._fresh(ListingKey(directory), now)
+        if held is None or held.fresh_until is None:
+            return held  # one snapshot: nothing changes
+        above, name = split(directory)
+        for key in (EntryKey(directory), ListingKey(above)):
+            seen = self._fresh(key, now)
+            if seen is None or seen.since <= held.since or (key == ListingKey(directory)):
+                continue
+            entry = seen.value.find(name) if isinstance(seen.value, Listing) else seen.value
+            if entry is None or entry.attributes.version != held.directory:
+                return None
+        return held
 
     def _fresh(self, key: ListingKey | EntryKey, now: float) -> Held | None:
         held = self._shelf.get(key)
@@ -358,7 +380,8 @@ class Node:
                 self._unlistable.pop(path, None)
                 size = len(listing.packed) * 2 + listing.count * ROW_OVERHEAD_BYTES
                 shown = self.policy.shown_listing(path, listing)
-                held = Held(shown, self._fresh_until(now, path))
+                fresh_until = self._until(now, self.policy.listing_fresh_s(path))
+                held = Held(shown, fresh_until, now, listing.directory)
                 # answered first: if it has to go again at once, it goes after it was published
                 actions = self._answer_scanned(now, fetch, path, held)
                 actions += self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
@@ -366,7 +389,7 @@ class Node:
                 if entry is not None:
                     directory, name = split(path)
                     entry = self.policy.shown(directory, name, entry)
-                held = Held(entry, self._fresh_until(now, path))
+                held = Held(entry, self._until(now, self.policy.fresh_s(path)), now)
                 actions = self._admit(EntryKey(path), held, ENTRY_BYTES)
                 actions += [AnswerEntry(q.request, entry, held.fresh_until) for q in fetch.asked]
             case HaveRead(_, blob):
@@ -468,8 +491,8 @@ class Node:
 
     # --- the shelf -------------------------------------------------------------------------------
 
-    def _fresh_until(self, now: float, path: Path) -> float | None:
-        fresh_s = self.policy.fresh_s(path)
+    @staticmethod
+    def _until(now: float, fresh_s: float | None) -> float | None:
         return None if fresh_s is None else now + fresh_s
 
     def _admit(self, key: CacheKey, value: Held | BlobId, size: int) -> list[Action]:

@@ -63,6 +63,16 @@ class Policy:
         """
         if self.place(path) is Place.SHARED or any(is_below(each, path) for each in self.shared):
             return self.revalidate_s
+        return self._local_fresh_s()
+
+    def listing_fresh_s(self, directory: Path) -> float | None:
+        """For how long the names in *directory* may be believed. Other names come and go beside one
+        that leads down to a shared prefix."""
+        if self.place(directory) is Place.SHARED:
+            return self.revalidate_s
+        return self._local_fresh_s()
+
+    def _local_fresh_s(self) -> float:
         return LOCAL_FRESH_S if self.revalidate_s is None else min(LOCAL_FRESH_S, self.revalidate_s)
 
     # --- how entries are shown -------------------------------------------------------------------

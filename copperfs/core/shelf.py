@@ -22,6 +22,8 @@ class Shelf(Generic[K, V]):
     budget_bytes: int
     held_bytes: int = 0
     reserved_bytes: int = 0
+    set_aside_bytes: int = 0
+    """What of that is reserved for good."""
     evictions: int = 0
     evicted_bytes: int = 0
     _items: OrderedDict[K, tuple[V, int]] = field(default_factory=OrderedDict)
@@ -50,10 +52,17 @@ class Shelf(Generic[K, V]):
         One thing at a time is always let on its way: no room would ever come for what is larger
         than the budget.
         """
-        if self.reserved_bytes and self.reserved_bytes + size > self.budget_bytes:
+        others = self.reserved_bytes > self.set_aside_bytes
+        if others and self.reserved_bytes + size > self.budget_bytes:
             return None
         self.reserved_bytes += size
         return self._evict()
+
+    def set_aside(self, size: int) -> None:
+        """Reserve *size* bytes for good; before anything else."""
+        assert not self._items
+        self.set_aside_bytes += size
+        self.reserved_bytes += size
 
     def unreserve(self, size: int) -> None:
         assert size <= self.reserved_bytes

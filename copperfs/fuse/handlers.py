@@ -57,6 +57,17 @@ async def guarded(work: Awaitable[T]) -> T:
         raise pyfuse3.FUSEError(errno.EIO) from None
 
 
+async def gone_is_stale(listing: Awaitable[T]) -> T:
+    """A directory that is gone is stale, not missing: the C library takes ENOENT from a directory
+    that is being read for its end, and would show it as empty."""
+    try:
+        return await listing
+    except SourceError as error:
+        if error.errno == errno.ENOENT:
+            raise SourceError(errno.ESTALE) from None
+        raise
+
+
 class FrontHandlers(pyfuse3.Operations):
     """Fills the front's tables."""
 
@@ -151,7 +162,7 @@ class FrontHandlers(pyfuse3.Operations):
             if isinstance(answer, AnswerListing):
                 self._publish_listing(number, answer, remaining)
 
-        await self._ask(lambda request: List(request, path), publish)
+        await gone_is_stale(self._ask(lambda request: List(request, path), publish))
 
     def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
         left = remaining(answer.fresh_until)

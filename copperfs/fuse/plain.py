@@ -19,11 +19,19 @@ from copperfs.core.actions import AnswerEntry, AnswerListing, CacheKey
 from copperfs.core.events import List, Look, Question, Read
 from copperfs.core.listing import Listing
 from copperfs.fuse.answers import Answered, Asker, Content, SourceError
-from copperfs.fuse.handlers import LOOK_AGAIN, Remaining, as_statvfs, entry_of, guarded
+from copperfs.fuse.handlers import (
+    LOOK_AGAIN,
+    Remaining,
+    as_statvfs,
+    entry_of,
+    gone_is_stale,
+    guarded,
+)
 from copperfs.fuse.inodes import Inode, Inodes
 from copperfs.types import Attributes, Entry, Path, RequestId, join, split
 
 FOREVER_S = 10 * 365 * 24 * 3600.0
+NAME_MAX = 255
 HANDLES_MAX = 64
 
 
@@ -171,6 +179,8 @@ class PlainHandlers(pyfuse3.Operations):
         return await self._asker.ask(lambda request: Look(request, path), take)
 
     async def _look_up(self, parent: int, name: bytes) -> pyfuse3.EntryAttributes:
+        if len(name) > NAME_MAX:
+            raise SourceError(errno.ENAMETOOLONG)
         path = join(self._inode(parent).path, name)
         found = await self._find(path)
         if found.entry is None:
@@ -202,7 +212,9 @@ class PlainHandlers(pyfuse3.Operations):
             assert isinstance(answer, AnswerListing)
             return _Found(listing=answer.listing, fresh_s=remaining(answer.fresh_until))
 
-        found = await self._asker.ask(lambda request: List(request, inode.path), take)
+        found = await gone_is_stale(
+            self._asker.ask(lambda request: List(request, inode.path), take)
+        )
         assert found.listing is not None
         for at, (name, entry) in enumerate(found.listing.rows()):
             if at < start:

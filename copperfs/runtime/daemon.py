@@ -135,7 +135,8 @@ class Daemon:
         board = Board(front)
         engine = Engine(node, fetcher, board)
         handlers = FrontHandlers(engine, board, self._statfs)
-        pyfuse3.init(handlers, f"/dev/fd/{handlers_end.fileno()}", set())
+        # libfuse closes its end itself
+        pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
         self._sockets.append(server_end)

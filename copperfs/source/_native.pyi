@@ -7,7 +7,7 @@ LOOK: int
 READ: int
 OPEN: int
 
-Result = bytes | tuple[bytes, bytes] | Blob | int | None
+Result = tuple[bytes, bytes] | Blob | int | None
 
 class Fetcher:
     def __init__(

@@ -124,7 +124,8 @@ static void run(struct pool *pool, struct job *job)
 	switch (job->kind) {
 	case SCAN:
 		pool->counts.scandir++;
-		job->error = source_open_directory(job->path, &fd);
+		job->error = source_open_directory(job->path, pool->device, &fd,
+						   &job->attributes);
 		if (!job->error)
 			job->error = source_scan(fd, pool->listing_max, pool->device,
 						 (const char *const *)job->untouchable,
@@ -450,10 +451,8 @@ static PyObject *outcome(struct job *job)
 	if (job->error)
 		return Py_BuildValue("(KiO)", job->id, job->error, Py_None);
 	switch (job->kind) {
-	case SCAN:
-		return Py_BuildValue("(Kiy#)", job->id, 0, job->buffer.bytes,
-				     (Py_ssize_t)job->buffer.used);
-	case LOOK:
+	case SCAN: /* the directory's own attributes, and the listing */
+	case LOOK: /* a file's attributes, and its target */
 		return Py_BuildValue("(Ki(y#y#))", job->id, 0, (const char *)&job->attributes,
 				     (Py_ssize_t)sizeof(job->attributes),
 				     job->buffer.bytes ? job->buffer.bytes : "",

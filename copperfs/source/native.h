@@ -38,7 +38,8 @@ void fill_attributes(struct attributes *a, const struct stat *status, uint64_t r
 /* Takes the descriptor. */
 int source_scan(int fd, size_t limit, uint64_t device, const char *const *untouchable,
 		struct buffer *packed);
-int source_open_directory(const char *path, int *fd);
+int source_open_directory(const char *path, uint64_t device, int *fd,
+			  struct attributes *attributes);
 int source_look(const char *path, uint64_t device, struct attributes *attributes,
 		struct buffer *target, struct source_counts *counts);
 int source_read(const char *path, const struct version *version, uint64_t device,

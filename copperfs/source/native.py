@@ -84,13 +84,13 @@ class NativeFetcher:
         match result:
             case None:
                 return Looked(fetch, None)
-            case (attributes, target):
-                return Looked(fetch, Entry(Attributes(attributes), target))
-            case bytes():
-                listing = Listing(result)
+            case (attributes, packed) if kind is ScanSource:
+                listing = Listing(packed, Attributes(attributes).version)
                 if not listing.bare:
                     self._pool.count_stats(listing.count)
                 return Scanned(fetch, listing)
+            case (attributes, target):
+                return Looked(fetch, Entry(Attributes(attributes), target))
             case int():
                 return Opened(fetch, HandleId(result))
             case _:

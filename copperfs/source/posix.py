@@ -83,7 +83,8 @@ class PosixSource:
         """The listing of *path*; the names in *untouchable* are shown without being looked at."""
         self.counts.add("scandir")
         with self._opened(path, _OPEN_DIRECTORY) as fd:
-            listing = Listing(scan(fd, self.listing_max, self.device, untouchable))
+            version = self._version(os.fstat(fd))
+            listing = Listing(scan(fd, self.listing_max, self.device, untouchable), version)
         if not listing.bare:
             self.counts.add("stat", listing.count)
         return listing
@@ -131,10 +132,12 @@ class PosixSource:
 
     def _check(self, fd: int, version: Version) -> None:
         status = os.fstat(fd)
-        inode = shown_inode(status.st_ino, status.st_dev, self.device)
-        now = Version(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
-        if now != version or not stat.S_ISREG(status.st_mode):
+        if self._version(status) != version or not stat.S_ISREG(status.st_mode):
             raise VersionChanged
+
+    def _version(self, status: os.stat_result) -> Version:
+        inode = shown_inode(status.st_ino, status.st_dev, self.device)
+        return Version(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
 
     @staticmethod
     def _let_settle(version: Version) -> None:

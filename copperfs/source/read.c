@@ -110,9 +110,21 @@ static void let_settle(const struct version *version)
 	nanosleep(&wait, NULL);
 }
 
-int source_open_directory(const char *path, int *fd)
+int source_open_directory(const char *path, uint64_t device, int *fd,
+			  struct attributes *attributes)
 {
-	return open_at(path, OPEN_DIRECTORY, fd);
+	struct stat status;
+	int error = open_at(path, OPEN_DIRECTORY, fd);
+
+	if (error)
+		return error;
+	if (fstat(*fd, &status)) {
+		error = errno;
+		close(*fd);
+		return error;
+	}
+	fill_attributes(attributes, &status, device);
+	return 0;
 }
 
 int source_open(const char *path, const struct version *version, uint64_t device, int *fd,

@@ -119,6 +119,29 @@ static int add_row(struct scan *scan, const char *name, const struct attributes 
 	return 0;
 }
 
+/* Attributes, and a link's target, of one moment: what is replaced in between is looked at
+ * again. */
+static int look_at(struct scan *scan, const char *name, struct attributes *attributes,
+		   char *target, ssize_t *target_length)
+{
+	struct stat status;
+
+	for (int tries = 0; tries < 8; tries++) {
+		*target_length = 0;
+		if (fstatat(scan->fd, name, &status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT))
+			return errno;
+		fill_attributes(attributes, &status, scan->device);
+		if (!S_ISLNK(status.st_mode))
+			return 0;
+		*target_length = readlinkat(scan->fd, name, target, PATH_MAX);
+		if (*target_length >= 0)
+			return 0;
+		if (errno != EINVAL) /* EINVAL: it is no link any more */
+			return errno;
+	}
+	return EIO;
+}
+
 /* 0, or an errno. A name that vanishes between being listed and being looked at is no
  * longer there, so it is left out. */
 static int scan_name(struct scan *scan, const struct dirent *found, bool bare)
@@ -128,22 +151,14 @@ static int scan_name(struct scan *scan, const struct dirent *found, bool bare)
 					 .nlink = 1, .blksize = 4096 };
 	char target[PATH_MAX];
 	ssize_t target_length = 0;
-	struct stat status;
+	int error = 0;
 
 	if (is_untouchable(scan, found->d_name))
 		attributes.mode = S_IFDIR;
-	else if (!bare) {
-		if (fstatat(scan->fd, found->d_name, &status,
-			    AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT))
-			return errno == ENOENT ? 0 : errno;
-		fill_attributes(&attributes, &status, scan->device);
-		if (S_ISLNK(status.st_mode)) {
-			target_length = readlinkat(scan->fd, found->d_name, target,
-						   sizeof(target));
-			if (target_length < 0)
-				return errno == ENOENT || errno == EINVAL ? 0 : errno;
-		}
-	}
+	else if (!bare)
+		error = look_at(scan, found->d_name, &attributes, target, &target_length);
+	if (error)
+		return error == ENOENT ? 0 : error;
 	return add_row(scan, found->d_name, &attributes, target, (size_t)target_length);
 }
 

@@ -53,8 +53,10 @@ def _rows(
 ) -> Iterator[tuple[bytes, Entry]]:
     for name in names:
         if name in untouchable:
-            inode = next(each.inode() for each in os.scandir(fd) if os.fsencode(each.name) == name)
-            yield name, Entry(Attributes.bare(inode, stat.S_IFDIR))
+            with os.scandir(fd) as found:
+                inodes = [each.inode() for each in found if os.fsencode(each.name) == name]
+            for inode in inodes:  # none, if it is gone by now
+                yield name, Entry(Attributes.bare(inode, stat.S_IFDIR))
             continue
         try:
             yield name, entry_at(fd, name, device)

@@ -34,6 +34,7 @@ class ThreadFetcher:
         self._trio = trio.lowlevel.current_trio_token()
         self._pool = Pool(concurrency, self._trio.run_sync_soon)
         self._arrive: Arrive | None = None
+        self._early: list[Arrived] = []  # what arrived before anybody listened
 
     def start(self, fetch: Fetch) -> None:
         untouchable = self._untouchable()
@@ -57,13 +58,18 @@ class ThreadFetcher:
 
     async def run(self, arrive: Arrive) -> None:
         self._arrive = arrive
+        early, self._early = self._early, []
+        for outcome in early:
+            arrive(outcome)
         await trio.sleep_forever()
 
     def _done(self, fetch: FetchId, result: object) -> None:
         self._hand_over(_arrived(fetch, result))
 
     def _hand_over(self, outcome: Arrived) -> None:
-        if self._arrive is not None:
+        if self._arrive is None:
+            self._early.append(outcome)
+        else:
             self._arrive(outcome)
 
     def reader(self) -> None:

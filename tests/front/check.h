@@ -116,6 +116,7 @@ static inline void reply_check(const char *request, const struct fuse_out_header
 	const struct fuse_ioctl_in *ioctl = (const struct fuse_ioctl_in *)(in + 1);
 	size_t size = out->len - sizeof(*out);
 	struct fuse_entry_out entry;
+	struct fuse_init_out init;
 
 	CHECK(out->error <= 0 && out->error > -512);
 	CHECK(!out->error || !size);
@@ -156,7 +157,12 @@ static inline void reply_check(const char *request, const struct fuse_out_header
 		      size - sizeof(struct fuse_ioctl_out) <= ioctl->out_size);
 		break;
 	case FUSE_INIT:
-		CHECK(size >= sizeof(struct fuse_init_out));
+		CHECK(size >= sizeof(init));
+		memcpy(&init, data, sizeof(init));
+		CHECK(!(init.flags & ~((const struct fuse_init_in *)(in + 1))->flags));
+		CHECK(!(init.flags & FUSE_INIT_EXT) && !init.flags2); /* no passthrough */
+		/* a reply that large fits into a socket's buffer of the usual size */
+		CHECK(init.max_pages * 4096 + sizeof(*out) <= 212992);
 		break;
 	case FUSE_RELEASE:
 	case FUSE_RELEASEDIR:

@@ -44,6 +44,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 			header.error = 0;
 		if (how & 8)
 			header.error = -FRONT_RETRY;
+		if (how & 16)
+			header.error = header.error & 1 ? INT32_MIN : -511 - header.error % 3;
 		memcpy(out, &header, sizeof(header));
 		world_reply(reply, taken);
 		world_check();

@@ -26,7 +26,9 @@ def _steps(rng: random.Random) -> bytes:
 
 
 def _replies(rng: random.Random) -> bytes:
-    replies = []
+    # to INIT, which is asked first: a sound answer that sets every flag
+    init = struct.pack("<IIQ", 80, 0, 0) + struct.pack("<IIII", 7, 38, 0, 0xFFFFFFFF)
+    replies = [bytes([_UNIQUE_SUCCESS, 64]) + init + rng.randbytes(48)]
     for _ in range(rng.randrange(1, 12)):
         size = rng.choice((0, 16, 64, 80, 200))
         header = struct.pack("<IiQ", 16 + size, -rng.randrange(140), rng.randrange(12))

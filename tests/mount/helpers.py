@@ -50,6 +50,11 @@ def errno_of(action: Callable[[], object]) -> int | None:
     return None
 
 
+def outcome_of(action: Callable[[], object]) -> str:
+    """The name of the errno that *action* fails with, or "success"."""
+    return name_of(errno_of(action))
+
+
 def name_of(code: int | None) -> str:
     """An errno as people say it."""
     return "success" if code is None else errno.errorcode.get(code, str(code))
@@ -92,8 +97,7 @@ def run(
     """Run a command, in English, and return what it said."""
     return subprocess.run(
         list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         stdin=subprocess.DEVNULL,
         text=True,
         errors="surrogateescape",

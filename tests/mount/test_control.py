@@ -13,6 +13,7 @@ import random
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_requests_that_are_not_ours_are_refused(fd: int) -> None:
     assert name_of(errno_of(lambda: ask_part(fd, 0x15))) == "ENOTTY"
     assert name_of(errno_of(lambda: ask_part(fd, 0xFF))) == "ENOTTY"
     for foreign in (0x5401, 0x5413, number(HELLO, kind=0x66), number(HELLO, kind=0), 0x1268):
-        code = errno_of(lambda foreign=foreign: fcntl.ioctl(fd, foreign, bytearray(BUFFER)))
+        code = errno_of(partial(fcntl.ioctl, fd, foreign, bytearray(BUFFER)))
         assert name_of(code) == "ENOTTY", hex(foreign)
 
 
@@ -173,11 +174,8 @@ def test_malformed_requests_of_every_size_do_no_harm(source: Path, mounted: Moun
                 buffer = bytearray(generator.randbytes(max(size, 4096)))
                 if generator.random() < 0.5 and size >= 4:
                     buffer[:4] = struct.pack("<I", 1)
-                code = errno_of(
-                    lambda d=direction, b=buffer, s=size, r=request: fcntl.ioctl(
-                        fds[s % 2], number(r, s, d), b
-                    )
-                )
+                command = number(request, size, direction)
+                code = errno_of(partial(fcntl.ioctl, fds[size % 2], command, buffer))
                 assert name_of(code) in allowed, (size, request, direction)
                 if size < HEADER.size or direction != 3:
                     assert code is not None, (size, request, direction)

@@ -150,7 +150,11 @@ def test_with_revalidate_changes_show_by_themselves(source: Path, mounted: Mount
             differing.clear()
             shown, true = picture(mount.mountpoint), picture(source)
             differing.update(
-                {n: (shown.get(n), true.get(n)) for n in shown | true if shown.get(n) != true.get(n)}
+                {
+                    n: (shown.get(n), true.get(n))
+                    for n in shown | true
+                    if shown.get(n) != true.get(n)
+                }
             )
             return shown == true
         except OSError as error:
@@ -197,7 +201,7 @@ def test_a_reader_of_a_file_that_keeps_changing_never_sees_two_versions(
 ) -> None:
     path = source / "file"
     path.write_bytes(bytes([1]) * SIZE)
-    mount = mounted("--tree-max", tree_max, "--revalidate", "0.05")
+    mount = mounted("--tree-max", tree_max, "--revalidate", "0.1")
     stop = threading.Event()
 
     def keep_changing() -> None:
@@ -334,9 +338,7 @@ def test_what_vanished_before_it_was_read_is_not_there(source: Path, mounted: Mo
     )
 
 
-def test_what_became_another_kind_of_thing_is_never_opened(
-    source: Path, mounted: Mounter
-) -> None:
+def test_what_became_another_kind_of_thing_is_never_opened(source: Path, mounted: Mounter) -> None:
     for name in ("fifo", "directory", "link"):
         (source / name).write_bytes(b"a file")
     (source / "secret").write_bytes(b"secret")

@@ -35,6 +35,10 @@ from tests.standin import StandIn
 GONE = {"ENOTCONN", "ECONNABORTED", "EIO"}
 
 
+def wait_for_end(pid: int) -> None:
+    eventually(lambda: not is_running(pid), "the daemon ended")
+
+
 # ---- mounting ------------------------------------------------------------------------------------
 
 
@@ -49,7 +53,7 @@ def test_mount_returns_only_when_the_mount_answers(
         assert mount.umount().returncode == 0
         assert not is_mounted(mount.mountpoint)
         if flags:  # it cannot be asked which process it is
-            eventually(lambda pid=mount.pid: not is_running(pid), "the daemon ended")
+            wait_for_end(mount.pid)
         assert not is_running(mount.pid), "umount returns when the daemon has ended"
 
 
@@ -209,7 +213,7 @@ def test_in_the_foreground_it_stays_until_interrupted(source: Path, tmp_path: Pa
         text=True,
     )
     try:
-        eventually(lambda: (tmp_path / "mnt" / "file").exists(), "it is mounted")
+        eventually((tmp_path / "mnt" / "file").exists, "it is mounted")
         assert foreground.poll() is None
     finally:
         foreground.send_signal(signal.SIGINT)

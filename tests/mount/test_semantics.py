@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import NOBODY, Mount, copperfs, errno_of, name_of, python, run
+from tests.mount.helpers import NOBODY, Mount, copperfs, errno_of, eventually, name_of, python, run
 
 FRONT: tuple[str, ...] = ()
 PLAIN = ("--front-threads", "0")
@@ -89,8 +89,12 @@ def test_a_directory_can_be_read_from_any_place_that_telldir_named(
         return ctypes.string_at(entry + 19) if entry else None
 
     directory = libc.opendir(os.fsencode(mount.mountpoint))
-    places = []
-    while (place := libc.telldir(directory), name := next_name()) and name is not None:
+    places: list[tuple[int, bytes]] = []
+    while True:
+        place = libc.telldir(directory)
+        name = next_name()
+        if name is None:
+            break
         places.append((place, name))
     assert {name for _, name in places} == {b".", b".."} | {
         os.fsencode(each) for each in os.listdir(source)
@@ -603,8 +607,6 @@ def test_what_is_local_to_the_node_is_passed_through(tmp_path: Path, source: Pat
         for name in ("shared", "local"):
             assert (mount / f"{name}/file").read_text() == "old"
             (source / name / "file").write_text("newer")
-        from tests.mount.helpers import eventually
-
         eventually(
             lambda: (mount / "local/file").read_text() == "newer", "the local change is seen", 5
         )

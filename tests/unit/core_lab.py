@@ -13,6 +13,7 @@ from copperfs.core.events import (
     Clear,
     Event,
     Failed,
+    Fetched,
     HaveRead,
     List,
     Look,
@@ -85,6 +86,7 @@ class Lab:
     memory_bytes: int = MIB
     tree_max_bytes: int = MIB
     bypass_above_bytes: int | None = None
+    credit_bytes: int = 0
     policy: Policy = field(default_factory=lambda: Policy(source=b"/src", mountpoint=b"/mnt"))
     now: float = 0.0
     node: Node = field(init=False)
@@ -92,7 +94,11 @@ class Lab:
 
     def __post_init__(self) -> None:
         limits = Limits(
-            self.memory_bytes, self.tree_max_bytes, self.bypass_above_bytes, DEADLINE_S
+            self.memory_bytes,
+            self.tree_max_bytes,
+            self.bypass_above_bytes,
+            DEADLINE_S,
+            self.credit_bytes,
         )
         self.node = Node(self.policy, limits)
 
@@ -132,6 +138,9 @@ class Lab:
 
     def failed(self, fetch: int, error: int) -> Actions:
         return self.step(Failed(FetchId(fetch), error))
+
+    def fetched(self, path: bytes, size: int, blob: int) -> Actions:
+        return self.step(Fetched(Path(path), version(size), BlobId(blob)))
 
     # --- the rest --------------------------------------------------------------------------------
 

@@ -505,6 +505,51 @@ def test_with_hardly_any_memory_everything_is_still_answered(memory: int) -> Non
     assert lab.have_read(4, blob=2)[0] == bytes_of(4, b"d/c", 2, 0)
 
 
+@pytest.mark.parametrize("memory", [0, 100, 600, 2000])
+def test_reads_find_room_beside_the_credit(memory: int) -> None:
+    lab = Lab(memory_bytes=memory, credit_bytes=memory // 4)
+    assert lab.read(b"f", 0)[-1:] == [read(1, b"f", 0)]
+
+
+# ---- files that the front read on credit ---------------------------------------------------------
+
+
+def test_complete_listings_are_granted_if_there_is_credit() -> None:
+    lab = Lab(credit_bytes=1000)
+    bare = files(b"a", bare=True)
+    lab.list(b"d")
+    lab.list(b"e")
+    (complete,), (incomplete,) = lab.scanned(1, ABC), lab.scanned(2, bare)
+    (again,) = lab.look(b"d/a")
+    for answer, granted in ((complete, True), (incomplete, False), (again, True)):
+        assert isinstance(answer, AnswerListing)
+        assert answer.granted is granted
+
+
+def test_what_was_fetched_on_credit_is_held_once() -> None:
+    lab = Lab(credit_bytes=1000)
+    assert lab.fetched(b"f", 10, blob=7) == []
+    assert lab.read(b"f") == [bytes_of(1, b"f", 7)]
+    assert lab.fetched(b"f", 10, blob=8) == [ReleaseBlob(BlobId(8))]
+    assert lab.read(b"f") == [bytes_of(2, b"f", 7)]
+
+
+def test_a_file_fetched_on_credit_while_it_is_read_is_replaced_by_what_was_read() -> None:
+    lab = Lab(credit_bytes=1000)
+    lab.read(b"f")
+    lab.fetched(b"f", 10, blob=7)
+    assert lab.have_read(1, blob=8) == [bytes_of(1, b"f", 8), ReleaseBlob(BlobId(7))]
+    assert lab.read(b"f") == [bytes_of(2, b"f", 8)]
+
+
+def test_what_is_fetched_on_credit_makes_room_for_itself() -> None:
+    lab = Lab(memory_bytes=3 * ROOM, credit_bytes=ROOM)
+    for number, name in enumerate([b"f", b"g"], 1):
+        assert lab.fetched(name, 100, blob=number) == []
+    gone = [Evict(object_key(b"f", 100)), ReleaseBlob(BlobId(1))]
+    assert lab.fetched(b"h", 100, blob=3) == gone
+
+
 # ---- deadlines -----------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ from copperfs.core.events import (
     Clear,
     Event,
     Failed,
+    Fetched,
     HaveRead,
     List,
     Look,
@@ -107,15 +108,16 @@ class NodeMachine(RuleBasedStateMachine):
         memory=st.sampled_from([0, 600, 1500, 3000, 6000, 100_000]),
         tree_max=st.sampled_from([0, 10, 1000, 10_000]),
         revalidate_s=st.sampled_from([None, 0.0, 3.0]),
+        credit=st.booleans(),
     )
-    def begin(self, memory: int, tree_max: int, revalidate_s: float | None) -> None:
+    def begin(self, memory: int, tree_max: int, revalidate_s: float | None, credit: bool) -> None:
         policy = Policy(
             source=b"/src",
             mountpoint=b"/src/mnt",
             refused=frozenset({MOUNT}),
             revalidate_s=revalidate_s,
         )
-        self.node = Node(policy, Limits(memory, tree_max, None, DEADLINE_S))
+        self.node = Node(policy, Limits(memory, tree_max, None, DEADLINE_S, memory // 4 * credit))
         self.now = 0.0
         self.number = 0
         self.tree = Tree()
@@ -140,6 +142,16 @@ class NodeMachine(RuleBasedStateMachine):
         entry = Tree(max(0, self.tree.turn - turns_ago)).entry(path)
         assert entry is not None
         self.ask(Read(RequestId(self.next()), path, entry.attributes.version))
+
+    @rule(path=st.sampled_from(FILES))
+    def the_front_reads_on_credit(self, path: Path) -> None:
+        entry = self.tree.entry(path)
+        assert entry is not None
+        version = entry.attributes.version
+        if version.size <= self.node.limits.credit_bytes:
+            blob = BlobId(self.next())
+            self.blobs[blob] = ReadSource(FetchId(0), path, version)
+            self.happen(Fetched(path, version, blob))
 
     @precondition(lambda self: self.began)
     @rule(data=st.data())
@@ -167,7 +179,9 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def something_is_used(self, data: st.DataObject) -> None:
-        keys = data.draw(st.lists(st.sampled_from([key for key, _ in self.node.held()] or [None])))
+        known: list[CacheKey] = [ListingKey(Path(b"d")), ListingKey(Path(b"unknown"))]
+        known += [key for key, _ in self.node.held()]
+        keys = data.draw(st.lists(st.sampled_from(known)))
         self.happen(Used(tuple(keys)))
 
     # --- what must hold --------------------------------------------------------------------------
@@ -199,7 +213,8 @@ class NodeMachine(RuleBasedStateMachine):
         assert self.node.deadline() is None
         self.happen(Clear())
         assert not self.blobs
-        assert self.node.statistics().held_bytes == self.node.statistics().reserved_bytes == 0
+        assert self.node.statistics().held_bytes == 0
+        assert self.node.statistics().reserved_bytes == self.node.limits.credit_bytes
 
     # --- the source ------------------------------------------------------------------------------
 
@@ -295,5 +310,5 @@ class NodeMachine(RuleBasedStateMachine):
         return {errno.EIO, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT}
 
 
-NodeMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+NodeMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 TestNode = NodeMachine.TestCase

@@ -176,8 +176,10 @@ def lab_with(given: dict[str, str]) -> Lab:
 def replay(text: str) -> str:
     """The scenario as it should read: its own lines, with the actions that really follow."""
     lines = [line for line in text.splitlines() if not line.startswith(">")]
-    settings = [line.split(maxsplit=2)[1:] for line in lines if line.startswith("given ")]
-    lab = lab_with({name: value for name, value in settings})
+    settings = [
+        line.removeprefix("given ").split(maxsplit=1) for line in lines if line.startswith("given ")
+    ]
+    lab = lab_with(dict(settings))
     told_lines = []
     for line in lines:
         told_lines.append(line)

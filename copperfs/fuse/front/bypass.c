@@ -11,6 +11,7 @@
 #include "front.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,15 +25,18 @@ struct bypass_job {
 	uint32_t size;
 };
 
-static bool still_this_version(const struct handle *handle)
+/* AT_STATX_DONT_SYNC: as far as this machine knows, without asking a server, which may
+ * not answer. */
+static bool still_this_version(const struct handle *handle, int sync)
 {
-	struct stat now;
+	struct statx now;
 
-	return !fstat(handle->fd, &now) && (uint64_t)now.st_size == handle->version.size &&
-	       (uint64_t)now.st_mtim.tv_sec == handle->version.mtime &&
-	       (uint32_t)now.st_mtim.tv_nsec == handle->version.mtimensec &&
-	       (uint64_t)now.st_ctim.tv_sec == handle->version.ctime &&
-	       (uint32_t)now.st_ctim.tv_nsec == handle->version.ctimensec;
+	return !statx(handle->fd, "", AT_EMPTY_PATH | sync, STATX_BASIC_STATS, &now) &&
+	       now.stx_size == handle->version.size &&
+	       (uint64_t)now.stx_mtime.tv_sec == handle->version.mtime &&
+	       now.stx_mtime.tv_nsec == handle->version.mtimensec &&
+	       (uint64_t)now.stx_ctime.tv_sec == handle->version.ctime &&
+	       now.stx_ctime.tv_nsec == handle->version.ctimensec;
 }
 
 /* Full, or to the end of the file: a short reply would be taken for the end. */
@@ -70,7 +74,7 @@ bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fus
 	ssize_t got = read_fully(handle, scratch, read->offset, size, RWF_NOWAIT);
 
 	(void)started_ns;
-	if (got != (ssize_t)size || !still_this_version(handle))
+	if (got != (ssize_t)size || !still_this_version(handle, AT_STATX_DONT_SYNC))
 		return false;
 	atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_BYPASS], size,
 				  memory_order_relaxed);
@@ -97,7 +101,7 @@ static void work(struct front *f, struct bypass_job *job, char *buffer)
 {
 	uint32_t size = within_file(job->handle, job->offset, job->size);
 	ssize_t got = read_fully(job->handle, buffer, job->offset, size, 0);
-	bool sound = got == (ssize_t)size && still_this_version(job->handle);
+	bool sound = got == (ssize_t)size && still_this_version(job->handle, AT_STATX_SYNC_AS_STAT);
 	struct pending *pending = pending_claim(f, job->unique);
 
 	if (!pending)

@@ -297,8 +297,7 @@ static PyObject *py_publish_attributes(PyObject *object, PyObject *args)
 				    (((const struct fuse_attr *)attr.buf)->mode & S_IFMT))
 			node = NULL;
 		if (node) {
-			node->attr = *(const struct fuse_attr *)attr.buf;
-			node->attr.flags = 0;
+			node_set_attributes(node, attr.buf);
 			node->fresh_until = fresh_until(fresh_s);
 		}
 		tables_unlock(&f->tables);

@@ -319,6 +319,22 @@ static void displace(struct tables *t, struct node *node)
 	free_unneeded(t, node);
 }
 
+static bool same_times(const struct fuse_attr *a, const struct fuse_attr *b)
+{
+	return a->mtime == b->mtime && a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
+	       a->ctimensec == b->ctimensec;
+}
+
+/* A directory that has changed has other names, whatever is thought of its listing: the
+ * kernel would keep those for as long as the times that it is told now. */
+void node_set_attributes(struct node *node, const struct fuse_attr *attr)
+{
+	if (!same_times(&node->attr, attr))
+		node_set_listing(node, NULL);
+	node->attr = *attr;
+	node->attr.flags = 0; /* no submounts, no DAX, whatever a listing says */
+}
+
 struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
 			 size_t length, const struct fuse_attr *attr, const char *target,
 			 size_t target_length, uint64_t fresh_until)
@@ -349,8 +365,7 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 				memcpy(node->object->data, target, target_length);
 		}
 	}
-	node->attr = *attr;
-	node->attr.flags = 0; /* no submounts, no DAX, whatever a listing says */
+	node_set_attributes(node, attr);
 	/* looked up by itself it may be believed for longer than as part of its listing */
 	if (fresh_until > node->fresh_until)
 		node->fresh_until = fresh_until;

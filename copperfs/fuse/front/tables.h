@@ -142,6 +142,7 @@ void node_refer(struct tables *t, struct node *node); /* the kernel has one refe
 /* Writes the path below the root, no leading slash; its length, or -1 if too small. */
 int node_path(const struct node *node, char *path, size_t size);
 
+void node_set_attributes(struct node *node, const struct fuse_attr *attr);
 void node_set_listing(struct node *node, struct listing *listing);
 void node_set_object(struct node *node, struct blob *object);
 void node_set_handle(struct tables *t, struct node *node, struct handle *handle);

@@ -1,0 +1,449 @@
+"""The engine: the core's actions are done, in order, and everybody gets their answer."""
+
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+import trio.testing
+
+from copperfs.blob import Blob, new_blob
+from copperfs.core.actions import (
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    CacheKey,
+    Fetch,
+    ListingKey,
+    LookSource,
+    ObjectKey,
+    OpenSource,
+    ReadSource,
+    ScanSource,
+)
+from copperfs.core.events import Failed, List, Look, Looked, Opened, Read, Scanned
+from copperfs.core.node import Limits, Node
+from copperfs.core.policy import Policy
+from copperfs.fuse.answers import Answered, Content, SourceError
+from copperfs.runtime.engine import KERNEL_TOLD_S, USE_REPORT_S, Engine
+from copperfs.source.fetcher import Arrive, BlobRead, PoolStats
+from copperfs.types import HandleId, Path, RequestId
+from tests.unit.core_lab import file, files, version
+
+ABC = files(b"a", b"b", b"c")
+Remaining = Callable[[float | None], float | None]
+
+
+class FakeFetcher:
+    """A source whose outcomes the test hands over."""
+
+    def __init__(self) -> None:
+        self.started: list[Fetch] = []
+        self.closed: list[HandleId] = []
+        self.arrive: Arrive | None = None
+
+    def start(self, fetch: Fetch) -> None:
+        self.started.append(fetch)
+
+    async def run(self, arrive: Arrive) -> None:
+        self.arrive = arrive
+        await trio.sleep_forever()
+
+    def close_handle(self, handle: HandleId) -> None:
+        self.closed.append(handle)
+
+    def reader(self) -> object | None:
+        return None
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def reset_counts(self) -> None: ...
+
+    def statistics(self) -> PoolStats:
+        return PoolStats()
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class FakePublications:
+    """Notes what was withdrawn, beside what the tests publish themselves."""
+
+    told: list[tuple[str, object]] = field(default_factory=list)
+    in_use: list[CacheKey] = field(default_factory=list)
+    tell: Callable[[], object] | None = None
+
+    def withdraw(self, key: CacheKey) -> None:
+        self.told.append(("withdraw", key))
+
+    def withdraw_all(self) -> None:
+        self.told.append(("withdraw all", None))
+
+    def used(self) -> list[CacheKey]:
+        found, self.in_use = self.in_use, []
+        return found
+
+    def look_again(self, path: Path) -> Callable[[], object] | None:
+        self.told.append(("look again", path))
+        return self.tell
+
+    def invalidate_all(self) -> int:
+        self.told.append(("invalidate all", None))
+        return 3
+
+
+@dataclass
+class Scene:
+    """An engine that runs, with a fake on either side."""
+
+    engine: Engine
+    fetcher: FakeFetcher
+    publications: FakePublications
+    nursery: trio.Nursery
+    answers: dict[str, object] = field(default_factory=dict)
+
+    async def settle(self) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def asking(
+        self,
+        who: str,
+        question: Callable[[RequestId], Look | List | Read],
+        scope: trio.CancelScope | None = None,
+    ) -> None:
+        """Have *who* ask, in the background; what comes of it is in ``answers``."""
+
+        def publish(answer: Answered, content: Content, _: Remaining) -> object:
+            self.publications.told.append((f"publish to {who}", answer))
+            return content if isinstance(answer, AnswerObject | AnswerHandle) else answer
+
+        async def ask() -> None:
+            with scope or trio.CancelScope():
+                try:
+                    self.answers[who] = await self.engine.ask(question, publish)
+                except SourceError as error:
+                    self.answers[who] = errno.errorcode[error.errno]
+
+        self.nursery.start_soon(ask)
+        await self.settle()
+
+    def arrive(self, outcome: object) -> None:
+        assert self.fetcher.arrive is not None
+        self.fetcher.arrive(outcome)  # type: ignore[arg-type]  # each test knows what it hands over
+
+    @property
+    def verbs(self) -> list[str]:
+        return [verb for verb, _ in self.publications.told]
+
+
+@asynccontextmanager
+async def running(memory_bytes: int = 1 << 20, tree_max_bytes: int = 1000) -> AsyncIterator[Scene]:
+    policy = Policy(source=b"/src", mountpoint=b"/mnt")
+    node = Node(policy, Limits(memory_bytes, tree_max_bytes, None, 3600.0))
+    fetcher, publications = FakeFetcher(), FakePublications()
+    engine = Engine(node, fetcher, publications)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield Scene(engine, fetcher, publications, nursery)
+        nursery.cancel_scope.cancel()
+
+
+def run(play: Callable[[Scene], object], **limits: int) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with running(**limits) as scene:
+                await play(scene)  # type: ignore[misc]  # all plays are async
+
+    trio.run(main)
+
+
+def looking(path: bytes) -> Callable[[RequestId], Look]:
+    return lambda request: Look(request, Path(path))
+
+
+def listing(path: bytes) -> Callable[[RequestId], List]:
+    return lambda request: List(request, Path(path))
+
+
+def reading(path: bytes, size: int = 5) -> Callable[[RequestId], Read]:
+    return lambda request: Read(request, Path(path), version(size))
+
+
+def blob_of(content: bytes) -> Blob:
+    blob = new_blob(len(content))
+    blob.view[:] = content
+    blob.seal(len(content))
+    return blob
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def test_a_question_is_fetched_and_answered() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", listing(b"d"))
+        (fetch,) = scene.fetcher.started
+        assert isinstance(fetch, ScanSource)
+        scene.arrive(Scanned(fetch.fetch, ABC))
+        await scene.settle()
+        answer = scene.answers["me"]
+        assert isinstance(answer, AnswerListing)
+        assert (answer.directory, answer.listing) == (b"d", ABC)
+
+    run(play)
+
+
+def test_what_is_held_is_answered_without_the_source() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", listing(b"d"))
+        scene.arrive(Scanned(scene.fetcher.started[0].fetch, ABC))
+        await scene.asking("you", looking(b"d/a"))
+        assert isinstance(scene.answers["you"], AnswerListing)
+        assert len(scene.fetcher.started) == 1
+
+    run(play)
+
+
+def test_the_bytes_of_an_object_come_with_its_answer() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", reading(b"f"))
+        await scene.asking("you", reading(b"f"))
+        (fetch,) = scene.fetcher.started
+        assert isinstance(fetch, ReadSource)
+        blob = blob_of(b"hello")
+        scene.arrive(BlobRead(fetch.fetch, blob))
+        await scene.settle()
+        assert scene.answers["me"] is scene.answers["you"] is blob
+        assert scene.engine.blob_bytes() == 5
+
+    run(play)
+
+
+def test_an_error_is_raised_where_it_was_asked() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", looking(b""))
+        (fetch,) = scene.fetcher.started
+        assert isinstance(fetch, LookSource)
+        scene.arrive(Failed(fetch.fetch, errno.EIO))
+        await scene.settle()
+        assert scene.answers == {"me": "EIO"}
+
+    run(play)
+
+
+def test_times_are_turned_into_seconds_from_now() -> None:
+    async def play(scene: Scene) -> None:
+        found: list[float | None] = []
+
+        def deliver(answer: Answered, _: Content, remaining: Remaining) -> None:
+            assert isinstance(answer, AnswerListing)
+            found.extend([remaining(None), remaining(scene.engine._now() + 100.0)])
+
+        async def ask() -> None:
+            await scene.engine.ask(listing(b"d"), deliver)
+
+        scene.nursery.start_soon(ask)
+        await scene.settle()
+        scene.arrive(Scanned(scene.fetcher.started[0].fetch, ABC))
+        await scene.settle()
+        assert found[0] is None
+        assert found[1] == pytest.approx(100.0, abs=30.0)
+
+    run(play)
+
+
+def test_a_bug_in_publishing_is_an_error_for_one_and_not_for_others(
+    expected_warnings: Callable[[str], None],
+) -> None:
+    expected_warnings("a bug: an answer could not be delivered")
+
+    async def play(scene: Scene) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("broken")
+
+        async def ask() -> None:
+            with pytest.raises(SourceError) as raised:
+                await scene.engine.ask(listing(b"d"), fail)
+            scene.answers["me"] = raised.value.errno
+
+        scene.nursery.start_soon(ask)
+        await scene.asking("you", listing(b"d"))
+        scene.arrive(Scanned(scene.fetcher.started[0].fetch, ABC))
+        await scene.settle()
+        assert scene.answers["me"] == errno.EIO
+        assert isinstance(scene.answers["you"], AnswerListing)
+
+    run(play)
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def test_what_is_evicted_was_published_before() -> None:
+    """Room for one: the answer is published, and then withdrawn, never the other way round."""
+
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", listing(b"d"))
+        await scene.asking("you", listing(b"e"))
+        first, second = scene.fetcher.started
+        scene.arrive(Scanned(first.fetch, ABC))
+        scene.arrive(Scanned(second.fetch, ABC))
+        assert scene.verbs == ["publish to me", "publish to you", "withdraw"]
+        assert scene.publications.told[-1][1] == ListingKey(Path(b"d"))
+
+    run(play, memory_bytes=1)
+
+
+def test_bytes_are_let_go_when_they_are_evicted() -> None:
+    async def play(scene: Scene) -> None:
+        for number, name in enumerate([b"f", b"g", b"h"]):
+            await scene.asking(name.decode(), reading(name, 100))
+            scene.arrive(BlobRead(scene.fetcher.started[number].fetch, blob_of(bytes(100))))
+        assert scene.engine.blob_bytes() == 200
+        assert ("withdraw", ObjectKey(Path(b"f"), version(100))) in scene.publications.told
+
+    run(play, memory_bytes=1300)
+
+
+def test_clear_withdraws_before_the_kernel_is_told() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", reading(b"f"))
+        scene.arrive(BlobRead(scene.fetcher.started[0].fetch, blob_of(b"hello")))
+        assert await scene.engine.clear() == 3
+        assert scene.verbs == ["publish to me", "withdraw", "withdraw all", "invalidate all"]
+        assert scene.engine.blob_bytes() == 0
+
+    run(play)
+
+
+# ---- those who do not wait -----------------------------------------------------------------------
+
+
+def test_an_answer_for_one_who_went_away_is_still_kept_for_others() -> None:
+    async def play(scene: Scene) -> None:
+        scope = trio.CancelScope()
+        await scene.asking("me", reading(b"f"), scope)
+        scope.cancel()
+        await scene.settle()
+        blob = blob_of(b"hello")
+        scene.arrive(BlobRead(scene.fetcher.started[0].fetch, blob))
+        await scene.asking("you", reading(b"f"))
+        assert scene.answers == {"you": blob}
+        assert scene.verbs == ["publish to you"]
+
+    run(play)
+
+
+def test_a_handle_belongs_to_who_asked() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", reading(b"f", 5000))
+        (fetch,) = scene.fetcher.started
+        assert isinstance(fetch, OpenSource)
+        scene.arrive(Opened(fetch.fetch, HandleId(42)))
+        await scene.settle()
+        assert scene.answers == {"me": 42}
+        assert scene.fetcher.closed == []
+
+    run(play)
+
+
+def test_a_handle_that_nobody_waits_for_is_closed() -> None:
+    async def play(scene: Scene) -> None:
+        scope = trio.CancelScope()
+        await scene.asking("me", reading(b"f", 5000), scope)
+        scope.cancel()
+        await scene.settle()
+        scene.arrive(Opened(scene.fetcher.started[0].fetch, HandleId(42)))
+        assert scene.fetcher.closed == [42]
+
+    run(play)
+
+
+def test_an_outcome_that_nobody_knows_is_let_go() -> None:
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", looking(b""))
+        number = scene.fetcher.started[0].fetch
+        scene.arrive(Failed(number, errno.EIO))
+        scene.arrive(Looked(number, file()))
+        scene.arrive(Opened(number, HandleId(42)))
+        scene.arrive(BlobRead(number, blob_of(b"hello")))
+        await scene.settle()
+        assert scene.answers == {"me": "EIO"}
+        assert scene.fetcher.closed == [42]
+        assert scene.engine.blob_bytes() == 0
+
+    run(play)
+
+
+# ---- background ----------------------------------------------------------------------------------
+
+
+def test_use_reports_keep_what_is_in_use() -> None:
+    async def main() -> None:
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, trio.testing.MockClock)
+        async with running() as scene:
+            for number, name in enumerate([b"d", b"e"]):
+                await scene.asking(name.decode(), listing(name))
+                scene.arrive(Scanned(scene.fetcher.started[number].fetch, ABC))
+            held = [key for key, _ in scene.engine.node.held()]
+            scene.publications.in_use = [ListingKey(Path(b"d"))]
+            clock.jump(USE_REPORT_S)
+            await scene.settle()
+            assert [key for key, _ in scene.engine.node.held()] == held[::-1]
+
+    trio.run(main, clock=trio.testing.MockClock())
+
+
+def test_the_kernel_is_told_before_who_waits_for_that_goes_on() -> None:
+    async def play(scene: Scene) -> None:
+        reading_end, writing_end = os.pipe()
+        told: list[str] = []
+
+        def tell() -> None:
+            os.read(reading_end, 1)  # until the test lets it
+            told.append("the kernel")
+
+        scene.publications.tell = tell
+        await scene.asking("me", reading(b"f"))
+        scene.arrive(Failed(scene.fetcher.started[0].fetch, errno.ESTALE))
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                await scene.engine.wait_kernel_told()
+                told.append("who waited")
+
+            nursery.start_soon(wait)
+            await scene.settle()
+            assert told == []
+            os.write(writing_end, b"x")
+        assert told == ["the kernel", "who waited"]
+        assert scene.answers == {"me": "ESTALE"}
+        os.close(reading_end)
+        os.close(writing_end)
+
+    run(play)
+
+
+def test_nobody_waits_long_for_the_kernel() -> None:
+    async def main() -> None:
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, trio.testing.MockClock)
+        reading_end, writing_end = os.pipe()
+        async with running() as scene:
+            scene.publications.tell = lambda: os.read(reading_end, 1)
+            await scene.asking("me", reading(b"f"))
+            scene.arrive(Failed(scene.fetcher.started[0].fetch, errno.ESTALE))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(scene.engine.wait_kernel_told)
+                await scene.settle()
+                clock.jump(KERNEL_TOLD_S)
+            os.write(writing_end, b"x")
+        os.close(writing_end)
+
+    trio.run(main, clock=trio.testing.MockClock())
