@@ -1,8 +1,8 @@
 """With ``--revalidate``, a directory that is known to have changed is listed again.
 
 The kernel keeps a directory's names for as long as its times do not change. Found by hand: a file
-that was created between a ``stat`` and an ``ls`` of its directory stayed invisible for good, because
-the kernel was given the new times with the old names.
+that was created between a ``stat`` and an ``ls`` of its directory stayed invisible for good,
+because the kernel was given the new times with the old names.
 """
 
 import stat

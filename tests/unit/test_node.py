@@ -721,20 +721,22 @@ def test_a_listing_that_is_renewed_replaces_the_old_one_quietly() -> None:
 
 def test_the_way_down_to_a_shared_prefix_is_as_fresh_as_the_prefix() -> None:
     lab = Lab(policy=policy(shared=(b"net/lus",)))
-    above, between = files(b"net", b"etc"), files(b"lus")
-    assert lab.look(b"net") == [scan(1, b"")]
-    assert lab.scanned(1, above) == [listed(1, b"", above)]
-    assert lab.look(b"net/lus") == [scan(2, b"net")]
-    assert lab.scanned(2, between) == [listed(2, b"net", between)]
+    assert lab.look(b"net") == [look(1, b"net")]
+    assert lab.looked(1, directory()) == [found(1, directory())]
+    assert lab.look(b"net/lus") == [look(2, b"net/lus")]
+    assert lab.looked(2, directory()) == [found(2, directory())]
     lab.now = 1e9
-    assert lab.look(b"net") == [listed(3, b"", above)]
-    assert lab.look(b"net/lus") == [listed(4, b"net", between)]
+    assert lab.look(b"net") == [found(3, directory())]
+    assert lab.look(b"net/lus") == [found(4, directory())]
 
 
 def test_what_lies_beside_the_way_down_is_local() -> None:
     lab = Lab(policy=policy(shared=(b"net/lus",)))
-    assert lab.look(b"etc") == [look(1, b"etc")]
-    assert lab.looked(1, directory()) == [found(1, directory(), LOCAL_FRESH_S)]
+    beside = files(b"net", b"etc")
+    assert lab.look(b"etc") == [scan(1, b"")]
+    assert lab.scanned(1, beside) == [listed(1, b"", beside, LOCAL_FRESH_S)]
+    lab.now = LOCAL_FRESH_S
+    assert lab.list(b"") == [scan(2, b"")]
 
 
 def test_a_local_place_in_a_shared_one_is_looked_up_by_itself() -> None:
