@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The front's own deadline is the last resort, should the handlers not answer at all.
-GRACE_S = 5.0
 # pyfuse3's own 99 would let 99 readers of a hung file block all other misses.
 HANDLER_TASKS_MAX = 1024
 # What one request or reply on the miss socket may take; without CAP_NET_ADMIN the system's limit
@@ -127,7 +125,7 @@ class Daemon:
             control.fileno(),
             settings.front_threads,
             nodes_max=self._nodes_max(),
-            deadline_s=settings.source_deadline_s + GRACE_S,
+            deadline_s=settings.source_deadline_s,
             kernel_cache=settings.kernel_cache,
         )
         self._cleanup.callback(front.stop)

@@ -55,7 +55,7 @@ T = TypeVar("T")
 # How long a caller waits for the kernel to be told that a name has to be looked up again. It takes
 # well below a millisecond, unless a slow lookup in the same directory is under way.
 KERNEL_TOLD_S = 1.0
-USE_REPORT_S = 1.0
+HOUSEKEEPING_S = 1.0
 
 
 class Publications(Protocol):
@@ -139,7 +139,7 @@ class Engine:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.fetcher.run, self._arrived)
             nursery.start_soon(self._run_clock)
-            nursery.start_soon(self._run_use_reports)
+            nursery.start_soon(self._run_housekeeping)
             nursery.start_soon(self._run_telling)
 
     async def clear(self) -> int:
@@ -231,9 +231,10 @@ class Engine:
                 await trio.sleep(max(0.0, deadline - self._now()))
                 self.post(Tick())
 
-    async def _run_use_reports(self) -> None:
+    async def _run_housekeeping(self) -> None:
         while True:
-            await trio.sleep(USE_REPORT_S)
+            await trio.sleep(HOUSEKEEPING_S)
+            self.fetcher.replace_stuck()
             used = self.publications.used()
             if used:
                 self.post(Used(tuple(used)))

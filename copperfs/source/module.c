@@ -549,6 +549,19 @@ static PyObject *py_reader(PyObject *object, PyObject *unused)
 	return capsule;
 }
 
+static PyObject *py_replace_stuck(PyObject *object, PyObject *unused)
+{
+	struct pool *pool = ((struct fetcher *)object)->pool;
+
+	(void)unused;
+	pthread_mutex_lock(&pool->lock);
+	give_up_on_stuck(pool);
+	for (unsigned i = pool->idle; i < pool->queued && !pool->closed; i++)
+		start_thread(pool);
+	pthread_mutex_unlock(&pool->lock);
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_statistics(PyObject *object, PyObject *unused)
 {
 	struct pool *pool = ((struct fetcher *)object)->pool;
@@ -573,6 +586,8 @@ static PyMethodDef methods[] = {
 	{ "counts", py_counts, METH_NOARGS, "counts() -> what reached the source, by kind." },
 	{ "reset_counts", py_reset_counts, METH_NOARGS, "reset_counts()" },
 	{ "count_stats", py_count_stats, METH_O, "count_stats(more): names looked at in a scan." },
+	{ "replace_stuck", py_replace_stuck, METH_NOARGS,
+	  "replace_stuck(): start threads for those that hang, if there is work." },
 	{ "reader", py_reader, METH_NOARGS, "reader() -> capsule: for the front, see reader.h." },
 	{ "statistics", py_statistics, METH_NOARGS, "statistics() -> (threads, busy, queued, stuck)" },
 	{ NULL, NULL, 0, NULL },

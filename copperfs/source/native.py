@@ -105,6 +105,9 @@ class NativeFetcher:
         """What the front reads whole files with; see ``reader.h``."""
         return self._pool.reader()
 
+    def replace_stuck(self) -> None:
+        self._pool.replace_stuck()
+
     def counts(self) -> dict[str, int]:
         return self._pool.counts()
 

@@ -63,6 +63,11 @@ class Pool:
                 self._start_thread()
             self._condition.notify()
 
+    def replace_stuck(self) -> None:
+        """Start other threads for what waits behind those that hang."""
+        with self._condition:
+            self._give_up_on_stuck()
+
     def close(self) -> None:
         """Take on no more work. Threads that wait for the source end with the process."""
         with self._condition:

@@ -79,6 +79,9 @@ class ThreadFetcher:
         # closing a file that hangs may hang
         threading.Thread(target=os.close, args=(handle,), daemon=True).start()
 
+    def replace_stuck(self) -> None:
+        self._pool.replace_stuck()
+
     def counts(self) -> dict[str, int]:
         return {kind: self._source.counts.counts[kind] for kind in COUNTED}
 

@@ -189,7 +189,7 @@ MODES = {
     "large": ("--tree-max", "4096"),
     "small": ("--memory", "64KiB"),
 }
-REVALIDATE_S = 0.05
+REVALIDATE_S = 0.1
 
 
 def apply(changes: list[Change], root: bytes) -> None:

@@ -49,6 +49,9 @@ enum {
 	BYPASS_THREADS_MAX = 64,      /* 64 reads of 128 KiB at 20 ms are 400 MiB/s */
 	HANDLES_MAX = 256,
 	TRIES_MAX = 16,
+	/* the handlers keep the source's deadline themselves; this is the last resort */
+	GRACE_S = 5,
+	HUNG_NS = 100000000, /* the kernel tries again at once, if it does */
 };
 
 /* Kinds of requests, for the statistics; module.c has their names. */
@@ -101,7 +104,7 @@ struct front {
 	bool kernel_cache;
 	unsigned threads_count;
 	_Atomic unsigned max_pages;
-	uint64_t deadline_ns;
+	uint64_t deadline_ns; /* of the source, for fetches and the bypass */
 	uint64_t init_offered; /* what the kernel offered in INIT */
 	_Atomic bool opens_unasked; /* the kernel stops asking for opens after ENOSYS */
 	_Atomic bool ended;    /* unmounted, or told to stop */

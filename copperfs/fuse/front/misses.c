@@ -43,8 +43,27 @@ struct pending *pending_new(struct front *f, const char *request, size_t size,
 	return pending;
 }
 
+/* The kernel reads a page again by itself when reading ahead has failed. Its second try
+ * must not wait for as long as the first one did. */
+static void note_hung(struct front *f, uint64_t id, uint32_t thread)
+{
+	struct node *node;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node) {
+		node->hung_until = now_ns() + HUNG_NS;
+		node->hung_for = thread;
+	}
+	tables_unlock(&f->tables);
+}
+
 static void fail(struct front *f, struct pending *pending, int error)
 {
+	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
+
+	if (error == ETIMEDOUT && in->opcode == FUSE_READ)
+		note_hung(f, in->nodeid, in->pid);
 	front_reply(f, pending->unique, error, NULL, 0);
 	front_count(f, ((struct fuse_in_header *)pending->request)->opcode, pending->answer,
 		    pending->started_ns);
@@ -187,6 +206,8 @@ static bool being_killed(uint32_t thread)
 	int fd;
 
 	snprintf(path, sizeof(path), "/proc/%u/status", thread);
+	if (!thread)
+		return false; /* of another pid namespace: nothing is known of it */
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return errno == ENOENT;
@@ -197,6 +218,11 @@ static bool being_killed(uint32_t thread)
 	status[size] = 0;
 	line = strstr(status, "\nSigPnd:\t");
 	return line && strtoull(line + 9, NULL, 16) & (1u << 8); /* SIGKILL is 9 */
+}
+
+static uint64_t deadline_of(const struct front *f, const struct pending *pending)
+{
+	return f->deadline_ns + (pending->answer == ANSWER_MISS ? GRACE_S * 1000000000ull : 0);
 }
 
 /* Takes out what was interrupted for good and what is past its deadline. */
@@ -213,7 +239,7 @@ static void expire_pendings(struct front *f)
 
 			/* it may have been added after the clock was looked at */
 			if (now > pending->started_ns &&
-			    now - pending->started_ns > f->deadline_ns)
+			    now - pending->started_ns > deadline_of(f, pending))
 				list = &overdue;
 			else if (pending->interrupted &&
 				 being_killed(((struct fuse_in_header *)pending->request)->pid))

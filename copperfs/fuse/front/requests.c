@@ -181,7 +181,7 @@ static enum verdict read_(struct asked *a)
 	struct blob *object = NULL;
 	struct handle *handle = NULL;
 	struct iovec parts[2];
-	bool fetching = false;
+	bool fetching = false, hung = false;
 	struct node *node;
 	size_t size = 0;
 
@@ -192,7 +192,10 @@ static enum verdict read_(struct asked *a)
 	if (node && !S_ISLNK(node->attr.mode)) {
 		if (node->object)
 			object = blob_ref(node->object);
-		else if (node->handle) {
+		else if (node->hung_until && !a->retried && node->hung_for == a->in->pid &&
+			 node->hung_until > now_ns()) {
+			hung = true;
+		} else if (node->handle) {
 			handle = node->handle;
 			atomic_fetch_add(&handle->refs, 1);
 		} else if (!a->retried) { /* once; the handlers know what to do then */
@@ -216,6 +219,8 @@ static enum verdict read_(struct asked *a)
 		blob_unref(object);
 		return ANSWERED;
 	}
+	if (hung)
+		return answer_error(a, ETIMEDOUT);
 	if (!handle)
 		return fetching || a->path ? FETCHING : MISSED;
 	if (a->scratch && bypass_read_nowait(f, handle, a->in, read, a->scratch, a->started_ns)) {
@@ -451,6 +456,8 @@ static struct pending *keep(struct asked *a, enum answer answer)
 				      sizeof(*a->in) + a->body_size, a->started_ns, answer);
 	if (!pending)
 		answer_error(a, ENOMEM);
+	else
+		pending->answer = answer;
 	return pending;
 }
 

@@ -76,6 +76,8 @@ struct node {
 	struct node *idle_next, *idle_previous;
 	uint64_t nlookup;
 	uint64_t fresh_until;
+	uint64_t hung_until; /* reading it took too long a moment ago ... */
+	uint32_t hung_for;   /* ... for this thread */
 	struct fuse_attr attr;
 	struct blob *object; /* a file's bytes or a link's target */
 	struct listing *listing;
