@@ -13,11 +13,15 @@
  * reference counts.  A read that misses again after that is sent on with FRONT_FULL
  * in its handle: its handler must answer with the bytes themselves.
  *
- * Every pending is answered exactly once, by whoever takes it out of the table: the
- * replier, a bypass worker, its deadline, or an interrupt by a fatal signal.
+ * Files of listings that the handlers *granted* are not even asked for: the source's
+ * threads read them whole (fetches.c), and the handlers hear of them later.
  *
- * No thread of the front ever takes the GIL, blocks in a send, or does I/O on the
- * source, save the bypass workers, which do nothing else.
+ * Every pending is answered exactly once, by whoever takes it out of the table: the
+ * replier, the end of a fetch, a bypass worker, its deadline, or an interrupt by a fatal
+ * signal.
+ *
+ * No thread of the front ever takes the GIL, blocks in a send, or waits for the source,
+ * save the bypass workers, which do nothing else.
  */
 #ifndef COPPERFS_FRONT_H
 #define COPPERFS_FRONT_H
@@ -71,7 +75,7 @@ struct front_statistics {
 	_Atomic uint64_t negative;	/* lookups answered with "no such file" */
 	_Atomic uint64_t read_bytes[ANSWERS];
 	_Atomic uint64_t forgets, interrupts, killed, overdue, overflows, protocol_errors,
-		refused_full, notifications, handler_requests;
+		full_replies, notifications, handler_requests;
 };
 
 struct pending {
@@ -158,7 +162,6 @@ bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, in
 void front_count(struct front *f, uint32_t opcode, enum answer answer, uint64_t started_ns);
 int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, size_t length);
 int front_invalidate_inode(struct front *f, uint64_t id);
-int front_store(struct front *f, uint64_t id, uint64_t offset, const char *data, uint32_t size);
 long front_invalidate_all(struct front *f);
 long front_shed(struct front *f, uint32_t count);
 

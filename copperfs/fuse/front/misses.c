@@ -410,7 +410,7 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 	}
 	front_reply(f, out->unique, 0, out + 1, data_size);
 	if (((struct fuse_in_header *)pending->request)->opcode == FUSE_READ) {
-		atomic_fetch_add(&f->statistics.refused_full, 1);
+		atomic_fetch_add(&f->statistics.full_replies, 1);
 		atomic_fetch_add(&f->statistics.read_bytes[ANSWER_MISS], data_size);
 	}
 	front_count(f, ((struct fuse_in_header *)pending->request)->opcode, pending->answer,

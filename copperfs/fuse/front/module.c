@@ -3,7 +3,7 @@
  *
  * Whatever takes the tables' lock lets go of the GIL first: a writer that held both
  * would bring the GIL's delays to every reader.  Methods that write to /dev/fuse
- * (invalidate_*, store, shed) may wait for the handlers, so they are called from a
+ * (invalidate_*, shed) may wait for the handlers, so they are called from a
  * worker thread, never from the handlers' own.
  */
 #define PY_SSIZE_T_CLEAN
@@ -559,25 +559,6 @@ static PyObject *py_shed(PyObject *object, PyObject *arg)
 	return PyLong_FromLong(told);
 }
 
-static PyObject *py_store(PyObject *object, PyObject *args)
-{
-	unsigned long long id, offset;
-	Py_buffer data;
-	int error;
-
-	if (!PyArg_ParseTuple(args, "KKy*", &id, &offset, &data))
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS
-	error = front_store(front_of(object), id, offset, data.buf, (uint32_t)data.len);
-	Py_END_ALLOW_THREADS
-	PyBuffer_Release(&data);
-	if (error) {
-		errno = error;
-		return PyErr_SetFromErrno(PyExc_OSError);
-	}
-	Py_RETURN_NONE;
-}
-
 /* --- statistics --- */
 
 static int put(PyObject *dict, const char *name, uint64_t value)
@@ -659,7 +640,7 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 	    put(all, "killed", s->killed) || put(all, "overdue", s->overdue) ||
 	    put(all, "overflows", s->overflows) ||
 	    put(all, "protocol_errors", s->protocol_errors) ||
-	    put(all, "full_replies", s->refused_full) ||
+	    put(all, "full_replies", s->full_replies) ||
 	    put(all, "notifications", s->notifications) ||
 	    put(all, "handler_requests", s->handler_requests) || put(all, "nodes", nodes) ||
 	    put(all, "idle_nodes", idle) || put(all, "nodes_max", f->tables.nodes_max) ||
@@ -715,7 +696,6 @@ static PyMethodDef front_methods[] = {
 	{ "invalidate_node", py_invalidate_node, METH_O,
 	  "invalidate_node(id) -> bool: have its name looked up again. Blocks." },
 	{ "shed", py_shed, METH_O, "shed(count) -> names the kernel was told to forget. Blocks." },
-	{ "store", py_store, METH_VARARGS, "store(id, offset, data): into the page cache. Blocks." },
 	{ "statistics", py_statistics, METH_NOARGS, "statistics() -> dict" },
 	{ "reset_statistics", py_reset_statistics, METH_NOARGS, "reset_statistics()" },
 	{ NULL, NULL, 0, NULL },

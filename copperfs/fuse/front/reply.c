@@ -87,16 +87,16 @@ void front_count(struct front *f, uint32_t opcode, enum answer answer, uint64_t 
  * are sent from a worker thread that holds neither the GIL nor a lock --- */
 
 static int notify(struct front *f, int code, const void *body, size_t body_size,
-		  const void *data, size_t data_size)
+		  const char *name, size_t name_size)
 {
 	struct fuse_out_header out = { .error = code };
 	struct iovec parts[3] = {
-		{ &out, sizeof(out) }, { (void *)body, body_size }, { (void *)data, data_size }
+		{ &out, sizeof(out) }, { (void *)body, body_size }, { (void *)name, name_size }
 	};
 
-	out.len = (uint32_t)(sizeof(out) + body_size + data_size);
+	out.len = (uint32_t)(sizeof(out) + body_size + name_size);
 	atomic_fetch_add(&f->statistics.notifications, 1);
-	while (writev(f->fuse_fd, parts, data_size ? 3 : 2) < 0)
+	while (writev(f->fuse_fd, parts, name_size ? 3 : 2) < 0)
 		if (errno != EINTR)
 			return errno;
 	return 0;
@@ -119,13 +119,6 @@ int front_invalidate_inode(struct front *f, uint64_t id)
 	struct fuse_notify_inval_inode_out body = { .ino = id };
 
 	return notify(f, FUSE_NOTIFY_INVAL_INODE, &body, sizeof(body), NULL, 0);
-}
-
-int front_store(struct front *f, uint64_t id, uint64_t offset, const char *data, uint32_t size)
-{
-	struct fuse_notify_store_out body = { .nodeid = id, .offset = offset, .size = size };
-
-	return notify(f, FUSE_NOTIFY_STORE, &body, sizeof(body), data, size);
 }
 
 struct name {
