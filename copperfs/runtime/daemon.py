@@ -70,7 +70,7 @@ NODES_MIN, NODES_MAX = 4096, 1 << 20
 SHED_EVERY_S = 1.0
 # What the front may read before the core has heard of it: some milliseconds' worth.
 CREDIT_MAX = 64 << 20
-# Telling the core of many files at once costs a tenth of telling it of each.
+# The core is told of many files at once, so that trio is not woken for each.
 FETCHED_EVERY_S = 0.005
 
 

@@ -5,7 +5,9 @@ Python, for a mount without the C extensions. One contract suite holds both.
 """
 
 import errno
+import os
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -92,6 +94,11 @@ def refused(fetch: Fetch, untouchable: frozenset[Path]) -> Outcome | None:
     if any(is_below(fetch.path, each) for each in untouchable):
         return Failed(fetch.fetch, errno.ELOOP)
     return None
+
+
+def close_aside(handle: HandleId) -> None:
+    """Close an open file of the source; one that hangs may hang whoever closes it."""
+    threading.Thread(target=os.close, args=(handle,), daemon=True).start()
 
 
 def names_in(directory: Path, untouchable: frozenset[Path]) -> tuple[bytes, ...]:

@@ -5,7 +5,6 @@ other around every system call.
 """
 
 import os
-import threading
 from collections.abc import Callable
 
 import trio
@@ -14,7 +13,15 @@ from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadSource, Sca
 from copperfs.core.events import Failed, Looked, Opened, Outcome, Scanned
 from copperfs.core.listing import Listing
 from copperfs.source import _native
-from copperfs.source.fetcher import Arrive, Arrived, BlobRead, PoolStats, names_in, refused
+from copperfs.source.fetcher import (
+    Arrive,
+    Arrived,
+    BlobRead,
+    PoolStats,
+    close_aside,
+    names_in,
+    refused,
+)
 from copperfs.types import Attributes, Entry, FetchId, HandleId, Path
 
 _NO_VERSION = (0, 0, 0, 0)
@@ -98,8 +105,7 @@ class NativeFetcher:
                 return BlobRead(fetch, result)
 
     def close_handle(self, handle: HandleId) -> None:
-        # closing a file that hangs may hang
-        threading.Thread(target=os.close, args=(handle,), daemon=True).start()
+        close_aside(handle)
 
     def reader(self) -> object:
         """What the front reads whole files with; see ``reader.h``."""

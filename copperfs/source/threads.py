@@ -1,8 +1,6 @@
 """Fetches by threads in Python, for a mount without the C extensions."""
 
 import errno
-import os
-import threading
 from collections.abc import Callable
 
 import trio
@@ -10,7 +8,16 @@ import trio
 from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadSource, ScanSource
 from copperfs.core.events import Failed, Looked, Opened, Scanned
 from copperfs.core.listing import Listing
-from copperfs.source.fetcher import COUNTED, Arrive, Arrived, BlobRead, PoolStats, names_in, refused
+from copperfs.source.fetcher import (
+    COUNTED,
+    Arrive,
+    Arrived,
+    BlobRead,
+    PoolStats,
+    close_aside,
+    names_in,
+    refused,
+)
 from copperfs.source.pool import Pool
 from copperfs.source.posix import PosixSource
 from copperfs.types import Entry, FetchId, HandleId, Path
@@ -76,8 +83,7 @@ class ThreadFetcher:
         return None
 
     def close_handle(self, handle: HandleId) -> None:
-        # closing a file that hangs may hang
-        threading.Thread(target=os.close, args=(handle,), daemon=True).start()
+        close_aside(handle)
 
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()

@@ -68,12 +68,11 @@ static uint32_t within_file(const struct handle *handle, uint64_t offset, uint32
 }
 
 bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,
-			const struct fuse_read_in *read, char *scratch, uint64_t started_ns)
+			const struct fuse_read_in *read, char *scratch)
 {
 	uint32_t size = within_file(handle, read->offset, read->size);
 	ssize_t got = read_fully(handle, scratch, read->offset, size, RWF_NOWAIT);
 
-	(void)started_ns;
 	if (got != (ssize_t)size || !still_this_version(handle, AT_STATX_DONT_SYNC))
 		return false;
 	atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_BYPASS], size,

@@ -32,7 +32,7 @@ static bool take_credit(struct front *f, uint64_t bytes)
 	return enough;
 }
 
-static void give_credit(struct front *f, uint64_t bytes)
+void give_credit(struct front *f, uint64_t bytes)
 {
 	pthread_mutex_lock(&f->fetched_lock);
 	f->credit += bytes;

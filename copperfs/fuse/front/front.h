@@ -167,8 +167,7 @@ long front_shed(struct front *f, uint32_t count);
 
 /* misses.c: what is on its way through Python. */
 void miss_forward(struct front *f, struct pending *pending);
-struct pending *pending_new(struct front *f, const char *request, size_t size,
-			    uint64_t started_ns, enum answer answer);
+struct pending *pending_new(const char *request, size_t size, uint64_t started_ns);
 bool pending_add(struct front *f, struct pending *pending);
 struct pending *pending_claim(struct front *f, uint64_t unique);
 void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t unique);
@@ -179,12 +178,13 @@ void misses_destroy(struct front *f);
 /* fetches.c: whole files read from the source without asking the handlers. */
 char *fetch_begin(struct front *f, struct node *node, struct version *version);
 void fetch_start(struct front *f, uint64_t id, char *path, const struct version *version);
+void give_credit(struct front *f, uint64_t bytes);
 struct pending *pending_claim_readers(struct front *f, uint64_t id);
 void fetches_destroy(struct front *f);
 
 /* bypass.c: reads that go straight to the source's file. */
 bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,
-			const struct fuse_read_in *read, char *scratch, uint64_t started_ns);
+			const struct fuse_read_in *read, char *scratch);
 void bypass_queue(struct front *f, struct handle *handle, struct pending *pending);
 void bypass_stop(struct front *f);
 

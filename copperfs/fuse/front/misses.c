@@ -26,18 +26,15 @@ struct overflow {
 
 /* --- pendings --- */
 
-struct pending *pending_new(struct front *f, const char *request, size_t size,
-			    uint64_t started_ns, enum answer answer)
+struct pending *pending_new(const char *request, size_t size, uint64_t started_ns)
 {
 	struct pending *pending = malloc(sizeof(*pending) + size);
 
-	(void)f;
 	if (!pending)
 		return NULL;
 	memset(pending, 0, sizeof(*pending));
 	pending->unique = ((const struct fuse_in_header *)request)->unique;
 	pending->started_ns = started_ns;
-	pending->answer = answer;
 	pending->size = size;
 	memcpy(pending->request, request, size);
 	return pending;

@@ -454,9 +454,7 @@ static PyObject *py_add_credit(PyObject *object, PyObject *arg)
 
 	if (bytes == (uint64_t)-1 && PyErr_Occurred())
 		return NULL;
-	pthread_mutex_lock(&f->fetched_lock);
-	f->credit += bytes;
-	pthread_mutex_unlock(&f->fetched_lock);
+	give_credit(f, bytes);
 	Py_RETURN_NONE;
 }
 

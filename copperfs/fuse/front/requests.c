@@ -223,7 +223,7 @@ static enum verdict read_(struct asked *a)
 		return answer_error(a, ETIMEDOUT);
 	if (!handle)
 		return fetching || a->path ? FETCHING : MISSED;
-	if (a->scratch && bypass_read_nowait(f, handle, a->in, read, a->scratch, a->started_ns)) {
+	if (a->scratch && bypass_read_nowait(f, handle, a->in, read, a->scratch)) {
 		handle_unref(handle);
 		return ANSWERED;
 	}
@@ -452,8 +452,8 @@ static struct pending *keep(struct asked *a, enum answer answer)
 	struct pending *pending = a->retried;
 
 	if (!pending)
-		pending = pending_new(a->front, (const char *)a->in,
-				      sizeof(*a->in) + a->body_size, a->started_ns, answer);
+		pending = pending_new((const char *)a->in, sizeof(*a->in) + a->body_size,
+				      a->started_ns);
 	if (!pending)
 		answer_error(a, ENOMEM);
 	else
