@@ -21,6 +21,8 @@ FetchId = NewType("FetchId", int)
 """One attempt to obtain something elsewhere; several requests may wait on it."""
 BlobId = NewType("BlobId", int)
 """A handle to bytes outside the core; whoever performs its actions knows which."""
+NodeId = NewType("NodeId", int)
+"""A node of the job: its place in the roster."""
 HandleId = NewType("HandleId", int)
 """A handle to an open file of the source, outside the core like the bytes of a blob."""
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = {
-    **dict.fromkeys(("types", "errors", "config", "blob"), 0),
+    **dict.fromkeys(("types", "errors", "config", "blob", "roster"), 0),
     **dict.fromkeys(("core",), 1),
     **dict.fromkeys(("wire",), 2),
     **dict.fromkeys(("fuse", "net", "store", "source", "bootstrap"), 3),

@@ -1,0 +1,104 @@
+"""The seam to the other nodes: messages go out, arrivals come in, nothing here decides.
+
+A node is reached through a *connection*: this node keeps one to each peer for which ``connect``
+was called (its parents); peers that connected here (its children) are answered over theirs.
+``send`` never waits: how much may be under way is the core's credit, not a socket's high-water
+mark.
+
+Implementations: ``zeromq.py``, and ``memory.py`` for tests and for a whole job in one process. One
+contract suite holds both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from copperfs.core.messages import Message
+from copperfs.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes that travel beside a message, with their xxh3-128 as it was taken where the source was
+    read. A node that passes a payload on passes the digest on, and never makes a new one."""
+
+    data: bytes | memoryview
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message that is well-formed, from the peer that it claims to be from. Its payload's bytes
+    are valid while somebody holds ``data``; they are not to be kept for long (they pin a frame)."""
+
+    peer: NodeId
+    message: Message
+    payload: Payload | None
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """The payload is not what its digest says; the message itself is whole."""
+
+    peer: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Messages pass: a handshake succeeded, in whichever direction it was begun. Said again when a
+    connection was renewed: what was under way before it is lost."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No connection to this peer is left."""
+
+    peer: NodeId
+
+
+Arrival = Received | Corrupt | Connected | Lost
+Deliver = Callable[[Arrival], None]
+
+
+class Transport(Protocol):
+    def connect(self, peer: NodeId) -> None:
+        """Keep a connection to *peer*, and renew it when it breaks, until ``disconnect``."""
+        ...
+
+    def disconnect(self, peer: NodeId) -> None: ...
+
+    def send(self, peer: NodeId, message: Message, payload: Payload | None = None) -> bool:
+        """False if there is no connection to *peer* now: the message is gone, ``Lost`` was or will
+        be said. True is no promise that it arrives, only that it arrives once if at all, and in
+        order."""
+        ...
+
+    async def run(self, deliver: Deliver) -> None:
+        """Hand over what arrives, one at a time, for ever. *deliver* may send."""
+        ...
+
+    def statistics(self) -> "TransportStats": ...
+    def reset_statistics(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class TransportStats:
+    """What passed, and what was turned away."""
+
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    malformed: int = 0
+    """Frames that are no message of this version; dropped."""
+    corrupt: int = 0
+    strangers: int = 0
+    """Handshakes with a key outside the roster, and messages in somebody else's name."""
+    unsendable: int = 0
+    """Messages for which there was no connection."""
+    connections: int = 0
