@@ -35,6 +35,13 @@ assert ATTRIBUTES_BYTES == 88
 _U32, _U64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 
 
+class PeerRequest(NamedTuple):
+    """A question that a peer put, by its own number."""
+
+    peer: NodeId
+    number: int
+
+
 class Version(NamedTuple):
     """What must stay the same for bytes of a file to belong together."""
 

@@ -7,7 +7,8 @@ go to whoever asked, and what is released or dropped must not be used for answer
 from dataclasses import dataclass
 
 from copperfs.core.listing import Listing
-from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId, Version
+from copperfs.core.messages import Message
+from copperfs.types import BlobId, Entry, FetchId, HandleId, NodeId, Path, RequestId, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,19 @@ class OpenSource:
     fetch: FetchId
     path: Path
     version: Version
+
+
+# --- at the peers ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """*content* is what the message's payload is a part of: of ``GivePart`` the part of its index.
+    What was sent may be released at once: whoever sends keeps it until it has gone."""
+
+    peer: NodeId
+    message: Message
+    content: BlobId | Listing | None = None
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -133,6 +147,13 @@ class ReleaseHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class NewEpoch:
+    """Everything was forgotten, here or on another node: the kernel is to forget it as well."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class LookAgain:
     """The file is not what was said of it: its name has to be looked up again by everybody."""
 
@@ -141,4 +162,4 @@ class LookAgain:
 
 Fetch = ScanSource | LookSource | ReadSource | OpenSource
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
-Action = Fetch | Answer | Evict | ReleaseBlob | ReleaseHandle | LookAgain
+Action = Fetch | Send | Answer | Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain

@@ -1,13 +1,27 @@
-"""What happens to a node: questions that are put to it, and outcomes of what it asked for.
+"""What happens to a node: questions that are put to it, outcomes of what it asked for, and what its
+peers say.
 
 A question's ``request`` comes back in exactly one answer. An outcome's ``fetch`` is the number that
-the action carried; outcomes of fetches that the node has given up on are welcome and ignored.
-"""
+the action carried; outcomes of fetches that the node has given up on are welcome and ignored, and
+so is what peers say too late."""
 
 from dataclasses import dataclass
 
 from copperfs.core.listing import Listing
-from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId, Version
+from copperfs.core.messages import GivePart, Message
+from copperfs.types import (
+    BlobId,
+    Entry,
+    FetchId,
+    HandleId,
+    NodeId,
+    Path,
+    PeerRequest,
+    RequestId,
+    Version,
+)
+
+Asker = RequestId | PeerRequest
 
 # --- questions -----------------------------------------------------------------------------------
 
@@ -16,7 +30,7 @@ from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId, Ve
 class Look:
     """What is at *path*? Answered by an entry, also a negative one."""
 
-    request: RequestId
+    request: Asker
     path: Path
 
 
@@ -24,7 +38,7 @@ class Look:
 class List:
     """Which names are in *path*?"""
 
-    request: RequestId
+    request: Asker
     path: Path
 
 
@@ -32,9 +46,11 @@ class List:
 class Read:
     """The bytes of *path* in this version, as an object or as a handle."""
 
-    request: RequestId
+    request: Asker
     path: Path
     version: Version
+    first: int = 0
+    """The first part that a peer does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +64,9 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Forget everything: a new epoch begins."""
+    """Forget everything: a new epoch begins, the next one unless it is given."""
+
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +113,63 @@ class Failed:
     error: int
 
 
+# --- peers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """Messages to and from *peer* pass; what was under way before is lost."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message without a payload."""
+
+    peer: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PartTaken:
+    """A part of an object that was *wanted* is in *blob*, after all parts before it."""
+
+    peer: NodeId
+    part: GivePart
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
+class PartPassed:
+    """A part of a listing of which more is to come, or one that nobody wants any more."""
+
+    peer: NodeId
+    part: GivePart
+
+
+@dataclass(frozen=True, slots=True)
+class ListingTaken:
+    """The last part of a listing came, and this is all of it."""
+
+    peer: NodeId
+    part: GivePart
+    listing: Listing
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpoiled:
+    """A part is not what its digest says, or not what it has to be."""
+
+    peer: NodeId
+    part: GivePart
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; sent when ``deadline()`` says so."""
@@ -102,4 +177,5 @@ class Tick:
 
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
-Event = Question | Outcome | Fetched | Clear | Used | Tick
+FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled
+Event = Question | Outcome | FromPeer | Fetched | Clear | Used | Tick

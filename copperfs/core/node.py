@@ -16,14 +16,26 @@ How a question is answered:
   reserved for it; otherwise a file's bytes are fetched whole up to ``whole_max_bytes``; above that
   the asker gets a handle.
 
+A fetch goes to the source, or, for what is shared in a job of several nodes, to this node's parent
+in the tree of its directory; the root of that tree reads the source. A peer's ask is a question
+like any other, waits on the same fetches, and is answered by a message. What the source said
+travels, not what this mount shows of it. Without its parent a node reads the source itself, and
+counts it.
+
+Room for what is on its way is divided among the trees, so that a node that waits in one tree never
+keeps another from being served: in each tree for itself, who waits is always further from the root
+than whom it waits for.
+
 Every fetch has a deadline. Answers never come from a fetch that began before the last ``Clear``,
-unless they are bytes of a version, which are true at any time.
+unless they are bytes of a version, which are true at any time. A clear on one node is a clear on
+all: whoever hears of a later epoch clears as well.
+
+The state's types are in ``state.py``, what passes between two nodes in ``links.py``.
 """
 
 import errno
 from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
 
 from copperfs.core.actions import (
     Action,
@@ -38,143 +50,102 @@ from copperfs.core.actions import (
     ListingKey,
     LookAgain,
     LookSource,
+    NewEpoch,
     ObjectKey,
     OpenSource,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
+    Send,
 )
 from copperfs.core.events import (
     Clear,
     Event,
     Failed,
     Fetched,
+    FromPeer,
     HaveRead,
+    Heard,
     List,
+    ListingTaken,
     Look,
     Looked,
     Opened,
     Outcome,
+    PartPassed,
+    PartSpoiled,
+    PartTaken,
+    PeerDown,
+    PeerUp,
     Question,
     Read,
     Scanned,
     Tick,
     Used,
 )
+from copperfs.core.links import Links, Stream, part_size, parts_in
 from copperfs.core.listing import Listing
+from copperfs.core.messages import (
+    Ask,
+    Credit,
+    GiveEntry,
+    GivePart,
+    Hello,
+    Refuse,
+    What,
+    Withdraw,
+)
 from copperfs.core.policy import Place, Policy
 from copperfs.core.shelf import Shelf
-from copperfs.types import BlobId, Entry, FetchId, Path, Version, split
+from copperfs.core.state import (
+    ENTRY_BYTES,
+    LISTING_MAX_BYTES,
+    LISTING_OVERHEAD_BYTES,
+    OBJECT_OVERHEAD_BYTES,
+    ROW_OVERHEAD_BYTES,
+    SPOILED_MAX,
+    UNLISTABLE_MAX,
+    Fetch,
+    Held,
+    Kind,
+    Limits,
+    NodeStats,
+    Subject,
+)
+from copperfs.core.trees import Trees
+from copperfs.types import BlobId, Entry, FetchId, NodeId, Path, PeerRequest, Version, split
 
-# What holding something costs beside its bytes: keys, objects, its place in the front's tables.
-LISTING_OVERHEAD_BYTES = 512
-ROW_OVERHEAD_BYTES = 16
-OBJECT_OVERHEAD_BYTES = 512
-ENTRY_BYTES = 768
-
-UNLISTABLE_MAX = 4096
-
-
-class Kind(Enum):
-    """What a fetch is after."""
-
-    SCAN = "scan"
-    LOOK = "look"
-    READ = "read"
-    OPEN = "open"
-
-
-Subject = tuple[Kind, Path, object]
-"""Fetches of one subject are one fetch; the third part is the version, for bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the node may use, and how long it waits."""
-
-    memory_bytes: int
-    tree_max_bytes: int
-    bypass_above_bytes: int | None
-    fetch_deadline_s: float
-    credit_bytes: int = 0
-    """Reserved for files that the front reads without asking. What it has read counts as held from
-    when the node hears of it, and is then given back to the credit."""
-
-    @property
-    def whole_max_bytes(self) -> int:
-        """Files up to this size are held whole. At least two must fit into the budget, so that one
-        can be read while another is on its way."""
-        limits = [self.tree_max_bytes, self.memory_bytes // 2 - OBJECT_OVERHEAD_BYTES]
-        if self.bypass_above_bytes is not None:
-            limits.append(self.bypass_above_bytes)
-        return max(0, min(limits))
-
-
-@dataclass(slots=True)
-class Fetch:
-    """One attempt to obtain something; *asked* are the questions that wait on it."""
-
-    subject: Subject
-    deadline: float
-    asked: list[Question]
-    reserved_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A listing or an entry on the shelf, with the time until which it is believed."""
-
-    value: Listing | Entry | None
-    fresh_until: float | None
-    since: float = 0.0
-    directory: Version | None = None
-    """A listing's directory as it was before it was listed."""
-
-    def is_fresh(self, now: float) -> bool:
-        return self.fresh_until is None or now < self.fresh_until
-
-
-@dataclass(slots=True)
-class NodeStats:
-    """What a node did and holds, for people and for tests."""
-
-    epoch: int = 1
-    questions: int = 0
-    answered_from_shelf: int = 0
-    joined: int = 0
-    fetches: int = 0
-    fetched_on_credit: int = 0
-    failures: int = 0
-    overdue: int = 0
-    version_changes: int = 0
-    waited_for_room: int = 0
-    fetching: int = 0
-    held_bytes: int = 0
-    held_count: int = 0
-    reserved_bytes: int = 0
-    budget_bytes: int = 0
-    evictions: int = 0
-    evicted_bytes: int = 0
+# A parent that has no room for the file, or is asked too much by this node.
+_TRY_THE_SOURCE = (errno.EFBIG, errno.EBUSY)
+_WHAT = {Kind.SCAN: What.LISTING, Kind.LOOK: What.ENTRY, Kind.READ: What.OBJECT}
 
 
 @dataclass(slots=True)
 class Node:
     policy: Policy
     limits: Limits
+    trees: Trees | None = None
+    """None for a node that is a job by itself."""
     stats: NodeStats = field(default_factory=NodeStats)
+    links: Links = field(default_factory=Links)
     _shelf: Shelf[CacheKey, Held | BlobId] = field(init=False)
     _fetches: dict[FetchId, Fetch] = field(default_factory=dict)
     _by_subject: dict[Subject, FetchId] = field(default_factory=dict)
-    _no_room: deque[Read] = field(default_factory=deque)
+    _no_room: list[deque[Read]] = field(init=False)
+    _on_its_way: list[int] = field(init=False)
+    """Bytes reserved for what is on its way, by tree."""
     # Directories that cannot be listed, only searched. In order of discovery, the oldest forgotten
     # first: asking one in vain again costs one operation.
     _unlistable: dict[Path, None] = field(default_factory=dict)
     _next_fetch: int = 1
+    _next_ask: int = 1
 
     def __post_init__(self) -> None:
         self._shelf = Shelf(self.limits.memory_bytes)
         self._shelf.set_aside(self.limits.credit_bytes)
+        self._no_room = [deque() for _ in range(self.limits.trees)]
+        self._on_its_way = [0] * self.limits.trees
 
     # --- the four verbs --------------------------------------------------------------------------
 
@@ -191,10 +162,12 @@ class Node:
                 for key in keys:
                     self._shelf.touch(key)  # type: ignore[arg-type]
                 return []
-            case Clear():
-                return self._clear(now)
+            case Clear(epoch):
+                return self._clear(now, epoch or self.stats.epoch + 1)
             case Tick():
                 return self._expire(now)
+            case _:
+                return self._from_peer(now, event)
 
     def deadline(self) -> float | None:
         # All fetches wait equally long, so the oldest is the first to expire.
@@ -218,10 +191,16 @@ class Node:
     def check_invariants(self) -> None:
         self._shelf.check_invariants()
         assert set(self._by_subject.values()) <= set(self._fetches)
-        fetching = sum(fetch.reserved_bytes for fetch in self._fetches.values())
-        assert self._shelf.reserved_bytes == self.limits.credit_bytes + fetching
+        self.links.check_invariants()
+        for tree in range(self.limits.trees):
+            fetching = [f.reserved_bytes for f in self._fetches.values() if f.tree == tree]
+            assert sum(fetching) == self._on_its_way[tree]
+        fetching_bytes = sum(self._on_its_way)
+        assert self._shelf.reserved_bytes == self.limits.credit_bytes + fetching_bytes
         # nobody waits for room that nothing will make
-        assert not self._no_room or fetching
+        assert fetching_bytes or not any(self._no_room)
+        for number, fetch in self._fetches.items():
+            assert fetch.ask is None or self.links.asked(*fetch.ask) == number
 
     def held(self) -> list[tuple[CacheKey, int]]:
         """All that is on the shelf, oldest first, with its size."""
@@ -239,7 +218,7 @@ class Node:
         if self.policy.place(question.path) is Place.REFUSED and not (
             isinstance(question, Look) and question.path in self.policy.refused
         ):
-            return [AnswerError(question.request, errno.ELOOP)]
+            return self._answer_error(question, errno.ELOOP)
         match question:
             case Look():
                 return self._look(now, question)
@@ -254,7 +233,7 @@ class Node:
         if held is not None:
             assert not isinstance(held.value, Listing)
             self.stats.answered_from_shelf += 1
-            return [AnswerEntry(question.request, held.value, held.fresh_until)]
+            return self._answer_entry(now, question, held)
         directory, name = split(path)
         # The root has no directory; a path that stays fresh for longer than the directory it is in
         # (the way down to a shared prefix) is not to grow old with that directory's listing.
@@ -269,9 +248,7 @@ class Node:
         if listing.value.bare and name in listing.value:
             return self._fetch(now, (Kind.LOOK, path, None), question)
         self.stats.answered_from_shelf += 1
-        return [
-            self._answer_listing(question, directory, listing),
-        ]
+        return self._answer_listing(now, question, directory, listing)
 
     def _list(self, now: float, question: List) -> list[Action]:
         held = self._listing(question.path, now)
@@ -279,7 +256,7 @@ class Node:
             return self._fetch(now, (Kind.SCAN, question.path, None), question)
         assert isinstance(held.value, Listing)
         self.stats.answered_from_shelf += 1
-        return [self._answer_listing(question, question.path, held)]
+        return self._answer_listing(now, question, question.path, held)
 
     def _read(self, now: float, question: Read) -> list[Action]:
         key = ObjectKey(question.path, question.version)
@@ -287,8 +264,10 @@ class Node:
         if blob is not None:
             assert not isinstance(blob, Held)
             self.stats.answered_from_shelf += 1
-            return [AnswerObject(question.request, key, blob)]
+            return self._answer_object(now, question, key, blob)
         if question.version.size > self.limits.whole_max_bytes:
+            if isinstance(question.request, PeerRequest):
+                return self._answer_error(question, errno.EFBIG)
             return self._fetch(now, (Kind.OPEN, question.path, question.request), question)
         return self._fetch(now, (Kind.READ, question.path, question.version), question)
 
@@ -324,110 +303,246 @@ class Node:
         running = self._by_subject.get(subject)
         if running is not None:
             self.stats.joined += 1
-            self._fetches[running].asked.append(question)
-            return []
+            fetch = self._fetches[running]
+            fetch.asked.append(question)
+            return self._pass_on(now, fetch, question)
         actions: list[Action] = []
-        reserved = 0
+        reserved, tree = 0, self._tree(subject)
         if subject[0] is Kind.READ:
             assert isinstance(question, Read)
             reserved = question.version.size + OBJECT_OVERHEAD_BYTES
-            gone = self._shelf.reserve(reserved)
+            gone = self._reserve(tree, reserved)
             if gone is None:
                 # Room comes when one of those ends for whom it is reserved.
                 self.stats.waited_for_room += 1
-                self._no_room.append(question)
+                self._no_room[tree].append(question)
                 return []
             actions += self._evicted(gone)
-        fetch = FetchId(self._next_fetch)
+        number = FetchId(self._next_fetch)
         self._next_fetch += 1
         self.stats.fetches += 1
-        self._fetches[fetch] = Fetch(
-            subject, now + self.limits.fetch_deadline_s, [question], reserved
-        )
-        self._by_subject[subject] = fetch
-        actions.append(self._start(fetch, subject, question))
-        return actions
+        deadline = now + self.limits.fetch_deadline_s
+        fetch = Fetch(subject, deadline, [question], reserved, tree)
+        self._fetches[number] = fetch
+        self._by_subject[subject] = number
+        return actions + self._attempt(number, fetch)
+
+    def _reserve(self, tree: int, size: int) -> list[tuple[CacheKey, Held | BlobId]] | None:
+        room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
+        if self._on_its_way[tree] and self._on_its_way[tree] + size > room:
+            return None
+        gone = self._shelf.reserve(size)
+        if gone is not None:
+            self._on_its_way[tree] += size
+        return gone
+
+    def _tree(self, subject: Subject) -> int:
+        """A directory and what is in it are asked for in one tree."""
+        if self.trees is None:
+            return 0
+        kind, path, _ = subject
+        return self.trees.tree_of(path if kind is Kind.SCAN else split(path)[0])
+
+    def _attempt(self, number: FetchId, fetch: Fetch) -> list[Action]:
+        """Ask the parent, if there is one to ask, or the source."""
+        kind, path, version = fetch.subject
+        parent = None
+        if (
+            self.trees is not None
+            and kind is not Kind.OPEN
+            and fetch.spoiled < SPOILED_MAX
+            and self.policy.place(path) is Place.SHARED
+        ):
+            parent = self.trees.parent(fetch.tree)
+            if parent is not None and not self.links.is_up(parent):
+                self.stats.fallbacks += 1
+                parent = None
+        if parent is None:
+            return [self._start(number, fetch.subject, fetch.asked)]
+        ask = self._next_ask
+        self._next_ask += 1
+        self.stats.asks += 1
+        fetch.ask = (parent, ask)
+        wanted = version if isinstance(version, Version) else None
+        message = Ask(ask, self.stats.epoch, _WHAT[kind], path, wanted, fetch.there)
+        return self.links.ask(parent, message, number)
 
     @staticmethod
-    def _start(fetch: FetchId, subject: Subject, question: Question) -> Action:
-        match subject[0], question:
-            case Kind.SCAN, _:
-                return ScanSource(fetch, subject[1])
-            case Kind.LOOK, _:
-                return LookSource(fetch, subject[1])
-            case Kind.READ, Read(_, path, version):
+    def _start(fetch: FetchId, subject: Subject, asked: list[Question]) -> Action:
+        kind, path, version = subject
+        match kind:
+            case Kind.SCAN:
+                return ScanSource(fetch, path)
+            case Kind.LOOK:
+                return LookSource(fetch, path)
+            case Kind.READ:
+                assert isinstance(version, Version)
                 return ReadSource(fetch, path, version)
-            case Kind.OPEN, Read(_, path, version):
-                return OpenSource(fetch, path, version)
-        raise AssertionError(f"{subject} is not for {question}")
+            case Kind.OPEN:
+                assert isinstance(asked[0], Read)
+                return OpenSource(fetch, path, asked[0].version)
 
-    def _end(self, number: FetchId) -> Fetch | None:
+    def _end(self, number: FetchId) -> tuple[Fetch | None, list[Action]]:
+        """The fetch is over, as far as the node is concerned; what it asked for may still come."""
         fetch = self._fetches.pop(number, None)
-        if fetch is not None:
-            self._shelf.unreserve(fetch.reserved_bytes)
-            if self._by_subject.get(fetch.subject) == number:
-                del self._by_subject[fetch.subject]
-        return fetch
+        if fetch is None:
+            return None, []
+        self._shelf.unreserve(fetch.reserved_bytes)
+        self._on_its_way[fetch.tree] -= fetch.reserved_bytes
+        if self._by_subject.get(fetch.subject) == number:
+            del self._by_subject[fetch.subject]
+        actions: list[Action] = []
+        if fetch.ask is not None:
+            actions = self.links.answered(*fetch.ask)
+            fetch.ask = None
+        return fetch, actions
 
     def _conclude(self, now: float, outcome: Outcome) -> list[Action]:
-        fetch = self._end(outcome.fetch)
-        if fetch is None:
+        fetch = self._fetches.get(outcome.fetch)
+        if fetch is None or fetch.ask is not None:
             return self._too_late(outcome)
+        _, actions = self._end(outcome.fetch)
         path = fetch.subject[1]
-        actions: list[Action]
         match outcome:
             case Scanned(_, listing):
-                self._unlistable.pop(path, None)
-                size = len(listing.packed) * 2 + listing.count * ROW_OVERHEAD_BYTES
-                shown = self.policy.shown_listing(path, listing)
                 fresh_until = self._until(now, self.policy.listing_fresh_s(path))
-                held = Held(shown, fresh_until, now, listing.directory)
-                # answered first: if it has to go again at once, it goes after it was published
-                actions = self._answer_scanned(now, fetch, path, held)
-                actions += self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
+                actions += self._take_listing(now, fetch, listing, fresh_until, now)
             case Looked(_, entry):
-                if entry is not None:
-                    directory, name = split(path)
-                    entry = self.policy.shown(directory, name, entry)
-                held = Held(entry, self._until(now, self.policy.fresh_s(path)), now)
-                actions = self._admit(EntryKey(path), held, ENTRY_BYTES)
-                actions += [AnswerEntry(q.request, entry, held.fresh_until) for q in fetch.asked]
+                fresh_until = self._until(now, self.policy.fresh_s(path))
+                actions += self._take_entry(now, fetch, entry, fresh_until, now)
             case HaveRead(_, blob):
-                actions = self._answer_read(fetch, blob)
+                actions += self._take_object(now, fetch, blob)
             case Opened(_, handle):
-                actions = [AnswerHandle(fetch.asked[0].request, handle)]
+                request = fetch.asked[0].request
+                assert not isinstance(request, PeerRequest)
+                actions.append(AnswerHandle(request, handle))
             case Failed(_, error):
-                actions = self._fail(now, fetch, error)
+                actions += self._fail(now, fetch, error)
         return actions + self._retry_no_room(now)
 
-    def _answer_scanned(
-        self, now: float, fetch: Fetch, directory: Path, held: Held
+    def _take_listing(
+        self, now: float, fetch: Fetch, listing: Listing, fresh_until: float | None, since: float
     ) -> list[Action]:
         """Names in a bare listing have to be looked up by themselves; the rest is answered."""
-        assert isinstance(held.value, Listing)
+        path = fetch.subject[1]
+        self._unlistable.pop(path, None)
+        size = len(listing.packed) * 2 + listing.count * ROW_OVERHEAD_BYTES
+        shown = self.policy.shown_listing(path, listing)
+        if shown is not listing:
+            size += len(listing.packed)
+        held = Held(shown, fresh_until, listing, since, listing.directory)
         actions: list[Action] = []
+        # answered first: if it has to go again at once, it goes after it was published
         for question in fetch.asked:
-            bare = isinstance(question, Look) and held.value.bare
-            if bare and split(question.path)[1] in held.value:
+            bare = isinstance(question, Look) and shown.bare
+            if bare and split(question.path)[1] in shown:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
-                actions.append(self._answer_listing(question, directory, held))
+                actions += self._answer_listing(now, question, path, held)
+        return actions + self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
+
+    def _take_entry(
+        self,
+        now: float,
+        fetch: Fetch,
+        entry: Entry | None,
+        fresh_until: float | None,
+        since: float,
+    ) -> list[Action]:
+        path = fetch.subject[1]
+        shown = entry
+        if entry is not None:
+            directory, name = split(path)
+            shown = self.policy.shown(directory, name, entry)
+        held = Held(shown, fresh_until, entry, since)
+        actions = self._admit(EntryKey(path), held, ENTRY_BYTES)
+        for question in fetch.asked:
+            assert isinstance(question, Look)
+            actions += self._answer_entry(now, question, held)
         return actions
 
-    def _answer_listing(self, question: Question, directory: Path, held: Held) -> AnswerListing:
-        assert isinstance(held.value, Listing)
-        granted = self.limits.credit_bytes > 0 and not held.value.bare
-        return AnswerListing(
-            question.request, directory, held.value, held.fresh_until, granted=granted
-        )
+    def _take_object(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
+        _, path, version = fetch.subject
+        assert isinstance(version, Version)
+        key = ObjectKey(path, version)
+        actions: list[Action] = []
+        streaming = set()
+        for peer, stream in fetch.streams:
+            streaming.add(PeerRequest(peer, stream.number))
+            actions += self.links.more(stream, blob, parts_in(version.size))
+            actions += self.links.pump(now, self.stats.epoch, peer)
+        for question in fetch.asked:
+            assert isinstance(question, Read)
+            if question.request not in streaming:
+                actions += self._answer_object(now, question, key, blob)
+        if fetch.blob not in (None, blob):
+            assert fetch.blob is not None
+            actions += self.links.release(fetch.blob)
+        return actions + self._admit(key, blob, version.size + OBJECT_OVERHEAD_BYTES)
 
-    def _answer_read(self, fetch: Fetch, blob: BlobId) -> list[Action]:
-        first = fetch.asked[0]
-        assert isinstance(first, Read)
-        key = ObjectKey(first.path, first.version)
-        answers: list[Action] = [AnswerObject(q.request, key, blob) for q in fetch.asked]
-        admitted = self._admit(key, blob, first.version.size + OBJECT_OVERHEAD_BYTES)
-        return answers + admitted
+    # --- answers: to a request of this node, or by a message to a peer ---------------------------
+
+    def _answer_error(self, question: Question, error: int) -> list[Action]:
+        request = question.request
+        if not isinstance(request, PeerRequest):
+            return [AnswerError(request, error)]
+        if not self.links.is_serving(*request):
+            return []  # gone, or withdrawn
+        stopped = self.links.stop(*request)
+        refusal = Refuse(request.number, self.stats.epoch, error)
+        return [*stopped, Send(request.peer, refusal)]
+
+    def _answer_entry(self, now: float, question: Look, held: Held) -> list[Action]:
+        assert not isinstance(held.value, Listing)
+        assert not isinstance(held.source, Listing)
+        request = question.request
+        if not isinstance(request, PeerRequest):
+            return [AnswerEntry(request, held.value, held.fresh_until)]
+        return self._give_entry(now, request, held.source, held.fresh_until)
+
+    def _give_entry(
+        self, now: float, request: PeerRequest, entry: Entry | None, fresh_until: float | None
+    ) -> list[Action]:
+        if not self.links.is_serving(*request):
+            return []
+        self.links.served(*request)
+        left = None if fresh_until is None else max(0.0, fresh_until - now)
+        message = GiveEntry(request.number, self.stats.epoch, entry, left)
+        return [Send(request.peer, message)]
+
+    def _answer_listing(
+        self, now: float, question: Question, directory: Path, held: Held
+    ) -> list[Action]:
+        assert isinstance(held.value, Listing)
+        assert isinstance(held.source, Listing)
+        request = question.request
+        if isinstance(request, PeerRequest):
+            if isinstance(question, Look):
+                entry = held.source.find(split(question.path)[1])
+                return self._give_entry(now, request, entry, held.fresh_until)
+            if not self.links.is_serving(*request):
+                return []
+            total = len(held.source.packed)
+            stream = Stream(
+                request.number, held.source, total, 0, parts_in(total), held.fresh_until
+            )
+            return self.links.give(now, self.stats.epoch, request.peer, stream)
+        # Of several nodes' questions only the node itself can tell which are for the same file.
+        alone = self.trees is None or self.policy.place(directory) is not Place.SHARED
+        granted = self.limits.credit_bytes > 0 and not held.value.bare and alone
+        return [AnswerListing(request, directory, held.value, held.fresh_until, granted=granted)]
+
+    def _answer_object(
+        self, now: float, question: Read, key: ObjectKey, blob: BlobId
+    ) -> list[Action]:
+        request = question.request
+        if not isinstance(request, PeerRequest):
+            return [AnswerObject(request, key, blob)]
+        if not self.links.is_serving(*request):
+            return []
+        size = key.version.size
+        stream = Stream(request.number, blob, size, question.first, parts_in(size))
+        return self.links.give(now, self.stats.epoch, request.peer, stream)
 
     def _fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
         self.stats.failures += 1
@@ -440,12 +555,16 @@ class Node:
                 if isinstance(question, Look):
                     actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
                 else:
-                    actions.append(AnswerError(question.request, error))
+                    actions += self._answer_error(question, error)
             return actions
         if kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
             self.stats.version_changes += 1
             actions += self._forget_name(path)
-        return actions + [AnswerError(q.request, error) for q in fetch.asked]
+        if fetch.blob is not None:
+            actions += self.links.release(fetch.blob)
+        for question in fetch.asked:
+            actions += self._answer_error(question, error)
+        return actions
 
     def _forget_name(self, path: Path) -> list[Action]:
         """What was said of *path* is not true any more: it has to be asked for again."""
@@ -461,12 +580,13 @@ class Node:
     def _retry_no_room(self, now: float) -> list[Action]:
         """Ask again for those who found no room; who still finds none goes to the end."""
         actions: list[Action] = []
-        for _ in range(len(self._no_room)):
-            question = self._no_room.popleft()
-            waiting = len(self._no_room)
-            actions += self._read(now, question)
-            if len(self._no_room) > waiting:
-                break
+        for waiting in self._no_room:
+            for _ in range(len(waiting)):
+                question = waiting.popleft()
+                left = len(waiting)
+                actions += self._read(now, question)
+                if len(waiting) > left:
+                    break
         return actions
 
     @staticmethod
@@ -481,13 +601,20 @@ class Node:
 
     def _expire(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        expired = False
         for number, fetch in list(self._fetches.items()):
             if fetch.deadline > now:
                 break
-            self._end(number)
+            expired = True
+            if fetch.ask is not None and self.links.was_sent(*fetch.ask):
+                actions.append(Send(fetch.ask[0], Withdraw(fetch.ask[1])))
+            actions += self._end(number)[1]
             self.stats.overdue += 1
-            actions += [AnswerError(q.request, errno.ETIMEDOUT) for q in fetch.asked]
-        return actions + self._retry_no_room(now) if actions else actions
+            if fetch.blob is not None:
+                actions += self.links.release(fetch.blob)
+            for question in fetch.asked:
+                actions += self._answer_error(question, errno.ETIMEDOUT)
+        return actions + self._retry_no_room(now) if expired else actions
 
     # --- the shelf -------------------------------------------------------------------------------
 
@@ -498,8 +625,8 @@ class Node:
     def _admit(self, key: CacheKey, value: Held | BlobId, size: int) -> list[Action]:
         return self._evicted(self._shelf.admit(key, value, size), replaced_by=(key, value))
 
-    @staticmethod
     def _evicted(
+        self,
         gone: list[tuple[CacheKey, Held | BlobId]],
         replaced_by: tuple[CacheKey, Held | BlobId] | None = None,
     ) -> list[Action]:
@@ -510,13 +637,13 @@ class Node:
             ):
                 actions.append(Evict(key))
             if not isinstance(value, Held):
-                actions.append(ReleaseBlob(value))
+                actions += self.links.release(value)
         return actions
 
-    def _clear(self, now: float) -> list[Action]:
-        self.stats.epoch += 1
+    def _clear(self, now: float, epoch: int) -> list[Action]:
+        self.stats.epoch = epoch
         self._unlistable.clear()
-        actions = self._evicted(self._shelf.drop_all())
+        actions = [*self._evicted(self._shelf.drop_all()), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         stale = [
             (number, fetch)
@@ -524,7 +651,219 @@ class Node:
             if fetch.subject[0] in (Kind.SCAN, Kind.LOOK)
         ]
         for number, fetch in stale:
-            self._end(number)
+            actions += self._end(number)[1]
             for question in fetch.asked:
                 actions += self._fetch(now, fetch.subject, question)
         return actions
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    def wanted(self, peer: NodeId, part: GivePart) -> tuple[What, BlobId | None] | None:
+        """Whether to keep the bytes of *part*, and where: for an object what came before is in the
+        blob, unless it is the first. None: they are not asked for, or not what they have to be."""
+        number = self.links.asked(peer, part.number)
+        if number is None:
+            return None
+        fetch = self._fetches[number]
+        kind, _, version = fetch.subject
+        if part.index >= parts_in(part.total_bytes) or part.index != fetch.there:
+            return None
+        if kind is Kind.SCAN:
+            return (What.LISTING, None) if part.total_bytes <= LISTING_MAX_BYTES else None
+        if kind is Kind.READ:
+            assert isinstance(version, Version)
+            return (What.OBJECT, fetch.blob) if part.total_bytes == version.size else None
+        return None
+
+    def _from_peer(self, now: float, event: FromPeer) -> list[Action]:
+        match event:
+            case PeerUp(peer):
+                return self._peer_changed(peer, up=True)
+            case PeerDown(peer):
+                return self._peer_changed(peer, up=False)
+            case Heard(peer, message):
+                return self._hear(now, peer, message)
+            case PartTaken(peer, part, blob):
+                return self._took(peer, part) + self._take_part(now, peer, part, blob)
+            case PartPassed(peer, part):
+                return self._took(peer, part) + self._pass(peer, part)
+            case ListingTaken(peer, part, listing):
+                return self._took(peer, part) + self._take_given_listing(now, peer, part, listing)
+            case PartSpoiled(peer, part):
+                return self._took(peer, part) + self._spoil(peer, part)
+
+    def _pass(self, peer: NodeId, part: GivePart) -> list[Action]:
+        number = self.links.asked(peer, part.number)
+        if number is None:
+            return []
+        fetch = self._fetches[number]
+        if fetch.subject[0] is Kind.SCAN and part.index == fetch.there:
+            fetch.there += 1
+            return []
+        return self._spoil(peer, part)
+
+    def _took(self, peer: NodeId, part: GivePart) -> list[Action]:
+        return self.links.took(peer, part_size(part.index, part.total_bytes))
+
+    def _hear_epoch(self, now: float, epoch: int) -> list[Action]:
+        return self._clear(now, epoch) if epoch > self.stats.epoch else []
+
+    def _hear(self, now: float, peer: NodeId, message: object) -> list[Action]:
+        match message:
+            case Hello(_, _, _, epoch):
+                return self._hear_epoch(now, epoch)
+            case Ask():
+                return self._hear_epoch(now, message.epoch) + self._serve(now, peer, message)
+            case GiveEntry() | Refuse():
+                actions = self._hear_epoch(now, message.epoch)
+                return actions + self._take_reply(now, peer, message)
+            case Credit(count_bytes):
+                return self.links.credited(now, self.stats.epoch, peer, count_bytes)
+            case Withdraw(number):
+                return self.links.stop(peer, number)
+            case _:
+                return []
+
+    def _serve(self, now: float, peer: NodeId, ask: Ask) -> list[Action]:
+        self.stats.peer_questions += 1
+        request = PeerRequest(peer, ask.number)
+        if not self.links.serve(peer, ask.number):
+            self.stats.peers_refused += 1
+            return [Send(peer, Refuse(ask.number, self.stats.epoch, errno.EBUSY))]
+        match ask.what:
+            case What.ENTRY:
+                return self._ask(now, Look(request, ask.path))
+            case What.LISTING:
+                return self._ask(now, List(request, ask.path))
+            case What.OBJECT:
+                assert ask.version is not None, "the codec sees to it"
+                first = min(ask.first, parts_in(ask.version.size) - 1)
+                return self._ask(now, Read(request, ask.path, ask.version, first))
+
+    def _take_reply(self, now: float, peer: NodeId, message: GiveEntry | Refuse) -> list[Action]:
+        number = self.links.asked(peer, message.number)
+        if number is None:
+            return []
+        fetch = self._fetches[number]
+        if isinstance(message, GiveEntry) and fetch.subject[0] is not Kind.LOOK:
+            return []
+        if isinstance(message, Refuse) and message.error in _TRY_THE_SOURCE:
+            return self._fall_back(number, fetch)
+        _, actions = self._end(number)
+        self.stats.answers += 1
+        match message:
+            case GiveEntry(_, _, entry, fresh_for_s):
+                limit_s = self.policy.fresh_s(fetch.subject[1])
+                until, since = self._believed(now, fresh_for_s, limit_s)
+                actions += self._take_entry(now, fetch, entry, until, since)
+            case Refuse(_, _, error):
+                actions += self._fail(now, fetch, error)
+        return actions + self._retry_no_room(now)
+
+    def _take_part(self, now: float, peer: NodeId, part: GivePart, blob: BlobId) -> list[Action]:
+        number = self.links.asked(peer, part.number)
+        assert number is not None, "it was wanted"
+        fetch = self._fetches[number]
+        fetch.blob, fetch.there = blob, part.index + 1
+        if fetch.there == parts_in(part.total_bytes):
+            self.stats.answers += 1
+            _, actions = self._end(number)
+            return actions + self._take_object(now, fetch, blob) + self._retry_no_room(now)
+        actions = []
+        if part.index == 0:
+            for question in fetch.asked:
+                actions += self._pass_on(now, fetch, question)
+        for child, stream in fetch.streams:
+            actions += self.links.more(stream, blob, fetch.there)
+            actions += self.links.pump(now, self.stats.epoch, child)
+        return actions
+
+    def _pass_on(self, now: float, fetch: Fetch, question: Question) -> list[Action]:
+        """A peer gets a large object while it arrives."""
+        request = question.request
+        if fetch.blob is None or not isinstance(request, PeerRequest):
+            return []
+        if not self.links.is_serving(*request):
+            return []
+        assert isinstance(question, Read)
+        size = question.version.size
+        stream = Stream(request.number, fetch.blob, size, question.first, fetch.there)
+        fetch.streams.append((request.peer, stream))
+        return self.links.give(now, self.stats.epoch, request.peer, stream)
+
+    def _take_given_listing(
+        self, now: float, peer: NodeId, part: GivePart, listing: Listing
+    ) -> list[Action]:
+        actions = self._hear_epoch(now, part.epoch)
+        number = self.links.asked(peer, part.number)
+        if number is None:
+            return actions  # it was asked for in an older epoch
+        fetch, ended = self._end(number)
+        assert fetch is not None
+        self.stats.answers += 1
+        limit_s = self.policy.listing_fresh_s(fetch.subject[1])
+        until, since = self._believed(now, part.fresh_for_s, limit_s)
+        taken = self._take_listing(now, fetch, listing, until, since)
+        return actions + ended + taken + self._retry_no_room(now)
+
+    @staticmethod
+    def _believed(
+        now: float, fresh_for_s: float | None, limit_s: float | None
+    ) -> tuple[float | None, float]:
+        """Until when to believe what a peer gave, and since when it was true. On the way down it
+        does not grow younger."""
+        if limit_s is None:
+            return (None if fresh_for_s is None else now + fresh_for_s), now
+        left = limit_s if fresh_for_s is None else min(fresh_for_s, limit_s)
+        return now + left, now - (limit_s - left)
+
+    def _spoil(self, peer: NodeId, part: GivePart) -> list[Action]:
+        """What is asked again begins at the first part that is missing."""
+        self.stats.spoiled += 1
+        number = self.links.asked(peer, part.number)
+        if number is None:
+            return []
+        fetch = self._fetches[number]
+        fetch.spoiled += 1
+        if fetch.subject[0] is Kind.SCAN:
+            fetch.there = 0
+        if fetch.spoiled >= SPOILED_MAX:
+            return self._fall_back(number, fetch)
+        return [
+            Send(peer, Withdraw(part.number)),
+            *self.links.answered(peer, part.number),
+            *self._attempt(number, fetch),
+        ]
+
+    def _fall_back(self, number: FetchId, fetch: Fetch) -> list[Action]:
+        """Read the source, because the parent cannot be asked."""
+        assert fetch.ask is not None
+        actions = self.links.answered(*fetch.ask)
+        fetch.ask = None
+        self.stats.fallbacks += 1
+        return [*actions, self._start(number, fetch.subject, fetch.asked)]
+
+    def _peer_changed(self, peer: NodeId, *, up: bool) -> list[Action]:
+        """A connection was made, or the last one is gone. What passed before is lost: what the peer
+        was asked is asked again, of it or of the source; what it asked for is forgotten, because
+        one that was started anew counts from the beginning."""
+        actions, fetches = self.links.down(peer)
+        for fetch in self._fetches.values():
+            fetch.asked = [each for each in fetch.asked if not _is_from(peer, each)]
+            fetch.streams = [each for each in fetch.streams if each[0] != peer]
+        for waiting in self._no_room:
+            still = [each for each in waiting if not _is_from(peer, each)]
+            waiting.clear()
+            waiting.extend(still)
+        if up:
+            self.links.up(peer)
+        for number in fetches:
+            fetch = self._fetches[number]
+            fetch.ask = None
+            fetch.there = 0 if fetch.subject[0] is Kind.SCAN else fetch.there
+            actions += self._attempt(number, fetch)
+        return actions
+
+
+def _is_from(peer: NodeId, question: Question) -> bool:
+    return isinstance(question.request, PeerRequest) and question.request.peer == peer

@@ -29,7 +29,8 @@ import trio
 from copperfs.blob import BLOBS_ARE_SHARED
 from copperfs.config import Settings
 from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
-from copperfs.core.node import Limits, Node
+from copperfs.core.node import Node
+from copperfs.core.state import Limits
 from copperfs.errors import CopperError, MountError
 from copperfs.fuse.board import Board
 from copperfs.fuse.handlers import FrontHandlers

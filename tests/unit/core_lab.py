@@ -25,8 +25,9 @@ from copperfs.core.events import (
     Used,
 )
 from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.node import Limits, Node
+from copperfs.core.node import Node
 from copperfs.core.policy import Policy
+from copperfs.core.state import Limits
 from copperfs.types import (
     Attributes,
     BlobId,

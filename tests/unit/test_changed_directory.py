@@ -10,8 +10,9 @@ import stat
 from copperfs.core.actions import AnswerListing, ScanSource
 from copperfs.core.events import List, Look, Looked, Scanned
 from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.node import Limits, Node
+from copperfs.core.node import Node
 from copperfs.core.policy import Policy
+from copperfs.core.state import Limits
 from copperfs.types import ROOT, FetchId, Path, RequestId
 from tests.unit.core_lab import entry
 

@@ -25,8 +25,9 @@ from copperfs.core.actions import (
     ScanSource,
 )
 from copperfs.core.events import Failed, List, Look, Looked, Opened, Read, Scanned
-from copperfs.core.node import Limits, Node
+from copperfs.core.node import Node
 from copperfs.core.policy import Policy
+from copperfs.core.state import Limits
 from copperfs.fuse.answers import Answered, Content, SourceError
 from copperfs.runtime.engine import HOUSEKEEPING_S, KERNEL_TOLD_S, Engine
 from copperfs.source.fetcher import Arrive, BlobRead, PoolStats

@@ -19,6 +19,7 @@ from copperfs.core.actions import (
     ListingKey,
     LookAgain,
     LookSource,
+    NewEpoch,
     ObjectKey,
     OpenSource,
     ReadSource,
@@ -27,8 +28,8 @@ from copperfs.core.actions import (
     ScanSource,
 )
 from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.node import OBJECT_OVERHEAD_BYTES, UNLISTABLE_MAX, Limits
 from copperfs.core.policy import LOCAL_FRESH_S, Policy
+from copperfs.core.state import OBJECT_OVERHEAD_BYTES, UNLISTABLE_MAX, Limits
 from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
 from tests.unit.core_lab import (
     DEADLINE_S,
@@ -625,6 +626,7 @@ def test_clear_lets_go_of_everything() -> None:
         Evict(ListingKey(Path(b"d"))),
         Evict(object_key(b"f")),
         ReleaseBlob(BlobId(7)),
+        NewEpoch(2),
     ]
     assert lab.held() == []
     assert lab.node.statistics().epoch == 2
@@ -635,7 +637,7 @@ def test_clear_starts_again_what_is_being_looked_for() -> None:
     lab.look(b"d/a")
     lab.list(b"d")
     lab.look(b"")
-    assert lab.clear() == [scan(3, b"d"), look(4, b"")]
+    assert lab.clear() == [NewEpoch(2), scan(3, b"d"), look(4, b"")]
     assert lab.scanned(1, files()) == lab.looked(2, None) == []
     assert lab.scanned(3, ABC) == [listed(1, b"d", ABC), listed(2, b"d", ABC)]
     assert lab.looked(4, directory()) == [found(3, directory())]
@@ -645,7 +647,7 @@ def test_clear_does_not_disturb_reads() -> None:
     lab = Lab(tree_max_bytes=100)
     lab.read(b"f")
     lab.read(b"g", 1000)
-    assert lab.clear() == []
+    assert lab.clear() == [NewEpoch(2)]
     assert lab.have_read(1, blob=7) == [bytes_of(1, b"f", 7)]
     assert lab.opened(2, handle=8) == [AnswerHandle(RequestId(2), HandleId(8))]
 

@@ -32,12 +32,14 @@ from copperfs.core.actions import (
     ListingKey,
     LookAgain,
     LookSource,
+    NewEpoch,
     ObjectKey,
     OpenSource,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
+    Send,
 )
 from copperfs.core.events import (
     Clear,
@@ -56,9 +58,10 @@ from copperfs.core.events import (
     Used,
 )
 from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.node import Limits, Node
+from copperfs.core.node import Node
 from copperfs.core.policy import Policy
-from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId, split
+from copperfs.core.state import Limits
+from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, PeerRequest, RequestId, split
 from tests.unit.core_lab import DEADLINE_S, directory, file
 
 BIG, SEARCH_ONLY, MOUNT = Path(b"big"), Path(b"search"), Path(b"mnt")
@@ -249,6 +252,7 @@ class NodeMachine(RuleBasedStateMachine):
         return self.number
 
     def ask(self, question: Question) -> None:
+        assert not isinstance(question.request, PeerRequest)
         self.asked[question.request] = question
         self.happen(question)
 
@@ -267,8 +271,10 @@ class NodeMachine(RuleBasedStateMachine):
                 del self.handles[handle]
             case Evict(key):
                 self.published.discard(key)
-            case LookAgain():
+            case LookAgain() | NewEpoch():
                 pass
+            case Send():
+                raise AssertionError("it has no peers")
             case _:
                 self.check(self.asked.pop(action.request), action)
 

@@ -34,6 +34,7 @@ from copperfs.core.actions import (
     ListingKey,
     LookAgain,
     LookSource,
+    NewEpoch,
     ObjectKey,
     OpenSource,
     ReadSource,
@@ -129,6 +130,8 @@ def told(action: Action) -> str:
             return f"release blob {blob}"
         case ReleaseHandle(handle):
             return f"release handle {handle}"
+        case NewEpoch(number):
+            return f"new epoch {number}"
         case LookAgain(path):
             return f"look again {shown(path)}"
     raise AssertionError(f"scenarios have no word for {action}")

@@ -1,0 +1,130 @@
+"""What a node's state is made of: its limits, its fetches, what it holds, what it counts."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from copperfs.core.events import Question
+from copperfs.core.links import Stream
+from copperfs.core.listing import Listing
+from copperfs.types import BlobId, Entry, NodeId, Path, Version
+
+# What holding something costs beside its bytes: keys, objects, its place in the front's tables.
+LISTING_OVERHEAD_BYTES = 512
+ROW_OVERHEAD_BYTES = 16
+OBJECT_OVERHEAD_BYTES = 512
+ENTRY_BYTES = 768
+
+UNLISTABLE_MAX = 4096
+# Two million names; what is larger each node reads from the source.
+LISTING_MAX_BYTES = 256 << 20
+# So often a peer may give something spoiled for one fetch; then the source is read.
+SPOILED_MAX = 3
+
+
+class Kind(Enum):
+    """What a fetch is after."""
+
+    SCAN = "scan"
+    LOOK = "look"
+    READ = "read"
+    OPEN = "open"
+
+
+Subject = tuple[Kind, Path, object]
+"""Fetches of one subject are one fetch; the third part is the version, for bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the node may use, and how long it waits."""
+
+    memory_bytes: int
+    tree_max_bytes: int
+    bypass_above_bytes: int | None
+    fetch_deadline_s: float
+    credit_bytes: int = 0
+    """Reserved for files that the front reads without asking. What it has read counts as held from
+    when the node hears of it, and is then given back to the credit."""
+    trees: int = 1
+    """Among which the room for what is on its way is divided."""
+
+    @property
+    def whole_max_bytes(self) -> int:
+        """Files up to this size are held whole. At least two must fit into the budget, so that one
+        can be read while another is on its way."""
+        room = self.memory_bytes // self.trees
+        limits = [self.tree_max_bytes, room // 2 - OBJECT_OVERHEAD_BYTES]
+        if self.bypass_above_bytes is not None:
+            limits.append(self.bypass_above_bytes)
+        return max(0, min(limits))
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One attempt to obtain something; *asked* are the questions that wait on it."""
+
+    subject: Subject
+    deadline: float
+    asked: list[Question]
+    reserved_bytes: int = 0
+    tree: int = 0
+    ask: tuple[NodeId, int] | None = None
+    """Whom it asks, and by which number; None if it reads the source."""
+    blob: BlobId | None = None
+    """What has come so far, and how many parts of it."""
+    there: int = 0
+    spoiled: int = 0
+    streams: list[tuple[NodeId, Stream]] = field(default_factory=list)
+    """Those to whom it is passed on as it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A listing or an entry on the shelf, with the time until which it is believed."""
+
+    value: Listing | Entry | None
+    """As this mount shows it."""
+    fresh_until: float | None
+    source: Listing | Entry | None
+    """As the source has it, which is what peers are given."""
+    since: float = 0.0
+    directory: Version | None = None
+    """A listing's directory as it was before it was listed."""
+
+    def is_fresh(self, now: float) -> bool:
+        return self.fresh_until is None or now < self.fresh_until
+
+
+@dataclass(slots=True)
+class NodeStats:
+    """What a node did and holds, for people and for tests."""
+
+    epoch: int = 1
+    questions: int = 0
+    answered_from_shelf: int = 0
+    joined: int = 0
+    fetches: int = 0
+    fetched_on_credit: int = 0
+    failures: int = 0
+    overdue: int = 0
+    version_changes: int = 0
+    waited_for_room: int = 0
+    asks: int = 0
+    """Sent to a parent."""
+    answers: int = 0
+    """Of parents."""
+    peer_questions: int = 0
+    """Asks of children."""
+    peers_refused: int = 0
+    """Asks of peers that asked for more than they may."""
+    fallbacks: int = 0
+    """Fetches from the source that a parent should have answered."""
+    spoiled: int = 0
+    """Parts that were not what their digest says."""
+    fetching: int = 0
+    held_bytes: int = 0
+    held_count: int = 0
+    reserved_bytes: int = 0
+    budget_bytes: int = 0
+    evictions: int = 0
+    evicted_bytes: int = 0

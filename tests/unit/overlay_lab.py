@@ -1,0 +1,373 @@
+"""A job of several nodes in one process, without clocks or sockets: for tests of the overlay.
+
+Every node is the real core. ``Job`` performs its actions: the source is a dict, messages wait in
+one queue for each directed pair of peers, as the transport promises, and which queue moves next is
+drawn from a seed. Bytes are kept as the daemon keeps them, so that a blob that is used after its
+release is a KeyError. """
+
+import errno
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import (
+    Action,
+    AnswerEntry,
+    AnswerError,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    Evict,
+    LookAgain,
+    LookSource,
+    NewEpoch,
+    OpenSource,
+    ReadSource,
+    ReleaseBlob,
+    ReleaseHandle,
+    ScanSource,
+    Send,
+)
+from copperfs.core.events import (
+    Clear,
+    Event,
+    Failed,
+    HaveRead,
+    Heard,
+    List,
+    ListingTaken,
+    Look,
+    Looked,
+    Opened,
+    PartPassed,
+    PartSpoiled,
+    PartTaken,
+    PeerDown,
+    PeerUp,
+    Read,
+    Scanned,
+    Tick,
+)
+from copperfs.core.links import part_size, parts_in
+from copperfs.core.listing import Listing, pack_listing
+from copperfs.core.messages import PART_BYTES, Credit, GivePart, Message, What
+from copperfs.core.node import Node
+from copperfs.core.policy import Policy
+from copperfs.core.state import Limits
+from copperfs.core.trees import Trees
+from copperfs.types import (
+    ROOT,
+    BlobId,
+    Entry,
+    FetchId,
+    HandleId,
+    NodeId,
+    Path,
+    RequestId,
+    Version,
+    join,
+    split,
+)
+from tests.unit.core_lab import DEADLINE_S, directory, file
+
+MIB = 1 << 20
+Outcome = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | bytes
+"""How a question ended; an object as its bytes."""
+
+
+@dataclass
+class Tree:
+    """The source. Contents are made from the path and the version, so a mix of two shows."""
+
+    files: dict[Path, Entry] = field(default_factory=dict)
+    directories: set[Path] = field(default_factory=lambda: {ROOT})
+    counts: Counter[tuple[str, Path]] = field(default_factory=Counter)
+    failing: dict[Path, int] = field(default_factory=dict)
+
+    def add(self, path: bytes, size: int = 10, changed_s: int = 0) -> Version:
+        where = Path(path)
+        above, _ = split(where)
+        while above not in self.directories:
+            self.directories.add(above)
+            above, _ = split(above)
+        inode = self.files[where].attributes.inode if where in self.files else len(self.files) + 2
+        self.files[where] = file(size, inode, changed_s)
+        return self.files[where].attributes.version
+
+    def entry(self, path: Path) -> Entry | None:
+        return directory() if path in self.directories else self.files.get(path)
+
+    def listing(self, path: Path) -> Listing:
+        names = [p for p in [*self.directories, *self.files] if p and split(p)[0] == path]
+        rows = [(split(each)[1], self.entry(each)) for each in sorted(names)]
+        return pack_listing([(name, found) for name, found in rows if found is not None])
+
+    def content(self, path: Path, version: Version) -> bytes:
+        return content(path, version)
+
+
+def content(path: Path, version: Version) -> bytes:
+    """What a file of this path and version has in it."""
+    return (
+        random.Random(repr((path, version)))
+        .randbytes(min(version.size, 64))
+        .ljust(version.size, path[-1:] or b"/")
+    )
+
+
+@dataclass
+class Daemon:
+    """What surrounds one node."""
+
+    node: Node
+    blobs: dict[BlobId, bytearray] = field(default_factory=dict)
+    listings: dict[tuple[NodeId, int], bytes] = field(default_factory=dict)
+    handles: set[HandleId] = field(default_factory=set)
+    answers: dict[RequestId, Outcome] = field(default_factory=dict)
+    fetches: list[ScanSource | LookSource | ReadSource | OpenSource] = field(default_factory=list)
+    next: int = 1
+    epochs: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Job:
+    """``Job(8)`` is a job of eight nodes that are all connected; ``run`` lets everything happen."""
+
+    nodes: int
+    fanout: int = 2
+    count: int = 1
+    memory_bytes: int = 64 * MIB
+    tree_max_bytes: int = 10 * MIB
+    revalidate_s: float | None = None
+    seed: int = 0
+    tree: Tree = field(default_factory=Tree)
+    now: float = 0.0
+    daemons: list[Daemon] = field(default_factory=list)
+    queues: dict[tuple[NodeId, NodeId], deque[tuple[Message, bytes | Listing | None]]] = field(
+        default_factory=dict
+    )
+    sent: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[tuple[NodeId, NodeId]] = field(default_factory=Counter)
+    """Bytes of payload that were sent and not yet credited."""
+    in_flight_max: int = 0
+    spoil: Counter[NodeId] = field(default_factory=Counter)
+    """How many of the parts that a node receives next are spoiled on the way."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=self.revalidate_s)
+        limits = Limits(self.memory_bytes, self.tree_max_bytes, None, DEADLINE_S, trees=self.count)
+        for number in range(self.nodes):
+            trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
+            self.daemons.append(Daemon(Node(policy, limits, trees)))
+        for number, daemon in enumerate(self.daemons):
+            assert daemon.node.trees is not None
+            for parent in daemon.node.trees.parents():
+                self.connect(NodeId(number), parent)
+
+    # --- what a test does ------------------------------------------------------------------------
+
+    def connect(self, one: NodeId, other: NodeId) -> None:
+        for me, peer in ((one, other), (other, one)):
+            self.queues[me, peer] = deque()
+            self.in_flight[me, peer] = 0
+        for me, peer in ((one, other), (other, one)):
+            self.happen(me, PeerUp(peer))
+
+    def cut(self, one: NodeId, other: NodeId) -> None:
+        for me, peer in ((one, other), (other, one)):
+            del self.queues[me, peer]
+        for me, peer in ((one, other), (other, one)):
+            self.happen(me, PeerDown(peer))
+
+    def ask(self, number: int, question: type[Look] | type[List], path: bytes) -> RequestId:
+        request = self._request(number)
+        self.happen(NodeId(number), question(request, Path(path)))
+        return request
+
+    def read(self, number: int, path: bytes, version: Version) -> RequestId:
+        request = self._request(number)
+        self.happen(NodeId(number), Read(request, Path(path), version))
+        return request
+
+    def clear(self, number: int) -> None:
+        self.happen(NodeId(number), Clear())
+
+    def answer(self, number: int, request: RequestId) -> Outcome:
+        return self.daemons[number].answers[request]
+
+    def run(self, steps: int = 1_000_000) -> None:
+        """Until nothing is left to happen, in an order that the seed draws."""
+        for _ in range(steps):
+            if not self.move():
+                return
+        raise AssertionError("it does not come to an end")
+
+    def move(self) -> bool:
+        """One message arrives, or one fetch of the source ends."""
+        ready: list[tuple[NodeId, NodeId] | int] = [k for k, queue in self.queues.items() if queue]
+        ready += [number for number, each in enumerate(self.daemons) if each.fetches]
+        if not ready:
+            return False
+        chosen = self.random.choice(ready)
+        if isinstance(chosen, int):
+            daemon = self.daemons[chosen]
+            self._read_source(
+                chosen, daemon.fetches.pop(self.random.randrange(len(daemon.fetches)))
+            )
+        else:
+            self._arrive(*chosen, *self.queues[chosen].popleft())
+        return True
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        for number in range(self.nodes):
+            self.happen(NodeId(number), Tick())
+
+    # --- what happens ----------------------------------------------------------------------------
+
+    def _request(self, number: int) -> RequestId:
+        return RequestId(self._number(number))
+
+    def _number(self, number: int) -> int:
+        self.daemons[number].next += 1
+        return self.daemons[number].next
+
+    def happen(self, number: NodeId, event: Event) -> None:
+        node = self.daemons[number].node
+        actions = node.step(self.now, event)
+        node.check_invariants()
+        for action in actions:
+            self._perform(number, action)
+
+    def _perform(self, number: NodeId, action: Action) -> None:
+        daemon = self.daemons[number]
+        match action:
+            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+                daemon.fetches.append(action)
+            case Send(peer, message, content):
+                self._send(number, peer, message, content)
+            case AnswerObject(request, _, blob):
+                daemon.answers[request] = bytes(daemon.blobs[blob])
+            case AnswerEntry() | AnswerListing() | AnswerHandle() | AnswerError():
+                assert action.request not in daemon.answers
+                daemon.answers[action.request] = action
+            case ReleaseBlob(blob):
+                del daemon.blobs[blob]
+            case ReleaseHandle(handle):
+                daemon.handles.remove(handle)
+            case NewEpoch(epoch):
+                daemon.epochs.append(epoch)
+            case Evict() | LookAgain():
+                pass
+
+    def _send(
+        self, me: NodeId, peer: NodeId, message: Message, content: BlobId | Listing | None
+    ) -> None:
+        if (me, peer) not in self.queues:
+            return
+        self.sent[type(message).__name__] += 1
+        payload: bytes | None = None
+        if isinstance(message, GivePart):
+            assert content is not None
+            start = message.index * PART_BYTES
+            size = part_size(message.index, message.total_bytes)
+            if isinstance(content, Listing):
+                payload = content.packed[start : start + size]
+            else:
+                payload = bytes(self.daemons[me].blobs[content][start : start + size])
+            assert len(payload) == size
+            self.in_flight[me, peer] += size
+            self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
+        elif isinstance(message, Credit):
+            self.in_flight[peer, me] -= message.count_bytes
+            assert self.in_flight[peer, me] >= 0
+        self.queues[me, peer].append((message, payload))
+
+    def _arrive(
+        self, sender: NodeId, me: NodeId, message: Message, payload: bytes | Listing | None
+    ) -> None:
+        if not isinstance(message, GivePart):
+            self.happen(me, Heard(sender, message))
+            return
+        assert isinstance(payload, bytes)
+        daemon = self.daemons[me]
+        if self.spoil[me]:
+            self.spoil[me] -= 1
+            self.happen(me, PartSpoiled(sender, message))
+            return
+        wanted = daemon.node.wanted(sender, message)
+        if wanted is None:
+            self.happen(me, PartPassed(sender, message))
+            return
+        what, blob = wanted
+        last = message.index + 1 == parts_in(message.total_bytes)
+        if what is What.OBJECT:
+            if blob is None:
+                blob = BlobId(self._number(me))
+                daemon.blobs[blob] = bytearray()
+            assert len(daemon.blobs[blob]) == message.index * PART_BYTES
+            daemon.blobs[blob] += payload
+            self.happen(me, PartTaken(sender, message, blob))
+            return
+        so_far = daemon.listings.pop((sender, message.number), b"") + payload
+        if last:
+            self.happen(me, ListingTaken(sender, message, Listing(so_far, message.directory)))
+        else:
+            daemon.listings[sender, message.number] = so_far
+            self.happen(me, PartPassed(sender, message))
+
+    def _read_source(
+        self, number: int, fetch: ScanSource | LookSource | ReadSource | OpenSource
+    ) -> None:
+        kind = type(fetch).__name__.removesuffix("Source").lower()
+        self.tree.counts[kind, fetch.path] += 1
+        self.happen(NodeId(number), self._outcome(number, fetch))
+
+    def _outcome(
+        self, number: int, fetch: ScanSource | LookSource | ReadSource | OpenSource
+    ) -> Event:
+        daemon, path = self.daemons[number], fetch.path
+        failing = self.tree.failing.get(path)
+        if failing is not None:
+            return Failed(fetch.fetch, failing)
+        found = self.tree.entry(path)
+        match fetch:
+            case LookSource():
+                return Looked(fetch.fetch, found)
+            case _ if found is None:
+                return Failed(fetch.fetch, errno.ENOENT)
+            case ScanSource():
+                return Scanned(fetch.fetch, self.tree.listing(path))
+            case ReadSource(_, _, version) | OpenSource(_, _, version):
+                if found.attributes.version != version:
+                    return Failed(fetch.fetch, errno.ESTALE)
+                if isinstance(fetch, OpenSource):
+                    handle = HandleId(self._number(number))
+                    daemon.handles.add(handle)
+                    return Opened(fetch.fetch, handle)
+                blob = BlobId(self._number(number))
+                daemon.blobs[blob] = bytearray(self.tree.content(path, version))
+                return HaveRead(FetchId(fetch.fetch), blob)
+        raise AssertionError("unreachable")
+
+    # --- what a test looks at --------------------------------------------------------------------
+
+    def source_reads(self) -> Counter[tuple[str, Path]]:
+        return self.tree.counts
+
+    def check_at_rest(self) -> None:
+        """When nothing is under way, nothing is kept that is not held."""
+        for daemon in self.daemons:
+            stats = daemon.node.statistics()
+            assert stats.fetching == 0
+            held = [key for key, _ in daemon.node.held() if hasattr(key, "version")]
+            assert len(daemon.blobs) == len(held)
+            assert stats.reserved_bytes == 0
+
+
+def names(job: Job, path: bytes) -> list[bytes]:
+    return [name for name, _ in job.tree.listing(Path(path)).rows()]
+
+
+__all__ = ["MIB", "Job", "Tree", "content", "join", "names"]
