@@ -3,7 +3,7 @@
 Every node is the real core. ``Job`` performs its actions: the source is a dict, messages wait in
 one queue for each directed pair of peers, as the transport promises, and which queue moves next is
 drawn from a seed. Bytes are kept as the daemon keeps them, so that a blob that is used after its
-release is a KeyError. """
+release is a KeyError."""
 
 import errno
 import random

@@ -1,0 +1,445 @@
+"""A job of several nodes: who reads the source, what travels, and what happens when it fails."""
+
+import errno
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from copperfs.core.actions import AnswerEntry, AnswerError, AnswerListing
+from copperfs.core.events import Heard, List, Look, PeerDown, PeerUp
+from copperfs.core.links import ASKS_MAX, SERVING_MAX, WINDOW_BYTES
+from copperfs.core.messages import PART_BYTES, Ask, What
+from copperfs.types import NodeId, Path, RequestId, Version
+from tests.unit.core_lab import DEADLINE_S, version
+from tests.unit.overlay_lab import MIB, Job, content
+
+ROOT, LEAF = 0, 7
+
+
+def eight(seed: int = 0) -> Job:
+    job = Job(8, seed=seed)
+    job.tree.add(b"lib/a.py", 100)
+    job.tree.add(b"lib/b.so", 3 * MIB + 5)
+    return job
+
+
+def read(job: Job, number: int, path: bytes) -> bytes | object:
+    request = job.read(number, path, job.tree.files[Path(path)].attributes.version)
+    job.run()
+    return job.answer(number, request)
+
+
+# --- one read of the source -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("fanout", [1, 2, 16])
+def test_all_nodes_at_once_cost_the_source_what_one_costs(fanout: int, count: int) -> None:
+    job = Job(8, fanout=fanout, count=count)
+    for name in (b"lib/a.py", b"lib/b.py", b"lib/sub/c.so", b"bin/python"):
+        job.tree.add(name, 2 * MIB if name.endswith(b"so") else 100)
+    asked = []
+    paths = [*job.tree.files, Path(b"lib/missing")]
+    for number in range(8):
+        asked += [(number, path, job.ask(number, Look, path)) for path in paths]
+    job.run()
+    for number, path, request in asked:
+        answer = job.answer(number, request)
+        assert isinstance(answer, AnswerListing)
+        found = answer.listing.find(path[len(answer.directory) :].lstrip(b"/"))
+        assert found == job.tree.entry(path)
+    reads = [
+        (number, path, job.read(number, path, each.attributes.version))
+        for number in range(8)
+        for path, each in job.tree.files.items()
+    ]
+    job.run()
+    for number, path, request in reads:
+        wanted = job.tree.files[path].attributes.version
+        assert job.answer(number, request) == content(path, wanted)
+    assert set(job.source_reads().values()) == {1}
+    assert {path for kind, path in job.source_reads() if kind == "scan"} == {
+        b"lib", b"lib/sub", b"bin",
+    }  # fmt: skip
+    assert sum(kind == "read" for kind, _ in job.source_reads()) == 4
+    job.check_at_rest()
+
+
+def test_a_warm_node_asks_nobody() -> None:
+    job = eight()
+    read(job, LEAF, b"lib/a.py")
+    sent = Counter(job.sent)
+    read(job, LEAF, b"lib/a.py")
+    assert job.sent == sent
+
+
+def test_what_one_child_had_fetched_the_next_gets_from_the_parent() -> None:
+    job = eight()
+    read(job, 7, b"lib/a.py")  # 7 asks 3, 3 asks 1, 1 asks 0
+    assert job.sent["Ask"] == 3
+    read(job, 8 - 1, b"lib/a.py")
+    assert job.sent["Ask"] == 3
+    read(job, 4, b"lib/a.py")  # 4 asks 1, which has it
+    assert job.sent["Ask"] == 4
+
+
+def test_several_trees_share_the_roots_work() -> None:
+    job = Job(8, count=4)
+    for number in range(200):
+        job.tree.add(b"d%d/f" % number)
+        job.ask(number % 8, List, b"d%d" % number)
+    job.run()
+    roots = Counter(
+        number
+        for number, daemon in enumerate(job.daemons)
+        for _ in range(daemon.node.stats.fetches - daemon.node.stats.asks)
+    )
+    assert set(roots) == {0, 2, 4, 6}
+    assert set(job.source_reads().values()) == {1}
+
+
+def test_a_question_that_comes_while_the_answer_arrives_joins_it() -> None:
+    job = eight()
+    path = b"lib/b.so"
+    wanted = job.tree.files[Path(path)].attributes.version
+    first = job.read(3, path, wanted)
+    while job.daemons[1].node.stats.peer_questions == 0 or not job.daemons[1].blobs:
+        job.move()  # node 1 has a part of it
+    second = job.read(4, path, wanted)
+    job.run()
+    assert job.answer(3, first) == job.answer(4, second) == content(Path(path), wanted)
+    assert job.source_reads()["read", Path(path)] == 1
+
+
+def test_a_large_object_is_passed_on_before_it_is_whole() -> None:
+    job = eight()
+    path = Path(b"lib/b.so")
+    job.read(3, path, job.tree.files[path].attributes.version)
+    while not job.daemons[3].blobs:
+        assert job.move()
+    have = next(iter(job.daemons[1].blobs.values()))
+    assert len(job.daemons[3].blobs.popitem()[1]) >= PART_BYTES
+    assert len(have) <= 3 * MIB + 5
+
+
+# --- what travels ---------------------------------------------------------------------------------
+
+
+def test_freshness_does_not_grow_on_the_way_down() -> None:
+    job = Job(3, revalidate_s=10)
+    job.tree.add(b"d/f")
+    job.ask(0, List, b"d")
+    job.run()
+    job.now += 4
+    request = job.ask(2, List, b"d")
+    job.run()
+    answer = job.answer(2, request)
+    assert isinstance(answer, AnswerListing)
+    assert answer.fresh_until == 10
+
+
+def test_errors_of_the_source_reach_the_asker_and_are_not_kept() -> None:
+    job = eight()
+    job.tree.failing[Path(b"lib")] = errno.EIO
+    request = job.ask(LEAF, List, b"lib")
+    job.run()
+    assert job.answer(LEAF, request) == AnswerError(request, errno.EIO)
+    job.tree.failing.clear()
+    request = job.ask(LEAF, List, b"lib")
+    job.run()
+    assert isinstance(job.answer(LEAF, request), AnswerListing)
+
+
+def test_a_directory_that_may_only_be_searched_is_searched_over_the_overlay() -> None:
+    job = eight()
+    job.tree.failing[Path(b"lib")] = errno.EACCES
+    for number in (6, 7):
+        request = job.ask(number, Look, b"lib/a.py")
+        job.run()
+        answer = job.answer(number, request)
+        assert isinstance(answer, AnswerEntry)
+        assert answer.entry == job.tree.entry(Path(b"lib/a.py"))
+    assert job.source_reads()["look", Path(b"lib/a.py")] == 1
+
+
+def test_a_file_that_changed_is_stale_for_all_and_then_seen_anew() -> None:
+    job = eight()
+    read(job, LEAF, b"lib/a.py")
+    old = job.tree.files[Path(b"lib/b.so")].attributes.version
+    job.ask(LEAF, List, b"lib")
+    job.run()
+    new = job.tree.add(b"lib/b.so", 50, changed_s=9)
+    request = job.read(LEAF, b"lib/b.so", old)
+    job.run()
+    assert job.answer(LEAF, request) == AnswerError(request, errno.ESTALE)
+    request = job.ask(LEAF, Look, b"lib/b.so")
+    job.run()
+    answer = job.answer(LEAF, request)
+    assert isinstance(answer, AnswerListing)
+    found = answer.listing.find(b"b.so")
+    assert found is not None
+    assert found.attributes.version == new
+
+
+# --- clear ----------------------------------------------------------------------------------------
+
+
+def test_whoever_hears_of_a_later_epoch_clears_as_well() -> None:
+    job = eight()
+    for number in range(8):
+        job.ask(number, List, b"lib")
+    job.run()
+    job.tree.add(b"lib/new.py")
+    job.clear(LEAF)
+    request = job.ask(LEAF, Look, b"lib/new.py")
+    job.run()
+    answer = job.answer(LEAF, request)
+    assert isinstance(answer, AnswerListing)
+    assert answer.listing.find(b"new.py") is not None
+    assert [daemon.epochs for daemon in job.daemons[:2]] == [[2], [2]]
+
+
+def test_a_child_that_has_not_heard_of_the_clear_learns_it_from_the_answer() -> None:
+    job = eight()
+    request = job.ask(LEAF, List, b"lib")
+    job.clear(ROOT)
+    job.run()
+    assert isinstance(job.answer(LEAF, request), AnswerListing)
+    assert job.daemons[LEAF].epochs == [2]
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=60)
+def test_no_answer_is_older_than_the_clear_before_its_question(seed: int) -> None:
+    job = eight(seed=seed)
+    for number in range(8):
+        job.ask(number, List, b"lib")
+    for _ in range(seed % 40):
+        job.move()
+    job.tree.add(b"lib/new.py")
+    job.clear(LEAF)
+    request = job.ask(LEAF, Look, b"lib/new.py")
+    job.run()
+    answer = job.answer(LEAF, request)
+    assert isinstance(answer, AnswerListing)
+    assert answer.listing.find(b"new.py") is not None
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_a_child_that_takes_nothing_in_holds_up_only_itself() -> None:
+    job = Job(3, memory_bytes=256 * MIB)
+    versions = {}
+    for number in range(12):
+        versions[b"d/%d" % number] = job.tree.add(b"d/%d" % number, 2 * MIB)
+    for path, wanted in versions.items():
+        job.read(1, path, wanted)
+    stuck, job.queues[NodeId(0), NodeId(1)] = job.queues[NodeId(0), NodeId(1)], _Never()
+    for path, wanted in versions.items():
+        job.read(2, path, wanted)
+    job.run()
+    assert len(job.daemons[2].answers) == 12
+    assert job.in_flight[NodeId(0), NodeId(1)] <= WINDOW_BYTES + PART_BYTES
+    assert not stuck
+
+
+def test_asks_under_way_at_one_parent_are_bounded() -> None:
+    job = Job(2)
+    for number in range(2 * ASKS_MAX):
+        job.ask(1, List, b"d%d" % number)
+    assert job.sent["Ask"] == ASKS_MAX
+    job.run()
+    assert len(job.daemons[1].answers) == 2 * ASKS_MAX
+
+
+def test_a_peer_that_asks_for_too_much_is_refused() -> None:
+    job = Job(2)
+    job.tree.add(b"d/f")
+    for number in range(SERVING_MAX + 10):
+        job.happen(NodeId(0), Heard(NodeId(1), Ask(number, 1, What.LISTING, Path(b"d"))))
+    assert job.daemons[0].node.stats.peers_refused == 10
+
+
+def test_the_same_number_twice_is_refused_the_second_time() -> None:
+    job = Job(2)
+    for _ in range(2):
+        job.happen(NodeId(0), Heard(NodeId(1), Ask(1, 1, What.LISTING, Path(b"d"))))
+    assert job.daemons[0].node.stats.peers_refused == 1
+
+
+@given(st.integers(0, 10_000), st.sampled_from([1, 2, 4]))
+@settings(max_examples=40, deadline=None)
+def test_small_memories_never_wait_for_each_other_for_ever(seed: int, count: int) -> None:
+    job = Job(6, count=count, memory_bytes=12 * MIB, seed=seed)
+    versions = {}
+    for number in range(16):
+        path = b"d%d/f" % number
+        versions[path] = job.tree.add(path, MIB + 7)
+    asked = [
+        (number, path, job.read(number, path, wanted))
+        for number in range(6)
+        for path, wanted in versions.items()
+    ]
+    job.run()
+    for number, path, request in asked:
+        assert job.answer(number, request) == content(Path(path), versions[path])
+    job.check_at_rest()
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [b"lib/a.py", b"lib/b.so"])
+def test_a_spoiled_part_is_asked_for_again(path: bytes) -> None:
+    job = eight()
+    job.spoil[NodeId(3)] = 1
+    assert read(job, LEAF, path) == content(
+        Path(path), job.tree.files[Path(path)].attributes.version
+    )
+    assert job.daemons[3].node.stats.spoiled == 1
+    assert job.source_reads()["read", Path(path)] == 1
+    job.check_at_rest()
+
+
+def test_who_gives_spoiled_parts_again_and_again_is_not_asked_any_more() -> None:
+    job = eight()
+    job.spoil[NodeId(3)] = 3
+    assert read(job, LEAF, b"lib/a.py") == content(
+        Path(b"lib/a.py"), job.tree.files[Path(b"lib/a.py")].attributes.version
+    )
+    assert job.daemons[3].node.stats.fallbacks == 1
+    job.check_at_rest()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_a_node_that_loses_its_parent_reads_the_source_itself(seed: int, moves: int) -> None:
+    job = eight(seed=seed)
+    path = b"lib/b.so"
+    wanted = job.tree.files[Path(path)].attributes.version
+    asked = [(number, job.read(number, path, wanted)) for number in (3, 4, 7)]
+    for _ in range(moves):
+        job.move()
+    job.cut(NodeId(3), NodeId(1))
+    job.run()
+    for number, request in asked:
+        assert job.answer(number, request) == content(Path(path), wanted)
+    assert job.source_reads()["read", Path(path)] <= 2
+    job.check_at_rest()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_what_was_under_way_when_a_connection_was_renewed_is_asked_again(
+    seed: int, moves: int
+) -> None:
+    job = eight(seed=seed)
+    path = b"lib/b.so"
+    wanted = job.tree.files[Path(path)].attributes.version
+    asked = [(number, job.read(number, path, wanted)) for number in (3, 4, 7)]
+    for _ in range(moves):
+        job.move()
+    job.connect(NodeId(3), NodeId(1))
+    job.run()
+    for number, request in asked:
+        assert job.answer(number, request) == content(Path(path), wanted)
+    assert job.source_reads()["read", Path(path)] == 1
+    job.check_at_rest()
+
+
+def test_a_peer_that_was_started_anew_gets_nothing_of_what_it_asked_before() -> None:
+    job = Job(2)
+    node = job.daemons[0].node
+    job.tree.add(b"d/f")
+    job.happen(NodeId(0), Heard(NodeId(1), Ask(1, 1, What.LISTING, Path(b"d"))))
+    for event in (PeerDown(NodeId(1)), PeerUp(NodeId(1))):
+        job.happen(NodeId(0), event)
+    job.happen(NodeId(0), Heard(NodeId(1), Ask(1, 1, What.LISTING, Path(b"other"))))
+    sent = Counter(job.sent)
+    job.run()
+    assert job.sent - sent == Counter(Refuse=1)  # ENOENT of the other, and nothing of d
+    assert node.stats.peer_questions == 2
+
+
+def test_an_overdue_ask_is_withdrawn() -> None:
+    job = eight()
+    request = job.ask(LEAF, List, b"lib")
+    while not job.daemons[ROOT].fetches:
+        job.move()
+    job.tick(DEADLINE_S)
+    assert job.answer(LEAF, request) == AnswerError(request, errno.ETIMEDOUT)
+    job.run()
+    job.check_at_rest()
+
+
+def test_a_file_that_is_too_large_for_the_tree_is_read_by_each_node() -> None:
+    job = Job(2, tree_max_bytes=MIB)
+    job.tree.add(b"d/f", 2 * MIB)
+    job.read(1, b"d/f", version(2 * MIB))
+    assert job.sent["Ask"] == 0
+    assert len(job.daemons[1].fetches) == 1
+
+
+def test_a_parent_without_room_for_a_file_has_its_child_read_it() -> None:
+    job = Job(2)
+    job.daemons[0].node.limits = type(job.daemons[0].node.limits)(MIB, MIB, None, DEADLINE_S)
+    wanted = job.tree.add(b"d/f", 2 * MIB)
+    request = job.read(1, b"d/f", wanted)
+    job.run()
+    assert job.answer(1, request) == content(Path(b"d/f"), wanted)
+    assert job.daemons[1].node.stats.fallbacks == 1
+
+
+# --- everything at once ---------------------------------------------------------------------------
+
+
+@given(st.integers(0, 100_000), st.sampled_from([1, 3]))
+@settings(max_examples=80, deadline=None)
+def test_whatever_happens_nobody_gets_a_wrong_byte_and_everybody_an_answer(
+    seed: int, count: int
+) -> None:
+    job = Job(7, count=count, memory_bytes=20 * MIB, seed=seed)
+    draw = job.random
+    paths = [b"d%d/%d" % (where, number) for where in range(4) for number in range(3)]
+    for path in paths:
+        job.tree.add(path, draw.choice([1, 100, PART_BYTES, PART_BYTES + 1, 3 * MIB]))
+    asked: list[tuple[int, bytes, Version, RequestId]] = []
+    for _ in range(120):
+        number, path = draw.randrange(7), draw.choice(paths)
+        match draw.randrange(12):
+            case 0:
+                job.clear(number)
+            case 1:
+                job.tree.add(path, draw.choice([5, 2 * MIB]), changed_s=draw.randrange(1, 1000))
+            case 2:
+                job.spoil[NodeId(number)] += 1
+            case 3:
+                pair = draw.choice([each for each in job.queues if each[0] < each[1]])
+                job.connect(*pair)
+            case 4 | 5:
+                job.ask(number, Look, path)
+            case 6 | 7 | 8:
+                wanted = job.tree.files[Path(path)].attributes.version
+                asked.append((number, path, wanted, job.read(number, path, wanted)))
+            case _:
+                for _ in range(draw.randrange(30)):
+                    job.move()
+    job.run()
+    for number, path, wanted, request in asked:
+        answer = job.answer(number, request)
+        if isinstance(answer, AnswerError):
+            assert answer.error == errno.ESTALE
+        else:
+            assert answer == content(Path(path), wanted)
+    job.check_at_rest()
+
+
+class _Never(deque[Any]):
+    """A queue whose messages stay in it."""
+
+    def __bool__(self) -> bool:
+        return False
