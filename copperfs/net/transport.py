@@ -15,15 +15,7 @@ from typing import Protocol
 
 from copperfs.core.messages import Message
 from copperfs.types import NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """Bytes that travel beside a message, with their xxh3-128 as it was taken where the source was
-    read. A node that passes a payload on passes the digest on, and never makes a new one."""
-
-    data: bytes | memoryview
-    digest: bytes
+from copperfs.wire.payload import Payload as Payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,293 @@
+"""Messages to headers and back.
+
+A message travels as one or two frames: a header, and the payload if it has one::
+
+    header   magic "cpf", version, code of the message          5 bytes
+             msgpack array: digest or nil, size of the payload, the message's fields in order
+    payload  as it is
+
+``LAYOUTS`` is the whole protocol: which codes there are, what their fields may be, how long a
+header may be and how long its payload must be. Everything is checked when a header is opened, before
+anything whose size it names is allocated and before anybody hears of it; the payload's digest is
+checked against the bytes that came (``check_payload``), separately, because a message whose payload
+is damaged is still a message: the asker has to know what it did not get.
+
+There is no negotiation: the nodes of a job are started together, from one installation. Another
+version is ``Malformed``. Enlarge ``VERSION`` when LAYOUTS changes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from copperfs.core.messages import (
+    PART_BYTES,
+    Ask,
+    Batch,
+    Call,
+    Credit,
+    GiveEntry,
+    GivePart,
+    Hello,
+    Item,
+    Message,
+    Refuse,
+    Return,
+    What,
+    Withdraw,
+)
+from copperfs.roster import NODES_MAX
+from copperfs.wire import fields as f
+from copperfs.wire.fields import Field, Malformed
+from copperfs.wire.payload import DIGEST_BYTES, Payload, digest
+
+MAGIC = b"cpf"
+VERSION = 1
+PREFIX_BYTES = len(MAGIC) + 2
+
+PAYLOAD_BYTES_MAX = 2 * PART_BYTES
+"""A part has at most one; a batch is sent once it has one, and its last item may be another."""
+OBJECT_BYTES_MAX = 1 << 40
+PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
+ITEMS_MAX = 4096
+"""A batch of 1 MiB has this many if they are of 256 bytes: smaller files are not worth a push."""
+HEADER_BYTES_MAX = 16 << 10
+"""Twice what a path or an entry of greatest length takes."""
+BATCH_HEADER_BYTES_MAX = 1 << 20
+"""ITEMS_MAX items of 256 bytes. Paths of 4 KiB make it 250: whoever fills a batch has to look."""
+ARGUMENT_BYTES_MAX = 64 << 10
+RESULT_BYTES_MAX = 1 << 20
+FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX
+"""Of any frame: for MAXMSGSIZE, past which a connection is cut before the bytes are taken in."""
+
+
+class CorruptPayload(Exception):
+    """The message is whole, its payload is not what its digest says."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__("the payload is not what its digest says")
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one kind of message looks."""
+
+    code: int
+    kind: type
+    fields: tuple[tuple[str, Field], ...]
+    header_bytes_max: int = HEADER_BYTES_MAX
+    payload_bytes: Callable[[Any], int] | None = None
+    """How long the payload of this message must be; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """An opened header: the message, and what is said of the payload that follows."""
+
+    message: Message
+    digest: bytes | None
+    """None if no payload follows."""
+    payload_bytes: int
+
+
+def _part_bytes(part: GivePart) -> int:
+    left = part.total_bytes - part.index * PART_BYTES
+    if left < 0 or (left == 0 and part.index > 0):
+        raise Malformed(f"part {part.index} is beyond the end of {part.total_bytes} bytes")
+    return min(left, PART_BYTES)
+
+
+def _batch_bytes(batch: Batch) -> int:
+    size = 0
+    for item in batch.items:
+        if item.offset + item.length > item.total_bytes:
+            raise Malformed("an item that ends beyond its object")
+        if item.what is What.OBJECT and item.version is None:
+            raise Malformed("an object without a version")
+        size += item.length
+    if size > PAYLOAD_BYTES_MAX:
+        raise Malformed(f"a batch of {size} bytes; at most {PAYLOAD_BYTES_MAX}")
+    return size
+
+
+_NODE = f.integer(0, NODES_MAX - 1)
+_TOTAL = f.integer(0, OBJECT_BYTES_MAX)
+_ITEM = f.record(
+    Item,
+    (
+        ("what", f.enumerated(What, What.LISTING, What.OBJECT)),
+        ("path", f.PATH),
+        ("version", f.VERSION),
+        ("total_bytes", _TOTAL),
+        ("offset", _TOTAL),
+        ("length", f.integer(0, PAYLOAD_BYTES_MAX)),
+    ),
+)
+_ANSWER = (("number", f.number()), ("epoch", f.number()))
+
+LAYOUTS = (
+    Layout(
+        1,
+        Hello,
+        (
+            ("node", _NODE),
+            ("job", f.text(256)),
+            ("agreement", f.octets(64)),
+            ("epoch", f.number()),
+        ),
+    ),
+    Layout(
+        2,
+        Ask,
+        (
+            *_ANSWER,
+            ("what", f.enumerated(What)),
+            ("path", f.PATH),
+            ("version", f.VERSION),
+            ("first", f.integer(0, PARTS_MAX)),
+        ),
+    ),
+    Layout(3, GiveEntry, (*_ANSWER, ("entry", f.ENTRY), ("fresh_for_s", f.SECONDS))),
+    Layout(
+        4,
+        GivePart,
+        (
+            *_ANSWER,
+            ("index", f.integer(0, PARTS_MAX)),
+            ("total_bytes", _TOTAL),
+            ("directory", f.VERSION),
+            ("fresh_for_s", f.SECONDS),
+        ),
+        payload_bytes=_part_bytes,
+    ),
+    Layout(5, Refuse, (*_ANSWER, ("error", f.integer(1, f.ERRNO_MAX)))),
+    Layout(6, Credit, (("count_bytes", _TOTAL),)),
+    Layout(7, Withdraw, (("number", f.number()),)),
+    Layout(
+        8,
+        Batch,
+        (
+            ("push", f.number()),
+            ("epoch", f.number()),
+            ("sequence", f.number()),
+            ("items", f.several(_ITEM, ITEMS_MAX)),
+            ("last", f.SWITCH),
+        ),
+        header_bytes_max=BATCH_HEADER_BYTES_MAX,
+        payload_bytes=_batch_bytes,
+    ),
+    Layout(
+        9,
+        Call,
+        (
+            ("number", f.number()),
+            ("operation", f.text(64)),
+            ("argument", f.octets(ARGUMENT_BYTES_MAX)),
+        ),
+        header_bytes_max=HEADER_BYTES_MAX + ARGUMENT_BYTES_MAX,
+    ),
+    Layout(
+        10,
+        Return,
+        (("number", f.number()), ("result", f.octets(RESULT_BYTES_MAX))),
+        header_bytes_max=HEADER_BYTES_MAX + RESULT_BYTES_MAX,
+    ),
+)
+_BY_CODE = {layout.code: layout for layout in LAYOUTS}
+_BY_KIND = {layout.kind: layout for layout in LAYOUTS}
+_PREFIX = {layout.code: MAGIC + bytes((VERSION, layout.code)) for layout in LAYOUTS}
+
+
+def encode(message: Message, payload: Payload | None = None) -> bytes:
+    """The header of *message*; the payload goes beside it, untouched.
+
+    Malformed if no receiver would take it: a path, batch or result beyond the limits.
+    """
+    layout = _BY_KIND[type(message)]
+    body: list[Any] = [None, 0] if payload is None else [payload.digest, _length(payload.data)]
+    for name, field in layout.fields:
+        value = getattr(message, name)
+        body.append(value if field.pack is None else field.pack(value))
+    _check_size(layout, message, body[0], body[1])
+    header: bytes = _PREFIX[layout.code] + msgpack.packb(body)
+    if len(header) > layout.header_bytes_max:
+        raise Malformed(f"a header of {len(header)} bytes; at most {layout.header_bytes_max}")
+    return header
+
+
+def decode_header(header: bytes) -> Envelope:
+    """What a header says; Malformed if it is none of this version."""
+    if len(header) < PREFIX_BYTES or header[: len(MAGIC)] != MAGIC:
+        raise Malformed("no message at all")
+    version, code = header[len(MAGIC)], header[len(MAGIC) + 1]
+    if version != VERSION:
+        raise Malformed(f"version {version} of the protocol, not {VERSION}")
+    layout = _BY_CODE.get(code)
+    if layout is None:
+        raise Malformed(f"there is no message {code}")
+    if len(header) > layout.header_bytes_max:
+        raise Malformed(f"a header of {len(header)} bytes; at most {layout.header_bytes_max}")
+    stated, size, *values = _unpack(memoryview(header)[PREFIX_BYTES:], 2 + len(layout.fields))
+    if stated is not None and (type(stated) is not bytes or len(stated) != DIGEST_BYTES):
+        raise Malformed("no digest")
+    if type(size) is not int or not 0 <= size <= PAYLOAD_BYTES_MAX:
+        raise Malformed("a payload of impossible size")
+    message: Message = layout.kind(
+        *[field.check(value) for (_, field), value in zip(layout.fields, values, strict=True)]
+    )
+    _check_size(layout, message, stated, size)
+    return Envelope(message, stated, size)
+
+
+def check_payload(envelope: Envelope, data: bytes | memoryview | None) -> Payload | None:
+    """The payload, if it is the one that the header announced; Malformed if it is missing, too
+    much or of another length, CorruptPayload if it is not what the digest says."""
+    if envelope.digest is None or data is None:
+        if envelope.digest is not None or data is not None:
+            raise Malformed("a payload is missing, or one too many")
+        return None
+    if _length(data) != envelope.payload_bytes:
+        raise Malformed(f"a payload of {_length(data)} bytes, not {envelope.payload_bytes}")
+    if digest(data) != envelope.digest:
+        raise CorruptPayload(envelope.message)
+    return Payload(data, envelope.digest)
+
+
+def decode(frames: Sequence[bytes | memoryview]) -> tuple[Message, Payload | None]:
+    """Both frames at once: ``decode_header`` and ``check_payload``."""
+    if not 1 <= len(frames) <= 2:
+        raise Malformed(f"{len(frames)} frames")
+    envelope = decode_header(bytes(frames[0]))
+    return envelope.message, check_payload(envelope, frames[1] if len(frames) == 2 else None)
+
+
+def _length(data: bytes | memoryview) -> int:
+    return data.nbytes if isinstance(data, memoryview) else len(data)
+
+
+def _check_size(layout: Layout, message: Message, stated: bytes | None, size: int) -> None:
+    if layout.payload_bytes is None:
+        if stated is not None or size:
+            raise Malformed(f"a {layout.kind.__name__} with a payload")
+        return
+    expected = layout.payload_bytes(message)
+    # An empty payload may be left out.
+    if size != expected or (stated is None and expected):
+        raise Malformed(f"a {layout.kind.__name__} with {size} bytes of payload, not {expected}")
+
+
+def _unpack(body: memoryview, count: int) -> list[Any]:
+    """An array of *count* values. msgpack allocates nothing that the body is too short for; maps
+    and extensions are not used."""
+    try:
+        value = msgpack.unpackb(
+            body, max_array_len=ITEMS_MAX, max_map_len=0, max_ext_len=0, use_list=True
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise Malformed(f"not msgpack: {error!s:.100}") from None
+    if type(value) is not list or len(value) != count:
+        raise Malformed(f"not an array of {count}")
+    return value

@@ -1,0 +1,201 @@
+"""What a value on the wire may be: one ``Field`` for each kind, a pair of packing and checking.
+
+Checking is given whatever msgpack made of a stranger's bytes, and returns the value as the core
+knows it or raises ``Malformed``. A limit is part of the protocol: a sender that exceeds one is told
+so by ``pack`` where the value's origin can exceed it (paths, link targets), since every receiver
+would drop the message.
+
+msgpack values are compared by ``type()``, because to ``isinstance`` True is a number.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry, Path, Version
+
+PATH_BYTES_MAX = 4096
+"""PATH_MAX. A process that walks deeper by ``chdir`` is refused by the core before it gets here."""
+TARGET_BYTES_MAX = 4096
+NUMBER_MAX = (1 << 63) - 1
+SECONDS_MAX = 1e9
+"""Thirty years; what is fresh for longer is fresh for ever, which is None."""
+ERRNO_MAX = 4095
+"""The kernel's MAX_ERRNO."""
+
+# size, seconds and nanoseconds of mtime and ctime, inode; whole nanoseconds need more than 64 bits.
+_VERSION = struct.Struct("<QqIqIQ")
+_NS = 1_000_000_000
+_NO_NAMES = frozenset((b"", b".", b".."))
+
+
+class Malformed(ValueError):
+    """Frames that are no message of this version; the text says why. Whoever sent them is at
+    fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    check: Callable[[Any], Any]
+    """The value that came, or Malformed."""
+    pack: Callable[[Any], Any] | None = None
+    """How msgpack is to see it; None: as it is."""
+
+
+def integer(low: int, high: int) -> Field:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise Malformed(f"{value!r:.40} is no number from {low} to {high}")
+        return value
+
+    return Field(check)
+
+
+def number() -> Field:
+    return integer(0, NUMBER_MAX)
+
+
+def enumerated(kind: type[IntEnum], *allowed: IntEnum) -> Field:
+    members = {int(member): member for member in allowed or kind}
+
+    def check(value: Any) -> IntEnum:
+        member = members.get(value) if type(value) is int else None
+        if member is None:
+            raise Malformed(f"{value!r:.40} is no {kind.__name__} here")
+        return member
+
+    return Field(check, int)
+
+
+def octets(most: int, least: int = 0) -> Field:
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or not least <= len(value) <= most:
+            raise Malformed(f"not {least} to {most} bytes")
+        return value
+
+    return Field(check)
+
+
+def text(most: int) -> Field:
+    def check(value: Any) -> str:
+        if type(value) is not str or len(value) > most or "\0" in value:
+            raise Malformed(f"no text of at most {most} characters")
+        return value
+
+    return Field(check)
+
+
+def _check_switch(value: Any) -> bool:
+    if type(value) is not bool:
+        raise Malformed(f"{value!r:.40} is neither true nor false")
+    return value
+
+
+def _check_seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) is not float or not 0 <= value <= SECONDS_MAX or math.isnan(value):
+        raise Malformed(f"{value!r:.40} is no number of seconds")
+    return value
+
+
+def _pack_seconds(value: float | None) -> float | None:
+    return None if value is None else min(max(float(value), 0.0), SECONDS_MAX)
+
+
+def _check_path(value: Any) -> Path:
+    """Relative, below the source's root, with every component a name."""
+    if type(value) is not bytes or len(value) > PATH_BYTES_MAX:
+        raise Malformed(f"no path of at most {PATH_BYTES_MAX} bytes")
+    if b"\0" in value:
+        raise Malformed("a path with a NUL")
+    if value and not _NO_NAMES.isdisjoint(value.split(b"/")):
+        raise Malformed("a path that is absolute, or has an empty, '.' or '..' component")
+    return Path(value)
+
+
+def _pack_path(path: Path) -> bytes:
+    if len(path) > PATH_BYTES_MAX:
+        raise Malformed(f"a path of {len(path)} bytes cannot be sent")
+    return path
+
+
+def _pack_version(version: Version | None) -> bytes | None:
+    if version is None:
+        return None
+    mtime, mtime_ns = divmod(version.mtime_ns, _NS)
+    ctime, ctime_ns = divmod(version.ctime_ns, _NS)
+    return _VERSION.pack(version.size, mtime, mtime_ns, ctime, ctime_ns, version.inode)
+
+
+def _check_version(value: Any) -> Version | None:
+    if value is None:
+        return None
+    if type(value) is not bytes or len(value) != _VERSION.size:
+        raise Malformed("no version")
+    size, mtime, mtime_ns, ctime, ctime_ns, inode = _VERSION.unpack(value)
+    if size > NUMBER_MAX or mtime_ns >= _NS or ctime_ns >= _NS:
+        raise Malformed("a version with an impossible size or time")
+    return Version(size, mtime * _NS + mtime_ns, ctime * _NS + ctime_ns, inode)
+
+
+def _pack_entry(entry: Entry | None) -> bytes | None:
+    """The attributes, then the target: the rest."""
+    if entry is None:
+        return None
+    if len(entry.target) > TARGET_BYTES_MAX:
+        raise Malformed(f"a link target of {len(entry.target)} bytes cannot be sent")
+    return entry.attributes.packed + entry.target
+
+
+def _check_entry(value: Any) -> Entry | None:
+    if value is None:
+        return None
+    least, most = ATTRIBUTES_BYTES, ATTRIBUTES_BYTES + TARGET_BYTES_MAX
+    if type(value) is not bytes or not least <= len(value) <= most:
+        raise Malformed("no entry")
+    entry = Entry(Attributes(value[:ATTRIBUTES_BYTES]), value[ATTRIBUTES_BYTES:])
+    if b"\0" in entry.target:
+        raise Malformed("a link target with a NUL")
+    return entry
+
+
+SWITCH = Field(_check_switch)
+SECONDS = Field(_check_seconds, _pack_seconds)
+PATH = Field(_check_path, _pack_path)
+VERSION = Field(_check_version, _pack_version)
+ENTRY = Field(_check_entry, _pack_entry)
+
+
+def record(kind: type, fields: Sequence[tuple[str, Field]]) -> Field:
+    """A dataclass inside a message, as an array of its fields."""
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(fields):
+            raise Malformed(f"no {kind.__name__}")
+        return kind(*[field.check(each) for (_, field), each in zip(fields, value, strict=True)])
+
+    def pack(value: Any) -> list[Any]:
+        return [
+            getattr(value, name) if field.pack is None else field.pack(getattr(value, name))
+            for name, field in fields
+        ]
+
+    return Field(check, pack)
+
+
+def several(field: Field, most: int) -> Field:
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) > most:
+            raise Malformed(f"no array of at most {most}")
+        return tuple([field.check(each) for each in value])
+
+    def pack(value: Sequence[Any]) -> list[Any]:
+        if len(value) > most:
+            raise Malformed(f"{len(value)} items cannot be sent, {most} can")
+        return [each if field.pack is None else field.pack(each) for each in value]
+
+    return Field(check, pack)
