@@ -42,6 +42,9 @@ class Listing:
     directory: Version | None = field(default=None, compare=False)
     """Of the directory itself, taken before its names were read; what a listing was is told by
     this, not by when it was read."""
+    digests: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
+    """Of its parts, as they were taken where the source was read; empty until somebody needs
+    them. Kept here by those who send and receive; the core does not look."""
     _offsets: dict[bytes, int] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -57,6 +60,17 @@ class Listing:
     def absolute_symlinks(self) -> int:
         """How many rows may have to be shown differently."""
         return self._header()[3]
+
+    def check(self) -> None:
+        """MalformedListing unless every row is whole, no name is given twice, and there is nothing
+        else."""
+        if len(self._index()) != self.count:
+            raise MalformedListing("a name twice")
+        if any(name in (b".", b"..") or b"/" in name or b"\0" in name for name in self._index()):
+            raise MalformedListing("a name that no directory has")
+        absolute = sum(entry.target.startswith(b"/") for _, entry in self.rows())
+        if absolute != self.absolute_symlinks:
+            raise MalformedListing("a wrong count of absolute links")
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._index()

@@ -11,6 +11,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -28,12 +29,14 @@ from copperfs.core.actions import (
     Evict,
     LookAgain,
     LookSource,
+    NewEpoch,
     ObjectKey,
     OpenSource,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
+    Send,
 )
 from copperfs.core.events import (
     Clear,
@@ -46,8 +49,9 @@ from copperfs.core.events import (
 )
 from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
+from copperfs.runtime.peers import Blobs, Peers
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
-from copperfs.types import BlobId, HandleId, Path, RequestId
+from copperfs.types import HandleId, Path, RequestId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -96,9 +100,13 @@ class Engine:
     node: Node
     fetcher: Fetcher
     publications: Publications
+    blobs: Blobs = field(default_factory=Blobs)
+    peers: Peers | None = None
+    """Set before ``run`` in a job of several nodes."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
-    _blobs: dict[BlobId, Blob] = field(default_factory=dict)
     _next: int = 1
+    _clearing: bool = False
+    """Whoever clears tells the kernel, and waits for it."""
     _wake: trio.Event = field(default_factory=trio.Event)
     _tell: trio.MemorySendChannel[Callable[[], object]] = field(init=False)
     _tell_from: trio.MemoryReceiveChannel[Callable[[], object]] = field(init=False)
@@ -141,20 +149,22 @@ class Engine:
             nursery.start_soon(self._run_clock)
             nursery.start_soon(self._run_housekeeping)
             nursery.start_soon(self._run_telling)
+            if self.peers is not None:
+                self.peers.connect()
+                nursery.start_soon(self.peers.transport.run, self.peers.arrived)
 
     async def clear(self) -> int:
         """A new epoch, also for the kernel; how many names it was told to look up again."""
+        self._clearing = True
         self.post(Clear())
-        self.publications.withdraw_all()
+        self._clearing = False
         return await trio.to_thread.run_sync(
             self.publications.invalidate_all, abandon_on_cancel=True
         )
 
     def take(self, key: ObjectKey, blob: Blob) -> None:
         """A file that was read without the core being asked."""
-        number = BlobId(self._number())
-        self._blobs[number] = blob
-        self.post(Fetched(key.path, key.version, number))
+        self.post(Fetched(key.path, key.version, self.blobs.keep(blob)))
 
     def post(self, event: Event) -> None:
         """Let the core take one step, and do what it wants."""
@@ -172,7 +182,7 @@ class Engine:
             case AnswerEntry() | AnswerListing():
                 self._answer(action.request, action, None)
             case AnswerObject(request, _, blob):
-                self._answer(request, action, self._blobs[blob])
+                self._answer(request, action, self.blobs.held[blob])
             case AnswerHandle(request, handle):
                 self._answer_handle(request, action, handle)
             case AnswerError(request, error):
@@ -180,11 +190,16 @@ class Engine:
             case Evict(key):
                 self.publications.withdraw(key)
             case ReleaseBlob(blob):
-                del self._blobs[blob]
+                self.blobs.release(blob)
             case ReleaseHandle(handle):
                 self.fetcher.close_handle(handle)
             case LookAgain(path):
                 self._look_again(path)
+            case Send():
+                assert self.peers is not None, "a job of one has no peers"
+                self.peers.send(action)
+            case NewEpoch():
+                self._begin_epoch()
 
     def _answer(self, request: RequestId, answer: Answered, content: Content) -> None:
         waiting = self._waiting.get(request)
@@ -214,9 +229,7 @@ class Engine:
 
     def _arrived(self, outcome: Arrived) -> None:
         if isinstance(outcome, BlobRead):
-            blob = BlobId(self._number())
-            self._blobs[blob] = outcome.blob
-            outcome = HaveRead(outcome.fetch, blob)
+            outcome = HaveRead(outcome.fetch, self.blobs.keep(outcome.blob))
         self.post(outcome)
 
     # --- background ------------------------------------------------------------------------------
@@ -252,6 +265,14 @@ class Engine:
         except trio.WouldBlock:
             log.debug("too many changed files at once; %r is looked up again later", path)
 
+    def _begin_epoch(self) -> None:
+        """Nothing is published any more, and the kernel is told, in its own time."""
+        self.publications.withdraw_all()
+        if self._clearing:
+            return
+        with suppress(trio.WouldBlock):  # then the kernel is about to be told much already
+            self._tell.send_nowait(self.publications.invalidate_all)
+
     # --- odds and ends ---------------------------------------------------------------------------
 
     def _number(self) -> int:
@@ -267,4 +288,4 @@ class Engine:
 
     def blob_bytes(self) -> int:
         """Bytes of all blobs that are held."""
-        return sum(len(blob) for blob in self._blobs.values())
+        return sum(len(blob) for blob in self.blobs.held.values())

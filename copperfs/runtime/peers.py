@@ -1,0 +1,212 @@
+"""The engine's side of the overlay: messages with their bytes to the transport, arrivals to the
+core.
+
+The core says what to send and only has handles for bytes. Here the part of a blob or listing that a
+message speaks of is found, with its digest, and handed over without a copy. What arrives is copied
+once, into the blob that it is a part of, where the front will read it and from which it is passed
+on.
+
+A digest is taken once, where the source was read, when a part is first sent; what came from a peer
+keeps the digest that it came with. So what is checked on arrival is what the reader of the source
+saw, however many nodes it came through.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from copperfs.blob import Blob, new_blob
+from copperfs.core.actions import Send
+from copperfs.core.events import (
+    Event,
+    Heard,
+    ListingTaken,
+    PartPassed,
+    PartSpoiled,
+    PartTaken,
+    PeerDown,
+    PeerUp,
+)
+from copperfs.core.links import part_size, parts_in
+from copperfs.core.listing import Listing, MalformedListing
+from copperfs.core.messages import PART_BYTES, GivePart, Hello, What
+from copperfs.core.node import Node
+from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
+from copperfs.types import BlobId, NodeId
+from copperfs.wire.payload import Payload, digest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Blobs:
+    """The bytes that the core has handles for, and the digests of their parts."""
+
+    held: dict[BlobId, Blob] = field(default_factory=dict)
+    _digests: dict[BlobId, dict[int, bytes]] = field(default_factory=dict)
+    _next: int = 0
+
+    def keep(self, blob: Blob) -> BlobId:
+        self._next += 1
+        number = BlobId(self._next)
+        self.held[number] = blob
+        return number
+
+    def release(self, number: BlobId) -> None:
+        del self.held[number]
+        self._digests.pop(number, None)
+
+    def part(self, number: BlobId, index: int, total_bytes: int) -> Payload:
+        start = index * PART_BYTES
+        data = self.held[number].view[start : start + part_size(index, total_bytes)]
+        digests = self._digests.setdefault(number, {})
+        if index not in digests:
+            digests[index] = digest(data)
+        return Payload(data, digests[index])
+
+    def fill(self, number: BlobId, index: int, payload: Payload) -> None:
+        start = index * PART_BYTES
+        blob = self.held[number]
+        blob.view[start : start + len(payload.data)] = payload.data
+        self._digests.setdefault(number, {})[index] = payload.digest
+
+
+@dataclass(slots=True)
+class Peers:
+    """What the engine needs to take part in a job of several nodes."""
+
+    transport: Transport
+    node: Node
+    blobs: Blobs
+    post: Callable[[Event], None]
+    job: str
+    agreement: bytes
+    """Digest of what all nodes have to agree on; who does not is not listened to."""
+    connected: set[NodeId] = field(default_factory=set)
+    disagreeing: set[NodeId] = field(default_factory=set)
+    on_change: Callable[[], None] = lambda: None
+    """Called when the set of peers that can be talked to changes."""
+    _listings: dict[tuple[NodeId, int], list[Payload]] = field(default_factory=dict)
+    """Of listings that are too large for one message, what has come."""
+
+    def connect(self) -> None:
+        """To everybody whom this node asks or is pushed to by."""
+        assert self.node.trees is not None
+        for parent in self.node.trees.parents():
+            self.transport.connect(parent)
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def send(self, action: Send) -> None:
+        message, content = action.message, action.content
+        payload = None
+        if isinstance(message, GivePart):
+            assert content is not None
+            if isinstance(content, Listing):
+                payload = _listing_part(content, message)
+            else:
+                payload = self.blobs.part(content, message.index, message.total_bytes)
+        # If it cannot be sent, the transport says Lost, and the core asks elsewhere.
+        self.transport.send(action.peer, message, payload)
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def arrived(self, arrival: Arrival) -> None:
+        match arrival:
+            case Connected(peer):
+                self._greet(peer)
+            case Lost(peer):
+                self.connected.discard(peer)
+                self._forget(peer)
+                self.post(PeerDown(peer))
+                self.on_change()
+            case Corrupt(peer, message):
+                log.info("node %d gave bytes that are not what their digest says", peer)
+                if isinstance(message, GivePart) and peer in self.connected:
+                    self.post(PartSpoiled(peer, message))
+            case Received(peer, Hello() as message, _):
+                self._hear_hello(peer, message)
+            case Received(peer, message, payload):
+                if peer not in self.connected:
+                    return  # it has not said hello, or does not agree
+                if isinstance(message, GivePart):
+                    self._take_part(peer, message, payload or Payload(b"", b""))
+                else:
+                    self.post(Heard(peer, message))
+
+    def _greet(self, peer: NodeId) -> None:
+        """Both ends begin with a hello; nothing else is said before it was heard."""
+        if peer in self.connected:
+            self.connected.discard(peer)
+            self._forget(peer)
+            self.post(PeerDown(peer))
+        assert self.node.trees is not None
+        epoch = self.node.statistics().epoch
+        self.transport.send(peer, Hello(self.node.trees.me, self.job, self.agreement, epoch))
+
+    def _hear_hello(self, peer: NodeId, hello: Hello) -> None:
+        if hello.job != self.job or hello.agreement != self.agreement:
+            if peer not in self.disagreeing:
+                self.disagreeing.add(peer)
+                log.error(
+                    "node %d was started with other settings (source, shared places, sizes, trees "
+                    "and memory have to be the same on all nodes): it is not talked to",
+                    peer,
+                )
+            return
+        self.disagreeing.discard(peer)
+        self.connected.add(peer)
+        self.post(PeerUp(peer))
+        self.post(Heard(peer, hello))
+        self.on_change()
+
+    def _take_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
+        wanted = self.node.wanted(peer, part)
+        if wanted is None:
+            self.post(PartPassed(peer, part))
+            return
+        what, blob = wanted
+        if what is What.LISTING:
+            self._take_listing_part(peer, part, payload)
+            return
+        if blob is None:
+            blob = self.blobs.keep(new_blob(part.total_bytes))
+        self.blobs.fill(blob, part.index, payload)
+        if part.index + 1 == parts_in(part.total_bytes):
+            self.blobs.held[blob].seal(part.total_bytes)
+        self.post(PartTaken(peer, part, blob))
+
+    def _take_listing_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
+        key = (peer, part.number)
+        parts = [*self._listings.pop(key, []), Payload(bytes(payload.data), payload.digest)]
+        if part.index + 1 < parts_in(part.total_bytes):
+            self._listings[key] = parts
+            self.post(PartPassed(peer, part))
+            return
+        packed = b"".join(bytes(each.data) for each in parts)
+        listing = Listing(packed, part.directory, tuple(each.digest for each in parts))
+        try:
+            if len(packed) != part.total_bytes:
+                raise MalformedListing("its parts are not of one whole")
+            listing.check()
+        except MalformedListing as error:
+            log.info("node %d gave a malformed listing: %s", peer, error)
+            self.post(PartSpoiled(peer, part))
+            return
+        self.post(ListingTaken(peer, part, listing))
+
+    def _forget(self, peer: NodeId) -> None:
+        for key in [each for each in self._listings if each[0] == peer]:
+            del self._listings[key]
+
+
+def _listing_part(listing: Listing, part: GivePart) -> Payload:
+    if not listing.digests:
+        view = memoryview(listing.packed)
+        listing.digests = tuple(
+            digest(view[start : start + PART_BYTES])
+            for start in range(0, max(1, len(view)), PART_BYTES)
+        )
+    start = part.index * PART_BYTES
+    data = memoryview(listing.packed)[start : start + PART_BYTES]
+    return Payload(data, listing.digests[part.index])
