@@ -148,7 +148,14 @@ def _choice(*choices: str) -> Kind:
     return Kind("|".join(choices), parse)
 
 
+def _parse_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", text):
+        raise ValueError(f"{text!r} is no name for a node; write letters, digits, dots and dashes")
+    return text
+
+
 PATH = Kind("PATH", _parse_text)
+NAME = Kind("NAME", _parse_name)
 PREFIX = Kind("PREFIX", _parse_absolute)
 SIZE = Kind("SIZE", parse_size, format_size, (str, int))
 AGE = Kind("SECONDS", _parse_age, format_seconds, (str, int, float))
@@ -219,6 +226,7 @@ _TOML_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "tru
 # ---- the table -------------------------------------------------------------------------------
 
 VIEW, CACHES, SOURCE, DAEMON = "What the mount shows", "Caches", "Source", "Daemon"
+LAUNCH = "Launch on several nodes"
 
 SymlinkMode = Literal["rewrite", "keep"]
 
@@ -370,6 +378,113 @@ class Settings:
             "of the kernel waits more than about 6 seconds longer than this.",
         ),
     )
+    bootstrap: Literal["auto", "mpi", "none"] = field(
+        default="auto",
+        metadata=_option(
+            LAUNCH,
+            _choice("auto", "mpi", "none"),
+            "How the nodes of a job find each other. With auto: by --hostfile or --rendezvous if "
+            "given, else by MPI if mpiexec or srun started more than one process, else this node "
+            "is alone. With none it is alone whatever else is said, for instance in a process "
+            "that itself belongs to an MPI job.",
+        ),
+    )
+    rendezvous: str | None = field(
+        default=None,
+        metadata=_option(
+            LAUNCH,
+            PATH,
+            "A directory that all nodes share, through which they find each other without MPI. "
+            "It has to be yours with mode 0700, and is made so if it is missing; a start leaves "
+            "nothing in it. Two mounts that start at the same time need two directories.",
+            optional=True,
+        ),
+    )
+    nodes: int | None = field(
+        default=None,
+        metadata=_option(
+            LAUNCH,
+            _count(1, 200_000),
+            "How many nodes --rendezvous waits for. Given with another way to launch, it has to "
+            "be what that finds.",
+            default_text="what Slurm, PBS, PALS or Flux say",
+            optional=True,
+        ),
+    )
+    launch_timeout_s: float = field(
+        default=300.0,
+        metadata=_option(
+            LAUNCH,
+            DEADLINE,
+            "How long --rendezvous waits for all nodes before it says who is missing. The same on "
+            "all nodes: a file in the directory that is a minute older than this is taken for "
+            "that of a start that crashed.",
+        ),
+    )
+    hostfile: str | None = field(
+        default=None,
+        metadata=_option(
+            LAUNCH,
+            PATH,
+            "A file that names all nodes, the same on each of them: HOST, HOST:PORT or a set such "
+            "as node[001-128] on each line. Needs --key-file, unless --security is none.",
+            optional=True,
+        ),
+    )
+    key_file: str | None = field(
+        default=None,
+        metadata=_option(
+            LAUNCH,
+            PATH,
+            "The secret by which nodes of a hostfile know each other, made by 'copperfs keygen'. "
+            "Whoever can read it can join the job, so it has to be yours with mode 0600. The "
+            "other ways to launch draw new keys each time.",
+            optional=True,
+        ),
+    )
+    node_name: str | None = field(
+        default=None,
+        metadata=_option(
+            LAUNCH,
+            NAME,
+            "What this node is called; no two may have one name.",
+            default_text="its host name",
+            optional=True,
+        ),
+    )
+    listen: str | None = field(
+        default=None,
+        metadata=_option(
+            LAUNCH,
+            Kind("WHERE", _parse_text),
+            "Where the other nodes reach this one: an address, an interface (hsn0) or a network "
+            "(10.1.0.0/16, whichever interface is in it). Nothing listens on other interfaces.",
+            default_text="the address that the host name has; if that is loopback, the interface "
+            "of the default route",
+            optional=True,
+        ),
+    )
+    port: int | None = field(
+        default=None,
+        metadata=_option(
+            LAUNCH,
+            _count(0, 65535),
+            "The TCP port on which the other nodes reach this one; 0 is any that is free.",
+            default_text="any that is free; with --hostfile 4711",
+            optional=True,
+        ),
+    )
+    security: Literal["curve", "none"] = field(
+        default="curve",
+        metadata=_option(
+            LAUNCH,
+            _choice("curve", "none"),
+            "With curve, nodes encrypt what they say to each other and let nobody in who is not in "
+            "the roster; it takes CPU time for each byte. With none, whoever reaches the port can "
+            "read what the job reads and answer in its place: only for isolated networks. The "
+            "same on all nodes.",
+        ),
+    )
     front_threads: int = field(
         default=2,
         metadata=_option(
@@ -399,7 +514,8 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "Messages are appended to this file, also in the foreground; what libfuse and Python "
+            "Messages are appended to this file, in which %h stands for the node's name, also in "
+            "the foreground; what libfuse and Python "
             "write to standard error goes there, too, when daemonised. With none, messages go to "
             "standard error in the foreground, and nowhere otherwise.",
             optional=True,

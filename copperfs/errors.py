@@ -20,3 +20,7 @@ class MountError(CopperError):
 
 class ControlError(CopperError):
     """A running mount could not be asked, or refused."""
+
+
+class LaunchError(CopperError):
+    """The nodes of a job did not find each other. Empty if another process tells why."""

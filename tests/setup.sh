@@ -109,7 +109,7 @@ install_requirements() {
         $venv/bin/python -c 'import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-print(*project["dependencies"], *extras["dev"], *extras["tests"], sep="\n")'
+print(*project["dependencies"], *extras["dev"], *extras["tests"], *extras["mpi"], sep="\n")'
     ) || die "pip could not install what pyproject.toml names"
     echo "$wanted" >$venv/requirements.stamp
 }

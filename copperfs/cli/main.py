@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from copperfs import __version__
-from copperfs.cli import clear, config_show, mount, stats, umount
+from copperfs.cli import clear, config_show, keygen, mount, stats, umount
 from copperfs.cli.output import print_error
 from copperfs.errors import CopperError
 
@@ -31,7 +31,7 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace, /) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (mount, umount, stats, clear, config_show)
+COMMANDS: tuple[Command, ...] = (mount, umount, stats, clear, config_show, keygen)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command.run(arguments)
     except CopperError as error:
-        print_error(str(error))
+        if str(error):  # else another rank tells it
+            print_error(str(error))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,6 +1,7 @@
-"""``copperfs mount``: start the daemon, and return when the mount answers.
+"""``copperfs mount``: find the other nodes, start the daemon, and return when the mount answers.
 
-The daemon is a fresh process, not a fork of this one: it inherits nothing but its settings.
+The daemon is a fresh process, not a fork of this one: it inherits nothing but its settings and its
+launch. Where this process was a rank of MPI that is more than tidiness: see ``bootstrap/mpi.py``.
 """
 
 import argparse
@@ -10,11 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from copperfs.cli.options import add_option_flags, resolve_settings
+from copperfs.cli.output import print_progress
 from copperfs.config import Settings
 from copperfs.errors import MountError
+
+if TYPE_CHECKING:
+    from copperfs.bootstrap.launch import Launch
 
 NAME = "mount"
 HELP = "mount a read-only view of a directory"
@@ -30,17 +38,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = resolve_settings(arguments.mountpoint, arguments)
+    from copperfs.bootstrap.invitation import own_name
+    from copperfs.bootstrap.launch import ByMpi, launch
+
     settings = replace(
         settings,
         source=os.path.abspath(settings.source),
-        log_file=settings.log_file and os.path.abspath(settings.log_file),
+        log_file=settings.log_file
+        and os.path.abspath(settings.log_file.replace("%h", own_name(settings))),
         mountpoint=os.path.abspath(settings.mountpoint),
     )
-    _refuse_if_mounted(settings.mountpoint)
-    if settings.foreground:
-        return _run_here(settings)
-    _start(settings)
-    return 0
+    with _ended_by_sigterm():
+        way, launched = launch(
+            settings,
+            os.environ,
+            prepare=lambda: _refuse_if_mounted(settings.mountpoint),
+            tell=print_progress,
+        )
+    if not settings.foreground:
+        _start(settings, launched)
+        return 0
+    if isinstance(way, ByMpi):
+        return _attend(_start(settings, launched))
+    return _run_here(settings, launched)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Meanwhile SIGTERM, which schedulers send, ends this process tidily."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_if_mounted(mountpoint: str) -> None:
@@ -61,16 +95,26 @@ def _refuse_if_mounted(mountpoint: str) -> None:
     )
 
 
-def _run_here(settings: Settings) -> int:
+def _run_here(settings: Settings, launch: "Launch | None") -> int:
     from copperfs.runtime.daemon import Daemon, set_up_logging
 
     set_up_logging(settings, to_stderr=True)
-    Daemon(settings).run(lambda: None)
+    Daemon(settings, launch).run(lambda: None)
     return 0
 
 
-def _start(settings: Settings) -> None:
+def _attend(daemon: "subprocess.Popen[bytes]") -> int:
+    """Stay until the daemon ends, and pass on what it is told to do."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: daemon.send_signal(number))
+    return 0 if daemon.wait() == 0 else 1
+
+
+def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[bytes]":
+    from copperfs.bootstrap.environment import without_mpi
+
     ours, theirs = socket.socketpair()
+    listener = [] if launch is None else [launch.listener.fileno()]
     with ours:
         with theirs:
             command = [sys.executable, "-P", "-m", "copperfs.runtime.daemon", str(theirs.fileno())]
@@ -79,12 +123,13 @@ def _start(settings: Settings) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=_stderr_of(settings),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *listener],
                 start_new_session=True,
                 cwd="/",
+                env=without_mpi(os.environ),
             )
         try:
-            _wait_until_ready(ours, settings)
+            _wait_until_ready(ours, settings, launch)
         except BaseException:
             # SIGTERM: it cleans up after itself, whatever it had got to
             process.send_signal(signal.SIGTERM)
@@ -93,15 +138,21 @@ def _start(settings: Settings) -> None:
             except subprocess.TimeoutExpired:
                 process.kill()
             raise
-    process.returncode = 0  # it lives on; this only keeps subprocess from warning about it
+    if launch is not None:
+        launch.listener.close()  # it is the daemon's now
+    if not settings.foreground:
+        process.returncode = 0  # it lives on; this only keeps subprocess from warning about it
+    return process
 
 
-def _wait_until_ready(channel: socket.socket, settings: Settings) -> None:
+def _wait_until_ready(channel: socket.socket, settings: Settings, launch: "Launch | None") -> None:
+    from copperfs.bootstrap.launch import send_launch
     from copperfs.fuse.mounting import absolute, answers
 
     channel.settimeout(START_TIMEOUT_S)
     try:
         channel.sendall(settings.to_json().encode("ascii") + b"\n")
+        send_launch(channel, launch)
         with channel.makefile("r", encoding="utf-8") as lines:
             line = lines.readline()
     except TimeoutError:
@@ -121,8 +172,10 @@ def _wait_until_ready(channel: socket.socket, settings: Settings) -> None:
         raise MountError(f"{settings.mountpoint} is mounted but does not answer")
 
 
-def _stderr_of(settings: Settings) -> int:
+def _stderr_of(settings: Settings) -> int | None:
     """libfuse and Python itself write there."""
+    if settings.foreground:
+        return None  # ours
     if settings.log_file is None:
         return subprocess.DEVNULL
     try:

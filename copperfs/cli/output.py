@@ -69,3 +69,8 @@ def print_json(data: object) -> None:
 
 def print_error(sentence: str) -> None:
     print(f"copperfs: {printable(sentence)}", file=sys.stderr)
+
+
+def print_progress(sentence: str) -> None:
+    """On standard error, so that output stays what was asked for."""
+    print(f"copperfs: {printable(sentence)}", file=sys.stderr, flush=True)

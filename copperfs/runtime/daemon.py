@@ -1,8 +1,8 @@
 """The daemon: the parts list, and the order in which they start and stop.
 
 It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.runtime.daemon FD``.
-The settings come as JSON through that descriptor, and one line goes back when the mount answers, or
-when it is clear why it never will.
+The settings and the launch come as JSON through that descriptor, each on a line, and one line goes
+back when the mount answers, or when it is clear why it never will.
 
 Start: policy, mount, front, handlers. End, in the reverse order: the mount goes first, so that
 nobody is left waiting. A mount that is in use when the daemon is told to end is detached, and those
@@ -27,6 +27,7 @@ import pyfuse3
 import trio
 
 from copperfs.blob import BLOBS_ARE_SHARED
+from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
 from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
 from copperfs.core.node import Node
@@ -78,7 +79,9 @@ FETCHED_EVERY_S = 0.005
 class Daemon:
     """One mount, from the settings to its end."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, launch: Launch | None = None) -> None:
+        self.launch = launch
+        """The other nodes; None if there are none."""
         self.settings = replace(settings, mountpoint=absolute(settings.mountpoint))
         self.source_root = os.path.realpath(os.fsencode(settings.source))
         self._front_wanted = settings.front_threads > 0
@@ -89,6 +92,8 @@ class Daemon:
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or told to end, and leave nothing behind."""
         with self._cleanup:
+            if self.launch is not None:
+                self._cleanup.callback(self.launch.listener.close)
             trio.run(self._main, ready)
 
     # --- the parts -------------------------------------------------------------------------------
@@ -427,6 +432,7 @@ def main() -> int:
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("r", encoding="ascii") as lines:
         settings = Settings.from_json(lines.readline())
+        launch = Launch.receive_from(lines)
 
     def tell(**outcome: object) -> None:
         with suppress(OSError):
@@ -434,8 +440,8 @@ def main() -> int:
         channel.close()
 
     try:
-        set_up_logging(settings, to_stderr=False)
-        Daemon(settings).run(lambda: tell(pid=os.getpid()))
+        set_up_logging(settings, to_stderr=settings.foreground)
+        Daemon(settings, launch).run(lambda: tell(pid=os.getpid()))
     except CopperError as error:
         tell(error=str(error))
         return 1

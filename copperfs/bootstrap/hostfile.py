@@ -1,0 +1,126 @@
+"""Launch by a file that names all nodes: nothing is exchanged, so nobody waits for anybody.
+
+A line is a set of nodes, ``node[001-128]``, with ``:PORT`` behind it if it is not the one of
+``--port``; ``#`` begins a comment. The order of the file is that of the roster. Every node must
+read the same file, and the same key file (``keys.py``): nodes whose files differ have rosters with
+different job names, which refuse each other.
+"""
+
+import hashlib
+import ipaddress
+import re
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from copperfs.bootstrap.address import Address, choose_address, interface_addresses, open_listener
+from copperfs.bootstrap.invitation import Invitation, own_name
+from copperfs.bootstrap.keys import NO_KEYS, derive_pair, read_key_file
+from copperfs.bootstrap.nodesets import expand, fold
+from copperfs.config import Settings
+from copperfs.errors import LaunchError
+from copperfs.roster import NODES_MAX, Member, Roster
+from copperfs.types import NodeId
+
+PORT_DEFAULT = 4711
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    name: str
+    port: int
+
+
+def parse_hostfile(text: str, path: str, port: int) -> tuple[Host, ...]:
+    hosts: list[Host] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{path}, line {number}"
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        match = re.fullmatch(r"([^\s:]+)(?::(\d{1,5}))?", entry, re.ASCII)
+        if match is None or not 1 <= int(match[2] or port) <= 65535:
+            raise LaunchError(f"{where}: {entry!r} is not HOST, HOST:PORT or a set such as n[1-8]")
+        hosts += [Host(name, int(match[2] or port)) for name in expand(match[1], where)]
+        if len(hosts) > NODES_MAX:
+            raise LaunchError(f"{path} names more than {NODES_MAX} nodes")
+    if not hosts:
+        raise LaunchError(f"{path} names no node; write one on each line")
+    return tuple(hosts)
+
+
+def read_hostfile(path: str, port: int) -> tuple[Host, ...]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"the hostfile {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LaunchError(f"the hostfile {path} is not text") from None
+    return parse_hostfile(text, path, port)
+
+
+def launch_by_hostfile(
+    settings: Settings, hosts: tuple[Host, ...], job: str
+) -> tuple[Roster, NodeId, Invitation]:
+    me = _find_me(settings, [each.name for each in hosts])
+    secret = _secret(settings)
+    pairs = [derive_pair(secret, each.name) if secret else NO_KEYS for each in hosts]
+    members = tuple(
+        Member(host.name, f"tcp://{host.name}:{host.port}", pair.public)
+        for host, pair in zip(hosts, pairs, strict=True)
+    )
+    roster = Roster(_job_name(job, secret, members), members)
+    roster.check()
+    listener = open_listener(_address_of(hosts[me].name, settings.listen), hosts[me].port)
+    return roster, me, Invitation(members[me], listener, pairs[me].secret)
+
+
+def _find_me(settings: Settings, names: list[str]) -> NodeId:
+    own = own_name(settings)
+    for wanted, shorten in ((own, False), (own.partition(".")[0], True)):
+        if settings.node_name and shorten:
+            break
+        found = [
+            place
+            for place, name in enumerate(names)
+            if wanted == (name.partition(".")[0] if shorten else name)
+        ]
+        if found:
+            return NodeId(found[0])
+    raise LaunchError(
+        f"{own} is not in the hostfile {settings.hostfile}, which names {fold(names)}; "
+        "add it, or say with --node-name which of these this node is"
+    )
+
+
+def _secret(settings: Settings) -> bytes:
+    if settings.security == "none":
+        return b""
+    if settings.key_file is None:
+        raise LaunchError(
+            "with --hostfile the nodes need a shared secret to know each other by: make one with "
+            "'copperfs keygen FILE' and give all nodes --key-file FILE, or give --security none"
+        )
+    return read_key_file(settings.key_file)
+
+
+def _job_name(job: str, secret: bytes, members: tuple[Member, ...]) -> str:
+    """The same on all nodes that have the same files and are in the same job; it reveals none."""
+    text = Roster(job, members).to_json().encode("utf-8", "surrogateescape")
+    key = hashlib.blake2b(secret).digest()
+    return hashlib.blake2b(text, digest_size=16, key=key, person=b"copperfs job").hexdigest()
+
+
+def _address_of(name: str, listen: str | None) -> Address:
+    """Where the others look for this node, if that can be bound; else where they may reach it."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(name)
+    if listen is None:
+        own = {each for found in interface_addresses().values() for each in found}
+        with suppress(OSError):
+            for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+                address = ipaddress.ip_address(str(where[0]).partition("%")[0])
+                if address in own and (not address.is_loopback or name == "localhost"):
+                    return address
+    return choose_address(listen)

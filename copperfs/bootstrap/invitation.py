@@ -1,0 +1,28 @@
+"""What a node brings to the launch: its name, a socket that listens, and its keys."""
+
+import socket
+from dataclasses import dataclass, field
+
+from copperfs.bootstrap.address import choose_address, endpoint_of, open_listener
+from copperfs.bootstrap.keys import NO_KEYS, draw_pair
+from copperfs.config import Settings
+from copperfs.roster import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    member: Member
+    listener: socket.socket
+    secret_key: str = field(repr=False)
+
+
+def invite(settings: Settings) -> Invitation:
+    """This node, as the others are to reach it. LaunchError says why it cannot be."""
+    keys = draw_pair() if settings.security == "curve" else NO_KEYS
+    listener = open_listener(choose_address(settings.listen), settings.port or 0)
+    member = Member(own_name(settings), endpoint_of(listener), keys.public)
+    return Invitation(member, listener, keys.secret)
+
+
+def own_name(settings: Settings) -> str:
+    return settings.node_name or socket.gethostname()

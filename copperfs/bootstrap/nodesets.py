@@ -1,0 +1,33 @@
+"""Sets of nodes as people and schedulers write them, ``node[001-128]``, by ClusterShell.
+
+Groups (``@name``) are left out: to resolve them ClusterShell runs commands of its configuration.
+ClusterShell is imported when a set is met: a launch by MPI, or of one node, does without.
+"""
+
+from collections.abc import Iterable
+
+from copperfs.errors import LaunchError
+from copperfs.roster import NODES_MAX
+
+
+def expand(text: str, where: str) -> tuple[str, ...]:
+    """The names in ``text``, in order; ``where`` it was found is for the sentence about it."""
+    if "[" not in text and "," not in text:
+        return (text,)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        nodes = NodeSet(text, resolver=RESOLVER_NOGROUP)
+    except NodeSetException as error:
+        raise LaunchError(f"{where}: {text!r} is not a set of nodes: {error}") from None
+    if len(nodes) > NODES_MAX:
+        raise LaunchError(f"{where}: {len(nodes)} nodes are more than {NODES_MAX}")
+    return tuple(str(each) for each in nodes)
+
+
+def fold(names: Iterable[str], at_most: int = 300) -> str:
+    """``node[1-3,7]``, for a sentence."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    text = str(NodeSet.fromlist(sorted(names), resolver=RESOLVER_NOGROUP))
+    return text if len(text) <= at_most else text[:at_most] + "..."

@@ -1,0 +1,19 @@
+"""``copperfs keygen``: the shared secret of nodes that are launched by a hostfile."""
+
+import argparse
+
+NAME = "keygen"
+HELP = "write a new secret for --hostfile and --key-file"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", help="must not exist yet; all nodes have to read it"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.bootstrap.keys import write_key_file
+
+    write_key_file(arguments.file)
+    return 0
