@@ -53,6 +53,8 @@ class Stream:
     there: int
     """How many parts are here; more may come."""
     fresh_until: float | None = None
+    is_over: bool = False
+    """Given, or not wanted any more; its blob is not pinned."""
 
     @property
     def is_done(self) -> bool:
@@ -159,7 +161,7 @@ class Links:
             stream.next += 1
             if stream.is_done:
                 link.serving.discard(stream.number)
-                actions += self._unpin(stream.content)
+                actions += self._finish(stream)
             else:
                 link.streams.append(stream)
         return actions
@@ -173,6 +175,8 @@ class Links:
     def more(self, stream: Stream, content: BlobId, there: int) -> list[Action]:
         """More of an answer is there; perhaps in another blob of the same bytes."""
         actions: list[Action] = []
+        if stream.is_over:
+            return actions
         if content != stream.content:
             self._pin(content)
             actions = self._unpin(stream.content)
@@ -187,7 +191,7 @@ class Links:
         for stream in link.streams:
             if stream.number == number:
                 link.streams.remove(stream)
-                return self._unpin(stream.content)
+                return self._finish(stream)
         return []
 
     # --- credit ----------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ class Links:
         link.serving.clear()
         actions: list[Action] = []
         while link.streams:
-            actions += self._unpin(link.streams.popleft().content)
+            actions += self._finish(link.streams.popleft())
         return actions, fetches
 
     # --- pins ------------------------------------------------------------------------------------
@@ -237,6 +241,10 @@ class Links:
             self._doomed.add(blob)
             return []
         return [ReleaseBlob(blob)]
+
+    def _finish(self, stream: Stream) -> list[Action]:
+        stream.is_over = True
+        return self._unpin(stream.content)
 
     def _pin(self, content: BlobId | Listing) -> None:
         if not isinstance(content, Listing):

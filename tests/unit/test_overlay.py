@@ -5,7 +5,7 @@ from collections import Counter, deque
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from copperfs.core.actions import AnswerEntry, AnswerError, AnswerListing
@@ -397,6 +397,7 @@ def test_a_parent_without_room_for_a_file_has_its_child_read_it() -> None:
 # --- everything at once ---------------------------------------------------------------------------
 
 
+@example(78416, 1)  # a withdrawn stream was given the blob of the source, and unpinned twice
 @given(st.integers(0, 100_000), st.sampled_from([1, 3]))
 @settings(max_examples=80, deadline=None)
 def test_whatever_happens_nobody_gets_a_wrong_byte_and_everybody_an_answer(
