@@ -7,10 +7,10 @@ A message travels as one or two frames: a header, and the payload if it has one:
     payload  as it is
 
 ``LAYOUTS`` is the whole protocol: which codes there are, what their fields may be, how long a
-header may be and how long its payload must be. Everything is checked when a header is opened, before
-anything whose size it names is allocated and before anybody hears of it; the payload's digest is
-checked against the bytes that came (``check_payload``), separately, because a message whose payload
-is damaged is still a message: the asker has to know what it did not get.
+header may be and how long its payload must be. Everything is checked when a header is opened,
+before anything whose size it names is allocated and before anybody hears of it; the payload's
+digest is checked against the bytes that came (``check_payload``), separately, because a message
+whose payload is damaged is still a message: the asker has to know what it did not get.
 
 There is no negotiation: the nodes of a job are started together, from one installation. Another
 version is ``Malformed``. Enlarge ``VERSION`` when LAYOUTS changes.

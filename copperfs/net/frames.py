@@ -1,0 +1,77 @@
+"""One message on a ZeroMQ socket: in frames, without waiting, without copying what is long.
+
+Copying is cheaper than handing over a buffer up to about 64 KiB. A frame that was received is
+passed on as it is, which costs half a microsecond at any size.
+"""
+
+import zmq
+
+from copperfs.wire.payload import Payload
+
+ZERO_COPY_BYTES = 64 << 10
+
+
+class Frames:
+    """The rest of the message that is being received."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self._socket = socket
+
+    def more(self) -> bool:
+        return bool(self._socket.get(zmq.RCVMORE))
+
+    def next(self) -> bytes:
+        """The next frame; zmq.Again if there is no message."""
+        return self._socket.recv(zmq.NOBLOCK)
+
+    def next_payload(self, expected_bytes: int) -> bytes | memoryview:
+        """The next frame, not copied if it should be a long one."""
+        if expected_bytes < ZERO_COPY_BYTES:
+            return self._socket.recv(zmq.NOBLOCK)
+        return self._socket.recv(zmq.NOBLOCK, copy=False, track=False).buffer
+
+    def skip(self) -> int:
+        """Throw away what is left; how many bytes that was."""
+        skipped = 0
+        while self.more():
+            skipped += len(self._socket.recv(zmq.NOBLOCK, copy=False, track=False))
+        return skipped
+
+
+def send_frames(
+    socket: "zmq.Socket[bytes]", route: bytes | None, header: bytes, payload: Payload | None
+) -> bool:
+    """Send, at once or not at all: False if the connection is gone, or too much waits for its other
+    end already."""
+    for last_attempt in (False, True):
+        try:
+            if route is not None:
+                socket.send(route, zmq.SNDMORE | zmq.NOBLOCK)
+            if payload is None:
+                socket.send(header, zmq.NOBLOCK)
+            else:
+                socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
+                _send_payload(socket, payload.data)
+        except zmq.Again:
+            if last_attempt:
+                return False
+            # ZeroMQ looks only now and then whether the other end has read; this makes it look.
+            socket.get(zmq.EVENTS)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        else:
+            return True
+    raise AssertionError("both attempts return")
+
+
+def _send_payload(socket: "zmq.Socket[bytes]", data: bytes | memoryview) -> None:
+    origin: object = data.obj if isinstance(data, memoryview) else None
+    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    if isinstance(origin, zmq.Frame) and len(origin) == size:
+        socket.send(origin, zmq.NOBLOCK, copy=False, track=False)
+    else:
+        socket.send(data, zmq.NOBLOCK, copy=size < ZERO_COPY_BYTES, track=False)

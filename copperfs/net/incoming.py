@@ -1,0 +1,239 @@
+"""Connections that peers began: one ROUTER, its monitor, and who is behind which connection.
+
+The ROUTER knows a connection by the routing id that it drew, its monitor by the descriptor. They
+are brought together by the greeting, the first frame of every connection, which carries both
+(``SRCFD``). A descriptor is used again as soon as its connection is closed, so before a greeting is
+looked at all that the monitor has to tell is heard first: it was told before the greeting arrived.
+
+The end of a connection is told by the monitor within milliseconds, often before the ROUTER has
+handed over the last messages; the link therefore goes down only once the ROUTER was found empty, or
+has given so many messages that none of that connection can be left.
+
+ZeroMQ cannot end one connection of a ROUTER. Here that is done to its descriptor (``shut_down``):
+for strangers, for links that were replaced, for peers that do not read, and for connections that
+do not greet in time.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+import zmq
+
+from copperfs.net import sockets
+from copperfs.net.frames import Frames, send_frames
+from copperfs.net.reactor import Pump
+from copperfs.net.transport import Payload, TransportStats
+from copperfs.types import NodeId
+from copperfs.wire.fields import Malformed
+from copperfs.wire.greeting import Greeting, decode_greeting
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """What a connection needs of the transport that it belongs to."""
+
+    me: NodeId
+    stats: TransportStats
+
+    def claims(self, greeting: Greeting, position: str | None) -> str | None:
+        """What is wrong with a greeting, for the log; None if it is one to this node, by whom it
+        says."""
+        ...
+
+    def greet(self, peer: NodeId, serial: int) -> bytes: ...
+    def up(self, link: "Incoming") -> bool: ...
+    def down(self, link: "Incoming") -> None: ...
+    def receive(self, link: "Incoming", frames: Frames) -> int: ...
+    def flush(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """A link that a peer began."""
+
+    peer: NodeId
+    serial: int
+    _router: "Router"
+    _route: bytes
+    _connection: "_Connection"
+    alive: bool = True
+    outgoing: bool = field(default=False, init=False)
+
+    def transmit(self, header: bytes, payload: Payload | None) -> bool:
+        return self.alive and self._router.send(self._route, header, payload)
+
+    def cut(self) -> None:
+        self.alive = False
+        self._connection.shut_down()
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A TCP connection that was accepted, as the monitor tells of it."""
+
+    descriptor: int
+    address: sockets.Address
+    deadline: float
+    """Until when it has to greet."""
+    route: bytes | None = None
+
+    def shut_down(self) -> None:
+        sockets.shut_down(self.descriptor, self.address)
+
+
+class Router:
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        owner: Owner,
+        limits: sockets.Limits,
+        *,
+        encrypted: bool,
+    ) -> None:
+        self._socket = socket
+        self._monitor = sockets.new_monitor(socket, sockets.ROUTER_EVENTS)
+        self._owner = owner
+        self._limits = limits
+        self._encrypted = encrypted
+        self._frames = Frames(socket)
+        self._links: dict[bytes, Incoming | None] = {}
+        """By routing id; None for one that was turned away."""
+        self._connections: dict[int, _Connection] = {}
+        """By descriptor, those that are open."""
+        self._ending: list[tuple[_Connection, int]] = []
+        """Closed, with the count of messages after which nothing of them is left."""
+        self._taken = 0
+        self._pump = Pump(socket, self._take, self._found_empty)
+        self._monitor_pump = Pump(self._monitor, self._take_event)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pump.run)
+            nursery.start_soon(self._monitor_pump.run)
+            nursery.start_soon(self._turn_out_the_silent)
+
+    def close(self) -> None:
+        sockets.close_watched(self._socket, self._monitor)
+
+    def wake(self) -> None:
+        """Have a look at everything; for tests."""
+        self._pump.wake()
+        self._monitor_pump.wake()
+
+    def send(self, route: bytes, header: bytes, payload: Payload | None) -> bool:
+        """False if the connection is gone, or its other end does not read."""
+        sent = send_frames(self._socket, route, header, payload)
+        self._pump.touched()
+        return sent
+
+    # ---- messages
+
+    def _take(self) -> int:
+        route = self._socket.recv(zmq.NOBLOCK)
+        self._taken += 1
+        if route not in self._links:
+            size = self._take_greeting(route)
+        elif (link := self._links[route]) is not None and link.alive:
+            size = self._owner.receive(link, self._frames)
+        else:
+            size = self._frames.skip()
+        if self._ending:
+            self._end_those_up_to(self._taken)
+        self._owner.flush()
+        return size
+
+    def _take_greeting(self, route: bytes) -> int:
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False, track=False)
+        surplus = self._frames.skip()
+        size = len(frame) + surplus
+        self._monitor_pump.drain()
+        descriptor = frame.get(zmq.SRCFD)
+        assert isinstance(descriptor, int)
+        connection = self._connections.get(descriptor)
+        if connection is None:
+            return size  # gone again
+        if connection.route is not None:
+            # Its descriptor was used again so soon that it was taken for a later connection.
+            self._forget(connection)
+        connection.route = route
+        try:
+            if surplus:
+                raise Malformed("more than a greeting")
+            greeting = decode_greeting(frame.bytes)
+        except Malformed as error:
+            self._owner.stats.malformed += 1
+            self._turn_away(connection, str(error))
+            return size
+        position = str(frame.get("User-Id")) if self._encrypted else None  # set by admission.py
+        if (fault := self._owner.claims(greeting, position)) is not None:
+            self._owner.stats.strangers += 1
+            self._turn_away(connection, fault)
+            return size
+        link = Incoming(greeting.speaker, greeting.serial, self, route, connection)
+        self._links[route] = link
+        connection.deadline = float("inf")
+        # The greeting back has to be ahead of whatever is sent once this link is said to be up.
+        answer = self._owner.greet(link.peer, greeting.serial)
+        if not (self.send(route, answer, None) and self._owner.up(link)):
+            link.cut()
+        return size
+
+    def _turn_away(self, connection: _Connection, why: str) -> None:
+        logger.info("turned away %s: %s", connection.address, why)
+        assert connection.route is not None
+        self._links[connection.route] = None
+        connection.shut_down()
+
+    def _found_empty(self) -> None:
+        if self._ending:
+            self._end_those_up_to(None)
+            self._owner.flush()
+
+    # ---- connections
+
+    def _take_event(self) -> int:
+        event, value = sockets.receive_event(self._monitor)
+        if event == sockets.ACCEPTED:
+            address = sockets.remote_address(value)
+            if address is not None:
+                deadline = trio.current_time() + self._limits.handshake_s
+                self._connections[value] = _Connection(value, address, deadline)
+        elif event == sockets.DISCONNECTED:
+            connection = self._connections.pop(value, None)
+            if connection is not None and connection.route is not None:
+                self._forget(connection)
+        elif event & sockets.REFUSED:
+            self._owner.stats.strangers += 1
+        return 0
+
+    def _forget(self, connection: _Connection) -> None:
+        """Its connection is closed; what it still has in the ROUTER comes first."""
+        most = (len(self._links) + 1) * (self._limits.untaken + 1)
+        self._ending.append((connection, self._taken + most))
+        self._pump.wake()
+
+    def _end_those_up_to(self, taken: int | None) -> None:
+        """All, or those of which nothing can be left after this many messages."""
+        ending, self._ending = self._ending, []
+        for connection, last in ending:
+            if taken is not None and taken < last:
+                self._ending.append((connection, last))
+                continue
+            assert connection.route is not None
+            link = self._links.pop(connection.route, None)
+            if link is not None:
+                link.alive = False
+                self._owner.down(link)
+
+    async def _turn_out_the_silent(self) -> None:
+        while True:
+            await trio.sleep(self._limits.handshake_s / 2)
+            now = trio.current_time()
+            for connection in self._connections.values():
+                if connection.deadline < now:
+                    connection.deadline = float("inf")
+                    logger.info("turned out %s: no greeting", connection.address)
+                    connection.shut_down()

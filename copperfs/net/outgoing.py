@@ -1,0 +1,132 @@
+"""Connections that this node began: for each a DEALER of its own, for one connection's life.
+
+A DEALER keeps what was sent while its peer was away and would give it to the peer's successor, so
+there is a fresh one for each renewal, and ZeroMQ's own reconnecting is off. What ends a connection
+is told by the socket's monitor: that it was refused, or is gone. It is up once the peer has greeted
+back, which also means that the peer is alive: a stopped process still accepts, by its backlog.
+"""
+
+from typing import Protocol
+
+import trio
+import zmq
+
+from copperfs.net import sockets
+from copperfs.net.frames import Frames, send_frames
+from copperfs.net.reactor import Pump
+from copperfs.net.transport import Payload, TransportStats
+from copperfs.types import NodeId
+from copperfs.wire.fields import Malformed
+from copperfs.wire.greeting import Greeting, decode_greeting
+
+
+class Owner(Protocol):
+    """What a connection needs of the transport that it belongs to."""
+
+    me: NodeId
+    stats: TransportStats
+
+    def claims(self, greeting: Greeting, position: str | None) -> str | None: ...
+    def greet(self, peer: NodeId, serial: int) -> bytes: ...
+    def up(self, link: "Outgoing") -> bool: ...
+    def down(self, link: "Outgoing") -> None: ...
+    def receive(self, link: "Outgoing", frames: Frames) -> int: ...
+    def flush(self) -> None: ...
+    def rouse(self) -> None: ...
+
+
+class Outgoing:
+    """A link that this node began."""
+
+    outgoing = True
+
+    def __init__(
+        self,
+        peer: NodeId,
+        serial: int,
+        socket: "zmq.Socket[bytes]",
+        endpoint: str,
+        owner: Owner,
+        limits: sockets.Limits,
+    ) -> None:
+        self.peer = peer
+        self.serial = serial
+        self.was_up = False
+        self._alive = True
+        self._socket = socket
+        self._monitor = sockets.new_monitor(socket, sockets.DEALER_EVENTS)
+        self._endpoint = endpoint
+        self._owner = owner
+        self._limits = limits
+        self._frames = Frames(socket)
+        self._pump = Pump(socket, self._take)
+        self._monitor_pump = Pump(self._monitor, self._take_event)
+        self._scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        """Connect, and be the link until the connection ends."""
+        try:
+            with self._scope:
+                self._scope.deadline = trio.current_time() + self._limits.handshake_s
+                self._socket.connect(self._endpoint)
+                send_frames(self._socket, None, self._owner.greet(self.peer, self.serial), None)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._pump.run)
+                    nursery.start_soon(self._monitor_pump.run)
+        finally:
+            self._alive = False
+            sockets.close_watched(self._socket, self._monitor)
+            self._owner.down(self)
+            self._owner.rouse()
+
+    def wake(self) -> None:
+        """Have a look at everything; for tests."""
+        self._pump.wake()
+        self._monitor_pump.wake()
+
+    def transmit(self, header: bytes, payload: Payload | None) -> bool:
+        if not self._alive:
+            return False
+        sent = send_frames(self._socket, None, header, payload)
+        self._pump.touched()
+        return sent
+
+    def cut(self) -> None:
+        self._alive = False
+        self._scope.cancel()
+
+    def _take(self) -> int:
+        if not self._alive:
+            raise zmq.Again
+        receive = self._receive if self.was_up else self._take_greeting
+        size = receive()
+        self._owner.flush()
+        return size
+
+    def _receive(self) -> int:
+        return self._owner.receive(self, self._frames)
+
+    def _take_greeting(self) -> int:
+        frame = self._socket.recv(zmq.NOBLOCK)
+        size = len(frame) + self._frames.skip()
+        try:
+            fault = self._owner.claims(decode_greeting(frame), str(self.peer))
+        except Malformed as error:
+            self._owner.stats.malformed += 1
+            fault = str(error)
+        else:
+            self._owner.stats.strangers += fault is not None
+        if fault is None:
+            self.was_up = True
+            self._scope.deadline = float("inf")
+            self._owner.up(self)
+        else:
+            self.cut()
+        return size
+
+    def _take_event(self) -> int:
+        sockets.receive_event(self._monitor)
+        # All of them mean the end. What came before it is delivered before it.
+        self._pump.drain()
+        self.cut()
+        return 0

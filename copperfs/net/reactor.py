@@ -1,0 +1,92 @@
+"""A ZeroMQ socket as a trio task: the reactor.
+
+A ZeroMQ socket has a descriptor that becomes readable when "something may have changed", and it is
+edge-triggered: **any** call on the socket, a send as much as a look at its state, may take the
+signal in, and then the descriptor stays silent although a message lies there. Hence three rules,
+all kept here:
+
+- Nothing waits for the descriptor before a receive has said that there is nothing (``zmq.Again``)
+  *and* the socket's state, looked at after the last other call, agrees.
+- Whoever sends tells the pump (``touched``): if the pump is asleep, the state is looked at again,
+  and the pump is woken if the send took in the signal of a message.
+- The same holds for POLLOUT after a receive while a sender waits. No sender waits here: a peer that
+  cannot be sent to is treated as lost (``zeromq.py``), so there is nothing to look at.
+
+A pump takes a bounded number of messages, and of bytes, in one turn; then the other sockets and
+tasks have theirs.
+
+Measured against the alternatives (64 B there and back, beside 37 us for blocking sockets): this 83
+us, coroutines for each receive 111, a thread of its own 159, zmq-anyio 451.
+"""
+
+from collections.abc import Callable
+
+import trio
+import zmq
+
+TURN_MESSAGES = 64
+TURN_BYTES = 4 << 20
+"""About half a millisecond of digests."""
+
+
+class Pump:
+    """One socket. ``take`` receives and handles one message without waiting, returns how many bytes
+    it had, and lets ``zmq.Again`` through. The socket belongs to whoever made it."""
+
+    def __init__(
+        self,
+        socket: "zmq.Socket[bytes]",
+        take: Callable[[], int],
+        empty: Callable[[], None] | None = None,
+    ) -> None:
+        self._socket = socket
+        self._take = take
+        self._empty = empty
+        """Called whenever the socket was found empty."""
+        self._nap: trio.CancelScope | None = None
+
+    async def run(self) -> None:
+        descriptor = self._socket.fileno()
+        while True:
+            if self.turn() or self._readable():
+                await trio.lowlevel.checkpoint()
+                continue
+            with trio.CancelScope() as self._nap:
+                await trio.lowlevel.wait_readable(descriptor)
+            self._nap = None
+
+    def turn(self) -> bool:
+        """Take some messages; False once there are none."""
+        left_bytes = TURN_BYTES
+        for _ in range(TURN_MESSAGES):
+            try:
+                left_bytes -= self._take()
+            except zmq.Again:
+                if self._empty is not None:
+                    self._empty()
+                return False
+            if left_bytes <= 0:
+                break
+        return True
+
+    def drain(self) -> None:
+        """Take all there is, now. Only for sockets that get no more, or get little."""
+        while self.turn():
+            pass
+
+    def touched(self) -> None:
+        """After every other call on the socket: it may have taken in the signal."""
+        if self._nap is not None and self._readable():
+            self.wake()
+
+    def wake(self) -> None:
+        """Have it look, whatever the descriptor says."""
+        if self._nap is not None:
+            self._nap.cancel()
+
+    def _readable(self) -> bool:
+        if self._socket.closed:
+            return False
+        events = self._socket.get(zmq.EVENTS)
+        assert isinstance(events, int)
+        return bool(events & zmq.POLLIN)

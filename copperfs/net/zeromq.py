@@ -1,0 +1,295 @@
+"""The transport over ZeroMQ: this node's parts, and the way of a message through them.
+
+::
+
+    send --> links: which connection --> Outgoing: DEALER for one connection --\
+                                    \\--> Incoming: a route of the ROUTER -------> peer
+    peer --> ROUTER or DEALER --> reactor --> receive: codec --> links --> herald --> deliver
+
+``outgoing.py`` has the connections that this node began, ``incoming.py`` those of its peers,
+``links.py`` says which is used and what is said when they come and go, ``admission.py`` who may
+connect, ``reactor.py`` how a ZeroMQ socket lives in trio, ``sockets.py`` how it is set up.
+
+Invariants:
+
+- All of it is in trio's thread; ZeroMQ has one thread of its own for I/O, and pyzmq one for the
+  whole process that lets go of buffers that were sent without copying.
+- Nothing waits for a peer. A message is taken by ZeroMQ at once or refused at once, and a peer for
+  which more than ``Limits.unread`` messages wait counts as lost: its connection is cut, and with
+  that what waited is freed.
+- Whose a connection is was settled when it was greeted on; with CURVE ZeroMQ itself vouches for the
+  key, and with it for the position in the roster. A node that speaks in another's name is a
+  stranger, and cut off.
+- Without CURVE a peer is believed. That is for networks that nobody else can reach: besides
+  speaking for others, a peer that ignores the protocol can have ZeroMQ keep a message of any number
+  of frames, which no option of it bounds.
+"""
+
+import logging
+import random
+import socket
+import time
+
+import trio
+import zmq
+
+from copperfs.core.messages import Hello, Message
+from copperfs.net import sockets
+from copperfs.net.admission import Admission
+from copperfs.net.frames import Frames
+from copperfs.net.herald import Herald
+from copperfs.net.incoming import Incoming, Router
+from copperfs.net.links import Link, Links
+from copperfs.net.outgoing import Outgoing
+from copperfs.net.reactor import Pump
+from copperfs.net.sockets import Limits
+from copperfs.net.transport import Corrupt, Deliver, Payload, Received, TransportStats
+from copperfs.roster import BadRoster, Roster
+from copperfs.types import NodeId
+from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode
+from copperfs.wire.fields import Malformed
+from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
+
+logger = logging.getLogger(__name__)
+
+JITTER = 0.25
+"""Of a pause between attempts, so that orphans of one peer do not come back in step."""
+
+
+class ZeroTransport:
+    """See ``transport.Transport``. It listens from the moment it is made, and hears from ``run``.
+
+    *listener* is a bound and listening TCP socket, which is taken over, or an address to bind;
+    without one, the node's endpoint in the roster. *secret_key* (z85) goes with the node's public
+    key in the roster; it is given exactly if the roster has keys.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        me: NodeId,
+        *,
+        secret_key: str | None = None,
+        listener: socket.socket | str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        _check_keys(roster, me, secret_key)
+        self.me = me
+        self.stats = TransportStats()
+        self._roster = roster
+        self._job = job_digest(roster)
+        self._secret_key = secret_key
+        self._limits = limits or Limits()
+        self._herald = Herald()
+        self._links = Links(self._herald.say)
+        self._wanted: dict[NodeId, trio.CancelScope | None] = {}
+        """Whom to keep a connection to; its keeper's scope, once that runs."""
+        self._begun: dict[NodeId, Outgoing] = {}
+        self._nursery: trio.Nursery | None = None
+        self._last_serial = 0
+        self._closed = False
+        self._context = sockets.new_context()
+        try:
+            self._admission = None
+            if secret_key is not None:
+                self._admission = Admission(self._context, roster, self._count_nothing)
+            router = sockets.new_router(self._context, self._limits, secret_key)
+            self._router = Router(router, self, self._limits, encrypted=secret_key is not None)
+            sockets.listen(router, listener or roster.member(me).endpoint)
+            self.endpoint = sockets.endpoint_of(router)
+            """Where this node listens, as ZeroMQ writes it."""
+        except BaseException:
+            self._context.destroy(0)
+            raise
+        if secret_key is None:
+            logger.info(
+                "no security: whoever reaches %s is believed to be who it says", self.endpoint
+            )
+
+    # ---- the seam
+
+    def connect(self, peer: NodeId) -> None:
+        assert peer != self.me
+        if peer not in self._wanted:
+            self._wanted[peer] = None
+            if self._nursery is not None:
+                self._nursery.start_soon(self._keep, peer)
+
+    def disconnect(self, peer: NodeId) -> None:
+        scope = self._wanted.pop(peer, None)
+        if scope is not None:
+            scope.cancel()
+        link = self._begun.pop(peer, None)
+        if link is not None:
+            self._give_up(link)
+
+    def send(self, peer: NodeId, message: Message, payload: Payload | None = None) -> bool:
+        header = encode(message, payload)
+        link = self._links.current(peer)
+        while link is not None and not link.transmit(header, payload):
+            # Gone, or it does not read. Another link of this peer may be there.
+            self._give_up(link)
+            link = self._links.current(peer)
+        if link is None:
+            self.stats.unsendable += 1
+            return False
+        self.stats.sent += 1
+        self.stats.sent_bytes += len(header) + (len(payload.data) if payload is not None else 0)
+        return True
+
+    async def run(self, deliver: Deliver) -> None:
+        assert self._nursery is None
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._herald.run, deliver)
+                nursery.start_soon(self._router.run)
+                if self._admission is not None:
+                    pump = Pump(self._admission.socket, self._admission.take)
+                    nursery.start_soon(pump.run)
+                for peer in self._wanted:
+                    nursery.start_soon(self._keep, peer)
+                if self._closed:
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            self._closed = True
+            self._destroy()
+
+    def _give_up(self, link: Link) -> None:
+        self._links.down(link)
+        link.cut()
+        self._herald.rouse()
+
+    def statistics(self) -> TransportStats:
+        self.stats.connections = len(self._links)
+        return self.stats
+
+    def reset_statistics(self) -> None:
+        self.stats = TransportStats()
+
+    def close(self) -> None:
+        """At once if it does not run; otherwise ``run`` ends, and closes as it does."""
+        self._closed = True
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+        else:
+            self._destroy()
+
+    def _destroy(self) -> None:
+        # A context that is left to the garbage collector waits there for its sockets.
+        self._router.close()
+        if not self._context.closed:
+            self._context.destroy(0)
+
+    # ---- connections that this node keeps
+
+    async def _keep(self, peer: NodeId) -> None:
+        with trio.CancelScope() as scope:
+            if self._wanted.get(peer, scope) is not None:
+                return  # not wanted any more, or kept already
+            self._wanted[peer] = scope
+            pause_s = 0.0
+            while True:
+                began = trio.current_time()
+                try:
+                    link = self._begun[peer] = self._new_link(peer)
+                    await link.run()
+                except zmq.ZMQError as error:
+                    logger.warning("no connection to node %d can be begun: %s", peer, error)
+                if trio.current_time() - began > self._limits.backoff_last_s:
+                    pause_s = 0.0
+                await trio.sleep(pause_s * random.uniform(1 - JITTER, 1 + JITTER))
+                pause_s = min(
+                    max(2 * pause_s, self._limits.backoff_first_s), self._limits.backoff_last_s
+                )
+
+    def _new_link(self, peer: NodeId) -> Outgoing:
+        member = self._roster.member(peer)
+        dealer = sockets.new_dealer(
+            self._context, self._limits, self._secret_key, member.public_key
+        )
+        self._last_serial = max(self._last_serial + 1, time.time_ns())
+        return Outgoing(peer, self._last_serial, dealer, member.endpoint, self, self._limits)
+
+    # ---- what links need
+
+    def greet(self, peer: NodeId, serial: int) -> bytes:
+        return encode_greeting(Greeting(self._job, self.me, peer, serial))
+
+    def claims(self, greeting: Greeting, position: str | None) -> str | None:
+        if greeting.job != self._job:
+            return "a node of another job"
+        if greeting.listener != self.me or greeting.speaker == self.me:
+            return f"looks for node {greeting.listener}"
+        if greeting.speaker >= len(self._roster):
+            return f"there is no node {greeting.speaker}"
+        if self._secret_key is not None and position not in (None, str(greeting.speaker)):
+            return f"node {position} in the name of node {greeting.speaker}"
+        return None
+
+    def up(self, link: Link) -> bool:
+        return self._links.up(link)
+
+    def down(self, link: Link) -> None:
+        self._links.down(link)
+
+    def flush(self) -> None:
+        self._herald.flush()
+
+    def rouse(self) -> None:
+        self._herald.rouse()
+
+    def receive(self, link: Incoming | Outgoing, frames: Frames) -> int:
+        """Take one message of a link; zmq.Again if there is none. How many bytes it had."""
+        header = frames.next()
+        size = len(header)
+        try:
+            envelope = decode_header(header)
+            data = frames.next_payload(envelope.payload_bytes) if frames.more() else None
+            size += len(data) if data is not None else 0
+            if surplus := frames.skip():
+                size += surplus
+                raise Malformed("more than two frames")
+            payload = check_payload(envelope, data)
+            if isinstance(envelope.message, Hello) and envelope.message.node != link.peer:
+                return self._cut_impostor(link, envelope.message.node, size)
+            arrival: Received | Corrupt = Received(link.peer, envelope.message, payload)
+        except CorruptPayload as error:
+            self.stats.corrupt += 1
+            logger.info("a payload from node %d was damaged on the way", link.peer)
+            arrival = Corrupt(link.peer, error.message)
+        except Malformed as error:
+            size += frames.skip()
+            self.stats.malformed += 1
+            logger.info("dropped what node %d sent: %s", link.peer, error)
+            return size
+        if self._links.hears(link):
+            self.stats.received += 1
+            self.stats.received_bytes += size
+            self._herald.say(arrival)
+        return size
+
+    def _cut_impostor(self, link: Link, claimed: NodeId, size: int) -> int:
+        self.stats.strangers += 1
+        logger.info("node %d spoke in the name of node %d", link.peer, claimed)
+        self._give_up(link)
+        return size
+
+    def _count_nothing(self) -> None:
+        """ZeroMQ's monitor tells of each refusal as well, and of other failures besides."""
+
+
+def _check_keys(roster: Roster, me: NodeId, secret_key: str | None) -> None:
+    """Raise BadRoster unless keys are used by all or by none, and the secret key is this node's."""
+    public_key = roster.member(me).public_key
+    if secret_key is None:
+        if public_key:
+            raise BadRoster("the roster has keys and this node has none: launch the job again")
+        return
+    try:
+        derived = zmq.curve_public(secret_key.encode()).decode()
+    except (zmq.ZMQError, ValueError) as error:
+        raise BadRoster(f"this node's key is none ({error}): launch the job again") from None
+    if derived != public_key:
+        raise BadRoster(f"the key of node {me} is not the one in the roster: launch the job again")
