@@ -23,6 +23,8 @@ BlobId = NewType("BlobId", int)
 """A handle to bytes outside the core; whoever performs its actions knows which."""
 NodeId = NewType("NodeId", int)
 """A node of the job: its place in the roster."""
+CallId = NewType("CallId", int)
+"""Something that all nodes do, as one of them numbers it."""
 HandleId = NewType("HandleId", int)
 """A handle to an open file of the source, outside the core like the bytes of a blob."""
 

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 
 from copperfs.core.listing import Listing
 from copperfs.core.messages import Message
-from copperfs.types import BlobId, Entry, FetchId, HandleId, NodeId, Path, RequestId, Version
+from copperfs.types import (
+    BlobId,
+    CallId,
+    Entry,
+    FetchId,
+    HandleId,
+    NodeId,
+    Path,
+    PeerRequest,
+    RequestId,
+    Version,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,25 @@ class Send:
     peer: NodeId
     message: Message
     content: BlobId | Listing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PerformCall:
+    """Do this node's part; ``CallPerformed`` tells when it is done."""
+
+    call: CallId
+    operation: str
+    argument: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndCall:
+    """Make one result of all these, for the asker: in a ``Return``, if that is a peer."""
+
+    call: CallId
+    asker: RequestId | PeerRequest
+    operation: str
+    results: tuple[bytes, ...]
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -162,4 +192,6 @@ class LookAgain:
 
 Fetch = ScanSource | LookSource | ReadSource | OpenSource
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
-Action = Fetch | Send | Answer | Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain
+AtPeers = Send | PerformCall | EndCall
+LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain
+Action = Fetch | AtPeers | Answer | LettingGo

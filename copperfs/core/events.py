@@ -11,6 +11,7 @@ from copperfs.core.listing import Listing
 from copperfs.core.messages import GivePart, Message
 from copperfs.types import (
     BlobId,
+    CallId,
     Entry,
     FetchId,
     HandleId,
@@ -113,6 +114,25 @@ class Failed:
     error: int
 
 
+# --- calls ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartCall:
+    """Have all nodes do something; ``EndCall`` has what it came to."""
+
+    request: RequestId
+    operation: str
+    argument: bytes = b""
+    within_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallPerformed:
+    call: CallId
+    result: bytes
+
+
 # --- peers ---------------------------------------------------------------------------------------
 
 
@@ -178,4 +198,4 @@ class Tick:
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
 FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled
-Event = Question | Outcome | FromPeer | Fetched | Clear | Used | Tick
+Event = Question | Outcome | StartCall | CallPerformed | FromPeer | Fetched | Clear | Used | Tick

@@ -126,6 +126,8 @@ class Call:
     number: int
     operation: str
     argument: bytes = b""
+    within_s: float = 10.0
+    """Who does not answer by then is left out."""
 
 
 @dataclass(frozen=True, slots=True)

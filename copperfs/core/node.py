@@ -59,7 +59,9 @@ from copperfs.core.actions import (
     ScanSource,
     Send,
 )
+from copperfs.core.calls import Calls
 from copperfs.core.events import (
+    CallPerformed,
     Clear,
     Event,
     Failed,
@@ -81,6 +83,7 @@ from copperfs.core.events import (
     Question,
     Read,
     Scanned,
+    StartCall,
     Tick,
     Used,
 )
@@ -88,11 +91,13 @@ from copperfs.core.links import Links, Stream, part_size, parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import (
     Ask,
+    Call,
     Credit,
     GiveEntry,
     GivePart,
     Hello,
     Refuse,
+    Return,
     What,
     Withdraw,
 )
@@ -129,6 +134,7 @@ class Node:
     """None for a node that is a job by itself."""
     stats: NodeStats = field(default_factory=NodeStats)
     links: Links = field(default_factory=Links)
+    calls: Calls = field(init=False)
     _shelf: Shelf[CacheKey, Held | BlobId] = field(init=False)
     _fetches: dict[FetchId, Fetch] = field(default_factory=dict)
     _by_subject: dict[Subject, FetchId] = field(default_factory=dict)
@@ -143,6 +149,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self._shelf = Shelf(self.limits.memory_bytes)
+        self.calls = Calls(self.trees, self.links)
         self._shelf.set_aside(self.limits.credit_bytes)
         self._no_room = [deque() for _ in range(self.limits.trees)]
         self._on_its_way = [0] * self.limits.trees
@@ -164,14 +171,20 @@ class Node:
                 return []
             case Clear(epoch):
                 return self._clear(now, epoch or self.stats.epoch + 1)
+            case StartCall(request, operation, argument, within_s):
+                return self.calls.start(now, request, operation, argument, within_s)
+            case CallPerformed(call, result):
+                return self.calls.performed(call, result)
             case Tick():
-                return self._expire(now)
+                return self._expire(now) + self.calls.expire(now)
             case _:
                 return self._from_peer(now, event)
 
     def deadline(self) -> float | None:
         # All fetches wait equally long, so the oldest is the first to expire.
-        return next((fetch.deadline for fetch in self._fetches.values()), None)
+        first = next((fetch.deadline for fetch in self._fetches.values()), None)
+        calls = self.calls.deadline()
+        return min((each for each in (first, calls) if each is not None), default=None)
 
     def statistics(self) -> NodeStats:
         self.stats.fetching = len(self._fetches)
@@ -719,6 +732,11 @@ class Node:
                 return actions + self._take_reply(now, peer, message)
             case Credit(count_bytes):
                 return self.links.credited(now, self.stats.epoch, peer, count_bytes)
+            case Call(number, operation, argument, within_s):
+                asker = PeerRequest(peer, number)
+                return self.calls.start(now, asker, operation, argument, within_s)
+            case Return():
+                return self.calls.returned(peer, message)
             case Withdraw(number):
                 return self.links.stop(peer, number)
             case _:
@@ -855,6 +873,7 @@ class Node:
             still = [each for each in waiting if not _is_from(peer, each)]
             waiting.clear()
             waiting.extend(still)
+        actions += self.calls.peer_changed(peer)
         if up:
             self.links.up(peer)
         for number in fetches:

@@ -186,6 +186,7 @@ LAYOUTS = (
             ("number", f.number()),
             ("operation", f.text(64)),
             ("argument", f.octets(ARGUMENT_BYTES_MAX)),
+            ("within_s", f.WITHIN),
         ),
         header_bytes_max=HEADER_BYTES_MAX + ARGUMENT_BYTES_MAX,
     ),

@@ -23,6 +23,7 @@ TARGET_BYTES_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1
 SECONDS_MAX = 1e9
 """Thirty years; what is fresh for longer is fresh for ever, which is None."""
+WITHIN_MAX_S = 3600.0
 ERRNO_MAX = 4095
 """The kernel's MAX_ERRNO."""
 
@@ -163,7 +164,14 @@ def _check_entry(value: Any) -> Entry | None:
     return entry
 
 
+def _check_within(value: Any) -> float:
+    if type(value) is not float or not 0 < value <= WITHIN_MAX_S:
+        raise Malformed(f"{value!r:.40} is no time to wait")
+    return value
+
+
 SWITCH = Field(_check_switch)
+WITHIN = Field(_check_within, float)
 SECONDS = Field(_check_seconds, _pack_seconds)
 PATH = Field(_check_path, _pack_path)
 VERSION = Field(_check_version, _pack_version)

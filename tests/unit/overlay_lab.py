@@ -9,6 +9,7 @@ import errno
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from copperfs.core.actions import (
     Action,
@@ -17,11 +18,13 @@ from copperfs.core.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
+    EndCall,
     Evict,
     LookAgain,
     LookSource,
     NewEpoch,
     OpenSource,
+    PerformCall,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -29,6 +32,7 @@ from copperfs.core.actions import (
     Send,
 )
 from copperfs.core.events import (
+    CallPerformed,
     Clear,
     Event,
     Failed,
@@ -46,11 +50,12 @@ from copperfs.core.events import (
     PeerUp,
     Read,
     Scanned,
+    StartCall,
     Tick,
 )
 from copperfs.core.links import part_size, parts_in
 from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.messages import PART_BYTES, Credit, GivePart, Message, What
+from copperfs.core.messages import PART_BYTES, Call, Credit, GivePart, Message, Return, What
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
@@ -58,14 +63,15 @@ from copperfs.core.trees import Trees
 from copperfs.types import (
     ROOT,
     BlobId,
+    CallId,
     Entry,
     FetchId,
     HandleId,
     NodeId,
     Path,
+    PeerRequest,
     RequestId,
     Version,
-    join,
     split,
 )
 from tests.unit.core_lab import DEADLINE_S, directory, file
@@ -127,6 +133,8 @@ class Daemon:
     fetches: list[ScanSource | LookSource | ReadSource | OpenSource] = field(default_factory=list)
     next: int = 1
     epochs: list[int] = field(default_factory=list)
+    calls: list[tuple[CallId, str, bytes]] = field(default_factory=list)
+    called: dict[RequestId, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -150,6 +158,8 @@ class Job:
     in_flight: Counter[tuple[NodeId, NodeId]] = field(default_factory=Counter)
     """Bytes of payload that were sent and not yet credited."""
     in_flight_max: int = 0
+    within_s: list[float] = field(default_factory=list)
+    """What calls were given, in the order in which they were sent."""
     spoil: Counter[NodeId] = field(default_factory=Counter)
     """How many of the parts that a node receives next are spoiled on the way."""
 
@@ -190,6 +200,11 @@ class Job:
         self.happen(NodeId(number), Read(request, Path(path), version))
         return request
 
+    def call(self, number: int, operation: str, within_s: float = 10.0) -> RequestId:
+        request = self._request(number)
+        self.happen(NodeId(number), StartCall(request, operation, b"x", within_s))
+        return request
+
     def clear(self, number: int) -> None:
         self.happen(NodeId(number), Clear())
 
@@ -206,12 +221,17 @@ class Job:
     def move(self) -> bool:
         """One message arrives, or one fetch of the source ends."""
         ready: list[tuple[NodeId, NodeId] | int] = [k for k, queue in self.queues.items() if queue]
-        ready += [number for number, each in enumerate(self.daemons) if each.fetches]
+        ready += [n for n, each in enumerate(self.daemons) if each.fetches or each.calls]
         if not ready:
             return False
         chosen = self.random.choice(ready)
         if isinstance(chosen, int):
             daemon = self.daemons[chosen]
+            if daemon.calls:
+                call, operation, argument = daemon.calls.pop()
+                mine = b"%s:%s:%d" % (operation.encode(), argument, chosen)
+                self.happen(NodeId(chosen), CallPerformed(call, mine))
+                return True
             self._read_source(
                 chosen, daemon.fetches.pop(self.random.randrange(len(daemon.fetches)))
             )
@@ -258,6 +278,14 @@ class Job:
                 daemon.handles.remove(handle)
             case NewEpoch(epoch):
                 daemon.epochs.append(epoch)
+            case PerformCall(call, operation, argument):
+                daemon.calls.append((call, operation, argument))
+            case EndCall(_, asker, _, results):
+                merged = b" ".join(sorted(b" ".join(results).split()))
+                if isinstance(asker, PeerRequest):
+                    self._send(number, asker.peer, Return(asker.number, merged), None)
+                else:
+                    daemon.called[asker] = merged
             case Evict() | LookAgain():
                 pass
 
@@ -267,6 +295,8 @@ class Job:
         if (me, peer) not in self.queues:
             return
         self.sent[type(message).__name__] += 1
+        if isinstance(message, Call):
+            self.within_s.append(message.within_s)
         payload: bytes | None = None
         if isinstance(message, GivePart):
             assert content is not None
@@ -366,8 +396,12 @@ class Job:
             assert stats.reserved_bytes == 0
 
 
+class Never(deque[Any]):
+    """A queue whose messages stay in it."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
 def names(job: Job, path: bytes) -> list[bytes]:
     return [name for name, _ in job.tree.listing(Path(path)).rows()]
-
-
-__all__ = ["MIB", "Job", "Tree", "content", "join", "names"]

@@ -27,6 +27,7 @@ from copperfs.core.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
+    EndCall,
     Evict,
     Fetch,
     ListingKey,
@@ -35,6 +36,7 @@ from copperfs.core.actions import (
     NewEpoch,
     ObjectKey,
     OpenSource,
+    PerformCall,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -273,7 +275,7 @@ class NodeMachine(RuleBasedStateMachine):
                 self.published.discard(key)
             case LookAgain() | NewEpoch():
                 pass
-            case Send():
+            case Send() | PerformCall() | EndCall():
                 raise AssertionError("it has no peers")
             case _:
                 self.check(self.asked.pop(action.request), action)

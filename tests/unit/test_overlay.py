@@ -1,8 +1,7 @@
 """A job of several nodes: who reads the source, what travels, and what happens when it fails."""
 
 import errno
-from collections import Counter, deque
-from typing import Any
+from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +13,7 @@ from copperfs.core.links import ASKS_MAX, SERVING_MAX, WINDOW_BYTES
 from copperfs.core.messages import PART_BYTES, Ask, What
 from copperfs.types import NodeId, Path, RequestId, Version
 from tests.unit.core_lab import DEADLINE_S, version
-from tests.unit.overlay_lab import MIB, Job, content
+from tests.unit.overlay_lab import MIB, Job, Never, content
 
 ROOT, LEAF = 0, 7
 
@@ -238,7 +237,7 @@ def test_a_child_that_takes_nothing_in_holds_up_only_itself() -> None:
         versions[b"d/%d" % number] = job.tree.add(b"d/%d" % number, 2 * MIB)
     for path, wanted in versions.items():
         job.read(1, path, wanted)
-    stuck, job.queues[NodeId(0), NodeId(1)] = job.queues[NodeId(0), NodeId(1)], _Never()
+    stuck, job.queues[NodeId(0), NodeId(1)] = job.queues[NodeId(0), NodeId(1)], Never()
     for path, wanted in versions.items():
         job.read(2, path, wanted)
     job.run()
@@ -437,10 +436,3 @@ def test_whatever_happens_nobody_gets_a_wrong_byte_and_everybody_an_answer(
         else:
             assert answer == content(Path(path), wanted)
     job.check_at_rest()
-
-
-class _Never(deque[Any]):
-    """A queue whose messages stay in it."""
-
-    def __bool__(self) -> bool:
-        return False

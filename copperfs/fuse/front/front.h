@@ -188,8 +188,6 @@ bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fus
 void bypass_queue(struct front *f, struct handle *handle, struct pending *pending);
 void bypass_stop(struct front *f);
 
-/* follow.c has its own header: on which CPU front threads run. */
-
 /* init.c: the negotiation with the kernel. */
 void init_edit_request(struct front *f, char *request, size_t size);
 bool init_edit_reply(struct front *f, char *reply, size_t size);

@@ -1,0 +1,111 @@
+"""Calls: something that every node does, with one answer for all.
+
+A call goes to all neighbours in the first tree but the one from which it came, so it can begin at
+any node and reaches each of them once. An answer goes back the same way: a node's own result and
+those of the nodes behind it are made into one by whoever knows the operation. Nothing waits for a
+node that is gone, or that does not answer in time: each hop waits a little less than the one
+before, so that the answer of those who did answer is not lost with one that did not."""
+
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import Action, EndCall, PerformCall, Send
+from copperfs.core.events import Asker
+from copperfs.core.links import Links
+from copperfs.core.messages import Call, Return
+from copperfs.core.trees import Trees
+from copperfs.types import CallId, NodeId, PeerRequest
+
+# Under way at one node; nobody needs as many, and whoever sends more is answered with nothing.
+CALLS_MAX = 64
+# What a hop keeps for itself of the time that it was given.
+HOP_SHARE = 0.1
+
+
+@dataclass(slots=True)
+class _Running:
+    asker: Asker
+    operation: str
+    deadline: float
+    performed: bool = False
+    waiting: dict[NodeId, int] = field(default_factory=dict)
+    """Neighbours that have not answered, with the number of the call there."""
+    results: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Calls:
+    trees: Trees | None
+    links: Links
+    _running: dict[CallId, _Running] = field(default_factory=dict)
+    _next: int = 1
+
+    def start(
+        self, now: float, asker: Asker, operation: str, argument: bytes, within_s: float
+    ) -> list[Action]:
+        if len(self._running) >= CALLS_MAX:
+            return [EndCall(CallId(0), asker, operation, ())]
+        number = CallId(self._next)
+        self._next += 1
+        running = _Running(asker, operation, now + within_s)
+        self._running[number] = running
+        actions: list[Action] = [PerformCall(number, operation, argument)]
+        came_from = asker.peer if isinstance(asker, PeerRequest) else None
+        for peer in self._neighbours():
+            if peer != came_from and self.links.is_up(peer):
+                running.waiting[peer] = number
+                left = within_s * (1 - HOP_SHARE)
+                actions.append(Send(peer, Call(number, operation, argument, left)))
+        return actions
+
+    def performed(self, number: CallId, result: bytes) -> list[Action]:
+        """This node's own part is done."""
+        running = self._running.get(number)
+        if running is None:
+            return []
+        running.performed = True
+        running.results.append(result)
+        return self._end_if_complete(number, running)
+
+    def returned(self, peer: NodeId, message: Return) -> list[Action]:
+        number = CallId(message.number)
+        running = self._running.get(number)
+        if running is None or running.waiting.pop(peer, None) is None:
+            return []
+        if message.result:
+            running.results.append(message.result)
+        return self._end_if_complete(number, running)
+
+    def peer_changed(self, peer: NodeId) -> list[Action]:
+        """What passed between us is lost."""
+        actions: list[Action] = []
+        for number, running in list(self._running.items()):
+            if isinstance(running.asker, PeerRequest) and running.asker.peer == peer:
+                del self._running[number]
+            elif running.waiting.pop(peer, None) is not None:
+                actions += self._end_if_complete(number, running)
+        return actions
+
+    def deadline(self) -> float | None:
+        return min((each.deadline for each in self._running.values()), default=None)
+
+    def expire(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for number, running in list(self._running.items()):
+            if running.deadline <= now:
+                actions.append(self._end(number, running))
+        return actions
+
+    def _neighbours(self) -> list[NodeId]:
+        if self.trees is None:
+            return []
+        parent = self.trees.parent(0)
+        return [*([] if parent is None else [parent]), *self.trees.children(0)]
+
+    def _end_if_complete(self, number: CallId, running: _Running) -> list[Action]:
+        if running.waiting or not running.performed:
+            return []
+        return [self._end(number, running)]
+
+    def _end(self, number: CallId, running: _Running) -> Action:
+        del self._running[number]
+        return EndCall(number, running.asker, running.operation, tuple(running.results))
