@@ -4,12 +4,8 @@ The daemon is a fresh process, not a fork of this one: it inherits nothing but i
 """
 
 import argparse
-import json
 import os
-import signal
-import socket
 import subprocess
-import sys
 from dataclasses import replace
 
 from copperfs.cli.options import add_option_flags, resolve_settings
@@ -70,55 +66,19 @@ def _run_here(settings: Settings) -> int:
 
 
 def _start(settings: Settings) -> None:
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            command = [sys.executable, "-P", "-m", "copperfs.runtime.daemon", str(theirs.fileno())]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=_stderr_of(settings),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
-        try:
-            _wait_until_ready(ours, settings)
-        except BaseException:
-            # SIGTERM: it cleans up after itself, whatever it had got to
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
-    process.returncode = 0  # it lives on; this only keeps subprocess from warning about it
-
-
-def _wait_until_ready(channel: socket.socket, settings: Settings) -> None:
     from copperfs.fuse.mounting import absolute, answers
+    from copperfs.fuse.starting import let_live, started
 
-    channel.settimeout(START_TIMEOUT_S)
-    try:
-        channel.sendall(settings.to_json().encode("ascii") + b"\n")
-        with channel.makefile("r", encoding="utf-8") as lines:
-            line = lines.readline()
-    except TimeoutError:
-        raise MountError(
-            f"the daemon did not mount {settings.mountpoint} within {START_TIMEOUT_S:.0f} s; "
-            "is the source hung?"
-        ) from None
-    if not line:
-        raise MountError(
-            f"the daemon for {settings.mountpoint} ended before it had mounted; "
-            "run it with --foreground to see why"
-        )
-    outcome = json.loads(line)
-    if "error" in outcome:
-        raise MountError(outcome["error"])
-    if not answers(absolute(settings.mountpoint)):
-        raise MountError(f"{settings.mountpoint} is mounted but does not answer")
+    with started(
+        "copperfs.runtime.daemon",
+        settings.to_json(),
+        shown=settings.mountpoint,
+        stderr=_stderr_of(settings),
+        timeout_s=START_TIMEOUT_S,
+    ) as daemon:
+        if not answers(absolute(settings.mountpoint)):
+            raise MountError(f"{settings.mountpoint} is mounted but does not answer")
+        let_live(daemon)
 
 
 def _stderr_of(settings: Settings) -> int:
