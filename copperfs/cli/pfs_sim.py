@@ -85,7 +85,7 @@ def add_speed(parser: argparse.ArgumentParser, *, with_defaults: bool = True) ->
     )  # fmt: skip
     _add(
         speed, "data_servers", "N", _count_from_1,
-        "data servers; each file lies on one, and gets at most that server's share of the bandwidth",
+        "data servers; each file lies on one, which has its share of the bandwidth",
     )  # fmt: skip
     if not with_defaults:
         parser.set_defaults(**dict.fromkeys(SPEED))

@@ -13,8 +13,8 @@ A *client* is one mount point: what one node of a job is to Lustre. Each has cac
 ``control.py`` and ``client.py`` the two ends of the control socket, ``daemon.py`` the parts list,
 ``settings.py`` the settings.
 
-Why not pyfuse3, as for the mount itself: it serves one mount in a process, and costs 100 us and more
-of Python for each request, at 4,000 requests a second half a core that a benchmark then lacks.
+Why not pyfuse3, as for the mount itself: it serves one mount in a process, and costs 100 us and
+more of Python for each request, at 4,000 a second half a core that a benchmark then lacks.
 Talking to ``/dev/fuse`` costs 10 us (30 if each request waits for the timer by itself) and is less
 code than working around libfuse was, which never allows parallel lookups in one directory. Of
 copperfs only the mounting is shared: what judges a filesystem must not share its mistakes.

@@ -31,8 +31,8 @@ STOP_TIMEOUT_S = 5.0
 class StandIn(PfsSim):
     """A running stand-in for `source`.
 
-    It is mounted at `mountpoint`, by default a new directory, or at several `mountpoints`: each is a
-    client with caches of its own.
+    It is mounted at `mountpoint`, by default a new directory, or at several `mountpoints`: each is
+    a client with caches of its own.
     """
 
     def __init__(
