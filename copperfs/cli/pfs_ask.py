@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     release.add_argument("rule", type=int, metavar="RULE", help="its number")
     add("heal", "remove all rules", lambda sim, _: sim.ask("heal"))
     add("rules", "the rules in force", _rules)
-    add("stop", "release what hangs, unmount and end", lambda sim, _: sim.ask("stop"))
+    add("stop", "release what hangs, unmount and end", _stop)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -120,6 +120,11 @@ def _slow(sim: "PfsSim", arguments: argparse.Namespace) -> object:
 
 def _release(sim: "PfsSim", arguments: argparse.Namespace) -> object:
     return sim.ask("release", rule=arguments.rule)
+
+
+def _stop(sim: "PfsSim", _: argparse.Namespace) -> object:
+    sim.stop()
+    return {}
 
 
 def _rules(sim: "PfsSim", arguments: argparse.Namespace) -> object:

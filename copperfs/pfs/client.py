@@ -28,6 +28,7 @@ from copperfs.errors import ControlError
 from copperfs.fuse.mounting import PFS_SIM_FSTYPE, absolute, mount_at
 
 CONTROL_TIMEOUT_S = 10.0
+STOPS_WITHIN_S = 10.0
 POLL_S = 0.002
 
 
@@ -153,8 +154,13 @@ class PfsSim:
         self.ask("heal")
 
     def stop(self) -> None:
-        """Have it release what hangs, unmount and end; returns before it has."""
+        """Have it release what hangs, unmount and end; returns when it has unmounted."""
         self.ask("stop")
+        deadline = time.monotonic() + STOPS_WITHIN_S
+        while os.path.exists(self.control):
+            if time.monotonic() > deadline:
+                raise ControlError(f"pfs-sim at {self.control} does not end; kill it")
+            time.sleep(POLL_S)
 
     def wait_for_hanging(self, at_least: int = 1, timeout_s: float = 5.0) -> None:
         """Return when so many operations hang."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -27,6 +28,7 @@ from copperfs.errors import ControlError
 from copperfs.pfs.client import PfsSim
 from tests.mount.helpers import (
     NOBODY,
+    PROJECT,
     Mount,
     copperfs,
     errno_of,
@@ -455,3 +457,16 @@ def test_copperfs_reads_each_file_once_for_many_readers(here: Path, tree: Path) 
         counts = sim.counts()
         assert counts.operations["open"] == {"dir/a": 1, "dir/b": 1, "dir/c": 1}
         assert set(counts.clients) == {str(here / "one")}
+
+
+def test_the_document_has_every_key_of_the_counts(started: Starter, here: Path) -> None:
+    started()
+    (here / "one" / "dir" / "a").read_bytes()
+    document = (PROJECT / "docs" / "pfs-sim.md").read_text()
+    table = document.partition("What `counts --json` says")[2].partition("\n### ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(
+        ask(here / "one", "counts")
+    )
+    shown = copperfs("pfs-ask", here / "one", "counts").stdout
+    assert "dir/a" in shown
+    assert str(here / "two") in shown
