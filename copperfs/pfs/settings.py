@@ -4,10 +4,10 @@ Where the defaults come from (docs/pfs-sim.md has more):
 
 - 1 ms for a metadata operation: public figures for an idle Lustre are about 0.5 ms for each stat of
   one thread.
-- 4 servers, so 4,000 operations a second: `import horovod` with PyTorch took 603 s on 512 nodes
-  (Copper's paper); at the 4,700 operations that the first process of a node makes, that is
-  512 * 4,700 / 603 s = 4,000/s. If none of the 11 others of each node had found anything in a
-  cache it would be more, up to 16,000/s.
+- 4 servers, so 4,000 operations a second: `import horovod` with PyTorch took 603 s on 512 nodes of
+  12 processes (Copper's paper); with the 4,700 operations of a node's first process alone that is
+  512 * 4,700 / 603 s = 4,000/s. With what the 11 others repeat (some 1,300 each) it would be
+  16,000/s: the lower figure stands for what other jobs leave.
 - 65 minutes in the client's caches: after that time Lustre gives back a lock that nobody used.
 """
 
