@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from copperfs import __version__
-from copperfs.cli import clear, config_show, keygen, mount, stats, umount
+from copperfs.cli import clear, config_show, keygen, mount, pfs_ask, pfs_sim, stats, umount
 from copperfs.cli.output import print_error
 from copperfs.errors import CopperError
 
@@ -31,7 +31,16 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace, /) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (mount, umount, stats, clear, config_show, keygen)
+COMMANDS: tuple[Command, ...] = (
+    mount,
+    umount,
+    stats,
+    clear,
+    config_show,
+    keygen,
+    pfs_sim,
+    pfs_ask,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -5,10 +5,8 @@ launch. Where this process was a rank of MPI that is more than tidiness: see ``b
 """
 
 import argparse
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,64 +110,27 @@ def _attend(daemon: "subprocess.Popen[bytes]") -> int:
 
 def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[bytes]":
     from copperfs.bootstrap.environment import without_mpi
+    from copperfs.fuse.mounting import absolute, answers
+    from copperfs.fuse.starting import let_live, started
 
-    ours, theirs = socket.socketpair()
-    listener = [] if launch is None else [launch.listener.fileno()]
-    with ours:
-        with theirs:
-            command = [sys.executable, "-P", "-m", "copperfs.runtime.daemon", str(theirs.fileno())]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=_stderr_of(settings),
-                pass_fds=[theirs.fileno(), *listener],
-                start_new_session=True,
-                cwd="/",
-                env=without_mpi(os.environ),
-            )
-        try:
-            _wait_until_ready(ours, settings, launch)
-        except BaseException:
-            # SIGTERM: it cleans up after itself, whatever it had got to
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
+    # Alone it waits for the source only, else for its parents, which start when they start.
+    timeout_s = START_TIMEOUT_S + (0 if launch is None else settings.launch_timeout_s)
+    with started(
+        "copperfs.runtime.daemon",
+        [settings.to_json(), "null" if launch is None else launch.to_json()],
+        shown=settings.mountpoint,
+        stderr=_stderr_of(settings),
+        timeout_s=timeout_s,
+        pass_fds=[] if launch is None else [launch.listener.fileno()],
+        env=without_mpi(os.environ),
+    ) as daemon:
+        if not answers(absolute(settings.mountpoint)):
+            raise MountError(f"{settings.mountpoint} is mounted but does not answer")
+        if not settings.foreground:
+            let_live(daemon)
     if launch is not None:
         launch.listener.close()  # it is the daemon's now
-    if not settings.foreground:
-        process.returncode = 0  # it lives on; this only keeps subprocess from warning about it
-    return process
-
-
-def _wait_until_ready(channel: socket.socket, settings: Settings, launch: "Launch | None") -> None:
-    from copperfs.bootstrap.launch import send_launch
-    from copperfs.fuse.mounting import absolute, answers
-
-    channel.settimeout(START_TIMEOUT_S)
-    try:
-        channel.sendall(settings.to_json().encode("ascii") + b"\n")
-        send_launch(channel, launch)
-        with channel.makefile("r", encoding="utf-8") as lines:
-            line = lines.readline()
-    except TimeoutError:
-        raise MountError(
-            f"the daemon did not mount {settings.mountpoint} within {START_TIMEOUT_S:.0f} s; "
-            "is the source hung?"
-        ) from None
-    if not line:
-        raise MountError(
-            f"the daemon for {settings.mountpoint} ended before it had mounted; "
-            "run it with --foreground to see why"
-        )
-    outcome = json.loads(line)
-    if "error" in outcome:
-        raise MountError(outcome["error"])
-    if not answers(absolute(settings.mountpoint)):
-        raise MountError(f"{settings.mountpoint} is mounted but does not answer")
+    return daemon.process
 
 
 def _stderr_of(settings: Settings) -> int | None:

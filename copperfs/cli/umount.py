@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.mounting import FSTYPE, absolute, answers, mount_at, unmount
+    from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, absolute, answers, mount_at, unmount
 
     mountpoint = absolute(arguments.mountpoint)
     mounted = mount_at(mountpoint)
     if mounted is None:
         raise MountError(f"{mountpoint} is not mounted")
-    if mounted.fstype != FSTYPE:
+    if mounted.fstype not in (FSTYPE, PFS_SIM_FSTYPE):
         raise MountError(f"{mountpoint} is a mount of type {mounted.fstype}, not one of copperfs")
     alive = answers(mountpoint)
     pid = _daemon_of(mountpoint) if alive else None

@@ -22,6 +22,7 @@ from pathlib import Path as FilePath
 from copperfs.errors import MountError
 
 FSTYPE = "fuse.copperfs"
+PFS_SIM_FSTYPE = "fuse.pfs-sim"
 # fusermount3 may wait for a busy kernel, but not for ever.
 HELPER_TIMEOUT_S = 30.0
 ANSWERS_WITHIN_S = 5.0
@@ -134,10 +135,10 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
         raise MountError(f"{mountpoint} cannot be unmounted: {result.stderr.strip()}")
 
 
-def clean_up_stale(mountpoint: str) -> bool:
+def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:
     """Remove a mount of ours whose daemon is gone; whether there was one."""
     cleaned = False
-    while (found := mount_at(mountpoint)) is not None and found.fstype == FSTYPE:
+    while (found := mount_at(mountpoint)) is not None and found.fstype == fstype:
         if answers(mountpoint) is not False:
             break
         unmount(mountpoint, lazy=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from copperfs.config import Settings
 from copperfs.core.policy import Policy
-from copperfs.fuse.mounting import Mount, mounts
+from copperfs.fuse.mounting import PFS_SIM_FSTYPE, Mount, mounts
 from copperfs.types import ROOT, Path, is_below
 
 # Filesystems that all nodes of a job see alike.
@@ -42,6 +42,7 @@ NETWORK_FILESYSTEMS = frozenset(
         "fuse.juicefs",
         "fuse.cvmfs2",
         "fuse.lustre",
+        PFS_SIM_FSTYPE,  # it stands for one of these
     ]
 )
 # Interfaces of the kernel: their files have no size before they are read.

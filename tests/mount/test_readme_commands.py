@@ -19,6 +19,7 @@ from tests.unit.test_layers import ROOT
 
 WITHIN_S = 120.0
 MOUNTPOINT = "/tmp/copper_mnt"
+PFS_SIM = "/tmp/lustre"
 
 pytestmark = pytest.mark.mount
 
@@ -33,7 +34,7 @@ def shell_lines() -> list[str]:
 
 def test_the_readme_uses_each_command_that_it_should() -> None:
     used = {words[1] for line in shell_lines() if (words := line.split())[0] == "copperfs"}
-    assert {"mount", "stats", "clear", "umount", "config"} <= used
+    assert {"mount", "stats", "clear", "umount", "config", "pfs-sim", "pfs-ask"} <= used
 
 
 def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:
@@ -44,6 +45,7 @@ def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:
     (packages / "mypackage.py").write_text("print('imported from', __file__)\n")
     mountpoint = tmp_path / "mnt"
     script = "\n".join(["set -ex", *shell_lines()]).replace(MOUNTPOINT, str(mountpoint))
+    script = script.replace(PFS_SIM, str(tmp_path / "lustre"))
     scripts = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
     try:
         done = subprocess.run(

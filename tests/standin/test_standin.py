@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.standin import StandIn, StandInError
+from copperfs.errors import ControlError
+from tests.standin import StandIn
 
 pytestmark = pytest.mark.mount
 
@@ -163,9 +164,9 @@ def test_a_file_replaced_while_open_stays_itself(slow: StandIn, source: Path) ->
 
 
 def test_a_wrong_request_is_refused_and_harmless(slow: StandIn) -> None:
-    with pytest.raises(StandInError, match="unknown operations"):
+    with pytest.raises(ControlError, match="unknown operations"):
         slow.hang("hello", ops=["chew"])
-    with pytest.raises(StandInError, match="errno"):
+    with pytest.raises(ControlError, match="errno"):
         slow.fail("hello", 0)
     assert (slow.mountpoint / "hello").read_bytes() == b"hello\n"
 

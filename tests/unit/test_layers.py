@@ -15,12 +15,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# "pfs", the stand-in for a parallel filesystem, is beside the runtime: a filesystem of its own that
+# knows nothing of the core or the daemon, and needs mounting from the edge "fuse".
 LAYERS = {
     **dict.fromkeys(("types", "errors", "config", "blob", "roster"), 0),
     **dict.fromkeys(("core",), 1),
     **dict.fromkeys(("wire",), 2),
     **dict.fromkeys(("fuse", "net", "store", "source", "bootstrap"), 3),
-    **dict.fromkeys(("runtime", "sim"), 4),
+    **dict.fromkeys(("runtime", "sim", "pfs"), 4),
     **dict.fromkeys(("cli",), 5),
 }
 
@@ -141,6 +143,7 @@ def test_module_keeps_to_its_layer(path: Path) -> None:
         ("copperfs.core.node", "def f():\n    from copperfs.wire import codec", "not below"),
         ("copperfs.runtime.daemon", "from copperfs.sim import world", "not below"),
         ("copperfs.sim.world", "from copperfs.runtime import daemon", "not below"),
+        ("copperfs.pfs.loop", "from copperfs.runtime import engine", "not below"),
         ("copperfs.store.memory", "from copperfs.source import scan", "not below"),
         ("copperfs.errors", "from copperfs.core import node", "not below"),
         ("copperfs", "from copperfs.cli import main", "not below"),

@@ -1,0 +1,175 @@
+"""``copperfs pfs-sim``: show a directory as a loaded parallel filesystem would.
+
+Its flags are its own, not settings of the mount: it takes part in no job.
+"""
+
+import argparse
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import fields
+
+from copperfs.cli.output import console
+from copperfs.config import parse_size
+from copperfs.pfs.settings import PfsSettings, format_duration, parse_duration
+
+NAME = "pfs-sim"
+HELP = "show a directory as slowly as a loaded parallel filesystem would, for trying and testing"
+
+START_TIMEOUT_S = 30.0
+SERVERS_MAX = 100_000
+SPEED = ("latency", "servers", "read_latency", "bandwidth", "data_servers")
+DEFAULTS = {field.name: field.default for field in fields(PfsSettings)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIRECTORY", help="what to show; a local directory")
+    parser.add_argument(
+        "mountpoints",
+        metavar="MOUNTPOINT",
+        nargs="+",
+        help="existing directories. Each is one client with caches of its own, as a node of a job "
+        "is; all share the servers",
+    )
+    add_speed(parser)
+    caches = parser.add_argument_group("clients")
+    _add(
+        caches, "cache", "DURATION", _duration,
+        "for how long a client keeps names, attributes and listings; with 0 every process asks "
+        "for everything",
+    )  # fmt: skip
+    caches.add_argument(
+        "--page-cache",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="whether a client keeps the contents of files. Default: yes, no with --cache 0.",
+    )
+    caches.add_argument(
+        "--permissions",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let the kernel check modes and owners; with --cache 0 that costs a getattr for each "
+        "directory of each path. Default: yes.",
+    )
+    caches.add_argument("--allow-other", action="store_true", help="let other users in")
+    process = parser.add_argument_group("process")
+    process.add_argument(
+        "--foreground", action="store_true", help="stay until unmounted, instead of daemonising"
+    )
+    process.add_argument(
+        "--control",
+        metavar="SOCKET",
+        help="where to make the control socket. Default: in $XDG_RUNTIME_DIR/copperfs, else "
+        "/tmp/copperfs-UID; it is found by the mount point.",
+    )
+
+
+def add_speed(parser: argparse.ArgumentParser, *, with_defaults: bool = True) -> None:
+    """The flags that can also be changed while it runs: then those not given are None."""
+    speed = parser.add_argument_group("servers")
+    _add(
+        speed, "latency", "DURATION", _duration,
+        "what an operation on metadata takes one server: 1ms, 500us",
+    )  # fmt: skip
+    _add(
+        speed, "servers", "N", _count,
+        "metadata servers, each busy with one operation at a time; 0 for as many as needed",
+    )  # fmt: skip
+    _add(
+        speed, "read_latency", "DURATION", _duration,
+        "what a read takes besides moving its bytes; it keeps no server busy",
+    )  # fmt: skip
+    _add(
+        speed, "bandwidth", "SIZE", _size,
+        "bytes a second of all data servers together, 1GB; 0 for no limit",
+    )  # fmt: skip
+    _add(
+        speed, "data_servers", "N", _count_from_1,
+        "data servers; each file lies on one, which has its share of the bandwidth",
+    )  # fmt: skip
+    if not with_defaults:
+        parser.set_defaults(**dict.fromkeys(SPEED))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = PfsSettings(
+        directory=os.path.abspath(arguments.directory),
+        mountpoints=tuple(os.path.abspath(each) for each in arguments.mountpoints),
+        latency_s=arguments.latency,
+        servers=arguments.servers,
+        read_latency_s=arguments.read_latency,
+        bandwidth_bytes=arguments.bandwidth,
+        data_servers=arguments.data_servers,
+        cache_s=arguments.cache,
+        page_cache=arguments.cache > 0 if arguments.page_cache is None else arguments.page_cache,
+        permissions=arguments.permissions,
+        allow_other=arguments.allow_other,
+        control=arguments.control and os.path.abspath(arguments.control),
+    )
+    if arguments.foreground:
+        from copperfs.pfs.daemon import PfsDaemon
+
+        PfsDaemon(settings).run(lambda _: console().print("ready"))
+        return 0
+    from copperfs.fuse.starting import let_live, started
+
+    with started(
+        "copperfs.pfs.daemon",
+        [settings.to_json()],
+        shown=" and ".join(settings.mountpoints),
+        stderr=subprocess.DEVNULL,
+        timeout_s=START_TIMEOUT_S,
+    ) as daemon:
+        let_live(daemon)
+    return 0
+
+
+def _add(
+    group: argparse._ArgumentGroup,
+    name: str,
+    metavar: str,
+    kind: Callable[[str], float],
+    text: str,
+) -> None:
+    default = next(DEFAULTS[key] for key in (name, f"{name}_s", f"{name}_bytes") if key in DEFAULTS)
+    assert isinstance(default, int | float)
+    group.add_argument(
+        f"--{name.replace('_', '-')}",
+        metavar=metavar,
+        type=kind,
+        default=default,
+        help=f"{text}. Default: {_shown(default, kind)}.",
+    )
+
+
+def _shown(default: float, kind: Callable[[str], float]) -> str:
+    if kind is _duration:
+        return format_duration(default)
+    return "1 GB" if kind is _size else str(default)
+
+
+def _duration(text: str) -> float:
+    return _understood(parse_duration, text)
+
+
+def _size(text: str) -> float:
+    return _understood(parse_size, text)
+
+
+def _understood(parse: Callable[[str], float], text: str) -> float:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str, at_least: int = 0) -> int:
+    if not (text.isascii() and text.isdigit()) or not at_least <= int(text[:12]) <= SERVERS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from {at_least} to {SERVERS_MAX}"
+        )
+    return int(text)
+
+
+def _count_from_1(text: str) -> int:
+    return _count(text, 1)
