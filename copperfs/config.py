@@ -148,6 +148,14 @@ def _choice(*choices: str) -> Kind:
     return Kind("|".join(choices), parse)
 
 
+def _parse_fanout(text: str) -> str:
+    if text == "copper":
+        return text
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise ValueError(f"{text!r} is no fan-out; write a number from 1 to 1024, or copper")
+    return str(int(text))
+
+
 def _parse_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", text):
         raise ValueError(f"{text!r} is no name for a node; write letters, digits, dots and dashes")
@@ -226,6 +234,7 @@ _TOML_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "tru
 # ---- the table -------------------------------------------------------------------------------
 
 VIEW, CACHES, SOURCE, DAEMON = "What the mount shows", "Caches", "Source", "Daemon"
+OVERLAY = "Between nodes"
 LAUNCH = "Launch on several nodes"
 
 SymlinkMode = Literal["rewrite", "keep"]
@@ -493,6 +502,43 @@ class Settings:
             "C threads that answer the kernel from what is cached, without the GIL. "
             "0 leaves the front out: plain pyfuse3, slower, without 'copperfs stats' and 'copperfs "
             "clear', and with fewer promises (docs/promises.md).",
+        ),
+    )
+    fanout: str = field(
+        default="16",
+        metadata=_option(
+            OVERLAY,
+            Kind("N|copper", _parse_fanout),
+            "How many nodes ask one node. Each hop costs a round trip, so a high one is faster for "
+            "single files. 'copper' is what Copper 1.0 takes: 2 for up to 31 nodes, up to 7 beyond "
+            "1,555. The same on all nodes.",
+        ),
+    )
+    push_fanout: int = field(
+        default=2,
+        metadata=_option(
+            OVERLAY,
+            _count(1, 64),
+            "To how many nodes each node passes on what 'copperfs warmup' spreads. Its link "
+            "carries the data so many times, so a low one is faster. The same on all nodes.",
+        ),
+    )
+    trees: int = field(
+        default=1,
+        metadata=_option(
+            OVERLAY,
+            _count(1, 64),
+            "How many nodes share the reading of the source: there are so many trees, each with "
+            "another root, and a directory's path picks its tree. The same on all nodes.",
+        ),
+    )
+    wait_all: bool = field(
+        default=False,
+        metadata=_option(
+            OVERLAY,
+            SWITCH,
+            "Return only when the mounts of all nodes answer, instead of when this node's own "
+            "parents do.",
         ),
     )
     foreground: bool = field(

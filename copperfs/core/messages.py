@@ -138,4 +138,17 @@ class Return:
     result: bytes
 
 
-Message = Hello | Ask | GiveEntry | GivePart | Refuse | Credit | Withdraw | Batch | Call | Return
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answered at once by a pong of the same number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    number: int
+
+
+FromParent = GiveEntry | GivePart | Refuse
+Message = Hello | Ask | FromParent | Credit | Withdraw | Batch | Call | Return | Ping | Pong

@@ -121,8 +121,9 @@ from copperfs.core.state import (
 from copperfs.core.trees import Trees
 from copperfs.types import BlobId, Entry, FetchId, NodeId, Path, PeerRequest, Version, split
 
-# A parent that has no room for the file, or is asked too much by this node.
-_TRY_THE_SOURCE = (errno.EFBIG, errno.EBUSY)
+# A parent has no room for the file, is asked too much by this node, or has something of its own
+# where this node has the shared filesystem.
+_TRY_THE_SOURCE = (errno.EFBIG, errno.EBUSY, errno.EXDEV)
 _WHAT = {Kind.SCAN: What.LISTING, Kind.LOOK: What.ENTRY, Kind.READ: What.OBJECT}
 
 
@@ -748,6 +749,8 @@ class Node:
         if not self.links.serve(peer, ask.number):
             self.stats.peers_refused += 1
             return [Send(peer, Refuse(ask.number, self.stats.epoch, errno.EBUSY))]
+        if self.policy.place(ask.path) is Place.LOCAL:
+            return self._answer_error(Look(request, ask.path), errno.EXDEV)
         match ask.what:
             case What.ENTRY:
                 return self._ask(now, Look(request, ask.path))

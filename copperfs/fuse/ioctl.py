@@ -39,9 +39,12 @@ class Request(IntEnum):
     CLEAR = 0x12
     CONFIGURATION = 0x13
     OBJECTS = 0x14
+    CLEAR_LOCAL = 0x15
+    ALL_STATISTICS = 0x16
+    TREE = 0x17
 
 
-OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR})
+OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR, Request.CLEAR_LOCAL})
 
 
 def number(request: int, size: int = BUFFER_BYTES) -> int:

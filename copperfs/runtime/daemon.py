@@ -32,6 +32,7 @@ from copperfs.config import Settings
 from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
 from copperfs.core.node import Node
 from copperfs.core.state import Limits
+from copperfs.core.trees import Trees
 from copperfs.errors import CopperError, MountError
 from copperfs.fuse.board import Board
 from copperfs.fuse.handlers import FrontHandlers
@@ -47,8 +48,10 @@ from copperfs.fuse.mounting import (
     unmount,
 )
 from copperfs.fuse.plain import PlainHandlers, PlainPublications
+from copperfs.roster import Roster
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
+from copperfs.runtime.job import Job, join_job, transport_of, trees_of
 from copperfs.runtime.places import OwnMounts, policy_for
 from copperfs.runtime.statistics import Statistics
 from copperfs.source.fetcher import Fetcher
@@ -86,6 +89,7 @@ class Daemon:
         self.source_root = os.path.realpath(os.fsencode(settings.source))
         self._front_wanted = settings.front_threads > 0
         self._cleanup = ExitStack()
+        self._failed: MountError | None = None
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
 
@@ -106,7 +110,8 @@ class Daemon:
         own: list[OwnMounts] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
-        node = Node(policy, self._limits(credit=use_front))
+        trees = trees_of(settings, self.launch) if self.launch is not None else None
+        node = Node(policy, self._limits(credit=use_front, trees=trees), trees)
         fetcher = self._fetcher(use_front, lambda: own[0]() if own else node.policy.refused)
         self._cleanup.callback(fetcher.close)
 
@@ -138,13 +143,15 @@ class Daemon:
         front.set_reader(fetcher.reader(), node.limits.whole_max_bytes, node.limits.credit_bytes)
         board = Board(front)
         engine = Engine(node, fetcher, board)
+        self._join(engine)
         handlers = FrontHandlers(engine, board, self._statfs)
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
+        job = Job(engine, settings, statistics.document, self._roster)
         self._sockets.append(server_end)
-        server = ControlServer(server_end, self._answerers(engine, statistics))
+        server = ControlServer(server_end, self._answerers(job, statistics))
         front.start()
         _raise_read_ahead(settings.mountpoint)
         async with trio.open_nursery() as nursery:
@@ -156,12 +163,13 @@ class Daemon:
             self._publish_statfs(front)
             if os.environ.get("COPPERFS_BENCH_BUSY"):
                 threading.Thread(target=_keep_busy, daemon=True).start()
-            log.info("%s is mounted at %s", settings.source, settings.mountpoint)
-            ready()
+            nursery.start_soon(self._become_ready, job, ready, nursery)
             await server.run()  # until the mount is gone
             log.info("%s was unmounted", settings.mountpoint)
             pyfuse3.terminate()
             nursery.cancel_scope.cancel()
+        if self._failed is not None:
+            raise self._failed
 
     async def _run_plain(
         self,
@@ -173,6 +181,8 @@ class Daemon:
         """The mount without the front."""
         inodes = Inodes()
         engine = Engine(node, fetcher, PlainPublications(inodes))
+        self._join(engine)
+        job = Job(engine, settings=self.settings, statistics=dict, roster=self._roster)
         handlers = PlainHandlers(
             engine, inodes, self._statfs, kernel_cache=self.settings.kernel_cache
         )
@@ -182,12 +192,38 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_signals)
-            log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
-            ready()
+            nursery.start_soon(self._become_ready, job, ready, nursery)
             await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
             nursery.cancel_scope.cancel()
+        if self._failed is not None:
+            raise self._failed
+
+    def _join(self, engine: Engine) -> None:
+        """Take part in the job, if there are other nodes."""
+        if self.launch is None:
+            return
+        transport = transport_of(self.launch)
+        self._cleanup.callback(transport.close)
+        join_job(self.settings, self.launch, engine, transport)
+
+    @property
+    def _roster(self) -> Roster | None:
+        return None if self.launch is None else self.launch.roster
 
     # --- tasks -----------------------------------------------------------------------------------
+
+    async def _become_ready(
+        self, job: Job, ready: Callable[[], None], nursery: trio.Nursery
+    ) -> None:
+        """Say so when the mount answers, which it does when the nodes that it asks do."""
+        try:
+            await job.wait_ready()
+        except MountError as error:
+            self._failed = error
+            nursery.cancel_scope.cancel()
+            return
+        log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
+        ready()
 
     async def _serve_handlers(self) -> None:
         await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
@@ -212,8 +248,10 @@ class Daemon:
     # --- what can be asked -----------------------------------------------------------------------
 
     def _answerers(
-        self, engine: Engine, statistics: Statistics
+        self, job: Job, statistics: Statistics
     ) -> dict[Request, Callable[[], Awaitable[object]]]:
+        engine = job.engine
+
         async def hello() -> object:
             return {
                 "copperfs": 1,
@@ -231,9 +269,15 @@ class Daemon:
             statistics.reset()
             return {"reset": True}
 
-        async def clear() -> object:
+        async def clear_local() -> dict[str, object]:
             told = await engine.clear()
             return {"epoch": engine.node.statistics().epoch, "names_invalidated": told}
+
+        async def clear() -> object:
+            if job.roster is None:
+                return await clear_local() | {"nodes": 1, "roster": 1}
+            cleared = await job.clear()
+            return cleared | {"epoch": cleared.pop("max_epoch", engine.node.statistics().epoch)}
 
         async def configuration() -> object:
             return asdict(self.settings)
@@ -246,6 +290,9 @@ class Daemon:
             Request.STATISTICS: show_statistics,
             Request.RESET: reset,
             Request.CLEAR: clear,
+            Request.CLEAR_LOCAL: clear_local,
+            Request.ALL_STATISTICS: job.all_statistics,
+            Request.TREE: job.tree,
             Request.CONFIGURATION: configuration,
             Request.OBJECTS: objects,
         }
@@ -262,7 +309,7 @@ class Daemon:
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
 
-    def _limits(self, *, credit: bool) -> Limits:
+    def _limits(self, *, credit: bool, trees: Trees | None) -> Limits:
         memory_bytes = self.settings.memory_bytes
         return Limits(
             memory_bytes=memory_bytes,
@@ -270,6 +317,7 @@ class Daemon:
             tree_max_bytes=self.settings.tree_max_bytes,
             bypass_above_bytes=self.settings.bypass_above_bytes,
             fetch_deadline_s=self.settings.source_deadline_s,
+            trees=1 if trees is None else trees.count,
         )
 
     def _nodes_max(self) -> int:

@@ -26,32 +26,39 @@ from copperfs.core.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
+    EndCall,
     Evict,
     LookAgain,
     LookSource,
     NewEpoch,
     ObjectKey,
     OpenSource,
+    PerformCall,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
     Send,
 )
+from copperfs.core.calls import CALLS_MAX
 from copperfs.core.events import (
+    CallPerformed,
     Clear,
     Event,
     Fetched,
     HaveRead,
     Question,
+    StartCall,
     Tick,
     Used,
 )
+from copperfs.core.messages import Return
 from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
+from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
-from copperfs.types import HandleId, Path, RequestId
+from copperfs.types import HandleId, Path, PeerRequest, RequestId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -108,11 +115,16 @@ class Engine:
     _clearing: bool = False
     """Whoever clears tells the kernel, and waits for it."""
     _wake: trio.Event = field(default_factory=trio.Event)
+    operations: Operations = field(default_factory=lambda: Operations({}))
+    _calls: dict[RequestId, Callable[[bytes], object]] = field(default_factory=dict)
+    _to_do: trio.MemorySendChannel[PerformCall] = field(init=False)
+    _to_do_from: trio.MemoryReceiveChannel[PerformCall] = field(init=False)
     _tell: trio.MemorySendChannel[Callable[[], object]] = field(init=False)
     _tell_from: trio.MemoryReceiveChannel[Callable[[], object]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._tell, self._tell_from = trio.open_memory_channel(1024)
+        self._to_do, self._to_do_from = trio.open_memory_channel(CALLS_MAX)
 
     # --- for the handlers ------------------------------------------------------------------------
 
@@ -140,6 +152,25 @@ class Engine:
             await self._tell.send(lambda: trio.from_thread.run_sync(told.set))
             await told.wait()
 
+    async def call(self, operation: str, argument: Result, within_s: float) -> Result:
+        """Have all nodes do something; what it came to for those that answered in time."""
+        request = RequestId(self._number())
+        ended = trio.Event()
+        results = []
+
+        def end(result: bytes) -> None:
+            results.append(result)
+            ended.set()
+
+        self._calls[request] = end
+        try:
+            packed = pack(argument) if argument else b""
+            self.post(StartCall(request, operation, packed, within_s))
+            await ended.wait()  # the core sees to the deadline
+        finally:
+            del self._calls[request]
+        return unpack(results[0]) if results[0] else {}
+
     # --- for the daemon --------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -149,6 +180,7 @@ class Engine:
             nursery.start_soon(self._run_clock)
             nursery.start_soon(self._run_housekeeping)
             nursery.start_soon(self._run_telling)
+            nursery.start_soon(self._run_calls)
             if self.peers is not None:
                 self.peers.connect()
                 nursery.start_soon(self.peers.transport.run, self.peers.arrived)
@@ -198,6 +230,10 @@ class Engine:
             case Send():
                 assert self.peers is not None, "a job of one has no peers"
                 self.peers.send(action)
+            case PerformCall():
+                self._to_do.send_nowait(action)  # the core has a bound on them
+            case EndCall():
+                self._end_call(action)
             case NewEpoch():
                 self._begin_epoch()
 
@@ -264,6 +300,25 @@ class Engine:
             self._tell.send_nowait(tell)
         except trio.WouldBlock:
             log.debug("too many changed files at once; %r is looked up again later", path)
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    async def _run_calls(self) -> None:
+        async with trio.open_nursery() as nursery:
+            async for action in self._to_do_from:
+                nursery.start_soon(self._do_our_part, action)
+
+    async def _do_our_part(self, action: PerformCall) -> None:
+        result = await self.operations.perform(action.operation, action.argument)
+        self.post(CallPerformed(action.call, result))
+
+    def _end_call(self, action: EndCall) -> None:
+        merged = self.operations.merge(action.results)
+        if isinstance(action.asker, PeerRequest):
+            assert self.peers is not None
+            self.peers.send(Send(action.asker.peer, Return(action.asker.number, merged)))
+        elif action.asker in self._calls:
+            self._calls[action.asker](merged)
 
     def _begin_epoch(self) -> None:
         """Nothing is published any more, and the kernel is told, in its own time."""

@@ -12,8 +12,10 @@ saw, however many nodes it came through.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+
+import trio
 
 from copperfs.blob import Blob, new_blob
 from copperfs.core.actions import Send
@@ -29,13 +31,16 @@ from copperfs.core.events import (
 )
 from copperfs.core.links import part_size, parts_in
 from copperfs.core.listing import Listing, MalformedListing
-from copperfs.core.messages import PART_BYTES, GivePart, Hello, What
+from copperfs.core.messages import PART_BYTES, GivePart, Hello, Ping, Pong, What
 from copperfs.core.node import Node
+from copperfs.errors import MountError
 from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
 from copperfs.types import BlobId, NodeId
 from copperfs.wire.payload import Payload, digest
 
 log = logging.getLogger(__name__)
+
+PING_WITHIN_S = 2.0
 
 
 @dataclass(slots=True)
@@ -84,8 +89,9 @@ class Peers:
     """Digest of what all nodes have to agree on; who does not is not listened to."""
     connected: set[NodeId] = field(default_factory=set)
     disagreeing: set[NodeId] = field(default_factory=set)
-    on_change: Callable[[], None] = lambda: None
-    """Called when the set of peers that can be talked to changes."""
+    _changed: trio.Event = field(default_factory=trio.Event)
+    _pings: dict[int, trio.Event] = field(default_factory=dict)
+    _next_ping: int = 0
     _listings: dict[tuple[NodeId, int], list[Payload]] = field(default_factory=dict)
     """Of listings that are too large for one message, what has come."""
 
@@ -94,6 +100,33 @@ class Peers:
         assert self.node.trees is not None
         for parent in self.node.trees.parents():
             self.transport.connect(parent)
+
+    async def wait_connected(self, wanted: Collection[NodeId]) -> None:
+        """Until all *wanted* can be talked to. MountError if one was started otherwise."""
+        while not self.connected.issuperset(wanted):
+            wrong = self.disagreeing.intersection(wanted)
+            if wrong:
+                raise MountError(
+                    f"node {min(wrong)} was started with other settings: give all nodes the same "
+                    "--source, --revalidate, --trees, --fanout and --push-fanout"
+                )
+            await self._changed.wait()
+
+    async def ping(self, peer: NodeId) -> float | None:
+        """Seconds until *peer* answered; None if it cannot be talked to."""
+        self._next_ping += 1
+        number = self._next_ping
+        self._pings[number] = trio.Event()
+        started = trio.current_time()
+        try:
+            if peer not in self.connected or not self.transport.send(peer, Ping(number)):
+                return None
+            with trio.move_on_after(PING_WITHIN_S):
+                await self._pings[number].wait()
+                return trio.current_time() - started
+            return None
+        finally:
+            del self._pings[number]
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -119,7 +152,7 @@ class Peers:
                 self.connected.discard(peer)
                 self._forget(peer)
                 self.post(PeerDown(peer))
-                self.on_change()
+                self._change()
             case Corrupt(peer, message):
                 log.info("node %d gave bytes that are not what their digest says", peer)
                 if isinstance(message, GivePart) and peer in self.connected:
@@ -131,6 +164,11 @@ class Peers:
                     return  # it has not said hello, or does not agree
                 if isinstance(message, GivePart):
                     self._take_part(peer, message, payload or Payload(b"", b""))
+                elif isinstance(message, Ping):
+                    self.transport.send(peer, Pong(message.number))
+                elif isinstance(message, Pong):
+                    if message.number in self._pings:
+                        self._pings[message.number].set()
                 else:
                     self.post(Heard(peer, message))
 
@@ -148,6 +186,7 @@ class Peers:
         if hello.job != self.job or hello.agreement != self.agreement:
             if peer not in self.disagreeing:
                 self.disagreeing.add(peer)
+                self._change()
                 log.error(
                     "node %d was started with other settings (source, shared places, sizes, trees "
                     "and memory have to be the same on all nodes): it is not talked to",
@@ -158,7 +197,7 @@ class Peers:
         self.connected.add(peer)
         self.post(PeerUp(peer))
         self.post(Heard(peer, hello))
-        self.on_change()
+        self._change()
 
     def _take_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
         wanted = self.node.wanted(peer, part)
@@ -194,6 +233,10 @@ class Peers:
             self.post(PartSpoiled(peer, part))
             return
         self.post(ListingTaken(peer, part, listing))
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     def _forget(self, peer: NodeId) -> None:
         for key in [each for each in self._listings if each[0] == peer]:

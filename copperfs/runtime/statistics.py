@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from copperfs.net.transport import TransportStats
 from copperfs.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -76,7 +77,14 @@ class Statistics:
                 "overdue": node.overdue,
                 "version_changes": node.version_changes,
                 "waited_for_room": node.waited_for_room,
+                "asks": node.asks,
+                "answers": node.answers,
+                "peer_questions": node.peer_questions,
+                "peers_refused": node.peers_refused,
+                "fallbacks": node.fallbacks,
+                "spoiled": node.spoiled,
             },
+            "transport": self._transport(),
             "front": {
                 key: front[key]
                 for key in (
@@ -87,10 +95,17 @@ class Statistics:
             },
         }  # fmt: skip
 
+    def _transport(self) -> dict[str, object]:
+        """What passed between this node and the others; zeros if there are none."""
+        peers = self.engine.peers
+        return asdict(TransportStats() if peers is None else peers.transport.statistics())
+
     def reset(self) -> None:
         self.front.reset_statistics()
         self.engine.fetcher.reset_counts()
         self.engine.node.reset_statistics()
+        if self.engine.peers is not None:
+            self.engine.peers.transport.reset_statistics()
         self.since = time.time()
 
 

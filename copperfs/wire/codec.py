@@ -33,6 +33,8 @@ from copperfs.core.messages import (
     Hello,
     Item,
     Message,
+    Ping,
+    Pong,
     Refuse,
     Return,
     What,
@@ -196,6 +198,8 @@ LAYOUTS = (
         (("number", f.number()), ("result", f.octets(RESULT_BYTES_MAX))),
         header_bytes_max=HEADER_BYTES_MAX + RESULT_BYTES_MAX,
     ),
+    Layout(11, Ping, (("number", f.number()),)),
+    Layout(12, Pong, (("number", f.number()),)),
 )
 _BY_CODE = {layout.code: layout for layout in LAYOUTS}
 _BY_KIND = {layout.kind: layout for layout in LAYOUTS}
