@@ -47,6 +47,19 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """A directory below a granted one was listed, on credit, without the node being asked.
+
+    *epoch* is the one in which that began. It may not have been published as it is: what is bare,
+    or has links to rewrite, is left for the node to answer with.
+    """
+
+    path: Path
+    listing: Listing
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Clear:
     """Forget everything: a new epoch begins."""
 
@@ -102,4 +115,4 @@ class Tick:
 
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
-Event = Question | Outcome | Fetched | Clear | Used | Tick
+Event = Question | Outcome | Fetched | Listed | Clear | Used | Tick

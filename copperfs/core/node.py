@@ -12,12 +12,12 @@ How a question is answered:
 * a name is looked for by fetching its directory's listing, which then answers for all its names,
   also the missing ones. Only where a listing tells too little (a very large directory, one that may
   be searched but not read) a name is looked up by itself;
-* the front may read files of a listing that was *granted* by itself, on a credit of bytes that is
-  reserved for it; otherwise a file's bytes are fetched whole up to ``whole_max_bytes``; above that
-  the asker gets a handle.
+* the front may read files of a listing that was *granted* by itself, and list the directories below
+  it if all below is alike, on a credit of bytes that is reserved for it; otherwise a file's bytes
+  are fetched whole up to ``whole_max_bytes``; above that the asker gets a handle.
 
 Every fetch has a deadline. Answers never come from a fetch that began before the last ``Clear``,
-unless they are bytes of a version, which are true at any time.
+also not from one of the front's, unless they are bytes of a version, which are true at any time.
 """
 
 import errno
@@ -52,6 +52,7 @@ from copperfs.core.events import (
     Fetched,
     HaveRead,
     List,
+    Listed,
     Look,
     Looked,
     Opened,
@@ -145,6 +146,7 @@ class NodeStats:
     joined: int = 0
     fetches: int = 0
     fetched_on_credit: int = 0
+    listed_on_credit: int = 0
     failures: int = 0
     overdue: int = 0
     version_changes: int = 0
@@ -187,6 +189,8 @@ class Node:
                 return self._conclude(now, event)
             case Fetched(path, version, blob):
                 return self._hold_fetched(ObjectKey(path, version), blob)
+            case Listed(path, listing, epoch):
+                return self._hold_listed(now, path, listing) if epoch == self.stats.epoch else []
             case Used(keys):
                 for key in keys:
                     self._shelf.touch(key)  # type: ignore[arg-type]
@@ -232,6 +236,10 @@ class Node:
         if key in self._shelf:
             return [ReleaseBlob(blob)]
         return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
+
+    def _hold_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
+        self.stats.listed_on_credit += 1
+        return self._admit_listing(path, self._shown(now, path, listing), listing)
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -377,14 +385,10 @@ class Node:
         actions: list[Action]
         match outcome:
             case Scanned(_, listing):
-                self._unlistable.pop(path, None)
-                size = len(listing.packed) * 2 + listing.count * ROW_OVERHEAD_BYTES
-                shown = self.policy.shown_listing(path, listing)
-                fresh_until = self._until(now, self.policy.listing_fresh_s(path))
-                held = Held(shown, fresh_until, now, listing.directory)
+                held = self._shown(now, path, listing)
                 # answered first: if it has to go again at once, it goes after it was published
                 actions = self._answer_scanned(now, fetch, path, held)
-                actions += self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
+                actions += self._admit_listing(path, held, listing)
             case Looked(_, entry):
                 if entry is not None:
                     directory, name = split(path)
@@ -399,6 +403,16 @@ class Node:
             case Failed(_, error):
                 actions = self._fail(now, fetch, error)
         return actions + self._retry_no_room(now)
+
+    def _shown(self, now: float, path: Path, listing: Listing) -> Held:
+        shown = self.policy.shown_listing(path, listing)
+        fresh_until = self._until(now, self.policy.listing_fresh_s(path))
+        return Held(shown, fresh_until, now, listing.directory)
+
+    def _admit_listing(self, path: Path, held: Held, scanned: Listing) -> list[Action]:
+        self._unlistable.pop(path, None)
+        size = len(scanned.packed) * 2 + scanned.count * ROW_OVERHEAD_BYTES
+        return self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
 
     def _answer_scanned(
         self, now: float, fetch: Fetch, directory: Path, held: Held
@@ -418,7 +432,12 @@ class Node:
         assert isinstance(held.value, Listing)
         granted = self.limits.credit_bytes > 0 and not held.value.bare
         return AnswerListing(
-            question.request, directory, held.value, held.fresh_until, granted=granted
+            question.request,
+            directory,
+            held.value,
+            held.fresh_until,
+            granted=granted,
+            granted_below=granted and self.policy.is_uniform_below(directory),
         )
 
     def _answer_read(self, fetch: Fetch, blob: BlobId) -> list[Action]:

@@ -72,6 +72,8 @@ SHED_EVERY_S = 1.0
 CREDIT_MAX = 64 << 20
 # The core is told of many files at once, so that trio is not woken for each.
 FETCHED_EVERY_S = 0.005
+# For how long directories are listed by way of the core after anything was mounted anywhere.
+MOUNTS_EVERY_S = 1.0
 
 
 class Daemon:
@@ -144,7 +146,8 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_shedding, front)
-            nursery.start_soon(_take_fetched, engine, board)
+            nursery.start_soon(_hear_of_fetched, engine, board)
+            nursery.start_soon(_run_grants, node, fetcher, front, own[0])
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._serve_handlers)
             self._publish_statfs(front)
@@ -368,14 +371,27 @@ class Daemon:
                 unmount(self.settings.mountpoint, lazy=True)
 
 
-async def _take_fetched(engine: Engine, board: Board) -> None:
-    """Tell the core what the front has read, and give back the credit once it has made room."""
+async def _hear_of_fetched(engine: Engine, board: Board) -> None:
+    """Tell the core what the front has fetched without asking."""
     while True:
         await trio.lowlevel.wait_readable(board.front.fetched_fileno())
         await trio.sleep(FETCHED_EVERY_S)
-        for key, blob in board.fetched():
-            engine.take(key, blob)
-            board.front.add_credit(key.version.size)
+        board.hear(engine)
+
+
+async def _run_grants(node: Node, fetcher: Fetcher, front: "Front", own: OwnMounts) -> None:
+    """Let the source be listed without asking, but only while it is known where the daemon's own
+    mount shows up in it: the source's threads stop by themselves when anything is mounted."""
+    granted_for = node.policy.refused
+    while True:
+        if fetcher.watch_mounts():
+            paths = own()
+            if paths != granted_for:
+                front.revoke_below()
+                granted_for = paths
+            if paths == node.policy.refused:
+                fetcher.trust_mounts()
+        await trio.sleep(MOUNTS_EVERY_S)
 
 
 def _shown(key: EntryKey | ListingKey | ObjectKey, size: int) -> dict[str, object]:

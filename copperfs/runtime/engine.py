@@ -40,10 +40,12 @@ from copperfs.core.events import (
     Event,
     Fetched,
     HaveRead,
+    Listed,
     Question,
     Tick,
     Used,
 )
+from copperfs.core.listing import Listing
 from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
@@ -155,6 +157,10 @@ class Engine:
         number = BlobId(self._number())
         self._blobs[number] = blob
         self.post(Fetched(key.path, key.version, number))
+
+    def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:
+        """A directory that was listed without the core being asked."""
+        self.post(Listed(path, listing, epoch))
 
     def post(self, event: Event) -> None:
         """Let the core take one step, and do what it wants."""

@@ -26,7 +26,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { WINDOW = 64, IDS = 1 << 20, NAMES = 40, FRONT_THREADS = 3, SOURCES = 2 };
+enum { WINDOW = 64, IDS = 1 << 20, NAMES = 40, FRONT_THREADS = 3, SOURCES = 2,
+       CREDIT = 1000000 };
 
 static struct front *front;
 static int kernel_fd, handlers_fd, control_fd, source_file, source_pipe[2];
@@ -115,13 +116,12 @@ static void publish_listing(uint64_t id, uint64_t *state)
 
 	CHECK(listing);
 	listing->granted = random_of(state) % 2;
+	listing->granted_below = random_of(state) % 2;
 	tables_lock(&front->tables);
 	node = node_by_id(&front->tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
-		struct listing *old = node->listing;
-
-		node->listing = listing;
-		listing = old;
+		node_set_listing(node, listing);
+		listing = NULL;
 		node->fresh_until = FRESH_FOREVER;
 	}
 	tables_unlock(&front->tables);
@@ -190,24 +190,53 @@ static void publish_content(uint64_t id)
 struct fetch {
 	struct version version;
 	reader_done *done;
+	lister_done *done_names;
 	uint64_t tag;
 };
 
-static bool start_fetch(void *pool, const char *path, const struct version *version,
-			reader_done *ended, void *context, uint64_t tag)
+static bool start_fetch(const struct fetch *fetch, const char *path)
 {
-	struct fetch fetch = { *version, ended, tag };
-
-	(void)pool;
-	CHECK(context == front && *path && *path != '/');
-	if (tag % 16 == 0) {
+	CHECK(*path && *path != '/');
+	if (fetch->tag % 16 == 0) {
 		/* so that others join what never starts */
 		for (int i = 0; i < 20; i++)
 			sched_yield();
 		return false;
 	}
 	/* a pipe takes what is this small in one piece; when it is full, not now */
-	return write(source_pipe[1], &fetch, sizeof(fetch)) == sizeof(fetch);
+	return write(source_pipe[1], fetch, sizeof(*fetch)) == sizeof(*fetch);
+}
+
+static bool start_read(void *pool, const char *path, const struct version *version,
+		       reader_done *ended, void *context, uint64_t tag)
+{
+	struct fetch fetch = { .version = *version, .done = ended, .tag = tag };
+
+	CHECK(!pool && context == front);
+	return start_fetch(&fetch, path);
+}
+
+static bool start_list(void *pool, const char *path, const struct version *version,
+		       lister_done *ended, void *context, uint64_t tag)
+{
+	struct fetch fetch = { .version = *version, .done_names = ended, .tag = tag };
+
+	CHECK(!pool && context == front);
+	return start_fetch(&fetch, path);
+}
+
+/* Some fail, some are bare, some have links to rewrite. */
+static void end_list(const struct fetch *fetch)
+{
+	char *bytes = fetch->tag % 8 == 1 ? NULL : malloc(packed_size);
+	struct listing_header *header = (struct listing_header *)bytes;
+
+	if (bytes) {
+		memcpy(bytes, packed, packed_size);
+		header->flags = fetch->tag % 8 == 2;
+		header->absolute_links = fetch->tag % 8 == 3;
+	}
+	fetch->done_names(front, fetch->tag, bytes, bytes ? packed_size : 0);
 }
 
 static void *source_main(void *unused)
@@ -216,8 +245,13 @@ static void *source_main(void *unused)
 
 	(void)unused;
 	while (read(source_pipe[0], &fetch, sizeof(fetch)) == sizeof(fetch)) {
-		struct blob *blob = fetch.tag % 8 == 1 ? NULL : blob_new(fetch.version.size);
+		struct blob *blob;
 
+		if (fetch.done_names) {
+			end_list(&fetch);
+			continue;
+		}
+		blob = fetch.tag % 8 == 1 ? NULL : blob_new(fetch.version.size);
 		for (uint64_t i = 0; blob && i < fetch.version.size; i++)
 			blob->data[i] = content(fetch.version.ino, i);
 		fetch.done(front, fetch.tag, &fetch.version, blob);
@@ -342,13 +376,12 @@ static void take_fetched(void)
 	fetched = front->fetched_first;
 	front->fetched_first = NULL;
 	front->fetched_end = &front->fetched_first;
-	front->credit += 100000;
 	pthread_mutex_unlock(&front->fetched_lock);
 	while (fetched) {
 		struct fetched *next = fetched->next;
 
-		blob_unref(fetched->blob);
-		free(fetched);
+		give_credit(front, fetched->credit);
+		fetched_free(fetched);
 		fetched = next;
 	}
 }
@@ -398,6 +431,8 @@ static void *disturber_main(void *unused)
 			node = node_by_id(&front->tables, id);
 			if (node)
 				node_withdraw(&front->tables, node);
+			if (id == 8)
+				tables_revoke_below(&front->tables);
 			tables_unlock(&front->tables);
 		}
 	}
@@ -602,6 +637,7 @@ static void end_check(void)
 
 	tables_check(t);
 	CHECK(!front->pending_count);
+	CHECK(front->credit == CREDIT);
 	while (t->idle_count) { /* those that only their age kept */
 		struct fuse_attr attr = { .mode = S_IFREG };
 		uint32_t before = t->idle_max;
@@ -615,7 +651,7 @@ static void end_check(void)
 
 int main(int argc, char **argv)
 {
-	static const struct reader reader = { NULL, start_fetch };
+	static const struct reader reader = { NULL, start_read, start_list };
 	pthread_t handlers, disturber, sources[SOURCES];
 	uint64_t requests = argc > 1 ? strtoull(argv[1], NULL, 10) : 20000;
 
@@ -642,7 +678,7 @@ int main(int argc, char **argv)
 	front->deadline_ns = 120000000000u;
 	front->reader = &reader;
 	front->whole_max = 200000;
-	front->credit = 1000000;
+	front->credit = CREDIT;
 	front->tables.root->attr.mode = S_IFDIR | 0755;
 	CHECK(!front_start(front));
 	for (int i = 0; i < SOURCES; i++)
@@ -667,11 +703,16 @@ int main(int argc, char **argv)
 		CHECK(!pthread_join(sources[i], NULL));
 	shutdown(front->miss_fd, SHUT_RDWR);
 	CHECK(!pthread_join(handlers, NULL));
+	take_fetched();
 	end_check();
-	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads\n",
+	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads, "
+	       "%lu lookups and %lu reads fetched\n",
 	       (unsigned long)answered, (unsigned long)succeeded,
 	       (unsigned long)front->statistics.handler_requests,
-	       (unsigned long)front->statistics.overflows, front->bypass_threads);
+	       (unsigned long)front->statistics.overflows, front->bypass_threads,
+	       (unsigned long)front->statistics.answers[KIND_LOOKUP][ANSWER_FETCH],
+	       (unsigned long)front->statistics.answers[KIND_READ][ANSWER_FETCH]);
+	CHECK(front->statistics.answers[KIND_LOOKUP][ANSWER_FETCH]);
 	CHECK(succeeded > requests / 4);
 	front_destroy(front);
 	close(front->fuse_fd);
