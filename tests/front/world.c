@@ -643,7 +643,7 @@ void world_check(void)
 
 void world_end(void)
 {
-	struct input nothing = { 0 };
+	struct input nothing = { (const uint8_t *)"", 0 };
 
 	world->reader_is_quick = false;
 	while (world->fetches_count)
