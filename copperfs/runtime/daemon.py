@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ SHED_EVERY_S = 1.0
 CREDIT_MAX = 64 << 20
 # The core is told of many files at once, so that trio is not woken for each.
 FETCHED_EVERY_S = 0.005
-# For how long directories are listed by way of the core after anything was mounted anywhere.
+# How soon directories are listed without asking again, if nobody asks after a mount was made.
 MOUNTS_EVERY_S = 1.0
 
 
@@ -99,11 +99,13 @@ class Daemon:
         settings = self.settings
         self._check()
         _raise_descriptor_limit()
-        own: list[OwnMounts] = []
+        grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
         node = Node(policy, self._limits(credit=use_front))
-        fetcher = self._fetcher(use_front, lambda: own[0]() if own else node.policy.refused)
+        fetcher = self._fetcher(
+            use_front, lambda: grants[0].renew() if grants else node.policy.refused
+        )
         self._cleanup.callback(fetcher.close)
 
         if clean_up_stale(settings.mountpoint):
@@ -118,7 +120,7 @@ class Daemon:
         fuse_fd = open_channel(settings.mountpoint, options)
         self._cleanup.callback(os.close, fuse_fd)
         self._cleanup.callback(self._unmount_at_last)
-        own.append(self._watch_own_mounts(node, token))
+        own = self._watch_own_mounts(node, token)
         miss, handlers_end = self._socketpair()
         control, server_end = self._socketpair()
         front = Front(
@@ -132,6 +134,7 @@ class Daemon:
         )
         self._cleanup.callback(front.stop)
         front.set_reader(fetcher.reader(), node.limits.whole_max_bytes, node.limits.credit_bytes)
+        grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
         engine = Engine(node, fetcher, board)
         handlers = FrontHandlers(engine, board, self._statfs)
@@ -147,7 +150,7 @@ class Daemon:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_shedding, front)
             nursery.start_soon(_hear_of_fetched, engine, board)
-            nursery.start_soon(_run_grants, node, fetcher, front, own[0])
+            nursery.start_soon(grants[0].run)
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._serve_handlers)
             self._publish_statfs(front)
@@ -379,19 +382,34 @@ async def _hear_of_fetched(engine: Engine, board: Board) -> None:
         board.hear(engine)
 
 
-async def _run_grants(node: Node, fetcher: Fetcher, front: "Front", own: OwnMounts) -> None:
-    """Let the source be listed without asking, but only while it is known where the daemon's own
+@dataclass(slots=True)
+class _Grants:
+    """Lets the source be listed without asking, but only while it is known where the daemon's own
     mount shows up in it: the source's threads stop by themselves when anything is mounted."""
-    granted_for = node.policy.refused
-    while True:
-        if fetcher.watch_mounts():
-            paths = own()
-            if paths != granted_for:
-                front.revoke_below()
-                granted_for = paths
-            if paths == node.policy.refused:
-                fetcher.trust_mounts()
-        await trio.sleep(MOUNTS_EVERY_S)
+
+    node: Node
+    fetcher: Fetcher
+    front: "Front"
+    own: OwnMounts
+    granted_for: frozenset[Path]
+
+    def renew(self) -> frozenset[Path]:
+        """Look where the own mount is now. Also done for each fetch of the core's, so that only the
+        first request after a mount takes the long way."""
+        if not self.fetcher.watch_mounts():
+            return self.own()
+        paths = self.own()
+        if paths != self.granted_for:
+            self.front.revoke_below()
+            self.granted_for = paths
+        if paths == self.node.policy.refused:
+            self.fetcher.trust_mounts()
+        return paths
+
+    async def run(self) -> None:
+        while True:
+            self.renew()
+            await trio.sleep(MOUNTS_EVERY_S)
 
 
 def _shown(key: EntryKey | ListingKey | ObjectKey, size: int) -> dict[str, object]:
