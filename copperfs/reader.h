@@ -1,14 +1,15 @@
 /*
- * The seam between the front and the source's threads: reading a whole file without
- * Python.  The core decides beforehand how many bytes may be read in this way (a credit)
- * and hears of each file afterwards; what is read, and whether it is the right version,
- * is the same as if it had asked for it.
+ * The seam between the front and the source's threads: reading a whole file, or listing a
+ * directory, without Python.  The core decides beforehand where, and how many bytes may be
+ * fetched in this way (a credit), and hears of each file and listing afterwards; what is
+ * read, and whether it is the right version, is the same as if it had asked for it.
  */
 #ifndef COPPERFS_READER_H
 #define COPPERFS_READER_H
 
 #include "blob.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Version in types.py */
@@ -22,12 +23,18 @@ struct version {
  * source. */
 typedef void reader_done(void *context, uint64_t tag, const struct version *version,
 			 struct blob *blob);
+/* The outcome: a packed listing, which it frees, or NULL. */
+typedef void lister_done(void *context, uint64_t tag, char *packed, size_t size);
 
 struct reader {
 	void *pool;
 	/* False: not now. `path` is below the source's root. */
 	bool (*read)(void *pool, const char *path, const struct version *version,
 		     reader_done *done, void *context, uint64_t tag);
+	/* The same for the directory of this version, as long as nothing was mounted: what is
+	 * below it might lead back into the daemon's own mount. */
+	bool (*list)(void *pool, const char *path, const struct version *version,
+		     lister_done *done, void *context, uint64_t tag);
 };
 #define READER_CAPSULE "copperfs.reader"
 

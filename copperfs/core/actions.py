@@ -126,6 +126,8 @@ class AnswerListing:
     """Also given to those who asked for one name, when its directory was listed for it.
 
     *granted*: its files may be read without asking, on credit; ``Fetched`` tells of each.
+    *granted_below*: so may the files of all directories below it, and those be listed; ``Listed``
+    tells of each.
     """
 
     request: RequestId
@@ -133,6 +135,7 @@ class AnswerListing:
     listing: Listing
     fresh_until: float | None
     granted: bool = False
+    granted_below: bool = False
 
 
 @dataclass(frozen=True, slots=True)

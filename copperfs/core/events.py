@@ -64,6 +64,19 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """A directory below a granted one was listed, on credit, without the node being asked.
+
+    *epoch* is the one in which that began. It may not have been published as it is: what is bare,
+    or has links to rewrite, is left for the node to answer with.
+    """
+
+    path: Path
+    listing: Listing
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Clear:
     """Forget everything: a new epoch begins, the next one unless it is given."""
 
@@ -198,4 +211,6 @@ class Tick:
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
 FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled
-Event = Question | Outcome | StartCall | CallPerformed | FromPeer | Fetched | Clear | Used | Tick
+OfCalls = StartCall | CallPerformed
+OnCredit = Fetched | Listed
+Event = Question | Outcome | OnCredit | OfCalls | FromPeer | Clear | Used | Tick

@@ -12,9 +12,9 @@ How a question is answered:
 * a name is looked for by fetching its directory's listing, which then answers for all its names,
   also the missing ones. Only where a listing tells too little (a very large directory, one that may
   be searched but not read) a name is looked up by itself;
-* the front may read files of a listing that was *granted* by itself, on a credit of bytes that is
-  reserved for it; otherwise a file's bytes are fetched whole up to ``whole_max_bytes``; above that
-  the asker gets a handle.
+* the front may read files of a listing that was *granted* by itself, and list the directories below
+  it if all below is alike, on a credit of bytes that is reserved for it; otherwise a file's bytes
+  are fetched whole up to ``whole_max_bytes``; above that the asker gets a handle.
 
 A fetch goes to the source, or, for what is shared in a job of several nodes, to this node's parent
 in the tree of its directory; the root of that tree reads the source. A peer's ask is a question
@@ -27,8 +27,8 @@ keeps another from being served: in each tree for itself, who waits is always fu
 than whom it waits for.
 
 Every fetch has a deadline. Answers never come from a fetch that began before the last ``Clear``,
-unless they are bytes of a version, which are true at any time. A clear on one node is a clear on
-all: whoever hears of a later epoch clears as well.
+also not from one of the front's, unless they are bytes of a version, which are true at any time.
+A clear on one node is a clear on all: whoever hears of a later epoch clears as well.
 
 The state's types are in ``state.py``, what passes between two nodes in ``links.py``.
 """
@@ -70,6 +70,7 @@ from copperfs.core.events import (
     HaveRead,
     Heard,
     List,
+    Listed,
     ListingTaken,
     Look,
     Looked,
@@ -166,6 +167,8 @@ class Node:
                 return self._conclude(now, event)
             case Fetched(path, version, blob):
                 return self._hold_fetched(ObjectKey(path, version), blob)
+            case Listed(path, listing, epoch):
+                return self._hold_listed(now, path, listing) if epoch == self.stats.epoch else []
             case Used(keys):
                 for key in keys:
                     self._shelf.touch(key)  # type: ignore[arg-type]
@@ -225,6 +228,11 @@ class Node:
         if key in self._shelf:
             return [ReleaseBlob(blob)]
         return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
+
+    def _hold_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
+        self.stats.listed_on_credit += 1
+        fresh_until = self._until(now, self.policy.listing_fresh_s(path))
+        return self._admit_listing(path, self._shown(path, listing, fresh_until, now))
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -439,12 +447,9 @@ class Node:
     ) -> list[Action]:
         """Names in a bare listing have to be looked up by themselves; the rest is answered."""
         path = fetch.subject[1]
-        self._unlistable.pop(path, None)
-        size = len(listing.packed) * 2 + listing.count * ROW_OVERHEAD_BYTES
-        shown = self.policy.shown_listing(path, listing)
-        if shown is not listing:
-            size += len(listing.packed)
-        held = Held(shown, fresh_until, listing, since, listing.directory)
+        held = self._shown(path, listing, fresh_until, since)
+        shown = held.value
+        assert isinstance(shown, Listing)
         actions: list[Action] = []
         # answered first: if it has to go again at once, it goes after it was published
         for question in fetch.asked:
@@ -453,7 +458,19 @@ class Node:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
                 actions += self._answer_listing(now, question, path, held)
-        return actions + self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
+        return actions + self._admit_listing(path, held)
+
+    def _shown(self, path: Path, listing: Listing, fresh_until: float | None, since: float) -> Held:
+        shown = self.policy.shown_listing(path, listing)
+        return Held(shown, fresh_until, listing, since, listing.directory)
+
+    def _admit_listing(self, path: Path, held: Held) -> list[Action]:
+        self._unlistable.pop(path, None)
+        assert isinstance(held.source, Listing)
+        size = len(held.source.packed) * 2 + held.source.count * ROW_OVERHEAD_BYTES
+        if held.value is not held.source:
+            size += len(held.source.packed)
+        return self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
 
     def _take_entry(
         self,
@@ -541,10 +558,18 @@ class Node:
                 request.number, held.source, total, 0, parts_in(total), held.fresh_until
             )
             return self.links.give(now, self.stats.epoch, request.peer, stream)
-        # Of several nodes' questions only the node itself can tell which are for the same file.
-        alone = self.trees is None or self.policy.place(directory) is not Place.SHARED
-        granted = self.limits.credit_bytes > 0 and not held.value.bare and alone
-        return [AnswerListing(request, directory, held.value, held.fresh_until, granted=granted)]
+        # In a job of several nodes only the node can tell which questions are for the same file.
+        granted = self.limits.credit_bytes > 0 and self.trees is None and not held.value.bare
+        return [
+            AnswerListing(
+                request,
+                directory,
+                held.value,
+                held.fresh_until,
+                granted=granted,
+                granted_below=granted and self.policy.is_uniform_below(directory),
+            )
+        ]
 
     def _answer_object(
         self, now: float, question: Read, key: ObjectKey, blob: BlobId

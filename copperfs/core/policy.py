@@ -72,6 +72,16 @@ class Policy:
             return self.revalidate_s
         return self._local_fresh_s()
 
+    def is_uniform_below(self, directory: Path) -> bool:
+        """Whether all that is below *directory* is shared and one snapshot, and nothing of it has
+        to be shown as something else, but for absolute links."""
+        apart = (*self.local, *self.pseudo, *self.refused)
+        return (
+            self.revalidate_s is None
+            and self.place(directory) is Place.SHARED
+            and not any(is_below(each, directory) for each in apart)
+        )
+
     def _local_fresh_s(self) -> float:
         return LOCAL_FRESH_S if self.revalidate_s is None else min(LOCAL_FRESH_S, self.revalidate_s)
 

@@ -105,6 +105,7 @@ class NodeStats:
     joined: int = 0
     fetches: int = 0
     fetched_on_credit: int = 0
+    listed_on_credit: int = 0
     failures: int = 0
     overdue: int = 0
     version_changes: int = 0

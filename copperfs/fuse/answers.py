@@ -9,9 +9,16 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from copperfs.blob import Blob
-from copperfs.core.actions import AnswerEntry, AnswerHandle, AnswerListing, AnswerObject
+from copperfs.core.actions import (
+    AnswerEntry,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    ObjectKey,
+)
 from copperfs.core.events import Question
-from copperfs.types import RequestId
+from copperfs.core.listing import Listing
+from copperfs.types import Path, RequestId
 
 T = TypeVar("T")
 
@@ -35,6 +42,14 @@ class Asker(Protocol):
 
     async def ask(self, question: Callable[[RequestId], Question], deliver: "Deliver[T]") -> T:
         """Put a question; what *deliver* made of the answer. SourceError if there is none."""
+        ...
+
+    def take(self, key: ObjectKey, blob: Blob) -> None:
+        """The front has read this without asking."""
+        ...
+
+    def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:
+        """The front has listed this without asking."""
         ...
 
     async def wait_kernel_told(self) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from copperfs.blob import Blob
 from copperfs.core.actions import CacheKey, ListingKey, ObjectKey
 from copperfs.core.listing import Listing
+from copperfs.fuse.answers import Asker
 from copperfs.types import Attributes, Entry, Path
 
 if TYPE_CHECKING:
@@ -39,9 +40,18 @@ class Board:
     # --- publishing ------------------------------------------------------------------------------
 
     def publish_listing(
-        self, number: int, path: Path, listing: Listing, fresh_s: float | None, *, granted: bool
+        self,
+        number: int,
+        path: Path,
+        listing: Listing,
+        fresh_s: float | None,
+        *,
+        granted: bool,
+        granted_below: bool,
     ) -> None:
-        if self.front.publish_listing(number, listing.packed, _seconds(fresh_s), granted):
+        if self.front.publish_listing(
+            number, listing.packed, _seconds(fresh_s), granted, granted_below
+        ):
             self._note(ListingKey(path), number)
 
     def publish_entry(
@@ -64,14 +74,19 @@ class Board:
         """Takes the descriptor."""
         self.front.publish_handle(number, fd)
 
-    def fetched(self) -> list[tuple[ObjectKey, Blob]]:
-        """What the front has read without asking since this was last called."""
-        found = []
-        for number, path, attributes, blob in self.front.fetched():
-            key = ObjectKey(Path(path), Attributes(attributes).version)
-            self._note(key, number)
-            found.append((key, blob))
-        return found
+    def hear(self, asker: Asker) -> None:
+        """Tell the core what the front has fetched without asking, and give back the credit for it
+        once the core has made room."""
+        for number, path, attributes, content, epoch, credit in self.front.fetched():
+            version = Attributes(attributes).version
+            if isinstance(content, bytes):
+                self._note(ListingKey(Path(path)), number)
+                asker.take_listing(Path(path), Listing(content, version), epoch)
+            else:
+                key = ObjectKey(Path(path), version)
+                self._note(key, number)
+                asker.take(key, content)
+            self.front.add_credit(credit)
 
     def _note(self, key: CacheKey, number: int) -> None:
         numbers = self._where.setdefault(key, set())

@@ -118,6 +118,9 @@ class FrontHandlers(pyfuse3.Operations):
         question: Callable[[RequestId], Question],
         deliver: Callable[[Answered, Content, Remaining], T],
     ) -> T:
+        # What the front has listed may be the answer: it is left to be asked about if it cannot be
+        # published as it is.
+        self._board.hear(self._asker)
         try:
             return await self._asker.ask(question, deliver)
         except SourceError as error:
@@ -167,7 +170,12 @@ class FrontHandlers(pyfuse3.Operations):
     def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
         left = remaining(answer.fresh_until)
         self._board.publish_listing(
-            number, answer.directory, answer.listing, left, granted=answer.granted
+            number,
+            answer.directory,
+            answer.listing,
+            left,
+            granted=answer.granted,
+            granted_below=answer.granted_below,
         )
 
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:

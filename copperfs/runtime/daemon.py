@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,8 @@ SHED_EVERY_S = 1.0
 CREDIT_MAX = 64 << 20
 # The core is told of many files at once, so that trio is not woken for each.
 FETCHED_EVERY_S = 0.005
+# How soon directories are listed without asking again, if nobody asks after a mount was made.
+MOUNTS_EVERY_S = 1.0
 
 
 class Daemon:
@@ -107,12 +109,14 @@ class Daemon:
         settings = self.settings
         self._check()
         _raise_descriptor_limit()
-        own: list[OwnMounts] = []
+        grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
-        node = Node(policy, self._limits(credit=use_front, trees=trees), trees)
-        fetcher = self._fetcher(use_front, lambda: own[0]() if own else node.policy.refused)
+        node = Node(policy, self._limits(credit=use_front and trees is None, trees=trees), trees)
+        fetcher = self._fetcher(
+            use_front, lambda: grants[0].renew() if grants else node.policy.refused
+        )
         self._cleanup.callback(fetcher.close)
 
         if clean_up_stale(settings.mountpoint):
@@ -127,7 +131,7 @@ class Daemon:
         fuse_fd = open_channel(settings.mountpoint, options)
         self._cleanup.callback(os.close, fuse_fd)
         self._cleanup.callback(self._unmount_at_last)
-        own.append(self._watch_own_mounts(node, token))
+        own = self._watch_own_mounts(node, token)
         miss, handlers_end = self._socketpair()
         control, server_end = self._socketpair()
         front = Front(
@@ -141,6 +145,7 @@ class Daemon:
         )
         self._cleanup.callback(front.stop)
         front.set_reader(fetcher.reader(), node.limits.whole_max_bytes, node.limits.credit_bytes)
+        grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
         engine = Engine(node, fetcher, board)
         self._join(engine)
@@ -157,7 +162,8 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_shedding, front)
-            nursery.start_soon(_take_fetched, engine, board)
+            nursery.start_soon(_hear_of_fetched, engine, board)
+            nursery.start_soon(grants[0].run)
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._serve_handlers)
             self._publish_statfs(front)
@@ -422,14 +428,42 @@ class Daemon:
                 unmount(self.settings.mountpoint, lazy=True)
 
 
-async def _take_fetched(engine: Engine, board: Board) -> None:
-    """Tell the core what the front has read, and give back the credit once it has made room."""
+async def _hear_of_fetched(engine: Engine, board: Board) -> None:
+    """Tell the core what the front has fetched without asking."""
     while True:
         await trio.lowlevel.wait_readable(board.front.fetched_fileno())
         await trio.sleep(FETCHED_EVERY_S)
-        for key, blob in board.fetched():
-            engine.take(key, blob)
-            board.front.add_credit(key.version.size)
+        board.hear(engine)
+
+
+@dataclass(slots=True)
+class _Grants:
+    """Lets the source be listed without asking, but only while it is known where the daemon's own
+    mount shows up in it: the source's threads stop by themselves when anything is mounted."""
+
+    node: Node
+    fetcher: Fetcher
+    front: "Front"
+    own: OwnMounts
+    granted_for: frozenset[Path]
+
+    def renew(self) -> frozenset[Path]:
+        """Look where the own mount is now. Also done for each fetch of the core's, so that only the
+        first request after a mount takes the long way."""
+        if not self.fetcher.watch_mounts():
+            return self.own()
+        paths = self.own()
+        if paths != self.granted_for:
+            self.front.revoke_below()
+            self.granted_for = paths
+        if paths == self.node.policy.refused:
+            self.fetcher.trust_mounts()
+        return paths
+
+    async def run(self) -> None:
+        while True:
+            self.renew()
+            await trio.sleep(MOUNTS_EVERY_S)
 
 
 def _shown(key: EntryKey | ListingKey | ObjectKey, size: int) -> dict[str, object]:

@@ -47,11 +47,13 @@ from copperfs.core.events import (
     Event,
     Fetched,
     HaveRead,
+    Listed,
     Question,
     StartCall,
     Tick,
     Used,
 )
+from copperfs.core.listing import Listing
 from copperfs.core.messages import Return
 from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
@@ -197,6 +199,10 @@ class Engine:
     def take(self, key: ObjectKey, blob: Blob) -> None:
         """A file that was read without the core being asked."""
         self.post(Fetched(key.path, key.version, self.blobs.keep(blob)))
+
+    def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:
+        """A directory that was listed without the core being asked."""
+        self.post(Listed(path, listing, epoch))
 
     def post(self, event: Event) -> None:
         """Let the core take one step, and do what it wants."""

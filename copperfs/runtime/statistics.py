@@ -72,6 +72,7 @@ class Statistics:
                 "joined": node.joined,
                 "fetches": node.fetches,
                 "fetched_on_credit": node.fetched_on_credit,
+                "listed_on_credit": node.listed_on_credit,
                 "fetching": node.fetching,
                 "failures": node.failures,
                 "overdue": node.overdue,

@@ -67,7 +67,17 @@ class Fetcher(Protocol):
         ...
 
     def reader(self) -> object | None:
-        """What the front can read whole files with by itself (``reader.h``), if there is such."""
+        """What the front can read whole files and list directories with by itself (``reader.h``),
+        if there is such."""
+        ...
+
+    def watch_mounts(self) -> bool:
+        """Whether the front may not list, because something was mounted or nobody said so yet.
+        Mounts made after this call are noticed, so look at them now."""
+        ...
+
+    def trust_mounts(self) -> None:
+        """The front may list, until something is mounted after the last ``watch_mounts``."""
         ...
 
     def close_handle(self, handle: HandleId) -> None:

@@ -14,6 +14,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -36,9 +37,11 @@ struct job {
 	char **untouchable; /* NULL-terminated */
 	double deadline_s, started_s;
 	bool given_up; /* its thread hangs and does not count */
-	/* who is told, instead of Python */
+	/* who is told, instead of Python: one of these */
 	reader_done *told;
+	lister_done *told_names;
 	void *told_context;
+	uint64_t trust; /* of the mounts, when it was asked for */
 	/* the outcome */
 	int error;
 	struct blob *blob;
@@ -64,6 +67,10 @@ struct pool {
 	double deadline_s;
 	struct source_counts counts;
 	struct reader reader;
+	/* The kernel flags this descriptor when anything is mounted. Then directories are
+	 * listed for Python alone, until it has seen what was mounted where. */
+	int mounts_fd;
+	uint64_t trust, trust_last; /* 0: not now */
 };
 
 struct fetcher {
@@ -109,6 +116,8 @@ static void pool_unref(struct pool *pool)
 	jobs_free(pool->first);
 	jobs_free(pool->done);
 	close(pool->event_fd);
+	if (pool->mounts_fd >= 0)
+		close(pool->mounts_fd);
 	free(pool->root);
 	pthread_mutex_destroy(&pool->lock);
 	pthread_cond_destroy(&pool->work);
@@ -117,12 +126,64 @@ static void pool_unref(struct pool *pool)
 
 /* --- the threads --- */
 
+static bool is_for_the_front(const struct job *job) { return job->told || job->told_names; }
+
+/* Whether anything was mounted since this was last asked. */
+static bool mounts_changed(struct pool *pool)
+{
+	struct pollfd polled = { .fd = pool->mounts_fd, .events = POLLPRI };
+
+	return poll(&polled, 1, 0) != 0;
+}
+
+static bool mounts_are_as_trusted(struct pool *pool, const struct job *job)
+{
+	bool as_trusted;
+
+	pthread_mutex_lock(&pool->lock); /* the flag is shown to one only */
+	if (pool->trust && mounts_changed(pool))
+		pool->trust = 0;
+	as_trusted = pool->trust && pool->trust == job->trust;
+	pthread_mutex_unlock(&pool->lock);
+	return as_trusted;
+}
+
+/* What fails here is asked for again by Python, which counts it then. */
+static int list(struct pool *pool, struct job *job)
+{
+	static const char *const none[] = { NULL };
+	struct listing_head head;
+	int fd, error;
+
+	if (!mounts_are_as_trusted(pool, job))
+		return EAGAIN;
+	error = source_open_directory(job->path, pool->device, &fd, &job->attributes);
+	if (error)
+		return error;
+	if (!is_version(&job->attributes, &job->version)) {
+		close(fd);
+		return ESTALE;
+	}
+	pool->counts.scandir++;
+	error = source_scan(fd, pool->listing_max, pool->device, none, &job->buffer);
+	if (error)
+		return error;
+	memcpy(&head, job->buffer.bytes, sizeof(head));
+	if (!(head.flags & LISTING_IS_BARE))
+		pool->counts.stat += head.count;
+	return 0;
+}
+
 static void run(struct pool *pool, struct job *job)
 {
 	int fd;
 
 	switch (job->kind) {
 	case SCAN:
+		if (job->told_names) {
+			job->error = list(pool, job);
+			break;
+		}
 		pool->counts.scandir++;
 		job->error = source_open_directory(job->path, pool->device, &fd,
 						   &job->attributes);
@@ -179,7 +240,7 @@ static bool put_back(struct pool *pool, struct job *job)
 		pool->stuck--;
 	else
 		pool->busy--;
-	if (job->told) {
+	if (is_for_the_front(job)) {
 		job_free(job);
 	} else {
 		*pool->done_end = job;
@@ -188,6 +249,17 @@ static bool put_back(struct pool *pool, struct job *job)
 			abort(); /* cannot be: it is our own */
 	}
 	return pool->threads - pool->stuck > pool->concurrency;
+}
+
+static void tell(struct job *job)
+{
+	if (job->told) {
+		job->told(job->told_context, job->id, &job->version, job->blob);
+		job->blob = NULL;
+	} else if (job->told_names) {
+		job->told_names(job->told_context, job->id, job->buffer.bytes, job->buffer.used);
+		job->buffer.bytes = NULL;
+	}
 }
 
 static void *thread_main(void *argument)
@@ -208,10 +280,7 @@ static void *thread_main(void *argument)
 		job = take(pool);
 		pthread_mutex_unlock(&pool->lock);
 		run(pool, job);
-		if (job->told) {
-			job->told(job->told_context, job->id, &job->version, job->blob);
-			job->blob = NULL;
-		}
+		tell(job);
 		pthread_mutex_lock(&pool->lock);
 		surplus = put_back(pool, job);
 	}
@@ -263,7 +332,7 @@ static bool enqueue(struct pool *pool, struct job *job)
 	give_up_on_stuck(pool);
 	if (pool->closed || (pool->stuck >= STUCK_MAX && !pool->idle)) {
 		job->error = EIO;
-		taken = !job->told;
+		taken = !is_for_the_front(job);
 	}
 	if (!taken) {
 		job_free(job);
@@ -284,24 +353,53 @@ static bool enqueue(struct pool *pool, struct job *job)
 	return taken;
 }
 
+static struct job *job_for(struct pool *pool, enum kind kind, const char *path,
+			   const struct version *version, void *context, uint64_t tag)
+{
+	struct job *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return NULL;
+	job->fd = -1;
+	job->id = tag;
+	job->kind = kind;
+	job->version = *version;
+	job->deadline_s = pool->deadline_s;
+	job->told_context = context;
+	if (asprintf(&job->path, "%s%s", pool->root, path) < 0) {
+		job->path = NULL;
+		job_free(job);
+		return NULL;
+	}
+	return job;
+}
+
 /* struct reader: a file that the front wants. */
 static bool read_for(void *context, const char *path, const struct version *version,
 		     reader_done *done, void *done_context, uint64_t tag)
 {
-	struct pool *pool = context;
-	struct job *job = calloc(1, sizeof(*job));
+	struct job *job = job_for(context, READ, path, version, done_context, tag);
 
 	if (!job)
 		return false;
-	job->fd = -1;
-	job->id = tag;
-	job->kind = READ;
-	job->version = *version;
-	job->deadline_s = pool->deadline_s;
 	job->told = done;
-	job->told_context = done_context;
-	if (asprintf(&job->path, "%s%s", pool->root, path) < 0) {
-		job->path = NULL;
+	return enqueue(context, job);
+}
+
+/* And a directory. */
+static bool list_for(void *context, const char *path, const struct version *version,
+		     lister_done *done, void *done_context, uint64_t tag)
+{
+	struct pool *pool = context;
+	struct job *job = job_for(pool, SCAN, path, version, done_context, tag);
+
+	if (!job)
+		return false;
+	job->told_names = done;
+	pthread_mutex_lock(&pool->lock);
+	job->trust = pool->trust;
+	pthread_mutex_unlock(&pool->lock);
+	if (!job->trust) {
 		job_free(job);
 		return false;
 	}
@@ -337,7 +435,9 @@ static PyObject *fetcher_create(PyTypeObject *type, PyObject *args, PyObject *kw
 	self->pool->listing_max = (size_t)listing_max;
 	self->pool->root = strdup(root);
 	self->pool->deadline_s = deadline_s;
-	self->pool->reader = (struct reader){ self->pool, read_for };
+	self->pool->reader = (struct reader){ self->pool, read_for, list_for };
+	/* where there is none, nothing is ever trusted */
+	self->pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
 	self->pool->end = &self->pool->first;
 	self->pool->done_end = &self->pool->done;
 	pthread_mutex_init(&self->pool->lock, NULL);
@@ -532,6 +632,31 @@ static PyObject *py_count_stats(PyObject *object, PyObject *arg)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_watch_mounts(PyObject *object, PyObject *unused)
+{
+	struct pool *pool = ((struct fetcher *)object)->pool;
+	bool untrusted;
+
+	(void)unused;
+	pthread_mutex_lock(&pool->lock);
+	untrusted = !pool->trust && pool->mounts_fd >= 0;
+	if (untrusted)
+		mounts_changed(pool); /* from now on */
+	pthread_mutex_unlock(&pool->lock);
+	return PyBool_FromLong(untrusted);
+}
+
+static PyObject *py_trust_mounts(PyObject *object, PyObject *unused)
+{
+	struct pool *pool = ((struct fetcher *)object)->pool;
+
+	(void)unused;
+	pthread_mutex_lock(&pool->lock);
+	pool->trust = ++pool->trust_last;
+	pthread_mutex_unlock(&pool->lock);
+	Py_RETURN_NONE;
+}
+
 static void reader_gone(PyObject *capsule)
 {
 	Py_DECREF((PyObject *)PyCapsule_GetContext(capsule));
@@ -589,6 +714,10 @@ static PyMethodDef methods[] = {
 	{ "replace_stuck", py_replace_stuck, METH_NOARGS,
 	  "replace_stuck(): start threads for those that hang, if there is work." },
 	{ "reader", py_reader, METH_NOARGS, "reader() -> capsule: for the front, see reader.h." },
+	{ "watch_mounts", py_watch_mounts, METH_NOARGS,
+	  "watch_mounts() -> bool: nothing is listed for the front; notice mounts from now on." },
+	{ "trust_mounts", py_trust_mounts, METH_NOARGS,
+	  "trust_mounts(): list for the front until something is mounted." },
 	{ "statistics", py_statistics, METH_NOARGS, "statistics() -> (threads, busy, queued, stuck)" },
 	{ NULL, NULL, 0, NULL },
 };

@@ -33,6 +33,14 @@ struct source_counts {
 uint64_t shown_inode(uint64_t inode, uint64_t device, uint64_t root_device);
 void fill_attributes(struct attributes *a, const struct stat *status, uint64_t root_device);
 
+bool is_version(const struct attributes *a, const struct version *version);
+
+/* What a packed listing begins with. */
+struct listing_head {
+	uint32_t magic, count, flags, absolute_links;
+};
+enum { LISTING_IS_BARE = 1 };
+
 /* All return 0 or an errno. */
 
 /* Takes the descriptor. */

@@ -108,8 +108,14 @@ class NativeFetcher:
         close_aside(handle)
 
     def reader(self) -> object:
-        """What the front reads whole files with; see ``reader.h``."""
+        """What the front fetches by itself with; see ``reader.h``."""
         return self._pool.reader()
+
+    def watch_mounts(self) -> bool:
+        return self._pool.watch_mounts()
+
+    def trust_mounts(self) -> None:
+        self._pool.trust_mounts()
 
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()

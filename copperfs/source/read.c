@@ -83,6 +83,18 @@ static int64_t nanoseconds(const struct timespec *time)
 	return (int64_t)time->tv_sec * 1000000000 + time->tv_nsec;
 }
 
+static int64_t since_epoch(uint64_t seconds, uint32_t rest)
+{
+	return (int64_t)seconds * 1000000000 + rest;
+}
+
+bool is_version(const struct attributes *a, const struct version *version)
+{
+	return a->size == version->size && a->ino == version->ino &&
+	       since_epoch(a->mtime, a->mtimensec) == version->mtime_ns &&
+	       since_epoch(a->ctime, a->ctimensec) == version->ctime_ns;
+}
+
 static int check(int fd, const struct version *version, uint64_t device)
 {
 	struct stat now;

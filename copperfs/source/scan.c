@@ -21,18 +21,14 @@ struct row {
 	struct attributes attributes;
 };
 
-struct header {
-	uint32_t magic, count, flags, absolute_links;
-};
-
-enum { MAGIC = 0x31534c43, BARE = 1 };
+enum { MAGIC = 0x31534c43 };
 
 struct scan {
 	DIR *directory;
 	int fd;
 	uint64_t device;
 	const char *const *untouchable; /* names that lead back into the mount */
-	struct header header;
+	struct listing_head header;
 	struct buffer packed;
 };
 
@@ -168,8 +164,8 @@ static int scan_names(struct scan *scan, size_t limit, bool bare)
 	const struct dirent *found;
 	int error = 0;
 
-	scan->header = (struct header){ .magic = MAGIC, .flags = bare ? BARE : 0 };
-	scan->packed.used = sizeof(struct header);
+	scan->header = (struct listing_head){ .magic = MAGIC, .flags = bare ? LISTING_IS_BARE : 0 };
+	scan->packed.used = sizeof(struct listing_head);
 	rewinddir(scan->directory);
 	while (!error && (errno = 0, found = readdir(scan->directory))) {
 		if (!strcmp(found->d_name, ".") || !strcmp(found->d_name, ".."))
@@ -195,7 +191,7 @@ static int scan_directory(struct scan *scan, size_t limit)
 {
 	int error;
 
-	if (!reserve(&scan->packed, sizeof(struct header)))
+	if (!reserve(&scan->packed, sizeof(struct listing_head)))
 		return ENOMEM;
 	if (is_larger_than(scan, limit))
 		return scan_names(scan, limit, true);

@@ -82,6 +82,12 @@ class ThreadFetcher:
     def reader(self) -> None:
         return None
 
+    def watch_mounts(self) -> bool:
+        return False
+
+    def trust_mounts(self) -> None:
+        """Nothing is read without asking."""
+
     def close_handle(self, handle: HandleId) -> None:
         close_aside(handle)
 

@@ -11,6 +11,26 @@ _UNIQUE_RETRY = 1 | 2 | 8  # see fuzz_replies.c
 _UNIQUE_SUCCESS = 1 | 2 | 4
 
 
+# Steps of world.c that bytes at random hardly ever find.
+_ROOM_FOR_MANY = bytes([3])
+_PUBLISH_ROOT = bytes([14, 1, 0, 1, 0, 0, 1, 3])  # with a directory, granted with all below it
+_LOOK_UP_DIRECTORY = bytes([0, 0, 1])
+_LOOK_INTO_IT = bytes([0, 1, 2])
+_CLEAR, _REVOKE = bytes([19, 0]), bytes([19, 4])
+_LISTED, _NOT_LISTED = bytes([23, 16 | 32, 0, 1, 1, 1]), bytes([23, 16])
+_LISTED_BARE, _LISTED_LINKS = bytes([23, 16 | 32, 1, 1, 1, 1]), bytes([23, 16 | 32, 128, 1, 1, 1])
+_BEGIN_TO_LIST = _ROOM_FOR_MANY + _PUBLISH_ROOT + _LOOK_UP_DIRECTORY + _LOOK_INTO_IT
+_LISTINGS = [
+    _BEGIN_TO_LIST + _LOOK_INTO_IT + _LISTED + _LOOK_INTO_IT,
+    _BEGIN_TO_LIST + _LOOK_INTO_IT + _NOT_LISTED + _LOOK_INTO_IT,
+    _BEGIN_TO_LIST + _CLEAR + _PUBLISH_ROOT + _LOOK_UP_DIRECTORY + _LISTED + _LOOK_INTO_IT,
+    _BEGIN_TO_LIST + _REVOKE + _LISTED + _LOOK_INTO_IT,
+    _BEGIN_TO_LIST + _LISTED_BARE + _LOOK_INTO_IT,
+    _BEGIN_TO_LIST + _LISTED_LINKS + _LOOK_INTO_IT,
+    _BEGIN_TO_LIST + bytes([6, 0, 5, 1, 2]) + _LISTED,  # READDIRPLUS joins
+]
+
+
 def write_seeds(fuzzer: str, directory: Path) -> None:
     """Fill a new directory."""
     directory.mkdir()
@@ -18,6 +38,9 @@ def write_seeds(fuzzer: str, directory: Path) -> None:
     for number in range(40):
         content = makers[fuzzer](random.Random(number))
         (directory / f"seed-{number:02}").write_bytes(content)
+    if fuzzer == "requests":
+        for number, content in enumerate(_LISTINGS):
+            (directory / f"listing-{number}").write_bytes(content)
 
 
 def _steps(rng: random.Random) -> bytes:

@@ -26,7 +26,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { WINDOW = 64, IDS = 1 << 20, NAMES = 40, FRONT_THREADS = 3, SOURCES = 2 };
+enum { WINDOW = 64, IDS = 1 << 20, NAMES = 40, FRONT_THREADS = 3, SOURCES = 2,
+       CREDIT = 1000000 };
 
 static struct front *front;
 static int kernel_fd, handlers_fd, control_fd, source_file, source_pipe[2];
@@ -115,17 +116,47 @@ static void publish_listing(uint64_t id, uint64_t *state)
 
 	CHECK(listing);
 	listing->granted = random_of(state) % 2;
+	listing->granted_below = random_of(state) % 2;
 	tables_lock(&front->tables);
 	node = node_by_id(&front->tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
-		struct listing *old = node->listing;
-
-		node->listing = listing;
-		listing = old;
+		node_set_listing(node, listing);
+		listing = NULL;
 		node->fresh_until = FRESH_FOREVER;
 	}
 	tables_unlock(&front->tables);
 	listing_free(listing);
+}
+
+static _Atomic uint64_t look_into;
+
+/* So that the front lists a directory by itself when it is looked into next. */
+static void grant_listing(uint64_t *state)
+{
+	struct tables *t = &front->tables;
+	uint64_t id, parent = 0;
+	struct node *node;
+
+	tables_lock(t);
+	id = t->next_id - 1 - random_of(state) % 256 % t->next_id;
+	node = node_by_id(t, id);
+	if (node && node->parent && S_ISDIR(node->attr.mode))
+		parent = node->parent->id;
+	tables_unlock(t);
+	if (!parent)
+		return;
+	publish_listing(parent, state);
+	tables_lock(t);
+	node = node_by_id(t, id);
+	if (node) {
+		node_withdraw(t, node);
+		node->asked = false;
+		if (node->parent && node->parent->listing) {
+			node->parent->listing->granted_below = true;
+			look_into = id;
+		}
+	}
+	tables_unlock(t);
 }
 
 static void publish_name(uint64_t id, const char *name, uint64_t *state)
@@ -190,24 +221,56 @@ static void publish_content(uint64_t id)
 struct fetch {
 	struct version version;
 	reader_done *done;
+	lister_done *done_names;
 	uint64_t tag;
 };
 
-static bool start_fetch(void *pool, const char *path, const struct version *version,
-			reader_done *ended, void *context, uint64_t tag)
-{
-	struct fetch fetch = { *version, ended, tag };
+static _Atomic unsigned reads, lists;
 
-	(void)pool;
-	CHECK(context == front && *path && *path != '/');
-	if (tag % 16 == 0) {
+static bool start_fetch(const struct fetch *fetch, const char *path)
+{
+	*(fetch->done ? &reads : &lists) += 1;
+	CHECK(*path && *path != '/');
+	if (fetch->tag % 16 == 0) {
 		/* so that others join what never starts */
 		for (int i = 0; i < 20; i++)
 			sched_yield();
 		return false;
 	}
 	/* a pipe takes what is this small in one piece; when it is full, not now */
-	return write(source_pipe[1], &fetch, sizeof(fetch)) == sizeof(fetch);
+	return write(source_pipe[1], fetch, sizeof(*fetch)) == sizeof(*fetch);
+}
+
+static bool start_read(void *pool, const char *path, const struct version *version,
+		       reader_done *ended, void *context, uint64_t tag)
+{
+	struct fetch fetch = { .version = *version, .done = ended, .tag = tag };
+
+	CHECK(!pool && context == front);
+	return start_fetch(&fetch, path);
+}
+
+static bool start_list(void *pool, const char *path, const struct version *version,
+		       lister_done *ended, void *context, uint64_t tag)
+{
+	struct fetch fetch = { .version = *version, .done_names = ended, .tag = tag };
+
+	CHECK(!pool && context == front);
+	return start_fetch(&fetch, path);
+}
+
+/* Some fail, some are bare, some have links to rewrite. */
+static void end_list(const struct fetch *fetch)
+{
+	char *bytes = fetch->tag % 8 == 1 ? NULL : malloc(packed_size);
+	struct listing_header *header = (struct listing_header *)bytes;
+
+	if (bytes) {
+		memcpy(bytes, packed, packed_size);
+		header->flags = fetch->tag % 8 == 2;
+		header->absolute_links = fetch->tag % 8 == 3;
+	}
+	fetch->done_names(front, fetch->tag, bytes, bytes ? packed_size : 0);
 }
 
 static void *source_main(void *unused)
@@ -216,8 +279,13 @@ static void *source_main(void *unused)
 
 	(void)unused;
 	while (read(source_pipe[0], &fetch, sizeof(fetch)) == sizeof(fetch)) {
-		struct blob *blob = fetch.tag % 8 == 1 ? NULL : blob_new(fetch.version.size);
+		struct blob *blob;
 
+		if (fetch.done_names) {
+			end_list(&fetch);
+			continue;
+		}
+		blob = fetch.tag % 8 == 1 ? NULL : blob_new(fetch.version.size);
 		for (uint64_t i = 0; blob && i < fetch.version.size; i++)
 			blob->data[i] = content(fetch.version.ino, i);
 		fetch.done(front, fetch.tag, &fetch.version, blob);
@@ -342,13 +410,12 @@ static void take_fetched(void)
 	fetched = front->fetched_first;
 	front->fetched_first = NULL;
 	front->fetched_end = &front->fetched_first;
-	front->credit += 100000;
 	pthread_mutex_unlock(&front->fetched_lock);
 	while (fetched) {
 		struct fetched *next = fetched->next;
 
-		blob_unref(fetched->blob);
-		free(fetched);
+		give_credit(front, fetched->credit);
+		fetched_free(fetched);
 		fetched = next;
 	}
 }
@@ -393,11 +460,16 @@ static void *disturber_main(void *unused)
 		case 14: case 15: case 16: case 17:
 			publish_name(id, name, &state);
 			break;
+		case 18: case 19: case 20: case 21: case 22: case 23: case 24: case 25:
+			grant_listing(&state);
+			break;
 		default:
 			tables_lock(&front->tables);
 			node = node_by_id(&front->tables, id);
 			if (node)
 				node_withdraw(&front->tables, node);
+			if (id == 8)
+				tables_revoke_below(&front->tables);
 			tables_unlock(&front->tables);
 		}
 	}
@@ -518,12 +590,15 @@ static void send_some(uint64_t *state)
 				     .size = random_of(state) % 2 ? 4096 : 65536 };
 	struct fuse_ioctl_in ioctl = { .cmd = FRONT_IOCTL_TYPE << 8 };
 	struct fuse_interrupt_in interrupt = { 0 };
+	uint64_t id;
 	char name[32];
 
 	switch (random_of(state) % 16) {
 	case 0: case 1: case 2: case 3:
-		send_request(FUSE_LOOKUP, some_id(state), name,
-			     name_of(random_of(state) % (NAMES + 5), name) + 1);
+		id = look_into;
+		if (random_of(state) % 2 || id >= IDS || !references[id])
+			id = some_id(state);
+		send_request(FUSE_LOOKUP, id, name, name_of(random_of(state) % (NAMES + 5), name) + 1);
 		break;
 	case 4: case 5:
 		send_request(FUSE_GETATTR, some_id(state), &(struct fuse_getattr_in){ 0 },
@@ -602,6 +677,7 @@ static void end_check(void)
 
 	tables_check(t);
 	CHECK(!front->pending_count);
+	CHECK(front->credit == CREDIT);
 	while (t->idle_count) { /* those that only their age kept */
 		struct fuse_attr attr = { .mode = S_IFREG };
 		uint32_t before = t->idle_max;
@@ -615,7 +691,7 @@ static void end_check(void)
 
 int main(int argc, char **argv)
 {
-	static const struct reader reader = { NULL, start_fetch };
+	static const struct reader reader = { NULL, start_read, start_list };
 	pthread_t handlers, disturber, sources[SOURCES];
 	uint64_t requests = argc > 1 ? strtoull(argv[1], NULL, 10) : 20000;
 
@@ -642,7 +718,7 @@ int main(int argc, char **argv)
 	front->deadline_ns = 120000000000u;
 	front->reader = &reader;
 	front->whole_max = 200000;
-	front->credit = 1000000;
+	front->credit = CREDIT;
 	front->tables.root->attr.mode = S_IFDIR | 0755;
 	CHECK(!front_start(front));
 	for (int i = 0; i < SOURCES; i++)
@@ -667,11 +743,14 @@ int main(int argc, char **argv)
 		CHECK(!pthread_join(sources[i], NULL));
 	shutdown(front->miss_fd, SHUT_RDWR);
 	CHECK(!pthread_join(handlers, NULL));
+	take_fetched();
 	end_check();
-	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads\n",
+	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads, "
+	       "%u reads and %u lists on credit\n",
 	       (unsigned long)answered, (unsigned long)succeeded,
 	       (unsigned long)front->statistics.handler_requests,
-	       (unsigned long)front->statistics.overflows, front->bypass_threads);
+	       (unsigned long)front->statistics.overflows, front->bypass_threads, reads, lists);
+	CHECK(reads && lists);
 	CHECK(succeeded > requests / 4);
 	front_destroy(front);
 	close(front->fuse_fd);

@@ -229,36 +229,77 @@ static void run_bypass(void)
 
 /* --- the source's threads --- */
 
-static reader_done *fetch_done;
+static size_t pack(struct input *in, char *packed);
+
+/* What was listed before the last clear must not be there now. */
+static void end_listing(const struct fetch *fetch, struct input *in, bool well)
+{
+	struct tables *t = &world->front.tables;
+	char *packed = well ? malloc(PACKED_MAX) : NULL;
+	size_t size = packed ? pack(in, packed) : 0;
+	bool links = packed && ((struct listing_header *)packed)->absolute_links;
+	const struct node *node = node_by_id(t, fetch->tag);
+	bool had_one = node && node->listing;
+
+	fetch->done_names(&world->front, fetch->tag, packed, size);
+	node = node_by_id(t, fetch->tag);
+	CHECK(!node || !node->listing || had_one || (well && fetch->epoch == t->epoch));
+	if (node && node->listing && !had_one) {
+		CHECK(!node->listing->bare && !links && node->listing->granted_below);
+		CHECK(node->parent->listing && node->parent->listing->granted_below);
+	}
+}
+
+static void end_one(const struct fetch *fetch, struct input *in, bool well)
+{
+	struct fuse_attr attr = { .size = fetch->version.size, .ino = fetch->version.ino };
+
+	if (fetch->done_names)
+		end_listing(fetch, in, well);
+	else
+		fetch->done(&world->front, fetch->tag, &fetch->version,
+			    well ? content_blob(&attr) : NULL);
+}
+
+static bool start_fetch(struct fetch fetch, const char *path)
+{
+	if (world->reader_refuses || world->fetches_count == FETCHES)
+		return false;
+	CHECK(*path && *path != '/');
+	for (unsigned i = 0; i < world->fetches_count; i++)
+		CHECK(world->fetches[i].tag != fetch.tag); /* never twice at a time */
+	fetch.epoch = world->front.tables.epoch;
+	snprintf(fetch.path, sizeof(fetch.path), "%s", path);
+	if (world->reader_is_quick)
+		end_one(&fetch, world->input, true);
+	else
+		world->fetches[world->fetches_count++] = fetch;
+	return true;
+}
 
 static bool read_file(void *pool, const char *path, const struct version *version,
 		      reader_done *done, void *context, uint64_t tag)
 {
-	struct fetch *fetch = &world->fetches[world->fetches_count];
-	struct fuse_attr attr = { .size = version->size, .ino = version->ino };
-
 	(void)pool;
-	fetch_done = done;
-	if (world->reader_refuses || world->fetches_count == FETCHES)
-		return false;
-	if (world->reader_is_quick) {
-		done(context, tag, version, content_blob(&attr));
-		return true;
-	}
-	snprintf(fetch->path, sizeof(fetch->path), "%s", path);
-	fetch->version = *version;
-	fetch->tag = tag;
-	world->fetches_count++;
-	return true;
+	(void)context;
+	return start_fetch((struct fetch){ .version = *version, .done = done, .tag = tag }, path);
 }
 
-static void end_fetch(unsigned which, bool well)
+static bool list_directory(void *pool, const char *path, const struct version *version,
+			   lister_done *done, void *context, uint64_t tag)
+{
+	(void)pool;
+	(void)context;
+	return start_fetch(
+		(struct fetch){ .version = *version, .done_names = done, .tag = tag }, path);
+}
+
+static void end_fetch(struct input *in, unsigned which, bool well)
 {
 	struct fetch fetch = world->fetches[which];
-	struct fuse_attr attr = { .size = fetch.version.size, .ino = fetch.version.ino };
 
 	world->fetches[which] = world->fetches[--world->fetches_count];
-	fetch_done(&world->front, fetch.tag, &fetch.version, well ? content_blob(&attr) : NULL);
+	end_one(&fetch, in, well);
 }
 
 /* --- steps --- */
@@ -305,18 +346,15 @@ static uint64_t pick_fresh(struct input *in)
 
 /* The rest is what module.c does for the handlers. */
 
-static void publish_listing(struct input *in)
+static size_t pack(struct input *in, char *packed)
 {
-	static char packed[64 * 512];
 	struct listing_header *header = (struct listing_header *)packed;
-	uint64_t id = pick_node(in);
 	uint8_t flags = take_byte(in);
 	uint8_t count = take_byte(in) % 16;
 	size_t size = sizeof(*header);
-	struct listing *listing;
-	struct node *node;
 
-	*header = (struct listing_header){ LISTING_MAGIC, count, flags & 1, 0 };
+	*header = (struct listing_header){ LISTING_MAGIC, count, flags & 1, flags >> 7 };
+	memset(packed + size, 0, PACKED_MAX - size);
 	for (uint8_t i = 0; i < count; i++) {
 		struct row *row = (struct row *)(packed + size);
 		size_t target;
@@ -330,16 +368,28 @@ static void publish_listing(struct input *in)
 					 ~(size_t)7);
 		size += row->length;
 	}
+	return size;
+}
+
+static void publish_listing(struct input *in)
+{
+	static char packed[PACKED_MAX];
+	uint64_t id = pick_node(in);
+	size_t size = pack(in, packed);
+	uint8_t granted;
+	struct listing *listing;
+	struct node *node;
+
 	listing = listing_open(&world->front.tables, packed, size, pick_fresh(in));
-	CHECK(listing && listing->count == count);
-	listing->granted = flags & 4;
+	CHECK(listing);
+	granted = take_byte(in);
+	listing->granted = granted & 1;
+	listing->granted_below = granted & 2;
 	tables_lock(&world->front.tables);
 	node = node_by_id(&world->front.tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
-		struct listing *old = node->listing;
-
-		node->listing = listing;
-		listing = old;
+		node_set_listing(node, listing);
+		listing = NULL;
 	}
 	tables_unlock(&world->front.tables);
 	listing_free(listing);
@@ -489,9 +539,9 @@ static void take_fetched(void)
 		struct fetched *fetched = f->fetched_first;
 
 		f->fetched_first = fetched->next;
-		f->credit += fetched->attr.size;
-		blob_unref(fetched->blob);
-		free(fetched);
+		f->credit += fetched->credit;
+		CHECK(fetched->epoch <= f->tables.epoch);
+		fetched_free(fetched);
 	}
 	f->fetched_end = &f->fetched_first;
 }
@@ -501,6 +551,7 @@ void world_step(struct input *in)
 	struct front *f = &world->front;
 	uint8_t flags;
 
+	world->input = in;
 	switch (take_byte(in) % 24) {
 	case 0: case 1: case 2: ask_name(in); break;
 	case 3: world_ask(FUSE_GETATTR, pick_node(in), &(struct fuse_getattr_in){ 0 },
@@ -529,6 +580,10 @@ void world_step(struct input *in)
 			front_shed(f, flags);
 		} else if (flags % 8 == 3) {
 			take_fetched();
+		} else if (flags % 8 == 4) {
+			tables_lock(&f->tables);
+			tables_revoke_below(&f->tables);
+			tables_unlock(&f->tables);
 		}
 		break;
 	case 20: case 21: answer_one(in); break;
@@ -540,7 +595,7 @@ void world_step(struct input *in)
 		world->reader_refuses = flags & 4;
 		world->reader_is_quick = flags & 8;
 		if (flags & 16 && world->fetches_count)
-			end_fetch(flags % world->fetches_count, flags & 32);
+			end_fetch(in, flags % world->fetches_count, flags & 32);
 		break;
 	}
 }
@@ -549,7 +604,7 @@ void world_step(struct input *in)
 
 void world_begin(unsigned nodes_max)
 {
-	static const struct reader reader = { NULL, read_file };
+	static const struct reader reader = { NULL, read_file, list_directory };
 	struct front *f;
 
 	if (source_file < 0) {
@@ -570,7 +625,7 @@ void world_begin(unsigned nodes_max)
 	f->kernel_cache = true;
 	f->reader = &reader;
 	f->whole_max = 5000;
-	f->credit = 12000;
+	f->credit = CREDIT;
 	f->deadline_ns = UINT64_MAX;
 	f->tables.root->attr.mode = S_IFDIR | 0755;
 }
@@ -588,9 +643,13 @@ void world_check(void)
 
 void world_end(void)
 {
+	struct input nothing = { (const uint8_t *)"", 0 };
+
 	world->reader_is_quick = false;
 	while (world->fetches_count)
-		end_fetch(0, true);
+		end_fetch(&nothing, 0, true);
+	take_fetched();
+	CHECK(world->front.credit == CREDIT);
 	run_bypass();
 	world_check();
 	/* whatever is not answered must be there to be answered */

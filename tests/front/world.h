@@ -14,7 +14,13 @@
 
 #include "check.h"
 
-enum { NODES_KNOWN = 8192, REQUESTS_KNOWN = 512, FETCHES = 16 };
+enum {
+	NODES_KNOWN = 8192,
+	REQUESTS_KNOWN = 512,
+	FETCHES = 16,
+	PACKED_MAX = 64 * 512,
+	CREDIT = 100000,
+};
 
 /* The rest of an input. Reads as zeros after its end. */
 struct input {
@@ -29,10 +35,13 @@ struct asked_for { /* a request of the kernel without an answer */
 	_Alignas(8) char request[512];
 };
 
-struct fetch {
+struct fetch { /* of a file, or of a directory's names */
 	char path[300];
 	struct version version;
 	uint64_t tag;
+	reader_done *done;
+	lister_done *done_names;
+	uint64_t epoch; /* when it began */
 };
 
 struct world {
@@ -45,6 +54,7 @@ struct world {
 	struct fetch fetches[FETCHES];
 	unsigned fetches_count;
 	bool writev_fails, send_fails, reader_refuses, reader_is_quick;
+	struct input *input; /* of the step, for what fetches bring at once */
 	void *(*worker)(void *);
 };
 

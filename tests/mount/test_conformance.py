@@ -334,7 +334,7 @@ def test_a_warm_import_of_numpy_reaches_neither_python_nor_the_source(
     assert after["source"] == before["source"]
 
 
-def test_a_cold_import_asks_once_for_each_directory_and_each_file(
+def test_a_cold_import_asks_the_source_once_and_python_hardly_ever(
     packages: Path, mounted: Mounter
 ) -> None:
     mount = mounted()
@@ -347,8 +347,10 @@ def test_a_cold_import_asks_once_for_each_directory_and_each_file(
     assert len(files) > 80
     # the source is opened once for each file, and for nothing else to speak of
     assert opened <= len(files) * 1.1 + 1, "more files were read than used"
-    directories = asked["source"]["scandir"]
-    assert asked["handlers"]["requests"] <= (opened + directories) * 1.1 + 2, asked["handlers"]
+    assert asked["source"]["scandir"] <= len({os.path.dirname(each) for each in files}) * 2 + 2
+    # the root of the mount; what is below it was granted with it. Whenever anything is mounted on
+    # this machine, by other tests maybe, it takes one more.
+    assert asked["handlers"]["requests"] <= 5 + asked["source"]["scandir"] // 3, asked["handlers"]
 
 
 def test_numpy_passes_a_part_of_its_own_tests_from_the_mount(

@@ -16,6 +16,7 @@ from copperfs.core.events import (
     Fetched,
     HaveRead,
     List,
+    Listed,
     Look,
     Looked,
     Opened,
@@ -142,6 +143,9 @@ class Lab:
 
     def fetched(self, path: bytes, size: int, blob: int) -> Actions:
         return self.step(Fetched(Path(path), version(size), BlobId(blob)))
+
+    def listed(self, path: bytes, listing: Listing, epoch: int = 1) -> Actions:
+        return self.step(Listed(Path(path), listing, epoch))
 
     # --- the rest --------------------------------------------------------------------------------
 

@@ -62,6 +62,11 @@ class FakeFetcher:
     def reader(self) -> object | None:
         return None
 
+    def watch_mounts(self) -> bool:
+        return False
+
+    def trust_mounts(self) -> None: ...
+
     def counts(self) -> dict[str, int]:
         return {}
 

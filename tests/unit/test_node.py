@@ -551,6 +551,50 @@ def test_what_is_fetched_on_credit_makes_room_for_itself() -> None:
     assert lab.fetched(b"h", 100, blob=3) == gone
 
 
+def test_all_below_a_listing_is_granted_where_it_is_alike() -> None:
+    policy = Policy(source=b"/src", mountpoint=b"/mnt", local=(Path(b"l/x"),))
+    lab = Lab(credit_bytes=1000, policy=policy)
+    for number, (path, below) in enumerate([(b"d", True), (b"l", False), (b"l/x", False)], 1):
+        lab.list(path)
+        (answer,) = lab.scanned(number, ABC)
+        assert isinstance(answer, AnswerListing)
+        assert (answer.granted, answer.granted_below) == (True, below)
+
+
+def test_what_was_listed_on_credit_answers_questions() -> None:
+    lab = Lab(credit_bytes=1000)
+    assert lab.listed(b"d", ABC) == []
+    (answer,) = lab.look(b"d/a")
+    assert isinstance(answer, AnswerListing)
+    assert (answer.listing, answer.granted_below) == (ABC, True)
+    assert lab.node.statistics().listed_on_credit == 1
+
+
+def test_what_was_listed_on_credit_is_shown_as_anything_else() -> None:
+    lab = Lab(credit_bytes=1000)
+    lab.listed(b"d", pack_listing([(b"a", link(b"/src/f"))]))
+    (answer,) = lab.list(b"d")
+    assert isinstance(answer, AnswerListing)
+    entry = answer.listing.find(b"a")
+    assert entry is not None
+    assert entry.target == b"/mnt/f"
+
+
+def test_what_began_to_be_listed_before_a_clear_is_not_held() -> None:
+    lab = Lab(credit_bytes=1000)
+    lab.clear()
+    assert lab.listed(b"d", ABC, epoch=1) == []
+    assert lab.held() == []
+    assert lab.listed(b"d", ABC, epoch=2) == []
+    assert lab.held() == [ListingKey(Path(b"d"))]
+
+
+def test_what_is_listed_on_credit_makes_room_for_itself() -> None:
+    lab = Lab(memory_bytes=4096, credit_bytes=1024)
+    gone = [lab.listed(name, ABC) for name in (b"d", b"e", b"f")]
+    assert gone == [[], [], [Evict(ListingKey(Path(b"d")))]]
+
+
 # ---- deadlines -----------------------------------------------------------------------------------
 
 

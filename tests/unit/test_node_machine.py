@@ -50,6 +50,7 @@ from copperfs.core.events import (
     Fetched,
     HaveRead,
     List,
+    Listed,
     Look,
     Looked,
     Opened,
@@ -157,6 +158,22 @@ class NodeMachine(RuleBasedStateMachine):
             blob = BlobId(self.next())
             self.blobs[blob] = ReadSource(FetchId(0), path, version)
             self.happen(Fetched(path, version, blob))
+
+    @rule(path=st.sampled_from(DIRECTORIES), epochs_ago=st.integers(0, 1))
+    def the_front_lists_on_credit(self, path: Path, epochs_ago: int) -> None:
+        if not self.node.limits.credit_bytes:
+            return
+        tree = Tree(max(0, self.tree.turn - epochs_ago))
+        epoch = self.node.statistics().epoch - epochs_ago
+        held_before = set(self.node.held())
+        self.happen(Listed(path, tree.listing(path), epoch))
+        if epochs_ago:
+            assert set(self.node.held()) == held_before
+        elif self.in_shelf(path):
+            self.published.add(ListingKey(path))
+
+    def in_shelf(self, path: Path) -> bool:
+        return ListingKey(path) in {key for key, _ in self.node.held()}
 
     @precondition(lambda self: self.began)
     @rule(data=st.data())

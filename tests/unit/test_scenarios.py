@@ -84,6 +84,9 @@ STEPS: dict[str, Callable[..., Actions]] = {
     r"have read (\d+) as blob (\d+)": lambda lab, *ids: lab.have_read(*map(int, ids)),
     r"opened (\d+) as handle (\d+)": lambda lab, *ids: lab.opened(*map(int, ids)),
     r"failed (\d+) (\w+)": lambda lab, fetch, name: lab.failed(int(fetch), getattr(errno, name)),
+    r"listed (\S+) in epoch (\d+):(.*)": lambda lab, path, epoch, names: lab.listed(
+        path_of(path), files(*names.encode().split()), int(epoch)
+    ),
     r"clear": lambda lab: lab.clear(),
     r"used listing (\S+)": lambda lab, path: lab.used(ListingKey(path_of(path))),
     r"used object (\S+) (\S+)": used_object,

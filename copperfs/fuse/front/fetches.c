@@ -1,11 +1,18 @@
 /*
  * Fetches without the handlers: a file of a directory whose listing was *granted* is read
  * whole by the source's threads, published, and whoever waits for it answered, all without
- * the GIL.  The handlers hear of it a few milliseconds later, many at a time.
+ * the GIL.  So is a directory listed, if that was granted for all below the one it is in.
+ * The handlers hear of it a few milliseconds later, of many at a time.
  *
  * The core has reserved the bytes beforehand: they are taken from a credit, which it tops
- * up once it has made room for what was read.  Without credit, and when the read fails in
+ * up once it has made room for what was read.  Without credit, and when the fetch fails in
  * any way, the request takes the ordinary path through the handlers.
+ *
+ * A listing that has to be shown otherwise than it is, or that tells too little, is not
+ * published: the handlers hear of it before they are asked, and need not list again.
+ *
+ * What was listed is as old as the beginning of that.  If anything has happened since that
+ * makes older listings wrong (a clear, most of all), it is thrown away: `outdated`.
  */
 #include "front.h"
 
@@ -15,9 +22,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Taken before a directory is listed, because nobody knows how large that will be: most need
+ * less, and one that needs more has to find the rest. */
+enum { LISTING_CREDIT = 16 * 1024 };
+
 static int64_t nanoseconds(uint64_t seconds, uint32_t rest)
 {
 	return (int64_t)seconds * 1000000000 + rest;
+}
+
+static struct version version_of(const struct fuse_attr *a)
+{
+	return (struct version){ a->size, nanoseconds(a->mtime, a->mtimensec),
+				 nanoseconds(a->ctime, a->ctimensec), a->ino };
 }
 
 static bool take_credit(struct front *f, uint64_t bytes)
@@ -39,34 +56,69 @@ void give_credit(struct front *f, uint64_t bytes)
 	pthread_mutex_unlock(&f->fetched_lock);
 }
 
-/* With the tables locked: the path to read for a node, or NULL if it has to be asked for.
- * The caller goes on with fetch_start(), without the lock. */
-char *fetch_begin(struct front *f, struct node *node, struct version *version)
+/* With the tables locked: the path to fetch for a node, whose version is noted then, or NULL
+ * if there is no credit. */
+static char *begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
 {
-	const struct fuse_attr *a = &node->attr;
 	char path[65536], *copy;
-	int length;
+	int length = node_path(node, path, sizeof(path) - 1);
 
-	if (!f->reader || node->fetching || !node->attached || !S_ISREG(a->mode) || !a->size ||
-	    a->size > f->whole_max || !node->parent->listing || !node->parent->listing->granted)
-		return NULL;
-	length = node_path(node, path, sizeof(path) - 1);
-	if (length < 0 || !take_credit(f, a->size))
+	if (length < 0 || !take_credit(f, credit))
 		return NULL;
 	path[length] = 0;
 	copy = strdup(path);
 	if (!copy) {
-		give_credit(f, a->size);
+		give_credit(f, credit);
 		return NULL;
 	}
-	*version = (struct version){ a->size, nanoseconds(a->mtime, a->mtimensec),
-				     nanoseconds(a->ctime, a->ctimensec), a->ino };
+	*version = version_of(&node->attr);
 	node->fetching = true;
+	node->outdated = false;
 	return copy;
 }
 
-/* Tells the handlers what is held now; the credit comes back from them. */
-static bool note(struct front *f, const struct node *node, struct blob *blob)
+/* With the tables locked: the path to read for a node, or NULL if it has to be asked for.
+ * The caller goes on with read_start(), without the lock. */
+char *read_begin(struct front *f, struct node *file, struct version *version)
+{
+	const struct fuse_attr *a = &file->attr;
+
+	if (!f->reader || file->fetching || !file->attached || !S_ISREG(a->mode) || !a->size ||
+	    a->size > f->whole_max || !file->parent->listing || !file->parent->listing->granted)
+		return NULL;
+	return begin(f, file, a->size, version);
+}
+
+static bool may_list(const struct node *directory)
+{
+	return directory->attached && directory->parent->listing &&
+	       directory->parent->listing->granted_below;
+}
+
+/* The same for a directory without a listing; list_start() comes next. Once the handlers
+ * were asked it is theirs until they have published, so that nobody lists it twice. */
+char *list_begin(struct front *f, struct node *directory, struct version *version)
+{
+	char *path = NULL;
+
+	if (directory->listing || directory->fetching || !S_ISDIR(directory->attr.mode))
+		return NULL;
+	if (f->reader && !directory->asked && may_list(directory))
+		path = begin(f, directory, LISTING_CREDIT, version);
+	directory->asked = !path;
+	return path;
+}
+
+void fetched_free(struct fetched *fetched)
+{
+	blob_unref(fetched->blob);
+	free(fetched->packed);
+	free(fetched);
+}
+
+/* With the tables locked: tells the handlers what there is now; the credit comes back from
+ * them. Takes what it is filled with, or nothing if it fails. */
+static bool note(struct front *f, const struct node *node, const struct fetched *filled)
 {
 	char path[65536];
 	int length = node_path(node, path, sizeof(path));
@@ -76,8 +128,11 @@ static bool note(struct front *f, const struct node *node, struct blob *blob)
 
 	if (!fetched)
 		return false;
-	*fetched = (struct fetched){ .id = node->id, .attr = node->attr,
-				     .blob = blob_ref(blob), .path_length = (size_t)length };
+	*fetched = *filled;
+	fetched->id = node->id;
+	fetched->epoch = f->tables.epoch;
+	fetched->attr = node->attr;
+	fetched->path_length = (size_t)length;
 	memcpy(fetched->path, path, (size_t)length);
 	pthread_mutex_lock(&f->fetched_lock);
 	first = !f->fetched_first;
@@ -89,29 +144,42 @@ static bool note(struct front *f, const struct node *node, struct blob *blob)
 	return true;
 }
 
-static void answer_readers(struct front *f, uint64_t id, bool have_it)
+static bool wants_names(const struct pending *pending)
 {
-	struct pending *pending = pending_claim_readers(f, id);
+	uint32_t opcode = ((const struct fuse_in_header *)pending->request)->opcode;
+
+	return opcode == FUSE_READDIR || opcode == FUSE_READDIRPLUS;
+}
+
+static void answer_waiters(struct front *f, uint64_t id, bool have_it)
+{
+	struct pending *pending = pending_claim_waiters(f, id);
+	char *scratch = NULL;
 
 	while (pending) {
-		struct pending *next = pending->next_reader;
+		struct pending *next = pending->next_waiter;
+		bool names = wants_names(pending);
 
-		pending->next_reader = NULL;
-		if (have_it) {
-			front_retry(f, pending, NULL);
+		pending->next_waiter = NULL;
+		if (have_it && names && !scratch)
+			scratch = malloc(REPLY_MAX);
+		if (have_it && (scratch || !names)) {
+			front_retry(f, pending, scratch);
 		} else {
 			pending->answer = ANSWER_MISS;
 			miss_forward(f, pending);
 		}
 		pending = next;
 	}
+	free(scratch);
 }
 
 /* In a thread of the source. What went wrong, the handlers find out for themselves. */
-static void fetch_done(void *context, uint64_t id, const struct version *version,
-		       struct blob *blob)
+static void read_done(void *context, uint64_t id, const struct version *version,
+		      struct blob *blob)
 {
 	struct front *f = context;
+	struct fetched fetched = { .credit = version->size, .blob = blob };
 	struct node *node;
 	bool published = false;
 
@@ -119,23 +187,92 @@ static void fetch_done(void *context, uint64_t id, const struct version *version
 	node = node_by_id(&f->tables, id);
 	if (node) {
 		node->fetching = false;
-		if (blob && !node->object && note(f, node, blob)) {
+		if (blob && !node->object && note(f, node, &fetched)) {
 			node->object = blob_ref(blob);
 			published = true;
 		}
 	}
 	tables_unlock(&f->tables);
-	if (!published)
+	if (!published) {
 		give_credit(f, version->size);
-	blob_unref(blob);
-	answer_readers(f, id, published);
+		blob_unref(blob);
+	}
+	answer_waiters(f, id, published);
 }
 
 /* Takes the path. One that does not start has failed: others may have joined it. */
-void fetch_start(struct front *f, uint64_t id, char *path, const struct version *version)
+void read_start(struct front *f, uint64_t id, char *path, const struct version *version)
 {
-	if (!f->reader->read(f->reader->pool, path, version, fetch_done, f, id))
-		fetch_done(f, id, version, NULL);
+	if (!f->reader->read(f->reader->pool, path, version, read_done, f, id))
+		read_done(f, id, version, NULL);
+	free(path);
+}
+
+static bool has_absolute_links(const char *packed)
+{
+	struct listing_header header;
+
+	memcpy(&header, packed, sizeof(header));
+	return header.absolute_links > 0;
+}
+
+/* The listing as the front may publish it by itself, what it costs the core having been taken
+ * from the credit; NULL if the handlers have to. */
+static struct listing *own_listing(struct front *f, const char *packed, size_t size)
+{
+	struct listing *listing = listing_open(&f->tables, packed, size, FRESH_FOREVER);
+
+	if (listing && (listing->bare || has_absolute_links(packed) ||
+			!take_credit(f, listing_cost(size, listing->count)))) {
+		listing_free(listing);
+		listing = NULL;
+	}
+	if (listing)
+		listing->granted = listing->granted_below = true;
+	return listing;
+}
+
+/* In a thread of the source. */
+static void list_done(void *context, uint64_t id, char *packed, size_t size)
+{
+	struct front *f = context;
+	struct listing *listing;
+	struct fetched fetched = { .packed = packed, .packed_size = size };
+	struct node *node;
+	bool noted = false, known;
+
+	give_credit(f, LISTING_CREDIT);
+	listing = packed ? own_listing(f, packed, size) : NULL;
+	if (listing)
+		fetched.credit = listing_cost(size, listing->count);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node) {
+		node->fetching = false;
+		/* a grant that was taken back meanwhile may be so because of what is there */
+		noted = packed && !node->outdated && may_list(node) && note(f, node, &fetched);
+	}
+	if (noted && listing && !node->listing) {
+		node_set_listing(node, listing);
+		listing = NULL;
+	}
+	known = node && node->listing;
+	if (node && !known)
+		node->asked = true;
+	tables_unlock(&f->tables);
+	if (!noted) {
+		give_credit(f, fetched.credit);
+		free(packed);
+	}
+	listing_free(listing);
+	answer_waiters(f, id, known);
+}
+
+/* As read_start(). */
+void list_start(struct front *f, uint64_t id, char *path, const struct version *version)
+{
+	if (!f->reader->list(f->reader->pool, path, version, list_done, f, id))
+		list_done(f, id, NULL, 0);
 	free(path);
 }
 
@@ -145,7 +282,6 @@ void fetches_destroy(struct front *f)
 		struct fetched *fetched = f->fetched_first;
 
 		f->fetched_first = fetched->next;
-		blob_unref(fetched->blob);
-		free(fetched);
+		fetched_free(fetched);
 	}
 }

@@ -13,8 +13,9 @@
  * reference counts.  A read that misses again after that is sent on with FRONT_FULL
  * in its handle: its handler must answer with the bytes themselves.
  *
- * Files of listings that the handlers *granted* are not even asked for: the source's
- * threads read them whole (fetches.c), and the handlers hear of them later.
+ * Files of listings that the handlers *granted* are not even asked for, nor the names of
+ * directories below them, where that was granted too: the source's threads read and list
+ * (fetches.c), and the handlers hear of it later.
  *
  * Every pending is answered exactly once, by whoever takes it out of the table: the
  * replier, the end of a fetch, a bypass worker, its deadline, or an interrupt by a fatal
@@ -48,7 +49,7 @@ enum {
 	REPLY_MAX = 1024 * 1024,      /* data of one reply: the kernel's 256 pages */
 	WRITE_MAX = 4096,	      /* writes are refused; the least the kernel takes */
 	PENDING_BUCKETS = 4096,
-	READER_BUCKETS = 256,
+	WAITER_BUCKETS = 256,
 	PENDING_MAX = 100000,	      /* some 500 bytes each: 50 MB at the very worst */
 	BYPASS_THREADS_MAX = 64,      /* 64 reads of 128 KiB at 20 ms are 400 MiB/s */
 	HANDLES_MAX = 256,
@@ -80,7 +81,7 @@ struct front_statistics {
 
 struct pending {
 	struct pending *next;
-	struct pending *next_reader; /* of those that wait for the same node's bytes */
+	struct pending *next_waiter; /* of those that wait for a fetch for the same node */
 	uint64_t unique;
 	uint64_t started_ns;
 	uint32_t tries;
@@ -92,12 +93,17 @@ struct pending {
 
 struct bypass_job; /* bypass.c */
 
-/* A file that was read without asking, for the handlers to hear of. */
+/* A file that was read without asking, or a directory that was listed, for the handlers to
+ * hear of. */
 struct fetched {
 	struct fetched *next;
 	uint64_t id;
+	uint64_t epoch;
+	uint64_t credit; /* what it took, and takes until they have heard */
 	struct fuse_attr attr;
-	struct blob *blob;
+	struct blob *blob; /* NULL: it is a listing */
+	char *packed;
+	size_t packed_size;
 	size_t path_length;
 	char path[];
 };
@@ -117,7 +123,7 @@ struct front {
 
 	pthread_mutex_t pending_lock;
 	struct pending *pending[PENDING_BUCKETS];
-	struct pending *readers[READER_BUCKETS];
+	struct pending *waiters[WAITER_BUCKETS]; /* for fetches */
 	_Atomic unsigned pending_count; /* the statistics read it without the lock */
 	unsigned interrupted_count;
 
@@ -170,16 +176,19 @@ void miss_forward(struct front *f, struct pending *pending);
 struct pending *pending_new(const char *request, size_t size, uint64_t started_ns);
 bool pending_add(struct front *f, struct pending *pending);
 struct pending *pending_claim(struct front *f, uint64_t unique);
+struct pending *pending_claim_waiters(struct front *f, uint64_t id);
 void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t unique);
 void front_handler_reply(struct front *f, char *reply, size_t size, char *scratch);
 void *replier_main(void *front);
 void misses_destroy(struct front *f);
 
-/* fetches.c: whole files read from the source without asking the handlers. */
-char *fetch_begin(struct front *f, struct node *node, struct version *version);
-void fetch_start(struct front *f, uint64_t id, char *path, const struct version *version);
+/* fetches.c: whole files read, and directories listed, without asking the handlers. */
+char *read_begin(struct front *f, struct node *file, struct version *version);
+void read_start(struct front *f, uint64_t id, char *path, const struct version *version);
+char *list_begin(struct front *f, struct node *directory, struct version *version);
+void list_start(struct front *f, uint64_t id, char *path, const struct version *version);
 void give_credit(struct front *f, uint64_t bytes);
-struct pending *pending_claim_readers(struct front *f, uint64_t id);
+void fetched_free(struct fetched *fetched);
 void fetches_destroy(struct front *f);
 
 /* bypass.c: reads that go straight to the source's file. */

@@ -78,19 +78,19 @@ static uint64_t node_of(const struct pending *pending)
 	return ((const struct fuse_in_header *)pending->request)->nodeid;
 }
 
-/* Where a pending that waits for a node's bytes is also found; NULL for any other. */
-static struct pending **reader_bucket(struct front *f, const struct pending *pending)
+/* Where a pending that waits for a fetch is also found; NULL for any other. */
+static struct pending **waiter_bucket(struct front *f, const struct pending *pending)
 {
-	if (((const struct fuse_in_header *)pending->request)->opcode != FUSE_READ)
+	if (pending->answer != ANSWER_FETCH)
 		return NULL;
-	return &f->readers[node_of(pending) % READER_BUCKETS];
+	return &f->waiters[node_of(pending) % WAITER_BUCKETS];
 }
 
 /* Into the table.  From then on it is not the caller's: it may be answered and freed
  * at once.  False: there was no room, and the kernel was told so. */
 bool pending_add(struct front *f, struct pending *pending)
 {
-	struct pending **readers = reader_bucket(f, pending);
+	struct pending **waiters = waiter_bucket(f, pending);
 	struct pending **bucket = pending_bucket(f, pending->unique);
 	bool room;
 
@@ -99,9 +99,9 @@ bool pending_add(struct front *f, struct pending *pending)
 	if (room) {
 		pending->next = *bucket;
 		*bucket = pending;
-		if (readers) {
-			pending->next_reader = *readers;
-			*readers = pending;
+		if (waiters) {
+			pending->next_waiter = *waiters;
+			*waiters = pending;
 		}
 		f->pending_count++;
 		f->interrupted_count += pending->interrupted;
@@ -114,13 +114,13 @@ bool pending_add(struct front *f, struct pending *pending)
 
 static struct pending *take_out(struct front *f, struct pending **link)
 {
-	struct pending *pending = *link, **readers = reader_bucket(f, pending);
+	struct pending *pending = *link, **waiters = waiter_bucket(f, pending);
 
 	*link = pending->next;
-	while (readers && *readers != pending)
-		readers = &(*readers)->next_reader;
-	if (readers)
-		*readers = pending->next_reader;
+	while (waiters && *waiters != pending)
+		waiters = &(*waiters)->next_waiter;
+	if (waiters)
+		*waiters = pending->next_waiter;
 	f->pending_count--;
 	f->interrupted_count -= pending->interrupted;
 	return pending;
@@ -139,23 +139,23 @@ struct pending *pending_claim(struct front *f, uint64_t unique)
 	return pending;
 }
 
-/* All that wait for the bytes of a node, chained by next_reader. */
-struct pending *pending_claim_readers(struct front *f, uint64_t id)
+/* All that wait for what is being fetched for a node, chained by next_waiter. */
+struct pending *pending_claim_waiters(struct front *f, uint64_t id)
 {
-	struct pending *claimed = NULL, **readers = &f->readers[id % READER_BUCKETS];
+	struct pending *claimed = NULL, **waiters = &f->waiters[id % WAITER_BUCKETS];
 
 	pthread_mutex_lock(&f->pending_lock);
-	while (*readers) {
-		struct pending *pending = *readers, **link = pending_bucket(f, pending->unique);
+	while (*waiters) {
+		struct pending *pending = *waiters, **link = pending_bucket(f, pending->unique);
 
 		if (node_of(pending) != id) {
-			readers = &pending->next_reader;
+			waiters = &pending->next_waiter;
 			continue;
 		}
 		while (*link != pending)
 			link = &(*link)->next;
 		take_out(f, link);
-		pending->next_reader = claimed;
+		pending->next_waiter = claimed;
 		claimed = pending;
 	}
 	pthread_mutex_unlock(&f->pending_lock);

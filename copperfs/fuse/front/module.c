@@ -210,9 +210,9 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 	double fresh_s;
 	struct listing *listing;
 	struct node *node = NULL;
-	int error = 0, granted;
+	int error = 0, granted, granted_below;
 
-	if (!PyArg_ParseTuple(args, "Ky*dp", &id, &packed, &fresh_s, &granted))
+	if (!PyArg_ParseTuple(args, "Ky*dpp", &id, &packed, &fresh_s, &granted, &granted_below))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len,
@@ -220,12 +220,14 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 	error = errno;
 	if (listing) {
 		listing->granted = granted;
+		listing->granted_below = granted_below;
 		tables_lock(&f->tables);
 		node = node_by_id(&f->tables, id);
 		if (node && S_ISDIR(node->attr.mode)) {
 			struct listing *old = node->listing;
 
-			node->listing = listing;
+			node->listing = NULL;
+			node_set_listing(node, listing);
 			listing = old;
 		}
 		tables_unlock(&f->tables);
@@ -424,6 +426,19 @@ static PyObject *py_clear(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_revoke_below(PyObject *object, PyObject *unused)
+{
+	struct front *f = front_of(object);
+
+	(void)unused;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	tables_revoke_below(&f->tables);
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	Py_RETURN_NONE;
+}
+
 /* --- fetches without the handlers --- */
 
 static PyObject *py_set_reader(PyObject *object, PyObject *args)
@@ -464,6 +479,16 @@ static PyObject *py_fetched_fileno(PyObject *object, PyObject *unused)
 	return PyLong_FromLong(front_of(object)->fetched_fd);
 }
 
+static PyObject *content_of(struct fetched *fetched)
+{
+	struct blob *blob = fetched->blob;
+
+	if (!blob)
+		return PyBytes_FromStringAndSize(fetched->packed, (Py_ssize_t)fetched->packed_size);
+	fetched->blob = NULL; /* the Python object has it now */
+	return blob_api->wrap(blob);
+}
+
 static PyObject *py_fetched(PyObject *object, PyObject *unused)
 {
 	struct front *f = front_of(object);
@@ -483,12 +508,13 @@ static PyObject *py_fetched(PyObject *object, PyObject *unused)
 	pthread_mutex_unlock(&f->fetched_lock);
 	while (fetched) {
 		struct fetched *next = fetched->next;
-		PyObject *each = Py_BuildValue("(Ky#y#N)", (unsigned long long)fetched->id,
+		PyObject *each = Py_BuildValue("(Ky#y#NKK)", (unsigned long long)fetched->id,
 			fetched->path, (Py_ssize_t)fetched->path_length,
 			(const char *)&fetched->attr, (Py_ssize_t)sizeof(fetched->attr),
-			blob_api->wrap(fetched->blob));
+			content_of(fetched), (unsigned long long)fetched->epoch,
+			(unsigned long long)fetched->credit);
 
-		free(fetched);
+		fetched_free(fetched);
 		fetched = next;
 		/* out of memory: what is left stays published until its node is forgotten */
 		if (!each || PyList_Append(list, each)) {
@@ -534,7 +560,7 @@ static PyObject *py_invalidate_node(PyObject *object, PyObject *arg)
 		length = node->name_length;
 		memcpy(name, node->name, length);
 		/* the name must be asked for again, whatever its listing says */
-		node->parent->listing = (listing_free(node->parent->listing), NULL);
+		node_outdate_listing(node->parent);
 		node->fresh_until = 0;
 	}
 	tables_unlock(&f->tables);
@@ -671,7 +697,8 @@ static PyMethodDef front_methods[] = {
 	{ "find", py_find, METH_O, "find(path) -> id or None: what the path leads to now." },
 	{ "touched", py_touched, METH_O, "touched(ids) -> those used since last asked." },
 	{ "publish_listing", py_publish_listing, METH_VARARGS,
-	  "publish_listing(id, packed, fresh_s, granted) -> bool; fresh_s < 0 is forever." },
+	  "publish_listing(id, packed, fresh_s, granted, granted_below) -> bool; "
+	  "fresh_s < 0 is forever." },
 	{ "publish_entry", py_publish_entry, METH_VARARGS,
 	  "publish_entry(parent_id, name, attributes or None, target, fresh_s) -> bool" },
 	{ "publish_attributes", py_publish_attributes, METH_VARARGS,
@@ -681,12 +708,15 @@ static PyMethodDef front_methods[] = {
 	  "publish_handle(id, fd) -> bool; takes the descriptor." },
 	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },
 	{ "set_reader", py_set_reader, METH_VARARGS,
-	  "set_reader(capsule, whole_max, credit): read files of granted listings with it." },
+	  "set_reader(capsule, whole_max, credit): fetch with it what was granted." },
 	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },
 	{ "fetched_fileno", py_fetched_fileno, METH_NOARGS,
 	  "fetched_fileno(): readable when there is something in fetched()." },
 	{ "fetched", py_fetched, METH_NOARGS,
-	  "fetched() -> [(id, path, attributes, blob)] read without being asked for." },
+	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, credit)] of what "
+	  "was not asked for." },
+	{ "revoke_below", py_revoke_below, METH_NOARGS,
+	  "revoke_below(): list nothing without asking, until a listing is granted again." },
 	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },
 	{ "clear", py_clear, METH_NOARGS, "clear(): forget all content; nothing is fresh." },
 	{ "invalidate_all", py_invalidate_all, METH_NOARGS,

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 
 /* What became of a request. QUEUED: a bypass worker is to read from its handle. FETCHING:
- * its file is being read already, or is to be read from `path`. */
+ * its file is being read, or its directory listed, already, or is to be, from `path`. */
 enum verdict { ANSWERED, MISSED, QUEUED, FETCHING };
 
 struct asked {
@@ -19,7 +19,7 @@ struct asked {
 	uint64_t started_ns;
 	struct pending *retried; /* kept from the first time, or NULL */
 	struct handle *handle;	 /* the read is for this one */
-	char *path;		 /* of the file to fetch, if nobody does yet */
+	char *path;		 /* of what is to be fetched, if nobody does yet */
 	struct version version;
 };
 
@@ -94,13 +94,26 @@ static bool find_entry(struct front *f, struct node *directory, const char *name
 	return true;
 }
 
+/* The locked directory's names are needed to answer: they are being fetched (true), or have to
+ * be asked for. Tried once; the handlers know what to do then. */
+static bool await_names(struct asked *a, struct node *directory)
+{
+	bool joined = directory->fetching && S_ISDIR(directory->attr.mode);
+
+	if (a->retried)
+		return false;
+	if (!joined)
+		a->path = list_begin(a->front, directory, &a->version);
+	return joined || a->path;
+}
+
 static enum verdict lookup(struct asked *a)
 {
 	struct front *f = a->front;
 	struct fuse_entry_out entry;
 	size_t length = strnlen(a->body, a->body_size);
 	struct node *directory;
-	bool found;
+	bool found, fetching = false;
 
 	if (length == a->body_size || !length)
 		return answer_error(a, EINVAL);
@@ -109,11 +122,13 @@ static enum verdict lookup(struct asked *a)
 	tables_lock(&f->tables);
 	directory = node_by_id(&f->tables, a->in->nodeid);
 	found = directory && find_entry(f, directory, a->body, length, &entry);
+	if (directory && !found)
+		fetching = await_names(a, directory);
 	tables_unlock(&f->tables);
 	if (!directory)
 		return answer_error(a, ESTALE);
 	if (!found)
-		return MISSED;
+		return fetching ? FETCHING : MISSED;
 	if (!entry.nodeid) {
 		atomic_fetch_add_explicit(&f->statistics.negative, 1, memory_order_relaxed);
 		/* "not found" can only be remembered as an entry without a number */
@@ -200,7 +215,7 @@ static enum verdict read_(struct asked *a)
 			atomic_fetch_add(&handle->refs, 1);
 		} else if (!a->retried) { /* once; the handlers know what to do then */
 			fetching = node->fetching;
-			a->path = fetch_begin(f, node, &a->version);
+			a->path = read_begin(f, node, &a->version);
 		}
 		node->touched = true;
 	}
@@ -315,7 +330,7 @@ static enum verdict readdir(struct asked *a)
 {
 	struct front *f = a->front;
 	const struct fuse_read_in *read = (const struct fuse_read_in *)a->body;
-	bool plus = a->in->opcode == FUSE_READDIRPLUS, known = false;
+	bool plus = a->in->opcode == FUSE_READDIRPLUS, known = false, fetching = false;
 	struct node *node;
 	size_t used = 0;
 
@@ -330,12 +345,14 @@ static enum verdict readdir(struct asked *a)
 		node->touched = true;
 		used = add_rows(f, node, read->offset, plus, a->scratch,
 				read->size < REPLY_MAX ? read->size : REPLY_MAX);
+	} else if (node) {
+		fetching = await_names(a, node);
 	}
 	tables_unlock(&f->tables);
 	if (!node)
 		return answer_error(a, ESTALE);
 	if (!known)
-		return MISSED;
+		return fetching ? FETCHING : MISSED;
 	if (!front_reply(f, a->in->unique, 0, a->scratch, used) && plus)
 		take_back(f, a->scratch, used);
 	return ANSWERED;
@@ -481,10 +498,12 @@ static void wait_for_fetch(struct asked *a, struct pending *pending)
 	uint64_t id = a->in->nodeid, unique = a->in->unique;
 	bool kept = pending && pending_add(f, pending);
 
-	if (a->path) {
-		fetch_start(f, id, a->path, &a->version);
+	if (a->path && a->in->opcode == FUSE_READ)
+		read_start(f, id, a->path, &a->version);
+	else if (a->path)
+		list_start(f, id, a->path, &a->version);
+	if (a->path)
 		return;
-	}
 	if (!kept || is_being_fetched(f, id))
 		return;
 	pending = pending_claim(f, unique);

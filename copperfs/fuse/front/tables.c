@@ -330,7 +330,7 @@ static bool same_times(const struct fuse_attr *a, const struct fuse_attr *b)
 void node_set_attributes(struct node *node, const struct fuse_attr *attr)
 {
 	if (!same_times(&node->attr, attr))
-		node_set_listing(node, NULL);
+		node_outdate_listing(node);
 	node->attr = *attr;
 	node->attr.flags = 0; /* no submounts, no DAX, whatever a listing says */
 }
@@ -443,6 +443,14 @@ void node_set_listing(struct node *node, struct listing *listing)
 {
 	listing_free(node->listing);
 	node->listing = listing;
+	if (listing)
+		node->asked = false;
+}
+
+void node_outdate_listing(struct node *node)
+{
+	node_set_listing(node, NULL);
+	node->outdated = true;
 }
 
 void node_set_object(struct node *node, struct blob *object)
@@ -468,11 +476,22 @@ void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
 
 void tables_clear(struct tables *t)
 {
+	t->epoch++;
 	for (uint32_t i = 0; i <= t->mask; i++)
 		for (struct node *node = t->by_id[i]; node; node = node->next_by_id) {
 			node_withdraw(t, node);
 			node->fresh_until = 0;
+			node->outdated = true;
+			node->asked = false;
 		}
+}
+
+void tables_revoke_below(struct tables *t)
+{
+	for (uint32_t i = 0; i <= t->mask; i++)
+		for (struct node *node = t->by_id[i]; node; node = node->next_by_id)
+			if (node->listing)
+				node->listing->granted_below = false;
 }
 
 int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
@@ -490,6 +509,7 @@ int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
 		t->idle_max = 2;
 	t->handle_max = handle_max;
 	t->next_id = FUSE_ROOT_ID;
+	t->epoch = 1;
 	t->idle.idle_next = t->idle.idle_previous = &t->idle;
 	if (getrandom(&t->hash_seed, sizeof(t->hash_seed), 0) != (ssize_t)sizeof(t->hash_seed))
 		return -1;

@@ -54,6 +54,7 @@ struct listing {
 	uint32_t count;
 	bool bare;
 	bool granted; /* its files may be read without asking the handlers */
+	bool granted_below; /* and all directories below it listed, and their files read */
 	uint64_t fresh_until;
 	uint32_t index_mask;
 	uint32_t *offsets; /* of row i */
@@ -88,7 +89,9 @@ struct node {
 	bool negative : 1; /* known not to exist */
 	bool idle : 1;	   /* in the list of those the kernel does not refer to */
 	bool touched : 1;  /* its content was used since last asked */
-	bool fetching : 1; /* its bytes are being read for it */
+	bool fetching : 1; /* its bytes or names are being read for it */
+	bool outdated : 1; /* ... since before a time from which on others may be there */
+	bool asked : 1;	   /* the handlers were asked for its names and gave none yet */
 	char name[];
 };
 
@@ -101,6 +104,7 @@ struct tables {
 	struct node *root;
 	struct node idle; /* head of the list, oldest first */
 	uint64_t next_id;
+	uint64_t epoch; /* counts clears, as the core does */
 	uint32_t nodes, nodes_max;
 	uint32_t idle_count, idle_max;
 	uint32_t handle_next, handle_max;
@@ -119,6 +123,11 @@ void tables_unlock(struct tables *t);
 struct listing *listing_open(const struct tables *t, const char *bytes, size_t size,
 			     uint64_t fresh_until);
 void listing_free(struct listing *listing);
+/* What the core charges for one: core/node.py. */
+static inline uint64_t listing_cost(size_t size, uint32_t count)
+{
+	return 2 * (uint64_t)size + 16 * (uint64_t)count + 512;
+}
 const struct row *listing_row(const struct listing *listing, uint32_t number);
 const struct row *listing_find(const struct tables *t, const struct listing *listing,
 			       const char *name, size_t length);
@@ -151,5 +160,8 @@ void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
 void node_drop_handle(struct tables *t, struct node *node);
 void node_withdraw(struct tables *t, struct node *node);
 void tables_clear(struct tables *t); /* withdraws all, and nothing is fresh any more */
+void tables_revoke_below(struct tables *t); /* from now on the handlers are asked to list */
+/* Whatever is being read for its listing now must not be published any more. */
+void node_outdate_listing(struct node *node);
 
 #endif
