@@ -6,7 +6,7 @@ passed on as it is, which costs half a microsecond at any size.
 
 import zmq
 
-from copperfs.wire.payload import Payload
+from copperfs.wire.payload import Payload, size_of
 
 ZERO_COPY_BYTES = 64 << 10
 
@@ -70,7 +70,7 @@ def send_frames(
 
 def _send_payload(socket: "zmq.Socket[bytes]", data: bytes | memoryview) -> None:
     origin: object = data.obj if isinstance(data, memoryview) else None
-    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    size = size_of(data)
     if isinstance(origin, zmq.Frame) and len(origin) == size:
         socket.send(origin, zmq.NOBLOCK, copy=False, track=False)
     else:

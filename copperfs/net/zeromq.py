@@ -49,6 +49,7 @@ from copperfs.types import NodeId
 from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
+from copperfs.wire.payload import size_of
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,9 @@ class ZeroTransport:
             self.stats.unsendable += 1
             return False
         self.stats.sent += 1
-        self.stats.sent_bytes += len(header) + (len(payload.data) if payload is not None else 0)
+        self.stats.sent_bytes += len(header)
+        if payload is not None:
+            self.stats.sent_bytes += size_of(payload.data)
         return True
 
     async def run(self, deliver: Deliver) -> None:
