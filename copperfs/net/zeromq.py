@@ -179,6 +179,12 @@ class ZeroTransport:
         else:
             self._destroy()
 
+    def wake(self) -> None:
+        """Look at every socket, whatever its descriptor says; for tests."""
+        self._router.wake()
+        for link in self._begun.values():
+            link.wake()
+
     def _destroy(self) -> None:
         # A context that is left to the garbage collector waits there for its sockets.
         self._router.close()
