@@ -84,6 +84,14 @@ class _Connection:
         sockets.shut_down(self.descriptor, self.address)
 
 
+def _said_of(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
+    """What ZeroMQ knows of the connection that a frame came over; None if it does not."""
+    try:
+        return frame.get(name)
+    except zmq.ZMQError:
+        return None
+
+
 class Router:
     def __init__(
         self,
@@ -150,8 +158,12 @@ class Router:
         surplus = self._frames.skip()
         size = len(frame) + surplus
         self._monitor_pump.drain()
-        descriptor = frame.get(zmq.SRCFD)
-        assert isinstance(descriptor, int)
+        descriptor = _said_of(frame, zmq.SRCFD)
+        if not isinstance(descriptor, int):
+            # ZeroMQ also speaks with its versions before 3, of which it tells nothing. They cannot
+            # greet, and are turned out for it.
+            self._owner.stats.malformed += 1
+            return size
         connection = self._connections.get(descriptor)
         if connection is None:
             return size  # gone again
@@ -167,7 +179,7 @@ class Router:
             self._owner.stats.malformed += 1
             self._turn_away(connection, str(error))
             return size
-        position = str(frame.get("User-Id")) if self._encrypted else None  # set by admission.py
+        position = str(_said_of(frame, "User-Id")) if self._encrypted else None
         if (fault := self._owner.claims(greeting, position)) is not None:
             self._owner.stats.strangers += 1
             self._turn_away(connection, fault)

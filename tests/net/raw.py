@@ -28,11 +28,13 @@ class RawPeer:
         member: Member,
         keys: tuple[bytes, bytes] | None = None,
         routing_id: bytes | None = None,
+        received_max: int = 1000,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RECONNECT_IVL, -1)
+        self.socket.set(zmq.RCVHWM, received_max)
         if routing_id is not None:
             self.socket.set(zmq.ROUTING_ID, routing_id)
         if keys is not None:
