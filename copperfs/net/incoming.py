@@ -140,7 +140,7 @@ class Router:
     # ---- messages
 
     def _take(self) -> int:
-        route = self._socket.recv(zmq.NOBLOCK)
+        route = self._frames.next()
         self._taken += 1
         if route not in self._links:
             size = self._take_greeting(route)

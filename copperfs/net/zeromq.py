@@ -255,11 +255,12 @@ class ZeroTransport:
         size = len(header)
         try:
             envelope = decode_header(header)
-            data = frames.next_payload(envelope.payload_bytes) if frames.more() else None
-            size += len(data) if data is not None else 0
-            if surplus := frames.skip():
-                size += surplus
-                raise Malformed("more than two frames")
+            data = None
+            if frames.more():
+                data = frames.next_payload(envelope.payload_bytes)
+                size += size_of(data)
+                if frames.more():
+                    raise Malformed("more than two frames")
             payload = check_payload(envelope, data)
             if isinstance(envelope.message, Hello) and envelope.message.node != link.peer:
                 return self._cut_impostor(link, envelope.message.node, size)
