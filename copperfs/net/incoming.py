@@ -111,7 +111,7 @@ class Router:
         """By routing id; None for one that was turned away."""
         self._connections: dict[int, _Connection] = {}
         """By descriptor, those that are open."""
-        self._ending: list[tuple[_Connection, int]] = []
+        self._ending: list[tuple[bytes, int]] = []
         """Closed, with the count of messages after which nothing of them is left."""
         self._taken = 0
         self._pump = Pump(socket, self._take, self._found_empty)
@@ -169,7 +169,7 @@ class Router:
             return size  # gone again
         if connection.route is not None:
             # Its descriptor was used again so soon that it was taken for a later connection.
-            self._forget(connection)
+            self._forget(connection.route)
         connection.route = route
         try:
             if surplus:
@@ -216,26 +216,25 @@ class Router:
         elif event == sockets.DISCONNECTED:
             connection = self._connections.pop(value, None)
             if connection is not None and connection.route is not None:
-                self._forget(connection)
+                self._forget(connection.route)
         elif event & sockets.REFUSED:
             self._owner.stats.strangers += 1
         return 0
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, route: bytes) -> None:
         """Its connection is closed; what it still has in the ROUTER comes first."""
         most = (len(self._links) + 1) * (self._limits.untaken + 1)
-        self._ending.append((connection, self._taken + most))
+        self._ending.append((route, self._taken + most))
         self._pump.wake()
 
     def _end_those_up_to(self, taken: int | None) -> None:
         """All, or those of which nothing can be left after this many messages."""
         ending, self._ending = self._ending, []
-        for connection, last in ending:
+        for route, last in ending:
             if taken is not None and taken < last:
-                self._ending.append((connection, last))
+                self._ending.append((route, last))
                 continue
-            assert connection.route is not None
-            link = self._links.pop(connection.route, None)
+            link = self._links.pop(route, None)
             if link is not None:
                 link.alive = False
                 self._owner.down(link)

@@ -126,7 +126,7 @@ class ZeroTransport:
 
     def send(self, peer: NodeId, message: Message, payload: Payload | None = None) -> bool:
         header = encode(message, payload)
-        link = self._links.current(peer)
+        link = None if self._closed else self._links.current(peer)
         while link is not None and not link.transmit(header, payload):
             # Gone, or it does not read. Another link of this peer may be there.
             self._give_up(link)
@@ -142,6 +142,8 @@ class ZeroTransport:
 
     async def run(self, deliver: Deliver) -> None:
         assert self._nursery is None
+        if self._closed:
+            return
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -152,8 +154,6 @@ class ZeroTransport:
                     nursery.start_soon(pump.run)
                 for peer in self._wanted:
                     nursery.start_soon(self._keep, peer)
-                if self._closed:
-                    nursery.cancel_scope.cancel()
         finally:
             self._nursery = None
             self._closed = True
@@ -215,9 +215,7 @@ class ZeroTransport:
 
     def _new_link(self, peer: NodeId) -> Outgoing:
         member = self._roster.member(peer)
-        dealer = sockets.new_dealer(
-            self._context, self._limits, self._secret_key, member.public_key
-        )
+        dealer = sockets.new_dealer(self._context, self._limits, self._secret_key, member)
         self._last_serial = max(self._last_serial + 1, time.time_ns())
         return Outgoing(peer, self._last_serial, dealer, member.endpoint, self, self._limits)
 

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import trio
+import trio.testing
 
 from copperfs.core.messages import PART_BYTES, Credit, GivePart
 from copperfs.net.transport import Connected, Lost, Payload, Received
@@ -260,3 +261,44 @@ async def test_closing_twice_is_closing_once_and_run_ends(make_world: MakeWorld)
         child.transport.close()
         assert not child.send(parent, ask(1))
         await parent.hears(Lost(child.id))
+        await child.transport.run(child.deliver)
+
+
+@trio_test
+async def test_a_closed_transport_sends_to_nobody_and_says_nothing(make_world: MakeWorld) -> None:
+    async with make_world(2) as world:
+        parent, child = await two(world)
+        heard = list(parent.heard)
+        parent.transport.close()
+        assert not parent.send(child, ask(1))
+        await parent.ended.wait()
+        assert not parent.send(child, ask(1))
+        assert parent.heard == heard
+
+
+@trio_test
+async def test_what_is_done_while_delivering_is_said_afterwards(make_world: MakeWorld) -> None:
+    async with make_world(2) as world:
+        parent, child = await two(world)
+        depth: list[int] = []
+        deepest = 0
+
+        def answer(arrival: object) -> None:
+            nonlocal deepest
+            depth.append(1)
+            deepest = max(deepest, len(depth))
+            if isinstance(arrival, Received):
+                child.transport.disconnect(parent.id)
+                child.transport.send(parent.id, ask(1))
+                child.transport.connect(parent.id)
+            depth.pop()
+
+        child.answer = answer
+        parent.send(child, Credit(1))
+        await child.until(lambda: len(child.said_of(parent)) >= 3)
+        assert child.said_of(parent) == [
+            Connected(parent.id),
+            Lost(parent.id),
+            Connected(parent.id),
+        ]
+        assert deepest == 1

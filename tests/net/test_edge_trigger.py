@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+import trio.testing
 import zmq
 
 from copperfs.core.messages import Credit

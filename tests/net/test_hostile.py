@@ -52,9 +52,10 @@ class Scene:
 
 @asynccontextmanager
 async def scene(*, hasty: bool = False) -> AsyncIterator[Scene]:
-    """A node with an honest child, which is served before and after."""
-    async with zero_world(3, limits=HASTY if hasty else LIMITS) as world:
-        node, honest = await world.start(0), await world.start(1)
+    """A node with an honest child, which is served before and after. A hasty node does not wait
+    long for others to greet; the child is patient, so that a busy machine decides nothing."""
+    async with zero_world(3) as world:
+        node, honest = await world.start(0, HASTY if hasty else None), await world.start(1)
         honest.transport.connect(node.id)
         await honest.hears(Connected(node.id))
         yield Scene(world, node, honest)

@@ -169,17 +169,17 @@ class ZeroWorld:
         port.listen(128)
         return port
 
-    def transport(self, node: int) -> ZeroTransport:
+    def transport(self, node: int, limits: Limits | None = None) -> ZeroTransport:
         return ZeroTransport(
             self.roster,
             NodeId(node),
             secret_key=self.secret_keys[node],
             listener=self.listener(node),
-            limits=self._limits,
+            limits=limits or self._limits,
         )
 
-    async def start(self, node: int) -> Node:
-        started = Node(NodeId(node), self.transport(node))
+    async def start(self, node: int, limits: Limits | None = None) -> Node:
+        started = Node(NodeId(node), self.transport(node, limits))
         self._nursery.start_soon(started.run)
         return started
 
