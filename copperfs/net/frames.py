@@ -6,9 +6,13 @@ passed on as it is, which costs half a microsecond at any size.
 
 import zmq
 
-from copperfs.wire.payload import Payload
+from copperfs.wire.payload import Payload, size_of
 
 ZERO_COPY_BYTES = 64 << 10
+
+# As numbers: an operation on pyzmq's enumerations costs as much as a system call.
+_NOW = int(zmq.NOBLOCK)
+_NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Frames:
@@ -24,19 +28,19 @@ class Frames:
 
     def next(self) -> bytes:
         """The next frame; zmq.Again if there is no message."""
-        return self._socket.recv(zmq.NOBLOCK)
+        return self._socket.recv(_NOW)
 
     def next_payload(self, expected_bytes: int) -> bytes | memoryview:
         """The next frame, not copied if it should be a long one."""
         if expected_bytes < ZERO_COPY_BYTES:
-            return self._socket.recv(zmq.NOBLOCK)
-        return self._socket.recv(zmq.NOBLOCK, copy=False, track=False).buffer
+            return self._socket.recv(_NOW)
+        return self._socket.recv(_NOW, copy=False, track=False).buffer
 
     def skip(self) -> int:
         """Throw away what is left; how many bytes that was."""
         skipped = 0
         while self.more():
-            skipped += len(self._socket.recv(zmq.NOBLOCK, copy=False, track=False))
+            skipped += len(self._socket.recv(_NOW, copy=False, track=False))
         return skipped
 
 
@@ -48,11 +52,11 @@ def send_frames(
     for last_attempt in (False, True):
         try:
             if route is not None:
-                socket.send(route, zmq.SNDMORE | zmq.NOBLOCK)
+                socket.send(route, _NOW_MORE)
             if payload is None:
-                socket.send(header, zmq.NOBLOCK)
+                socket.send(header, _NOW)
             else:
-                socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
+                socket.send(header, _NOW_MORE)
                 _send_payload(socket, payload.data)
         except zmq.Again:
             if last_attempt:
@@ -70,8 +74,8 @@ def send_frames(
 
 def _send_payload(socket: "zmq.Socket[bytes]", data: bytes | memoryview) -> None:
     origin: object = data.obj if isinstance(data, memoryview) else None
-    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    size = size_of(data)
     if isinstance(origin, zmq.Frame) and len(origin) == size:
-        socket.send(origin, zmq.NOBLOCK, copy=False, track=False)
+        socket.send(origin, _NOW, copy=False, track=False)
     else:
-        socket.send(data, zmq.NOBLOCK, copy=size < ZERO_COPY_BYTES, track=False)
+        socket.send(data, _NOW, copy=size < ZERO_COPY_BYTES, track=False)

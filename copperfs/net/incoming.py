@@ -84,6 +84,14 @@ class _Connection:
         sockets.shut_down(self.descriptor, self.address)
 
 
+def _said_of(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
+    """What ZeroMQ knows of the connection that a frame came over; None if it does not."""
+    try:
+        return frame.get(name)
+    except zmq.ZMQError:
+        return None
+
+
 class Router:
     def __init__(
         self,
@@ -103,7 +111,7 @@ class Router:
         """By routing id; None for one that was turned away."""
         self._connections: dict[int, _Connection] = {}
         """By descriptor, those that are open."""
-        self._ending: list[tuple[_Connection, int]] = []
+        self._ending: list[tuple[bytes, int]] = []
         """Closed, with the count of messages after which nothing of them is left."""
         self._taken = 0
         self._pump = Pump(socket, self._take, self._found_empty)
@@ -132,7 +140,7 @@ class Router:
     # ---- messages
 
     def _take(self) -> int:
-        route = self._socket.recv(zmq.NOBLOCK)
+        route = self._frames.next()
         self._taken += 1
         if route not in self._links:
             size = self._take_greeting(route)
@@ -150,14 +158,18 @@ class Router:
         surplus = self._frames.skip()
         size = len(frame) + surplus
         self._monitor_pump.drain()
-        descriptor = frame.get(zmq.SRCFD)
-        assert isinstance(descriptor, int)
+        descriptor = _said_of(frame, zmq.SRCFD)
+        if not isinstance(descriptor, int):
+            # ZeroMQ also speaks with its versions before 3, of which it tells nothing. They cannot
+            # greet, and are turned out for it.
+            self._owner.stats.malformed += 1
+            return size
         connection = self._connections.get(descriptor)
         if connection is None:
             return size  # gone again
         if connection.route is not None:
             # Its descriptor was used again so soon that it was taken for a later connection.
-            self._forget(connection)
+            self._forget(connection.route)
         connection.route = route
         try:
             if surplus:
@@ -167,7 +179,7 @@ class Router:
             self._owner.stats.malformed += 1
             self._turn_away(connection, str(error))
             return size
-        position = str(frame.get("User-Id")) if self._encrypted else None  # set by admission.py
+        position = str(_said_of(frame, "User-Id")) if self._encrypted else None
         if (fault := self._owner.claims(greeting, position)) is not None:
             self._owner.stats.strangers += 1
             self._turn_away(connection, fault)
@@ -204,26 +216,25 @@ class Router:
         elif event == sockets.DISCONNECTED:
             connection = self._connections.pop(value, None)
             if connection is not None and connection.route is not None:
-                self._forget(connection)
+                self._forget(connection.route)
         elif event & sockets.REFUSED:
             self._owner.stats.strangers += 1
         return 0
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, route: bytes) -> None:
         """Its connection is closed; what it still has in the ROUTER comes first."""
         most = (len(self._links) + 1) * (self._limits.untaken + 1)
-        self._ending.append((connection, self._taken + most))
+        self._ending.append((route, self._taken + most))
         self._pump.wake()
 
     def _end_those_up_to(self, taken: int | None) -> None:
         """All, or those of which nothing can be left after this many messages."""
         ending, self._ending = self._ending, []
-        for connection, last in ending:
+        for route, last in ending:
             if taken is not None and taken < last:
-                self._ending.append((connection, last))
+                self._ending.append((route, last))
                 continue
-            assert connection.route is not None
-            link = self._links.pop(connection.route, None)
+            link = self._links.pop(route, None)
             if link is not None:
                 link.alive = False
                 self._owner.down(link)

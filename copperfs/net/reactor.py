@@ -44,11 +44,13 @@ class Pump:
         self._empty = empty
         """Called whenever the socket was found empty."""
         self._nap: trio.CancelScope | None = None
+        self._touched = False
+        """Since the socket was found empty."""
 
     async def run(self) -> None:
         descriptor = self._socket.fileno()
         while True:
-            if self.turn() or self._readable():
+            if self.turn() or (self._touched and self._readable()):
                 await trio.lowlevel.checkpoint()
                 continue
             with trio.CancelScope() as self._nap:
@@ -62,6 +64,7 @@ class Pump:
             try:
                 left_bytes -= self._take()
             except zmq.Again:
+                self._touched = False
                 if self._empty is not None:
                     self._empty()
                 return False
@@ -76,6 +79,7 @@ class Pump:
 
     def touched(self) -> None:
         """After every other call on the socket: it may have taken in the signal."""
+        self._touched = True
         if self._nap is not None and self._readable():
             self.wake()
 

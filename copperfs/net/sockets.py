@@ -32,6 +32,7 @@ from typing import Final
 
 import zmq
 
+from copperfs.roster import Member
 from copperfs.wire.codec import FRAME_BYTES_MAX
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
@@ -117,14 +118,16 @@ def new_dealer(
     context: "zmq.Context[zmq.Socket[bytes]]",
     limits: Limits,
     secret_key: str | None,
-    public_key: str,
+    member: Member,
 ) -> "zmq.Socket[bytes]":
-    """For one connection to the node with this key."""
+    """For one connection to this node."""
     dealer = context.socket(zmq.DEALER)
     _set_up(dealer, limits)
     dealer.set(zmq.RECONNECT_IVL, -1)
+    if "[" in member.endpoint:
+        dealer.set(zmq.IPV6, 1)
     if secret_key is not None:
-        dealer.set(zmq.CURVE_SERVERKEY, public_key.encode())
+        dealer.set(zmq.CURVE_SERVERKEY, member.public_key.encode())
         dealer.set(zmq.CURVE_SECRETKEY, secret_key.encode())
         dealer.set(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret_key.encode()))
     return dealer

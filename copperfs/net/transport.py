@@ -60,22 +60,31 @@ class Transport(Protocol):
         """Keep a connection to *peer*, and renew it when it breaks, until ``disconnect``."""
         ...
 
-    def disconnect(self, peer: NodeId) -> None: ...
+    def disconnect(self, peer: NodeId) -> None:
+        """Nothing goes to *peer* any more, unless it has connected here. Lost is said, if it was
+        connected and is not now."""
+        ...
 
     def send(self, peer: NodeId, message: Message, payload: Payload | None = None) -> bool:
         """False if there is no connection to *peer* now: the message is gone, ``Lost`` was or will
         be said. True is no promise that it arrives, only that it arrives once if at all, and in
-        order."""
+        order. Raises Malformed for a message beyond the limits of the wire (a path of more than
+        4,096 bytes, a batch of too many items), which nobody would take."""
         ...
 
     async def run(self, deliver: Deliver) -> None:
-        """Hand over what arrives, one at a time, for ever. *deliver* may send."""
+        """Hand over what arrives, one at a time, until ``close`` or cancelled. *deliver* may send,
+        connect and disconnect; what that brings about is said after it has returned. An exception
+        of *deliver* ends ``run``."""
         ...
 
     def statistics(self) -> "TransportStats": ...
     def reset_statistics(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End ``run``, and all connections with it; nothing is said of that here. May be called
+        again, and without ``run``."""
+        ...
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ from copperfs.types import NodeId
 from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
+from copperfs.wire.payload import size_of
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class ZeroTransport:
 
     def send(self, peer: NodeId, message: Message, payload: Payload | None = None) -> bool:
         header = encode(message, payload)
-        link = self._links.current(peer)
+        link = None if self._closed else self._links.current(peer)
         while link is not None and not link.transmit(header, payload):
             # Gone, or it does not read. Another link of this peer may be there.
             self._give_up(link)
@@ -134,11 +135,15 @@ class ZeroTransport:
             self.stats.unsendable += 1
             return False
         self.stats.sent += 1
-        self.stats.sent_bytes += len(header) + (len(payload.data) if payload is not None else 0)
+        self.stats.sent_bytes += len(header)
+        if payload is not None:
+            self.stats.sent_bytes += size_of(payload.data)
         return True
 
     async def run(self, deliver: Deliver) -> None:
         assert self._nursery is None
+        if self._closed:
+            return
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -149,8 +154,6 @@ class ZeroTransport:
                     nursery.start_soon(pump.run)
                 for peer in self._wanted:
                     nursery.start_soon(self._keep, peer)
-                if self._closed:
-                    nursery.cancel_scope.cancel()
         finally:
             self._nursery = None
             self._closed = True
@@ -175,6 +178,12 @@ class ZeroTransport:
             self._nursery.cancel_scope.cancel()
         else:
             self._destroy()
+
+    def wake(self) -> None:
+        """Look at every socket, whatever its descriptor says; for tests."""
+        self._router.wake()
+        for link in self._begun.values():
+            link.wake()
 
     def _destroy(self) -> None:
         # A context that is left to the garbage collector waits there for its sockets.
@@ -206,9 +215,7 @@ class ZeroTransport:
 
     def _new_link(self, peer: NodeId) -> Outgoing:
         member = self._roster.member(peer)
-        dealer = sockets.new_dealer(
-            self._context, self._limits, self._secret_key, member.public_key
-        )
+        dealer = sockets.new_dealer(self._context, self._limits, self._secret_key, member)
         self._last_serial = max(self._last_serial + 1, time.time_ns())
         return Outgoing(peer, self._last_serial, dealer, member.endpoint, self, self._limits)
 
@@ -246,11 +253,12 @@ class ZeroTransport:
         size = len(header)
         try:
             envelope = decode_header(header)
-            data = frames.next_payload(envelope.payload_bytes) if frames.more() else None
-            size += len(data) if data is not None else 0
-            if surplus := frames.skip():
-                size += surplus
-                raise Malformed("more than two frames")
+            data = None
+            if frames.more():
+                data = frames.next_payload(envelope.payload_bytes)
+                size += size_of(data)
+                if frames.more():
+                    raise Malformed("more than two frames")
             payload = check_payload(envelope, data)
             if isinstance(envelope.message, Hello) and envelope.message.node != link.peer:
                 return self._cut_impostor(link, envelope.message.node, size)

@@ -43,7 +43,7 @@ from copperfs.core.messages import (
 from copperfs.roster import NODES_MAX
 from copperfs.wire import fields as f
 from copperfs.wire.fields import Field, Malformed
-from copperfs.wire.payload import DIGEST_BYTES, Payload, digest
+from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
 VERSION = 1
@@ -212,7 +212,7 @@ def encode(message: Message, payload: Payload | None = None) -> bytes:
     Malformed if no receiver would take it: a path, batch or result beyond the limits.
     """
     layout = _BY_KIND[type(message)]
-    body: list[Any] = [None, 0] if payload is None else [payload.digest, _length(payload.data)]
+    body: list[Any] = [None, 0] if payload is None else [payload.digest, size_of(payload.data)]
     for name, field in layout.fields:
         value = getattr(message, name)
         body.append(value if field.pack is None else field.pack(value))
@@ -254,8 +254,8 @@ def check_payload(envelope: Envelope, data: bytes | memoryview | None) -> Payloa
         if envelope.digest is not None or data is not None:
             raise Malformed("a payload is missing, or one too many")
         return None
-    if _length(data) != envelope.payload_bytes:
-        raise Malformed(f"a payload of {_length(data)} bytes, not {envelope.payload_bytes}")
+    if size_of(data) != envelope.payload_bytes:
+        raise Malformed(f"a payload of {size_of(data)} bytes, not {envelope.payload_bytes}")
     if digest(data) != envelope.digest:
         raise CorruptPayload(envelope.message)
     return Payload(data, envelope.digest)
@@ -267,10 +267,6 @@ def decode(frames: Sequence[bytes | memoryview]) -> tuple[Message, Payload | Non
         raise Malformed(f"{len(frames)} frames")
     envelope = decode_header(bytes(frames[0]))
     return envelope.message, check_payload(envelope, frames[1] if len(frames) == 2 else None)
-
-
-def _length(data: bytes | memoryview) -> int:
-    return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
 def _check_size(layout: Layout, message: Message, stated: bytes | None, size: int) -> None:

@@ -20,6 +20,10 @@ class Payload:
     digest: bytes
 
 
+def size_of(data: bytes | memoryview) -> int:
+    return data.nbytes if isinstance(data, memoryview) else len(data)
+
+
 def digest(data: bytes | memoryview) -> bytes:
     """The xxh3-128 of *data*, 16 bytes."""
     return xxhash.xxh3_128_digest(data)

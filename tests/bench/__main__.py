@@ -22,6 +22,7 @@ from tests.bench import (
     bench_import,
     bench_memory,
     bench_sequential,
+    bench_transport,
     packages,
 )
 from tests.bench.client import Client
@@ -40,6 +41,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "sequential": bench_sequential.run,
     "memory": bench_memory.run,
     "import": bench_import.run,
+    "tree": bench_transport.run,
 }
 
 

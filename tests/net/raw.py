@@ -1,0 +1,98 @@
+"""A peer that says whatever a test wants, over a ZeroMQ socket or over TCP itself."""
+
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import trio
+import zmq
+
+from copperfs.net import sockets
+from copperfs.roster import Member
+
+POLL_S = 0.002
+"""Between two looks at something that tells nobody when it changes. It decides nothing."""
+
+
+async def polls(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - see POLL_S
+        await trio.sleep(POLL_S)
+
+
+class RawPeer:
+    """A DEALER outside of any transport."""
+
+    def __init__(
+        self,
+        member: Member,
+        keys: tuple[bytes, bytes] | None = None,
+        routing_id: bytes | None = None,
+        received_max: int = 1000,
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.RECONNECT_IVL, -1)
+        self.socket.set(zmq.RCVHWM, received_max)
+        if routing_id is not None:
+            self.socket.set(zmq.ROUTING_ID, routing_id)
+        if keys is not None:
+            self.socket.set(zmq.CURVE_SERVERKEY, member.public_key.encode())
+            self.socket.set(zmq.CURVE_PUBLICKEY, keys[0])
+            self.socket.set(zmq.CURVE_SECRETKEY, keys[1])
+        self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.socket.connect(member.endpoint)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        sockets.close_watched(self.socket, self._monitor)
+        self._context.destroy(0)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames, zmq.NOBLOCK)
+
+    async def ended(self) -> None:
+        """Wait until the other end has closed the connection."""
+        await polls(lambda: bool(self._monitor.poll(0)))
+
+    async def receive(self) -> list[bytes]:
+        await polls(lambda: bool(self.socket.poll(0)))
+        return self.socket.recv_multipart(zmq.NOBLOCK)
+
+
+class Tcp:
+    """A plain connection."""
+
+    def __init__(self, member: Member) -> None:
+        host, port = member.endpoint.removeprefix("tcp://").split(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setblocking(False)
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            return
+
+    async def ended(self) -> None:
+        """Wait until the other end has closed the connection."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                if not self._socket.recv(65536):
+                    return
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                return
+
+    def close(self) -> None:
+        self._socket.close()

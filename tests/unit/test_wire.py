@@ -1,0 +1,314 @@
+"""Messages to headers and back, and everything that is refused on the way."""
+
+import math
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from copperfs.core.messages import (
+    PART_BYTES,
+    Ask,
+    Batch,
+    Call,
+    Credit,
+    GiveEntry,
+    GivePart,
+    Hello,
+    Item,
+    Message,
+    Refuse,
+    Return,
+    What,
+    Withdraw,
+)
+from copperfs.types import Attributes, Entry, NodeId, Path, Version
+from copperfs.wire import codec
+from copperfs.wire.codec import (
+    ITEMS_MAX,
+    LAYOUTS,
+    OBJECT_BYTES_MAX,
+    PREFIX_BYTES,
+    CorruptPayload,
+    decode,
+    decode_header,
+    encode,
+)
+from copperfs.wire.fields import NUMBER_MAX, SECONDS_MAX, Malformed
+from copperfs.wire.greeting import Greeting, decode_greeting, encode_greeting
+from copperfs.wire.payload import Payload, payload_of
+
+numbers = st.integers(0, NUMBER_MAX)
+names = st.binary(min_size=1, max_size=40).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+)
+paths = st.lists(names, max_size=5).map(lambda parts: Path(b"/".join(parts)))
+nanoseconds = st.integers(-(1 << 63) * 10**9, ((1 << 63) - 1) * 10**9)
+versions = st.builds(Version, numbers, nanoseconds, nanoseconds, st.integers(0, (1 << 64) - 1))
+maybe_versions = st.none() | versions
+seconds = st.none() | st.floats(0, SECONDS_MAX)
+entries = st.builds(
+    Entry,
+    st.binary(min_size=88, max_size=88).map(Attributes),
+    st.binary(max_size=300).map(lambda target: target.replace(b"\0", b"")),
+)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[Message, Payload | None]:
+    index = draw(st.integers(0, 3))
+    last = draw(st.binary(min_size=1 if index else 0, max_size=500))
+    message = GivePart(
+        draw(numbers),
+        draw(numbers),
+        index,
+        index * PART_BYTES + len(last),
+        draw(maybe_versions),
+        draw(seconds),
+    )
+    return message, payload_of(last)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Message, Payload | None]:
+    contents = draw(st.lists(st.binary(max_size=100), max_size=5))
+    items = []
+    for content in contents:
+        offset = draw(st.integers(0, 1000))
+        rest = draw(st.integers(0, 1000))
+        what = draw(st.sampled_from((What.LISTING, What.OBJECT)))
+        version = draw(versions if what is What.OBJECT else maybe_versions)
+        total = offset + len(content) + rest
+        items.append(Item(what, draw(paths), version, total, offset, len(content)))
+    last = draw(st.booleans())
+    message = Batch(draw(numbers), draw(numbers), draw(numbers), tuple(items), last)
+    return message, payload_of(b"".join(contents))
+
+
+bare: st.SearchStrategy[Message] = st.one_of(
+    st.builds(
+        Hello,
+        st.integers(0, 199_999).map(NodeId),
+        st.text(max_size=50).map(lambda job: job.replace("\0", "")),
+        st.binary(max_size=64),
+        numbers,
+    ),
+    st.builds(
+        Ask, numbers, numbers, st.sampled_from(What), paths, maybe_versions, st.integers(0, 1000)
+    ),
+    st.builds(GiveEntry, numbers, numbers, st.none() | entries, seconds),
+    st.builds(Refuse, numbers, numbers, st.integers(1, 4095)),
+    st.builds(Credit, st.integers(0, OBJECT_BYTES_MAX)),
+    st.builds(Withdraw, numbers),
+    st.builds(Call, numbers, st.sampled_from(("stats", "clear")), st.binary(max_size=100)),
+    st.builds(Return, numbers, st.binary(max_size=100)),
+)
+sent = st.one_of(bare.map(lambda message: (message, None)), parts(), batches())
+
+
+def frames_of(message: Message, payload: Payload | None) -> list[bytes | memoryview]:
+    return [encode(message, payload)] + ([] if payload is None else [payload.data])
+
+
+@given(sent)
+def test_what_is_sent_is_what_arrives(pair: tuple[Message, Payload | None]) -> None:
+    assert decode(frames_of(*pair)) == pair
+
+
+@given(sent, st.data())
+def test_damage_to_a_header_is_noticed_or_gives_a_valid_message(
+    pair: tuple[Message, Payload | None], data: st.DataObject
+) -> None:
+    """Never another error than Malformed or CorruptPayload, and what is taken can be sent."""
+    header, *rest = frames_of(*pair)
+    damaged = bytearray(header)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
+    try:
+        message, payload = decode([bytes(damaged), *rest])
+    except (Malformed, CorruptPayload):
+        return
+    encode(message, payload)
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats()
+    | st.binary(max_size=100) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=8)
+    | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(
+    st.integers(0, 12),
+    st.lists(json_like, max_size=10) | json_like,
+)
+def test_nonsense_in_a_valid_envelope_is_refused(code: int, body: Any) -> None:
+    header = codec.MAGIC + bytes((codec.VERSION, code)) + msgpack.packb(body)
+    try:
+        message = decode_header(header).message
+    except Malformed:
+        return
+    assert type(message) in get_args(Message)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode([noise])
+    with pytest.raises(Malformed):
+        decode_greeting(noise)
+
+
+def test_every_message_and_every_field_has_its_layout() -> None:
+    assert {layout.kind for layout in LAYOUTS} == set(get_args(Message))
+    assert len({layout.code for layout in LAYOUTS}) == len(LAYOUTS)
+    for layout in LAYOUTS:
+        assert [name for name, _ in layout.fields] == [each.name for each in fields(layout.kind)]
+
+
+ASK = Ask(1, 2, What.OBJECT, Path(b"a/b"))
+PART = GivePart(1, 2, 0, 3)
+ITEM = Item(What.OBJECT, Path(b"f"), Version(3, 4, 5, 6), 3, 0, 3)
+BATCH = Batch(1, 2, 0, (ITEM,))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(
+            replace(ASK, path=Path(path))
+            for path in (b"/a", b"a/", b"a//b", b"..", b"a/../b", b".")
+        ),
+        replace(ASK, path=Path(b"a\0b")),
+        replace(ASK, number=-1),
+        replace(ASK, number=1 << 63),
+        replace(ASK, epoch=True),
+        replace(ASK, what=4),  # type: ignore[arg-type]
+        replace(ASK, first=OBJECT_BYTES_MAX),
+        replace(ASK, version=Version(1 << 63, 0, 0, 0)),
+        Refuse(1, 2, 0),
+        Refuse(1, 2, 4096),
+        Refuse(1, 2, -5),
+        Hello(NodeId(200_000), "job", b"", 0),
+        Hello(NodeId(0), "j" * 257, b"", 0),
+        Hello(NodeId(0), "job", b"x" * 65, 0),
+        GiveEntry(1, 2, Entry(Attributes(b"short")), None),
+        GiveEntry(1, 2, None, math.nan),
+        Credit(-1),
+        Credit(OBJECT_BYTES_MAX + 1),
+        Call(1, "o" * 65),
+        Call(1, "stats", b"x" * (codec.ARGUMENT_BYTES_MAX + 1)),
+        Return(1, b"x" * (codec.RESULT_BYTES_MAX + 1)),
+    ],
+    ids=lambda message: repr(message)[:70],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused(message: Message) -> None:
+    with pytest.raises(Malformed):
+        decode([encode(message)])
+
+
+@pytest.mark.parametrize(
+    ("message", "size"),
+    [
+        (PART, 2),
+        (PART, 4),
+        (replace(PART, index=1), 3),
+        (replace(PART, total_bytes=PART_BYTES, index=1), 0),
+        (replace(PART, total_bytes=PART_BYTES + 1), 1),
+        (replace(PART, total_bytes=OBJECT_BYTES_MAX + 1), PART_BYTES),
+        (BATCH, 2),
+        (replace(BATCH, items=(replace(ITEM, offset=1),)), 3),
+        (replace(BATCH, items=(replace(ITEM, version=None),)), 3),
+        (replace(BATCH, items=(replace(ITEM, what=What.ENTRY),)), 3),
+        (replace(BATCH, items=(replace(ITEM, length=0),) * (ITEMS_MAX + 1)), 0),
+        (ASK, 1),
+    ],
+    ids=lambda value: repr(value)[:70],
+)
+def test_a_payload_that_does_not_fit_its_message_is_refused(message: Message, size: int) -> None:
+    payload = payload_of(bytes(size))
+    with pytest.raises(Malformed):
+        decode([encode(message, payload), payload.data])
+
+
+def test_a_payload_that_is_not_the_announced_one_is_refused() -> None:
+    payload = payload_of(b"abc")
+    header = encode(PART, payload)
+    for frames in ([header], [header, b"ab"], [header, b"abcd"], [header, b"abc", b""], []):
+        with pytest.raises(Malformed):
+            decode(frames)
+    with pytest.raises(Malformed):
+        decode([encode(ASK), b""])
+
+
+def test_damaged_bytes_are_told_apart_from_a_malformed_message() -> None:
+    with pytest.raises(CorruptPayload) as caught:
+        decode([encode(PART, payload_of(b"abc")), b"abd"])
+    assert caught.value.message == PART
+
+
+def test_an_empty_object_may_come_with_or_without_its_empty_payload() -> None:
+    empty = GivePart(1, 2, 0, 0)
+    assert decode([encode(empty)]) == (empty, None)
+    assert decode([encode(empty, payload_of(b"")), b""]) == (empty, payload_of(b""))
+
+
+def test_another_version_or_message_or_magic_is_refused_and_says_so() -> None:
+    header = encode(ASK)
+    for at, why in ((0, "no message"), (3, "version"), (4, "there is no message")):
+        other = bytearray(header)
+        other[at] = 100
+        with pytest.raises(Malformed, match=why):
+            decode([bytes(other)])
+
+
+def test_a_header_longer_than_its_message_allows_is_refused_unread() -> None:
+    header = encode(ASK) + bytes(codec.HEADER_BYTES_MAX)
+    with pytest.raises(Malformed, match="at most"):
+        decode([header])
+
+
+def test_a_header_that_promises_more_than_it_has_costs_nothing() -> None:
+    for claim in (b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"):
+        header = encode(ASK)[:PREFIX_BYTES] + claim
+        with pytest.raises(Malformed):
+            decode([header])
+    deep = encode(ASK)[:PREFIX_BYTES] + b"\x91" * 10_000
+    with pytest.raises(Malformed):
+        decode([deep])
+
+
+def test_a_path_or_target_that_nobody_would_take_cannot_be_sent() -> None:
+    with pytest.raises(Malformed):
+        encode(replace(ASK, path=Path(b"a" * 4097)))
+    entry = Entry(Attributes.bare(1, 0o120777), b"t" * 4097)
+    with pytest.raises(Malformed):
+        encode(GiveEntry(1, 2, entry, None))
+    assert decode([encode(replace(ASK, path=Path(b"a" * 4096)))])
+
+
+def test_a_time_beyond_64_bits_of_nanoseconds_travels() -> None:
+    far = replace(ASK, version=Version(1, -(10**19) - 1, 10**20 + 7, (1 << 64) - 1))
+    assert decode([encode(far)]) == (far, None)
+
+
+def test_freshness_is_cut_to_what_can_be_said() -> None:
+    sent_message = GiveEntry(1, 2, None, 1e12)
+    assert decode([encode(sent_message)])[0] == replace(sent_message, fresh_for_s=SECONDS_MAX)
+
+
+def test_a_greeting_travels_and_nothing_else_is_one() -> None:
+    greeting = Greeting(bytes(16), NodeId(3), NodeId(4), (1 << 64) - 1)
+    frame = encode_greeting(greeting)
+    assert decode_greeting(frame) == greeting
+    for other in (frame + b"x", frame[:-1], b"x" + frame[1:], encode(ASK)):
+        with pytest.raises(Malformed):
+            decode_greeting(other)
+    with pytest.raises(Malformed):
+        decode([frame])
