@@ -8,7 +8,7 @@ so is what peers say too late."""
 from dataclasses import dataclass
 
 from copperfs.core.listing import Listing
-from copperfs.core.messages import GivePart, Message
+from copperfs.core.messages import Batch, GivePart, Message
 from copperfs.types import (
     BlobId,
     CallId,
@@ -78,9 +78,11 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Forget everything: a new epoch begins, the next one unless it is given."""
+    """Forget everything: a new epoch begins, the next one unless it is given, or, if it is *local*,
+    this node's alone, none."""
 
     epoch: int | None = None
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,42 @@ class ListingTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class PushBatch:
+    """Spread this batch, of a push that begins here, as the root of its tree."""
+
+    batch: Batch
+    blob: BlobId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTaken:
+    """A batch came; what was in it was told by ``Pushed`` and ``PushedListing`` before."""
+
+    peer: NodeId
+    batch: Batch
+    blob: BlobId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A whole object came in batches."""
+
+    path: Path
+    version: Version
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
+class PushedListing:
+    path: Path
+    listing: Listing
+    epoch: int
+    fresh_for_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PartSpoiled:
     """A part is not what its digest says, or not what it has to be."""
 
@@ -210,7 +248,8 @@ class Tick:
 
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
-FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled
+Pushing = PushBatch | BatchTaken | Pushed | PushedListing
+FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled | Pushing
 OfCalls = StartCall | CallPerformed
 OnCredit = Fetched | Listed
 Event = Question | Outcome | OnCredit | OfCalls | FromPeer | Clear | Used | Tick

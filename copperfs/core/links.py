@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from copperfs.core.actions import Action, ReleaseBlob, Send
 from copperfs.core.listing import Listing
-from copperfs.core.messages import PART_BYTES, Ask, Credit, GivePart
+from copperfs.core.messages import PART_BYTES, Ask, Batch, Credit, GivePart
 from copperfs.types import BlobId, FetchId, NodeId
 
 WINDOW_BYTES = 8 << 20
@@ -61,6 +61,20 @@ class Stream:
         return self.next >= parts_in(self.total_bytes)
 
 
+@dataclass(slots=True, eq=False)
+class Passing:
+    """A batch on its way to this node's children. Its sender may send more when it has gone on: so
+    a slow node holds up those before it, and nobody collects what others cannot take."""
+
+    batch: Batch
+    blob: BlobId
+    size: int
+    sender: NodeId | None
+    """None at the root."""
+    children: int
+    """To how many it has yet to go."""
+
+
 @dataclass(slots=True)
 class Link:
     """One peer."""
@@ -70,6 +84,8 @@ class Link:
     owed_bytes: int = 0
     """Taken in, and not yet told."""
     streams: deque[Stream] = field(default_factory=deque)
+    batches: deque[Passing] = field(default_factory=deque)
+    """On their way to it; single answers go first."""
     asked: dict[int, FetchId] = field(default_factory=dict)
     """Under way at this peer, by the number of the ask."""
     queued: dict[int, Ask] = field(default_factory=dict)
@@ -82,6 +98,8 @@ class Link:
 class Links:
     """All peers that this node has heard of."""
 
+    backlog_bytes: int = 0
+    """Of batches that wait for credit."""
     _links: dict[NodeId, Link] = field(default_factory=dict)
     _pins: Counter[BlobId] = field(default_factory=Counter)
     _doomed: set[BlobId] = field(default_factory=set)
@@ -164,6 +182,11 @@ class Links:
                 actions += self._finish(stream)
             else:
                 link.streams.append(stream)
+        while link.batches and link.credit_bytes > 0:
+            passing = link.batches.popleft()
+            link.credit_bytes -= passing.size
+            actions.append(Send(peer, passing.batch, passing.blob))
+            actions += self._passed(passing)
         return actions
 
     @staticmethod
@@ -171,6 +194,31 @@ class Links:
         left = None if stream.fresh_until is None else max(0.0, stream.fresh_until - now)
         directory = stream.content.directory if isinstance(stream.content, Listing) else None
         return GivePart(stream.number, epoch, stream.next, stream.total_bytes, directory, left)
+
+    def spread(
+        self, now: float, epoch: int, children: list[NodeId], passing: Passing
+    ) -> list[Action]:
+        """Pass a batch on to all *children* that can be talked to. Its blob is released when it has
+        gone to all of them."""
+        up = [child for child in children if self.is_up(child)]
+        passing.children = len(up) + 1  # it is not over while it is being begun
+        actions: list[Action] = []
+        for child in up:
+            self._links[child].batches.append(passing)
+            self.backlog_bytes += passing.size
+            actions += self.pump(now, epoch, child)
+        return actions + self._passed(passing, begun=True)
+
+    def _passed(self, passing: Passing, *, begun: bool = False) -> list[Action]:
+        if not begun:
+            self.backlog_bytes -= passing.size
+        passing.children -= 1
+        if passing.children:
+            return []
+        actions: list[Action] = [ReleaseBlob(passing.blob)]
+        if passing.sender is not None and self.is_up(passing.sender):
+            actions += self.took(passing.sender, passing.size)
+        return actions
 
     def more(self, stream: Stream, content: BlobId, there: int) -> list[Action]:
         """More of an answer is there; perhaps in another blob of the same bytes."""
@@ -231,6 +279,8 @@ class Links:
         actions: list[Action] = []
         while link.streams:
             actions += self._finish(link.streams.popleft())
+        while link.batches:
+            actions += self._passed(link.batches.popleft())
         return actions, fetches
 
     # --- pins ------------------------------------------------------------------------------------
@@ -272,5 +322,7 @@ class Links:
             for stream in link.streams:
                 if not isinstance(stream.content, Listing):
                     pinned[stream.content] += 1
+        waiting = [p.size for link in self._links.values() for p in link.batches]
+        assert self.backlog_bytes == sum(waiting)
         assert pinned == +self._pins
         assert self._doomed <= set(pinned)

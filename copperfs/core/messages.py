@@ -14,6 +14,8 @@ from enum import IntEnum
 
 from copperfs.types import Entry, NodeId, Path, Version
 
+PATH_BYTES_MAX = 4096
+"""PATH_MAX. A process that walks deeper by ``chdir`` is served from the source."""
 PART_BYTES = 1 << 20
 """Objects above this travel in parts of this size, relayed as they arrive. Smaller parts cost CPU
 per message (25 to 50 % at 256 KiB on loopback) and gain nothing; larger ones delay the relay."""
@@ -104,14 +106,18 @@ class Item:
     total_bytes: int
     offset: int
     length: int
+    fresh_for_s: float | None = None
+    """Of a listing, what is left of its freshness."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Part of a working set on its way down the push tree; the payload is its items' bytes in
-    order. ``push`` names the push, ``sequence`` counts its batches from 0."""
+    """Part of a working set on its way down a push tree; the payload is its items' bytes in order.
+    ``push`` names the push, ``sequence`` counts its batches from 0. Pieces of one object come in
+    order."""
 
     push: int
+    tree: int
     epoch: int
     sequence: int
     items: tuple[Item, ...]

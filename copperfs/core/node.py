@@ -61,6 +61,7 @@ from copperfs.core.actions import (
 )
 from copperfs.core.calls import Calls
 from copperfs.core.events import (
+    BatchTaken,
     CallPerformed,
     Clear,
     Event,
@@ -81,6 +82,9 @@ from copperfs.core.events import (
     PartTaken,
     PeerDown,
     PeerUp,
+    PushBatch,
+    Pushed,
+    PushedListing,
     Question,
     Read,
     Scanned,
@@ -88,10 +92,12 @@ from copperfs.core.events import (
     Tick,
     Used,
 )
-from copperfs.core.links import Links, Stream, part_size, parts_in
+from copperfs.core.links import Links, Passing, Stream, part_size, parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import (
+    PATH_BYTES_MAX,
     Ask,
+    Batch,
     Call,
     Credit,
     GiveEntry,
@@ -173,8 +179,8 @@ class Node:
                 for key in keys:
                     self._shelf.touch(key)  # type: ignore[arg-type]
                 return []
-            case Clear(epoch):
-                return self._clear(now, epoch or self.stats.epoch + 1)
+            case Clear(epoch, local):
+                return self._clear(now, epoch or self.stats.epoch + (0 if local else 1))
             case StartCall(request, operation, argument, within_s):
                 return self.calls.start(now, request, operation, argument, within_s)
             case CallPerformed(call, result):
@@ -372,6 +378,7 @@ class Node:
         if (
             self.trees is not None
             and kind is not Kind.OPEN
+            and len(path) <= PATH_BYTES_MAX
             and fetch.spoiled < SPOILED_MAX
             and self.policy.place(path) is Place.SHARED
         ):
@@ -730,6 +737,15 @@ class Node:
                 return self._took(peer, part) + self._take_given_listing(now, peer, part, listing)
             case PartSpoiled(peer, part):
                 return self._took(peer, part) + self._spoil(peer, part)
+            case PushBatch(batch, blob, size):
+                return self._spread(now, None, batch, blob, size)
+            case BatchTaken(peer, batch, blob, size):
+                actions = self._hear_epoch(now, batch.epoch)
+                return actions + self._spread(now, peer, batch, blob, size)
+            case Pushed(path, version, blob):
+                return self._hold_pushed(ObjectKey(path, version), blob)
+            case PushedListing(path, listing, epoch, fresh_for_s):
+                return self._hold_pushed_listing(now, path, listing, epoch, fresh_for_s)
 
     def _pass(self, peer: NodeId, part: GivePart) -> list[Action]:
         number = self.links.asked(peer, part.number)
@@ -888,6 +904,31 @@ class Node:
         fetch.ask = None
         self.stats.fallbacks += 1
         return [*actions, self._start(number, fetch.subject, fetch.asked)]
+
+    # --- working sets ----------------------------------------------------------------------------
+
+    def _spread(
+        self, now: float, sender: NodeId | None, batch: Batch, blob: BlobId, size: int
+    ) -> list[Action]:
+        assert self.trees is not None
+        children = self.trees.push_children(batch.tree % self.trees.count)
+        passing = Passing(batch, blob, size, sender, 0)
+        return self.links.spread(now, self.stats.epoch, children, passing)
+
+    def _hold_pushed(self, key: ObjectKey, blob: BlobId) -> list[Action]:
+        if key in self._shelf or key.version.size > self.limits.whole_max_bytes:
+            return [ReleaseBlob(blob)]
+        self.stats.pushed += 1
+        return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
+
+    def _hold_pushed_listing(
+        self, now: float, path: Path, listing: Listing, epoch: int, fresh_for_s: float | None
+    ) -> list[Action]:
+        actions = self._hear_epoch(now, epoch)
+        if epoch < self.stats.epoch or self._listing(path, now) is not None:
+            return actions
+        until, since = self._believed(now, fresh_for_s, self.policy.listing_fresh_s(path))
+        return actions + self._admit_listing(path, self._shown(path, listing, until, since))
 
     def _peer_changed(self, peer: NodeId, *, up: bool) -> list[Action]:
         """A connection was made, or the last one is gone. What passed before is lost: what the peer

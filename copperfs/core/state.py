@@ -118,6 +118,8 @@ class NodeStats:
     """Asks of children."""
     peers_refused: int = 0
     """Asks of peers that asked for more than they may."""
+    pushed: int = 0
+    """Objects that came with a working set."""
     fallbacks: int = 0
     """Fetches from the source that a parent should have answered."""
     spoiled: int = 0

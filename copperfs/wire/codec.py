@@ -53,6 +53,7 @@ PAYLOAD_BYTES_MAX = 2 * PART_BYTES
 """A part has at most one; a batch is sent once it has one, and its last item may be another."""
 OBJECT_BYTES_MAX = 1 << 40
 PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
+TREES_MAX = 64
 ITEMS_MAX = 4096
 """A batch of 1 MiB has this many if they are of 256 bytes: smaller files are not worth a push."""
 HEADER_BYTES_MAX = 16 << 10
@@ -126,6 +127,7 @@ _ITEM = f.record(
         ("total_bytes", _TOTAL),
         ("offset", _TOTAL),
         ("length", f.integer(0, PAYLOAD_BYTES_MAX)),
+        ("fresh_for_s", f.SECONDS),
     ),
 )
 _ANSWER = (("number", f.number()), ("epoch", f.number()))
@@ -173,6 +175,7 @@ LAYOUTS = (
         Batch,
         (
             ("push", f.number()),
+            ("tree", f.integer(0, TREES_MAX - 1)),
             ("epoch", f.number()),
             ("sequence", f.number()),
             ("items", f.several(_ITEM, ITEMS_MAX)),

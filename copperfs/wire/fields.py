@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry, Path, Version
 
-PATH_BYTES_MAX = 4096
-"""PATH_MAX. A process that walks deeper by ``chdir`` is refused by the core before it gets here."""
 TARGET_BYTES_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1
 SECONDS_MAX = 1e9

@@ -32,6 +32,7 @@ from copperfs.core.actions import (
     Send,
 )
 from copperfs.core.events import (
+    BatchTaken,
     CallPerformed,
     Clear,
     Event,
@@ -48,6 +49,9 @@ from copperfs.core.events import (
     PartTaken,
     PeerDown,
     PeerUp,
+    PushBatch,
+    Pushed,
+    PushedListing,
     Read,
     Scanned,
     StartCall,
@@ -55,7 +59,17 @@ from copperfs.core.events import (
 )
 from copperfs.core.links import part_size, parts_in
 from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.messages import PART_BYTES, Call, Credit, GivePart, Message, Return, What
+from copperfs.core.messages import (
+    PART_BYTES,
+    Batch,
+    Call,
+    Credit,
+    GivePart,
+    Item,
+    Message,
+    Return,
+    What,
+)
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
@@ -134,6 +148,8 @@ class Daemon:
     next: int = 1
     epochs: list[int] = field(default_factory=list)
     calls: list[tuple[CallId, str, bytes]] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    """Sequence numbers, as they came."""
     called: dict[RequestId, bytes] = field(default_factory=dict)
 
 
@@ -309,6 +325,12 @@ class Job:
             assert len(payload) == size
             self.in_flight[me, peer] += size
             self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
+        elif isinstance(message, Batch):
+            assert not isinstance(content, Listing)
+            assert content is not None
+            payload = bytes(self.daemons[me].blobs[content])
+            self.in_flight[me, peer] += len(payload)
+            self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
         elif isinstance(message, Credit):
             self.in_flight[peer, me] -= message.count_bytes
             assert self.in_flight[peer, me] >= 0
@@ -317,11 +339,22 @@ class Job:
     def _arrive(
         self, sender: NodeId, me: NodeId, message: Message, payload: bytes | Listing | None
     ) -> None:
+        daemon = self.daemons[me]
+        if isinstance(message, Batch):
+            assert isinstance(payload, bytes)
+            at = 0
+            for item in message.items:
+                self._take_item(me, message, item, payload[at : at + item.length])
+                at += item.length
+            blob = BlobId(self._number(me))
+            daemon.blobs[blob] = bytearray(payload)
+            daemon.batches.append(message.sequence)
+            self.happen(me, BatchTaken(sender, message, blob, len(payload)))
+            return
         if not isinstance(message, GivePart):
             self.happen(me, Heard(sender, message))
             return
         assert isinstance(payload, bytes)
-        daemon = self.daemons[me]
         if self.spoil[me]:
             self.spoil[me] -= 1
             self.happen(me, PartSpoiled(sender, message))
@@ -346,6 +379,32 @@ class Job:
         else:
             daemon.listings[sender, message.number] = so_far
             self.happen(me, PartPassed(sender, message))
+
+    def _take_item(self, me: NodeId, batch: Batch, item: Item, data: bytes) -> None:
+        """Only whole objects: how pieces become one is the daemon's."""
+        assert item.length == item.total_bytes
+        if item.what is What.LISTING:
+            self.happen(
+                me, PushedListing(item.path, Listing(data, item.version), batch.epoch, None)
+            )
+            return
+        assert item.version is not None
+        blob = BlobId(self._number(me))
+        self.daemons[me].blobs[blob] = bytearray(data)
+        self.happen(me, Pushed(item.path, item.version, blob))
+
+    def push(self, number: int, tree: int, sequence: int, items: dict[Path, Version]) -> None:
+        """One batch of these files, from the root of *tree*."""
+        data = [content(path, wanted) for path, wanted in items.items()]
+        shown = [
+            Item(What.OBJECT, path, wanted, wanted.size, 0, wanted.size)
+            for path, wanted in items.items()
+        ]
+        batch = Batch(1, tree, 1, sequence, tuple(shown))
+        blob = BlobId(self._number(number))
+        self.daemons[number].blobs[blob] = bytearray(b"".join(data))
+        size = sum(map(len, data))
+        self.happen(NodeId(number), PushBatch(batch, blob, size))
 
     def _read_source(
         self, number: int, fetch: ScanSource | LookSource | ReadSource | OpenSource

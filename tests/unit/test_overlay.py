@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from copperfs.core.actions import AnswerEntry, AnswerError, AnswerListing
-from copperfs.core.events import Heard, List, Look, PeerDown, PeerUp
+from copperfs.core.events import Clear, Heard, List, Look, PeerDown, PeerUp
 from copperfs.core.links import ASKS_MAX, SERVING_MAX, WINDOW_BYTES
 from copperfs.core.messages import PART_BYTES, Ask, What
 from copperfs.types import NodeId, Path, RequestId, Version
@@ -391,6 +391,84 @@ def test_a_parent_without_room_for_a_file_has_its_child_read_it() -> None:
     job.run()
     assert job.answer(1, request) == content(Path(b"d/f"), wanted)
     assert job.daemons[1].node.stats.fallbacks == 1
+
+
+# --- working sets ---------------------------------------------------------------------------------
+
+
+def pushed_files(job: Job, count: int, size: int) -> dict[Path, Version]:
+    return {Path(b"d/%d" % n): job.tree.add(b"d/%d" % n, size) for n in range(count)}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_what_is_pushed_is_held_by_all_and_asked_of_nobody(count: int) -> None:
+    job = Job(8, count=count)
+    wanted = pushed_files(job, 5, 1000)
+    tree = count - 1
+    root = job.daemons[0].node.trees.root(tree)  # type: ignore[union-attr]
+    job.push(root, tree, 0, wanted)
+    job.run()
+    sent = Counter(job.sent)
+    assert sent["Batch"] == 7
+    for number in set(range(8)) - {root}:
+        assert job.daemons[number].node.stats.pushed == 5
+        for path in wanted:
+            assert read(job, number, path) == content(path, wanted[path])
+    assert job.sent == sent
+    assert not job.source_reads()
+
+
+def test_batches_come_in_order_and_never_more_than_the_credit_at_once() -> None:
+    job = Job(7, memory_bytes=256 * MIB)
+    for sequence in range(60):
+        path = Path(b"d/%d" % sequence)
+        job.push(0, 0, sequence, {path: job.tree.add(path, MIB)})
+    assert job.daemons[0].node.links.backlog_bytes > 0
+    job.run()
+    assert all(daemon.batches == list(range(60)) for daemon in job.daemons[1:])
+    assert job.in_flight_max <= WINDOW_BYTES + PART_BYTES
+    assert job.daemons[0].node.links.backlog_bytes == 0
+
+
+def test_a_slow_leaf_holds_up_the_push_and_nothing_else() -> None:
+    job = Job(7, memory_bytes=256 * MIB)
+    job.queues[NodeId(2), NodeId(6)] = Never()
+    for sequence in range(40):
+        path = Path(b"d/%d" % sequence)
+        job.push(0, 0, sequence, {path: job.tree.add(path, MIB)})
+    job.run()
+    assert job.daemons[1].batches == list(range(40))
+    window = WINDOW_BYTES // MIB
+    # what is on its way to the leaf, what waits for it at its parent, and at the root
+    assert len(job.daemons[2].batches) <= 2 * window + 2
+    job.cut(NodeId(2), NodeId(6))
+    job.run()
+    assert job.daemons[2].batches == list(range(40))
+    job.check_at_rest()
+
+
+@given(st.integers(0, 10_000), st.integers(0, 200))
+@settings(max_examples=40, deadline=None)
+def test_nodes_that_are_lost_during_a_push_leave_nothing_behind(seed: int, moves: int) -> None:
+    job = Job(8, seed=seed)
+    for sequence in range(12):
+        path = Path(b"d/%d" % sequence)
+        job.push(0, 0, sequence, {path: job.tree.add(path, 2 * MIB)})
+    for _ in range(moves):
+        job.move()
+    job.cut(NodeId(3), NodeId(1))
+    job.run()
+    job.check_at_rest()
+
+
+def test_a_local_clear_is_no_new_epoch() -> None:
+    job = eight()
+    read(job, LEAF, b"lib/a.py")
+    job.happen(NodeId(LEAF), Clear(local=True))
+    assert job.daemons[LEAF].epochs == [1]
+    assert not job.daemons[LEAF].node.held()
+    read(job, LEAF, b"lib/a.py")
+    assert job.source_reads()["read", Path(b"lib/a.py")] == 1
 
 
 # --- everything at once ---------------------------------------------------------------------------

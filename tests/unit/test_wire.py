@@ -82,9 +82,11 @@ def batches(draw: st.DrawFn) -> tuple[Message, Payload | None]:
         what = draw(st.sampled_from((What.LISTING, What.OBJECT)))
         version = draw(versions if what is What.OBJECT else maybe_versions)
         total = offset + len(content) + rest
-        items.append(Item(what, draw(paths), version, total, offset, len(content)))
+        fresh = draw(st.none() | st.floats(0, 1e9))
+        items.append(Item(what, draw(paths), version, total, offset, len(content), fresh))
     last = draw(st.booleans())
-    message = Batch(draw(numbers), draw(numbers), draw(numbers), tuple(items), last)
+    tree = draw(st.integers(0, 63))
+    message = Batch(draw(numbers), tree, draw(numbers), draw(numbers), tuple(items), last)
     return message, payload_of(b"".join(contents))
 
 
@@ -175,7 +177,7 @@ def test_every_message_and_every_field_has_its_layout() -> None:
 ASK = Ask(1, 2, What.OBJECT, Path(b"a/b"))
 PART = GivePart(1, 2, 0, 3)
 ITEM = Item(What.OBJECT, Path(b"f"), Version(3, 4, 5, 6), 3, 0, 3)
-BATCH = Batch(1, 2, 0, (ITEM,))
+BATCH = Batch(1, 0, 2, 0, (ITEM,))
 
 
 @pytest.mark.parametrize(
