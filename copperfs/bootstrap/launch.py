@@ -184,7 +184,7 @@ def _by_mpi(
         own = invite(settings)
     except CopperError as error:
         own = LaunchError(str(error))
-    roster, me = launch_by_mpi(own_name(settings), own, way.processes, around.rank, tell)
+    roster, me = launch_by_mpi(own_name(settings), own, around, settings.launch_timeout_s, tell)
     assert isinstance(own, Invitation), "launch_by_mpi fails on all ranks if one has none"
     if len(roster) == 1:
         own.listener.close()

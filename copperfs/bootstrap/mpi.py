@@ -11,13 +11,18 @@ before they could say anything. So every rank knows of every failure, and rank 0
 """
 
 import json
+import os
 import secrets
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from copperfs.bootstrap.environment import Surroundings
 from copperfs.bootstrap.invitation import Invitation, check
 from copperfs.errors import LaunchError
 from copperfs.roster import BadRoster, Member, Roster
@@ -34,6 +39,7 @@ _FAILURES_TOLD_MAX = 3
 # Where MPI fails, the ranks cannot agree on who speaks; the others leave rank 0 so much time for it
 # before the launcher, seeing one of them fail, ends all.
 _SPEAK_WITHIN_S = 2.0
+_ALARM_AFTER_S = 2.0
 
 
 class Gathered(NamedTuple):
@@ -44,23 +50,27 @@ class Gathered(NamedTuple):
 def launch_by_mpi(
     name: str,
     own: Invitation | LaunchError,
-    processes: int,
-    rank: int | None,
+    around: Surroundings,
+    timeout_s: float,
     tell: Callable[[str], None],
 ) -> tuple[Roster, NodeId]:
-    """The roster of all ranks and the place of this one, in order of rank.
+    """The roster of all ranks and the place of this one, in order of rank."""
+    with _ending_at(timeout_s, tell):
+        return _launch(name, own, around, tell)
 
-    ``processes`` and ``rank`` are what the environment says.
-    """
+
+def _launch(
+    name: str, own: Invitation | LaunchError, around: Surroundings, tell: Callable[[str], None]
+) -> tuple[Roster, NodeId]:
     message: dict[str, object] = {"name": name, "job": secrets.token_hex(8)}
     if isinstance(own, Invitation):
         message["member"] = asdict(own.member)
     else:
         message["error"] = str(own)
     try:
-        world = _open_world(processes)
+        world = _open_world(around.mpi_processes or 1, by_open_mpi=around.open_mpi)
     except LaunchError:
-        if rank:
+        if around.rank:
             time.sleep(_SPEAK_WITHIN_S)
             raise LaunchError("") from None
         raise
@@ -94,15 +104,42 @@ def compose(gathered: Gathered) -> tuple[Roster, NodeId]:
     return roster, NodeId(gathered.rank)
 
 
-def _open_world(processes: int) -> "MPI.Intracomm":
+@contextmanager
+def _ending_at(timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
+    """End this process if MPI waits for longer: it cannot be called off.
+
+    With a sentence where MPI waits in a call that lets other threads run. Some wait in MPI_Init,
+    which does not; there the alarm ends the process, and the launcher tells of that.
+    """
+
+    def end() -> None:
+        tell(
+            f"the other processes did not come within {timeout_s:g} s (--launch-timeout); "
+            "look for a node that hangs before it starts copperfs"
+        )
+        os._exit(1)  # so that the launcher ends all the others, too
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s + _ALARM_AFTER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        timer.cancel()
+
+
+def _open_world(processes: int, *, by_open_mpi: bool) -> "MPI.Intracomm":
     """MPI, initialised, with as many processes as the launcher said."""
     started = f"a launcher started {processes} processes"
     instead = "; or give --rendezvous DIR, which needs no MPI"
     try:
         import mpi4py
 
-        mpi4py.rc.threads = False  # the least of the library
-        mpi4py.rc.finalize = False
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except ImportError as error:
         raise LaunchError(
@@ -111,12 +148,18 @@ def _open_world(processes: int) -> "MPI.Intracomm":
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         raise LaunchError(f"{started}, but mpi4py finds no MPI library ({why}){instead}") from None
-    found = MPI.COMM_WORLD.Get_size()
+    version = MPI.Get_library_version().strip("\0")
+    library = " ".join(version.partition("\n")[0].split(",")[0].replace(":", "").split())
+    # MPICH 5 would end this process in MPI_Init, and others would not find each other.
+    found = 0
+    if not (by_open_mpi and "MPICH" in version):
+        MPI.Init()
+        found = MPI.COMM_WORLD.Get_size()
     if found != processes:
-        library = MPI.Get_library_version().partition("\n")[0].split(",")[0].strip("\0 ")
-        MPI.Finalize()
+        if found:
+            MPI.Finalize()
         raise LaunchError(
-            f"{started}, but mpi4py's MPI ({library}) sees {found}: the launcher is of "
+            f"{started}, but mpi4py's MPI ({library}) does not find them: the launcher is of "
             f"another MPI; put that one's library first in LD_LIBRARY_PATH{instead}"
         )
     return MPI.COMM_WORLD

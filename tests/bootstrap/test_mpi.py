@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -113,7 +114,7 @@ def test_a_launcher_of_another_mpi_is_told(mpi: Mpi, tmp_path: Path) -> None:
     script = f"LD_LIBRARY_PATH={other.libraries} exec $ATTEND --node-name n$RANK"
     (sentence,) = sentences(attend(mpi, 2, script))
     assert "a launcher started 2 processes, but mpi4py's MPI (" in sentence
-    assert "sees 1: the launcher is of another MPI" in sentence
+    assert ") does not find them: the launcher is of another MPI; put that" in sentence
 
 
 def test_no_mpi_library_is_told(mpi: Mpi) -> None:
@@ -127,6 +128,16 @@ def test_no_mpi4py_is_told(mpi: Mpi, tmp_path: Path) -> None:
     script = f"PYTHONPATH={tmp_path}:$PYTHONPATH exec $ATTEND --node-name n$RANK"
     (sentence,) = sentences(attend(mpi, 2, script))
     assert "mpi4py cannot be imported (no such thing); pip install mpi4py; or give" in sentence
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_longer_than_said(mpi: Mpi) -> None:
+    script = "[ $RANK != 1 ] || sleep 50; exec $ATTEND --node-name n$RANK --launch-timeout 1"
+    begun = time.monotonic()
+    ended = attend(mpi, 2, script)
+    assert time.monotonic() - begun < 40
+    for each in ended:  # where MPI lets it be told
+        assert each.code != 0
+        assert "the other processes did not come within 1 s" in each.last["told"]
 
 
 # ---- mounts --------------------------------------------------------------------------------------
