@@ -109,7 +109,8 @@ def _ending_at(timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
     """End this process if MPI waits for longer: it cannot be called off.
 
     With a sentence where MPI waits in a call that lets other threads run. Some wait in MPI_Init,
-    which does not; there the alarm ends the process, and the launcher tells of that.
+    which does not; there the alarm ends the process, and the launcher tells of that. Other signals
+    end it at once, too: no handler of Python's would run while MPI waits.
     """
 
     def end() -> None:
@@ -122,14 +123,16 @@ def _ending_at(timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True
     timer.start()
-    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     signal.setitimer(signal.ITIMER_REAL, timeout_s + _ALARM_AFTER_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _open_world(processes: int, *, by_open_mpi: bool) -> "MPI.Intracomm":

@@ -26,9 +26,9 @@ the next start succeeds.
                   acks/NAME~NONCE~ROSTER
                   roster~SERIAL~ROSTER, go~ROSTER, failed~ROSTER
 
-A poll lists ``JOB``; those without a rank, and rank 0, also list ``members``. The pause between
-polls grows to half a second, for thousands of nodes to more, so that they do not drown the
-filesystem that copperfs is there to protect.
+A poll lists ``JOB``; those that may have to lead, also ``members``. The pause between polls grows
+to half a second, for thousands of nodes to more, so that they do not drown the filesystem that
+copperfs is there to protect.
 """
 
 import json
@@ -165,7 +165,7 @@ class _Party:
         for name in names:
             if name.startswith("failed~"):
                 self._heed_failure(self.top / name)
-        if self._may_lead():
+        if self._may_lead() and not self._follows(names):
             if self._lead():
                 return self._go(self.roster_id)
         elif not (self.members / str(self.card)).exists():
@@ -201,6 +201,11 @@ class _Party:
         for each in (self.members, self.acks, self.top):
             with suppress(OSError):
                 each.rmdir()
+
+    def _follows(self, names: list[str]) -> bool:
+        """Whether somebody else leads: then the members need not be listed by everybody."""
+        other = self.acknowledged != self.roster_id
+        return other and any(name.endswith(f"~{self.acknowledged}") for name in names)
 
     # --- everybody's part ------------------------------------------------------------------------
 
