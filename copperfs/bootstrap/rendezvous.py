@@ -153,7 +153,8 @@ class _Party:
                 self._give_up(now - started - self.meeting.timeout_s)
             if now > told + TELL_EVERY_S and self._may_lead():
                 told = now
-                self.tell(self._progress())
+                if self._cards()[:1] == [self.card]:
+                    self.tell(self._progress())
             time.sleep(pause)
             pause = min(pause * 1.5, self.pause_max_s)
 
