@@ -425,8 +425,8 @@ class Settings:
         metadata=_option(
             LAUNCH,
             DEADLINE,
-            "How long --rendezvous waits for all nodes before it says who is missing. The same on "
-            "all nodes: a file in the directory that is a minute older than this is taken for "
+            "How long to wait for all nodes; --rendezvous then says who is missing. The same on "
+            "all nodes: a file in its directory that is a minute older than this is taken for "
             "that of a start that crashed.",
         ),
     )

@@ -52,6 +52,8 @@ class Surroundings:
 
     mpi_processes: int | None = None
     """How many processes an MPI launcher started, if an MPI library could find them."""
+    open_mpi: bool = False
+    """Whether it was Open MPI's."""
     processes_without_mpi: int | None = None
     """How many processes srun or flux started in a way that MPI cannot use."""
     rank: int | None = None
@@ -73,6 +75,7 @@ def look_around(environ: Mapping[str, str], *, names_wanted: bool = False) -> Su
         nodes = len(names) or size
     return Surroundings(
         mpi_processes=size if has_mpi else None,
+        open_mpi="OMPI_COMM_WORLD_SIZE" in environ,
         processes_without_mpi=None if has_mpi else size,
         rank=_number(environ, _RANKS),
         nodes=nodes,

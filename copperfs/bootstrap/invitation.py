@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from copperfs.bootstrap.address import choose_address, endpoint_of, open_listener
 from copperfs.bootstrap.keys import NO_KEYS, draw_pair
 from copperfs.config import Settings
-from copperfs.roster import Member
+from copperfs.roster import BadRoster, Member, Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +26,18 @@ def invite(settings: Settings) -> Invitation:
 
 def own_name(settings: Settings) -> str:
     return settings.node_name or socket.gethostname()
+
+
+def check(roster: Roster) -> None:
+    """Raise BadRoster if the nodes could not reach each other by it."""
+    roster.check()
+    inside = [
+        each.name
+        for each in roster.members
+        if each.endpoint.startswith(("tcp://127.", "tcp://[::1]", "tcp://localhost:"))
+    ]
+    if 0 < len(inside) < len(roster):
+        raise BadRoster(
+            f"{inside[0]} listens on the loopback address only, which other nodes do not reach; "
+            "give --listen with an interface or a network that all nodes have"
+        )

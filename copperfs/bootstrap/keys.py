@@ -71,10 +71,11 @@ def read_key_file(path: str) -> bytes:
         raise LaunchError(f"the key file {path} does not exist; {make}") from None
     except OSError as error:
         raise LaunchError(f"the key file {path} cannot be read: {error.strerror}") from None
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise LaunchError(f"the key file {path} is not a file; {make}")
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise LaunchError(f"the key file {path} is not a file; {make}")
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise LaunchError(
                 f"the key file {path} is not yours alone; make another with copperfs keygen, "

@@ -10,7 +10,6 @@ never in its arguments or its environment, which others can read.
 """
 
 import json
-import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import TextIO
 
 from copperfs.bootstrap.environment import Surroundings, look_around
 from copperfs.bootstrap.hostfile import PORT_DEFAULT, Host, launch_by_hostfile, read_hostfile
-from copperfs.bootstrap.invitation import Invitation, invite, own_name
+from copperfs.bootstrap.invitation import Invitation, check, invite, own_name
 from copperfs.bootstrap.mpi import launch_by_mpi
 from copperfs.bootstrap.rendezvous import Meeting, meet
 from copperfs.config import Settings
@@ -152,7 +151,7 @@ def launch(
     around = look_around(environ, names_wanted=settings.rendezvous is not None)
     way = find_way(settings, around)
     if isinstance(way, ByMpi):
-        return way, _by_mpi(settings, way, around, prepare)
+        return way, _by_mpi(settings, way, around, prepare, tell)
     prepare()
     try:
         if isinstance(way, Alone):
@@ -172,7 +171,11 @@ def launch(
 
 
 def _by_mpi(
-    settings: Settings, way: ByMpi, around: Surroundings, prepare: Callable[[], None]
+    settings: Settings,
+    way: ByMpi,
+    around: Surroundings,
+    prepare: Callable[[], None],
+    tell: Callable[[str], None],
 ) -> Launch | None:
     own: Invitation | LaunchError
     try:
@@ -181,32 +184,12 @@ def _by_mpi(
         own = invite(settings)
     except CopperError as error:
         own = LaunchError(str(error))
-    job = secrets.token_hex(8)
-    roster, me = launch_by_mpi(own_name(settings), own, job, way.processes, around.rank)
-    assert isinstance(own, Invitation), "a failure is told by launch_by_mpi"
-    try:
-        check(roster)
-    except BadRoster as error:
-        raise LaunchError(str(error) if me == 0 else "") from error
+    roster, me = launch_by_mpi(own_name(settings), own, around, settings.launch_timeout_s, tell)
+    assert isinstance(own, Invitation), "launch_by_mpi fails on all ranks if one has none"
     if len(roster) == 1:
         own.listener.close()
         return None
     return Launch(roster, me, own.listener, own.secret_key)
-
-
-def check(roster: Roster) -> None:
-    """Raise BadRoster if the nodes could not reach each other by it."""
-    roster.check()
-    inside = [
-        each.name
-        for each in roster.members
-        if each.endpoint.startswith(("tcp://127.", "tcp://[::1]", "tcp://localhost:"))
-    ]
-    if 0 < len(inside) < len(roster):
-        raise BadRoster(
-            f"{inside[0]} listens on the loopback address only, which other nodes do not reach; "
-            "give --listen with an interface or a network that all nodes have"
-        )
 
 
 def _check_count(settings: Settings, found: int, who: str) -> None:

@@ -7,23 +7,39 @@ first rank that the job loses, under Open MPI and under MPICH.
 
 A node that cannot take part (its port is taken, its mount point is in use) comes to the allgather
 all the same and says why: otherwise the others would wait for it, or be killed by the launcher
-before they could say anything. So every rank knows of every failure, and one of them tells.
+before they could say anything. So every rank knows of every failure, and rank 0 tells.
 """
 
 import json
+import os
+import secrets
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from copperfs.bootstrap.invitation import Invitation
+from copperfs.bootstrap.environment import Surroundings
+from copperfs.bootstrap.invitation import Invitation, check
 from copperfs.errors import LaunchError
-from copperfs.roster import Member, Roster
+from copperfs.roster import BadRoster, Member, Roster
 from copperfs.types import NodeId
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 ONE_EACH = (
     "start one on each node: mpiexec --map-by ppr:1:node (Open MPI), mpiexec -ppn 1 (MPICH, PALS), "
     "srun --ntasks-per-node=1"
 )
 _FAILURES_TOLD_MAX = 3
+# Where MPI fails, the ranks cannot agree on who speaks; the others leave rank 0 so much time for it
+# before the launcher, seeing one of them fail, ends all.
+_SPEAK_WITHIN_S = 2.0
+_ALARM_AFTER_S = 2.0
 
 
 class Gathered(NamedTuple):
@@ -32,71 +48,127 @@ class Gathered(NamedTuple):
 
 
 def launch_by_mpi(
-    name: str, own: Invitation | LaunchError, job: str, processes: int, rank: int | None
+    name: str,
+    own: Invitation | LaunchError,
+    around: Surroundings,
+    timeout_s: float,
+    tell: Callable[[str], None],
 ) -> tuple[Roster, NodeId]:
-    """The roster of all ranks and the place of this one, in order of rank.
+    """The roster of all ranks and the place of this one, in order of rank."""
+    with _ending_at(timeout_s, tell):
+        return _launch(name, own, around, tell)
 
-    ``processes`` and ``rank`` are what the environment says. ``job`` is this process's draw; that
-    of rank 0 is taken.
-    """
-    message: dict[str, object] = {"name": name, "job": job}
+
+def _launch(
+    name: str, own: Invitation | LaunchError, around: Surroundings, tell: Callable[[str], None]
+) -> tuple[Roster, NodeId]:
+    message: dict[str, object] = {"name": name, "job": secrets.token_hex(8)}
     if isinstance(own, Invitation):
         message["member"] = asdict(own.member)
     else:
         message["error"] = str(own)
-    gathered = _allgather(json.dumps(message), processes, rank)
-    return compose(gathered)
+    try:
+        world = _open_world(around.mpi_processes or 1, by_open_mpi=around.open_mpi)
+    except LaunchError:
+        if around.rank:
+            time.sleep(_SPEAK_WITHIN_S)
+            raise LaunchError("") from None
+        raise
+    gathered = Gathered(world.Get_rank(), world.allgather(json.dumps(message)))
+    try:
+        return compose(gathered)
+    except BadRoster as error:
+        # Before the first of us has ended, at which the launcher ends the others.
+        if gathered.rank == 0:
+            tell(str(error))
+        raise LaunchError("") from None
+    finally:
+        world.Barrier()
+        _close_world()
 
 
 def compose(gathered: Gathered) -> tuple[Roster, NodeId]:
-    """The roster from what was gathered; rank 0 tells what is wrong, the others end silently."""
+    """The roster from what was gathered; BadRoster, on all ranks, if some rank cannot take part."""
     messages = [json.loads(text) for text in gathered.texts]
-    failed = [f"{each['name']}: {each['error']}" for each in messages if "error" in each]
-    sentence = ""
-    if failed:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        shown = "; ".join(failed[:_FAILURES_TOLD_MAX])
-        sentence = f"{shown}{more}" if len(failed) > 1 else shown
-    else:
-        names = [each["name"] for each in messages]
-        for name in names:
-            if (count := names.count(name)) > 1:
-                sentence = f"{count} processes were started on the node {name}; {ONE_EACH}"
-                break
-    if sentence:
-        raise LaunchError(sentence if gathered.rank == 0 else "")
-    members = tuple(Member(**each["member"]) for each in messages)
-    return Roster(str(messages[0]["job"]), members), NodeId(gathered.rank)
+    if failed := [f"{each['name']}: {each['error']}" for each in messages if "error" in each]:
+        untold = len(failed) - _FAILURES_TOLD_MAX
+        more = f" (and {untold} more)" if untold > 0 else ""
+        raise BadRoster("; ".join(failed[:_FAILURES_TOLD_MAX]) + more)
+    counts = Counter(each["name"] for each in messages)
+    name, count = counts.most_common(1)[0]
+    if count > 1:
+        raise BadRoster(f"{count} processes were started on the node {name}; {ONE_EACH}")
+    # The job is what rank 0 drew.
+    roster = Roster(str(messages[0]["job"]), tuple(Member(**each["member"]) for each in messages))
+    check(roster)
+    return roster, NodeId(gathered.rank)
 
 
-def _allgather(text: str, processes: int, rank: int | None) -> Gathered:
-    def fail(sentence: str) -> LaunchError:
-        # MPI cannot say who is first when it is MPI that fails.
-        return LaunchError(sentence if not rank else "")
+@contextmanager
+def _ending_at(timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
+    """End this process if MPI waits for longer: it cannot be called off.
 
+    With a sentence where MPI waits in a call that lets other threads run. Some wait in MPI_Init,
+    which does not; there the alarm ends the process, and the launcher tells of that. Other signals
+    end it at once, too: no handler of Python's would run while MPI waits.
+    """
+
+    def end() -> None:
+        tell(
+            f"the other processes did not come within {timeout_s:g} s (--launch-timeout); "
+            "look for a node that hangs before it starts copperfs"
+        )
+        os._exit(1)  # so that the launcher ends all the others, too
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    signal.setitimer(signal.ITIMER_REAL, timeout_s + _ALARM_AFTER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _open_world(processes: int, *, by_open_mpi: bool) -> "MPI.Intracomm":
+    """MPI, initialised, with as many processes as the launcher said."""
     started = f"a launcher started {processes} processes"
     instead = "; or give --rendezvous DIR, which needs no MPI"
     try:
         import mpi4py
 
-        mpi4py.rc.threads = False  # the least of the library
-        mpi4py.rc.finalize = False
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except ImportError as error:
-        raise fail(
+        raise LaunchError(
             f"{started}, but mpi4py cannot be imported ({error}); pip install mpi4py{instead}"
         ) from None
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
-        raise fail(f"{started}, but mpi4py finds no MPI library ({why}){instead}") from None
-    world = MPI.COMM_WORLD
-    found = world.Get_size()
-    library = MPI.Get_library_version().partition("\n")[0].split(",")[0].strip("\0 ")
-    gathered = Gathered(world.Get_rank(), world.allgather(text) if found == processes else [])
-    MPI.Finalize()
+        raise LaunchError(f"{started}, but mpi4py finds no MPI library ({why}){instead}") from None
+    version = MPI.Get_library_version().strip("\0")
+    library = " ".join(version.partition("\n")[0].split(",")[0].replace(":", "").split())
+    # MPICH 5 would end this process in MPI_Init, and others would not find each other.
+    found = 0
+    if not (by_open_mpi and "MPICH" in version):
+        MPI.Init()
+        found = MPI.COMM_WORLD.Get_size()
     if found != processes:
-        raise fail(
-            f"{started}, but mpi4py's MPI ({library}) sees {found}: the launcher is of "
+        if found:
+            MPI.Finalize()
+        raise LaunchError(
+            f"{started}, but mpi4py's MPI ({library}) does not find them: the launcher is of "
             f"another MPI; put that one's library first in LD_LIBRARY_PATH{instead}"
         )
-    return gathered
+    return MPI.COMM_WORLD
+
+
+def _close_world() -> None:
+    from mpi4py import MPI
+
+    MPI.Finalize()

@@ -26,9 +26,9 @@ the next start succeeds.
                   acks/NAME~NONCE~ROSTER
                   roster~SERIAL~ROSTER, go~ROSTER, failed~ROSTER
 
-A poll lists ``JOB``; those without a rank, and rank 0, also list ``members``. The pause between
-polls grows to half a second, for thousands of nodes to more, so that they do not drown the
-filesystem that copperfs is there to protect.
+A poll lists ``JOB``; those that may have to lead, also ``members``. The pause between polls grows
+to half a second, for thousands of nodes to more, so that they do not drown the filesystem that
+copperfs is there to protect.
 """
 
 import json
@@ -42,9 +42,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from copperfs.bootstrap.invitation import check
 from copperfs.bootstrap.nodesets import fold
 from copperfs.errors import LaunchError
-from copperfs.roster import Member, Roster
+from copperfs.roster import BadRoster, Member, Roster
 from copperfs.types import NodeId
 
 POLL_MIN_S, POLL_MAX_S = 0.01, 0.5
@@ -54,8 +55,8 @@ TELL_EVERY_S = 10.0
 TELL_FIRST_S = 2.0
 # Clocks of nodes and file servers may differ by so much.
 CLOCK_SKEW_S = 60.0
-# The leader waits so long for the others to have read that they may go.
-LEAVE_WITHIN_S = 10.0
+# The leader waits so long for the others to have read what it wrote at the end.
+LEAVE_WITHIN_S = 5.0
 _NO_RANK = "-"
 
 
@@ -149,10 +150,11 @@ class _Party:
                 return found
             now = time.monotonic()
             if now > started + self.meeting.timeout_s:
-                raise LaunchError(self._why_late())
+                self._give_up(now - started - self.meeting.timeout_s)
             if now > told + TELL_EVERY_S and self._may_lead():
                 told = now
-                self.tell(self._progress())
+                if self._cards()[:1] == [self.card]:
+                    self.tell(self._progress())
             time.sleep(pause)
             pause = min(pause * 1.5, self.pause_max_s)
 
@@ -164,7 +166,7 @@ class _Party:
         for name in names:
             if name.startswith("failed~"):
                 self._heed_failure(self.top / name)
-        if self._may_lead():
+        if self._may_lead() and not self._follows(names):
             if self._lead():
                 return self._go(self.roster_id)
         elif not (self.members / str(self.card)).exists():
@@ -200,6 +202,11 @@ class _Party:
         for each in (self.members, self.acks, self.top):
             with suppress(OSError):
                 each.rmdir()
+
+    def _follows(self, names: list[str]) -> bool:
+        """Whether somebody else leads: then the members need not be listed by everybody."""
+        other = self.acknowledged != self.roster_id
+        return other and any(name.endswith(f"~{self.acknowledged}") for name in names)
 
     # --- everybody's part ------------------------------------------------------------------------
 
@@ -291,8 +298,13 @@ class _Party:
         self.roster_id = secrets.token_hex(8)
         self.serial += 1
         members = tuple(self.read[card] for card in cards)
+        roster = Roster(self.roster_id, members)
+        try:
+            check(roster)
+        except BadRoster as error:
+            raise self._fail(cards, str(error)) from None
         proposal = {
-            "roster": Roster(self.roster_id, members).to_json(),
+            "roster": roster.to_json(),
             "nonces": [card.nonce for card in cards],
         }
         self._write(self.top / f"roster~{self.serial:06}~{self.roster_id}", proposal)
@@ -310,13 +322,16 @@ class _Party:
     def _see_the_others_leave(self, cards: set[Card]) -> None:
         """Wait until the others have removed their cards, but not for those who died meanwhile."""
         self._remove(self.members / str(self.card))
-        deadline = time.monotonic() + max(LEAVE_WITHIN_S, 4 * self.pause_max_s)
+        deadline = time.monotonic() + self._leave_within_s()
         pause = POLL_MIN_S
         while cards & set(self._cards()) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause * 1.5, self.pause_max_s)
         for card in cards:
             self._remove(self.members / str(card))
+
+    def _leave_within_s(self) -> float:
+        return max(LEAVE_WITHIN_S, 4 * self.pause_max_s)
 
     def _clear(self) -> None:
         """What starts that crashed have left; nobody else is here any more."""
@@ -398,15 +413,19 @@ class _Party:
             return f"{waiting}: {fold(missing)}"
         return f"{waiting}; here: {fold(here)}"
 
-    def _why_late(self) -> str:
-        after = f"after {self.meeting.timeout_s:.0f} s (--launch-timeout)"
-        with suppress(OSError):
-            self._check_own(self._cards())
-            return (
-                f"{self._progress()}, {after}; start them, give the right --nodes, or, if these "
-                f"are all, remove {self.top}, which another start may have left"
-            )
-        return f"{self.top} was gone {after}; start all nodes again"
+    def _give_up(self, late_s: float) -> None:
+        """The leader tells, for all; if there is none, everybody does, a little later."""
+        cards = self._cards()
+        self._check_own(cards)
+        sentence = (
+            f"{self._progress()}, after {self.meeting.timeout_s:g} s (--launch-timeout); start "
+            f"them, give the right --nodes, or, if these are all, remove {self.top}, which another "
+            "start may have left"
+        )
+        if cards[0] == self.card:
+            raise self._fail(cards, sentence)
+        if late_s > self._leave_within_s():
+            raise LaunchError(sentence)
 
 
 def check_directory(path: str) -> None:

@@ -100,6 +100,9 @@ class Daemon:
         with self._cleanup:
             if self.launch is not None:
                 self._cleanup.callback(self.launch.listener.close)
+                me, roster = self.launch.me, self.launch.roster
+                name = roster.member(me).name
+                log.info("node %d of %d, %s, in job %s", me, len(roster), name, roster.job)
             trio.run(self._main, ready)
 
     # --- the parts -------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The commands of the README, in their order, for real.
 
 Every line of the ``sh`` blocks is executed by one shell in an empty directory, with the paths of
-the example replaced. Left out are ``make`` targets, which are other tests' business, and
-activating the environment: it is put on the path instead.
+the example replaced. Left out are ``make`` targets and ``mpiexec``, which are other tests'
+business, and activating the environment: it is put on the path instead.
 """
 
 import os
@@ -29,7 +29,7 @@ def shell_lines() -> list[str]:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line and not line.startswith(("make ", ". "))]
+    return [line for line in lines if line and not line.startswith(("make ", "mpiexec ", ". "))]
 
 
 def test_the_readme_uses_each_command_that_it_should() -> None:

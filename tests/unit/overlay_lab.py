@@ -346,10 +346,10 @@ class Job:
             for item in message.items:
                 self._take_item(me, message, item, payload[at : at + item.length])
                 at += item.length
-            blob = BlobId(self._number(me))
-            daemon.blobs[blob] = bytearray(payload)
+            taken = BlobId(self._number(me))
+            daemon.blobs[taken] = bytearray(payload)
             daemon.batches.append(message.sequence)
-            self.happen(me, BatchTaken(sender, message, blob, len(payload)))
+            self.happen(me, BatchTaken(sender, message, taken, len(payload)))
             return
         if not isinstance(message, GivePart):
             self.happen(me, Heard(sender, message))

@@ -10,7 +10,7 @@ from copperfs import __version__
 from copperfs.cli import main as cli
 from copperfs.cli.output import printable
 from copperfs.config import OPTIONS
-from copperfs.errors import MountError
+from copperfs.errors import LaunchError, MountError
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +56,14 @@ def test_an_error_is_one_sentence_and_exit_code_1(
     assert cli.main(["fail"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "copperfs: /mnt is in use; unmount it first\n")
+
+
+def test_an_error_that_another_process_tells_is_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (Failing(LaunchError("")),))
+    assert cli.main(["fail"]) == 1
+    assert capsys.readouterr() == ("", "")
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

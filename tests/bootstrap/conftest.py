@@ -1,0 +1,13 @@
+"""Processes that are nodes, and end with their test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bootstrap.helpers import Nodes, starting_nodes
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with starting_nodes() as started:
+        yield started

@@ -1,0 +1,113 @@
+"""Launch by a file of names: nothing is exchanged, and all have the same roster."""
+
+from pathlib import Path
+
+import pytest
+
+from copperfs.bootstrap.hostfile import Host, parse_hostfile
+from copperfs.bootstrap.keys import write_key_file
+from copperfs.errors import LaunchError
+from tests.bootstrap.helpers import Nodes
+
+
+def test_lines_are_sets_with_a_port_of_their_own_or_the_common_one() -> None:
+    text = "# all of them\n\nlogin  # first\nn[01-02]:5000\nn3.site:6\n"
+    assert parse_hostfile(text, "f", 4711) == (
+        Host("login", 4711),
+        Host("n01", 5000),
+        Host("n02", 5000),
+        Host("n3.site", 6),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "f names no node; write one on each line"),
+        ("a\nb c\n", "f, line 2: 'b c' is not HOST, HOST:PORT or a set"),
+        ("a:0", "f, line 1: 'a:0' is not HOST"),
+        ("a:70000", "f, line 1: 'a:70000' is not HOST"),
+        ("[::1]:5", "f, line 1: '[::1]:5' is not HOST"),
+        ("n[1-", "f, line 1: 'n[1-' is not a set of nodes"),
+        ("n[1-300000]", "f, line 1: 300000 nodes are more than 200000"),
+    ],
+)
+def test_a_wrong_hostfile_is_told_with_its_line(text: str, sentence: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse_hostfile(text, "f", 4711)
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.fixture
+def hostfile(tmp_path: Path) -> Path:
+    """Three nodes on this machine, on addresses of their own."""
+    path = tmp_path / "hosts"
+    path.write_text("127.0.11.[1-3]:47113\n")
+    return path
+
+
+def test_every_node_has_the_same_roster_with_keys_from_one_secret(
+    nodes: Nodes, tmp_path: Path, hostfile: Path
+) -> None:
+    key = tmp_path / "key"
+    write_key_file(str(key))
+    started = [
+        nodes.start("--hostfile", hostfile, "--key-file", key, "--node-name", f"127.0.11.{n}")
+        for n in (3, 1, 2)
+    ]
+    ended = [each.ended() for each in started]
+    assert [each.last["me"] for each in ended] == [2, 0, 1]
+    assert len({each.roster.to_json() for each in ended}) == 1
+    for each in ended:
+        me = each.roster.members[each.last["me"]]
+        assert each.last["listens"] == me.endpoint
+        assert each.last["has_secret"]
+        assert len(me.public_key) == 40
+        assert "mpi4py" not in each.last["imported"]
+
+
+def test_another_secret_or_another_file_is_another_job(
+    nodes: Nodes, tmp_path: Path, hostfile: Path
+) -> None:
+    jobs = set()
+    for name, more in (("a", ""), ("b", ""), ("b", "127.0.11.9\n")):
+        key = tmp_path / f"key-{name}"
+        if not key.exists():
+            write_key_file(str(key))
+        hostfile.write_text("127.0.11.[1-3]:47113\n" + more)
+        flags = ("--hostfile", hostfile, "--key-file", key, "--node-name", "127.0.11.1")
+        jobs.add(nodes.start(*flags).ended().roster.job)
+    assert len(jobs) == 3
+
+
+def test_a_hostfile_of_one_node_is_no_launch(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost\n")
+    assert nodes.start("--hostfile", tmp_path / "hosts").ended().last["way"] == "Alone"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--node-name", "127.0.11.1"], "the nodes need a shared secret to know each other by"),
+        (["--node-name", "n7", "--security", "none"], "n7 is not in the hostfile"),
+        (["--nodes", "4"], "names 3 nodes, and --nodes says 4"),
+        (["--node-name", "127.0.11.1", "--key-file", "/absent"], "copperfs keygen /absent"),
+    ],
+)
+def test_what_is_missing_is_told_in_one_sentence(
+    nodes: Nodes, hostfile: Path, flags: list[str], sentence: str
+) -> None:
+    error = nodes.start("--hostfile", hostfile, *flags).ended().error
+    assert sentence in error
+    assert "\n" not in error
+
+
+def test_a_name_twice_is_a_wrong_roster(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost:5\nlocalhost:6\n")
+    flags = ("--hostfile", tmp_path / "hosts", "--security", "none", "--node-name", "localhost")
+    assert "two nodes have the name 'localhost'" in nodes.start(*flags).ended().error
+
+
+def test_a_hostfile_that_is_missing(nodes: Nodes, tmp_path: Path) -> None:
+    error = nodes.start("--hostfile", tmp_path / "absent").ended().error
+    assert error.endswith("absent cannot be read: No such file or directory")
