@@ -147,6 +147,9 @@ class Attributes:
     def is_directory(self) -> bool:
         return stat.S_ISDIR(self.mode)
 
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
     def is_symlink(self) -> bool:
         return stat.S_ISLNK(self.mode)
 

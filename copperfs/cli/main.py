@@ -15,7 +15,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from copperfs import __version__
-from copperfs.cli import clear, config_show, keygen, mount, pfs_ask, pfs_sim, stats, umount
+from copperfs.cli import (
+    clear,
+    config_show,
+    keygen,
+    mount,
+    pfs_ask,
+    pfs_sim,
+    record,
+    stats,
+    umount,
+    warmup,
+)
 from copperfs.cli.output import print_error
 from copperfs.errors import CopperError
 
@@ -36,6 +47,8 @@ COMMANDS: tuple[Command, ...] = (
     umount,
     stats,
     clear,
+    warmup,
+    record,
     config_show,
     keygen,
     pfs_sim,

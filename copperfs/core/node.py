@@ -225,6 +225,16 @@ class Node:
         for number, fetch in self._fetches.items():
             assert fetch.ask is None or self.links.asked(*fetch.ask) == number
 
+    def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
+        """As the source has it, and until when it may be believed."""
+        held = self._shelf.get(ListingKey(directory))
+        if not isinstance(held, Held) or not isinstance(held.source, Listing):
+            return None
+        return held.source, held.fresh_until
+
+    def holds(self, path: Path, version: Version) -> bool:
+        return ObjectKey(path, version) in self._shelf
+
     def held(self) -> list[tuple[CacheKey, int]]:
         """All that is on the shelf, oldest first, with its size."""
         return [(key, size) for key, _, size in self._shelf.items()]

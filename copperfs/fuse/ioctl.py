@@ -42,9 +42,11 @@ class Request(IntEnum):
     CLEAR_LOCAL = 0x15
     ALL_STATISTICS = 0x16
     TREE = 0x17
+    WARM_UP = 0x18
+    WARM_UP_STATE = 0x19
 
 
-OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR, Request.CLEAR_LOCAL})
+OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR, Request.CLEAR_LOCAL, Request.WARM_UP})
 
 
 def number(request: int, size: int = BUFFER_BYTES) -> int:
@@ -55,8 +57,9 @@ def number(request: int, size: int = BUFFER_BYTES) -> int:
 # --- the client ----------------------------------------------------------------------------------
 
 
-def ask_mount(path: str, request: Request) -> object:
+def ask_mount(path: str, request: Request, data: bytes = b"") -> object:
     """What the mount that *path* is on says to *request*. Blocks; ControlError if it says no."""
+    assert len(data) <= DATA_BYTES
     try:
         # O_NONBLOCK, so that a fifo does not wait for a writer
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,16 +70,17 @@ def ask_mount(path: str, request: Request) -> object:
             ) from None
         raise ControlError(f"{path} cannot be opened: {error.strerror}") from None
     try:
-        return json.loads(_fetch(fd, path, request))
+        return json.loads(_fetch(fd, path, request, data))
     finally:
         os.close(fd)
 
 
-def _fetch(fd: int, path: str, request: Request) -> bytes:
+def _fetch(fd: int, path: str, request: Request, data: bytes) -> bytes:
     received, token, total = b"", 0, 1
     while len(received) < total:
         buffer = bytearray(BUFFER_BYTES)
-        HEADER.pack_into(buffer, 0, VERSION, 0, 0, 0, token, len(received), 0)
+        HEADER.pack_into(buffer, 0, VERSION, 0, len(data), 0, token, len(received), 0)
+        buffer[HEADER.size : HEADER.size + len(data)] = data
         try:
             fcntl.ioctl(fd, number(request), buffer)
         except OSError as error:
@@ -136,6 +140,8 @@ class Asked:
     offset: int
     room: int
     """Bytes of data that fit into the reply."""
+    data: bytes = b""
+    """What came with the request."""
 
 
 def parse(message: bytes) -> Asked:
@@ -151,10 +157,13 @@ def parse(message: bytes) -> Asked:
         request = Request(command & 0xFF)
     except ValueError:
         raise Malformed(errno.ENOTTY, unique) from None
-    version, _, _, _, token, offset, _ = HEADER.unpack_from(data)
+    version, _, length, _, token, offset, _ = HEADER.unpack_from(data)
+    if length > len(data) - HEADER.size:
+        raise Malformed(errno.EINVAL, unique)
     if version != VERSION and request is not Request.HELLO:
         raise Malformed(errno.EPROTO, unique)
-    return Asked(unique, uid, request, token, offset, out_size - HEADER.size)
+    given = bytes(data[HEADER.size : HEADER.size + length])
+    return Asked(unique, uid, request, token, offset, out_size - HEADER.size, given)
 
 
 def reply(asked: Asked, token: int, whole: bytes) -> bytes:

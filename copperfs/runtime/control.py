@@ -28,6 +28,7 @@ KEPT_MAX = 32
 KEPT_FOR_S = 60.0
 
 Answerer = Callable[[], Awaitable[object]]
+Taker = Callable[[bytes], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class ControlServer:
 
     sock: socket.socket
     answerers: Mapping[Request, Answerer]
+    takers: Mapping[Request, Taker] = field(default_factory=dict)
+    """Those that are given what came with the request."""
     refused: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)
 
@@ -85,7 +88,9 @@ class ControlServer:
                 return refusal(asked.unique, errno.EINVAL)
             return reply(asked, asked.token, kept.whole)
         try:
-            whole = json.dumps(await self.answerers[asked.request]()).encode()
+            taker = self.takers.get(asked.request)
+            answer = self.answerers[asked.request]() if taker is None else taker(asked.data)
+            whole = json.dumps(await answer).encode()
         except Exception:
             log.exception("a bug: %s could not be answered", asked.request.name)
             return refusal(asked.unique, errno.EIO)

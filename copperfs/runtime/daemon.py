@@ -159,7 +159,9 @@ class Daemon:
         statistics = Statistics(engine, front)
         job = Job(engine, settings, statistics.document, self._roster)
         self._sockets.append(server_end)
-        server = ControlServer(server_end, self._answerers(job, statistics))
+        server = ControlServer(
+            server_end, self._answerers(job, statistics), {Request.WARM_UP: job.warm_up}
+        )
         front.start()
         _raise_read_ahead(settings.mountpoint)
         async with trio.open_nursery() as nursery:
@@ -279,7 +281,7 @@ class Daemon:
             return {"reset": True}
 
         async def clear_local() -> dict[str, object]:
-            told = await engine.clear()
+            told = await engine.clear(local=job.roster is not None)
             return {"epoch": engine.node.statistics().epoch, "names_invalidated": told}
 
         async def clear() -> object:
@@ -302,6 +304,7 @@ class Daemon:
             Request.CLEAR_LOCAL: clear_local,
             Request.ALL_STATISTICS: job.all_statistics,
             Request.TREE: job.tree,
+            Request.WARM_UP_STATE: job.warm_up_state,
             Request.CONFIGURATION: configuration,
             Request.OBJECTS: objects,
         }

@@ -117,6 +117,9 @@ class Engine:
     _clearing: bool = False
     """Whoever clears tells the kernel, and waits for it."""
     _wake: trio.Event = field(default_factory=trio.Event)
+    _stepped: trio.Event = field(default_factory=trio.Event)
+    nursery: trio.Nursery | None = None
+    """Of what was begun here and goes on for longer than a request; while it runs."""
     operations: Operations = field(default_factory=lambda: Operations({}))
     _calls: dict[RequestId, Callable[[bytes], object]] = field(default_factory=dict)
     _to_do: trio.MemorySendChannel[PerformCall] = field(init=False)
@@ -173,6 +176,12 @@ class Engine:
             del self._calls[request]
         return unpack(results[0]) if results[0] else {}
 
+    async def wait_backlog_below(self, size: int) -> None:
+        """Until less than *size* bytes of batches wait for the credit of children."""
+        while self.node.links.backlog_bytes >= size:
+            self._stepped = trio.Event()
+            await self._stepped.wait()
+
     # --- for the daemon --------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -183,14 +192,16 @@ class Engine:
             nursery.start_soon(self._run_housekeeping)
             nursery.start_soon(self._run_telling)
             nursery.start_soon(self._run_calls)
+            self.nursery = nursery
             if self.peers is not None:
                 self.peers.connect()
                 nursery.start_soon(self.peers.transport.run, self.peers.arrived)
 
-    async def clear(self) -> int:
-        """A new epoch, also for the kernel; how many names it was told to look up again."""
+    async def clear(self, *, local: bool = False) -> int:
+        """Forget everything, also the kernel; how many names it was told to look up again. A
+        *local* one is no new epoch, of which the other nodes would hear."""
         self._clearing = True
-        self.post(Clear())
+        self.post(Clear(local=local))
         self._clearing = False
         return await trio.to_thread.run_sync(
             self.publications.invalidate_all, abandon_on_cancel=True
@@ -210,6 +221,8 @@ class Engine:
             self._perform(action)
         if not self._wake.is_set():
             self._wake.set()
+        if not self._stepped.is_set():
+            self._stepped.set()
 
     # --- performing actions ----------------------------------------------------------------------
 

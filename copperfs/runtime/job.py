@@ -7,19 +7,21 @@ a job of one and answers them just so."""
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 import trio
 
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
 from copperfs.core.trees import Trees, copper_fanout
-from copperfs.errors import MountError
+from copperfs.errors import ControlError, MountError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operation, Operations, Result
 from copperfs.runtime.peers import Peers
+from copperfs.runtime.warmup import Warmup
+from copperfs.runtime.workingset import WorkingSets
 
 CALL_WITHIN_S = 20.0
 READY_WITHIN_S = 5.0
@@ -73,9 +75,17 @@ class Job:
     statistics: Callable[[], Result]
     roster: Roster | None = None
 
+    working_sets: WorkingSets = field(init=False)
+
     def __post_init__(self) -> None:
+        warmup = Warmup(self.engine)
+        nodes = 1 if self.roster is None else len(self.roster)
+        self.working_sets = WorkingSets(self.engine, warmup, nodes)
+        if self.engine.peers is not None:
+            self.engine.peers.take_batch = warmup.take_batch
         self.engine.operations = Operations(
             {
+                **self.working_sets.operations(),
                 "ready": Operation(self._ready),
                 "clear": Operation(self._clear),
                 "statistics": Operation(self._statistics),
@@ -101,6 +111,20 @@ class Job:
         found["fanout"] = 0 if trees is None else trees.fanout
         found["push_fanout"] = 0 if trees is None else trees.push_fanout
         return found
+
+    async def warm_up(self, request: bytes) -> Result:
+        """Begin what the file named in *request* asks for."""
+        assert self.engine.nursery is not None, "asked of an engine that runs"
+        try:
+            file = json.loads(request)["file"]
+            return await self.working_sets.start(self.engine.nursery, str(file))
+        except (ValueError, KeyError, TypeError):
+            return {"error": "the request names no file"}
+        except ControlError as error:
+            return {"error": str(error)}
+
+    async def warm_up_state(self) -> Result:
+        return asdict(self.working_sets.state)
 
     async def wait_ready(self) -> None:
         """Until this node's parents answer, or with ``--wait-all`` all nodes."""

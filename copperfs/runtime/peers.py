@@ -31,7 +31,7 @@ from copperfs.core.events import (
 )
 from copperfs.core.links import part_size, parts_in
 from copperfs.core.listing import Listing, MalformedListing
-from copperfs.core.messages import PART_BYTES, GivePart, Hello, Ping, Pong, What
+from copperfs.core.messages import PART_BYTES, Batch, GivePart, Hello, Ping, Pong, What
 from copperfs.core.node import Node
 from copperfs.errors import MountError
 from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
@@ -41,6 +41,19 @@ from copperfs.wire.payload import Payload, digest
 log = logging.getLogger(__name__)
 
 PING_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Bytes that the transport received, as a blob."""
+
+    view: memoryview
+
+    def seal(self, size: int, /) -> None:
+        raise AssertionError("nobody fills what was received")
+
+    def __len__(self) -> int:
+        return len(self.view)
 
 
 @dataclass(slots=True)
@@ -56,6 +69,19 @@ class Blobs:
         number = BlobId(self._next)
         self.held[number] = blob
         return number
+
+    def keep_frame(self, payload: Payload) -> BlobId:
+        """A payload as it came, to be passed on."""
+        number = self.keep(Frame(memoryview(payload.data)))
+        self._digests[number] = {0: payload.digest}
+        return number
+
+    def whole(self, number: BlobId) -> Payload:
+        data = self.held[number].view
+        digests = self._digests.setdefault(number, {})
+        if 0 not in digests:
+            digests[0] = digest(data)
+        return Payload(data, digests[0])
 
     def release(self, number: BlobId) -> None:
         del self.held[number]
@@ -89,6 +115,8 @@ class Peers:
     """Digest of what all nodes have to agree on; who does not is not listened to."""
     connected: set[NodeId] = field(default_factory=set)
     disagreeing: set[NodeId] = field(default_factory=set)
+    take_batch: Callable[[NodeId, Batch, Payload], None] = lambda _peer, _batch, _payload: None
+    """Unpacks what is pushed; see ``warmup.py``."""
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
@@ -139,6 +167,10 @@ class Peers:
                 payload = _listing_part(content, message)
             else:
                 payload = self.blobs.part(content, message.index, message.total_bytes)
+        elif isinstance(message, Batch):
+            assert content is not None
+            assert not isinstance(content, Listing)
+            payload = self.blobs.whole(content)
         # If it cannot be sent, the transport says Lost, and the core asks elsewhere.
         self.transport.send(action.peer, message, payload)
 
@@ -164,6 +196,8 @@ class Peers:
                     return  # it has not said hello, or does not agree
                 if isinstance(message, GivePart):
                     self._take_part(peer, message, payload or Payload(b"", b""))
+                elif isinstance(message, Batch):
+                    self.take_batch(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Ping):
                     self.transport.send(peer, Pong(message.number))
                 elif isinstance(message, Pong):

@@ -1,0 +1,50 @@
+"""``copperfs record``: what a command reads through the mount, as a manifest for ``copperfs
+warmup``.
+
+The node forgets everything first, and its kernel too, so that whatever the command touches has to
+come through the daemon, which then tells what it holds. What others read through the same mount
+meanwhile is recorded as well, and what does not fit into the budget is not."""
+
+import argparse
+import json
+import os
+import subprocess
+
+from copperfs.cli.output import print_progress
+from copperfs.errors import ControlError
+
+NAME = "record"
+HELP = "write down what a command reads through the mount"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the manifest")
+    parser.add_argument("command", metavar="COMMAND", nargs="+")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    command = arguments.command
+    mountpoint = os.path.abspath(arguments.mountpoint)
+    ask_mount(mountpoint, Request.CLEAR_LOCAL)
+    try:
+        code = subprocess.run(command, check=False).returncode
+    except OSError as error:
+        raise ControlError(f"{command[0]} could not be started: {error.strerror}") from None
+    held = ask_mount(mountpoint, Request.OBJECTS)
+    assert isinstance(held, list)
+    lines = sorted(
+        (each["path"], each["kind"]) for each in held if each["kind"] in ("object", "listing")
+    )
+    try:
+        with open(arguments.output, "w", encoding="ascii") as manifest:
+            manifest.writelines(
+                json.dumps({"path": path, "kind": kind}) + "\n" for path, kind in lines
+            )
+    except OSError as error:
+        raise ControlError(f"{arguments.output} cannot be written: {error.strerror}") from None
+    files = sum(kind == "object" for _, kind in lines)
+    print_progress(f"{files:,} files and {len(lines) - files:,} directories in {arguments.output}")
+    return code if code >= 0 else 128 - code
