@@ -20,13 +20,13 @@ HELP = "write down what a command reads through the mount"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("mountpoint", metavar="MOUNTPOINT")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the manifest")
-    parser.add_argument("command", metavar="COMMAND", nargs="+")
+    parser.add_argument("program", metavar="COMMAND", nargs="+", help="after --, as on its own")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.fuse.ioctl import Request, ask_mount
 
-    command = arguments.command
+    command: list[str] = arguments.program
     mountpoint = os.path.abspath(arguments.mountpoint)
     ask_mount(mountpoint, Request.CLEAR_LOCAL)
     try:
