@@ -213,7 +213,6 @@ class Warmup:
             arriving.complete.set()
 
     def _take_item(self, arriving: _Arriving, epoch: int, item: Item, data: memoryview) -> None:
-        arriving.bytes += item.length
         if item.version is None or item.what is What.LISTING:
             if item.length == item.total_bytes:
                 self._take_listing(epoch, item, bytes(data))
@@ -226,6 +225,7 @@ class Warmup:
         blob = arriving.blobs.get(key)
         if blob is None:
             return  # it did not begin here, or is too large for this node
+        arriving.bytes += item.length
         blob.view[item.offset : item.offset + item.length] = data
         if item.offset + item.length == item.total_bytes:
             del arriving.blobs[key]
