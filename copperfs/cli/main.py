@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from copperfs import __version__
-from copperfs.cli import clear, config_show, keygen, mount, pfs_ask, pfs_sim, stats, umount
+from copperfs.cli import clear, config_show, keygen, mount, pfs_ask, pfs_sim, stats, tree, umount
 from copperfs.cli.output import print_error
 from copperfs.errors import CopperError
 
@@ -35,6 +35,7 @@ COMMANDS: tuple[Command, ...] = (
     mount,
     umount,
     stats,
+    tree,
     clear,
     config_show,
     keygen,

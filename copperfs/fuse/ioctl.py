@@ -42,9 +42,10 @@ class Request(IntEnum):
     CLEAR_LOCAL = 0x15
     ALL_STATISTICS = 0x16
     TREE = 0x17
+    RESET_ALL = 0x18
 
 
-OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR, Request.CLEAR_LOCAL})
+OWNER_ONLY = frozenset({Request.RESET, Request.RESET_ALL, Request.CLEAR, Request.CLEAR_LOCAL})
 
 
 def number(request: int, size: int = BUFFER_BYTES) -> int:

@@ -185,10 +185,11 @@ class Engine:
                 self.peers.connect()
                 nursery.start_soon(self.peers.transport.run, self.peers.arrived)
 
-    async def clear(self) -> int:
-        """A new epoch, also for the kernel; how many names it was told to look up again."""
+    async def clear(self, epoch: int | None = None) -> int:
+        """Forget everything, the kernel too; how many names it was told to look up again. The
+        epoch is the next one unless it is given."""
         self._clearing = True
-        self.post(Clear())
+        self.post(Clear(epoch))
         self._clearing = False
         return await trio.to_thread.run_sync(
             self.publications.invalidate_all, abandon_on_cancel=True
