@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from copperfs.cli.output import console, names_of, print_json
+from copperfs.cli.output import console, missing_names, print_json
 from copperfs.errors import ControlError
 
 NAME = "clear"
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if missing := cleared.get("missing"):
         raise ControlError(
             f"{len(missing)} of {cleared['roster']} nodes did not say that they cleared, and may "
-            f"go on with what they hold: {names_of(missing)}"
+            f"go on with what they hold: {missing_names(missing)}"
         )
     return 0
 

@@ -77,8 +77,16 @@ def answered_text(document: Any) -> Text:
     """How many nodes a document about all nodes is of, and who is missing."""
     text = Text(f"{document['nodes']} of {document['roster']} nodes answered")
     if document["missing"]:
-        text.append(f"; missing: {names_of(document['missing'])}", "bold red")
+        text.append(f"; missing: {missing_names(document['missing'])}", "bold red")
     return text
+
+
+def missing_names(missing: Sequence[Any]) -> str:
+    """Those who did not answer, apart from those whom they cut off."""
+    silent = [each for each in missing if each["behind"] is None]
+    behind = [each for each in missing if each["behind"] is not None]
+    text = names_of(silent)
+    return f"{text}, and not reached behind them {names_of(behind)}" if behind else text
 
 
 def print_json(data: object) -> None:

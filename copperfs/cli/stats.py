@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from copperfs.cli.output import answered_text, console, names_of, print_json, table
+from copperfs.cli.output import answered_text, console, missing_names, print_json, table
 from copperfs.config import format_size
 from copperfs.errors import ControlError
 
@@ -83,7 +83,7 @@ def _reset(arguments: argparse.Namespace) -> int:
     if missing := outcome.get("missing"):
         raise ControlError(
             f"{len(missing)} of {outcome['roster']} nodes did not say that they count anew: "
-            f"{names_of(missing)}"
+            f"{missing_names(missing)}"
         )
     return 0
 
@@ -119,7 +119,10 @@ def _job_tables(document: Any) -> Group:
         parts.append(table(("all nodes", "amount"), rows, right=("amount",), title="Job"))
     if "by_node" in document and document["roster"] > 1:
         lines = [(each["name"], *_job_row(each)) for each in document["by_node"]]
-        lines += [(each["name"], "missing") for each in document["missing"]]
+        lines += [
+            (each["name"], "missing" if each["behind"] is None else "not reached")
+            for each in document["missing"]
+        ]
         columns = ("node", *_JOB_COLUMNS)
         parts.append(table(columns, lines, right=_JOB_COLUMNS, title="Nodes"))
     return Group(*parts)

@@ -117,7 +117,7 @@ class _Drawing:
 
     def _state(self, member: Any, place: Any) -> tuple[str, str]:
         if not member["answered"]:
-            return "missing", "bold red"
+            return self._absence(member["number"])
         if place["parent"] is None:
             return "up", "green"
         if place["rtt_us"] is not None:
@@ -126,6 +126,13 @@ class _Drawing:
         if place["connected"]:
             return f"up, {parent} does not answer it", "yellow"
         return f"up, not connected to {parent}", "yellow"
+
+    def _absence(self, number: int) -> tuple[str, str]:
+        behind = next(m["behind"] for m in self.document["missing"] if m["number"] == number)
+        if behind is None:
+            return "missing", "bold red"
+        name = printable(self.document["members"][behind]["name"])
+        return f"not reached, since {name} is missing", "red"
 
     def _count(self, numbers: list[int], below: dict[int | None, list[int]]) -> str:
         """These and all below them."""

@@ -24,7 +24,7 @@ import trio
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
-from copperfs.core.trees import Trees, copper_fanout
+from copperfs.core.trees import Trees, copper_fanout, parent_position
 from copperfs.errors import MountError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
@@ -193,7 +193,9 @@ class Job:
     def _head(self, answered: set[int]) -> Result:
         """What every document about all nodes begins with."""
         missing = [
-            self._member(NodeId(each)) for each in range(self._count()) if each not in answered
+            self._member(NodeId(each)) | {"behind": self._behind(each, answered)}
+            for each in range(self._count())
+            if each not in answered
         ]
         return {
             "version": VERSION,
@@ -201,6 +203,14 @@ class Job:
             "roster": self._count(),
             "missing": missing,
         }
+
+    def _behind(self, number: int, answered: set[int]) -> int | None:
+        """The node nearest to us that cut *number* off from the call; None if it is itself."""
+        trees = self.engine.node.trees
+        if trees is None:
+            return None
+        way = way_between(trees.me, number, trees.fanout)
+        return next((each for each in way if each not in answered), None)
 
     def _count(self) -> int:
         return 1 if self.roster is None else len(self.roster)
@@ -261,6 +271,21 @@ class Job:
 
     def _own_epoch(self) -> int:
         return self.engine.node.statistics().epoch
+
+
+def way_between(here: int, there: int, fanout: int) -> list[int]:
+    """The nodes that a call passes on its way, which is in the first tree."""
+    up, down = _way_up(here, fanout), _way_up(there, fanout)
+    top = next(each for each in up if each in down)
+    way = [*up[: up.index(top)], *reversed(down[: down.index(top) + 1])]
+    return [each for each in way if each not in (here, there)]
+
+
+def _way_up(position: int, fanout: int) -> list[int]:
+    way = [position]
+    while (above := parent_position(way[-1], fanout)) is not None:
+        way.append(above)
+    return way
 
 
 def _places(trees: Trees, links: list[Result | None] | None) -> list[Result]:

@@ -42,9 +42,17 @@ class JobNode(Mount):
 
 
 class Job:
-    """*count* nodes that mount *source*, from ``with`` until their end."""
+    """*count* nodes that mount *source*, from ``with`` until their end; *only* has flags of single
+    nodes."""
 
-    def __init__(self, source: Path, where: Path, count: int, *flags: str) -> None:
+    def __init__(
+        self,
+        source: Path,
+        where: Path,
+        count: int,
+        *flags: str,
+        only: dict[int, tuple[str, ...]] | None = None,
+    ) -> None:
         flags = (
             *("--rendezvous", str(where / "rendezvous"), "--nodes", str(count)),
             *("--listen", "127.0.0.1", "--launch-timeout", "30", "--wait-all"),
@@ -52,7 +60,11 @@ class Job:
         )
         where.mkdir(exist_ok=True)
         (where / "rendezvous").mkdir(0o700)
-        self.nodes = [JobNode(source, where / f"n{each}", *flags) for each in range(count)]
+        only = only or {}
+        self.nodes = [
+            JobNode(source, where / f"n{each}", *flags, *only.get(each, ()))
+            for each in range(count)
+        ]
         for node in self.nodes:
             node.name = node.mountpoint.name
         self._stack = ExitStack()
