@@ -17,8 +17,9 @@ from copperfs.cli.output import answered_text, console, names_of, print_json, pr
 NAME = "tree"
 HELP = "show the nodes of the job: who asks whom, their addresses and round trips"
 
-# Up to here a job is shown whole.
+# Up to here a job is shown whole, unless it is a chain that runs out of the screen to the right.
 LINES_MAX = 40
+DEPTH_MAX = 12
 TREES_MAX = 4
 
 
@@ -152,7 +153,7 @@ def _with_all_below(numbers: list[int], below: dict[int | None, list[int]]) -> I
 def _depth_that_fits(at_depth: dict[int, int]) -> int:
     """How deep to show; at least to the root's children."""
     depth, lines = 1, at_depth[0] + at_depth.get(1, 0)
-    while depth + 1 in at_depth and lines + at_depth[depth + 1] <= LINES_MAX:
+    while depth < DEPTH_MAX and depth + 1 in at_depth and lines + at_depth[depth + 1] <= LINES_MAX:
         depth += 1
         lines += at_depth[depth]
     return depth

@@ -11,7 +11,6 @@ import errno
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -114,6 +113,8 @@ class Engine:
     _next: int = 1
     _clearing: bool = False
     """Whoever clears tells the kernel, and waits for it."""
+    _names_are_old: bool = False
+    """The kernel is to be told so as soon as it was told something else."""
     _wake: trio.Event = field(default_factory=trio.Event)
     operations: Operations = field(default_factory=lambda: Operations({}))
     _calls: dict[RequestId, Callable[[bytes], object]] = field(default_factory=dict)
@@ -292,6 +293,10 @@ class Engine:
     async def _run_telling(self) -> None:
         async for tell in self._tell_from:
             await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+            if self._names_are_old:
+                self._names_are_old = False
+                everything = self.publications.invalidate_all
+                await trio.to_thread.run_sync(everything, abandon_on_cancel=True)
 
     def _look_again(self, path: Path) -> None:
         tell = self.publications.look_again(path)
@@ -326,8 +331,10 @@ class Engine:
         self.publications.withdraw_all()
         if self._clearing:
             return
-        with suppress(trio.WouldBlock):  # then the kernel is about to be told much already
+        try:
             self._tell.send_nowait(self.publications.invalidate_all)
+        except trio.WouldBlock:
+            self._names_are_old = True
 
     # --- odds and ends ---------------------------------------------------------------------------
 

@@ -35,12 +35,15 @@ from copperfs.types import NodeId
 
 VERSION = 1
 """Of the documents about all nodes; keys are only added."""
-# Who has not answered by then is missing. Whoever asks waits at most so long, and the control
-# server a little longer than for the slowest of these: a clear, which is two calls.
+# Who has not answered by then is missing. The control server waits longer than for the slowest of
+# these, a clear, which is two calls. The front does so, too, unless the deadline of the source, on
+# which its own depends, was made short: then these are shortened as well.
 CALL_WITHIN_S = 10.0
 EPOCH_WITHIN_S = 5.0
 CLEAR_WITHIN_S = 15.0
 READY_WITHIN_S = 5.0
+# What the front adds to the deadline of the source.
+FRONT_GRACE_S = 5.0
 # Node by node only up to here; beyond, sums tell more.
 NODES_SHOWN_MAX = 256
 SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "transport")
@@ -108,11 +111,16 @@ class Job:
 
     # --- asked here ------------------------------------------------------------------------------
 
+    async def _call(self, operation: str, within_s: float, **argument: object) -> Result:
+        front_waits_s = self.settings.source_deadline_s + FRONT_GRACE_S - 1
+        share = min(1.0, front_waits_s / (EPOCH_WITHIN_S + CLEAR_WITHIN_S))
+        return await self.engine.call(operation, argument, within_s * share)
+
     async def clear(self) -> Result:
         """A new epoch on every node."""
-        before = await self.engine.call("epoch", {}, EPOCH_WITHIN_S)
+        before = await self._call("epoch", EPOCH_WITHIN_S)
         epoch = max(before.get("max_epoch", 0), self._own_epoch()) + 1
-        cleared = await self.engine.call("clear", {"epoch": epoch}, CLEAR_WITHIN_S)
+        cleared = await self._call("clear", CLEAR_WITHIN_S, epoch=epoch)
         # Who was not heard the first time may have begun this epoch long ago.
         answered = self._answered(before) & self._answered(cleared)
         names = cleared.get("names_invalidated", 0)
@@ -124,11 +132,11 @@ class Job:
         return {"epoch": self._own_epoch(), "names_invalidated": told}
 
     async def reset_all(self) -> Result:
-        answered = self._answered(await self.engine.call("reset", {}, CALL_WITHIN_S))
+        answered = self._answered(await self._call("reset", CALL_WITHIN_S))
         return {"reset": True} | self._head(answered)
 
     async def all_statistics(self) -> Result:
-        result = await self.engine.call("statistics", {}, CALL_WITHIN_S)
+        result = await self._call("statistics", CALL_WITHIN_S)
         document = self._head(self._answered(result)) | {"total": result.get("total", {})}
         if "by_node" in result:
             document["by_node"] = sorted(result["by_node"], key=lambda each: each["number"])
@@ -136,7 +144,7 @@ class Job:
 
     async def tree(self) -> Result:
         """Every node of the roster with its places; how it reaches its parents only it can say."""
-        result = await self.engine.call("tree", {}, CALL_WITHIN_S)
+        result = await self._call("tree", CALL_WITHIN_S)
         answered = self._answered(result)
         links = {each["number"]: each["parents"] for each in result.get("links", [])}
         trees = self.engine.node.trees or Trees(1, NodeId(0))
@@ -144,7 +152,7 @@ class Job:
             self._member(NodeId(number))
             | {
                 "answered": number in answered,
-                "places": _places(replace(trees, me=NodeId(number)), links.get(number)),
+                "places": places_of(replace(trees, me=NodeId(number)), links.get(number)),
             }
             for number in range(trees.nodes)
         ]
@@ -165,7 +173,7 @@ class Job:
         with trio.move_on_after(self.settings.launch_timeout_s):
             await peers.wait_connected(parents)
             while self.settings.wait_all:
-                ready = await self.engine.call("ready", {}, READY_WITHIN_S)
+                ready = await self._call("ready", READY_WITHIN_S)
                 if len(self._answered(ready)) == len(self.roster):
                     return
                 await trio.sleep(0.2)
@@ -288,7 +296,7 @@ def _way_up(position: int, fanout: int) -> list[int]:
     return way
 
 
-def _places(trees: Trees, links: list[Result | None] | None) -> list[Result]:
+def places_of(trees: Trees, links: list[Result | None] | None) -> list[Result]:
     """Where a node is in each tree, and its link to its parent there, if it told of it."""
     nowhere: Result = {"connected": None, "rtt_us": None}
     return [

@@ -191,12 +191,13 @@ def test_who_is_behind_a_killed_node_is_said_to_be_behind_it(job: Starter) -> No
 
 
 def test_a_node_that_hangs_keeps_the_others_waiting_until_the_deadline_only(job: Starter) -> None:
-    nodes = job("--fanout", "2")
+    # The front gives up after 7 s; the nodes that answer are not to be lost with that.
+    nodes = job("--fanout", "2", "--source-deadline", "2")
     os.kill(nodes[3].pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
         document = nodes.all_stats(2)
-        assert time.monotonic() - began < CALL_WITHIN_S + 2
+        assert time.monotonic() - began < 7
         assert (document["nodes"], names(document)) == (3, ["n3"])
     finally:
         os.kill(nodes[3].pid, signal.SIGCONT)
@@ -245,13 +246,13 @@ def test_clears_at_once_on_several_nodes_leave_all_in_one_epoch(source: Path, jo
 
     def read(node: int) -> None:
         while not over.is_set():
-            for count in range(20):
+            for count in range(1, 20):
                 (nodes[node] / f"file{count}").read_bytes()
 
     with ThreadPoolExecutor(2 * NODES) as pool:
         readers = [pool.submit(read, node) for node in range(NODES)]
         try:
-            for turn in range(1, 6):
+            for turn in range(1, 4):
                 (source / "file0").write_bytes(b"x" * turn)
                 for cleared in list(pool.map(lambda node: nodes[node].clear(), range(NODES))):
                     assert cleared["nodes"] == NODES
