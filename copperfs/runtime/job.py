@@ -17,6 +17,7 @@ once more at some later time.
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -46,6 +47,8 @@ READY_WITHIN_S = 5.0
 FRONT_GRACE_S = 5.0
 # Node by node only up to here; beyond, sums tell more.
 NODES_SHOWN_MAX = 256
+# A sentence names so many nodes.
+NAMES_MAX = 16
 SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "transport")
 
 
@@ -170,20 +173,22 @@ class Job:
         if peers is None or trees is None or self.roster is None:
             return
         parents = list(trees.parents())
+        answered = {int(trees.me)}
         with trio.move_on_after(self.settings.launch_timeout_s):
             await peers.wait_connected(parents)
             while self.settings.wait_all:
-                ready = await self._call("ready", READY_WITHIN_S)
-                if len(self._answered(ready)) == len(self.roster):
+                answered = self._answered(await self._call("ready", READY_WITHIN_S))
+                if len(answered) == len(self.roster):
                     return
                 await trio.sleep(0.2)
             return
         missing = [each for each in parents if each not in peers.connected]
         if not missing:
+            others = [each.name for n, each in enumerate(self.roster.members) if n not in answered]
+            named = ", ".join(others[:NAMES_MAX]) + (", ..." if others[NAMES_MAX:] else "")
             raise MountError(
-                f"not all {len(self.roster)} nodes answered within "
-                f"{self.settings.launch_timeout_s:g} s; 'copperfs tree' on a node that was mounted "
-                "shows who did"
+                f"{len(others)} of {len(self.roster)} nodes were not ready within "
+                f"{self.settings.launch_timeout_s:g} s: {named}; their logs say why (--log-file)"
             )
         member = self.roster.member(missing[0])
         raise MountError(
@@ -233,9 +238,13 @@ class Job:
 
     async def _ready(self, _: Result) -> Result:
         peers, trees = self.engine.peers, self.engine.node.trees
-        if peers is not None and trees is not None:
+        if peers is None or trees is None:
+            return self._here()
+        # Who asked asks again; one whose parents were started otherwise is never ready.
+        with trio.move_on_after(READY_WITHIN_S), suppress(MountError):
             await peers.wait_connected(list(trees.parents()))
-        return self._here()
+            return self._here()
+        return {}
 
     async def _epoch(self, _: Result) -> Result:
         return self._here() | {"max_epoch": self._own_epoch()}

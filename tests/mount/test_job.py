@@ -22,7 +22,7 @@ from copperfs.runtime.job import CALL_WITHIN_S
 from copperfs.runtime.operations import added
 from copperfs.types import NodeId
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import copperfs, eventually
+from tests.mount.helpers import copperfs, eventually, is_mounted
 from tests.mount.jobs import Job
 
 NODES = 4
@@ -298,6 +298,20 @@ def test_clearing_says_who_could_not_be_told(source: Path, job: Starter) -> None
     as_json = copperfs("clear", "--json", nodes[2].mountpoint)
     assert as_json.returncode == 1
     assert names(json.loads(as_json.stdout)) == ["n1", "n3"]
+
+
+# ---- starting ------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_all_is_told_who_was_not_ready(source: Path, tmp_path: Path) -> None:
+    job = Job(
+        source, tmp_path / "job", 3, "--launch-timeout", "5", only={2: ("--fanout", "3")}
+    )  # the last one does not agree with the others
+    with pytest.raises(AssertionError, match="1 of 3 nodes were not ready within 5 s: n2;"), job:
+        raise NotImplementedError("it is not up")
+    for node in job.nodes:
+        node.check_log()
+        assert not is_mounted(node.mountpoint)
 
 
 # ---- a node alone --------------------------------------------------------------------------------
