@@ -77,10 +77,9 @@ class Job:
             started = []
             for node in self.nodes:
                 stack.callback(node.remove)
-                process = node.begin()
-                stack.callback(process.wait, COMMAND_TIMEOUT_S)
-                stack.callback(process.kill)
-                started.append(process)
+                started.append(node.begin())
+                # Not killed: its daemon would go on to mount.
+                stack.callback(started[-1].communicate, timeout=COMMAND_TIMEOUT_S)
             for node, process in zip(self.nodes, started, strict=True):
                 node.is_up(process)
             self._stack = stack.pop_all()
