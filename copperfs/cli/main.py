@@ -24,6 +24,7 @@ from copperfs.cli import (
     pfs_sim,
     record,
     stats,
+    tree,
     umount,
     warmup,
 )
@@ -46,6 +47,7 @@ COMMANDS: tuple[Command, ...] = (
     mount,
     umount,
     stats,
+    tree,
     clear,
     warmup,
     record,

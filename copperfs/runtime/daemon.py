@@ -157,7 +157,7 @@ class Daemon:
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
-        job = Job(engine, settings, statistics.document, self._roster)
+        job = Job(engine, settings, statistics.document, statistics.reset, self._roster)
         self._sockets.append(server_end)
         server = ControlServer(
             server_end, self._answerers(job, statistics), {Request.WARM_UP: job.warm_up}
@@ -193,7 +193,7 @@ class Daemon:
         inodes = Inodes()
         engine = Engine(node, fetcher, PlainPublications(inodes))
         self._join(engine)
-        job = Job(engine, settings=self.settings, statistics=dict, roster=self._roster)
+        job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
             engine, inodes, self._statfs, kernel_cache=self.settings.kernel_cache
         )
@@ -280,16 +280,6 @@ class Daemon:
             statistics.reset()
             return {"reset": True}
 
-        async def clear_local() -> dict[str, object]:
-            told = await engine.clear(local=job.roster is not None)
-            return {"epoch": engine.node.statistics().epoch, "names_invalidated": told}
-
-        async def clear() -> object:
-            if job.roster is None:
-                return await clear_local() | {"nodes": 1, "roster": 1}
-            cleared = await job.clear()
-            return cleared | {"epoch": cleared.pop("max_epoch", engine.node.statistics().epoch)}
-
         async def configuration() -> object:
             return asdict(self.settings)
 
@@ -300,8 +290,9 @@ class Daemon:
             Request.HELLO: hello,
             Request.STATISTICS: show_statistics,
             Request.RESET: reset,
-            Request.CLEAR: clear,
-            Request.CLEAR_LOCAL: clear_local,
+            Request.RESET_ALL: job.reset_all,
+            Request.CLEAR: job.clear,
+            Request.CLEAR_LOCAL: job.clear_local,
             Request.ALL_STATISTICS: job.all_statistics,
             Request.TREE: job.tree,
             Request.WARM_UP_STATE: job.warm_up_state,

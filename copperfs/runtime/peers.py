@@ -117,6 +117,10 @@ class Peers:
     disagreeing: set[NodeId] = field(default_factory=set)
     take_batch: Callable[[NodeId, Batch, Payload], None] = lambda _peer, _batch, _payload: None
     """Unpacks what is pushed; see ``warmup.py``."""
+    taken_bytes: int = 0
+    """Of listings and files that came from parents; without what messages take beside them."""
+    given_bytes: int = 0
+    """The same, to children."""
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
@@ -156,6 +160,22 @@ class Peers:
         finally:
             del self._pings[number]
 
+    async def ping_all(self, peers: Collection[NodeId]) -> dict[NodeId, float | None]:
+        """All at once, so that those who do not answer are waited for once."""
+        found: dict[NodeId, float | None] = {}
+
+        async def ping(peer: NodeId) -> None:
+            found[peer] = await self.ping(peer)
+
+        async with trio.open_nursery() as nursery:
+            for each in peers:
+                nursery.start_soon(ping, each)
+        return found
+
+    def reset_statistics(self) -> None:
+        self.taken_bytes = self.given_bytes = 0
+        self.transport.reset_statistics()
+
     # --- out -------------------------------------------------------------------------------------
 
     def send(self, action: Send) -> None:
@@ -172,7 +192,8 @@ class Peers:
             assert not isinstance(content, Listing)
             payload = self.blobs.whole(content)
         # If it cannot be sent, the transport says Lost, and the core asks elsewhere.
-        self.transport.send(action.peer, message, payload)
+        if self.transport.send(action.peer, message, payload) and payload is not None:
+            self.given_bytes += len(payload.data)
 
     # --- in --------------------------------------------------------------------------------------
 
@@ -234,6 +255,7 @@ class Peers:
         self._change()
 
     def _take_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
+        self.taken_bytes += len(payload.data)
         wanted = self.node.wanted(peer, part)
         if wanted is None:
             self.post(PartPassed(peer, part))

@@ -85,9 +85,9 @@ class WorkingSets:
 
     def operations(self) -> dict[str, Operation]:
         return {
-            "push": Operation(self.warmup.push),
-            "room": Operation(self._room),
-            "holds": Operation(self._holds),
+            "push": self.warmup.push,
+            "room": self._room,
+            "holds": self._holds,
         }
 
     async def start(self, nursery: trio.Nursery, request_file: str) -> Result:
