@@ -15,7 +15,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from copperfs import __version__
-from copperfs.cli import clear, config_show, keygen, mount, pfs_ask, pfs_sim, stats, umount
+from copperfs.cli import (
+    clear,
+    cluster_cut,
+    cluster_down,
+    cluster_heal,
+    cluster_status,
+    cluster_up,
+    config_show,
+    keygen,
+    mount,
+    pfs_ask,
+    pfs_sim,
+    stats,
+    umount,
+)
 from copperfs.cli.output import print_error
 from copperfs.errors import CopperError
 
@@ -38,6 +52,11 @@ COMMANDS: tuple[Command, ...] = (
     clear,
     config_show,
     keygen,
+    cluster_up,
+    cluster_status,
+    cluster_down,
+    cluster_cut,
+    cluster_heal,
     pfs_sim,
     pfs_ask,
 )

@@ -13,7 +13,6 @@ import trio
 
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
-from copperfs.core.trees import Trees, copper_fanout
 from copperfs.errors import MountError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
@@ -25,13 +24,6 @@ CALL_WITHIN_S = 20.0
 READY_WITHIN_S = 5.0
 # Node by node only up to here; beyond, sums tell more.
 NODES_SHOWN_MAX = 256
-
-
-def trees_of(settings: Settings, launch: Launch) -> Trees:
-    """This node's place among the others."""
-    nodes = len(launch.roster)
-    fanout = copper_fanout(nodes) if settings.fanout == "copper" else int(settings.fanout)
-    return Trees(nodes, launch.me, fanout, settings.push_fanout, settings.trees)
 
 
 def agreement_of(settings: Settings) -> bytes:

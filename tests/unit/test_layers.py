@@ -22,7 +22,7 @@ LAYERS = {
     **dict.fromkeys(("core",), 1),
     **dict.fromkeys(("wire",), 2),
     **dict.fromkeys(("fuse", "net", "store", "source", "bootstrap"), 3),
-    **dict.fromkeys(("runtime", "sim", "pfs"), 4),
+    **dict.fromkeys(("runtime", "sim", "pfs", "cluster"), 4),
     **dict.fromkeys(("cli",), 5),
 }
 
