@@ -62,6 +62,8 @@ list_missing() {
         need squashfuse has squashfuse
         need squashfs-tools has mksquashfs
         need attr has getfattr
+        need iproute2 has ip
+        need util-linux has nsenter
         ;;
     esac
     case $purpose in test-long)

@@ -13,7 +13,7 @@ from copperfs.cli.output import print_json, print_progress
 from copperfs.config import MIB, Origin, settings_of
 
 NAME = "cluster up"
-HELP = "start a whole job on this machine, for trying it out: N daemons with N mounts"
+HELP = "start a whole job on this machine, each node a daemon with a mount, for trying it out"
 
 NODES_MAX = 256
 MEMORY_MIN_BYTES = 64 * MIB

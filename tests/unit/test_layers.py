@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # "pfs", the stand-in for a parallel filesystem, is beside the runtime: a filesystem of its own that
-# knows nothing of the core or the daemon, and needs mounting from the edge "fuse".
+# knows nothing of the core or the daemon, and needs mounting from the edge "fuse". So is "cluster",
+# which starts daemons as a user would.
 LAYERS = {
     **dict.fromkeys(("types", "errors", "config", "blob", "roster"), 0),
     **dict.fromkeys(("core",), 1),
