@@ -14,8 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.cluster.network import network_of
     from copperfs.cluster.state import running
-    from copperfs.fuse.mounting import absolute
 
-    network, index = network_of(running(absolute(arguments.dir)), arguments.node)
+    network, index = network_of(running(arguments.dir), arguments.node)
     network.cut(index)
     return 0

@@ -24,9 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.cluster.state import running
     from copperfs.cluster.status import status_of
-    from copperfs.fuse.mounting import absolute
 
-    cluster = running(absolute(arguments.dir))
+    cluster = running(arguments.dir)
     found = status_of(cluster)
     if arguments.json:
         print_json(as_json(cluster, found))

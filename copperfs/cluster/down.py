@@ -9,7 +9,7 @@ from pathlib import Path
 from copperfs.cluster.network import Network
 from copperfs.cluster.state import FILE_NAME, Cluster, ClusterNode, load, locked
 from copperfs.errors import ClusterError, MountError
-from copperfs.fuse.mounting import FSTYPE, absolute, answers, mounts, unmount
+from copperfs.fuse.mounting import FSTYPE, answers, mounts, unmount
 
 ENDS_WITHIN_S = 15.0
 KILLED_WITHIN_S = 5.0
@@ -19,7 +19,7 @@ POLL_S = 0.02
 def down(directory: str) -> int | None:
     """End the cluster in *directory* and remove what it made; how many nodes it had, None if there
     is no cluster."""
-    directory = absolute(directory)
+    directory = os.path.realpath(directory)
     if not os.path.isdir(directory):
         return None
     with locked(directory):
@@ -35,6 +35,7 @@ def take_down(cluster: Cluster) -> None:
     """The state goes last: if anything cannot be removed, it can be tried again."""
     for each in cluster.nodes:
         _signal(each, signal.SIGTERM)
+        _signal(each, signal.SIGCONT)  # one that was stopped would not hear it
     _wait_for_end(cluster.nodes, ENDS_WITHIN_S)
     for each in cluster.nodes:
         _signal(each, signal.SIGKILL)

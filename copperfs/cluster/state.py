@@ -57,7 +57,7 @@ class ClusterNode:
 @dataclass(slots=True)
 class Cluster:
     directory: str
-    """Absolute, spelled as the kernel's table of mounts spells it."""
+    """Absolute and without symbolic links, as the kernel's table of mounts has it."""
     nodes: list[ClusterNode]
     made_directory: bool
     settings: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +104,6 @@ def load(directory: str) -> Cluster | None:
         if values.pop("version") != VERSION:
             raise ClusterError(f"{path} is of another version of copperfs; use that one")
         nodes = [ClusterNode(**each) for each in values.pop("nodes")]
-        # the directory may have been moved or be spelled otherwise; mounts have moved with it
         return Cluster(nodes=nodes, **values)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -116,7 +115,7 @@ def load(directory: str) -> Cluster | None:
 
 def running(directory: str) -> Cluster:
     """The cluster in *directory*; ClusterError if there is none."""
-    found = load(directory)
+    found = load(os.path.realpath(directory))
     if found is None:
         raise ClusterError(
             f"there is no cluster in {directory}; start one with: copperfs cluster up -n 4 --dir "

@@ -27,7 +27,7 @@ from copperfs.cluster.network import Network, check_possible, draw_name
 from copperfs.cluster.state import Cluster, ClusterNode, load, locked, start_of
 from copperfs.config import Settings
 from copperfs.errors import ClusterError, CopperError, MountError
-from copperfs.fuse.mounting import absolute, mount_at
+from copperfs.fuse.mounting import mount_at
 from copperfs.fuse.starting import (
     DAEMON_STARTS_WITHIN_S,
     Starting,
@@ -53,7 +53,7 @@ def up(
     """Bring up a cluster of so many nodes; *settings* are those that they have in common."""
     if own_networks:
         check_possible()
-    directory = absolute(directory)
+    directory = os.path.realpath(directory)
     made = _make_directory(directory)
     with locked(directory):
         _make_room(directory)

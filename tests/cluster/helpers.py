@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -165,3 +166,11 @@ def digests(directory: Path) -> dict[str, str]:
 def digests_at_once(mountpoints: Sequence[Path]) -> list[dict[str, str]]:
     with ThreadPoolExecutor(len(mountpoints)) as pool:
         return list(pool.map(digests, mountpoints))
+
+
+def fill(source: Path, name: str, files: int = 20) -> None:
+    """Make a directory of files that are the same each time."""
+    numbers = random.Random(name)
+    (source / name).mkdir()
+    for index in range(files):
+        (source / name / f"f{index}").write_bytes(numbers.randbytes(numbers.randrange(200_000)))

@@ -242,6 +242,27 @@ def test_a_mount_that_somebody_unmounted_is_no_problem(started: Starter) -> None
     assert cluster.down().returncode == 0
 
 
+def test_the_directory_may_be_a_symbolic_link(tmp_path: Path, source: Path) -> None:
+    (source / "file").write_text("hello")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with Cluster(tmp_path / "link", 2, source) as cluster:
+        assert (tmp_path / "real" / "node1" / "mnt" / "file").read_text() == "hello"
+        assert cluster.status()["well"]
+    assert not mounts_below(tmp_path)
+    assert not list((tmp_path / "real").iterdir())
+
+
+def test_a_daemon_that_was_stopped_is_taken_down_as_well(started: Starter) -> None:
+    cluster = started(2)
+    pid = cluster.pid(1)
+    cluster.kill(1, signal.SIGSTOP)
+    done = cluster.down()
+    assert done.returncode == 0, done.stderr
+    assert not is_running(pid)
+    assert not mounts_below(cluster.directory.parent)
+
+
 def test_a_mount_in_use_is_taken_down_all_the_same(started: Starter, source: Path) -> None:
     (source / "file").write_text("hello")
     cluster = started(2)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import Cluster, digests, digests_at_once, import_at_once
+from tests.cluster.helpers import Cluster, digests, digests_at_once, fill, import_at_once
 from tests.mount.helpers import copperfs, eventually
+from tests.standin import StandIn
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None,
@@ -28,13 +29,6 @@ def namespaces() -> set[str]:
 def link(cluster: Cluster, do: str, node: int) -> None:
     done = copperfs("cluster", do, f"node{node}", "--dir", cluster.directory)
     assert done.returncode == 0, done.stderr
-
-
-def fill(source: Path, name: str, files: int = 20) -> None:
-    numbers = random.Random(name)
-    (source / name).mkdir()
-    for index in range(files):
-        (source / name / f"f{index}").write_bytes(numbers.randbytes(numbers.randrange(200_000)))
 
 
 def test_each_node_has_an_address_of_its_own_and_they_share_as_ever(
@@ -95,14 +89,16 @@ def test_a_node_whose_link_is_cut_reads_the_source_itself_and_comes_back(
     assert cluster.status()["well"]
 
 
-def test_when_the_root_is_killed_the_others_read_the_source(started: Starter, source: Path) -> None:
-    for name in ("before", "after"):
-        fill(source, name)
-    cluster = started(3, "--fanout", "2")
-    wanted = digests(source / "before")
-    assert digests_at_once([each / "before" for each in cluster.mountpoints]) == [wanted] * 3
-    cluster.kill(0)
-    survivors = cluster.mountpoints[1:]
-    for name in ("before", "after"):
-        found = digests_at_once([each / name for each in survivors])
-        assert found == [digests(source / name)] * 2
+def test_links_that_are_cut_in_the_middle_are_seen_by_no_application(
+    started: Starter, standin: StandIn, package: str, source: Path
+) -> None:
+    """Two roots of four trees are cut off while all nodes read everything."""
+    standin.set_latency(per_op_s=0.001)  # so that there is a middle
+    cluster = started(8, "--netns", "--fanout", "2", "--trees", "4", of=standin.mountpoint)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(digests_at_once, cluster.mountpoints)
+        eventually(lambda: standin.counts().total("open") > 50, "they are in the middle")
+        for node in (0, 2):
+            link(cluster, "cut", node)
+        assert not reading.done()
+        assert reading.result(timeout=120) == [digests(source)] * 8
