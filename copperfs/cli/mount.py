@@ -92,7 +92,12 @@ def _attend(daemon: "subprocess.Popen[bytes]") -> int:
 
 def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[bytes]":
     from copperfs.bootstrap.environment import without_mpi
-    from copperfs.fuse.starting import DAEMON_STARTS_WITHIN_S, check_answers, starting_daemon
+    from copperfs.fuse.starting import (
+        DAEMON_STARTS_WITHIN_S,
+        check_answers,
+        let_live,
+        starting_daemon,
+    )
 
     # Alone it waits for the source only, else for its parents, which start when they start.
     timeout_s = DAEMON_STARTS_WITHIN_S + (0 if launch is None else settings.launch_timeout_s)
@@ -105,7 +110,7 @@ def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[byt
         daemon.outcome(timeout_s)
         check_answers(settings)
         if not settings.foreground:
-            daemon.let_live()
+            let_live(daemon)
     if launch is not None:
         launch.listener.close()  # it is the daemon's now
     return daemon.process

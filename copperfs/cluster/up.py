@@ -32,6 +32,7 @@ from copperfs.fuse.starting import (
     DAEMON_STARTS_WITHIN_S,
     Starting,
     check_answers,
+    let_live,
     starting_daemon,
 )
 from copperfs.roster import Member, Roster
@@ -148,7 +149,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
                 daemon.process.terminate()
             raise
         for daemon in daemons:
-            daemon.let_live()
+            let_live(daemon)
 
 
 def _launches(

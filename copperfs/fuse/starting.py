@@ -9,13 +9,12 @@ waits for all of them together.
 """
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +56,6 @@ class Starting:
         if "error" in outcome:
             raise MountError(outcome["error"])
         return outcome
-
-    def let_live(self) -> None:
-        """It goes on when this process ends; this only keeps subprocess from warning about it."""
-        self.process.returncode = 0
 
 
 @dataclass(slots=True)
@@ -129,7 +124,7 @@ def started(
         yield Started(daemon.process, daemon.channel, daemon.outcome(timeout_s))
 
 
-def let_live(daemon: Started) -> None:
+def let_live(daemon: Starting | Started) -> None:
     """It goes on when this process ends; this only keeps subprocess from warning about it."""
     daemon.process.returncode = 0
 
@@ -147,22 +142,20 @@ def starting_daemon(
     inside: Sequence[str] = (),
 ) -> Iterator[Starting]:
     """A daemon of copperfs; *launch* is its line about the other nodes, "null" without any."""
-    stderr = _stderr_of(settings)
-    try:
-        life = starting(
-            "copperfs.runtime.daemon",
-            [settings.to_json(), launch],
-            shown=settings.mountpoint,
-            stderr=stderr,
-            pass_fds=pass_fds,
-            env=env,
-            inside=inside,
-        )
-        with life as daemon:
-            yield daemon
-    finally:
-        if stderr is not None and stderr >= 0:
-            os.close(stderr)
+    with ExitStack() as life:
+        with _stderr_of(settings) as stderr:
+            daemon = life.enter_context(
+                starting(
+                    "copperfs.runtime.daemon",
+                    [settings.to_json(), launch],
+                    shown=settings.mountpoint,
+                    stderr=stderr,
+                    pass_fds=pass_fds,
+                    env=env,
+                    inside=inside,
+                )
+            )
+        yield daemon
 
 
 def check_answers(settings: Settings) -> None:
@@ -171,15 +164,18 @@ def check_answers(settings: Settings) -> None:
         raise MountError(f"{settings.mountpoint} is mounted but does not answer")
 
 
-def _stderr_of(settings: Settings) -> int | None:
+@contextmanager
+def _stderr_of(settings: Settings) -> Iterator[int | None]:
     """libfuse and Python itself write there."""
     if settings.foreground:
-        return None  # ours
+        yield None  # ours
+        return
     if settings.log_file is None:
-        return subprocess.DEVNULL
+        yield subprocess.DEVNULL
+        return
     try:
-        return os.open(
-            settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        log = open(settings.log_file, "ab")  # noqa: SIM115  # it is closed below
     except OSError as error:
         raise MountError(f"{settings.log_file} cannot be written: {error.strerror}") from None
+    with log:
+        yield log.fileno()
