@@ -159,7 +159,8 @@ def _run(command: Sequence[str], text: str = "") -> str:
     except subprocess.TimeoutExpired:
         raise ClusterError(f"{' '.join(command)}: no end within {WITHIN_S:g} s") from None
     if done.returncode != 0:
-        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ClusterError(f"{' '.join(command)}: {said[0]}")
     return done.stdout
 
 

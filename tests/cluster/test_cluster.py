@@ -37,6 +37,15 @@ def test_up_status_and_down_again_and_again(tmp_path: Path, source: Path) -> Non
         assert not directory.exists()
 
 
+def test_32_nodes_are_up_within_a_minute(started: Starter, source: Path) -> None:
+    (source / "file").write_text("hello")
+    before = time.monotonic()
+    cluster = started(32, "--fanout", "4")
+    assert time.monotonic() - before < 60
+    assert (cluster.mnt(31) / "file").read_text() == "hello"
+    assert cluster.status()["nodes"][31]["depths"] == [3]
+
+
 def test_status_says_how_each_node_is_reached_and_whom_it_asks(started: Starter) -> None:
     cluster = started(4, "--fanout", "1", "--trees", "2", "--security", "none")
     status = cluster.status()
