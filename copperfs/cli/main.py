@@ -17,6 +17,11 @@ from typing import Protocol
 from copperfs import __version__
 from copperfs.cli import (
     clear,
+    cluster_cut,
+    cluster_down,
+    cluster_heal,
+    cluster_status,
+    cluster_up,
     config_show,
     keygen,
     mount,
@@ -53,6 +58,11 @@ COMMANDS: tuple[Command, ...] = (
     record,
     config_show,
     keygen,
+    cluster_up,
+    cluster_status,
+    cluster_down,
+    cluster_cut,
+    cluster_heal,
     pfs_sim,
     pfs_ask,
 )

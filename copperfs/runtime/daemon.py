@@ -27,7 +27,7 @@ import pyfuse3
 import trio
 
 from copperfs.blob import BLOBS_ARE_SHARED
-from copperfs.bootstrap.launch import Launch
+from copperfs.bootstrap.launch import Launch, trees_of
 from copperfs.config import Settings
 from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
 from copperfs.core.node import Node
@@ -51,7 +51,7 @@ from copperfs.fuse.plain import PlainHandlers, PlainPublications
 from copperfs.roster import Roster
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.job import Job, join_job, transport_of, trees_of
+from copperfs.runtime.job import Job, join_job, transport_of
 from copperfs.runtime.places import OwnMounts, policy_for
 from copperfs.runtime.statistics import Statistics
 from copperfs.source.fetcher import Fetcher

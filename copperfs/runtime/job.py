@@ -25,7 +25,7 @@ import trio
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
-from copperfs.core.trees import Trees, copper_fanout, parent_position
+from copperfs.core.trees import Trees, parent_position
 from copperfs.errors import ControlError, MountError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
@@ -52,13 +52,6 @@ NODES_SHOWN_MAX = 256
 # A sentence names so many nodes.
 NAMES_MAX = 16
 SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "transport")
-
-
-def trees_of(settings: Settings, launch: Launch) -> Trees:
-    """This node's place among the others."""
-    nodes = len(launch.roster)
-    fanout = copper_fanout(nodes) if settings.fanout == "copper" else int(settings.fanout)
-    return Trees(nodes, launch.me, fanout, settings.push_fanout, settings.trees)
 
 
 def agreement_of(settings: Settings) -> bytes:
