@@ -26,10 +26,11 @@ from copperfs.cluster.down import remove_leftovers, take_down
 from copperfs.cluster.network import Network, check_possible, draw_name
 from copperfs.cluster.state import Cluster, ClusterNode, load, locked, start_of
 from copperfs.config import Settings
-from copperfs.errors import ClusterError, CopperError, MountError
+from copperfs.errors import ClusterError, MountError
 from copperfs.fuse.mounting import mount_at
 from copperfs.fuse.starting import (
     DAEMON_STARTS_WITHIN_S,
+    EndedSilentlyError,
     Starting,
     check_answers,
     let_live,
@@ -57,7 +58,7 @@ def up(
     directory = os.path.realpath(directory)
     made = _make_directory(directory)
     with locked(directory):
-        _make_room(directory)
+        made |= _make_room(directory)
         cluster = Cluster(
             directory,
             [
@@ -89,19 +90,20 @@ def _make_directory(directory: str) -> bool:
     return True
 
 
-def _make_room(directory: str) -> None:
-    """A cluster that runs is left alone; what a killed one has left is removed."""
+def _make_room(directory: str) -> bool:
+    """A cluster that runs is left alone; what a killed one has left is removed. Whether that one
+    had made the directory."""
     found = load(directory)
     if found is None:
         remove_leftovers(directory)
-        return
+        return False
     if found.is_running():
         raise ClusterError(
             f"{directory} has a cluster of {len(found.nodes)} nodes already; end it with: "
             f"copperfs cluster down --dir {directory}"
         )
-    kept = replace(found, made_directory=False)  # it is needed again right now
-    take_down(kept)
+    take_down(replace(found, made_directory=False))  # it is needed again right now
+    return found.made_directory
 
 
 def _shown(settings: Settings) -> dict[str, object]:
@@ -211,10 +213,26 @@ def _wait(cluster: Cluster, daemons: list[Starting], within_s: float, tell: Tell
                     f"s, {cluster.nodes[min(missing)].name} among them; is the source hung?"
                 )
             for key, _ in events:
+                node = cluster.nodes[key.data]
                 try:
                     daemons[key.data].outcome(within_s)
-                except CopperError as error:
-                    raise MountError(f"{cluster.nodes[key.data].name}: {error}") from None
+                except EndedSilentlyError:
+                    raise MountError(
+                        f"the daemon of {node.name} ended before it had mounted; the last that it "
+                        f"said was: {_last_line(node.log)}"
+                    ) from None
+                except MountError as error:
+                    raise MountError(f"{node.name}: {error}") from None
                 selector.unregister(key.fileobj)
                 ready += 1
                 tell(ready)
+
+
+def _last_line(log: str) -> str:
+    """The log itself is removed with the cluster."""
+    try:
+        with open(log, encoding="utf-8", errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "nothing"

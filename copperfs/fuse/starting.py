@@ -27,6 +27,10 @@ ENDS_WITHIN_S = 5.0
 DAEMON_STARTS_WITHIN_S = 120.0
 
 
+class EndedSilentlyError(MountError):
+    """A daemon ended and did not say why; its log may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Starting:
     """A process that was told what to do, and the socket on which it will say how that went."""
@@ -47,8 +51,10 @@ class Starting:
                 f"the daemon did not mount {self.shown} within {timeout_s:.0f} s; is the source "
                 "hung?"
             ) from None
+        except ConnectionResetError:
+            line = ""  # it ended before it had even heard what to do
         if not line:
-            raise MountError(
+            raise EndedSilentlyError(
                 f"the daemon for {self.shown} ended before it had mounted; "
                 "run it with --foreground to see why"
             )

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from copperfs.cluster import network
-from copperfs.errors import ClusterError
+from copperfs.cluster.up import up
+from copperfs.config import Settings
+from copperfs.errors import ClusterError, MountError
 from tests.cluster.conftest import Starter
 from tests.cluster.helpers import Cluster
 from tests.conftest import mounts_below
@@ -143,6 +145,8 @@ def test_what_a_killed_cluster_left_is_cleaned_up_by_the_next_one(
     assert done.returncode == 0, done.stderr
     assert len(mounts_below(cluster.directory)) == 3
     assert (cluster.mnt(2) / "file").read_text() == "hello"
+    assert cluster.down().returncode == 0
+    assert not cluster.directory.exists(), "the first one had made it"
 
 
 def test_it_is_cleaned_up_also_where_the_state_is_gone(started: Starter) -> None:
@@ -205,6 +209,25 @@ def test_if_the_source_is_missing_each_daemon_says_so_and_one_is_heard(tmp_path:
     assert "is not a directory that can be read" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not directory.exists()
+
+
+def test_of_a_daemon_that_dies_without_a_word_the_log_is_quoted(
+    tmp_path: Path, source: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nsys.stderr.write('no luck today\\n')\nsys.stderr.flush()\nos._exit(3)\n"
+    )
+    settings = Settings(mountpoint="", source=str(source), memory_bytes=64 << 20)
+    with pytest.raises(MountError, match=r"daemon of node\d ended .* no luck today"):
+        up(
+            str(tmp_path / "cluster"),
+            3,
+            settings,
+            own_networks=False,
+            environ=os.environ | {"PYTHONPATH": str(tmp_path)},
+            tell=lambda _: None,
+        )
+    assert not (tmp_path / "cluster").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
