@@ -108,6 +108,7 @@ from copperfs.core.messages import (
     What,
     Withdraw,
 )
+from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
 from copperfs.core.shelf import Shelf
 from copperfs.core.state import (
@@ -141,8 +142,9 @@ class Node:
     trees: Trees | None = None
     """None for a node that is a job by itself."""
     stats: NodeStats = field(default_factory=NodeStats)
-    links: Links = field(default_factory=Links)
+    links: Links = field(init=False)
     calls: Calls = field(init=False)
+    _pins: Pins = field(default_factory=Pins)
     _shelf: Shelf[CacheKey, Held | BlobId] = field(init=False)
     _fetches: dict[FetchId, Fetch] = field(default_factory=dict)
     _by_subject: dict[Subject, FetchId] = field(default_factory=dict)
@@ -157,6 +159,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self._shelf = Shelf(self.limits.memory_bytes)
+        self.links = Links(self._pins)
         self.calls = Calls(self.trees, self.links)
         self._shelf.set_aside(self.limits.credit_bytes)
         self._no_room = [deque() for _ in range(self.limits.trees)]
@@ -525,7 +528,7 @@ class Node:
                 actions += self._answer_object(now, question, key, blob)
         if fetch.blob not in (None, blob):
             assert fetch.blob is not None
-            actions += self.links.release(fetch.blob)
+            actions += self._pins.release(fetch.blob)
         return actions + self._admit(key, blob, version.size + OBJECT_OVERHEAD_BYTES)
 
     # --- answers: to a request of this node, or by a message to a peer ---------------------------
@@ -617,7 +620,7 @@ class Node:
             self.stats.version_changes += 1
             actions += self._forget_name(path)
         if fetch.blob is not None:
-            actions += self.links.release(fetch.blob)
+            actions += self._pins.release(fetch.blob)
         for question in fetch.asked:
             actions += self._answer_error(question, error)
         return actions
@@ -667,7 +670,7 @@ class Node:
             actions += self._end(number)[1]
             self.stats.overdue += 1
             if fetch.blob is not None:
-                actions += self.links.release(fetch.blob)
+                actions += self._pins.release(fetch.blob)
             for question in fetch.asked:
                 actions += self._answer_error(question, errno.ETIMEDOUT)
         return actions + self._retry_no_room(now) if expired else actions
@@ -693,7 +696,7 @@ class Node:
             ):
                 actions.append(Evict(key))
             if not isinstance(value, Held):
-                actions += self.links.release(value)
+                actions += self._pins.release(value)
         return actions
 
     def _clear(self, now: float, epoch: int) -> list[Action]:
