@@ -45,10 +45,6 @@ from copperfs.core.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
-    EntryKey,
-    Evict,
-    ListingKey,
-    LookAgain,
     LookSource,
     NewEpoch,
     ObjectKey,
@@ -59,6 +55,7 @@ from copperfs.core.actions import (
     ScanSource,
     Send,
 )
+from copperfs.core.cache import Cache, Held, believed, until
 from copperfs.core.calls import Calls
 from copperfs.core.events import (
     BatchTaken,
@@ -110,17 +107,11 @@ from copperfs.core.messages import (
 )
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
-from copperfs.core.shelf import Shelf
 from copperfs.core.state import (
-    ENTRY_BYTES,
     LISTING_MAX_BYTES,
-    LISTING_OVERHEAD_BYTES,
     OBJECT_OVERHEAD_BYTES,
-    ROW_OVERHEAD_BYTES,
     SPOILED_MAX,
-    UNLISTABLE_MAX,
     Fetch,
-    Held,
     Kind,
     Limits,
     NodeStats,
@@ -145,23 +136,19 @@ class Node:
     links: Links = field(init=False)
     calls: Calls = field(init=False)
     _pins: Pins = field(default_factory=Pins)
-    _shelf: Shelf[CacheKey, Held | BlobId] = field(init=False)
+    _cache: Cache = field(init=False)
     _fetches: dict[FetchId, Fetch] = field(default_factory=dict)
     _by_subject: dict[Subject, FetchId] = field(default_factory=dict)
     _no_room: list[deque[Read]] = field(init=False)
     _on_its_way: list[int] = field(init=False)
     """Bytes reserved for what is on its way, by tree."""
-    # Directories that cannot be listed, only searched. In order of discovery, the oldest forgotten
-    # first: asking one in vain again costs one operation.
-    _unlistable: dict[Path, None] = field(default_factory=dict)
     _next_fetch: int = 1
     _next_ask: int = 1
 
     def __post_init__(self) -> None:
-        self._shelf = Shelf(self.limits.memory_bytes)
+        self._cache = Cache(self.policy, self.limits, self.stats, self._pins)
         self.links = Links(self._pins)
         self.calls = Calls(self.trees, self.links)
-        self._shelf.set_aside(self.limits.credit_bytes)
         self._no_room = [deque() for _ in range(self.limits.trees)]
         self._on_its_way = [0] * self.limits.trees
 
@@ -175,12 +162,13 @@ class Node:
             case Scanned() | Looked() | HaveRead() | Opened() | Failed():
                 return self._conclude(now, event)
             case Fetched(path, version, blob):
-                return self._hold_fetched(ObjectKey(path, version), blob)
+                return self._cache.take_fetched(ObjectKey(path, version), blob)
             case Listed(path, listing, epoch):
-                return self._hold_listed(now, path, listing) if epoch == self.stats.epoch else []
+                if epoch != self.stats.epoch:
+                    return []
+                return self._cache.take_listed(now, path, listing)
             case Used(keys):
-                for key in keys:
-                    self._shelf.touch(key)  # type: ignore[arg-type]
+                self._cache.used(keys)
                 return []
             case Clear(epoch, local):
                 return self._clear(now, epoch or self.stats.epoch + (0 if local else 1))
@@ -201,28 +189,22 @@ class Node:
 
     def statistics(self) -> NodeStats:
         self.stats.fetching = len(self._fetches)
-        self.stats.held_bytes = self._shelf.held_bytes
-        self.stats.held_count = len(self._shelf)
-        self.stats.reserved_bytes = self._shelf.reserved_bytes
-        self.stats.budget_bytes = self._shelf.budget_bytes
-        self.stats.evictions = self._shelf.evictions
-        self.stats.evicted_bytes = self._shelf.evicted_bytes
+        self._cache.count()
         return self.stats
 
     def reset_statistics(self) -> None:
         """Counts begin anew; the epoch does not."""
-        self.stats = NodeStats(epoch=self.stats.epoch)
-        self._shelf.evictions = self._shelf.evicted_bytes = 0
+        self.stats.reset()
+        self._cache.reset_counts()
 
     def check_invariants(self) -> None:
-        self._shelf.check_invariants()
         assert set(self._by_subject.values()) <= set(self._fetches)
         self.links.check_invariants()
         for tree in range(self.limits.trees):
             fetching = [f.reserved_bytes for f in self._fetches.values() if f.tree == tree]
             assert sum(fetching) == self._on_its_way[tree]
         fetching_bytes = sum(self._on_its_way)
-        assert self._shelf.reserved_bytes == self.limits.credit_bytes + fetching_bytes
+        self._cache.check_invariants(fetching_bytes)
         # nobody waits for room that nothing will make
         assert fetching_bytes or not any(self._no_room)
         for number, fetch in self._fetches.items():
@@ -230,28 +212,14 @@ class Node:
 
     def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
         """As the source has it, and until when it may be believed."""
-        held = self._shelf.get(ListingKey(directory))
-        if not isinstance(held, Held) or not isinstance(held.source, Listing):
-            return None
-        return held.source, held.fresh_until
+        return self._cache.held_listing(directory)
 
     def holds(self, path: Path, version: Version) -> bool:
-        return ObjectKey(path, version) in self._shelf
+        return self._cache.holds(path, version)
 
     def held(self) -> list[tuple[CacheKey, int]]:
         """All that is on the shelf, oldest first, with its size."""
-        return [(key, size) for key, _, size in self._shelf.items()]
-
-    def _hold_fetched(self, key: ObjectKey, blob: BlobId) -> list[Action]:
-        self.stats.fetched_on_credit += 1
-        if key in self._shelf:
-            return [ReleaseBlob(blob)]
-        return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
-
-    def _hold_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
-        self.stats.listed_on_credit += 1
-        fresh_until = self._until(now, self.policy.listing_fresh_s(path))
-        return self._admit_listing(path, self._shown(path, listing, fresh_until, now))
+        return self._cache.held()
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -270,7 +238,7 @@ class Node:
 
     def _look(self, now: float, question: Look) -> list[Action]:
         path = question.path
-        held = self._fresh(EntryKey(path), now)
+        held = self._cache.entry(path, now)
         if held is not None:
             assert not isinstance(held.value, Listing)
             self.stats.answered_from_shelf += 1
@@ -280,9 +248,9 @@ class Node:
         # (the way down to a shared prefix) is not to grow old with that directory's listing.
         if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
             return self._fetch(now, (Kind.LOOK, path, None), question)
-        listing = self._listing(directory, now)
+        listing = self._cache.listing(directory, now)
         if listing is None:
-            if directory in self._unlistable:
+            if self._cache.is_unlistable(directory):
                 return self._fetch(now, (Kind.LOOK, path, None), question)
             return self._fetch(now, (Kind.SCAN, directory, None), question)
         assert isinstance(listing.value, Listing)
@@ -292,7 +260,7 @@ class Node:
         return self._answer_listing(now, question, directory, listing)
 
     def _list(self, now: float, question: List) -> list[Action]:
-        held = self._listing(question.path, now)
+        held = self._cache.listing(question.path, now)
         if held is None:
             return self._fetch(now, (Kind.SCAN, question.path, None), question)
         assert isinstance(held.value, Listing)
@@ -301,9 +269,8 @@ class Node:
 
     def _read(self, now: float, question: Read) -> list[Action]:
         key = ObjectKey(question.path, question.version)
-        blob = self._shelf.get(key)
+        blob = self._cache.blob(key)
         if blob is not None:
-            assert not isinstance(blob, Held)
             self.stats.answered_from_shelf += 1
             return self._answer_object(now, question, key, blob)
         if question.version.size > self.limits.whole_max_bytes:
@@ -311,32 +278,6 @@ class Node:
                 return self._answer_error(question, errno.EFBIG)
             return self._fetch(now, (Kind.OPEN, question.path, question.request), question)
         return self._fetch(now, (Kind.READ, question.path, question.version), question)
-
-    def _listing(self, directory: Path, now: float) -> Held | None:
-        """The listing of *directory*, unless it is known to have changed since.
-
-        The kernel keeps a directory's names for as long as its times do not change. Names from
-        before a change must therefore not be given to one who was told the times after it.
-        """
-        held = self._fresh(ListingKey(directory), now)
-        if held is None or held.fresh_until is None:
-            return held  # one snapshot: nothing changes
-        above, name = split(directory)
-        for key in (EntryKey(directory), ListingKey(above)):
-            seen = self._fresh(key, now)
-            if seen is None or seen.since <= held.since or (key == ListingKey(directory)):
-                continue
-            entry = seen.value.find(name) if isinstance(seen.value, Listing) else seen.value
-            if entry is None or entry.attributes.version != held.directory:
-                return None
-        return held
-
-    def _fresh(self, key: ListingKey | EntryKey, now: float) -> Held | None:
-        held = self._shelf.get(key)
-        if held is None:
-            return None
-        assert isinstance(held, Held)
-        return held if held.is_fresh(now) else None
 
     # --- fetches ---------------------------------------------------------------------------------
 
@@ -352,13 +293,13 @@ class Node:
         if subject[0] is Kind.READ:
             assert isinstance(question, Read)
             reserved = question.version.size + OBJECT_OVERHEAD_BYTES
-            gone = self._reserve(tree, reserved)
-            if gone is None:
+            evicted = self._reserve(tree, reserved)
+            if evicted is None:
                 # Room comes when one of those ends for whom it is reserved.
                 self.stats.waited_for_room += 1
                 self._no_room[tree].append(question)
                 return []
-            actions += self._evicted(gone)
+            actions += evicted
         number = FetchId(self._next_fetch)
         self._next_fetch += 1
         self.stats.fetches += 1
@@ -368,14 +309,14 @@ class Node:
         self._by_subject[subject] = number
         return actions + self._attempt(number, fetch)
 
-    def _reserve(self, tree: int, size: int) -> list[tuple[CacheKey, Held | BlobId]] | None:
+    def _reserve(self, tree: int, size: int) -> list[Action] | None:
         room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
         if self._on_its_way[tree] and self._on_its_way[tree] + size > room:
             return None
-        gone = self._shelf.reserve(size)
-        if gone is not None:
+        evicted = self._cache.reserve(size)
+        if evicted is not None:
             self._on_its_way[tree] += size
-        return gone
+        return evicted
 
     def _tree(self, subject: Subject) -> int:
         """A directory and what is in it are asked for in one tree."""
@@ -429,7 +370,7 @@ class Node:
         fetch = self._fetches.pop(number, None)
         if fetch is None:
             return None, []
-        self._shelf.unreserve(fetch.reserved_bytes)
+        self._cache.unreserve(fetch.reserved_bytes)
         self._on_its_way[fetch.tree] -= fetch.reserved_bytes
         if self._by_subject.get(fetch.subject) == number:
             del self._by_subject[fetch.subject]
@@ -447,10 +388,10 @@ class Node:
         path = fetch.subject[1]
         match outcome:
             case Scanned(_, listing):
-                fresh_until = self._until(now, self.policy.listing_fresh_s(path))
+                fresh_until = until(now, self.policy.listing_fresh_s(path))
                 actions += self._take_listing(now, fetch, listing, fresh_until, now)
             case Looked(_, entry):
-                fresh_until = self._until(now, self.policy.fresh_s(path))
+                fresh_until = until(now, self.policy.fresh_s(path))
                 actions += self._take_entry(now, fetch, entry, fresh_until, now)
             case HaveRead(_, blob):
                 actions += self._take_object(now, fetch, blob)
@@ -467,7 +408,7 @@ class Node:
     ) -> list[Action]:
         """Names in a bare listing have to be looked up by themselves; the rest is answered."""
         path = fetch.subject[1]
-        held = self._shown(path, listing, fresh_until, since)
+        held = self._cache.as_listed(path, listing, fresh_until, since)
         shown = held.value
         assert isinstance(shown, Listing)
         actions: list[Action] = []
@@ -478,19 +419,7 @@ class Node:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
                 actions += self._answer_listing(now, question, path, held)
-        return actions + self._admit_listing(path, held)
-
-    def _shown(self, path: Path, listing: Listing, fresh_until: float | None, since: float) -> Held:
-        shown = self.policy.shown_listing(path, listing)
-        return Held(shown, fresh_until, listing, since, listing.directory)
-
-    def _admit_listing(self, path: Path, held: Held) -> list[Action]:
-        self._unlistable.pop(path, None)
-        assert isinstance(held.source, Listing)
-        size = len(held.source.packed) * 2 + held.source.count * ROW_OVERHEAD_BYTES
-        if held.value is not held.source:
-            size += len(held.source.packed)
-        return self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
+        return actions + self._cache.admit_listing(path, held)
 
     def _take_entry(
         self,
@@ -501,12 +430,8 @@ class Node:
         since: float,
     ) -> list[Action]:
         path = fetch.subject[1]
-        shown = entry
-        if entry is not None:
-            directory, name = split(path)
-            shown = self.policy.shown(directory, name, entry)
-        held = Held(shown, fresh_until, entry, since)
-        actions = self._admit(EntryKey(path), held, ENTRY_BYTES)
+        held = self._cache.as_looked(path, entry, fresh_until, since)
+        actions = self._cache.admit_entry(path, held)
         for question in fetch.asked:
             assert isinstance(question, Look)
             actions += self._answer_entry(now, question, held)
@@ -529,7 +454,7 @@ class Node:
         if fetch.blob not in (None, blob):
             assert fetch.blob is not None
             actions += self._pins.release(fetch.blob)
-        return actions + self._admit(key, blob, version.size + OBJECT_OVERHEAD_BYTES)
+        return actions + self._cache.admit_object(key, blob)
 
     # --- answers: to a request of this node, or by a message to a peer ---------------------------
 
@@ -609,7 +534,7 @@ class Node:
         actions: list[Action] = []
         if kind is Kind.SCAN and error == errno.EACCES:
             # It may still be searched. Those who wanted its names are told that they may not.
-            self._remember_unlistable(path)
+            self._cache.remember_unlistable(path)
             for question in fetch.asked:
                 if isinstance(question, Look):
                     actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
@@ -618,23 +543,12 @@ class Node:
             return actions
         if kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
             self.stats.version_changes += 1
-            actions += self._forget_name(path)
+            actions += self._cache.forget_name(path)
         if fetch.blob is not None:
             actions += self._pins.release(fetch.blob)
         for question in fetch.asked:
             actions += self._answer_error(question, error)
         return actions
-
-    def _forget_name(self, path: Path) -> list[Action]:
-        """What was said of *path* is not true any more: it has to be asked for again."""
-        directory, _ = split(path)
-        gone = self._shelf.drop(EntryKey(path)) + self._shelf.drop(ListingKey(directory))
-        return [*self._evicted(gone), LookAgain(path)]
-
-    def _remember_unlistable(self, path: Path) -> None:
-        self._unlistable[path] = None
-        if len(self._unlistable) > UNLISTABLE_MAX:
-            del self._unlistable[next(iter(self._unlistable))]
 
     def _retry_no_room(self, now: float) -> list[Action]:
         """Ask again for those who found no room; who still finds none goes to the end."""
@@ -675,34 +589,9 @@ class Node:
                 actions += self._answer_error(question, errno.ETIMEDOUT)
         return actions + self._retry_no_room(now) if expired else actions
 
-    # --- the shelf -------------------------------------------------------------------------------
-
-    @staticmethod
-    def _until(now: float, fresh_s: float | None) -> float | None:
-        return None if fresh_s is None else now + fresh_s
-
-    def _admit(self, key: CacheKey, value: Held | BlobId, size: int) -> list[Action]:
-        return self._evicted(self._shelf.admit(key, value, size), replaced_by=(key, value))
-
-    def _evicted(
-        self,
-        gone: list[tuple[CacheKey, Held | BlobId]],
-        replaced_by: tuple[CacheKey, Held | BlobId] | None = None,
-    ) -> list[Action]:
-        actions: list[Action] = []
-        for key, value in gone:
-            if not isinstance(key, EntryKey) and (
-                replaced_by is None or replaced_by[0] != key or replaced_by[1] == value
-            ):
-                actions.append(Evict(key))
-            if not isinstance(value, Held):
-                actions += self._pins.release(value)
-        return actions
-
     def _clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch
-        self._unlistable.clear()
-        actions = [*self._evicted(self._shelf.drop_all()), NewEpoch(epoch)]
+        actions = [*self._cache.clear(), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         stale = [
             (number, fetch)
@@ -756,9 +645,9 @@ class Node:
                 actions = self._hear_epoch(now, batch.epoch)
                 return actions + self._spread(now, peer, batch, blob, size)
             case Pushed(path, version, blob):
-                return self._hold_pushed(ObjectKey(path, version), blob)
-            case PushedListing(path, listing, epoch, fresh_for_s):
-                return self._hold_pushed_listing(now, path, listing, epoch, fresh_for_s)
+                return self._cache.take_pushed(ObjectKey(path, version), blob)
+            case PushedListing():
+                return self._take_pushed_listing(now, event)
 
     def _pass(self, peer: NodeId, part: GivePart) -> list[Action]:
         number = self.links.asked(peer, part.number)
@@ -829,8 +718,8 @@ class Node:
         match message:
             case GiveEntry(_, _, entry, fresh_for_s):
                 limit_s = self.policy.fresh_s(fetch.subject[1])
-                until, since = self._believed(now, fresh_for_s, limit_s)
-                actions += self._take_entry(now, fetch, entry, until, since)
+                fresh_until, since = believed(now, fresh_for_s, limit_s)
+                actions += self._take_entry(now, fetch, entry, fresh_until, since)
             case Refuse(_, _, error):
                 actions += self._fail(now, fetch, error)
         return actions + self._retry_no_room(now)
@@ -877,20 +766,9 @@ class Node:
         assert fetch is not None
         self.stats.answers += 1
         limit_s = self.policy.listing_fresh_s(fetch.subject[1])
-        until, since = self._believed(now, part.fresh_for_s, limit_s)
-        taken = self._take_listing(now, fetch, listing, until, since)
+        fresh_until, since = believed(now, part.fresh_for_s, limit_s)
+        taken = self._take_listing(now, fetch, listing, fresh_until, since)
         return actions + ended + taken + self._retry_no_room(now)
-
-    @staticmethod
-    def _believed(
-        now: float, fresh_for_s: float | None, limit_s: float | None
-    ) -> tuple[float | None, float]:
-        """Until when to believe what a peer gave, and since when it was true. On the way down it
-        does not grow younger."""
-        if limit_s is None:
-            return (None if fresh_for_s is None else now + fresh_for_s), now
-        left = limit_s if fresh_for_s is None else min(fresh_for_s, limit_s)
-        return now + left, now - (limit_s - left)
 
     def _spoil(self, peer: NodeId, part: GivePart) -> list[Action]:
         """What is asked again begins at the first part that is missing."""
@@ -928,20 +806,13 @@ class Node:
         passing = Passing(batch, blob, size, sender, 0)
         return self.links.spread(now, self.stats.epoch, children, passing)
 
-    def _hold_pushed(self, key: ObjectKey, blob: BlobId) -> list[Action]:
-        if key in self._shelf or key.version.size > self.limits.whole_max_bytes:
-            return [ReleaseBlob(blob)]
-        self.stats.pushed += 1
-        return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
-
-    def _hold_pushed_listing(
-        self, now: float, path: Path, listing: Listing, epoch: int, fresh_for_s: float | None
-    ) -> list[Action]:
-        actions = self._hear_epoch(now, epoch)
-        if epoch < self.stats.epoch or self._listing(path, now) is not None:
+    def _take_pushed_listing(self, now: float, event: PushedListing) -> list[Action]:
+        actions = self._hear_epoch(now, event.epoch)
+        if event.epoch < self.stats.epoch:
             return actions
-        until, since = self._believed(now, fresh_for_s, self.policy.listing_fresh_s(path))
-        return actions + self._admit_listing(path, self._shown(path, listing, until, since))
+        return actions + self._cache.take_pushed_listing(
+            now, event.path, event.listing, event.fresh_for_s
+        )
 
     def _peer_changed(self, peer: NodeId, *, up: bool) -> list[Action]:
         """A connection was made, or the last one is gone. What passed before is lost: what the peer

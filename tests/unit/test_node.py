@@ -27,9 +27,10 @@ from copperfs.core.actions import (
     ReleaseHandle,
     ScanSource,
 )
+from copperfs.core.cache import UNLISTABLE_MAX
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.core.policy import LOCAL_FRESH_S, Policy
-from copperfs.core.state import OBJECT_OVERHEAD_BYTES, UNLISTABLE_MAX, Limits
+from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
 from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
 from tests.unit.core_lab import (
     DEADLINE_S,
