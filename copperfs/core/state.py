@@ -1,22 +1,15 @@
-"""What a node's state is made of: its limits, its fetches, what it holds, what it counts."""
+"""What the parts of a node share: its limits, its counts, and what a fetch is after."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 
-from copperfs.core.events import Question
-from copperfs.core.links import Stream
-from copperfs.types import BlobId, NodeId, Path
+from copperfs.types import Path
 
 # What holding something costs beside its bytes: keys, objects, its place in the front's tables.
 LISTING_OVERHEAD_BYTES = 512
 ROW_OVERHEAD_BYTES = 16
 OBJECT_OVERHEAD_BYTES = 512
 ENTRY_BYTES = 768
-
-# Two million names; what is larger each node reads from the source.
-LISTING_MAX_BYTES = 256 << 20
-# So often a peer may give something spoiled for one fetch; then the source is read.
-SPOILED_MAX = 3
 
 
 class Kind(Enum):
@@ -55,25 +48,6 @@ class Limits:
         if self.bypass_above_bytes is not None:
             limits.append(self.bypass_above_bytes)
         return max(0, min(limits))
-
-
-@dataclass(slots=True)
-class Fetch:
-    """One attempt to obtain something; *asked* are the questions that wait on it."""
-
-    subject: Subject
-    deadline: float
-    asked: list[Question]
-    reserved_bytes: int = 0
-    tree: int = 0
-    ask: tuple[NodeId, int] | None = None
-    """Whom it asks, and by which number; None if it reads the source."""
-    blob: BlobId | None = None
-    """What has come so far, and how many parts of it."""
-    there: int = 0
-    spoiled: int = 0
-    streams: list[tuple[NodeId, Stream]] = field(default_factory=list)
-    """Those to whom it is passed on as it comes."""
 
 
 @dataclass(slots=True)

@@ -384,8 +384,7 @@ def test_a_file_that_is_too_large_for_the_tree_is_read_by_each_node() -> None:
 
 
 def test_a_parent_without_room_for_a_file_has_its_child_read_it() -> None:
-    job = Job(2)
-    job.daemons[0].node.limits = type(job.daemons[0].node.limits)(MIB, MIB, None, DEADLINE_S)
+    job = Job(2, memory_bytes_of={0: MIB})
     wanted = job.tree.add(b"d/f", 2 * MIB)
     request = job.read(1, b"d/f", wanted)
     job.run()
