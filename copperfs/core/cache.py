@@ -111,7 +111,7 @@ class Cache:
 
     def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
         """As the source has it, and until when it may be believed."""
-        held = self._shelf.get(ListingKey(directory))
+        held = self._shelf.peek(ListingKey(directory))
         if not isinstance(held, Held) or not isinstance(held.source, Listing):
             return None
         return held.source, held.fresh_until

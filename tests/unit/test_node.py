@@ -174,6 +174,16 @@ def test_absolute_links_are_shown_rewritten_to_those_who_waited_and_to_later_one
     assert lab.look(b"d/l") == [listed(2, b"d", first.listing)]
 
 
+def test_looking_at_what_is_held_between_steps_is_no_use_of_it() -> None:
+    lab = Lab()
+    for fetch, path in ((1, b"d"), (2, b"e")):
+        lab.list(path)
+        lab.scanned(fetch, ABC)
+    held = lab.held()
+    assert lab.node.held_listing(Path(b"d")) == (ABC, None)
+    assert lab.held() == held
+
+
 # ---- bare listings -------------------------------------------------------------------------------
 
 
