@@ -136,6 +136,10 @@ class Fetches:
         self._on_its_way[fetch.tree] -= fetch.reserved_bytes
         return self._expect_nothing(fetch)
 
+    def give_up(self, fetch: Fetch) -> list[Action]:
+        """End it without an outcome."""
+        return self._withdraw(fetch) + self.end(fetch)
+
     def of_names(self) -> list[Fetch]:
         """Those after what a clear makes doubtful. Bytes of a version are not."""
         names = (Kind.SCAN, Kind.LOOK)
@@ -158,11 +162,9 @@ class Fetches:
         return self.links.ask(peer, message, fetch.number)
 
     def fall_back(self, fetch: Fetch) -> list[Action]:
-        """Read the source, because who was asked cannot give it."""
+        """Read the source, because who was asked said that it cannot give it."""
         assert fetch.ask is not None
-        actions = self._expect_nothing(fetch)
-        self.stats.fallbacks += 1
-        return [*actions, _at_source(fetch)]
+        return self._expect_nothing(fetch) + self._turn_to_source(fetch)
 
     def ask_again(self, fetch: Fetch) -> list[Action]:
         """A part was spoiled: what is asked again begins at the first part that is missing."""
@@ -170,11 +172,10 @@ class Fetches:
         fetch.spoiled += 1
         if fetch.subject[0] is Kind.SCAN:
             fetch.there = 0
+        actions = self._withdraw(fetch)
         if fetch.spoiled >= SPOILED_MAX:
-            return self.fall_back(fetch)
-        peer, number = fetch.ask
-        withdraw = Send(peer, Withdraw(number))
-        return [withdraw, *self._expect_nothing(fetch), *self._attempt(fetch)]
+            return actions + self._turn_to_source(fetch)
+        return actions + self._attempt(fetch)
 
     def forget_questions_of(self, peer: NodeId) -> None:
         """One that was started anew counts from the beginning, and wants nothing of before."""
@@ -195,6 +196,18 @@ class Fetches:
             fetch.there = 0 if fetch.subject[0] is Kind.SCAN else fetch.there
             actions += self._attempt(fetch)
         return actions
+
+    def _turn_to_source(self, fetch: Fetch) -> list[Action]:
+        self.stats.fallbacks += 1
+        return [_at_source(fetch)]
+
+    def _withdraw(self, fetch: Fetch) -> list[Action]:
+        """Whom it asks is told that nothing more is wanted: it would go on to give it."""
+        if fetch.ask is None:
+            return []
+        peer, number = fetch.ask
+        told = [Send(peer, Withdraw(number))] if self.links.was_sent(peer, number) else []
+        return [*told, *self._expect_nothing(fetch)]
 
     def _expect_nothing(self, fetch: Fetch) -> list[Action]:
         if fetch.ask is None:
@@ -234,14 +247,6 @@ class Fetches:
 
     def overdue(self, now: float) -> list[Fetch]:
         return list(takewhile(lambda fetch: fetch.deadline <= now, self._running.values()))
-
-    def give_up(self, fetch: Fetch) -> list[Action]:
-        """End it without an outcome."""
-        actions: list[Action] = []
-        if fetch.ask is not None and self.links.was_sent(*fetch.ask):
-            actions.append(Send(fetch.ask[0], Withdraw(fetch.ask[1])))
-        self.stats.overdue += 1
-        return actions + self.end(fetch)
 
     def check_invariants(self) -> None:
         assert set(self._by_subject.values()) == set(self._running.values())

@@ -234,6 +234,7 @@ class Questions:
         actions: list[Action] = []
         overdue = self.fetches.overdue(now)
         for fetch in overdue:
+            self.stats.overdue += 1
             actions += self.fetches.give_up(fetch)
             actions += self._drop_partial(fetch)
             for question in fetch.asked:
@@ -245,7 +246,7 @@ class Questions:
         actions = [*self.cache.clear(), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         for fetch in self.fetches.of_names():
-            actions += self.fetches.end(fetch)
+            actions += self.fetches.give_up(fetch)
             for question in fetch.asked:
                 actions += self._fetch(now, fetch.subject, question)
         return actions

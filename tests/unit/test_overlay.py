@@ -227,6 +227,18 @@ def test_no_answer_is_older_than_the_clear_before_its_question(seed: int) -> Non
     assert answer.listing.find(b"new.py") is not None
 
 
+def test_what_was_asked_for_before_a_clear_is_given_once() -> None:
+    job = Job(2)
+    job.tree.add(b"d/f")
+    request = job.ask(1, List, b"d")
+    job.move()
+    job.daemons[0].fetches.clear()  # the source is slow
+    job.clear(1)
+    job.run()
+    assert isinstance(job.answer(1, request), AnswerListing)
+    assert job.sent["GivePart"] == 1
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 
@@ -311,6 +323,7 @@ def test_who_gives_spoiled_parts_again_and_again_is_not_asked_any_more() -> None
         Path(b"lib/a.py"), job.tree.files[Path(b"lib/a.py")].attributes.version
     )
     assert job.daemons[3].node.stats.fallbacks == 1
+    assert job.sent["Withdraw"] == 3
     job.check_at_rest()
 
 
