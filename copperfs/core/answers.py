@@ -8,6 +8,7 @@ A large object is passed on while it arrives. Its fetch then has a stream for ea
 on it, which is told of every part (``pass_more``).
 """
 
+import errno
 from dataclasses import dataclass
 
 from copperfs.core.actions import (
@@ -25,7 +26,7 @@ from copperfs.core.events import Look, Question, Read
 from copperfs.core.fetches import Fetch
 from copperfs.core.links import Links, Stream, parts_in
 from copperfs.core.listing import Listing
-from copperfs.core.messages import GiveEntry, Refuse
+from copperfs.core.messages import LISTING_MAX_BYTES, GiveEntry, Refuse
 from copperfs.core.policy import Policy
 from copperfs.core.state import NodeStats
 from copperfs.types import BlobId, Entry, HandleId, Path, PeerRequest, split
@@ -75,6 +76,8 @@ class Answers:
             if not self.links.is_serving(*request):
                 return []
             total = len(held.source.packed)
+            if total > LISTING_MAX_BYTES:
+                return self.with_error(question, errno.EFBIG)
             stream = Stream(
                 request.number, held.source, total, 0, parts_in(total), held.fresh_until
             )

@@ -40,6 +40,7 @@ from copperfs.core.fetches import Fetches
 from copperfs.core.links import Links, Passing, part_size, parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import (
+    LISTING_MAX_BYTES,
     Ask,
     Batch,
     Call,
@@ -58,11 +59,8 @@ from copperfs.core.routing import Routing
 from copperfs.core.state import Kind, NodeStats
 from copperfs.types import BlobId, NodeId, PeerRequest, Version
 
-# Two million names; what is larger each node reads from the source.
-LISTING_MAX_BYTES = 256 << 20
-
-# A parent has no room for the file, is asked too much by this node, or has something of its own
-# where this node has the shared filesystem.
+# It is too large for a parent, or for the way; a parent is asked too much by this node, or has
+# something of its own where this node has the shared filesystem.
 _TRY_THE_SOURCE = (errno.EFBIG, errno.EBUSY, errno.EXDEV)
 
 
@@ -219,10 +217,11 @@ class Peering:
         return actions + self.questions.take_listing(now, fetch, listing, fresh_until, since)
 
     def _pass(self, peer: NodeId, part: GivePart) -> list[Action]:
+        """More of a listing is to come; or the part is not what it has to be."""
         fetch = self.fetches.asking(peer, part.number)
         if fetch is None:
             return []
-        if fetch.subject[0] is Kind.SCAN and part.index == fetch.there:
+        if fetch.subject[0] is Kind.SCAN and self.wanted(peer, part) is not None:
             fetch.there += 1
             return []
         return self._spoil(peer, part)

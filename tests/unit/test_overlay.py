@@ -8,9 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from copperfs.core.actions import AnswerEntry, AnswerError, AnswerListing
-from copperfs.core.events import Clear, Heard, List, Look, PeerDown, PeerUp
+from copperfs.core.events import Clear, Heard, List, Look, PartPassed, PeerDown, PeerUp, Scanned
 from copperfs.core.links import ASKS_MAX, SERVING_MAX, WINDOW_BYTES
-from copperfs.core.messages import PART_BYTES, Ask, What
+from copperfs.core.listing import Listing
+from copperfs.core.messages import LISTING_MAX_BYTES, PART_BYTES, Ask, GivePart, What
 from copperfs.types import NodeId, Path, RequestId, Version
 from tests.unit.core_lab import DEADLINE_S, version
 from tests.unit.overlay_lab import MIB, Job, Never, content
@@ -403,6 +404,29 @@ def test_a_parent_without_room_for_a_file_has_its_child_read_it() -> None:
     job.run()
     assert job.answer(1, request) == content(Path(b"d/f"), wanted)
     assert job.daemons[1].node.stats.fallbacks == 1
+
+
+def test_a_listing_that_is_too_large_to_travel_is_read_by_each_node() -> None:
+    job = Job(2)
+    job.ask(1, List, b"d")
+    job.move()
+    scan = job.daemons[0].fetches.pop()
+    job.happen(NodeId(0), Scanned(scan.fetch, Listing(bytes(LISTING_MAX_BYTES + 1))))
+    assert job.sent["GivePart"] == 0
+    job.move()
+    assert len(job.daemons[1].fetches) == 1
+    assert job.daemons[1].node.stats.fallbacks == 1
+
+
+def test_who_gives_a_listing_that_is_too_large_all_the_same_is_passed_over() -> None:
+    job = Job(2)
+    job.ask(1, List, b"d")
+    for number in (1, 2, 3):
+        part = GivePart(number, 1, 0, LISTING_MAX_BYTES + 1)
+        job.in_flight[NodeId(0), NodeId(1)] += PART_BYTES
+        assert job.daemons[1].node.wanted(NodeId(0), part) is None
+        job.happen(NodeId(1), PartPassed(NodeId(0), part))
+    assert len(job.daemons[1].fetches) == 1
 
 
 # --- working sets ---------------------------------------------------------------------------------
