@@ -162,6 +162,10 @@ class Node:
         """All that is on the shelf, oldest first, with its size."""
         return self._cache.held()
 
+    def expects(self, peer: NodeId, number: int) -> bool:
+        """Whether anything is still to come for this ask."""
+        return self._fetches.asking(peer, number) is not None
+
     def wanted(self, peer: NodeId, part: GivePart) -> tuple[What, BlobId | None] | None:
         """Whether to keep the bytes of *part*, and where; see ``Peering``."""
         return self._peering.wanted(peer, part)
