@@ -71,7 +71,7 @@ class Passing:
     blob: BlobId
     size: int
     sender: NodeId | None
-    """None at the root."""
+    """None at the root, or when it is gone."""
     children: int
     """To how many it has yet to go."""
 
@@ -280,6 +280,10 @@ class Links:
             actions += self._finish(link.streams.popleft())
         while link.batches:
             actions += self._passed(link.batches.popleft())
+        for other in self._links.values():
+            for passing in other.batches:
+                if passing.sender == peer:
+                    passing.sender = None  # a new connection begins with a whole window
         return actions, fetches
 
     def _finish(self, stream: Stream) -> list[Action]:

@@ -483,6 +483,21 @@ def test_a_slow_leaf_holds_up_the_push_and_nothing_else() -> None:
     job.check_at_rest()
 
 
+def test_a_renewed_connection_is_not_credited_with_what_came_over_the_one_before() -> None:
+    job = Job(7, memory_bytes=256 * MIB)
+    job.queues[NodeId(2), NodeId(6)] = Never()
+    for sequence in range(40):
+        path = Path(b"d/%d" % sequence)
+        job.push(0, 0, sequence, {path: job.tree.add(path, MIB)})
+    job.run()
+    job.connect(NodeId(0), NodeId(2))
+    job.cut(NodeId(2), NodeId(6))  # now what waited for it at 2 has gone on
+    job.run()
+    assert job.sent["Credit"]
+    assert job.in_flight[NodeId(0), NodeId(2)] >= 0
+    job.check_at_rest()
+
+
 @given(st.integers(0, 10_000), st.integers(0, 200))
 @settings(max_examples=40, deadline=None)
 def test_nodes_that_are_lost_during_a_push_leave_nothing_behind(seed: int, moves: int) -> None:
