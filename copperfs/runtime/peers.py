@@ -275,6 +275,9 @@ class Peers:
         key = (peer, part.number)
         parts = [*self._listings.pop(key, []), Payload(bytes(payload.data), payload.digest)]
         if part.index + 1 < parts_in(part.total_bytes):
+            # The core does not say when it gives one up.
+            for each in [each for each in self._listings if not self.node.expects(*each)]:
+                del self._listings[each]
             self._listings[key] = parts
             self.post(PartPassed(peer, part))
             return
@@ -289,6 +292,10 @@ class Peers:
             self.post(PartSpoiled(peer, part))
             return
         self.post(ListingTaken(peer, part, listing))
+
+    def kept_listing_bytes(self) -> int:
+        """Of listings that have not come whole."""
+        return sum(len(each.data) for parts in self._listings.values() for each in parts)
 
     def _change(self) -> None:
         self._changed.set()

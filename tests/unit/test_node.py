@@ -27,9 +27,10 @@ from copperfs.core.actions import (
     ReleaseHandle,
     ScanSource,
 )
+from copperfs.core.cache import UNLISTABLE_MAX
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.core.policy import LOCAL_FRESH_S, Policy
-from copperfs.core.state import OBJECT_OVERHEAD_BYTES, UNLISTABLE_MAX, Limits
+from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
 from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
 from tests.unit.core_lab import (
     DEADLINE_S,
@@ -171,6 +172,16 @@ def test_absolute_links_are_shown_rewritten_to_those_who_waited_and_to_later_one
     assert shown is not None
     assert shown.target == b"/mnt/x"
     assert lab.look(b"d/l") == [listed(2, b"d", first.listing)]
+
+
+def test_looking_at_what_is_held_between_steps_is_no_use_of_it() -> None:
+    lab = Lab()
+    for fetch, path in ((1, b"d"), (2, b"e")):
+        lab.list(path)
+        lab.scanned(fetch, ABC)
+    held = lab.held()
+    assert lab.node.held_listing(Path(b"d")) == (ABC, None)
+    assert lab.held() == held
 
 
 # ---- bare listings -------------------------------------------------------------------------------
