@@ -30,7 +30,7 @@ also not from one of the front's, unless they are bytes of a version, which are 
 A clear on one node is a clear on all: whoever hears of a later epoch clears as well.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from copperfs.core.actions import Action, CacheKey, ObjectKey
 from copperfs.core.answers import Answers
@@ -47,6 +47,7 @@ from copperfs.core.events import (
     Listed,
     Look,
     Looked,
+    MountsMoved,
     Opened,
     Read,
     Scanned,
@@ -83,6 +84,7 @@ class Node:
     _peering: Peering = field(init=False)
 
     def __post_init__(self) -> None:
+        self.policy = replace(self.policy)  # its own: what it refuses changes
         policy, limits, stats = self.policy, self.limits, self.stats
         pins = Pins()
         links = Links(pins)
@@ -118,9 +120,11 @@ class Node:
             case Used(keys):
                 self._cache.used(keys)
                 return []
-            case Clear(epoch, local):
-                next_epoch = self.stats.epoch + (0 if local else 1)
-                return self._questions.clear(now, epoch or next_epoch)
+            case MountsMoved(refused):
+                self.policy.refused = refused
+                return []
+            case Clear(epoch):
+                return self._questions.clear(now, epoch or self.stats.epoch + 1)
             case StartCall(request, operation, argument, within_s):
                 return self._calls.start(now, request, operation, argument, within_s)
             case CallPerformed(call, result):

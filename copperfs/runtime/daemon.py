@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +31,7 @@ from copperfs.blob import BLOBS_ARE_SHARED
 from copperfs.bootstrap.launch import Launch, trees_of
 from copperfs.config import Settings
 from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
+from copperfs.core.events import MountsMoved
 from copperfs.core.node import Node
 from copperfs.core.state import Limits
 from copperfs.core.trees import Trees
@@ -360,7 +362,7 @@ class Daemon:
 
         def refuse(paths: frozenset[Path]) -> None:
             def apply() -> None:
-                node.policy = replace(node.policy, refused=paths)
+                node.step(time.monotonic(), MountsMoved(paths))  # which wants nothing done
 
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(apply)

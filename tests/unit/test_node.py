@@ -28,6 +28,7 @@ from copperfs.core.actions import (
     ScanSource,
 )
 from copperfs.core.cache import UNLISTABLE_MAX
+from copperfs.core.events import MountsMoved
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.core.policy import LOCAL_FRESH_S, Policy
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
@@ -817,3 +818,15 @@ def test_a_reset_keeps_what_is_held_and_the_epoch() -> None:
     lab.node.reset_statistics()
     after = lab.node.statistics()
     assert (after.questions, after.fetches, after.held_count, after.epoch) == (0, 0, 1, 2)
+
+
+# ---- mounts that move ----------------------------------------------------------------------------
+
+
+def test_a_path_that_begins_to_lead_back_into_the_mount_is_refused_from_then_on() -> None:
+    lab = Lab()
+    assert lab.list(b"d/mnt/x") == [scan(1, b"d/mnt/x")]
+    assert lab.step(MountsMoved(frozenset({Path(b"d/mnt")}))) == []
+    assert lab.list(b"d/mnt/y") == [AnswerError(RequestId(2), errno.ELOOP)]
+    lab.step(MountsMoved(frozenset()))
+    assert lab.list(b"d/mnt/z") == [scan(2, b"d/mnt/z")]

@@ -515,7 +515,7 @@ def test_nodes_that_are_lost_during_a_push_leave_nothing_behind(seed: int, moves
 def test_a_local_clear_is_no_new_epoch() -> None:
     job = eight()
     read(job, LEAF, b"lib/a.py")
-    job.happen(NodeId(LEAF), Clear(local=True))
+    job.happen(NodeId(LEAF), Clear(epoch=1))
     assert job.daemons[LEAF].epochs == [1]
     assert not job.daemons[LEAF].node.held()
     read(job, LEAF, b"lib/a.py")
