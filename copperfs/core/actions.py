@@ -82,12 +82,13 @@ class OpenSource:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """*content* is what the message's payload is a part of: of ``GivePart`` the part of its index.
+    """*content* is what the message's payload is made of: of ``GivePart`` the part of its index, of
+    an ``Offer`` all of these.
     What was sent may be released at once: whoever sends keeps it until it has gone."""
 
     peer: NodeId
     message: Message
-    content: BlobId | Listing | None = None
+    content: BlobId | Listing | tuple[BlobId | Listing, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,17 +178,39 @@ class Cache:
         fresh_until = until(now, self.policy.listing_fresh_s(path))
         return self.admit_listing(path, self.as_listed(path, listing, fresh_until, now))
 
-    def take_pushed(self, key: ObjectKey, blob: BlobId) -> list[Action]:
-        if key in self._shelf or key.version.size > self.limits.whole_max_bytes:
+    def take_pushed(self, key: ObjectKey, blob: BlobId, *, offered: bool) -> list[Action]:
+        size = key.version.size
+        if key in self._shelf or size > self.limits.whole_max_bytes:
             return [ReleaseBlob(blob)]
-        self.stats.pushed += 1
+        if offered and not self._shelf.has_free(size + OBJECT_OVERHEAD_BYTES):
+            return [ReleaseBlob(blob)]
+        if offered:
+            self.stats.offered += 1
+        else:
+            self.stats.pushed += 1
         return self.admit_object(key, blob)
 
+    def offerable(self, key: CacheKey, now: float) -> BlobId | Held | None:
+        """What is held under *key*, if it may be given to others now."""
+        value = self._shelf.peek(key)
+        if isinstance(value, Held) and not value.is_fresh(now):
+            return None
+        return value
+
     def take_pushed_listing(
-        self, now: float, path: Path, listing: Listing, fresh_for_s: float | None
+        self,
+        now: float,
+        path: Path,
+        listing: Listing,
+        fresh_for_s: float | None,
+        *,
+        offered: bool,
     ) -> list[Action]:
         if self.listing(path, now) is not None:
             return []
+        if offered and not self._shelf.has_free(3 * len(listing.packed)):
+            return []
+        self.stats.offered += offered
         fresh_until, since = believed(now, fresh_for_s, self.policy.listing_fresh_s(path))
         return self.admit_listing(path, self.as_listed(path, listing, fresh_until, since))
 

@@ -224,11 +224,12 @@ class BatchTaken:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A whole object came in batches."""
+    """A whole object came in batches, or with an offer, for which nothing else has to go."""
 
     path: Path
     version: Version
     blob: BlobId
+    offered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +238,15 @@ class PushedListing:
     listing: Listing
     epoch: int
     fresh_for_s: float | None
+    offered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OfferTaken:
+    """An offer came; what was in it was told before."""
+
+    peer: NodeId
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +264,7 @@ class Tick:
 
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
-Pushing = PushBatch | BatchTaken | Pushed | PushedListing
+Pushing = PushBatch | BatchTaken | OfferTaken | Pushed | PushedListing
 FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled | Pushing
 OfCalls = StartCall | CallPerformed
 OnCredit = Fetched | Listed

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from copperfs.core.actions import Action, ReleaseBlob, Send
 from copperfs.core.listing import Listing
-from copperfs.core.messages import PART_BYTES, Ask, Batch, Credit, GivePart
+from copperfs.core.messages import PART_BYTES, Ask, Batch, Credit, GivePart, Offer
 from copperfs.core.pins import Pins
 from copperfs.types import BlobId, FetchId, NodeId
 
@@ -193,6 +193,18 @@ class Links:
         left = None if stream.fresh_until is None else max(0.0, stream.fresh_until - now)
         directory = stream.content.directory if isinstance(stream.content, Listing) else None
         return GivePart(stream.number, epoch, stream.next, stream.total_bytes, directory, left)
+
+    def offer(
+        self, peer: NodeId, offer: Offer, contents: tuple[BlobId | Listing, ...]
+    ) -> list[Action]:
+        size = sum(item.length for item in offer.items)
+        self[peer].credit_bytes -= size
+        return [Send(peer, offer, contents)]
+
+    def may_offer(self, peer: NodeId) -> bool:
+        """Only when nothing else waits for the credit."""
+        link = self[peer]
+        return link.credit_bytes > WINDOW_BYTES // 2 and not link.batches
 
     def spread(
         self, now: float, epoch: int, children: list[NodeId], passing: Passing

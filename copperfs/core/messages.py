@@ -110,6 +110,8 @@ class Item:
     length: int
     fresh_for_s: float | None = None
     """Of a listing, what is left of its freshness."""
+    digest: bytes = b""
+    """In an offer, of these bytes as they were where the source was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,15 @@ class Batch:
     sequence: int
     items: tuple[Item, ...]
     last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a child will want next, as far as the others did; whole listings and objects, which are
+    the payload in their order. It is not passed on."""
+
+    epoch: int
+    items: tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +170,4 @@ class Pong:
 
 
 FromParent = GiveEntry | GivePart | Refuse
-Message = Hello | Ask | FromParent | Credit | Withdraw | Batch | Call | Return | Ping | Pong
+Message = Hello | Ask | FromParent | Credit | Withdraw | Batch | Offer | Call | Return | Ping | Pong

@@ -13,6 +13,7 @@ knows those below it:
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
     Routing         whom to ask
+    Trail           in which order things came, and who wants them in the same
     Links           what was asked of each peer and what each is being given, on credit
     Cache           what is held, and what of that is believed
     Pins            when a blob may be released
@@ -65,6 +66,7 @@ from copperfs.core.policy import Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Limits, NodeStats
+from copperfs.core.trail import Trail
 from copperfs.core.trees import Trees
 from copperfs.types import BlobId, NodeId, Path, Version
 
@@ -94,10 +96,13 @@ class Node:
         # In a job of several nodes only the node can tell which questions are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
         answers = Answers(policy, stats, links, grants)
-        questions = Questions(policy, limits, stats, pins, cache, fetches, answers)
+        trail = Trail()
+        questions = Questions(
+            policy, limits, stats, pins, cache, fetches, answers, trail if self.trees else None
+        )
         calls = Calls(routing)
         self._peering = Peering(
-            policy, stats, links, routing, cache, fetches, answers, questions, calls
+            policy, stats, links, routing, cache, fetches, answers, questions, calls, trail
         )
         self.links, self._cache, self._fetches = links, cache, fetches
         self._calls, self._questions = calls, questions

@@ -15,9 +15,9 @@ Of a working set this part only passes batches on; what is in them comes as ``Pu
 import errno
 from dataclasses import dataclass
 
-from copperfs.core.actions import Action, ObjectKey, Send
+from copperfs.core.actions import Action, CacheKey, ListingKey, ObjectKey, Send
 from copperfs.core.answers import Answers
-from copperfs.core.cache import Cache, believed
+from copperfs.core.cache import Cache, Held, believed
 from copperfs.core.calls import Calls
 from copperfs.core.events import (
     BatchTaken,
@@ -26,6 +26,7 @@ from copperfs.core.events import (
     List,
     ListingTaken,
     Look,
+    OfferTaken,
     PartPassed,
     PartSpoiled,
     PartTaken,
@@ -48,6 +49,8 @@ from copperfs.core.messages import (
     GiveEntry,
     GivePart,
     Hello,
+    Item,
+    Offer,
     Refuse,
     Return,
     What,
@@ -57,6 +60,7 @@ from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Kind, NodeStats
+from copperfs.core.trail import ITEM_BYTES_MAX, OFFER_BYTES_MAX, OFFER_PATH_BYTES_MAX, Trail
 from copperfs.types import BlobId, NodeId, PeerRequest, Version
 
 # It is too large for a parent, or for the way; a parent is asked too much by this node, or has
@@ -75,6 +79,7 @@ class Peering:
     answers: Answers
     questions: Questions
     calls: Calls
+    trail: Trail
 
     def step(self, now: float, event: FromPeer) -> list[Action]:
         match event:
@@ -97,8 +102,11 @@ class Peering:
             case BatchTaken(peer, batch, blob, size):
                 actions = self._hear_epoch(now, batch.epoch)
                 return actions + self._spread(now, peer, batch, blob, size)
-            case Pushed(path, version, blob):
-                return self.cache.take_pushed(ObjectKey(path, version), blob)
+            case OfferTaken(peer, size):
+                return self.links.took(peer, size)
+            case Pushed(path, version, blob, offered):
+                self.trail.note(ObjectKey(path, version))
+                return self.cache.take_pushed(ObjectKey(path, version), blob, offered=offered)
             case PushedListing():
                 return self._take_pushed_listing(now, event)
 
@@ -108,6 +116,7 @@ class Peering:
         one that was started anew counts from the beginning."""
         actions, lost = self.links.down(peer)
         self.fetches.forget_questions_of(peer)
+        self.trail.forget(peer)
         actions += self.calls.peer_changed(peer)
         if up:
             self.links.up(peer)
@@ -151,11 +160,55 @@ class Peering:
             case What.ENTRY:
                 return self.questions.ask(now, Look(request, ask.path))
             case What.LISTING:
-                return self.questions.ask(now, List(request, ask.path))
+                actions = self.questions.ask(now, List(request, ask.path))
+                return actions + self._offer(now, peer, ListingKey(ask.path))
             case What.OBJECT:
                 assert ask.version is not None, "the codec sees to it"
                 first = min(ask.first, parts_in(ask.version.size) - 1)
-                return self.questions.ask(now, Read(request, ask.path, ask.version, first))
+                question = Read(request, ask.path, ask.version, first)
+                actions = self.questions.ask(now, question)
+                return actions + self._offer(now, peer, ObjectKey(ask.path, ask.version))
+
+    def _offer(self, now: float, peer: NodeId, key: ListingKey | ObjectKey) -> list[Action]:
+        """Give a child that follows the trail what it will want next."""
+        ahead = self.trail.ahead(peer, key)
+        if not ahead or not self.links.may_offer(peer):
+            return []
+        items: list[Item] = []
+        contents: list[BlobId | Listing] = []
+        size = path_size = 0
+        for each in ahead:
+            found = self._item(now, each)
+            if found is None:
+                continue
+            item, content = found
+            size, path_size = size + item.length, path_size + len(item.path)
+            if size > OFFER_BYTES_MAX or path_size > OFFER_PATH_BYTES_MAX:
+                break
+            items.append(item)
+            contents.append(content)
+            self.trail.offered(peer, each)
+        if not items:
+            return []
+        self.stats.offers += len(items)
+        return self.links.offer(peer, Offer(self.stats.epoch, tuple(items)), tuple(contents))
+
+    def _item(self, now: float, key: CacheKey) -> tuple[Item, BlobId | Listing] | None:
+        """What is held under *key*, if it is small enough to be offered."""
+        value = self.cache.offerable(key, now)
+        if isinstance(key, ObjectKey):
+            size = key.version.size
+            if value is None or isinstance(value, Held) or size > ITEM_BYTES_MAX:
+                return None
+            return Item(What.OBJECT, key.path, key.version, size, 0, size), value
+        if not isinstance(value, Held) or not isinstance(value.source, Listing):
+            return None
+        size = len(value.source.packed)
+        if size > ITEM_BYTES_MAX:
+            return None
+        left = None if value.fresh_until is None else max(0.0, value.fresh_until - now)
+        listing = value.source
+        return Item(What.LISTING, key.path, listing.directory, size, 0, size, left), listing
 
     # --- what they give --------------------------------------------------------------------------
 
@@ -247,6 +300,7 @@ class Peering:
         actions = self._hear_epoch(now, event.epoch)
         if event.epoch < self.stats.epoch:
             return actions
+        self.trail.note(ListingKey(event.path))
         return actions + self.cache.take_pushed_listing(
-            now, event.path, event.listing, event.fresh_for_s
+            now, event.path, event.listing, event.fresh_for_s, offered=event.offered
         )

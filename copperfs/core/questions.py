@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from copperfs.core.actions import (
     Action,
+    ListingKey,
     NewEpoch,
     ObjectKey,
     ReleaseBlob,
@@ -47,6 +48,7 @@ from copperfs.core.listing import Listing
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
+from copperfs.core.trail import Trail
 from copperfs.types import BlobId, Entry, PeerRequest, Version, split
 
 
@@ -59,6 +61,8 @@ class Questions:
     cache: Cache
     fetches: Fetches
     answers: Answers
+    trail: Trail | None
+    """None for a node alone, which nobody follows."""
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -162,6 +166,7 @@ class Questions:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
                 actions += self.answers.with_listing(now, question, path, held)
+        self._note(ListingKey(path))
         return actions + self.cache.admit_listing(path, held) + self._room_was_made(now)
 
     def take_entry(
@@ -194,7 +199,12 @@ class Questions:
                 actions += self.answers.with_object(now, question, key, blob)
         if fetch.blob not in (None, blob):
             actions += self._drop_partial(fetch)
+        self._note(key)
         return actions + self.cache.admit_object(key, blob) + self._room_was_made(now)
+
+    def _note(self, key: ListingKey | ObjectKey) -> None:
+        if self.trail is not None and self.policy.place(key.path) is Place.SHARED:
+            self.trail.note(key)
 
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
         actions = self.fetches.end(fetch)
@@ -243,6 +253,8 @@ class Questions:
 
     def clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch
+        if self.trail is not None:
+            self.trail.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         for fetch in self.fetches.of_names():

@@ -51,6 +51,10 @@ class Shelf(Generic[K, V]):
         if key in self._items:
             self._items.move_to_end(key)
 
+    def has_free(self, size: int) -> bool:
+        """Whether *size* more bytes fit, and nothing has to go for them."""
+        return self.held_bytes + self.reserved_bytes + size <= self.budget_bytes
+
     def reserve(self, size: int) -> list[tuple[K, V]] | None:
         """Make room for *size* bytes on their way. What had to go, or None: there is no room.
 

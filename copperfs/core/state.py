@@ -76,6 +76,10 @@ class NodeStats:
     """Asks of peers that asked for more than they may."""
     pushed: int = 0
     """Objects that came with a working set."""
+    offers: int = 0
+    """Listings and objects that children got before they asked."""
+    offered: int = 0
+    """The same, that came to this node, and that it had room for."""
     fallbacks: int = 0
     """Fetches from the source that a parent should have answered."""
     spoiled: int = 0

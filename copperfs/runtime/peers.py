@@ -13,7 +13,7 @@ saw, however many nodes it came through.
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -23,15 +23,29 @@ from copperfs.core.events import (
     Event,
     Heard,
     ListingTaken,
+    OfferTaken,
     PartPassed,
     PartSpoiled,
     PartTaken,
     PeerDown,
     PeerUp,
+    Pushed,
+    PushedListing,
 )
 from copperfs.core.links import part_size, parts_in
 from copperfs.core.listing import Listing, MalformedListing
-from copperfs.core.messages import PART_BYTES, Batch, GivePart, Hello, Ping, Pong, What
+from copperfs.core.messages import (
+    PART_BYTES,
+    Batch,
+    GivePart,
+    Hello,
+    Item,
+    Message,
+    Offer,
+    Ping,
+    Pong,
+    What,
+)
 from copperfs.core.node import Node
 from copperfs.errors import MountError
 from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
@@ -64,10 +78,13 @@ class Blobs:
     _digests: dict[BlobId, dict[int, bytes]] = field(default_factory=dict)
     _next: int = 0
 
-    def keep(self, blob: Blob) -> BlobId:
+    def keep(self, blob: Blob, known: bytes | None = None) -> BlobId:
+        """*known* is its digest, if it is of one part and came with one."""
         self._next += 1
         number = BlobId(self._next)
         self.held[number] = blob
+        if known is not None:
+            self._digests[number] = {0: known}
         return number
 
     def keep_frame(self, payload: Payload) -> BlobId:
@@ -121,11 +138,16 @@ class Peers:
     """Of listings and files that came from parents; without what messages take beside them."""
     given_bytes: int = 0
     """The same, to children."""
+    _parents: frozenset[NodeId] = field(init=False)
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
     _listings: dict[tuple[NodeId, int], list[Payload]] = field(default_factory=dict)
     """Of listings that are too large for one message, what has come."""
+
+    def __post_init__(self) -> None:
+        assert self.node.trees is not None
+        self._parents = frozenset(self.node.trees.parents())
 
     def connect(self) -> None:
         """To everybody whom this node asks or is pushed to by."""
@@ -183,13 +205,17 @@ class Peers:
         payload = None
         if isinstance(message, GivePart):
             assert content is not None
+            assert not isinstance(content, tuple)
             if isinstance(content, Listing):
-                payload = _listing_part(content, message)
+                payload = _listing_payload(content, message.index)
             else:
                 payload = self.blobs.part(content, message.index, message.total_bytes)
+        elif isinstance(message, Offer):
+            assert isinstance(content, tuple)
+            message, payload = self._offer_payload(message, content)
         elif isinstance(message, Batch):
             assert content is not None
-            assert not isinstance(content, Listing)
+            assert not isinstance(content, Listing | tuple)
             payload = self.blobs.whole(content)
         # If it cannot be sent, the transport says Lost, and the core asks elsewhere.
         if self.transport.send(action.peer, message, payload) and payload is not None:
@@ -208,8 +234,8 @@ class Peers:
                 self._change()
             case Corrupt(peer, message):
                 log.info("node %d gave bytes that are not what their digest says", peer)
-                if isinstance(message, GivePart) and peer in self.connected:
-                    self.post(PartSpoiled(peer, message))
+                if peer in self.connected:
+                    self._drop_spoiled(peer, message)
             case Received(peer, Hello() as message, _):
                 self._hear_hello(peer, message)
             case Received(peer, message, payload):
@@ -217,6 +243,10 @@ class Peers:
                     return  # it has not said hello, or does not agree
                 if isinstance(message, GivePart):
                     self._take_part(peer, message, payload or Payload(b"", b""))
+                elif isinstance(message, Offer):
+                    if peer not in self._parents:
+                        return  # nobody else is followed
+                    self._take_offer(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Batch):
                     self.take_batch(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Ping):
@@ -226,6 +256,14 @@ class Peers:
                         self._pings[message.number].set()
                 else:
                     self.post(Heard(peer, message))
+
+    def _drop_spoiled(self, peer: NodeId, message: Message) -> None:
+        if isinstance(message, GivePart):
+            self.post(PartSpoiled(peer, message))
+        elif isinstance(message, Batch | Offer):
+            # Who wants it asks for it; the credit goes back as if it had been taken.
+            self.node.stats.spoiled += 1
+            self.post(OfferTaken(peer, sum(item.length for item in message.items)))
 
     def _greet(self, peer: NodeId) -> None:
         """Both ends begin with a hello; nothing else is said before it was heard."""
@@ -271,6 +309,51 @@ class Peers:
             self.blobs.held[blob].seal(part.total_bytes)
         self.post(PartTaken(peer, part, blob))
 
+    # --- offers ----------------------------------------------------------------------------------
+
+    def _offer_payload(
+        self, offer: Offer, contents: tuple[BlobId | Listing, ...]
+    ) -> tuple[Offer, Payload]:
+        """All of it in one piece; each item keeps the digest that it has from the source."""
+        items, pieces = [], []
+        for item, content in zip(offer.items, contents, strict=True):
+            if isinstance(content, Listing):
+                piece = _listing_payload(content, 0)
+            else:
+                piece = self.blobs.part(content, 0, item.total_bytes)
+            items.append(replace(item, digest=piece.digest))
+            pieces.append(piece.data)
+        whole = b"".join(pieces)
+        return replace(offer, items=tuple(items)), Payload(whole, digest(whole))
+
+    def _take_offer(self, peer: NodeId, offer: Offer, payload: Payload) -> None:
+        view, at = memoryview(payload.data), 0
+        for item in offer.items:
+            data = view[at : at + item.length]
+            at += item.length
+            if item.length != item.total_bytes or digest(data) != item.digest:
+                log.info("node %d offered bytes that are not what their digest says", peer)
+                self.node.stats.spoiled += 1
+                continue
+            if item.what is What.LISTING:
+                self._take_offered_listing(peer, offer.epoch, item, bytes(data))
+            elif item.version is not None and item.version.size == item.length:
+                blob = new_blob(item.length)
+                blob.view[: item.length] = data
+                blob.seal(item.length)
+                number = self.blobs.keep(blob, item.digest)
+                self.post(Pushed(item.path, item.version, number, offered=True))
+        self.post(OfferTaken(peer, len(view)))
+
+    def _take_offered_listing(self, peer: NodeId, epoch: int, item: Item, packed: bytes) -> None:
+        listing = Listing(packed, item.version, (item.digest,))
+        try:
+            listing.check()
+        except MalformedListing as error:
+            log.info("node %d offered a malformed listing: %s", peer, error)
+            return
+        self.post(PushedListing(item.path, listing, epoch, item.fresh_for_s, offered=True))
+
     def _take_listing_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
         key = (peer, part.number)
         parts = [*self._listings.pop(key, []), Payload(bytes(payload.data), payload.digest)]
@@ -306,13 +389,13 @@ class Peers:
             del self._listings[key]
 
 
-def _listing_part(listing: Listing, part: GivePart) -> Payload:
+def _listing_payload(listing: Listing, index: int) -> Payload:
     if not listing.digests:
         view = memoryview(listing.packed)
         listing.digests = tuple(
             digest(view[start : start + PART_BYTES])
             for start in range(0, max(1, len(view)), PART_BYTES)
         )
-    start = part.index * PART_BYTES
+    start = index * PART_BYTES
     data = memoryview(listing.packed)[start : start + PART_BYTES]
-    return Payload(data, listing.digests[part.index])
+    return Payload(data, listing.digests[index])

@@ -33,6 +33,7 @@ from copperfs.core.messages import (
     Hello,
     Item,
     Message,
+    Offer,
     Ping,
     Pong,
     Refuse,
@@ -54,6 +55,9 @@ PAYLOAD_BYTES_MAX = 2 * PART_BYTES
 OBJECT_BYTES_MAX = 1 << 40
 PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
 TREES_MAX = 64
+OFFER_ITEMS_MAX = 64
+OFFERED_HEADER_BYTES_MAX = 512
+"""Of an item beside its path."""
 ITEMS_MAX = 4096
 """A batch of 1 MiB has this many if they are of 256 bytes: smaller files are not worth a push."""
 HEADER_BYTES_MAX = 16 << 10
@@ -103,7 +107,7 @@ def _part_bytes(part: GivePart) -> int:
     return min(left, PART_BYTES)
 
 
-def _batch_bytes(batch: Batch) -> int:
+def _batch_bytes(batch: Batch | Offer) -> int:
     size = 0
     for item in batch.items:
         if item.offset + item.length > item.total_bytes:
@@ -128,6 +132,7 @@ _ITEM = f.record(
         ("offset", _TOTAL),
         ("length", f.integer(0, PAYLOAD_BYTES_MAX)),
         ("fresh_for_s", f.SECONDS),
+        ("digest", f.octets(DIGEST_BYTES)),
     ),
 )
 _ANSWER = (("number", f.number()), ("epoch", f.number()))
@@ -200,6 +205,13 @@ LAYOUTS = (
         Return,
         (("number", f.number()), ("result", f.octets(RESULT_BYTES_MAX))),
         header_bytes_max=HEADER_BYTES_MAX + RESULT_BYTES_MAX,
+    ),
+    Layout(
+        13,
+        Offer,
+        (("epoch", f.number()), ("items", f.several(_ITEM, OFFER_ITEMS_MAX))),
+        header_bytes_max=HEADER_BYTES_MAX + OFFER_ITEMS_MAX * OFFERED_HEADER_BYTES_MAX,
+        payload_bytes=_batch_bytes,
     ),
     Layout(11, Ping, (("number", f.number()),)),
     Layout(12, Pong, (("number", f.number()),)),

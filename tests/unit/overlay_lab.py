@@ -43,6 +43,7 @@ from copperfs.core.events import (
     ListingTaken,
     Look,
     Looked,
+    OfferTaken,
     Opened,
     PartPassed,
     PartSpoiled,
@@ -67,6 +68,7 @@ from copperfs.core.messages import (
     GivePart,
     Item,
     Message,
+    Offer,
     Return,
     What,
 )
@@ -309,7 +311,11 @@ class Job:
                 pass
 
     def _send(
-        self, me: NodeId, peer: NodeId, message: Message, content: BlobId | Listing | None
+        self,
+        me: NodeId,
+        peer: NodeId,
+        message: Message,
+        content: BlobId | Listing | tuple[BlobId | Listing, ...] | None,
     ) -> None:
         if (me, peer) not in self.queues:
             return
@@ -319,6 +325,7 @@ class Job:
         payload: bytes | None = None
         if isinstance(message, GivePart):
             assert content is not None
+            assert not isinstance(content, tuple)
             start = message.index * PART_BYTES
             size = part_size(message.index, message.total_bytes)
             if isinstance(content, Listing):
@@ -328,8 +335,17 @@ class Job:
             assert len(payload) == size
             self.in_flight[me, peer] += size
             self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
+        elif isinstance(message, Offer):
+            assert isinstance(content, tuple)
+            blobs = self.daemons[me].blobs
+            payload = b"".join(
+                each.packed if isinstance(each, Listing) else bytes(blobs[each]) for each in content
+            )
+            assert len(payload) == sum(item.length for item in message.items)
+            self.in_flight[me, peer] += len(payload)
+            self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
         elif isinstance(message, Batch):
-            assert not isinstance(content, Listing)
+            assert not isinstance(content, Listing | tuple)
             assert content is not None
             payload = bytes(self.daemons[me].blobs[content])
             self.in_flight[me, peer] += len(payload)
@@ -343,12 +359,18 @@ class Job:
         self, sender: NodeId, me: NodeId, message: Message, payload: bytes | Listing | None
     ) -> None:
         daemon = self.daemons[me]
-        if isinstance(message, Batch):
+        if isinstance(message, Batch | Offer):
             assert isinstance(payload, bytes)
             at = 0
             for item in message.items:
                 self._take_item(me, message, item, payload[at : at + item.length])
                 at += item.length
+        if isinstance(message, Offer):
+            assert isinstance(payload, bytes)
+            self.happen(me, OfferTaken(sender, len(payload)))
+            return
+        if isinstance(message, Batch):
+            assert isinstance(payload, bytes)
             taken = BlobId(self._number(me))
             daemon.blobs[taken] = bytearray(payload)
             daemon.batches.append(message.sequence)
@@ -383,18 +405,18 @@ class Job:
             daemon.listings[sender, message.number] = so_far
             self.happen(me, PartPassed(sender, message))
 
-    def _take_item(self, me: NodeId, batch: Batch, item: Item, data: bytes) -> None:
+    def _take_item(self, me: NodeId, batch: Batch | Offer, item: Item, data: bytes) -> None:
         """Only whole objects: how pieces become one is the daemon's."""
         assert item.length == item.total_bytes
         if item.what is What.LISTING:
-            self.happen(
-                me, PushedListing(item.path, Listing(data, item.version), batch.epoch, None)
-            )
+            listing = Listing(data, item.version)
+            left, offered = item.fresh_for_s, isinstance(batch, Offer)
+            self.happen(me, PushedListing(item.path, listing, batch.epoch, left, offered))
             return
         assert item.version is not None
         blob = BlobId(self._number(me))
         self.daemons[me].blobs[blob] = bytearray(data)
-        self.happen(me, Pushed(item.path, item.version, blob))
+        self.happen(me, Pushed(item.path, item.version, blob, isinstance(batch, Offer)))
 
     def push(self, number: int, tree: int, sequence: int, items: dict[Path, Version]) -> None:
         """One batch of these files, from the root of *tree*."""

@@ -192,6 +192,47 @@ def test_the_digest_is_taken_once_where_the_source_was_read(
     assert taken == [PART_BYTES, PART_BYTES, PART_BYTES, 17]
 
 
+def test_who_follows_is_offered_what_comes_next_with_the_digests_of_the_source(
+    tree: FilePath,
+) -> None:
+    names = [b"f%02d" % number for number in range(40)]
+    for name in names:
+        (tree / name.decode()).write_bytes(name * 300)
+
+    async def main() -> None:
+        async with chain(tree) as scene:
+            await _connected(scene)
+            for number in (MIDDLE, LEAF):
+                for name in names:
+                    assert await scene.read(number, name) == name * 300
+            stats = scene.engines[LEAF].node.statistics()
+            assert stats.offered > 30
+            assert stats.asks < 10
+            assert stats.spoiled == 0
+            assert scene.source_reads() == [40, 0, 0]
+
+    run(main)
+
+
+def test_an_offer_that_was_damaged_is_dropped_and_what_it_had_is_asked_for(tree: FilePath) -> None:
+    names = [b"f%02d" % number for number in range(40)]
+    for name in names:
+        (tree / name.decode()).write_bytes(name * 300)
+
+    async def main() -> None:
+        async with chain(tree) as scene:
+            await _connected(scene)
+            for name in names:
+                await scene.read(MIDDLE, name)
+            for name in names:
+                scene.network.damage_next(NodeId(MIDDLE), NodeId(LEAF))
+                assert await scene.read(LEAF, name) == name * 300
+            assert scene.engines[LEAF].node.statistics().spoiled > 0
+            assert sum(scene.source_reads()) >= 40
+
+    run(main)
+
+
 def test_a_node_that_lost_its_parent_reads_the_source_and_counts_it(tree: FilePath) -> None:
     async def main() -> None:
         async with chain(tree) as scene:

@@ -20,6 +20,7 @@ from copperfs.core.messages import (
     Hello,
     Item,
     Message,
+    Offer,
     Refuse,
     Return,
     What,
@@ -31,6 +32,7 @@ from copperfs.wire.codec import (
     ITEMS_MAX,
     LAYOUTS,
     OBJECT_BYTES_MAX,
+    OFFER_ITEMS_MAX,
     PREFIX_BYTES,
     CorruptPayload,
     decode,
@@ -86,7 +88,10 @@ def batches(draw: st.DrawFn) -> tuple[Message, Payload | None]:
         items.append(Item(what, draw(paths), version, total, offset, len(content), fresh))
     last = draw(st.booleans())
     tree = draw(st.integers(0, 63))
-    message = Batch(draw(numbers), tree, draw(numbers), draw(numbers), tuple(items), last)
+    message: Message = Batch(draw(numbers), tree, draw(numbers), draw(numbers), tuple(items), last)
+    if len(items) <= OFFER_ITEMS_MAX and draw(st.booleans()):
+        digests = [replace(each, digest=draw(st.binary(max_size=16))) for each in items]
+        message = Offer(draw(numbers), tuple(digests))
     return message, payload_of(b"".join(contents))
 
 

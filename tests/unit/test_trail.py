@@ -1,0 +1,201 @@
+"""Who follows the trail gets what comes next before asking; nobody else does."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from copperfs.core.actions import AnswerError, AnswerListing, ListingKey, ObjectKey
+from copperfs.core.events import Look
+from copperfs.core.trail import FOLLOWS_AFTER, OFFER_BYTES_MAX, STEP_MAX, TRAIL_MAX, Trail
+from copperfs.types import NodeId, Path, Version
+from tests.unit.core_lab import version
+from tests.unit.overlay_lab import MIB, Job, content
+
+CHILD = NodeId(7)
+
+
+def key(number: int) -> ObjectKey:
+    return ObjectKey(Path(b"d/%d" % number), version(10))
+
+
+def trail_of(count: int) -> Trail:
+    trail = Trail()
+    for number in range(count):
+        trail.note(key(number))
+    return trail
+
+
+# --- who follows ----------------------------------------------------------------------------------
+
+
+def test_a_few_steps_along_the_trail_make_a_follower() -> None:
+    trail = trail_of(100)
+    for number in range(FOLLOWS_AFTER):
+        assert trail.ahead(CHILD, key(number)) == []
+    assert trail.ahead(CHILD, key(FOLLOWS_AFTER))[0] == key(FOLLOWS_AFTER + 1)
+
+
+def test_who_was_offered_something_goes_on_behind_it() -> None:
+    trail = trail_of(200)
+    for number in range(FOLLOWS_AFTER):
+        trail.ahead(CHILD, key(number))
+    ahead = trail.ahead(CHILD, key(FOLLOWS_AFTER))
+    for each in ahead:
+        trail.offered(CHILD, each)
+    place = FOLLOWS_AFTER + len(ahead) + 1
+    assert trail.ahead(CHILD, key(place))[0] == key(place + 1)
+
+
+def test_who_leaves_the_trail_has_to_follow_anew() -> None:
+    trail = trail_of(500)
+    for number in range(FOLLOWS_AFTER + 1):
+        trail.ahead(CHILD, key(number))
+    assert trail.ahead(CHILD, key(FOLLOWS_AFTER + STEP_MAX + 5)) == []
+    assert trail.ahead(CHILD, key(0)) == []
+
+
+def test_who_leads_is_offered_nothing_and_stays_a_follower() -> None:
+    trail = trail_of(10)
+    for number in range(10):
+        trail.ahead(CHILD, key(number))
+    assert trail.ahead(CHILD, key(99)) == []
+    trail.note(key(10))
+    trail.note(key(11))
+    assert trail.ahead(CHILD, key(10)) == [key(11)]
+
+
+def test_who_reads_its_own_part_of_everything_is_never_offered_much() -> None:
+    trail = trail_of(2000)
+    draw = random.Random(3)
+    offered = sum(len(trail.ahead(CHILD, key(draw.randrange(2000)))) for _ in range(1000))
+    assert offered < 1000
+
+
+def test_the_trail_is_bounded() -> None:
+    trail = trail_of(TRAIL_MAX + 5)
+    assert len(trail.ahead(CHILD, key(0))) == 0
+    for number in range(TRAIL_MAX, TRAIL_MAX + 2):
+        trail.ahead(CHILD, key(number))
+    assert trail.ahead(CHILD, key(TRAIL_MAX + 2)) == [key(TRAIL_MAX + 3), key(TRAIL_MAX + 4)]
+
+
+# --- in a job -------------------------------------------------------------------------------------
+
+
+def walk(job: Job, number: int, versions: dict[bytes, Version]) -> None:
+    """As a program does: one thing after the other."""
+    for path, wanted in versions.items():
+        looked = job.ask(number, Look, path)
+        job.run()
+        assert isinstance(job.answer(number, looked), AnswerListing)
+        request = job.read(number, path, wanted)
+        job.run()
+        assert job.answer(number, request) == content(Path(path), wanted)
+
+
+def files(job: Job, directories: int, each: int, size: int = 100) -> dict[bytes, Version]:
+    return {
+        b"d%d/%d" % (where, number): job.tree.add(b"d%d/%d" % (where, number), size)
+        for where in range(directories)
+        for number in range(each)
+    }
+
+
+def test_who_comes_later_asks_for_little_of_what_the_first_asked_for() -> None:
+    job = Job(3, fanout=16)
+    versions = files(job, 10, 20)
+    walk(job, 1, versions)
+    assert job.sent["Ask"] == 210
+    walk(job, 2, versions)
+    assert job.sent["Ask"] - 210 < 20
+    assert job.daemons[0].node.stats.offers == job.daemons[2].node.stats.offered > 190
+    assert set(job.source_reads().values()) == {1}
+    job.check_at_rest()
+
+
+def test_offers_reach_grandchildren_too() -> None:
+    job = Job(4, fanout=1)
+    versions = files(job, 5, 20)
+    walk(job, 1, versions)
+    walk(job, 3, versions)
+    assert job.daemons[3].node.stats.offered > 80
+
+
+def test_an_offer_takes_nothing_from_what_is_held() -> None:
+    job = Job(3, fanout=16, memory_bytes=MIB)
+    versions = files(job, 1, 60, 30_000)
+    walk(job, 1, versions)
+    job.daemons[0].node.reset_statistics()
+    walk(job, 2, versions)
+    for daemon in job.daemons:
+        stats = daemon.node.statistics()
+        assert stats.held_bytes <= stats.budget_bytes
+    job.check_at_rest()
+
+
+def test_large_objects_are_not_offered() -> None:
+    job = Job(3, fanout=16)
+    versions = files(job, 1, 20, MIB)
+    walk(job, 1, versions)
+    walk(job, 2, versions)
+    assert job.daemons[0].node.stats.offers == 0
+
+
+def test_one_offer_is_bounded() -> None:
+    job = Job(3, fanout=16)
+    versions = files(job, 1, 40, 100_000)
+    walk(job, 1, versions)
+    walk(job, 2, versions)
+    items = job.daemons[0].node.stats.offers
+    assert items > 30
+    assert job.sent["Offer"] >= items * 100_000 / OFFER_BYTES_MAX
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_after_a_clear_nothing_old_is_offered(count: int) -> None:
+    job = Job(3, fanout=16, count=count)
+    versions = files(job, 4, 10)
+    walk(job, 1, versions)
+    walk(job, 2, versions)
+    new = {path: job.tree.add(path, 120, changed_s=5) for path in versions}
+    job.clear(0)
+    walk(job, 2, new)
+    walk(job, 1, new)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_nodes_that_walk_at_the_same_time_all_get_what_the_source_has(seed: int) -> None:
+    job = Job(6, fanout=2, seed=seed)
+    versions = list(files(job, 6, 8, 2000).items())
+    places = dict.fromkeys(range(6), 0)
+    asked = []
+    while any(place < len(versions) for place in places.values()):
+        number = job.random.choice([n for n, place in places.items() if place < len(versions)])
+        path, wanted = versions[places[number]]
+        places[number] += 1
+        asked.append((number, path, wanted, job.read(number, path, wanted)))
+        if job.random.randrange(40) == 0:
+            job.connect(NodeId(3), NodeId(1))
+        for _ in range(job.random.randrange(12)):
+            job.move()
+    job.run()
+    for number, path, wanted, request in asked:
+        answer = job.answer(number, request)
+        assert not isinstance(answer, AnswerError)
+        assert answer == content(Path(path), wanted)
+    assert set(job.source_reads().values()) == {1}
+    job.check_at_rest()
+
+
+def test_listings_are_part_of_the_trail() -> None:
+    trail = Trail()
+    trail.note(ListingKey(Path(b"d")))
+    trail.note(key(1))
+    trail.note(ListingKey(Path(b"e")))
+    trail.note(key(2))
+    for each in (ListingKey(Path(b"d")), key(1)):
+        trail.ahead(CHILD, each)
+    assert trail.ahead(CHILD, ListingKey(Path(b"e"))) == [key(2)]
