@@ -350,7 +350,7 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
     assert set(stats["node"]) >= {
         "questions", "answered_from_cache", "joined", "fetches", "fetching", "failures", "overdue",
         "version_changes", "waited_for_room", "asks", "answers", "peer_questions", "peers_refused",
-        "fallbacks", "spoiled",
+        "offers", "offered", "pushed", "fallbacks", "spoiled",
     }  # fmt: skip
     assert set(stats["front"]) >= {
         "nodes", "nodes_max", "pending", "forgets", "interrupts", "overdue", "overflows",
