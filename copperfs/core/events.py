@@ -208,7 +208,7 @@ class PushBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchTaken:
-    """A batch came; what was in it was told by ``Pushed`` and ``PushedListing`` before."""
+    """A batch came; what is in it is told by ``Pushed`` and ``PushedListing`` next."""
 
     peer: NodeId
     batch: Batch

@@ -103,6 +103,7 @@ from copperfs.core.messages import (
     GiveEntry,
     GivePart,
     Hello,
+    Item,
     Refuse,
     Return,
     What,
@@ -231,6 +232,18 @@ class Node:
         if not isinstance(held, Held) or not isinstance(held.source, Listing):
             return None
         return held.source, held.fresh_until
+
+    def wants_pushed(self, item: Item) -> bool:
+        """Whether to take in what is pushed: not what is held, is no place of all nodes, is too
+        large for this one, or cannot be what it says it is."""
+        if self.policy.place(item.path) is not Place.SHARED:
+            return False
+        if item.what is What.LISTING:
+            return item.total_bytes <= LISTING_MAX_BYTES
+        if item.version is None or item.version.size != item.total_bytes:
+            return False
+        fits = 0 < item.total_bytes <= self.limits.whole_max_bytes
+        return fits and not self.holds(item.path, item.version)
 
     def holds(self, path: Path, version: Version) -> bool:
         return ObjectKey(path, version) in self._shelf

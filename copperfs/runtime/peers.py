@@ -12,6 +12,7 @@ saw, however many nodes it came through.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -117,6 +118,7 @@ class Peers:
     disagreeing: set[NodeId] = field(default_factory=set)
     take_batch: Callable[[NodeId, Batch, Payload], None] = lambda _peer, _batch, _payload: None
     """Unpacks what is pushed; see ``warmup.py``."""
+    _losses: Counter[NodeId] = field(default_factory=Counter)
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
@@ -138,6 +140,12 @@ class Peers:
                     f"node {min(wrong)} was started with other settings: give all nodes the same "
                     "--source, --revalidate, --trees, --fanout and --push-fanout"
                 )
+            await self._changed.wait()
+
+    async def wait_lost(self, peer: NodeId) -> None:
+        """Until what passes from *peer* is interrupted; at once if there is no connection."""
+        losses = self._losses[peer]
+        while peer in self.connected and self._losses[peer] == losses:
             await self._changed.wait()
 
     async def ping(self, peer: NodeId) -> float | None:
@@ -181,10 +189,7 @@ class Peers:
             case Connected(peer):
                 self._greet(peer)
             case Lost(peer):
-                self.connected.discard(peer)
-                self._forget(peer)
-                self.post(PeerDown(peer))
-                self._change()
+                self._lose(peer)
             case Corrupt(peer, message):
                 log.info("node %d gave bytes that are not what their digest says", peer)
                 if isinstance(message, GivePart) and peer in self.connected:
@@ -209,12 +214,17 @@ class Peers:
     def _greet(self, peer: NodeId) -> None:
         """Both ends begin with a hello; nothing else is said before it was heard."""
         if peer in self.connected:
-            self.connected.discard(peer)
-            self._forget(peer)
-            self.post(PeerDown(peer))
+            self._lose(peer)
         assert self.node.trees is not None
         epoch = self.node.statistics().epoch
         self.transport.send(peer, Hello(self.node.trees.me, self.job, self.agreement, epoch))
+
+    def _lose(self, peer: NodeId) -> None:
+        self.connected.discard(peer)
+        self._losses[peer] += 1
+        self._forget(peer)
+        self.post(PeerDown(peer))
+        self._change()
 
     def _hear_hello(self, peer: NodeId, hello: Hello) -> None:
         if hello.job != self.job or hello.agreement != self.agreement:

@@ -82,6 +82,7 @@ class Statistics:
                 "answers": node.answers,
                 "peer_questions": node.peer_questions,
                 "peers_refused": node.peers_refused,
+                "pushed": node.pushed,
                 "fallbacks": node.fallbacks,
                 "spoiled": node.spoiled,
             },

@@ -18,6 +18,7 @@ from copperfs.core.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
+    DropCall,
     EndCall,
     Evict,
     LookAgain,
@@ -302,6 +303,8 @@ class Job:
                     self._send(number, asker.peer, Return(asker.number, merged), None)
                 else:
                     daemon.called[asker] = merged
+            case DropCall(call):
+                daemon.calls = [each for each in daemon.calls if each[0] != call]
             case Evict() | LookAgain():
                 pass
 
@@ -342,14 +345,14 @@ class Job:
         daemon = self.daemons[me]
         if isinstance(message, Batch):
             assert isinstance(payload, bytes)
-            at = 0
-            for item in message.items:
-                self._take_item(me, message, item, payload[at : at + item.length])
-                at += item.length
             taken = BlobId(self._number(me))
             daemon.blobs[taken] = bytearray(payload)
             daemon.batches.append(message.sequence)
             self.happen(me, BatchTaken(sender, message, taken, len(payload)))
+            at = 0
+            for item in message.items:
+                self._take_item(me, message, item, payload[at : at + item.length])
+                at += item.length
             return
         if not isinstance(message, GivePart):
             self.happen(me, Heard(sender, message))
