@@ -86,6 +86,14 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """Files of these directories were read in advance. The front has not heard of them, so it is to
+    ask for them before it reads the source."""
+
+    directories: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Used:
     """Listings and objects that were used without the node being asked."""
 
@@ -252,4 +260,4 @@ Pushing = PushBatch | BatchTaken | Pushed | PushedListing
 FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled | Pushing
 OfCalls = StartCall | CallPerformed
 OnCredit = Fetched | Listed
-Event = Question | Outcome | OnCredit | OfCalls | FromPeer | Clear | Used | Tick
+Event = Question | Outcome | OnCredit | OfCalls | FromPeer | Clear | WarmedUp | Used | Tick

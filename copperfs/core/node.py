@@ -91,6 +91,7 @@ from copperfs.core.events import (
     StartCall,
     Tick,
     Used,
+    WarmedUp,
 )
 from copperfs.core.links import Links, Passing, Stream, part_size, parts_in
 from copperfs.core.listing import Listing
@@ -153,6 +154,9 @@ class Node:
     # Directories that cannot be listed, only searched. In order of discovery, the oldest forgotten
     # first: asking one in vain again costs one operation.
     _unlistable: dict[Path, None] = field(default_factory=dict)
+    _warm: set[Path] = field(default_factory=set)
+    """Directories that are not granted, because the front would read what is held."""
+    _above_warm: set[Path] = field(default_factory=set)
     _next_fetch: int = 1
     _next_ask: int = 1
 
@@ -180,6 +184,8 @@ class Node:
                 for key in keys:
                     self._shelf.touch(key)  # type: ignore[arg-type]
                 return []
+            case WarmedUp(directories):
+                return self._keep_from_front(directories)
             case Clear(epoch, local):
                 return self._clear(now, epoch or self.stats.epoch + (0 if local else 1))
             case StartCall(request, operation, argument, within_s):
@@ -262,6 +268,17 @@ class Node:
         self.stats.listed_on_credit += 1
         fresh_until = self._until(now, self.policy.listing_fresh_s(path))
         return self._admit_listing(path, self._shown(path, listing, fresh_until, now))
+
+    def _keep_from_front(self, directories: tuple[Path, ...]) -> list[Action]:
+        """What was granted before is taken back."""
+        before = self._warm | self._above_warm
+        self._warm.update(directories)
+        for directory in directories:
+            while directory:
+                directory, _ = split(directory)
+                self._above_warm.add(directory)
+        changed = (self._warm | self._above_warm) - before
+        return [Evict(key) for path in changed if (key := ListingKey(path)) in self._shelf]
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -589,7 +606,9 @@ class Node:
             )
             return self.links.give(now, self.stats.epoch, request.peer, stream)
         # In a job of several nodes only the node can tell which questions are for the same file.
-        granted = self.limits.credit_bytes > 0 and self.trees is None and not held.value.bare
+        alone = self.limits.credit_bytes > 0 and self.trees is None
+        granted = alone and not held.value.bare and directory not in self._warm
+        below = granted and directory not in self._above_warm
         return [
             AnswerListing(
                 request,
@@ -597,7 +616,7 @@ class Node:
                 held.value,
                 held.fresh_until,
                 granted=granted,
-                granted_below=granted and self.policy.is_uniform_below(directory),
+                granted_below=below and self.policy.is_uniform_below(directory),
             )
         ]
 
@@ -712,6 +731,8 @@ class Node:
     def _clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch
         self._unlistable.clear()
+        self._warm.clear()
+        self._above_warm.clear()
         actions = [*self._evicted(self._shelf.drop_all()), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         stale = [

@@ -25,7 +25,15 @@ import trio
 
 from copperfs.blob import Blob, new_blob
 from copperfs.core.actions import AnswerListing, AnswerObject
-from copperfs.core.events import BatchTaken, List, PushBatch, Pushed, PushedListing, Read
+from copperfs.core.events import (
+    BatchTaken,
+    List,
+    PushBatch,
+    Pushed,
+    PushedListing,
+    Read,
+    WarmedUp,
+)
 from copperfs.core.listing import Listing, MalformedListing
 from copperfs.core.messages import PART_BYTES, PATH_BYTES_MAX, Batch, Item, What
 from copperfs.core.trees import Trees
@@ -205,6 +213,8 @@ class Warmup:
                 if content.what is What.OBJECT:
                     push.bytes += len(content.data)
         await self._send(number, tree, sequence, packed, last=True)
+        if self.engine.node.trees is None:
+            self.engine.post(WarmedUp(tuple(Path(octets(each)) for each in directories)))
 
     async def _read_all(
         self, push: Push, directories: Directories, send: trio.MemorySendChannel[_Content]
