@@ -440,6 +440,7 @@ def test_a_node_that_is_killed_during_a_push_keeps_nobody_waiting(
         assert f"n{lost}" in outcome["lacking"]
         if lost == 3 and trees == "1":
             assert outcome["nodes_complete"] == 3
+        pfs.set_latency(per_read_s=0.0)
         for node in alive:
             equal_on(node, files)
 
