@@ -42,8 +42,8 @@ class Request(IntEnum):
     CLEAR_LOCAL = 0x15
     ALL_STATISTICS = 0x16
     TREE = 0x17
-    WARM_UP = 0x1A
-    WARM_UP_STATE = 0x1B
+    WARM_UP = 0x18
+    WARM_UP_STATE = 0x19
 
 
 OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR, Request.CLEAR_LOCAL, Request.WARM_UP})

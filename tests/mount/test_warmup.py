@@ -344,7 +344,7 @@ def test_a_directory_that_may_not_be_read_is_counted(tmp_path: Path, source: Pat
             buffer = bytearray(8192)
             struct.pack_into("=IIIIQQQ", buffer, 0, 1, 0, 0, 0, 0, 0, 0)
             try:
-                fcntl.ioctl(fd, 3 << 30 | 8192 << 16 | 0xC7 << 8 | 0x1A, buffer)
+                fcntl.ioctl(fd, 3 << 30 | 8192 << 16 | 0xC7 << 8 | 0x18, buffer)
             except OSError as error:
                 print(errno.errorcode[error.errno])
         """
