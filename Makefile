@@ -13,7 +13,7 @@ c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: ## mount a directory, import a package through it cold and warm, unmount
+demo: ## four nodes import a package at once, cold and warm: who had what from whom
 	@$(setup) demo
 	@$(bin)/python examples/demo.py
 

@@ -24,3 +24,7 @@ class ControlError(CopperError):
 
 class LaunchError(CopperError):
     """The nodes of a job did not find each other. Empty if another process tells why."""
+
+
+class ClusterError(CopperError):
+    """A cluster on this machine could not be started, looked at or ended."""

@@ -1,12 +1,12 @@
 """What copperfs does, shown once: ``make demo``, or ``.venv/bin/python examples/demo.py``.
 
-A copy of a real Python package is mounted, and imported through the mount twice, each time by a
-fresh process. The table says what that asked of the daemon and of the source. Only the command line
-is used, as a user would.
+Four nodes on this machine import a real Python package at the same time: first straight from what
+is as slow as a loaded parallel filesystem (``copperfs pfs-sim``), then through copperfs, cold and
+warm. The table says for each node what its kernel asked of it and who had the answer; below it
+stands what the filesystem was asked in all. Only the command line is used, as a user would.
 
 Everything happens in a directory of its own below ``build/``, which is removed at the end, also
-after Ctrl-C, SIGTERM or a failure. "Cold" means that copperfs and the kernel's view of the mount
-are: the files were copied a moment ago, so the source itself answers from memory.
+after Ctrl-C, SIGTERM or a failure.
 """
 
 import json
@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 COPPERFS = Path(sys.executable).parent / "copperfs"
 COMMAND_WITHIN_S = 180
 ENDS_WITHIN_S = 15
+NODES = 4
+# Two nodes ask node 0, and node 3 asks node 1. The largest library of numpy has 25 MB; each node
+# reads for itself what is above --tree-max.
+SETTINGS = ("--fanout", "2", "--tree-max", "64MiB", "--memory", "512MiB")
 
 # What to import, and the directories of site-packages that it consists of. The first that is
 # installed is taken; rich and what it needs always is, because copperfs needs it.
@@ -47,17 +51,29 @@ class DemoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import by a fresh process: how long it took, and what the daemon counted meanwhile."""
+    """One import by a fresh process on each node, all at the same time."""
 
     seconds: float
-    statistics: dict[str, Any]
+    asked: dict[str, dict[str, int]]
+    """What the filesystem was asked meanwhile: how often, by operation and path."""
+    statistics: list[dict[str, Any]]
+    """What each daemon counted meanwhile; none without copperfs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    module: str
+    nodes: list[dict[str, Any]]
+    direct: Import
+    cold: Import
+    warm: Import
 
 
 def main() -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         with workshop() as directory:
-            show(*run(directory))
+            show(run(directory))
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -67,19 +83,22 @@ def main() -> int:
     return 0
 
 
-def run(directory: Path) -> tuple[str, float, list[tuple[str, Import]]]:
-    """Name of what was imported, seconds without copperfs, and the imports through the mount."""
-    source, mountpoint = directory / "source", directory / "mnt"
-    mountpoint.mkdir()
+def run(directory: Path) -> Shown:
+    source, cluster = directory / "source", directory / "cluster"
     module = copy_package(source)
-    direct_s = import_from(source, module)
-    cli("mount", mountpoint, "--source", source)
-    imports = [
-        (name, import_and_count(mountpoint, module))
-        for name in ("cold, 1st process", "warm, 2nd process")
-    ]
-    cli("umount", mountpoint)
-    return module, direct_s, imports
+    # A client of the filesystem for each node without copperfs, and another one for copperfs.
+    *clients, lustre = (directory / f"lustre{index}" for index in range(NODES + 1))
+    for each in (*clients, lustre):
+        each.mkdir()
+    cli("pfs-sim", source, *clients, lustre)
+    direct = import_everywhere(clients, module, lustre, daemons=False)
+    up = ("cluster", "up", "-n", NODES, "--dir", cluster, "--source", lustre, *SETTINGS, "--json")
+    nodes = json.loads(cli(*up))["nodes"]
+    mountpoints = [Path(each["mountpoint"]) for each in nodes]
+    cold, warm = (import_everywhere(mountpoints, module, lustre) for _ in range(2))
+    cli("cluster", "down", "--dir", cluster)
+    cli("pfs-ask", lustre, "stop")
+    return Shown(module, nodes, direct, cold, warm)
 
 
 # --- the steps -----------------------------------------------------------------------------------
@@ -101,19 +120,26 @@ def workshop() -> Iterator[Path]:
 
 
 def clean_up(directory: Path) -> None:
-    mountpoint = directory / "mnt"
-    # From mountinfo: a mount whose daemon died must not be touched to find out.
-    if f" {mountpoint} " in Path("/proc/self/mountinfo").read_text():
+    with suppress(DemoError):
+        cli("cluster", "down", "--dir", directory / "cluster")
+    for mountpoint in mounted_below(directory):
         for flags in ((), ("--lazy",)):
             with suppress(DemoError):
                 cli("umount", *flags, mountpoint)
                 break
-    if f" {mountpoint} " in Path("/proc/self/mountinfo").read_text():
-        print(f"demo: {mountpoint} is still mounted; see: copperfs umount", file=sys.stderr)
+    if left := mounted_below(directory):
+        print(f"demo: {left[0]} is still mounted; see: copperfs umount", file=sys.stderr)
         return
     shutil.rmtree(directory, ignore_errors=True)
     with suppress(OSError):
         directory.parent.rmdir()  # build/, if nothing else is in it
+
+
+def mounted_below(directory: Path) -> list[Path]:
+    """From mountinfo: a mount whose daemon died must not be touched to find out."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    mounted = [Path(line.split()[4]) for line in lines]
+    return [each for each in mounted if directory in each.parents]
 
 
 def copy_package(source: Path) -> str:
@@ -128,36 +154,52 @@ def copy_package(source: Path) -> str:
     raise DemoError(f"no package to import in {installed}; run: make demo")
 
 
-def import_from(directory: Path, module: str) -> float:
-    """Import *module* from *directory* in a fresh process; the seconds that the process took."""
+def import_everywhere(
+    mountpoints: list[Path], module: str, lustre: Path, *, daemons: bool = True
+) -> Import:
+    """Import *module* on all nodes at once, and have everything counted that is asked meanwhile."""
+    if daemons:
+        for each in mountpoints:
+            cli("stats", "--reset", each)
+    cli("pfs-ask", lustre, "reset")
+    started = time.perf_counter()
+    processes = [start_import(each, module) for each in mountpoints]
+    try:
+        for process, mountpoint in zip(processes, mountpoints, strict=True):
+            finish_import(process, mountpoint)
+    finally:
+        for process in processes:
+            end(process)
+    seconds = time.perf_counter() - started
+    asked = json.loads(cli("pfs-ask", lustre, "counts", "--json"))["operations"]
+    statistics = [json.loads(cli("stats", "--json", each)) for each in mountpoints if daemons]
+    return Import(seconds, asked, statistics)
+
+
+def start_import(directory: Path, module: str) -> subprocess.Popen[str]:
+    """Import *module* from *directory* in a fresh process, which prints where it found it."""
     # -S: no site-packages, so that nothing can come from anywhere else. -P: nor from here.
     program = f"import {module}, sys; print(sys.modules[{module.partition('.')[0]!r}].__file__)"
-    started = time.perf_counter()
-    imported = command(
+    return start(
         [sys.executable, "-S", "-P", "-c", program],
         os.environ | {"PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"},
     )
-    seconds = time.perf_counter() - started
+
+
+def finish_import(process: subprocess.Popen[str], directory: Path) -> None:
+    imported = finish(process)
     if not imported.startswith(f"{directory}/"):
-        raise DemoError(f"{module} was imported from {imported.strip()}, not from {directory}")
-    return seconds
-
-
-def import_and_count(mountpoint: Path, module: str) -> Import:
-    cli("stats", "--reset", mountpoint)
-    seconds = import_from(mountpoint, module)
-    return Import(seconds, json.loads(cli("stats", "--json", mountpoint)))
+        raise DemoError(f"the package came from {imported.strip()}, not from {directory}")
 
 
 def cli(*arguments: object) -> str:
-    return command([str(COPPERFS), *map(str, arguments)])
+    return finish(start([str(COPPERFS), *map(str, arguments)]))
 
 
-def command(words: list[str], environ: dict[str, str] | None = None) -> str:
-    """What a command printed. DemoError if it fails; if we are interrupted, so is it."""
+def start(words: list[str], environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
     try:
         # A session of its own: a Ctrl-C at the terminal then reaches it once, from here.
-        process = subprocess.Popen(
+        return subprocess.Popen(
             words,
             env=environ,
             stdout=subprocess.PIPE,
@@ -167,22 +209,29 @@ def command(words: list[str], environ: dict[str, str] | None = None) -> str:
         )
     except FileNotFoundError:
         raise DemoError(f"{words[0]} is missing; run: make demo") from None
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What a command printed. DemoError if it fails; if we are interrupted, so is it."""
+    assert isinstance(process.args, list)
+    what = " ".join(map(str, process.args))
     with process:
         try:
             printed, complaint = process.communicate(timeout=COMMAND_WITHIN_S)
         except BaseException as error:
             end(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                what = " ".join(words)
                 raise DemoError(f"no answer within {COMMAND_WITHIN_S} s: {what}") from None
             raise
     if process.returncode:
-        raise DemoError(f"{' '.join(words)}: {complaint.strip() or process.returncode}")
+        raise DemoError(f"{what}: {complaint.strip() or process.returncode}")
     return printed
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """SIGINT first: ``copperfs mount`` then ends the daemon that it has begun to start."""
+    """SIGINT first: what ``copperfs`` has begun to start then ends as well."""
+    if process.poll() is not None:
+        return
     process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(ENDS_WITHIN_S)
@@ -195,38 +244,70 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 # --- the table -----------------------------------------------------------------------------------
 
-
-def answered_in_c(statistics: dict[str, Any]) -> int:
-    return sum(
-        each["count"]
-        for answers in statistics["operations"].values()
-        for answer, each in answers.items()
-        if answer != "miss"
-    )
+# What kernels ask for the import; asking for the statistics takes an open and an ioctl.
+KINDS = ("lookup", "getattr", "readlink", "read", "readdir")
 
 
-# What a row says, and how it is found in the daemon's statistics (docs/statistics.md).
-ROWS: tuple[tuple[str, Callable[[dict[str, Any]], int]], ...] = (
-    ("requests to Python", lambda all_of_it: all_of_it["handlers"]["requests"]),
-    ("requests answered in C alone", answered_in_c),
-    ("source: files opened", lambda all_of_it: all_of_it["source"]["open"]),
-    ("source: bytes read", lambda all_of_it: all_of_it["source"]["read_bytes"]),
-    ("source: stats", lambda all_of_it: all_of_it["source"]["stat"]),
-    ("source: directories listed", lambda all_of_it: all_of_it["source"]["scandir"]),
-)
-
-
-def show(module: str, direct_s: float, imports: list[tuple[str, Import]]) -> None:
-    table = Table(title=f"import {module}, through the mount", title_justify="left")
-    table.add_column("")
-    for name, _ in imports:
-        table.add_column(name, justify="right")
-    table.add_row("seconds, the whole process", *(f"{each.seconds:.2f}" for _, each in imports))
-    for label, count in ROWS:
-        table.add_row(label, *(f"{count(each.statistics):,}" for _, each in imports))
+def show(shown: Shown) -> None:
     console = Console()
+    table = Table(
+        title=f"import {shown.module} on {NODES} nodes at once, through copperfs",
+        title_justify="left",
+    )
+    table.add_column("")
+    for name in ("node", "asks"):
+        table.add_column(name)
+    for name in ("asked by its kernel", "from own memory", "from who it asks", "from the source"):
+        table.add_column(name, justify="right")
+    for name, imported in (("cold", shown.cold), ("warm", shown.warm)):
+        for node, statistics in zip(shown.nodes, imported.statistics, strict=True):
+            asks = node["parents"][0]
+            table.add_row(
+                name, node["name"], asks or "the source", *_row(statistics, root=asks is None)
+            )
+        table.add_section()
     console.print(table)
-    console.print(f"The same import straight from the source took {direct_s:.2f} s.")
+    for line in _sentences(shown):
+        console.print(line, highlight=False)
+
+
+def _row(statistics: dict[str, Any], *, root: bool) -> list[str]:
+    operations = [statistics["operations"][kind] for kind in KINDS]
+    asked = sum(each["count"] for answers in operations for each in answers.values())
+    hits = sum(answers["hit"]["count"] for answers in operations)
+    source, received = statistics["source"], statistics["transport"]["received_bytes"]
+    things = source["open"] + source["scandir"]
+    fetched = statistics["node"]["answers"]
+    return [
+        f"{asked:,}",
+        f"{hits:,}",
+        "-" if root else _amount(fetched, received),
+        _amount(things, source["read_bytes"]),
+    ]
+
+
+def _amount(things: int, size_bytes: int) -> str:
+    return f"{things:,}, {size_bytes / 1e6:.1f} MB" if things else "0"
+
+
+def _sentences(shown: Shown) -> Iterator[str]:
+    opens, lists = (shown.cold.asked.get(op, {}) for op in ("open", "opendir"))
+    most = max([*opens.values(), *lists.values()], default=0)
+    if most == 1:
+        yield (
+            f"The source was read once: {len(opens):,} files, {sum(opens.values()):,} opens; "
+            f"{len(lists):,} directories, {sum(lists.values()):,} listings."
+        )
+    else:
+        yield f"The source was not read once: something in it was read {most} times."
+    for name, each in (
+        ("Without copperfs", shown.direct),
+        ("With it, cold", shown.cold),
+        ("With it, warm", shown.warm),
+    ):
+        total = sum(count for paths in each.asked.values() for count in paths.values())
+        yield f"{name}: {total:,} operations of the filesystem, {each.seconds:.1f} s in all."
+    yield "What a kernel does not ask its node for it has from the first time."
 
 
 if __name__ == "__main__":

@@ -67,6 +67,8 @@ list_missing() {
             need openmpi-bin has mpiexec.openmpi
             need mpich has mpiexec.mpich
         fi
+        need iproute2 has ip
+        need util-linux has nsenter
         ;;
     esac
     case $purpose in test-long)

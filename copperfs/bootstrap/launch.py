@@ -21,6 +21,7 @@ from copperfs.bootstrap.invitation import Invitation, check, invite, own_name
 from copperfs.bootstrap.mpi import launch_by_mpi
 from copperfs.bootstrap.rendezvous import Meeting, meet
 from copperfs.config import Settings
+from copperfs.core.trees import Trees, copper_fanout
 from copperfs.errors import CopperError, LaunchError
 from copperfs.roster import BadRoster, Roster
 from copperfs.types import NodeId
@@ -61,6 +62,13 @@ class Launch:
         listener.set_inheritable(False)
         roster = Roster.from_json(values["roster"])
         return cls(roster, NodeId(values["me"]), listener, values["secret_key"])
+
+
+def trees_of(settings: Settings, launch: Launch) -> Trees:
+    """A node's place among the others."""
+    nodes = len(launch.roster)
+    fanout = copper_fanout(nodes) if settings.fanout == "copper" else int(settings.fanout)
+    return Trees(nodes, launch.me, fanout, settings.push_fanout, settings.trees)
 
 
 def send_launch(channel: socket.socket, launch: Launch | None) -> None:

@@ -1,27 +1,46 @@
 """``copperfs clear``: a new epoch; everything is looked up and read again when asked for."""
 
 import argparse
+from typing import Any
 
-from copperfs.cli.output import console, print_json
+from copperfs.cli.output import console, missing_names, print_json
+from copperfs.errors import ControlError
 
 NAME = "clear"
-HELP = "drop all caches, the daemon's and the kernel's"
+HELP = "drop all caches, the daemons' and the kernels', on all nodes of the job"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
+    parser.add_argument(
+        "--local",
+        action="store_true",
+        help="this node only; it gets again from its parents what they hold",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.fuse.ioctl import Request, ask_mount
 
-    cleared = ask_mount(arguments.path, Request.CLEAR)
+    request = Request.CLEAR_LOCAL if arguments.local else Request.CLEAR
+    cleared: Any = ask_mount(arguments.path, request)
     if arguments.json:
         print_json(cleared)
-    elif isinstance(cleared, dict):
+    else:
         console().print(
-            f"cleared; epoch {cleared['epoch']}, {cleared['names_invalidated']} names are looked "
-            "up again"
+            f"cleared {_where(cleared)}; epoch {cleared['epoch']}, "
+            f"{cleared['names_invalidated']} names are looked up again"
+        )
+    if missing := cleared.get("missing"):
+        raise ControlError(
+            f"{len(missing)} of {cleared['roster']} nodes did not say that they cleared, and may "
+            f"go on with what they hold: {missing_names(missing)}"
         )
     return 0
+
+
+def _where(cleared: Any) -> str:
+    if cleared.get("roster", 1) > 1:
+        return f"{cleared['nodes']} of {cleared['roster']} nodes"
+    return "this node"

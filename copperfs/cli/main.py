@@ -17,6 +17,11 @@ from typing import Protocol
 from copperfs import __version__
 from copperfs.cli import (
     clear,
+    cluster_cut,
+    cluster_down,
+    cluster_heal,
+    cluster_status,
+    cluster_up,
     config_show,
     keygen,
     mount,
@@ -24,6 +29,7 @@ from copperfs.cli import (
     pfs_sim,
     record,
     stats,
+    tree,
     umount,
     warmup,
 )
@@ -46,11 +52,17 @@ COMMANDS: tuple[Command, ...] = (
     mount,
     umount,
     stats,
+    tree,
     clear,
     warmup,
     record,
     config_show,
     keygen,
+    cluster_up,
+    cluster_status,
+    cluster_down,
+    cluster_cut,
+    cluster_heal,
     pfs_sim,
     pfs_ask,
 )

@@ -7,26 +7,22 @@ launch. Where this process was a rank of MPI that is more than tidiness: see ``b
 import argparse
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import print_progress
 from copperfs.config import Settings
 from copperfs.errors import MountError
 
 if TYPE_CHECKING:
+    import subprocess
+
     from copperfs.bootstrap.launch import Launch
 
 NAME = "mount"
 HELP = "mount a read-only view of a directory"
-
-# Importing everything from a loaded parallel filesystem can take the daemon a while.
-START_TIMEOUT_S = 120.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         and os.path.abspath(settings.log_file.replace("%h", own_name(settings))),
         mountpoint=os.path.abspath(settings.mountpoint),
     )
-    with _ended_by_sigterm():
+    with ended_by_sigterm():
         way, launched = launch(
             settings,
             os.environ,
@@ -59,20 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(way, ByMpi):
         return _attend(_start(settings, launched))
     return _run_here(settings, launched)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Meanwhile SIGTERM, which schedulers send, ends this process tidily."""
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_if_mounted(mountpoint: str) -> None:
@@ -110,38 +92,25 @@ def _attend(daemon: "subprocess.Popen[bytes]") -> int:
 
 def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[bytes]":
     from copperfs.bootstrap.environment import without_mpi
-    from copperfs.fuse.mounting import absolute, answers
-    from copperfs.fuse.starting import let_live, started
+    from copperfs.fuse.starting import (
+        DAEMON_STARTS_WITHIN_S,
+        check_answers,
+        let_live,
+        starting_daemon,
+    )
 
     # Alone it waits for the source only, else for its parents, which start when they start.
-    timeout_s = START_TIMEOUT_S + (0 if launch is None else settings.launch_timeout_s)
-    with started(
-        "copperfs.runtime.daemon",
-        [settings.to_json(), "null" if launch is None else launch.to_json()],
-        shown=settings.mountpoint,
-        stderr=_stderr_of(settings),
-        timeout_s=timeout_s,
+    timeout_s = DAEMON_STARTS_WITHIN_S + (0 if launch is None else settings.launch_timeout_s)
+    with starting_daemon(
+        settings,
+        "null" if launch is None else launch.to_json(),
         pass_fds=[] if launch is None else [launch.listener.fileno()],
         env=without_mpi(os.environ),
     ) as daemon:
-        if not answers(absolute(settings.mountpoint)):
-            raise MountError(f"{settings.mountpoint} is mounted but does not answer")
+        daemon.outcome(timeout_s)
+        check_answers(settings)
         if not settings.foreground:
             let_live(daemon)
     if launch is not None:
         launch.listener.close()  # it is the daemon's now
     return daemon.process
-
-
-def _stderr_of(settings: Settings) -> int | None:
-    """libfuse and Python itself write there."""
-    if settings.foreground:
-        return None  # ours
-    if settings.log_file is None:
-        return subprocess.DEVNULL
-    try:
-        return os.open(
-            settings.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
-    except OSError as error:
-        raise MountError(f"{settings.log_file} cannot be written: {error.strerror}") from None

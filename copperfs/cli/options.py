@@ -6,7 +6,7 @@ and the size of the memory.
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from copperfs.config import (
@@ -26,8 +26,9 @@ FILE_VARIABLE = "COPPERFS_CONFIG"
 FILE_DEFAULT = "~/.config/copperfs.toml"
 
 
-def add_option_flags(parser: argparse.ArgumentParser) -> None:
-    """Give the parser ``--config`` and a flag for every setting, grouped as in the table."""
+def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str] = ()) -> None:
+    """Give the parser ``--config`` and a flag for every setting, grouped as in the table, but for
+    those that the command sees to by itself."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -36,7 +37,7 @@ def add_option_flags(parser: argparse.ArgumentParser) -> None:
     for group in dict.fromkeys(option.group for option in OPTIONS):
         arguments = parser.add_argument_group(group.lower())
         for option in OPTIONS:
-            if option.group == group:
+            if option.group == group and option.name not in without:
                 _add_flag(arguments, option)
 
 

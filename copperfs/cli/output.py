@@ -9,12 +9,16 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 # Without a terminal rich assumes 80 columns and would fold paths in the middle.
 WIDTH_WITHOUT_TERMINAL = 200
+# A sentence names so many nodes; more are counted.
+NAMES_MAX = 16
 
 
 def console() -> Console:
@@ -60,6 +64,29 @@ def print_table(
     right: Sequence[str] = (),
 ) -> None:
     console().print(table(columns, rows, title=title, right=right))
+
+
+def names_of(members: Sequence[Any]) -> str:
+    """Nodes, as the documents about all nodes have them, for a sentence."""
+    names = [printable(each["name"]) for each in members[:NAMES_MAX]]
+    more = len(members) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def answered_text(document: Any) -> Text:
+    """How many nodes a document about all nodes is of, and who is missing."""
+    text = Text(f"{document['nodes']} of {document['roster']} nodes answered")
+    if document["missing"]:
+        text.append(f"; missing: {missing_names(document['missing'])}", "bold red")
+    return text
+
+
+def missing_names(missing: Sequence[Any]) -> str:
+    """Those who did not answer, apart from those whom they cut off."""
+    silent = [each for each in missing if each["behind"] is None]
+    behind = [each for each in missing if each["behind"] is not None]
+    text = names_of(silent)
+    return f"{text}, and not reached behind them {names_of(behind)}" if behind else text
 
 
 def print_json(data: object) -> None:

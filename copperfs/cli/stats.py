@@ -1,4 +1,4 @@
-"""``copperfs stats``: what a mount did, as tables or as JSON.
+"""``copperfs stats``: what a mount did, or with ``--all`` a job, as tables or as JSON.
 
 The JSON is the daemon's own document; ``docs/statistics.md`` explains its keys.
 """
@@ -9,14 +9,15 @@ from typing import Any
 
 from rich.console import Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from copperfs.cli.output import console, print_json, table
+from copperfs.cli.output import answered_text, console, missing_names, print_json, table
 from copperfs.config import format_size
 from copperfs.errors import ControlError
 
 NAME = "stats"
-HELP = "show what a mount did: operations, hits, bytes, what reached the source"
+HELP = "show what a mount, or a job, did: operations, hits, bytes, what reached the source"
 
 WATCH_INTERVAL_S = 1.0
 KIB = 1024
@@ -31,7 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reset", action="store_true", help="start counting anew; for the mount's owner only"
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--all",
+        action="store_true",
+        help="all nodes of the job together, and one by one; with --reset, reset them all",
+    )
+    what.add_argument(
         "--objects", action="store_true", help="list what is cached instead, oldest first"
     )
 
@@ -40,35 +47,52 @@ def run(arguments: argparse.Namespace) -> int:
     from copperfs.fuse.ioctl import Request, ask_mount
 
     if arguments.reset:
-        outcome = ask_mount(arguments.path, Request.RESET)
-        if arguments.json:
-            print_json(outcome)
-        return 0
+        return _reset(arguments)
     if arguments.objects:
         _show_objects(ask_mount(arguments.path, Request.OBJECTS), as_json=arguments.json)
         return 0
     if arguments.watch and not arguments.json:
-        _watch(arguments.path)
+        _watch(arguments)
         return 0
-    document = ask_mount(arguments.path, Request.STATISTICS)
+    document = _ask(arguments)
     while arguments.json and arguments.watch:
         print_json(document)
         time.sleep(WATCH_INTERVAL_S)
-        document = ask_mount(arguments.path, Request.STATISTICS)
+        document = _ask(arguments)
     if arguments.json:
         print_json(document)
     else:
-        console().print(_tables(document))
+        console().print(_shown(document))
     return 0
 
 
-def _watch(path: str) -> None:
+def _ask(arguments: argparse.Namespace) -> Any:
     from copperfs.fuse.ioctl import Request, ask_mount
 
+    request = Request.ALL_STATISTICS if arguments.all else Request.STATISTICS
+    return ask_mount(arguments.path, request)
+
+
+def _reset(arguments: argparse.Namespace) -> int:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    request = Request.RESET_ALL if arguments.all else Request.RESET
+    outcome: Any = ask_mount(arguments.path, request)
+    if arguments.json:
+        print_json(outcome)
+    if missing := outcome.get("missing"):
+        raise ControlError(
+            f"{len(missing)} of {outcome['roster']} nodes did not say that they count anew: "
+            f"{missing_names(missing)}"
+        )
+    return 0
+
+
+def _watch(arguments: argparse.Namespace) -> None:
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
             try:
-                live.update(_tables(ask_mount(path, Request.STATISTICS)), refresh=True)
+                live.update(_shown(_ask(arguments)), refresh=True)
             except ControlError:
                 return  # unmounted
             time.sleep(WATCH_INTERVAL_S)
@@ -80,6 +104,81 @@ def _show_objects(objects: Any, *, as_json: bool) -> None:
         return
     rows = [(each["kind"], _bytes(each["bytes"]), "/" + each["path"]) for each in objects]
     console().print(table(("kind", "size", "path"), rows, right=("size",)))
+
+
+def _shown(document: Any) -> Group:
+    return _job_tables(document) if "total" in document else _tables(document)
+
+
+def _job_tables(document: Any) -> Group:
+    """All nodes: their sums, and a line for each if there are not too many."""
+    parts: list[Any] = [answered_text(document)]
+    total = document["total"]
+    if total:
+        rows = list(zip(_JOB_COLUMNS, _job_row(total), strict=True))
+        parts.append(table(("all nodes", "amount"), rows, right=("amount",), title="Job"))
+    if "by_node" in document and document["roster"] > 1:
+        lines = [(each["name"], *_job_row(each)) for each in document["by_node"]]
+        lines += [
+            (each["name"], "missing" if each["behind"] is None else "not reached")
+            for each in document["missing"]
+        ]
+        columns = ("node", *_JOB_COLUMNS)
+        parts.append(table(columns, lines, right=_JOB_COLUMNS, title="Nodes"))
+    return Group(*parts)
+
+
+_JOB_COLUMNS = (
+    "from source",
+    "source opens",
+    "from parents",
+    "to children",
+    "from memory",
+    "held",
+    "hits",
+    "misses",
+    "fallbacks",
+)
+
+
+def _job_row(each: Any) -> tuple[str, ...]:
+    """*each* is the sums, or one node; a node in plain mode has no statistics."""
+    if "node" not in each:
+        return ("-",) * len(_JOB_COLUMNS)
+    passed = each["bytes"]
+    return (
+        _bytes(each["source"]["read_bytes"] + passed["from_source_files"]),
+        str(each["source"]["open"]),
+        _bytes(passed["from_parents"]),
+        _bytes(passed["to_children"]),
+        _bytes(passed["from_memory"]),
+        _bytes(each["cache"]["held_bytes"]),
+        str(each["hits"]),
+        str(each["misses"]),
+        str(each["node"]["fallbacks"]),
+    )
+
+
+def _overlay_table(document: Any) -> Table:
+    """What passed between this node and the others of its job."""
+    node, passed, transport = document["node"], document["bytes"], document["transport"]
+    rows = [
+        ("asks to parents", str(node["asks"])),
+        ("answers of parents", str(node["answers"])),
+        ("questions of children", str(node["peer_questions"])),
+        ("from parents", _bytes(passed["from_parents"])),
+        ("to children", _bytes(passed["to_children"])),
+        ("sent", f"{_bytes(transport['sent_bytes'])} in {transport['sent']} messages"),
+        ("received", f"{_bytes(transport['received_bytes'])} in {transport['received']} messages"),
+        ("joined a fetch under way", str(node["joined"])),
+        ("read from the source for want of a parent", str(node["fallbacks"])),
+        ("spoiled parts", str(node["spoiled"])),
+        ("strangers turned away", str(transport["strangers"])),
+        ("connections", str(transport["connections"])),
+    ]
+    job = document["job"]
+    title = f"Overlay (node {job['number']} of {job['roster']})"
+    return table(("between nodes", "amount"), rows, right=("amount",), title=title)
 
 
 def _tables(document: Any) -> Group:
@@ -125,6 +224,7 @@ def _tables(document: Any) -> Group:
         table(("operation", "answer", *numbers), operations, right=numbers, title="Operations"),
         table(("at the source", "count"), at_source, right=("count",), title="Source"),
         table(("memory", "amount"), memory, right=("amount",), title="Cache"),
+        *([_overlay_table(document)] if document["job"]["roster"] > 1 else []),
     )
 
 

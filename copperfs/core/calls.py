@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from copperfs.core.actions import Action, DropCall, EndCall, PerformCall, Send
 from copperfs.core.events import Asker
-from copperfs.core.links import Links
 from copperfs.core.messages import Call, Return
-from copperfs.core.trees import Trees
+from copperfs.core.routing import Routing
 from copperfs.types import CallId, NodeId, PeerRequest
 
 # Under way at one node; nobody needs as many, and whoever sends more is answered with nothing.
@@ -34,8 +33,7 @@ class _Running:
 
 @dataclass(slots=True)
 class Calls:
-    trees: Trees | None
-    links: Links
+    routing: Routing
     _running: dict[CallId, _Running] = field(default_factory=dict)
     _next: int = 1
 
@@ -50,8 +48,8 @@ class Calls:
         self._running[number] = running
         actions: list[Action] = [PerformCall(number, operation, argument)]
         came_from = asker.peer if isinstance(asker, PeerRequest) else None
-        for peer in self._neighbours():
-            if peer != came_from and self.links.is_up(peer):
+        for peer in self.routing.neighbours():
+            if peer != came_from:
                 running.waiting[peer] = number
                 left = within_s * (1 - HOP_SHARE)
                 actions.append(Send(peer, Call(number, operation, argument, left)))
@@ -95,12 +93,6 @@ class Calls:
             if running.deadline <= now:
                 actions.append(self._end(number, running))
         return actions
-
-    def _neighbours(self) -> list[NodeId]:
-        if self.trees is None:
-            return []
-        parent = self.trees.parent(0)
-        return [*([] if parent is None else [parent]), *self.trees.children(0)]
 
     def _end_if_complete(self, number: CallId, running: _Running) -> list[Action]:
         if running.waiting or not running.performed:

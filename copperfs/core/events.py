@@ -78,11 +78,17 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Forget everything: a new epoch begins, the next one unless it is given, or, if it is *local*,
-    this node's alone, none."""
+    """Forget everything: a new epoch begins, the next one unless it is given. If that is the
+    present one, only this node forgets."""
 
     epoch: int | None = None
-    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MountsMoved:
+    """These paths now lead back into the mount."""
+
+    refused: frozenset[Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,4 +266,15 @@ Pushing = PushBatch | BatchTaken | Pushed | PushedListing
 FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled | Pushing
 OfCalls = StartCall | CallPerformed
 OnCredit = Fetched | Listed
-Event = Question | Outcome | OnCredit | OfCalls | FromPeer | Clear | WarmedUp | Used | Tick
+Event = (
+    Question
+    | Outcome
+    | OnCredit
+    | OfCalls
+    | FromPeer
+    | Clear
+    | WarmedUp
+    | Used
+    | MountsMoved
+    | Tick
+)

@@ -12,7 +12,7 @@ room of its own; see ``Node``).
 A large object is passed on while it arrives (cut-through): a *stream* is what is left to give of
 one answer, and knows how many of its parts are there.
 
-What is being given must not be released: a stream pins its blob.
+What is being given must not be released: a stream pins its blob (``pins.py``).
 """
 
 from collections import Counter, deque
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from copperfs.core.actions import Action, ReleaseBlob, Send
 from copperfs.core.listing import Listing
 from copperfs.core.messages import PART_BYTES, Ask, Batch, Credit, GivePart
+from copperfs.core.pins import Pins
 from copperfs.types import BlobId, FetchId, NodeId
 
 WINDOW_BYTES = 8 << 20
@@ -70,7 +71,7 @@ class Passing:
     blob: BlobId
     size: int
     sender: NodeId | None
-    """None at the root."""
+    """None at the root, or when it is gone."""
     children: int
     """To how many it has yet to go."""
 
@@ -98,12 +99,10 @@ class Link:
 class Links:
     """All peers that this node has heard of."""
 
+    pins: Pins
     backlog_bytes: int = 0
     """Of batches that wait for credit."""
     _links: dict[NodeId, Link] = field(default_factory=dict)
-    _pins: Counter[BlobId] = field(default_factory=Counter)
-    _doomed: set[BlobId] = field(default_factory=set)
-    """To be released when the last stream is through with them."""
 
     def __getitem__(self, peer: NodeId) -> Link:
         return self._links.setdefault(peer, Link())
@@ -281,36 +280,24 @@ class Links:
             actions += self._finish(link.streams.popleft())
         while link.batches:
             actions += self._passed(link.batches.popleft())
+        for other in self._links.values():
+            for passing in other.batches:
+                if passing.sender == peer:
+                    passing.sender = None  # a new connection begins with a whole window
         return actions, fetches
-
-    # --- pins ------------------------------------------------------------------------------------
-
-    def release(self, blob: BlobId) -> list[Action]:
-        """Let go of *blob*, at once or when its last stream is through."""
-        if self._pins[blob]:
-            self._doomed.add(blob)
-            return []
-        return [ReleaseBlob(blob)]
 
     def _finish(self, stream: Stream) -> list[Action]:
         stream.is_over = True
         return self._unpin(stream.content)
 
+    # A listing is no blob: it is there for as long as somebody refers to it.
+
     def _pin(self, content: BlobId | Listing) -> None:
         if not isinstance(content, Listing):
-            self._pins[content] += 1
+            self.pins.pin(content)
 
     def _unpin(self, content: BlobId | Listing) -> list[Action]:
-        if isinstance(content, Listing):
-            return []
-        self._pins[content] -= 1
-        if self._pins[content]:
-            return []
-        del self._pins[content]
-        if content not in self._doomed:
-            return []
-        self._doomed.remove(content)
-        return [ReleaseBlob(content)]
+        return [] if isinstance(content, Listing) else self.pins.unpin(content)
 
     def check_invariants(self) -> None:
         pinned: Counter[BlobId] = Counter()
@@ -324,5 +311,4 @@ class Links:
                     pinned[stream.content] += 1
         waiting = [p.size for link in self._links.values() for p in link.batches]
         assert self.backlog_bytes == sum(waiting)
-        assert pinned == +self._pins
-        assert self._doomed <= set(pinned)
+        self.pins.check_invariants(pinned)

@@ -19,6 +19,8 @@ PATH_BYTES_MAX = 4096
 PART_BYTES = 1 << 20
 """Objects above this travel in parts of this size, relayed as they arrive. Smaller parts cost CPU
 per message (25 to 50 % at 256 KiB on loopback) and gain nothing; larger ones delay the relay."""
+LISTING_MAX_BYTES = 256 << 20
+"""Two million names; what is larger each node reads from the source."""
 
 
 class What(IntEnum):

@@ -32,9 +32,10 @@ class Place(Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Policy:
-    """Where things are; all prefixes are paths below the source."""
+    """Where things are; all prefixes are paths below the source. What a node refuses may change
+    while it runs, the rest not."""
 
     source: bytes
     """Absolute path of the source's root."""

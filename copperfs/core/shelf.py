@@ -42,6 +42,11 @@ class Shelf(Generic[K, V]):
         self._items.move_to_end(key)
         return item[0]
 
+    def peek(self, key: K) -> V | None:
+        """The same, without its being a use."""
+        item = self._items.get(key)
+        return None if item is None else item[0]
+
     def touch(self, key: K) -> None:
         if key in self._items:
             self._items.move_to_end(key)

@@ -1,24 +1,15 @@
-"""What a node's state is made of: its limits, its fetches, what it holds, what it counts."""
+"""What the parts of a node share: its limits, its counts, and what a fetch is after."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from enum import Enum
 
-from copperfs.core.events import Question
-from copperfs.core.links import Stream
-from copperfs.core.listing import Listing
-from copperfs.types import BlobId, Entry, NodeId, Path, Version
+from copperfs.types import Path
 
 # What holding something costs beside its bytes: keys, objects, its place in the front's tables.
 LISTING_OVERHEAD_BYTES = 512
 ROW_OVERHEAD_BYTES = 16
 OBJECT_OVERHEAD_BYTES = 512
 ENTRY_BYTES = 768
-
-UNLISTABLE_MAX = 4096
-# Two million names; what is larger each node reads from the source.
-LISTING_MAX_BYTES = 256 << 20
-# So often a peer may give something spoiled for one fetch; then the source is read.
-SPOILED_MAX = 3
 
 
 class Kind(Enum):
@@ -60,44 +51,9 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Fetch:
-    """One attempt to obtain something; *asked* are the questions that wait on it."""
-
-    subject: Subject
-    deadline: float
-    asked: list[Question]
-    reserved_bytes: int = 0
-    tree: int = 0
-    ask: tuple[NodeId, int] | None = None
-    """Whom it asks, and by which number; None if it reads the source."""
-    blob: BlobId | None = None
-    """What has come so far, and how many parts of it."""
-    there: int = 0
-    spoiled: int = 0
-    streams: list[tuple[NodeId, Stream]] = field(default_factory=list)
-    """Those to whom it is passed on as it comes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A listing or an entry on the shelf, with the time until which it is believed."""
-
-    value: Listing | Entry | None
-    """As this mount shows it."""
-    fresh_until: float | None
-    source: Listing | Entry | None
-    """As the source has it, which is what peers are given."""
-    since: float = 0.0
-    directory: Version | None = None
-    """A listing's directory as it was before it was listed."""
-
-    def is_fresh(self, now: float) -> bool:
-        return self.fresh_until is None or now < self.fresh_until
-
-
-@dataclass(slots=True)
 class NodeStats:
-    """What a node did and holds, for people and for tests."""
+    """What a node did and holds, for people and for tests. All parts of the node count in the same
+    one."""
 
     epoch: int = 1
     questions: int = 0
@@ -131,3 +87,9 @@ class NodeStats:
     budget_bytes: int = 0
     evictions: int = 0
     evicted_bytes: int = 0
+
+    def reset(self) -> None:
+        """Counts begin anew; the epoch does not."""
+        for each in fields(self):
+            if each.name != "epoch":
+                setattr(self, each.name, each.default)

@@ -44,9 +44,18 @@ class Request(IntEnum):
     TREE = 0x17
     WARM_UP = 0x18
     WARM_UP_STATE = 0x19
+    RESET_ALL = 0x1A
 
 
-OWNER_ONLY = frozenset({Request.RESET, Request.CLEAR, Request.CLEAR_LOCAL, Request.WARM_UP})
+OWNER_ONLY = frozenset(
+    {
+        Request.RESET,
+        Request.RESET_ALL,
+        Request.CLEAR,
+        Request.CLEAR_LOCAL,
+        Request.WARM_UP,
+    }
+)
 
 
 def number(request: int, size: int = BUFFER_BYTES) -> int:

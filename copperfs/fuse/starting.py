@@ -3,6 +3,9 @@
 It is a fresh process, not a fork of this one: it inherits nothing but its settings, which it gets
 as lines of JSON through a socket. One line comes back when the mount answers, or when it is
 clear why it never will.
+
+``started`` starts one and waits. Who starts many at once begins each with ``starting_daemon`` and
+waits for all of them together.
 """
 
 import json
@@ -11,13 +14,54 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from copperfs.config import Settings
 from copperfs.errors import MountError
+from copperfs.fuse.mounting import absolute, answers
 
 ENDS_WITHIN_S = 5.0
+# Importing everything from a loaded parallel filesystem can take the daemon a while.
+DAEMON_STARTS_WITHIN_S = 120.0
+
+
+class EndedSilentlyError(MountError):
+    """A daemon ended and did not say why; its log may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A process that was told what to do, and the socket on which it will say how that went."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    shown: str
+    """The mount point as sentences name it."""
+
+    def outcome(self, timeout_s: float) -> dict[str, Any]:
+        """What it says when it has mounted. MountError with its sentence if it has not."""
+        self.channel.settimeout(timeout_s)
+        try:
+            with self.channel.makefile("r", encoding="utf-8") as lines:
+                line = lines.readline()
+        except TimeoutError:
+            raise MountError(
+                f"the daemon did not mount {self.shown} within {timeout_s:.0f} s; is the source "
+                "hung?"
+            ) from None
+        except ConnectionResetError:
+            line = ""  # it ended before it had even heard what to do
+        if not line:
+            raise EndedSilentlyError(
+                f"the daemon for {self.shown} ended before it had mounted; "
+                "run it with --foreground to see why"
+            )
+        outcome: dict[str, Any] = json.loads(line)
+        if "error" in outcome:
+            raise MountError(outcome["error"])
+        return outcome
 
 
 @dataclass(slots=True)
@@ -30,25 +74,25 @@ class Started:
 
 
 @contextmanager
-def started(
+def starting(
     module: str,
     lines: Sequence[str],
     *,
     shown: str,
     stderr: int | None,
-    timeout_s: float,
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
-) -> Iterator[Started]:
+    inside: Sequence[str] = (),
+) -> Iterator[Starting]:
     """Run `python -m module FD`; if anything goes wrong in the `with` block, end it again.
 
-    *lines* are what it is told; *shown* is the mount point as sentences name it.
+    *lines* are what it is told; *inside* is a command that executes the rest of its arguments.
     """
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                [*inside, sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -58,7 +102,10 @@ def started(
                 env=env,
             )
         try:
-            yield Started(process, ours, _outcome(ours, lines, shown, timeout_s))
+            # If it ended already, it is more telling that no outcome comes.
+            with suppress(BrokenPipeError):
+                ours.sendall("".join(f"{line}\n" for line in lines).encode("ascii"))
+            yield Starting(process, ours, shown)
         except BaseException:
             # SIGTERM: it cleans up after itself, whatever it had got to
             process.send_signal(signal.SIGTERM)
@@ -69,29 +116,72 @@ def started(
             raise
 
 
-def let_live(daemon: Started) -> None:
+@contextmanager
+def started(
+    module: str,
+    lines: Sequence[str],
+    *,
+    shown: str,
+    stderr: int | None,
+    timeout_s: float,
+) -> Iterator[Started]:
+    """As ``starting``, and wait until it has mounted."""
+    with starting(module, lines, shown=shown, stderr=stderr) as daemon:
+        yield Started(daemon.process, daemon.channel, daemon.outcome(timeout_s))
+
+
+def let_live(daemon: Starting | Started) -> None:
     """It goes on when this process ends; this only keeps subprocess from warning about it."""
     daemon.process.returncode = 0
 
 
-def _outcome(
-    channel: socket.socket, said: Sequence[str], shown: str, timeout_s: float
-) -> dict[str, Any]:
-    channel.settimeout(timeout_s)
+# ---- our own daemon ------------------------------------------------------------------------------
+
+
+@contextmanager
+def starting_daemon(
+    settings: Settings,
+    launch: str,
+    *,
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    inside: Sequence[str] = (),
+) -> Iterator[Starting]:
+    """A daemon of copperfs; *launch* is its line about the other nodes, "null" without any."""
+    with ExitStack() as life:
+        with _stderr_of(settings) as stderr:
+            daemon = life.enter_context(
+                starting(
+                    "copperfs.runtime.daemon",
+                    [settings.to_json(), launch],
+                    shown=settings.mountpoint,
+                    stderr=stderr,
+                    pass_fds=pass_fds,
+                    env=env,
+                    inside=inside,
+                )
+            )
+        yield daemon
+
+
+def check_answers(settings: Settings) -> None:
+    """MountError unless what a daemon says that it has mounted can be used."""
+    if not answers(absolute(settings.mountpoint)):
+        raise MountError(f"{settings.mountpoint} is mounted but does not answer")
+
+
+@contextmanager
+def _stderr_of(settings: Settings) -> Iterator[int | None]:
+    """libfuse and Python itself write there."""
+    if settings.foreground:
+        yield None  # ours
+        return
+    if settings.log_file is None:
+        yield subprocess.DEVNULL
+        return
     try:
-        channel.sendall("".join(f"{line}\n" for line in said).encode("ascii"))
-        with channel.makefile("r", encoding="utf-8") as lines:
-            line = lines.readline()
-    except TimeoutError:
-        raise MountError(
-            f"the daemon did not mount {shown} within {timeout_s:.0f} s; is the source hung?"
-        ) from None
-    if not line:
-        raise MountError(
-            f"the daemon for {shown} ended before it had mounted; "
-            "run it with --foreground to see why"
-        )
-    outcome: dict[str, Any] = json.loads(line)
-    if "error" in outcome:
-        raise MountError(outcome["error"])
-    return outcome
+        log = open(settings.log_file, "ab")  # noqa: SIM115  # it is closed below
+    except OSError as error:
+        raise MountError(f"{settings.log_file} cannot be written: {error.strerror}") from None
+    with log:
+        yield log.fileno()

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -27,9 +28,10 @@ import pyfuse3
 import trio
 
 from copperfs.blob import BLOBS_ARE_SHARED
-from copperfs.bootstrap.launch import Launch
+from copperfs.bootstrap.launch import Launch, trees_of
 from copperfs.config import Settings
 from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
+from copperfs.core.events import MountsMoved
 from copperfs.core.node import Node
 from copperfs.core.state import Limits
 from copperfs.core.trees import Trees
@@ -51,7 +53,7 @@ from copperfs.fuse.plain import PlainHandlers, PlainPublications
 from copperfs.roster import Roster
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.job import Job, join_job, transport_of, trees_of
+from copperfs.runtime.job import Job, join_job, transport_of
 from copperfs.runtime.places import OwnMounts, policy_for
 from copperfs.runtime.statistics import Statistics
 from copperfs.source.fetcher import Fetcher
@@ -157,7 +159,7 @@ class Daemon:
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
-        job = Job(engine, settings, statistics.document, self._roster)
+        job = Job(engine, settings, statistics.document, statistics.reset, self._roster)
         self._sockets.append(server_end)
         server = ControlServer(
             server_end, self._answerers(job, statistics, board), {Request.WARM_UP: job.warm_up}
@@ -193,7 +195,7 @@ class Daemon:
         inodes = Inodes()
         engine = Engine(node, fetcher, PlainPublications(inodes))
         self._join(engine)
-        job = Job(engine, settings=self.settings, statistics=dict, roster=self._roster)
+        job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
             engine, inodes, self._statfs, kernel_cache=self.settings.kernel_cache
         )
@@ -280,16 +282,6 @@ class Daemon:
             statistics.reset()
             return {"reset": True}
 
-        async def clear_local() -> dict[str, object]:
-            told = await engine.clear(local=job.roster is not None)
-            return {"epoch": engine.node.statistics().epoch, "names_invalidated": told}
-
-        async def clear() -> object:
-            if job.roster is None:
-                return await clear_local() | {"nodes": 1, "roster": 1}
-            cleared = await job.clear()
-            return cleared | {"epoch": cleared.pop("max_epoch", engine.node.statistics().epoch)}
-
         async def configuration() -> object:
             return asdict(self.settings)
 
@@ -301,8 +293,9 @@ class Daemon:
             Request.HELLO: hello,
             Request.STATISTICS: show_statistics,
             Request.RESET: reset,
-            Request.CLEAR: clear,
-            Request.CLEAR_LOCAL: clear_local,
+            Request.RESET_ALL: job.reset_all,
+            Request.CLEAR: job.clear,
+            Request.CLEAR_LOCAL: job.clear_local,
             Request.ALL_STATISTICS: job.all_statistics,
             Request.TREE: job.tree,
             Request.WARM_UP_STATE: job.warm_up_state,
@@ -370,7 +363,7 @@ class Daemon:
 
         def refuse(paths: frozenset[Path]) -> None:
             def apply() -> None:
-                node.policy = replace(node.policy, refused=paths)
+                node.step(time.monotonic(), MountsMoved(paths))  # which wants nothing done
 
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(apply)

@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -117,6 +116,8 @@ class Engine:
     _next: int = 1
     _clearing: bool = False
     """Whoever clears tells the kernel, and waits for it."""
+    _names_are_old: bool = False
+    """The kernel is to be told so as soon as it was told something else."""
     _wake: trio.Event = field(default_factory=trio.Event)
     _stepped: trio.Event = field(default_factory=trio.Event)
     nursery: trio.Nursery | None = None
@@ -201,11 +202,11 @@ class Engine:
                 self.peers.connect()
                 nursery.start_soon(self.peers.transport.run, self.peers.arrived)
 
-    async def clear(self, *, local: bool = False) -> int:
-        """Forget everything, also the kernel; how many names it was told to look up again. A
-        *local* one is no new epoch, of which the other nodes would hear."""
+    async def clear(self, epoch: int | None = None) -> int:
+        """Forget everything, the kernel too; how many names it was told to look up again. The
+        epoch is the next one unless it is given."""
         self._clearing = True
-        self.post(Clear(local=local))
+        self.post(Clear(epoch))
         self._clearing = False
         return await trio.to_thread.run_sync(
             self.publications.invalidate_all, abandon_on_cancel=True
@@ -318,6 +319,10 @@ class Engine:
     async def _run_telling(self) -> None:
         async for tell in self._tell_from:
             await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+            if self._names_are_old:
+                self._names_are_old = False
+                everything = self.publications.invalidate_all
+                await trio.to_thread.run_sync(everything, abandon_on_cancel=True)
 
     def _look_again(self, path: Path) -> None:
         tell = self.publications.look_again(path)
@@ -362,8 +367,10 @@ class Engine:
         self.publications.withdraw_all()
         if self._clearing:
             return
-        with suppress(trio.WouldBlock):  # then the kernel is about to be told much already
+        try:
             self._tell.send_nowait(self.publications.invalidate_all)
+        except trio.WouldBlock:
+            self._names_are_old = True
 
     # --- odds and ends ---------------------------------------------------------------------------
 

@@ -2,38 +2,56 @@
 
 ``join_job`` makes the node's place in the trees and its transport from the launch. ``Job`` has the
 operations behind ``copperfs clear``, ``stats --all``, ``tree`` and ``--wait-all``; alone, a node is
-a job of one and answers them just so."""
+a job of one and answers them just so.
+
+Every result carries the numbers of the nodes that it is of. Who asked has the roster, and says from
+both who is missing; a node that is cut off from the first tree takes those behind it along.
+
+A clear is two calls, so that two of them at once do what both ask for. The first asks for the
+latest epoch of all nodes, the second has all of them begin the one after it. A node that has begun
+it meanwhile, told by another clear or by a peer, did so after this clear was asked for, which is
+all that was wanted; and no node is left in a later epoch than the others, which would clear them
+once more at some later time.
+"""
 
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import trio
 
+from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
-from copperfs.core.trees import Trees, copper_fanout
+from copperfs.core.trees import Trees, parent_position
 from copperfs.errors import ControlError, MountError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.operations import Operation, Operations, Result
+from copperfs.runtime.operations import Operations, Result
 from copperfs.runtime.peers import Peers
 from copperfs.runtime.warmup import Warmup
 from copperfs.runtime.workingset import WorkingSets
+from copperfs.types import NodeId
 
-CALL_WITHIN_S = 20.0
+VERSION = 1
+"""Of the documents about all nodes; keys are only added."""
+# Who has not answered by then is missing. The control server waits longer than for the slowest of
+# these, a clear, which is two calls. The front does so, too, unless the deadline of the source, on
+# which its own depends, was made short: then these are shortened as well.
+CALL_WITHIN_S = 10.0
+EPOCH_WITHIN_S = 5.0
+CLEAR_WITHIN_S = 15.0
 READY_WITHIN_S = 5.0
+# What the front adds to the deadline of the source.
+FRONT_GRACE_S = 5.0
 # Node by node only up to here; beyond, sums tell more.
 NODES_SHOWN_MAX = 256
-
-
-def trees_of(settings: Settings, launch: Launch) -> Trees:
-    """This node's place among the others."""
-    nodes = len(launch.roster)
-    fanout = copper_fanout(nodes) if settings.fanout == "copper" else int(settings.fanout)
-    return Trees(nodes, launch.me, fanout, settings.push_fanout, settings.trees)
+# A sentence names so many nodes.
+NAMES_MAX = 16
+SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "transport")
 
 
 def agreement_of(settings: Settings) -> bytes:
@@ -72,7 +90,9 @@ class Job:
 
     engine: Engine
     settings: Settings
-    statistics: Callable[[], Result]
+    document: Callable[[], Result]
+    """This node's statistics; empty in plain mode."""
+    reset: Callable[[], object]
     roster: Roster | None = None
 
     working_sets: WorkingSets = field(init=False)
@@ -85,31 +105,69 @@ class Job:
         self.engine.operations = Operations(
             {
                 **self.working_sets.operations(),
-                "ready": Operation(self._ready),
-                "clear": Operation(self._clear),
-                "statistics": Operation(self._statistics),
-                "tree": Operation(self._tree),
+                "ready": self._ready,
+                "epoch": self._epoch,
+                "clear": self._clear,
+                "reset": self._reset,
+                "statistics": self._statistics,
+                "tree": self._tree,
             }
         )
 
     # --- asked here ------------------------------------------------------------------------------
 
+    async def _call(self, operation: str, within_s: float, **argument: object) -> Result:
+        front_waits_s = self.settings.source_deadline_s + FRONT_GRACE_S - 1
+        share = min(1.0, front_waits_s / (EPOCH_WITHIN_S + CLEAR_WITHIN_S))
+        return await self.engine.call(operation, argument, within_s * share)
+
     async def clear(self) -> Result:
         """A new epoch on every node."""
-        return self._complete(await self.engine.call("clear", {}, CALL_WITHIN_S))
+        before = await self._call("epoch", EPOCH_WITHIN_S)
+        epoch = max(before.get("max_epoch", 0), self._own_epoch()) + 1
+        cleared = await self._call("clear", CLEAR_WITHIN_S, epoch=epoch)
+        # Who was not heard the first time may have begun this epoch long ago.
+        answered = self._answered(before) & self._answered(cleared)
+        names = cleared.get("names_invalidated", 0)
+        return self._head(answered) | {"epoch": epoch, "names_invalidated": names}
+
+    async def clear_local(self) -> Result:
+        """Drop this node's caches; with peers it stays in their epoch, or they would clear, too."""
+        told = await self.engine.clear(None if self.roster is None else self._own_epoch())
+        return {"epoch": self._own_epoch(), "names_invalidated": told}
+
+    async def reset_all(self) -> Result:
+        answered = self._answered(await self._call("reset", CALL_WITHIN_S))
+        return {"reset": True} | self._head(answered)
 
     async def all_statistics(self) -> Result:
-        return self._complete(await self.engine.call("statistics", {}, CALL_WITHIN_S))
+        result = await self._call("statistics", CALL_WITHIN_S)
+        document = self._head(self._answered(result)) | {"total": result.get("total", {})}
+        if "by_node" in result:
+            document["by_node"] = sorted(result["by_node"], key=lambda each: each["number"])
+        return document
 
     async def tree(self) -> Result:
-        found = self._complete(await self.engine.call("tree", {}, CALL_WITHIN_S))
-        found["tree"] = sorted(found.get("tree", []), key=lambda each: each["node"])
-        trees = self.engine.node.trees
-        found["asked"] = 0 if trees is None else trees.me
-        found["trees"] = 1 if trees is None else trees.count
-        found["fanout"] = 0 if trees is None else trees.fanout
-        found["push_fanout"] = 0 if trees is None else trees.push_fanout
-        return found
+        """Every node of the roster with its places; how it reaches its parents only it can say."""
+        result = await self._call("tree", CALL_WITHIN_S)
+        answered = self._answered(result)
+        links = {each["number"]: each["parents"] for each in result.get("links", [])}
+        trees = self.engine.node.trees or Trees(1, NodeId(0))
+        members = [
+            self._member(NodeId(number))
+            | {
+                "answered": number in answered,
+                "places": places_of(replace(trees, me=NodeId(number)), links.get(number)),
+            }
+            for number in range(trees.nodes)
+        ]
+        return self._head(answered) | {
+            "asked": trees.me,
+            "trees": trees.count,
+            "fanout": trees.fanout,
+            "push_fanout": trees.push_fanout,
+            "members": members,
+        }
 
     async def warm_up(self, request: bytes) -> Result:
         """Begin what the file named in *request* asks for."""
@@ -131,20 +189,22 @@ class Job:
         if peers is None or trees is None or self.roster is None:
             return
         parents = list(trees.parents())
+        answered = {int(trees.me)}
         with trio.move_on_after(self.settings.launch_timeout_s):
             await peers.wait_connected(parents)
             while self.settings.wait_all:
-                answered = await self.engine.call("ready", {}, READY_WITHIN_S)
-                if answered.get("nodes") == len(self.roster):
+                answered = self._answered(await self._call("ready", READY_WITHIN_S))
+                if len(answered) == len(self.roster):
                     return
                 await trio.sleep(0.2)
             return
         missing = [each for each in parents if each not in peers.connected]
         if not missing:
+            others = [each.name for n, each in enumerate(self.roster.members) if n not in answered]
+            named = ", ".join(others[:NAMES_MAX]) + (", ..." if others[NAMES_MAX:] else "")
             raise MountError(
-                f"not all {len(self.roster)} nodes answered within "
-                f"{self.settings.launch_timeout_s:g} s; 'copperfs tree' on a node that was mounted "
-                "shows who did"
+                f"{len(others)} of {len(self.roster)} nodes were not ready within "
+                f"{self.settings.launch_timeout_s:g} s: {named}; their logs say why (--log-file)"
             )
         member = self.roster.member(missing[0])
         raise MountError(
@@ -153,55 +213,133 @@ class Job:
             "the port through? --listen chooses another network"
         )
 
-    def _complete(self, result: Result) -> Result:
-        """With what the asker knows: of how many nodes it should be."""
-        return {"nodes": 0} | result | {"roster": 1 if self.roster is None else len(self.roster)}
+    # --- who answered ----------------------------------------------------------------------------
+
+    def _answered(self, result: Result) -> set[int]:
+        numbers = result.get("answered", [])
+        return set(numbers).intersection(range(self._count()))
+
+    def _head(self, answered: set[int]) -> Result:
+        """What every document about all nodes begins with."""
+        missing = [
+            self._member(NodeId(each)) | {"behind": self._behind(each, answered)}
+            for each in range(self._count())
+            if each not in answered
+        ]
+        return {
+            "version": VERSION,
+            "nodes": len(answered),
+            "roster": self._count(),
+            "missing": missing,
+        }
+
+    def _behind(self, number: int, answered: set[int]) -> int | None:
+        """The node nearest to us that cut *number* off from the call; None if it is itself."""
+        trees = self.engine.node.trees
+        if trees is None:
+            return None
+        way = way_between(trees.me, number, trees.fanout)
+        return next((each for each in way if each not in answered), None)
+
+    def _count(self) -> int:
+        return 1 if self.roster is None else len(self.roster)
+
+    def _member(self, number: NodeId) -> Result:
+        if self.roster is None:
+            return {"number": 0, "name": own_name(self.settings), "endpoint": None}
+        member = self.roster.member(number)
+        return {"number": number, "name": member.name, "endpoint": member.endpoint}
 
     # --- done on each node -----------------------------------------------------------------------
 
     async def _ready(self, _: Result) -> Result:
         peers, trees = self.engine.peers, self.engine.node.trees
-        if peers is not None and trees is not None:
+        if peers is None or trees is None:
+            return self._here()
+        # Who asked asks again; one whose parents were started otherwise is never ready.
+        with trio.move_on_after(READY_WITHIN_S), suppress(MountError):
             await peers.wait_connected(list(trees.parents()))
-        return {"nodes": 1}
+            return self._here()
+        return {}
 
-    async def _clear(self, _: Result) -> Result:
-        told = await self.engine.clear()
-        epoch = self.engine.node.statistics().epoch
-        return {"nodes": 1, "max_epoch": epoch, "names_invalidated": told}
+    async def _epoch(self, _: Result) -> Result:
+        return self._here() | {"max_epoch": self._own_epoch()}
+
+    async def _clear(self, argument: Result) -> Result:
+        told = await self.engine.clear(max(int(argument["epoch"]), self._own_epoch()))
+        return self._here() | {"names_invalidated": told}
+
+    async def _reset(self, _: Result) -> Result:
+        self.reset()
+        return self._here()
 
     async def _statistics(self, _: Result) -> Result:
-        document = self.statistics()
-        keys = ("hits", "misses", "bytes", "source", "cache", "node", "transport")
-        total = {key: document[key] for key in keys if key in document}
-        result: Result = {"nodes": 1, "total": total}
-        if self.roster is None or len(self.roster) <= NODES_SHOWN_MAX:
-            result["by_node"] = [{"node": self._me(), "name": self._name()} | total]
+        document = self.document()
+        total = {key: document[key] for key in SUMMED if key in document}
+        result = self._here() | {"total": total}
+        if self._count() <= NODES_SHOWN_MAX:
+            result["by_node"] = [self._member(self._me()) | total]
         return result
 
     async def _tree(self, _: Result) -> Result:
         trees, peers = self.engine.node.trees, self.engine.peers
-        shown: Result = {"node": self._me(), "name": self._name()}
-        if trees is None or peers is None or self.roster is None:
-            return {"nodes": 1, "tree": [shown]}
-        shown["endpoint"] = self.roster.member(trees.me).endpoint
-        rtt_s = {each: await peers.ping(each) for each in trees.parents()}
-        shown["parents"] = [
+        if trees is None or peers is None:
+            return self._here()
+        parents = [trees.parent(tree) for tree in range(trees.count)]
+        found = await peers.ping_all({each for each in parents if each is not None})
+        shown = [
             None
-            if (parent := trees.parent(tree)) is None
-            else {"node": parent, "up": parent in peers.connected, "rtt_us": _us(rtt_s[parent])}
-            for tree in range(trees.count)
+            if each is None
+            else {"connected": each in peers.connected, "rtt_us": _us(found[each])}
+            for each in parents
         ]
-        shown["depths"] = [trees.depth(tree) for tree in range(trees.count)]
-        return {"nodes": 1, "tree": [shown]}
+        return self._here() | {"links": [{"number": self._me(), "parents": shown}]}
 
-    def _me(self) -> int:
-        return 0 if self.engine.node.trees is None else self.engine.node.trees.me
+    def _here(self) -> Result:
+        return {"answered": [self._me()]}
 
-    def _name(self) -> str:
-        if self.roster is None or self.engine.node.trees is None:
-            return "this node"
-        return self.roster.member(self.engine.node.trees.me).name
+    def _me(self) -> NodeId:
+        trees = self.engine.node.trees
+        return NodeId(0) if trees is None else trees.me
+
+    def _own_epoch(self) -> int:
+        return self.engine.node.statistics().epoch
+
+
+def way_between(here: int, there: int, fanout: int) -> list[int]:
+    """The nodes that a call passes on its way, which is in the first tree."""
+    up, down = _way_up(here, fanout), _way_up(there, fanout)
+    top = next(each for each in up if each in down)
+    way = [*up[: up.index(top)], *reversed(down[: down.index(top) + 1])]
+    return [each for each in way if each not in (here, there)]
+
+
+def _way_up(position: int, fanout: int) -> list[int]:
+    way = [position]
+    while (above := parent_position(way[-1], fanout)) is not None:
+        way.append(above)
+    return way
+
+
+def places_of(trees: Trees, links: list[Result | None] | None) -> list[Result]:
+    """Where a node is in each tree, and its link to its parent there, if it told of it."""
+    nowhere: Result = {"connected": None, "rtt_us": None}
+    return [
+        {
+            "tree": tree,
+            "role": _role(trees, tree),
+            "depth": trees.depth(tree),
+            "parent": trees.parent(tree),
+            **((links[tree] if links is not None else None) or nowhere),
+        }
+        for tree in range(trees.count)
+    ]
+
+
+def _role(trees: Trees, tree: int) -> str:
+    if trees.parent(tree) is None:
+        return "root"
+    return "parent" if trees.children(tree) else "leaf"
 
 
 def _us(seconds: float | None) -> int | None:

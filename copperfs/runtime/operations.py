@@ -21,15 +21,13 @@ Result = dict[str, Any]
 RESULT_BYTES_MAX = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    perform: Callable[[Result], Awaitable[Result]]
-    """Do it here, with the argument of the call."""
+Operation = Callable[[Result], Awaitable[Result]]
+"""Do it here, with the argument of the call."""
 
 
 @dataclass(slots=True)
 class Operations:
-    """By name; every result has the number of nodes that it is of."""
+    """By name."""
 
     by_name: Mapping[str, Operation]
 
@@ -40,7 +38,7 @@ class Operations:
             log.info("asked for %s, which this version does not have", name)
             return b""
         try:
-            return pack(await operation.perform(unpack(argument) if argument else {}))
+            return pack(await operation(unpack(argument) if argument else {}))
         except Exception:
             log.exception("a bug: %s failed", name)
             return b""

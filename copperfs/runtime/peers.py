@@ -119,6 +119,10 @@ class Peers:
     take_batch: Callable[[NodeId, Batch, Payload], None] = lambda _peer, _batch, _payload: None
     """Unpacks what is pushed; see ``warmup.py``."""
     _losses: Counter[NodeId] = field(default_factory=Counter)
+    taken_bytes: int = 0
+    """Of listings and files that came from parents; without what messages take beside them."""
+    given_bytes: int = 0
+    """The same, to children."""
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
@@ -164,6 +168,22 @@ class Peers:
         finally:
             del self._pings[number]
 
+    async def ping_all(self, peers: Collection[NodeId]) -> dict[NodeId, float | None]:
+        """All at once, so that those who do not answer are waited for once."""
+        found: dict[NodeId, float | None] = {}
+
+        async def ping(peer: NodeId) -> None:
+            found[peer] = await self.ping(peer)
+
+        async with trio.open_nursery() as nursery:
+            for each in peers:
+                nursery.start_soon(ping, each)
+        return found
+
+    def reset_statistics(self) -> None:
+        self.taken_bytes = self.given_bytes = 0
+        self.transport.reset_statistics()
+
     # --- out -------------------------------------------------------------------------------------
 
     def send(self, action: Send) -> None:
@@ -180,7 +200,8 @@ class Peers:
             assert not isinstance(content, Listing)
             payload = self.blobs.whole(content)
         # If it cannot be sent, the transport says Lost, and the core asks elsewhere.
-        self.transport.send(action.peer, message, payload)
+        if self.transport.send(action.peer, message, payload) and payload is not None:
+            self.given_bytes += len(payload.data)
 
     # --- in --------------------------------------------------------------------------------------
 
@@ -244,6 +265,7 @@ class Peers:
         self._change()
 
     def _take_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
+        self.taken_bytes += len(payload.data)
         wanted = self.node.wanted(peer, part)
         if wanted is None:
             self.post(PartPassed(peer, part))
@@ -263,6 +285,9 @@ class Peers:
         key = (peer, part.number)
         parts = [*self._listings.pop(key, []), Payload(bytes(payload.data), payload.digest)]
         if part.index + 1 < parts_in(part.total_bytes):
+            # The core does not say when it gives one up.
+            for each in [each for each in self._listings if not self.node.expects(*each)]:
+                del self._listings[each]
             self._listings[key] = parts
             self.post(PartPassed(peer, part))
             return
@@ -277,6 +302,10 @@ class Peers:
             self.post(PartSpoiled(peer, part))
             return
         self.post(ListingTaken(peer, part, listing))
+
+    def kept_listing_bytes(self) -> int:
+        """Of listings that have not come whole."""
+        return sum(len(each.data) for parts in self._listings.values() for each in parts)
 
     def _change(self) -> None:
         self._changed.set()

@@ -1,7 +1,8 @@
 """Which paths are what, from the settings and the mounts of this machine.
 
 ``policy_for`` is pure; ``OwnMounts`` follows ``/proc/self/mountinfo`` for places where the daemon's
-own mount shows up again, such as a recursive bind mount made later.
+own mount shows up again, such as a recursive bind mount made later, and for other mounts of
+copperfs: through one that shows the same source, the way would lead back here.
 """
 
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from copperfs.config import Settings
 from copperfs.core.policy import Policy
-from copperfs.fuse.mounting import PFS_SIM_FSTYPE, Mount, mounts
+from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, Mount, mounts
 from copperfs.types import ROOT, Path, is_below
 
 # Filesystems that all nodes of a job see alike.
@@ -118,7 +119,8 @@ def below_source(source: bytes, absolute: bytes) -> Path | None:
 
 @dataclass(slots=True)
 class OwnMounts:
-    """The paths below the source that lead back into the daemon's own mount."""
+    """The paths below the source that lead back into the daemon's own mount, or may: those of all
+    mounts of copperfs, but for one that is itself the source."""
 
     source: bytes
     device: str
@@ -144,11 +146,15 @@ class OwnMounts:
 
     def _read(self) -> None:
         found = (
-            below_source(self.source, each.mountpoint)
+            (each, below_source(self.source, each.mountpoint))
             for each in mounts()
-            if each.device == self.device
+            if each.device == self.device or each.fstype == FSTYPE
         )
-        paths = frozenset(path for path in found if path is not None)
+        paths = frozenset(
+            path
+            for each, path in found
+            if path is not None and (each.device == self.device or path != ROOT)
+        )
         if paths != self.paths:
             self.paths = paths
             self.changed(paths)

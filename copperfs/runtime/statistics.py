@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from copperfs.net.transport import TransportStats
 from copperfs.runtime.engine import Engine
@@ -29,10 +29,11 @@ class Statistics:
     started: float = field(default_factory=time.time)
     since: float = field(default_factory=time.time)
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         front = self.front.statistics()
         node = self.engine.node.statistics()
         pool = self.engine.fetcher.statistics()
+        peers = self.engine.peers
         operations = {
             kind: {answer: _timed(count, latencies) for answer, (count, latencies) in each.items()}
             for kind, each in front["kinds"].items()
@@ -43,6 +44,7 @@ class Statistics:
             "started": self.started,
             "since": self.since,
             "epoch": node.epoch,
+            "job": self._job(),
             "operations": operations,
             "handlers": {
                 "requests": front["handler_requests"],
@@ -54,6 +56,8 @@ class Statistics:
             "bytes": {
                 "from_memory": front["hit_bytes"] + front["miss_bytes"],
                 "from_source_files": front["bypass_bytes"],
+                "from_parents": 0 if peers is None else peers.taken_bytes,
+                "to_children": 0 if peers is None else peers.given_bytes,
             },
             "source": self.engine.fetcher.counts(),
             "pool": asdict(pool),
@@ -97,6 +101,12 @@ class Statistics:
             },
         }  # fmt: skip
 
+    def _job(self) -> dict[str, int]:
+        peers, trees = self.engine.peers, self.engine.node.trees
+        if peers is None or trees is None:
+            return {"roster": 1, "number": 0, "connected": 0}
+        return {"roster": trees.nodes, "number": trees.me, "connected": len(peers.connected)}
+
     def _transport(self) -> dict[str, object]:
         """What passed between this node and the others; zeros if there are none."""
         peers = self.engine.peers
@@ -107,7 +117,7 @@ class Statistics:
         self.engine.fetcher.reset_counts()
         self.engine.node.reset_statistics()
         if self.engine.peers is not None:
-            self.engine.peers.transport.reset_statistics()
+            self.engine.peers.reset_statistics()
         self.since = time.time()
 
 

@@ -164,10 +164,10 @@ class WorkingSets:
 
     def operations(self) -> dict[str, Operation]:
         return {
-            "push": Operation(self.warmup.push),
-            "look": Operation(self._look),
-            "room": Operation(self._room),
-            "holds": Operation(self._holds),
+            "push": self.warmup.push,
+            "look": self._look,
+            "room": self._room,
+            "holds": self._holds,
         }
 
     async def start(self, nursery: trio.Nursery, request_file: str) -> Result:

@@ -20,7 +20,9 @@ from tests.bench import (
     bench_cached,
     bench_front,
     bench_import,
+    bench_job,
     bench_memory,
+    bench_push,
     bench_sequential,
     bench_transport,
     packages,
@@ -42,6 +44,8 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "memory": bench_memory.run,
     "import": bench_import.run,
     "tree": bench_transport.run,
+    "push": bench_push.run,
+    "job": bench_job.run,
 }
 
 
@@ -129,7 +133,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], C
     )
     measures: list[Measure] = []
     try:
-        if {"import", "memory"} & set(chosen):
+        if {"import", "memory", "job"} & set(chosen):
             context.package_sets, note = packages.find(
                 options.cache, options.packages, options.torch
             )

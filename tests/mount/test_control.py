@@ -25,6 +25,9 @@ from tests.mount.helpers import NOBODY, copperfs, errno_of, eventually, name_of,
 BUFFER = 8192
 HEADER = struct.Struct("<IIIIQQQ")  # version, status, length, reserved, token, offset, total
 HELLO, STATISTICS, RESET, CLEAR, CONFIGURATION, OBJECTS = 0x00, 0x10, 0x11, 0x12, 0x13, 0x14
+CLEAR_LOCAL, ALL_STATISTICS, TREE, RESET_ALL = 0x15, 0x16, 0x17, 0x1A
+ANYBODY = [HELLO, STATISTICS, CONFIGURATION, OBJECTS, ALL_STATISTICS, TREE]
+OWNER_ONLY = [CLEAR, RESET, CLEAR_LOCAL, RESET_ALL]
 
 
 def number(request: int, size: int = BUFFER, direction: int = 3, kind: int = 0xC7) -> int:
@@ -178,7 +181,7 @@ def test_malformed_requests_of_every_size_do_no_harm(source: Path, mounted: Moun
     fds = [os.open(mount / name, os.O_RDONLY) for name in (".", "file")]
     allowed = {"success", "EINVAL", "ENOTTY", "EPROTO", "ENOTSUP", "EIO", "EPERM", "ENOMEM"}
     for size in sizes:
-        for request in (HELLO, STATISTICS, RESET, OBJECTS, 0x15, 0x80):
+        for request in (HELLO, STATISTICS, RESET, OBJECTS, TREE, 0x1E, 0x80):
             for direction in (0, 1, 2, 3):
                 buffer = bytearray(generator.randbytes(max(size, 4096)))
                 if generator.random() < 0.5 and size >= 4:
@@ -199,7 +202,7 @@ def test_only_the_owner_may_clear_and_reset(source: Path, mounted: Mounter) -> N
     mount = mounted("--allow-other")
     (mount / "file").read_bytes()
     script = f"""if True:
-        for request in {[HELLO, STATISTICS, CONFIGURATION, OBJECTS, CLEAR, RESET]}:
+        for request in {ANYBODY + OWNER_ONLY}:
             buffer = bytearray({BUFFER})
             struct.pack_into("<I", buffer, 0, 1)
             fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -211,7 +214,8 @@ def test_only_the_owner_may_clear_and_reset(source: Path, mounted: Mounter) -> N
                 print("success")
     """
     said = python(script, mount / "file", user=NOBODY)
-    assert said.stdout.split() == ["success"] * 4 + ["EPERM"] * 2, said.stderr
+    expected = ["success"] * len(ANYBODY) + ["EPERM"] * len(OWNER_ONLY)
+    assert said.stdout.split() == expected, said.stderr
     assert mount.stats()["epoch"] == 1
     assert mount.stats()["source"]["open"] == 1
 
@@ -307,7 +311,7 @@ def test_a_c_program_can_ask(source: Path, mounted: Mounter, tmp_path: Path) -> 
 
 STATISTICS_KEYS = {
     "version", "pid", "started", "since", "epoch", "operations", "handlers", "hits", "misses",
-    "negative", "bytes", "source", "pool", "cache", "node", "front",
+    "negative", "bytes", "source", "pool", "cache", "node", "front", "job", "transport",
 }  # fmt: skip
 OPERATION_KEYS = {
     "lookup", "getattr", "readlink", "read", "readdir", "statfs", "open", "ioctl", "refused",
@@ -330,7 +334,14 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
             quantiles = {"p50_us", "p90_us", "p99_us"} if answer["count"] else set()
             assert set(answer) == {"count", *quantiles}
     assert set(stats["handlers"]) >= {"requests", "by_operation"}
-    assert set(stats["bytes"]) >= {"from_memory", "from_source_files"}
+    assert set(stats["bytes"]) >= {
+        "from_memory", "from_source_files", "from_parents", "to_children",
+    }  # fmt: skip
+    assert set(stats["job"]) >= {"roster", "number", "connected"}
+    assert set(stats["transport"]) >= {
+        "sent", "sent_bytes", "received", "received_bytes", "malformed", "corrupt", "strangers",
+        "unsendable", "connections",
+    }  # fmt: skip
     assert set(stats["source"]) >= {"open", "read", "read_bytes", "stat", "scandir"}
     assert set(stats["cache"]) >= {
         "budget_bytes", "held_bytes", "reserved_bytes", "held", "object_bytes", "evictions",
@@ -338,7 +349,8 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
     }  # fmt: skip
     assert set(stats["node"]) >= {
         "questions", "answered_from_cache", "joined", "fetches", "fetching", "failures", "overdue",
-        "version_changes", "waited_for_room",
+        "version_changes", "waited_for_room", "asks", "answers", "peer_questions", "peers_refused",
+        "fallbacks", "spoiled",
     }  # fmt: skip
     assert set(stats["front"]) >= {
         "nodes", "nodes_max", "pending", "forgets", "interrupts", "overdue", "overflows",

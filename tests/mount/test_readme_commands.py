@@ -20,6 +20,7 @@ from tests.unit.test_layers import ROOT
 WITHIN_S = 120.0
 MOUNTPOINT = "/tmp/copper_mnt"
 PFS_SIM = "/tmp/lustre"
+CLUSTER = "/tmp/copper_cluster"
 
 pytestmark = pytest.mark.mount
 
@@ -34,7 +35,18 @@ def shell_lines() -> list[str]:
 
 def test_the_readme_uses_each_command_that_it_should() -> None:
     used = {words[1] for line in shell_lines() if (words := line.split())[0] == "copperfs"}
-    assert {"mount", "warmup", "stats", "clear", "umount", "config", "pfs-sim", "pfs-ask"} <= used
+    wanted = {
+        "mount",
+        "warmup",
+        "stats",
+        "clear",
+        "umount",
+        "config",
+        "pfs-sim",
+        "pfs-ask",
+        "cluster",
+    }
+    assert wanted <= used
 
 
 def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:
@@ -46,6 +58,8 @@ def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     script = "\n".join(["set -ex", *shell_lines()]).replace(MOUNTPOINT, str(mountpoint))
     script = script.replace(PFS_SIM, str(tmp_path / "lustre"))
+    cluster = str(tmp_path / "cluster")
+    script = script.replace(CLUSTER, cluster)
     scripts = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
     try:
         done = subprocess.run(
@@ -64,8 +78,12 @@ def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:
         assert not mounts_below(tmp_path)
     finally:
         if mounts_below(tmp_path):
-            subprocess.run(
-                [sys.executable, "-m", "copperfs.cli.main", "umount", "--lazy", str(mountpoint)],
-                timeout=WITHIN_S,
-                check=False,
-            )
+            for words in (
+                ["umount", "--lazy", str(mountpoint)],
+                ["cluster", "down", "--dir", cluster],
+            ):
+                subprocess.run(
+                    [sys.executable, "-m", "copperfs.cli.main", *words],
+                    timeout=WITHIN_S,
+                    check=False,
+                )

@@ -1,4 +1,4 @@
-"""docs/statistics.md names every key of ``copperfs stats --json``."""
+"""docs/statistics.md names every key of what ``stats``, ``tree`` and ``clear`` give as JSON."""
 
 import json
 import re
@@ -25,27 +25,32 @@ def copperfs(*arguments: str | Path) -> str:
 
 
 @pytest.fixture
-def statistics(tmp_path: Path) -> Iterator[dict[str, Any]]:
+def documents(tmp_path: Path) -> Iterator[list[Any]]:
     source, mountpoint = tmp_path / "source", tmp_path / "mnt"
     source.mkdir()
     mountpoint.mkdir()
     copperfs("mount", mountpoint, "--source", source)
     try:
-        yield json.loads(copperfs("stats", "--json", mountpoint))
+        yield [
+            json.loads(copperfs(*command, "--json", mountpoint))
+            for command in (["stats"], ["stats", "--all"], ["tree"], ["clear"])
+        ]
     finally:
         copperfs("umount", mountpoint)
 
 
-def keys_of(document: dict[str, Any]) -> Iterator[str]:
-    for key, value in document.items():
-        yield key
-        if isinstance(value, dict):
+def keys_of(document: Any) -> Iterator[str]:
+    if isinstance(document, dict):
+        yield from document
+        document = list(document.values())
+    if isinstance(document, list):
+        for value in document:
             yield from keys_of(value)
 
 
-def test_every_key_is_documented(statistics: dict[str, Any]) -> None:
+def test_every_key_is_documented(documents: list[Any]) -> None:
     text = (ROOT / "docs" / "statistics.md").read_text()
     documented = {
         part for span in re.findall(r"`([^`\n]+)`", text) for part in re.findall(r"\w+", span)
     }
-    assert set(keys_of(statistics)) <= documented
+    assert set(keys_of(documents)) - documented == set()

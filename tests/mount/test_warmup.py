@@ -398,13 +398,14 @@ def start(mount: Mount, *arguments: str) -> subprocess.Popen[str]:
 
 def test_a_second_one_has_to_wait_or_goes_on_beside_it(source: Path, job: Starter) -> None:
     a_set(source)
-    with StandIn(source, per_read_s=0.3) as pfs:
+    with StandIn(source, per_read_s=1.0) as pfs:
         nodes = job(of=pfs.mountpoint)
         first, said = start(nodes[1], "set"), ""
         try:
             eventually(lambda: source_counts(nodes)["open"] > 3, "it reads")
             assert refusal(nodes[1], "set") == "a warm-up is under way already; wait for it"
             beside = start(nodes[2], "set")
+            pfs.set_latency(per_read_s=0.0)
             for each in (first, beside):
                 said, complained = each.communicate(timeout=60)
                 assert each.returncode == 0, complained
@@ -421,7 +422,7 @@ def test_a_node_that_is_killed_during_a_push_keeps_nobody_waiting(
     source: Path, job: Starter, lost: int, trees: str
 ) -> None:
     files = a_set(source)
-    with StandIn(source, per_read_s=0.3) as pfs:
+    with StandIn(source, per_read_s=1.0) as pfs:
         nodes = job("--trees", trees, of=pfs.mountpoint)
         alive = [node for node in nodes.nodes if node is not nodes[lost]]
         running = start(nodes[2], "set")
@@ -429,6 +430,7 @@ def test_a_node_that_is_killed_during_a_push_keeps_nobody_waiting(
             eventually(lambda: alive[0].stats()["node"]["pushed"] > 20
                        or source_counts_of(alive)["open"] > 20, "it pushes")  # fmt: skip
             os.kill(nodes[lost].pid, signal.SIGKILL)
+            pfs.set_latency(per_read_s=0.0)
             said, complained = running.communicate(timeout=30)
         finally:
             running.kill()
@@ -440,7 +442,6 @@ def test_a_node_that_is_killed_during_a_push_keeps_nobody_waiting(
         assert f"n{lost}" in outcome["lacking"]
         if lost == 3 and trees == "1":
             assert outcome["nodes_complete"] == 3
-        pfs.set_latency(per_read_s=0.0)
         for node in alive:
             equal_on(node, files)
 

@@ -162,6 +162,8 @@ class Job:
     fanout: int = 2
     count: int = 1
     memory_bytes: int = 64 * MIB
+    memory_bytes_of: dict[int, int] = field(default_factory=dict)
+    """Of nodes that have another size."""
     tree_max_bytes: int = 10 * MIB
     revalidate_s: float | None = None
     seed: int = 0
@@ -183,8 +185,9 @@ class Job:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=self.revalidate_s)
-        limits = Limits(self.memory_bytes, self.tree_max_bytes, None, DEADLINE_S, trees=self.count)
         for number in range(self.nodes):
+            memory_bytes = self.memory_bytes_of.get(number, self.memory_bytes)
+            limits = Limits(memory_bytes, self.tree_max_bytes, None, DEADLINE_S, trees=self.count)
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
             self.daemons.append(Daemon(Node(policy, limits, trees)))
         for number, daemon in enumerate(self.daemons):

@@ -24,7 +24,7 @@ from copperfs.core.actions import (
     ReadSource,
     ScanSource,
 )
-from copperfs.core.events import Failed, List, Look, Looked, Opened, Read, Scanned
+from copperfs.core.events import Clear, Failed, List, Look, Looked, Opened, Read, Scanned
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
@@ -326,6 +326,25 @@ def test_clear_withdraws_before_the_kernel_is_told() -> None:
         assert await scene.engine.clear() == 3
         assert scene.verbs == ["publish to me", "withdraw", "withdraw all", "invalidate all"]
         assert scene.engine.blob_bytes() == 0
+
+    run(play)
+
+
+def test_the_kernel_hears_of_a_new_epoch_however_much_else_it_is_told() -> None:
+    async def play(scene: Scene) -> None:
+        reading_end, writing_end = os.pipe()
+        tell = scene.engine._tell
+        tell.send_nowait(lambda: os.read(reading_end, 1))
+        await scene.settle()
+        room = tell.statistics()
+        for _ in range(int(room.max_buffer_size) - room.current_buffer_used):
+            tell.send_nowait(lambda: None)
+        scene.engine.post(Clear(7))  # as heard from a peer
+        os.write(writing_end, b"x")
+        await scene.engine.wait_kernel_told()
+        assert scene.verbs == ["withdraw all", "invalidate all"]
+        os.close(reading_end)
+        os.close(writing_end)
 
     run(play)
 

@@ -16,13 +16,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # "pfs", the stand-in for a parallel filesystem, is beside the runtime: a filesystem of its own that
-# knows nothing of the core or the daemon, and needs mounting from the edge "fuse".
+# knows nothing of the core or the daemon, and needs mounting from the edge "fuse". So is "cluster",
+# which starts daemons as a user would.
 LAYERS = {
     **dict.fromkeys(("types", "errors", "config", "blob", "roster"), 0),
     **dict.fromkeys(("core",), 1),
     **dict.fromkeys(("wire",), 2),
     **dict.fromkeys(("fuse", "net", "store", "source", "bootstrap"), 3),
-    **dict.fromkeys(("runtime", "sim", "pfs"), 4),
+    **dict.fromkeys(("runtime", "sim", "pfs", "cluster"), 4),
     **dict.fromkeys(("cli",), 5),
 }
 

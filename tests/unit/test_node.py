@@ -27,10 +27,11 @@ from copperfs.core.actions import (
     ReleaseHandle,
     ScanSource,
 )
-from copperfs.core.events import WarmedUp
+from copperfs.core.cache import UNLISTABLE_MAX
+from copperfs.core.events import MountsMoved, WarmedUp
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.core.policy import LOCAL_FRESH_S, Policy
-from copperfs.core.state import OBJECT_OVERHEAD_BYTES, UNLISTABLE_MAX, Limits
+from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
 from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
 from tests.unit.core_lab import (
     DEADLINE_S,
@@ -172,6 +173,16 @@ def test_absolute_links_are_shown_rewritten_to_those_who_waited_and_to_later_one
     assert shown is not None
     assert shown.target == b"/mnt/x"
     assert lab.look(b"d/l") == [listed(2, b"d", first.listing)]
+
+
+def test_looking_at_what_is_held_between_steps_is_no_use_of_it() -> None:
+    lab = Lab()
+    for fetch, path in ((1, b"d"), (2, b"e")):
+        lab.list(path)
+        lab.scanned(fetch, ABC)
+    held = lab.held()
+    assert lab.node.held_listing(Path(b"d")) == (ABC, None)
+    assert lab.held() == held
 
 
 # ---- bare listings -------------------------------------------------------------------------------
@@ -830,3 +841,15 @@ def test_a_reset_keeps_what_is_held_and_the_epoch() -> None:
     lab.node.reset_statistics()
     after = lab.node.statistics()
     assert (after.questions, after.fetches, after.held_count, after.epoch) == (0, 0, 1, 2)
+
+
+# ---- mounts that move ----------------------------------------------------------------------------
+
+
+def test_a_path_that_begins_to_lead_back_into_the_mount_is_refused_from_then_on() -> None:
+    lab = Lab()
+    assert lab.list(b"d/mnt/x") == [scan(1, b"d/mnt/x")]
+    assert lab.step(MountsMoved(frozenset({Path(b"d/mnt")}))) == []
+    assert lab.list(b"d/mnt/y") == [AnswerError(RequestId(2), errno.ELOOP)]
+    lab.step(MountsMoved(frozenset()))
+    assert lab.list(b"d/mnt/z") == [scan(2, b"d/mnt/z")]

@@ -8,9 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from copperfs.core.actions import AnswerEntry, AnswerError, AnswerListing
-from copperfs.core.events import Clear, Heard, List, Look, PeerDown, PeerUp
+from copperfs.core.events import Clear, Heard, List, Look, PartPassed, PeerDown, PeerUp, Scanned
 from copperfs.core.links import ASKS_MAX, SERVING_MAX, WINDOW_BYTES
-from copperfs.core.messages import PART_BYTES, Ask, What
+from copperfs.core.listing import Listing
+from copperfs.core.messages import LISTING_MAX_BYTES, PART_BYTES, Ask, GivePart, What
 from copperfs.types import NodeId, Path, RequestId, Version
 from tests.unit.core_lab import DEADLINE_S, version
 from tests.unit.overlay_lab import MIB, Job, Never, content
@@ -227,6 +228,18 @@ def test_no_answer_is_older_than_the_clear_before_its_question(seed: int) -> Non
     assert answer.listing.find(b"new.py") is not None
 
 
+def test_what_was_asked_for_before_a_clear_is_given_once() -> None:
+    job = Job(2)
+    job.tree.add(b"d/f")
+    request = job.ask(1, List, b"d")
+    job.move()
+    job.daemons[0].fetches.clear()  # the source is slow
+    job.clear(1)
+    job.run()
+    assert isinstance(job.answer(1, request), AnswerListing)
+    assert job.sent["GivePart"] == 1
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 
@@ -311,6 +324,7 @@ def test_who_gives_spoiled_parts_again_and_again_is_not_asked_any_more() -> None
         Path(b"lib/a.py"), job.tree.files[Path(b"lib/a.py")].attributes.version
     )
     assert job.daemons[3].node.stats.fallbacks == 1
+    assert job.sent["Withdraw"] == 3
     job.check_at_rest()
 
 
@@ -384,13 +398,35 @@ def test_a_file_that_is_too_large_for_the_tree_is_read_by_each_node() -> None:
 
 
 def test_a_parent_without_room_for_a_file_has_its_child_read_it() -> None:
-    job = Job(2)
-    job.daemons[0].node.limits = type(job.daemons[0].node.limits)(MIB, MIB, None, DEADLINE_S)
+    job = Job(2, memory_bytes_of={0: MIB})
     wanted = job.tree.add(b"d/f", 2 * MIB)
     request = job.read(1, b"d/f", wanted)
     job.run()
     assert job.answer(1, request) == content(Path(b"d/f"), wanted)
     assert job.daemons[1].node.stats.fallbacks == 1
+
+
+def test_a_listing_that_is_too_large_to_travel_is_read_by_each_node() -> None:
+    job = Job(2)
+    job.ask(1, List, b"d")
+    job.move()
+    scan = job.daemons[0].fetches.pop()
+    job.happen(NodeId(0), Scanned(scan.fetch, Listing(bytes(LISTING_MAX_BYTES + 1))))
+    assert job.sent["GivePart"] == 0
+    job.move()
+    assert len(job.daemons[1].fetches) == 1
+    assert job.daemons[1].node.stats.fallbacks == 1
+
+
+def test_who_gives_a_listing_that_is_too_large_all_the_same_is_passed_over() -> None:
+    job = Job(2)
+    job.ask(1, List, b"d")
+    for number in (1, 2, 3):
+        part = GivePart(number, 1, 0, LISTING_MAX_BYTES + 1)
+        job.in_flight[NodeId(0), NodeId(1)] += PART_BYTES
+        assert job.daemons[1].node.wanted(NodeId(0), part) is None
+        job.happen(NodeId(1), PartPassed(NodeId(0), part))
+    assert len(job.daemons[1].fetches) == 1
 
 
 # --- working sets ---------------------------------------------------------------------------------
@@ -447,6 +483,21 @@ def test_a_slow_leaf_holds_up_the_push_and_nothing_else() -> None:
     job.check_at_rest()
 
 
+def test_a_renewed_connection_is_not_credited_with_what_came_over_the_one_before() -> None:
+    job = Job(7, memory_bytes=256 * MIB)
+    job.queues[NodeId(2), NodeId(6)] = Never()
+    for sequence in range(40):
+        path = Path(b"d/%d" % sequence)
+        job.push(0, 0, sequence, {path: job.tree.add(path, MIB)})
+    job.run()
+    job.connect(NodeId(0), NodeId(2))
+    job.cut(NodeId(2), NodeId(6))  # now what waited for it at 2 has gone on
+    job.run()
+    assert job.sent["Credit"]
+    assert job.in_flight[NodeId(0), NodeId(2)] >= 0
+    job.check_at_rest()
+
+
 @given(st.integers(0, 10_000), st.integers(0, 200))
 @settings(max_examples=40, deadline=None)
 def test_nodes_that_are_lost_during_a_push_leave_nothing_behind(seed: int, moves: int) -> None:
@@ -464,7 +515,7 @@ def test_nodes_that_are_lost_during_a_push_leave_nothing_behind(seed: int, moves
 def test_a_local_clear_is_no_new_epoch() -> None:
     job = eight()
     read(job, LEAF, b"lib/a.py")
-    job.happen(NodeId(LEAF), Clear(local=True))
+    job.happen(NodeId(LEAF), Clear(epoch=1))
     assert job.daemons[LEAF].epochs == [1]
     assert not job.daemons[LEAF].node.held()
     read(job, LEAF, b"lib/a.py")

@@ -24,7 +24,7 @@ from copperfs.core.state import Limits
 from copperfs.core.trees import Trees
 from copperfs.errors import ControlError
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.operations import Operation, Operations, Result, pack
+from copperfs.runtime.operations import Operations, Result, pack
 from copperfs.runtime.warmup import (
     UNCALLED_MAX,
     UNFINISHED_SHARE,
@@ -75,7 +75,7 @@ def held(warmup: Warmup) -> dict[bytes, bytes]:
     """The objects, by path; there are no other blobs."""
     engine = warmup.engine
     found = {}
-    for key, value, _ in engine.node._shelf.items():
+    for key, value, _ in engine.node._cache._shelf.items():
         if isinstance(key, ObjectKey):
             assert isinstance(value, int)
             found[bytes(key.path)] = bytes(engine.blobs.held[value].view)
@@ -184,7 +184,7 @@ def test_no_order_of_pieces_makes_an_object_of_wrong_bytes(seed: int) -> None:
             data=body[offset : offset + length],
             last=draw.random() < 0.1,
         )
-    for key, value, _ in warmup.engine.node._shelf.items():
+    for key, value, _ in warmup.engine.node._cache._shelf.items():
         assert isinstance(key, ObjectKey)
         assert isinstance(value, int)
         assert bytes(warmup.engine.blobs.held[value].view) == bodies[bytes(key.path), key.version]
@@ -250,7 +250,7 @@ def run_with(engine: Engine, scene: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_part_of_a_call_ends_with_the_call() -> None:
     engine, hanging = receiver().engine, Hanging()
-    engine.operations = Operations({"hang": Operation(hanging)})
+    engine.operations = Operations({"hang": hanging})
 
     async def scene() -> None:
         assert await engine.call("hang", {}, 0.05) == {}
@@ -262,7 +262,7 @@ def test_a_part_of_a_call_ends_with_the_call() -> None:
 
 def test_a_part_of_a_call_ends_with_its_asker() -> None:
     engine, hanging = receiver().engine, Hanging()
-    engine.operations = Operations({"hang": Operation(hanging)})
+    engine.operations = Operations({"hang": hanging})
 
     async def scene() -> None:
         engine.post(PeerUp(PARENT))

@@ -1,0 +1,23 @@
+"""``copperfs cluster down``: end a cluster on this machine, also what is left of one."""
+
+import argparse
+
+from copperfs.cli.output import console
+
+NAME = "cluster down"
+HELP = "end a cluster on this machine, and remove all that it made; also what a killed one has left"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.cluster.down import down
+
+    nodes = down(arguments.dir)
+    if nodes is None:
+        console().print(f"there is no cluster in {arguments.dir}")
+    else:
+        console().print(f"{nodes} nodes are down")
+    return 0

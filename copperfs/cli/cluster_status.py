@@ -1,0 +1,92 @@
+"""``copperfs cluster status``: how the nodes of a cluster on this machine are.
+
+The exit code is 0 if all of them are well and 1 if not.
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from copperfs.cli.output import console, print_json, print_table
+
+if TYPE_CHECKING:
+    from copperfs.cluster.state import Cluster
+    from copperfs.cluster.status import NodeStatus
+
+NAME = "cluster status"
+HELP = "show the nodes of a cluster on this machine, and whether each of them is well"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.cluster.state import running
+    from copperfs.cluster.status import status_of
+
+    cluster = running(arguments.dir)
+    found = status_of(cluster)
+    if arguments.json:
+        print_json(as_json(cluster, found))
+    else:
+        show(cluster, found)
+    return 0 if cluster.complete and all(each.is_well for each in found) else 1
+
+
+def as_json(cluster: "Cluster", found: "list[NodeStatus]") -> dict[str, object]:
+    return {
+        "directory": cluster.directory,
+        "complete": cluster.complete,
+        "well": cluster.complete and all(each.is_well for each in found),
+        "network": cluster.network,
+        "settings": cluster.settings,
+        "nodes": [
+            {
+                "name": each.node.name,
+                "mountpoint": each.node.mountpoint,
+                "log": each.node.log,
+                "pid": each.node.pid,
+                "alive": each.alive,
+                "mounted": each.mounted,
+                "answers": each.answers,
+                "cut": each.cut,
+                "endpoint": each.node.endpoint,
+                "parents": each.node.parents,
+                "depths": each.node.depths,
+            }
+            for each in found
+        ],
+    }
+
+
+def show(cluster: "Cluster", found: "list[NodeStatus]") -> None:
+    if not cluster.complete:
+        console().print("It was never brought up completely; end it with: copperfs cluster down")
+    print_table(
+        ("node", "pid", "daemon", "mount", "endpoint", "asks", "mounted at"),
+        [
+            (
+                each.node.name,
+                str(each.node.pid or "-"),
+                "runs" if each.alive else "has ended",
+                _mount(each),
+                (each.node.endpoint or "-") + (" (cut)" if each.cut else ""),
+                _parents(each.node.parents),
+                each.node.mountpoint,
+            )
+            for each in found
+        ],
+        right=("pid",),
+    )
+
+
+def _mount(status: "NodeStatus") -> str:
+    if not status.mounted:
+        return "is not there"
+    return "answers" if status.answers else "does not answer"
+
+
+def _parents(parents: list[str | None]) -> str:
+    """By tree, if there are several; the root of a tree asks the source."""
+    return ", ".join(each or "the source" for each in parents) or "-"

@@ -1,0 +1,102 @@
+"""``copperfs cluster up``: N real daemons with N mounts on this machine."""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from copperfs.cli.cluster_status import as_json, show
+from copperfs.cli.ending import ended_by_sigterm
+from copperfs.cli.options import add_option_flags, resolve_options
+from copperfs.cli.output import print_json, print_progress
+from copperfs.config import MIB, Origin, settings_of
+
+NAME = "cluster up"
+HELP = "start a whole job on this machine, each node a daemon with a mount, for trying it out"
+
+NODES_MAX = 256
+MEMORY_MIN_BYTES = 64 * MIB
+PROGRESS_EVERY_S = 1.0
+# The cluster sees to these: how nodes find each other, and what each node has for itself.
+OWN = frozenset(
+    [
+        *("bootstrap", "rendezvous", "nodes", "hostfile", "key_file"),
+        *("node_name", "listen", "port", "foreground", "log_file"),
+    ]
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--nodes", type=_nodes, required=True, metavar="N", help="how many")
+    parser.add_argument(
+        "--dir",
+        required=True,
+        metavar="D",
+        help="where it lives; the mounts are at D/node0/mnt, D/node1/mnt and so on, the logs "
+        "beside them. It is made if it is missing",
+    )
+    parser.add_argument(
+        "--netns",
+        action="store_true",
+        help="give each node a network namespace with an address of its own, so that links can be "
+        "cut (copperfs cluster cut); needs root",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_option_flags(parser, without=OWN)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    nodes: int = vars(arguments).pop("nodes")  # here it is no setting of the daemons
+    resolved = resolve_options(arguments)
+    settings = settings_of("", resolved)
+    memory_bytes = settings.memory_bytes
+    if any(
+        each.option.name == "memory_bytes" and each.origin is Origin.DEFAULT for each in resolved
+    ):
+        memory_bytes = max(MEMORY_MIN_BYTES, memory_bytes // nodes // MIB * MIB)
+    settings = replace(
+        settings,
+        source=os.path.abspath(settings.source),
+        memory_bytes=memory_bytes,
+        bootstrap="auto",
+        **dict.fromkeys(OWN - {"bootstrap", "foreground"}),  # type: ignore[arg-type]
+        foreground=False,
+    )
+    from copperfs.cluster.status import status_of
+    from copperfs.cluster.up import up
+
+    with ended_by_sigterm():
+        cluster = up(
+            arguments.dir,
+            nodes,
+            settings,
+            own_networks=arguments.netns,
+            environ=os.environ,
+            tell=_teller(nodes),
+        )
+    found = status_of(cluster)
+    if arguments.json:
+        print_json(as_json(cluster, found))
+    else:
+        show(cluster, found)
+    return 0
+
+
+def _teller(nodes: int) -> Callable[[int], None]:
+    """Says how many are up, now and then."""
+    told_at = time.monotonic()
+
+    def tell(ready: int) -> None:
+        nonlocal told_at
+        if ready < nodes and time.monotonic() - told_at > PROGRESS_EVERY_S:
+            told_at = time.monotonic()
+            print_progress(f"{ready} of {nodes} nodes are up")
+
+    return tell
+
+
+def _nodes(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:6]) <= NODES_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes from 1 to {NODES_MAX}")
+    return int(text)

@@ -1,0 +1,169 @@
+"""``copperfs tree``: who asks whom, and how they reach each other now.
+
+A large job is shown to the depth that fits on a screen, its nodes below counted; ``--depth`` shows
+more. Nodes that did not answer are named in any case."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+from rich.tree import Tree
+
+from copperfs.cli.output import answered_text, console, names_of, print_json, printable
+
+NAME = "tree"
+HELP = "show the nodes of the job: who asks whom, their addresses and round trips"
+
+# Up to here a job is shown whole, unless it is a chain that runs out of the screen to the right.
+LINES_MAX = 40
+DEPTH_MAX = 12
+TREES_MAX = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--depth",
+        type=_depth,
+        metavar="N",
+        help=f"show all nodes up to N hops from the root (all; of more than {LINES_MAX} nodes, as "
+        f"many as fit {LINES_MAX} lines)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    document = ask_mount(arguments.path, Request.TREE)
+    if arguments.json:
+        print_json(document)
+    else:
+        console().print(shown(document, arguments.depth))
+    return 0
+
+
+def shown(document: Any, depth: int | None = None) -> Group:
+    """The document as people read it."""
+    count = document["trees"]
+    trees = count if depth is not None else min(count, TREES_MAX)
+    parts: list[Tree | Text] = [answered_text(document)]
+    parts += [_Drawing(document, tree).draw(depth) for tree in range(trees)]
+    if trees < count:
+        roots = [
+            member
+            for member in document["members"]
+            if any(place["role"] == "root" for place in member["places"][trees:])
+        ]
+        parts.append(Text(f"{count - trees} more trees, with the roots {names_of(roots)}"))
+    return Group(*parts)
+
+
+@dataclass(slots=True)
+class _Drawing:
+    document: Any
+    tree: int
+
+    def draw(self, depth: int | None) -> Tree:
+        members = self.document["members"]
+        below: dict[int | None, list[int]] = {}
+        for number, member in enumerate(members):
+            below.setdefault(member["places"][self.tree]["parent"], []).append(number)
+        at_depth: dict[int, int] = {}
+        for member in members:
+            hops = member["places"][self.tree]["depth"]
+            at_depth[hops] = at_depth.get(hops, 0) + 1
+        siblings_max = len(members)
+        if depth is None:
+            depth = _depth_that_fits(at_depth)
+            siblings_max = LINES_MAX
+        root = below[None][0]
+        result = Tree(self._label(root))
+        waiting = [(root, result)]
+        while waiting:
+            number, branch = waiting.pop()
+            children = below.get(number, [])
+            if not children:
+                continue
+            if members[number]["places"][self.tree]["depth"] >= depth:
+                branch.label = Text.assemble(
+                    branch.label,  # type: ignore[arg-type]  # a Text of ours
+                    (f"  + {self._count(children, below)}", "dim"),
+                )
+                continue
+            shown = children[:siblings_max]
+            waiting += [(child, branch.add(self._label(child))) for child in shown]
+            if len(children) > siblings_max:
+                rest = children[siblings_max:]
+                branch.add(Text(f"and {self._count(rest, below)}", "dim"))
+        return result
+
+    def _label(self, number: int) -> Text:
+        member = self.document["members"][number]
+        place = member["places"][self.tree]
+        words = [f"tree {self.tree}: root" if place["role"] == "root" else place["role"]]
+        words.append(f"depth {place['depth']}")
+        text = Text.assemble(
+            (printable(member["name"]), "bold"),
+            f"  {printable(_address(member['endpoint']))}  ",
+            (", ".join(words) + ", ", "dim"),
+            self._state(member, place),
+        )
+        if number == self.document["asked"]:
+            text.append("  (this node)", "dim")
+        return text
+
+    def _state(self, member: Any, place: Any) -> tuple[str, str]:
+        if not member["answered"]:
+            return self._absence(member["number"])
+        if place["parent"] is None:
+            return "up", "green"
+        if place["rtt_us"] is not None:
+            return f"up, {place['rtt_us'] / 1000:.2f} ms to its parent", "green"
+        parent = printable(self.document["members"][place["parent"]]["name"])
+        if place["connected"]:
+            return f"up, {parent} does not answer it", "yellow"
+        return f"up, not connected to {parent}", "yellow"
+
+    def _absence(self, number: int) -> tuple[str, str]:
+        behind = next(m["behind"] for m in self.document["missing"] if m["number"] == number)
+        if behind is None:
+            return "missing", "bold red"
+        name = printable(self.document["members"][behind]["name"])
+        return f"not reached, since {name} is missing", "red"
+
+    def _count(self, numbers: list[int], below: dict[int | None, list[int]]) -> str:
+        """These and all below them."""
+        everybody = list(_with_all_below(numbers, below))
+        missing = sum(not self.document["members"][each]["answered"] for each in everybody)
+        return f"{len(everybody)} more" + (f", {missing} of them missing" if missing else "")
+
+
+def _with_all_below(numbers: list[int], below: dict[int | None, list[int]]) -> Iterator[int]:
+    waiting = list(numbers)
+    while waiting:
+        number = waiting.pop()
+        yield number
+        waiting += below.get(number, [])
+
+
+def _depth_that_fits(at_depth: dict[int, int]) -> int:
+    """How deep to show; at least to the root's children."""
+    depth, lines = 1, at_depth[0] + at_depth.get(1, 0)
+    while depth < DEPTH_MAX and depth + 1 in at_depth and lines + at_depth[depth + 1] <= LINES_MAX:
+        depth += 1
+        lines += at_depth[depth]
+    return depth
+
+
+def _address(endpoint: str | None) -> str:
+    return "no address" if endpoint is None else endpoint.removeprefix("tcp://")
+
+
+def _depth(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)

@@ -1,0 +1,152 @@
+"""What is known of a cluster: one JSON file in its directory, replaced as a whole.
+
+It is written before anything is made, and again with each daemon that is started, so that whatever
+ends ``cluster up``, ``cluster down`` finds what there is to be cleaned up. A process is recognised
+by its id and the time at which it started, because ids are used again.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from copperfs.errors import ClusterError
+from copperfs.fuse.mounting import FSTYPE, mount_at
+
+FILE_NAME = "cluster.json"
+VERSION = 1
+
+
+@dataclass(slots=True)
+class ClusterNode:
+    """One daemon and its mount."""
+
+    name: str
+    directory: str
+    """Where ``mnt`` and ``log`` are."""
+    endpoint: str = ""
+    """Where the other nodes reach it."""
+    parents: list[str | None] = field(default_factory=list)
+    """Whom it asks, by tree; None where it is the root and reads the source."""
+    depths: list[int] = field(default_factory=list)
+    """Hops to the root, by tree."""
+    pid: int = 0
+    started: int = 0
+    """In the kernel's clock ticks."""
+
+    @property
+    def mountpoint(self) -> str:
+        return os.path.join(self.directory, "mnt")
+
+    @property
+    def log(self) -> str:
+        return os.path.join(self.directory, "log")
+
+    def is_alive(self) -> bool:
+        return self.pid != 0 and start_of(self.pid) == self.started
+
+    def is_mounted(self) -> bool:
+        """By the kernel's table: a mount whose daemon hangs is not touched."""
+        mounted = mount_at(self.mountpoint)
+        return mounted is not None and mounted.fstype == FSTYPE
+
+
+@dataclass(slots=True)
+class Cluster:
+    directory: str
+    """Absolute and without symbolic links, as the kernel's table of mounts has it."""
+    nodes: list[ClusterNode]
+    made_directory: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Those that all nodes have in common."""
+    network: str | None = None
+    """What the names of its network namespaces begin with."""
+    complete: bool = False
+    """All daemons have mounted."""
+
+    def node(self, name: str) -> ClusterNode:
+        """By its name, ``node3`` or just 3."""
+        for each in self.nodes:
+            if name in (each.name, each.name.removeprefix("node")):
+                return each
+        raise ClusterError(
+            f"there is no {name} in this cluster; its nodes are {self.nodes[0].name} to "
+            f"{self.nodes[-1].name}"
+        )
+
+    def is_running(self) -> bool:
+        return any(each.is_alive() for each in self.nodes)
+
+    def save(self) -> None:
+        path = os.path.join(self.directory, FILE_NAME)
+        new = f"{path}.new"
+        try:
+            with open(new, "w", encoding="utf-8") as file:
+                json.dump({"version": VERSION} | asdict(self), file, indent=1)
+            os.replace(new, path)
+        except OSError as error:
+            raise ClusterError(f"{path} cannot be written: {error.strerror}") from None
+
+    def forget(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.directory, FILE_NAME))
+
+
+def load(directory: str) -> Cluster | None:
+    """The cluster in *directory*, in whatever state; None if there is none."""
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file)
+        if values.pop("version") != VERSION:
+            raise ClusterError(f"{path} is of another version of copperfs; use that one")
+        nodes = [ClusterNode(**each) for each in values.pop("nodes")]
+        return Cluster(nodes=nodes, **values)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ClusterError(f"{path} cannot be read: {error.strerror}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ClusterError(f"{path} is not what copperfs wrote; remove it: {error}") from None
+
+
+def running(directory: str) -> Cluster:
+    """The cluster in *directory*; ClusterError if there is none."""
+    found = load(os.path.realpath(directory))
+    if found is None:
+        raise ClusterError(
+            f"there is no cluster in {directory}; start one with: copperfs cluster up -n 4 --dir "
+            f"{directory}"
+        )
+    return found
+
+
+@contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Nobody else brings this cluster up or down meanwhile."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ClusterError(f"{directory} cannot be used: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ClusterError(
+            f"another copperfs cluster command works on {directory}; wait until it has ended"
+        ) from None
+    finally:
+        os.close(fd)
+
+
+def start_of(pid: int) -> int | None:
+    """When a process started; None if there is none, or only what its parent has not reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            values = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if values[0] in "ZX" else int(values[19])

@@ -1,0 +1,238 @@
+"""Starting a cluster.
+
+No node has to look for the others: their keys are drawn and their sockets bound here, so the roster
+is there before the first daemon is. They are started one after the other without waiting, since a
+node is ready only when those that it asks are; what is waited for is all of them. A daemon takes a
+quarter of a second of computing time until then, so 32 take a few seconds on two cores.
+
+If one fails, or this process is told to end, all are taken down again.
+"""
+
+import os
+import secrets
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from ipaddress import IPv4Address
+
+from copperfs.bootstrap.address import endpoint_of, open_listener
+from copperfs.bootstrap.environment import without_mpi
+from copperfs.bootstrap.invitation import Invitation
+from copperfs.bootstrap.keys import NO_KEYS, draw_pair
+from copperfs.bootstrap.launch import Launch, trees_of
+from copperfs.cluster.down import remove_leftovers, take_down
+from copperfs.cluster.network import Network, check_possible, draw_name
+from copperfs.cluster.state import Cluster, ClusterNode, load, locked, start_of
+from copperfs.config import Settings
+from copperfs.errors import ClusterError, MountError
+from copperfs.fuse.mounting import mount_at
+from copperfs.fuse.starting import (
+    DAEMON_STARTS_WITHIN_S,
+    EndedSilentlyError,
+    Starting,
+    check_answers,
+    let_live,
+    starting_daemon,
+)
+from copperfs.roster import Member, Roster
+from copperfs.types import NodeId
+
+Tell = Callable[[int], None]
+"""Told how many nodes are up."""
+
+
+def up(
+    directory: str,
+    nodes: int,
+    settings: Settings,
+    *,
+    own_networks: bool,
+    environ: Mapping[str, str],
+    tell: Tell,
+) -> Cluster:
+    """Bring up a cluster of so many nodes; *settings* are those that they have in common."""
+    if own_networks:
+        check_possible()
+    directory = os.path.realpath(directory)
+    made = _make_directory(directory)
+    with locked(directory):
+        made |= _make_room(directory)
+        cluster = Cluster(
+            directory,
+            [
+                ClusterNode(name, os.path.join(directory, name))
+                for name in (f"node{index}" for index in range(nodes))
+            ],
+            made,
+            _shown(settings),
+            draw_name() if own_networks else None,
+        )
+        cluster.save()
+        try:
+            _start(cluster, settings, environ, tell)
+            cluster.complete = True
+            cluster.save()
+        except BaseException:
+            take_down(cluster)
+            raise
+    return cluster
+
+
+def _make_directory(directory: str) -> bool:
+    try:
+        os.mkdir(directory)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ClusterError(f"{directory} cannot be made: {error.strerror}") from None
+    return True
+
+
+def _make_room(directory: str) -> bool:
+    """A cluster that runs is left alone; what a killed one has left is removed. Whether that one
+    had made the directory."""
+    found = load(directory)
+    if found is None:
+        remove_leftovers(directory)
+        return False
+    if found.is_running():
+        raise ClusterError(
+            f"{directory} has a cluster of {len(found.nodes)} nodes already; end it with: "
+            f"copperfs cluster down --dir {directory}"
+        )
+    take_down(replace(found, made_directory=False))  # it is needed again right now
+    return found.made_directory
+
+
+def _shown(settings: Settings) -> dict[str, object]:
+    common = asdict(settings)
+    for name in ("mountpoint", "node_name", "log_file", "listen", "port"):
+        del common[name]
+    return common
+
+
+# ---- starting ------------------------------------------------------------------------------------
+
+
+def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tell: Tell) -> None:
+    network = None if cluster.network is None else Network(cluster.network)
+    if network is not None:
+        network.make(len(cluster.nodes))
+    with ExitStack() as stack:
+        launches = _launches(cluster, settings, network, stack)
+        own = [
+            replace(settings, mountpoint=each.mountpoint, node_name=each.name, log_file=each.log)
+            for each in cluster.nodes
+        ]
+        daemons = []
+        for index, node in enumerate(cluster.nodes):
+            _make_node_directory(node)
+            launch = launches[index]
+            daemon = stack.enter_context(
+                starting_daemon(
+                    own[index],
+                    "null" if launch is None else launch.to_json(),
+                    pass_fds=[] if launch is None else [launch.listener.fileno()],
+                    env=without_mpi(environ),
+                    inside=[] if network is None else network.inside(index),
+                )
+            )
+            node.pid, node.started = daemon.process.pid, start_of(daemon.process.pid) or 0
+            cluster.save()
+            daemons.append(daemon)
+        try:
+            _wait(cluster, daemons, DAEMON_STARTS_WITHIN_S + settings.launch_timeout_s, tell)
+            for each in own:
+                check_answers(each)
+        except BaseException:
+            for daemon in daemons:  # all at once, before the stack waits for each
+                daemon.process.terminate()
+            raise
+        for daemon in daemons:
+            let_live(daemon)
+
+
+def _launches(
+    cluster: Cluster, settings: Settings, network: Network | None, stack: ExitStack
+) -> list[Launch | None]:
+    """What each node is told of the others; nothing, if there are none."""
+    if len(cluster.nodes) == 1 and network is None:
+        cluster.nodes[0].parents, cluster.nodes[0].depths = [None], [0]
+        return [None]
+    invitations = []
+    for index, node in enumerate(cluster.nodes):
+        keys = draw_pair() if settings.security == "curve" else NO_KEYS
+        listener = (
+            open_listener(IPv4Address("127.0.0.1"), 0) if network is None else network.listen(index)
+        )
+        stack.callback(listener.close)
+        node.endpoint = endpoint_of(listener)
+        invitations.append(
+            Invitation(Member(node.name, node.endpoint, keys.public), listener, keys.secret)
+        )
+    roster = Roster(secrets.token_hex(8), tuple(each.member for each in invitations))
+    roster.check()
+    launches: list[Launch | None] = []
+    for index, node in enumerate(cluster.nodes):
+        each = invitations[index]
+        launch = Launch(roster, NodeId(index), each.listener, each.secret_key)
+        trees = trees_of(settings, launch)
+        parents = [trees.parent(tree) for tree in range(trees.count)]
+        node.parents = [None if each is None else roster.member(each).name for each in parents]
+        node.depths = [trees.depth(tree) for tree in range(trees.count)]
+        launches.append(launch)
+    return launches
+
+
+def _make_node_directory(node: ClusterNode) -> None:
+    try:
+        os.makedirs(node.mountpoint, exist_ok=True)
+        if mount_at(node.mountpoint) is not None:
+            raise ClusterError(f"something else is mounted at {node.mountpoint}; unmount it")
+        with open(node.log, "w", encoding="utf-8"):
+            pass  # of this cluster only
+    except OSError as error:
+        raise ClusterError(f"{error.filename} cannot be made: {error.strerror}") from None
+
+
+def _wait(cluster: Cluster, daemons: list[Starting], within_s: float, tell: Tell) -> None:
+    """Until all have mounted. The first that says that it cannot ends it."""
+    deadline = time.monotonic() + within_s
+    ready = 0
+    with selectors.DefaultSelector() as selector:
+        for index, daemon in enumerate(daemons):
+            selector.register(daemon.channel, selectors.EVENT_READ, index)
+        while selector.get_map():
+            events = selector.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                missing = [each.data for each in selector.get_map().values()]
+                raise ClusterError(
+                    f"{len(missing)} of {len(daemons)} nodes did not mount within {within_s:.0f} "
+                    f"s, {cluster.nodes[min(missing)].name} among them; is the source hung?"
+                )
+            for key, _ in events:
+                node = cluster.nodes[key.data]
+                try:
+                    daemons[key.data].outcome(within_s)
+                except EndedSilentlyError:
+                    raise MountError(
+                        f"the daemon of {node.name} ended before it had mounted; the last that it "
+                        f"said was: {_last_line(node.log)}"
+                    ) from None
+                except MountError as error:
+                    raise MountError(f"{node.name}: {error}") from None
+                selector.unregister(key.fileobj)
+                ready += 1
+                tell(ready)
+
+
+def _last_line(log: str) -> str:
+    """The log itself is removed with the cluster."""
+    try:
+        with open(log, encoding="utf-8", errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "nothing"

@@ -1,0 +1,272 @@
+"""What a node holds, and what of that it still believes.
+
+Three kinds of things are on the shelf. *Listings* and single *entries* are believed until a time,
+or for ever in this epoch; an *object* is true at any time, because its key names its version.
+Listings and entries are held as the source has them, which is what peers are given, and as this
+mount shows them.
+
+Beside the shelf it knows which directories cannot be listed, only searched.
+
+Whatever leaves the shelf leaves it through ``_evicted``: what was published of it is withdrawn, and
+its blob is let go of.
+"""
+
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import (
+    Action,
+    CacheKey,
+    EntryKey,
+    Evict,
+    ListingKey,
+    LookAgain,
+    ObjectKey,
+    ReleaseBlob,
+)
+from copperfs.core.listing import Listing
+from copperfs.core.pins import Pins
+from copperfs.core.policy import Policy
+from copperfs.core.shelf import Shelf
+from copperfs.core.state import (
+    ENTRY_BYTES,
+    LISTING_OVERHEAD_BYTES,
+    OBJECT_OVERHEAD_BYTES,
+    ROW_OVERHEAD_BYTES,
+    Limits,
+    NodeStats,
+)
+from copperfs.types import BlobId, Entry, Path, Version, split
+
+UNLISTABLE_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A listing or an entry on the shelf, with the time until which it is believed."""
+
+    value: Listing | Entry | None
+    """As this mount shows it."""
+    fresh_until: float | None
+    source: Listing | Entry | None
+    """As the source has it, which is what peers are given."""
+    since: float = 0.0
+    directory: Version | None = None
+    """A listing's directory as it was before it was listed."""
+
+    def is_fresh(self, now: float) -> bool:
+        return self.fresh_until is None or now < self.fresh_until
+
+
+@dataclass(slots=True)
+class Cache:
+    policy: Policy
+    limits: Limits
+    stats: NodeStats
+    pins: Pins
+    _shelf: Shelf[CacheKey, Held | BlobId] = field(init=False)
+    # In order of discovery, the oldest forgotten first: asking one in vain again costs one
+    # operation.
+    _unlistable: dict[Path, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shelf = Shelf(self.limits.memory_bytes)
+        self._shelf.set_aside(self.limits.credit_bytes)
+
+    # --- what is held ----------------------------------------------------------------------------
+
+    def entry(self, path: Path, now: float) -> Held | None:
+        """What was said of *path* by itself, if it is still believed."""
+        return self._fresh(EntryKey(path), now)
+
+    def listing(self, directory: Path, now: float) -> Held | None:
+        """The listing of *directory*, unless it is known to have changed since.
+
+        The kernel keeps a directory's names for as long as its times do not change. Names from
+        before a change must therefore not be given to one who was told the times after it.
+        """
+        held = self._fresh(ListingKey(directory), now)
+        if held is None or held.fresh_until is None:
+            return held  # one snapshot: nothing changes
+        above, name = split(directory)
+        for key in (EntryKey(directory), ListingKey(above)):
+            seen = self._fresh(key, now)
+            if seen is None or seen.since <= held.since or (key == ListingKey(directory)):
+                continue
+            entry = seen.value.find(name) if isinstance(seen.value, Listing) else seen.value
+            if entry is None or entry.attributes.version != held.directory:
+                return None
+        return held
+
+    def blob(self, key: ObjectKey) -> BlobId | None:
+        blob = self._shelf.get(key)
+        assert not isinstance(blob, Held)
+        return blob
+
+    def _fresh(self, key: ListingKey | EntryKey, now: float) -> Held | None:
+        held = self._shelf.get(key)
+        if held is None:
+            return None
+        assert isinstance(held, Held)
+        return held if held.is_fresh(now) else None
+
+    def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
+        """As the source has it, and until when it may be believed."""
+        held = self._shelf.peek(ListingKey(directory))
+        if not isinstance(held, Held) or not isinstance(held.source, Listing):
+            return None
+        return held.source, held.fresh_until
+
+    def holds(self, path: Path, version: Version) -> bool:
+        return ObjectKey(path, version) in self._shelf
+
+    def held(self) -> list[tuple[CacheKey, int]]:
+        """All that is on the shelf, oldest first, with its size."""
+        return [(key, size) for key, _, size in self._shelf.items()]
+
+    def used(self, keys: tuple[object, ...]) -> None:
+        for key in keys:
+            self._shelf.touch(key)  # type: ignore[arg-type]
+
+    # --- what is believed ------------------------------------------------------------------------
+
+    def as_listed(
+        self, path: Path, listing: Listing, fresh_until: float | None, since: float
+    ) -> Held:
+        shown = self.policy.shown_listing(path, listing)
+        return Held(shown, fresh_until, listing, since, listing.directory)
+
+    def as_looked(
+        self, path: Path, entry: Entry | None, fresh_until: float | None, since: float
+    ) -> Held:
+        shown = entry
+        if entry is not None:
+            directory, name = split(path)
+            shown = self.policy.shown(directory, name, entry)
+        return Held(shown, fresh_until, entry, since)
+
+    # --- onto the shelf --------------------------------------------------------------------------
+
+    def admit_listing(self, path: Path, held: Held) -> list[Action]:
+        self._unlistable.pop(path, None)
+        assert isinstance(held.source, Listing)
+        size = len(held.source.packed) * 2 + held.source.count * ROW_OVERHEAD_BYTES
+        if held.value is not held.source:
+            size += len(held.source.packed)
+        return self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
+
+    def admit_entry(self, path: Path, held: Held) -> list[Action]:
+        return self._admit(EntryKey(path), held, ENTRY_BYTES)
+
+    def admit_object(self, key: ObjectKey, blob: BlobId) -> list[Action]:
+        return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
+
+    def _admit(self, key: CacheKey, value: Held | BlobId, size: int) -> list[Action]:
+        return self._evicted(self._shelf.admit(key, value, size), replaced_by=(key, value))
+
+    # --- what nobody asked this node for ---------------------------------------------------------
+
+    def take_fetched(self, key: ObjectKey, blob: BlobId) -> list[Action]:
+        """The front read it, on credit."""
+        self.stats.fetched_on_credit += 1
+        if key in self._shelf:
+            return [ReleaseBlob(blob)]
+        return self.admit_object(key, blob)
+
+    def take_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
+        """The front listed it, on credit."""
+        self.stats.listed_on_credit += 1
+        fresh_until = until(now, self.policy.listing_fresh_s(path))
+        return self.admit_listing(path, self.as_listed(path, listing, fresh_until, now))
+
+    def take_pushed(self, key: ObjectKey, blob: BlobId) -> list[Action]:
+        if key in self._shelf or key.version.size > self.limits.whole_max_bytes:
+            return [ReleaseBlob(blob)]
+        self.stats.pushed += 1
+        return self.admit_object(key, blob)
+
+    def take_pushed_listing(
+        self, now: float, path: Path, listing: Listing, fresh_for_s: float | None
+    ) -> list[Action]:
+        if self.listing(path, now) is not None:
+            return []
+        fresh_until, since = believed(now, fresh_for_s, self.policy.listing_fresh_s(path))
+        return self.admit_listing(path, self.as_listed(path, listing, fresh_until, since))
+
+    # --- off the shelf ---------------------------------------------------------------------------
+
+    def reserve(self, size: int) -> list[Action] | None:
+        """Keep *size* bytes free for what is on its way; None: there is no room."""
+        gone = self._shelf.reserve(size)
+        return None if gone is None else self._evicted(gone)
+
+    def unreserve(self, size: int) -> None:
+        self._shelf.unreserve(size)
+
+    def forget_name(self, path: Path) -> list[Action]:
+        """What was said of *path* is not true any more: it has to be asked for again."""
+        directory, _ = split(path)
+        gone = self._shelf.drop(EntryKey(path)) + self._shelf.drop(ListingKey(directory))
+        return [*self._evicted(gone), LookAgain(path)]
+
+    def clear(self) -> list[Action]:
+        self._unlistable.clear()
+        return self._evicted(self._shelf.drop_all())
+
+    def _evicted(
+        self,
+        gone: list[tuple[CacheKey, Held | BlobId]],
+        replaced_by: tuple[CacheKey, Held | BlobId] | None = None,
+    ) -> list[Action]:
+        actions: list[Action] = []
+        for key, value in gone:
+            if not isinstance(key, EntryKey) and (
+                replaced_by is None or replaced_by[0] != key or replaced_by[1] == value
+            ):
+                actions.append(Evict(key))
+            if not isinstance(value, Held):
+                actions += self.pins.release(value)
+        return actions
+
+    # --- directories that cannot be listed -------------------------------------------------------
+
+    def is_unlistable(self, directory: Path) -> bool:
+        return directory in self._unlistable
+
+    def remember_unlistable(self, directory: Path) -> None:
+        self._unlistable[directory] = None
+        if len(self._unlistable) > UNLISTABLE_MAX:
+            del self._unlistable[next(iter(self._unlistable))]
+
+    # --- for people and for tests ----------------------------------------------------------------
+
+    def count(self) -> None:
+        """Write what is held into the statistics."""
+        self.stats.held_bytes = self._shelf.held_bytes
+        self.stats.held_count = len(self._shelf)
+        self.stats.reserved_bytes = self._shelf.reserved_bytes
+        self.stats.budget_bytes = self._shelf.budget_bytes
+        self.stats.evictions = self._shelf.evictions
+        self.stats.evicted_bytes = self._shelf.evicted_bytes
+
+    def reset_counts(self) -> None:
+        self._shelf.evictions = self._shelf.evicted_bytes = 0
+
+    def check_invariants(self, on_its_way_bytes: int) -> None:
+        self._shelf.check_invariants()
+        assert self._shelf.reserved_bytes == self.limits.credit_bytes + on_its_way_bytes
+
+
+def until(now: float, fresh_s: float | None) -> float | None:
+    """Until when to believe what the source says now."""
+    return None if fresh_s is None else now + fresh_s
+
+
+def believed(
+    now: float, fresh_for_s: float | None, limit_s: float | None
+) -> tuple[float | None, float]:
+    """Until when to believe what a peer gave, and since when it was true. On the way down it does
+    not grow younger."""
+    if limit_s is None:
+        return (None if fresh_for_s is None else now + fresh_for_s), now
+    left = limit_s if fresh_for_s is None else min(fresh_for_s, limit_s)
+    return now + left, now - (limit_s - left)

@@ -1,0 +1,252 @@
+"""What peers say: asks become questions, what they give becomes outcomes.
+
+An ask of a peer is put to ``Questions`` like one of this node; ``Answers`` knows the way back. What
+a peer gives ends the fetch that asked for it, under the number of the ask: what comes under a
+number by which nothing is expected any more is taken in, so that its credit goes back, and dropped.
+Who gives spoiled parts is asked again, and then passed over for the source.
+
+Every message has its sender's epoch. Whoever hears of a later one clears, before anything else that
+the message says; so an answer never comes from before the last clear that its asker knew of.
+
+Of a working set this part only passes batches on; what is in them comes as ``Pushed`` and
+``PushedListing``.
+"""
+
+import errno
+from dataclasses import dataclass
+
+from copperfs.core.actions import Action, ObjectKey, Send
+from copperfs.core.answers import Answers
+from copperfs.core.cache import Cache, believed
+from copperfs.core.calls import Calls
+from copperfs.core.events import (
+    BatchTaken,
+    FromPeer,
+    Heard,
+    List,
+    ListingTaken,
+    Look,
+    PartPassed,
+    PartSpoiled,
+    PartTaken,
+    PeerDown,
+    PeerUp,
+    PushBatch,
+    Pushed,
+    PushedListing,
+    Read,
+)
+from copperfs.core.fetches import Fetches
+from copperfs.core.links import Links, Passing, part_size, parts_in
+from copperfs.core.listing import Listing
+from copperfs.core.messages import (
+    LISTING_MAX_BYTES,
+    Ask,
+    Batch,
+    Call,
+    Credit,
+    GiveEntry,
+    GivePart,
+    Hello,
+    Refuse,
+    Return,
+    What,
+    Withdraw,
+)
+from copperfs.core.policy import Place, Policy
+from copperfs.core.questions import Questions
+from copperfs.core.routing import Routing
+from copperfs.core.state import Kind, NodeStats
+from copperfs.types import BlobId, NodeId, PeerRequest, Version
+
+# It is too large for a parent, or for the way; a parent is asked too much by this node, or has
+# something of its own where this node has the shared filesystem.
+_TRY_THE_SOURCE = (errno.EFBIG, errno.EBUSY, errno.EXDEV)
+
+
+@dataclass(slots=True)
+class Peering:
+    policy: Policy
+    stats: NodeStats
+    links: Links
+    routing: Routing
+    cache: Cache
+    fetches: Fetches
+    answers: Answers
+    questions: Questions
+    calls: Calls
+
+    def step(self, now: float, event: FromPeer) -> list[Action]:
+        match event:
+            case PeerUp(peer):
+                return self._changed(peer, up=True)
+            case PeerDown(peer):
+                return self._changed(peer, up=False)
+            case Heard(peer, message):
+                return self._hear(now, peer, message)
+            case PartTaken(peer, part, blob):
+                return self._took(peer, part) + self._take_part(now, peer, part, blob)
+            case PartPassed(peer, part):
+                return self._took(peer, part) + self._pass(peer, part)
+            case ListingTaken(peer, part, listing):
+                return self._took(peer, part) + self._take_listing(now, peer, part, listing)
+            case PartSpoiled(peer, part):
+                return self._took(peer, part) + self._spoil(peer, part)
+            case PushBatch(batch, blob, size):
+                return self._spread(now, None, batch, blob, size)
+            case BatchTaken(peer, batch, blob, size):
+                actions = self._hear_epoch(now, batch.epoch)
+                return actions + self._spread(now, peer, batch, blob, size)
+            case Pushed(path, version, blob):
+                return self.cache.take_pushed(ObjectKey(path, version), blob)
+            case PushedListing():
+                return self._take_pushed_listing(now, event)
+
+    def _changed(self, peer: NodeId, *, up: bool) -> list[Action]:
+        """A connection was made, or the last one is gone. What passed before is lost: what the peer
+        was asked is asked again, of it or of the source; what it asked for is forgotten, because
+        one that was started anew counts from the beginning."""
+        actions, lost = self.links.down(peer)
+        self.fetches.forget_questions_of(peer)
+        actions += self.calls.peer_changed(peer)
+        if up:
+            self.links.up(peer)
+        return actions + self.fetches.resume(lost)
+
+    def _hear(self, now: float, peer: NodeId, message: object) -> list[Action]:
+        match message:
+            case Hello(_, _, _, epoch):
+                return self._hear_epoch(now, epoch)
+            case Ask():
+                return self._hear_epoch(now, message.epoch) + self._serve(now, peer, message)
+            case GiveEntry() | Refuse():
+                actions = self._hear_epoch(now, message.epoch)
+                return actions + self._take_reply(now, peer, message)
+            case Credit(count_bytes):
+                return self.links.credited(now, self.stats.epoch, peer, count_bytes)
+            case Call(number, operation, argument, within_s):
+                asker = PeerRequest(peer, number)
+                return self.calls.start(now, asker, operation, argument, within_s)
+            case Return():
+                return self.calls.returned(peer, message)
+            case Withdraw(number):
+                return self.links.stop(peer, number)
+            case _:
+                return []
+
+    def _hear_epoch(self, now: float, epoch: int) -> list[Action]:
+        return self.questions.clear(now, epoch) if epoch > self.stats.epoch else []
+
+    # --- what they ask ---------------------------------------------------------------------------
+
+    def _serve(self, now: float, peer: NodeId, ask: Ask) -> list[Action]:
+        self.stats.peer_questions += 1
+        request = PeerRequest(peer, ask.number)
+        if not self.links.serve(peer, ask.number):
+            self.stats.peers_refused += 1
+            return [Send(peer, Refuse(ask.number, self.stats.epoch, errno.EBUSY))]
+        if self.policy.place(ask.path) is Place.LOCAL:
+            return self.answers.with_error(Look(request, ask.path), errno.EXDEV)
+        match ask.what:
+            case What.ENTRY:
+                return self.questions.ask(now, Look(request, ask.path))
+            case What.LISTING:
+                return self.questions.ask(now, List(request, ask.path))
+            case What.OBJECT:
+                assert ask.version is not None, "the codec sees to it"
+                first = min(ask.first, parts_in(ask.version.size) - 1)
+                return self.questions.ask(now, Read(request, ask.path, ask.version, first))
+
+    # --- what they give --------------------------------------------------------------------------
+
+    def wanted(self, peer: NodeId, part: GivePart) -> tuple[What, BlobId | None] | None:
+        """Whether to keep the bytes of *part*, and where: for an object what came before is in the
+        blob, unless it is the first. None: they are not asked for, or not what they have to be."""
+        fetch = self.fetches.asking(peer, part.number)
+        if fetch is None:
+            return None
+        kind, _, version = fetch.subject
+        if part.index >= parts_in(part.total_bytes) or part.index != fetch.there:
+            return None
+        if kind is Kind.SCAN:
+            return (What.LISTING, None) if part.total_bytes <= LISTING_MAX_BYTES else None
+        if kind is Kind.READ:
+            assert isinstance(version, Version)
+            return (What.OBJECT, fetch.blob) if part.total_bytes == version.size else None
+        return None
+
+    def _take_reply(self, now: float, peer: NodeId, message: GiveEntry | Refuse) -> list[Action]:
+        fetch = self.fetches.asking(peer, message.number)
+        if fetch is None:
+            return []
+        if isinstance(message, Refuse) and message.error in _TRY_THE_SOURCE:
+            return self.fetches.fall_back(fetch)
+        if isinstance(message, Refuse):
+            self.stats.answers += 1
+            return self.questions.fail(now, fetch, message.error)
+        if fetch.subject[0] is not Kind.LOOK:
+            return []
+        self.stats.answers += 1
+        limit_s = self.policy.fresh_s(fetch.subject[1])
+        fresh_until, since = believed(now, message.fresh_for_s, limit_s)
+        return self.questions.take_entry(now, fetch, message.entry, fresh_until, since)
+
+    def _take_part(self, now: float, peer: NodeId, part: GivePart, blob: BlobId) -> list[Action]:
+        fetch = self.fetches.asking(peer, part.number)
+        assert fetch is not None, "it was wanted"
+        fetch.blob, fetch.there = blob, part.index + 1
+        if fetch.there == parts_in(part.total_bytes):
+            self.stats.answers += 1
+            return self.questions.take_object(now, fetch, blob)
+        actions = []
+        if part.index == 0:
+            for question in fetch.asked:
+                actions += self.answers.pass_on(now, fetch, question)
+        return actions + self.answers.pass_more(now, fetch, blob, fetch.there)
+
+    def _take_listing(
+        self, now: float, peer: NodeId, part: GivePart, listing: Listing
+    ) -> list[Action]:
+        actions = self._hear_epoch(now, part.epoch)
+        fetch = self.fetches.asking(peer, part.number)
+        if fetch is None:
+            return actions  # it was asked for in an older epoch
+        self.stats.answers += 1
+        limit_s = self.policy.listing_fresh_s(fetch.subject[1])
+        fresh_until, since = believed(now, part.fresh_for_s, limit_s)
+        return actions + self.questions.take_listing(now, fetch, listing, fresh_until, since)
+
+    def _pass(self, peer: NodeId, part: GivePart) -> list[Action]:
+        """More of a listing is to come; or the part is not what it has to be."""
+        fetch = self.fetches.asking(peer, part.number)
+        if fetch is None:
+            return []
+        if fetch.subject[0] is Kind.SCAN and self.wanted(peer, part) is not None:
+            fetch.there += 1
+            return []
+        return self._spoil(peer, part)
+
+    def _spoil(self, peer: NodeId, part: GivePart) -> list[Action]:
+        self.stats.spoiled += 1
+        fetch = self.fetches.asking(peer, part.number)
+        return [] if fetch is None else self.fetches.ask_again(fetch)
+
+    def _took(self, peer: NodeId, part: GivePart) -> list[Action]:
+        return self.links.took(peer, part_size(part.index, part.total_bytes))
+
+    # --- working sets ----------------------------------------------------------------------------
+
+    def _spread(
+        self, now: float, sender: NodeId | None, batch: Batch, blob: BlobId, size: int
+    ) -> list[Action]:
+        passing = Passing(batch, blob, size, sender, 0)
+        children = self.routing.push_children(batch.tree)
+        return self.links.spread(now, self.stats.epoch, children, passing)
+
+    def _take_pushed_listing(self, now: float, event: PushedListing) -> list[Action]:
+        actions = self._hear_epoch(now, event.epoch)
+        if event.epoch < self.stats.epoch:
+            return actions
+        return actions + self.cache.take_pushed_listing(
+            now, event.path, event.listing, event.fresh_for_s
+        )

@@ -1,0 +1,263 @@
+"""From a question to its answer.
+
+* From the cache, if what is there is still believed;
+* else by a *fetch*. A question about something that is being fetched already waits on that fetch
+  (coalescing); when it ends, all questions that wait on it are answered by what it brought;
+* a name is looked for by fetching its directory's listing, which then answers for all its names,
+  also the missing ones. Only where a listing tells too little (a very large directory, one that may
+  be searched but not read) a name is looked up by itself;
+* the front may read files of a listing that was *granted* by itself, and list the directories below
+  it if all below is alike, on a credit of bytes that is reserved for it; otherwise a file's bytes
+  are fetched whole up to ``whole_max_bytes``; above that the asker gets a handle.
+
+A peer's question is one like any other, and what a peer gives is taken as what the source says is:
+nothing here knows from where it came.
+
+Every question that waits is answered when its fetch ends, by its outcome or at its deadline. After
+a clear, names are looked for anew; what bytes a version has remains true.
+"""
+
+import errno
+from dataclasses import dataclass
+
+from copperfs.core.actions import (
+    Action,
+    NewEpoch,
+    ObjectKey,
+    ReleaseBlob,
+    ReleaseHandle,
+)
+from copperfs.core.answers import Answers
+from copperfs.core.cache import Cache, until
+from copperfs.core.events import (
+    Failed,
+    HaveRead,
+    List,
+    Look,
+    Looked,
+    Opened,
+    Outcome,
+    Question,
+    Read,
+    Scanned,
+)
+from copperfs.core.fetches import Fetch, Fetches
+from copperfs.core.links import parts_in
+from copperfs.core.listing import Listing
+from copperfs.core.pins import Pins
+from copperfs.core.policy import Place, Policy
+from copperfs.core.state import Kind, Limits, NodeStats, Subject
+from copperfs.types import BlobId, Entry, PeerRequest, Version, split
+
+
+@dataclass(slots=True)
+class Questions:
+    policy: Policy
+    limits: Limits
+    stats: NodeStats
+    pins: Pins
+    cache: Cache
+    fetches: Fetches
+    answers: Answers
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def ask(self, now: float, question: Question) -> list[Action]:
+        if self.policy.place(question.path) is Place.REFUSED and not (
+            isinstance(question, Look) and question.path in self.policy.refused
+        ):
+            return self.answers.with_error(question, errno.ELOOP)
+        match question:
+            case Look():
+                return self._look(now, question)
+            case List():
+                return self._list(now, question)
+            case Read():
+                return self._read(now, question)
+
+    def _look(self, now: float, question: Look) -> list[Action]:
+        path = question.path
+        held = self.cache.entry(path, now)
+        if held is not None:
+            self.stats.answered_from_shelf += 1
+            return self.answers.with_entry(now, question, held)
+        directory, name = split(path)
+        # The root has no directory; a path that stays fresh for longer than the directory it is in
+        # (the way down to a shared prefix) is not to grow old with that directory's listing.
+        if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
+            return self._fetch(now, (Kind.LOOK, path, None), question)
+        listing = self.cache.listing(directory, now)
+        if listing is None:
+            if self.cache.is_unlistable(directory):
+                return self._fetch(now, (Kind.LOOK, path, None), question)
+            return self._fetch(now, (Kind.SCAN, directory, None), question)
+        assert isinstance(listing.value, Listing)
+        if listing.value.bare and name in listing.value:
+            return self._fetch(now, (Kind.LOOK, path, None), question)
+        self.stats.answered_from_shelf += 1
+        return self.answers.with_listing(now, question, directory, listing)
+
+    def _list(self, now: float, question: List) -> list[Action]:
+        held = self.cache.listing(question.path, now)
+        if held is None:
+            return self._fetch(now, (Kind.SCAN, question.path, None), question)
+        self.stats.answered_from_shelf += 1
+        return self.answers.with_listing(now, question, question.path, held)
+
+    def _read(self, now: float, question: Read) -> list[Action]:
+        key = ObjectKey(question.path, question.version)
+        blob = self.cache.blob(key)
+        if blob is not None:
+            self.stats.answered_from_shelf += 1
+            return self.answers.with_object(now, question, key, blob)
+        if question.version.size > self.limits.whole_max_bytes:
+            if isinstance(question.request, PeerRequest):
+                return self.answers.with_error(question, errno.EFBIG)
+            return self._fetch(now, (Kind.OPEN, question.path, question.request), question)
+        return self._fetch(now, (Kind.READ, question.path, question.version), question)
+
+    def _fetch(self, now: float, subject: Subject, question: Question) -> list[Action]:
+        running = self.fetches.join(subject, question)
+        if running is not None:
+            return self.answers.pass_on(now, running, question)
+        return self.fetches.begin(now, subject, question)
+
+    # --- outcomes --------------------------------------------------------------------------------
+
+    def conclude(self, now: float, outcome: Outcome) -> list[Action]:
+        """The source has said something."""
+        fetch = self.fetches.get(outcome.fetch)
+        if fetch is None or fetch.ask is not None:
+            return _too_late(outcome)
+        path = fetch.subject[1]
+        match outcome:
+            case Scanned(_, listing):
+                fresh_until = until(now, self.policy.listing_fresh_s(path))
+                return self.take_listing(now, fetch, listing, fresh_until, now)
+            case Looked(_, entry):
+                fresh_until = until(now, self.policy.fresh_s(path))
+                return self.take_entry(now, fetch, entry, fresh_until, now)
+            case HaveRead(_, blob):
+                return self.take_object(now, fetch, blob)
+            case Opened(_, handle):
+                ended = self.fetches.end(fetch)
+                answers = self.answers.with_handle(fetch.asked[0], handle)
+                return ended + answers + self._room_was_made(now)
+            case Failed(_, error):
+                return self.fail(now, fetch, error)
+
+    def take_listing(
+        self, now: float, fetch: Fetch, listing: Listing, fresh_until: float | None, since: float
+    ) -> list[Action]:
+        """Names in a bare listing have to be looked up by themselves; the rest is answered."""
+        actions = self.fetches.end(fetch)
+        path = fetch.subject[1]
+        held = self.cache.as_listed(path, listing, fresh_until, since)
+        shown = held.value
+        assert isinstance(shown, Listing)
+        # answered first: if it has to go again at once, it goes after it was published
+        for question in fetch.asked:
+            bare = isinstance(question, Look) and shown.bare
+            if bare and split(question.path)[1] in shown:
+                actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
+            else:
+                actions += self.answers.with_listing(now, question, path, held)
+        return actions + self.cache.admit_listing(path, held) + self._room_was_made(now)
+
+    def take_entry(
+        self,
+        now: float,
+        fetch: Fetch,
+        entry: Entry | None,
+        fresh_until: float | None,
+        since: float,
+    ) -> list[Action]:
+        actions = self.fetches.end(fetch)
+        path = fetch.subject[1]
+        held = self.cache.as_looked(path, entry, fresh_until, since)
+        actions += self.cache.admit_entry(path, held)
+        for question in fetch.asked:
+            assert isinstance(question, Look)
+            actions += self.answers.with_entry(now, question, held)
+        return actions + self._room_was_made(now)
+
+    def take_object(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
+        actions = self.fetches.end(fetch)
+        _, path, version = fetch.subject
+        assert isinstance(version, Version)
+        key = ObjectKey(path, version)
+        actions += self.answers.pass_more(now, fetch, blob, parts_in(version.size))
+        streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
+        for question in fetch.asked:
+            assert isinstance(question, Read)
+            if question.request not in streaming:
+                actions += self.answers.with_object(now, question, key, blob)
+        if fetch.blob not in (None, blob):
+            actions += self._drop_partial(fetch)
+        return actions + self.cache.admit_object(key, blob) + self._room_was_made(now)
+
+    def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
+        actions = self.fetches.end(fetch)
+        self.stats.failures += 1
+        kind, path, _ = fetch.subject
+        if kind is Kind.SCAN and error == errno.EACCES:
+            return actions + self._search(now, fetch) + self._room_was_made(now)
+        if kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
+            self.stats.version_changes += 1
+            actions += self.cache.forget_name(path)
+        actions += self._drop_partial(fetch)
+        for question in fetch.asked:
+            actions += self.answers.with_error(question, error)
+        return actions + self._room_was_made(now)
+
+    def _search(self, now: float, fetch: Fetch) -> list[Action]:
+        """A directory that may not be listed may still be searched. Those who wanted its names are
+        told that they may not."""
+        self.cache.remember_unlistable(fetch.subject[1])
+        actions: list[Action] = []
+        for question in fetch.asked:
+            if isinstance(question, Look):
+                actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
+            else:
+                actions += self.answers.with_error(question, errno.EACCES)
+        return actions
+
+    def _drop_partial(self, fetch: Fetch) -> list[Action]:
+        return [] if fetch.blob is None else self.pins.release(fetch.blob)
+
+    def _room_was_made(self, now: float) -> list[Action]:
+        return self.fetches.room_was_made(lambda question: self._read(now, question))
+
+    # --- time passes, and all is forgotten -------------------------------------------------------
+
+    def expire(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        overdue = self.fetches.overdue(now)
+        for fetch in overdue:
+            self.stats.overdue += 1
+            actions += self.fetches.give_up(fetch)
+            actions += self._drop_partial(fetch)
+            for question in fetch.asked:
+                actions += self.answers.with_error(question, errno.ETIMEDOUT)
+        return actions + self._room_was_made(now) if overdue else actions
+
+    def clear(self, now: float, epoch: int) -> list[Action]:
+        self.stats.epoch = epoch
+        self.answers.forget_warm()
+        actions = [*self.cache.clear(), NewEpoch(epoch)]
+        # What is being looked for now may be what it was before; it is looked for again.
+        for fetch in self.fetches.of_names():
+            actions += self.fetches.give_up(fetch)
+            for question in fetch.asked:
+                actions += self._fetch(now, fetch.subject, question)
+        return actions
+
+
+def _too_late(outcome: Outcome) -> list[Action]:
+    match outcome:
+        case HaveRead(_, blob):
+            return [ReleaseBlob(blob)]
+        case Opened(_, handle):
+            return [ReleaseHandle(handle)]
+        case _:
+            return []

@@ -1,0 +1,65 @@
+"""Clusters of real daemons on this machine, for the benchmarks of several nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.processes import CannotMeasureError, cpu_seconds
+
+COMMAND = [sys.executable, "-m", "copperfs.cli.main"]
+UP_WITHIN_S = 180.0
+
+
+def copperfs(*arguments: object, timeout_s: float = UP_WITHIN_S) -> str:
+    """Run a command of copperfs; what it printed."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise CannotMeasureError(f"copperfs {arguments[0]}: {done.stderr.strip()[-1000:]}")
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    mounts: list[Path]
+    pids: list[int]
+
+    def statistics(self, node: int) -> dict[str, Any]:
+        found = json.loads(copperfs("stats", self.mounts[node], "--json"))
+        assert isinstance(found, dict)
+        return found
+
+    def cpu_s(self) -> float:
+        return cpu_seconds(self.pids)
+
+    def clear(self) -> None:
+        copperfs("clear", self.mounts[0])
+
+
+@contextlib.contextmanager
+def cluster(nodes: int, source: Path, *options: object) -> Iterator[Cluster]:
+    """So many nodes over *source*, for as long as the block."""
+    with tempfile.TemporaryDirectory(prefix="copperfs-bench-") as base:
+        place = Path(base).resolve() / "cluster"
+        try:
+            copperfs("cluster", "up", "-n", nodes, "--dir", place, "--source", source, *options)
+            state = json.loads(copperfs("cluster", "status", "--dir", place, "--json"))
+            yield Cluster(
+                [Path(each["mountpoint"]) for each in state["nodes"]],
+                [int(each["pid"]) for each in state["nodes"]],
+            )
+        finally:
+            copperfs("cluster", "down", "--dir", place)
