@@ -7,7 +7,6 @@ meanwhile is recorded as well, and what does not fit into the budget is not."""
 
 import argparse
 import json
-import os
 import subprocess
 
 from copperfs.cli.output import print_progress
@@ -25,10 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.mounting import absolute
 
     command: list[str] = arguments.program
-    mountpoint = os.path.abspath(arguments.mountpoint)
+    mountpoint = absolute(arguments.mountpoint)
+    _write(arguments.output, [])  # better now than after the command
     ask_mount(mountpoint, Request.CLEAR_LOCAL)
+    evicted = _evictions(ask_mount(mountpoint, Request.STATISTICS))
     try:
         code = subprocess.run(command, check=False).returncode
     except OSError as error:
@@ -38,13 +40,24 @@ def run(arguments: argparse.Namespace) -> int:
     lines = sorted(
         (each["path"], each["kind"]) for each in held if each["kind"] in ("object", "listing")
     )
+    _write(arguments.output, lines)
+    files = sum(kind == "object" for _, kind in lines)
+    print_progress(f"{files:,} files and {len(lines) - files:,} directories in {arguments.output}")
+    if _evictions(ask_mount(mountpoint, Request.STATISTICS)) > evicted:
+        print_progress("not all of it: some was evicted again; give the mount a larger --memory")
+    return code if code >= 0 else 128 - code
+
+
+def _write(output: str, lines: list[tuple[str, str]]) -> None:
     try:
-        with open(arguments.output, "w", encoding="ascii") as manifest:
+        with open(output, "w", encoding="ascii") as manifest:
             manifest.writelines(
                 json.dumps({"path": path, "kind": kind}) + "\n" for path, kind in lines
             )
     except OSError as error:
-        raise ControlError(f"{arguments.output} cannot be written: {error.strerror}") from None
-    files = sum(kind == "object" for _, kind in lines)
-    print_progress(f"{files:,} files and {len(lines) - files:,} directories in {arguments.output}")
-    return code if code >= 0 else 128 - code
+        raise ControlError(f"{output} cannot be written: {error.strerror}") from None
+
+
+def _evictions(statistics: object) -> int:
+    assert isinstance(statistics, dict)
+    return int(statistics["cache"]["evictions"])

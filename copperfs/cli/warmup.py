@@ -9,17 +9,19 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from copperfs.cli.output import console, print_json
+from copperfs.cli.output import console, print_json, printable
 from copperfs.errors import ControlError
 
 NAME = "warmup"
 HELP = "bring files into the memory of every node"
 POLL_EVERY_S = 0.1
+# As many as the kernel follows.
+LINKS_MAX = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         metavar="PATH",
         nargs="*",
-        help="files and directories below the mount point, also as they are called without it; a "
-        "directory is taken with all that is in it",
+        help="files, and directories with all that is below them: in the mount, from the mount "
+        "point on, or as they are called in the source",
     )
     parser.add_argument("--manifest", metavar="FILE", help="what 'copperfs record' wrote")
     parser.add_argument(
@@ -42,32 +44,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    mountpoint = os.path.abspath(arguments.mountpoint)
-    wanted = Wanted([_below(mountpoint, path) for path in arguments.paths], [])
+    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.mounting import absolute
+
+    mountpoint = absolute(arguments.mountpoint)
+    hello = ask_mount(mountpoint, Request.HELLO)
+    assert isinstance(hello, dict)
+    if hello["mountpoint"] != mountpoint:
+        raise ControlError(
+            f"{mountpoint} is in the mount; its mount point is {hello['mountpoint']}"
+        )
+    wanted = Wanted()
+    places = Places(mountpoint, hello["source"], os.path.abspath(arguments.mountpoint))
+    for path in arguments.paths:
+        wanted.add(followed(places, path))
     if arguments.manifest is not None:
         wanted.add(read_manifest(arguments.manifest))
-    if not wanted.paths and not wanted.listings:
-        raise ControlError("nothing to warm up; name paths, or a --manifest")
+    if not (wanted.paths or wanted.files or wanted.listings):
+        raise ControlError("nothing to warm up; name paths, or a --manifest that is not empty")
     request = asdict(wanted) | {"check": arguments.check, "evict": arguments.evict}
     quiet = arguments.json or not sys.stdout.isatty()
     outcome = _warm_up(mountpoint, request, quiet=quiet)
     if outcome["phase"] == "failed":
         raise ControlError(outcome["error"])
-    complete = outcome["nodes_complete"] == outcome["roster"]
     if arguments.json:
         print_json(outcome)
     else:
-        console().print(_sentence(outcome, check=arguments.check))
-    return 0 if complete else 1
-
-
-def _below(mountpoint: str, path: str) -> str:
-    """*path* as the daemon knows it: below the mount point, which may be left out."""
-    absolute = os.path.normpath(os.path.join(mountpoint, path))
-    relative = os.path.relpath(absolute, mountpoint)
-    if relative == ".." or relative.startswith("../"):
-        raise ControlError(f"{path} is not below {mountpoint}")
-    return "" if relative == "." else relative
+        console().print(_sentence(outcome))
+    return 0 if outcome["nodes_complete"] == outcome["roster"] else 1
 
 
 def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
@@ -78,11 +82,14 @@ def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[s
         file.flush()
         named = json.dumps({"file": file.name}).encode()
         state = _state(ask_mount(mountpoint, Request.WARM_UP, named))
+    number = state["number"]
     with _progress(quiet) as progress:
         task = progress.add_task("planning", total=None)
         while state["phase"] not in ("done", "failed"):
             time.sleep(POLL_EVERY_S)
             state = _state(ask_mount(mountpoint, Request.WARM_UP_STATE))
+            if state["number"] != number:
+                raise ControlError("somebody began another warm-up; --check tells how this went")
             progress.update(
                 task,
                 description=state["phase"],
@@ -111,50 +118,133 @@ def _state(answer: object) -> dict[str, Any]:
     return answer
 
 
-def _sentence(outcome: dict[str, Any], *, check: bool) -> str:
-    size = f"{outcome['objects']:,} files, {outcome['total_bytes'] / (1 << 20):.1f} MiB"
-    nodes, roster = outcome["nodes_complete"], outcome["roster"]
-    said = f"{size}: held by {nodes} of {roster} node{'s' * (roster != 1)}"
-    if nodes < roster and not check:
-        said += f"; one holds only {outcome['least_objects']:,} files"
-    if outcome["too_large"]:
-        said += f" ({outcome['too_large']:,} larger than --tree-max are left to each node)"
-    if outcome["failed"]:
-        said += f" ({outcome['failed']:,} could not be read)"
-    return said
+def _sentence(outcome: dict[str, Any]) -> str:
+    nodes, roster, lacking = outcome["nodes_complete"], outcome["roster"], outcome["lacking"]
+    said = f"{_files(outcome['objects'])}, {outcome['total_bytes'] / (1 << 20):.1f} MiB: "
+    said += f"held by {nodes} of {roster} node{'s' * (roster != 1)}"
+    if nodes < roster:
+        more = roster - nodes - len(lacking)
+        said += f", not by {', '.join(lacking)}" + (f" and {more} more" if more else "")
+        if outcome["nodes"]:
+            said += f"; who answered has at least {outcome['least_objects']:,}"
+    for key, what in _LEFT.items():
+        if outcome[key]:
+            said += f"; {outcome[key]:,} {what}"
+    return printable(said)
 
 
-# --- manifests -----------------------------------------------------------------------------------
+def _files(count: int) -> str:
+    return f"{count:,} file{'s' * (count != 1)}"
+
+
+_LEFT = {
+    "too_large": "larger than --tree-max are left to each node",
+    "unlisted": "in directories larger than --listing-max are left to each node",
+    "unreadable": "must not be read",
+    "missing": "of the manifest not there any more",
+    "failed": "could not be read",
+}
+
+
+# --- what is wanted ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Wanted:
     """Paths below the mount point."""
 
-    paths: list[str]
-    """Files, and directories with all that is in them."""
-    listings: list[str]
+    paths: list[str] = field(default_factory=list)
+    """Files, and directories with all that is below them; it is an error if one is not there."""
+    files: list[str] = field(default_factory=list)
+    listings: list[str] = field(default_factory=list)
     """Directories of which only the names are wanted."""
 
     def add(self, other: "Wanted") -> None:
         self.paths += other.paths
+        self.files += other.files
         self.listings += other.listings
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where paths may begin; all absolute."""
+
+    mountpoint: str
+    source: str
+    called: str
+    """The mount point as it was called, perhaps through a link."""
+
+    def find(self, path: str) -> str:
+        """What *path* is in the mount: it is in it from where we are, or is relative to the mount
+        point, or is as it is called in the source."""
+        full = os.path.abspath(path)
+        found = _below(self.mountpoint, full)
+        if found is None and not os.path.isabs(path):
+            found = _below(self.mountpoint, os.path.join(self.mountpoint, path))
+        elif found is None:
+            found = _below(self.called, full)
+            found = self.link(full) if found is None else found
+        if found is None:
+            raise ControlError(f"{path} is not below {self.mountpoint}")
+        return found
+
+    def link(self, target: str) -> str | None:
+        """Where an absolute link leads."""
+        found = _below(self.mountpoint, target)
+        return _below(self.source, target) if found is None else found
+
+
+def _below(top: str, path: str) -> str | None:
+    relative = os.path.relpath(path, top)
+    if relative == ".." or relative.startswith("../"):
+        return None
+    return "" if relative == "." else relative
+
+
+def followed(places: Places, path: str) -> Wanted:
+    """*path* without its links, and the directories that they are in: whoever goes that way looks
+    into them as well."""
+    wanted, at, links = Wanted(), "", 0
+    rest = places.find(path).split("/")
+    while rest:
+        below = _below("/", os.path.join("/", at, rest.pop(0)))
+        assert below is not None
+        try:
+            target = os.readlink(os.path.join(places.mountpoint, below))
+        except OSError:
+            at = below  # no link; perhaps nothing at all, as the daemon will say
+            continue
+        wanted.listings.append(at)
+        links += 1
+        if links > LINKS_MAX:
+            raise ControlError(f"{path} has too many links on its way")
+        if os.path.isabs(target):
+            inside = places.link(target)
+            if inside is None:
+                raise ControlError(f"{path} leads out of {places.mountpoint}, to {target}")
+            at, target = "", inside
+        rest[:0] = target.split("/")
+    wanted.paths.append(at)
+    return wanted
 
 
 def read_manifest(file: str) -> Wanted:
     """One JSON object a line: a path, and ``object`` or ``listing`` for its kind."""
-    wanted = Wanted([], [])
+    wanted = Wanted()
+    by_kind = {"object": wanted.files, "listing": wanted.listings}
     try:
         with open(file, encoding="ascii") as lines:
             for line in filter(str.strip, lines):
                 each = json.loads(line)
-                listing = each.get("kind") == "listing"
-                (wanted.listings if listing else wanted.paths).append(str(each["path"]))
+                path = each["path"]
+                if not isinstance(path, str):
+                    raise TypeError("a path is a string")
+                by_kind[each["kind"]].append(path)
     except OSError as error:
         raise ControlError(f"the manifest {file} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         raise ControlError(
-            f"{file} is no manifest: it has one JSON object with a path on each line, as 'copperfs "
-            "record' writes it"
+            f"{file} is no manifest: each of its lines is a JSON object with a path and a kind, as "
+            "'copperfs record' writes it"
         ) from None
     return wanted

@@ -160,6 +160,13 @@ class AnswerError:
     error: int
 
 
+@dataclass(frozen=True, slots=True)
+class DropCall:
+    """Nobody waits for this call any more: stop doing this node's part of it."""
+
+    call: CallId
+
+
 # --- letting go ----------------------------------------------------------------------------------
 
 
@@ -196,6 +203,6 @@ class LookAgain:
 
 Fetch = ScanSource | LookSource | ReadSource | OpenSource
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
-AtPeers = Send | PerformCall | EndCall
+AtPeers = Send | PerformCall | EndCall | DropCall
 LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain
 Action = Fetch | AtPeers | Answer | LettingGo

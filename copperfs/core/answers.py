@@ -9,7 +9,7 @@ on it, which is told of every part (``pass_more``).
 """
 
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from copperfs.core.actions import (
     Action,
@@ -39,6 +39,24 @@ class Answers:
     links: Links
     grants: bool
     """Whether the front may be granted the files of a listing."""
+
+    _warm: set[Path] = field(default_factory=set)
+    """Directories that are not granted, because the front would read what is held."""
+    _above_warm: set[Path] = field(default_factory=set)
+
+    def keep_from_front(self, directories: tuple[Path, ...]) -> set[Path]:
+        """Do not grant these, nor what is above them with all below; which ones that changed."""
+        before = self._warm | self._above_warm
+        self._warm.update(directories)
+        for directory in directories:
+            while directory:
+                directory, _ = split(directory)
+                self._above_warm.add(directory)
+        return (self._warm | self._above_warm) - before
+
+    def forget_warm(self) -> None:
+        self._warm.clear()
+        self._above_warm.clear()
 
     def with_error(self, question: Question, error: int) -> list[Action]:
         request = question.request
@@ -82,7 +100,8 @@ class Answers:
                 request.number, held.source, total, 0, parts_in(total), held.fresh_until
             )
             return self.links.give(now, self.stats.epoch, request.peer, stream)
-        granted = self.grants and not held.value.bare
+        granted = self.grants and not held.value.bare and directory not in self._warm
+        below = granted and directory not in self._above_warm
         return [
             AnswerListing(
                 request,
@@ -90,7 +109,7 @@ class Answers:
                 held.value,
                 held.fresh_until,
                 granted=granted,
-                granted_below=granted and self.policy.is_uniform_below(directory),
+                granted_below=below and self.policy.is_uniform_below(directory),
             )
         ]
 

@@ -8,7 +8,7 @@ before, so that the answer of those who did answer is not lost with one that did
 
 from dataclasses import dataclass, field
 
-from copperfs.core.actions import Action, EndCall, PerformCall, Send
+from copperfs.core.actions import Action, DropCall, EndCall, PerformCall, Send
 from copperfs.core.events import Asker
 from copperfs.core.messages import Call, Return
 from copperfs.core.routing import Routing
@@ -79,6 +79,7 @@ class Calls:
         for number, running in list(self._running.items()):
             if isinstance(running.asker, PeerRequest) and running.asker.peer == peer:
                 del self._running[number]
+                actions.append(DropCall(number))
             elif running.waiting.pop(peer, None) is not None:
                 actions += self._end_if_complete(number, running)
         return actions

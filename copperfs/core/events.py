@@ -92,6 +92,14 @@ class MountsMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """Files of these directories were read in advance. The front has not heard of them, so it is to
+    ask for them before it reads the source."""
+
+    directories: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Used:
     """Listings and objects that were used without the node being asked."""
 
@@ -214,7 +222,7 @@ class PushBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchTaken:
-    """A batch came; what was in it was told by ``Pushed`` and ``PushedListing`` before."""
+    """A batch came; what is in it is told by ``Pushed`` and ``PushedListing`` next."""
 
     peer: NodeId
     batch: Batch
@@ -243,10 +251,11 @@ class PushedListing:
 
 @dataclass(frozen=True, slots=True)
 class OfferTaken:
-    """An offer came; what was in it was told before."""
+    """An offer came; what is in it follows."""
 
     peer: NodeId
     size: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,4 +277,15 @@ Pushing = PushBatch | BatchTaken | OfferTaken | Pushed | PushedListing
 FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled | Pushing
 OfCalls = StartCall | CallPerformed
 OnCredit = Fetched | Listed
-Event = Question | Outcome | OnCredit | OfCalls | FromPeer | Clear | Used | MountsMoved | Tick
+Event = (
+    Question
+    | Outcome
+    | OnCredit
+    | OfCalls
+    | FromPeer
+    | Clear
+    | WarmedUp
+    | Used
+    | MountsMoved
+    | Tick
+)

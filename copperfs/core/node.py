@@ -33,7 +33,7 @@ A clear on one node is a clear on all: whoever hears of a later epoch clears as 
 
 from dataclasses import dataclass, field, replace
 
-from copperfs.core.actions import Action, CacheKey, ObjectKey
+from copperfs.core.actions import Action, CacheKey, Evict, ListingKey, ObjectKey
 from copperfs.core.answers import Answers
 from copperfs.core.cache import Cache
 from copperfs.core.calls import Calls
@@ -55,14 +55,15 @@ from copperfs.core.events import (
     StartCall,
     Tick,
     Used,
+    WarmedUp,
 )
 from copperfs.core.fetches import Fetches
 from copperfs.core.links import Links
 from copperfs.core.listing import Listing
-from copperfs.core.messages import GivePart, What
+from copperfs.core.messages import LISTING_MAX_BYTES, GivePart, Item, What
 from copperfs.core.peering import Peering
 from copperfs.core.pins import Pins
-from copperfs.core.policy import Policy
+from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Limits, NodeStats
@@ -82,6 +83,7 @@ class Node:
     _cache: Cache = field(init=False)
     _fetches: Fetches = field(init=False)
     _calls: Calls = field(init=False)
+    _answers: Answers = field(init=False)
     _questions: Questions = field(init=False)
     _peering: Peering = field(init=False)
 
@@ -105,7 +107,7 @@ class Node:
             policy, stats, links, routing, cache, fetches, answers, questions, calls, trail
         )
         self.links, self._cache, self._fetches = links, cache, fetches
-        self._calls, self._questions = calls, questions
+        self._calls, self._answers, self._questions = calls, answers, questions
 
     # --- the four verbs --------------------------------------------------------------------------
 
@@ -125,6 +127,8 @@ class Node:
             case Used(keys):
                 self._cache.used(keys)
                 return []
+            case WarmedUp(directories):
+                return self._take_back(self._answers.keep_from_front(directories))
             case MountsMoved(refused):
                 self.policy.refused = refused
                 return []
@@ -138,6 +142,10 @@ class Node:
                 return self._questions.expire(now) + self._calls.expire(now)
             case _:
                 return self._peering.step(now, event)
+
+    def _take_back(self, granted: set[Path]) -> list[Action]:
+        """What was published as granted is to be asked for again."""
+        return [Evict(ListingKey(each)) for each in granted if self._cache.held_listing(each)]
 
     def deadline(self) -> float | None:
         deadlines = (self._fetches.deadline(), self._calls.deadline())
@@ -163,6 +171,18 @@ class Node:
     def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
         """As the source has it, and until when it may be believed."""
         return self._cache.held_listing(directory)
+
+    def wants_pushed(self, item: Item) -> bool:
+        """Whether to take in what is pushed: not what is held, is no place of all nodes, is too
+        large for this one, or cannot be what it says it is."""
+        if self.policy.place(item.path) is not Place.SHARED:
+            return False
+        if item.what is What.LISTING:
+            return item.total_bytes <= LISTING_MAX_BYTES
+        if item.version is None or item.version.size != item.total_bytes:
+            return False
+        fits = 0 < item.total_bytes <= self.limits.whole_max_bytes
+        return fits and not self.holds(item.path, item.version)
 
     def holds(self, path: Path, version: Version) -> bool:
         return self._cache.holds(path, version)

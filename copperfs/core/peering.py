@@ -102,8 +102,8 @@ class Peering:
             case BatchTaken(peer, batch, blob, size):
                 actions = self._hear_epoch(now, batch.epoch)
                 return actions + self._spread(now, peer, batch, blob, size)
-            case OfferTaken(peer, size):
-                return self.links.took(peer, size)
+            case OfferTaken(peer, size, epoch):
+                return self._hear_epoch(now, epoch) + self.links.took(peer, size)
             case Pushed(path, version, blob, offered):
                 self.trail.note(ObjectKey(path, version))
                 return self.cache.take_pushed(ObjectKey(path, version), blob, offered=offered)

@@ -253,6 +253,7 @@ class Questions:
 
     def clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch
+        self.answers.forget_warm()
         if self.trail is not None:
             self.trail.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]

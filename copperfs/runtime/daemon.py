@@ -162,7 +162,7 @@ class Daemon:
         job = Job(engine, settings, statistics.document, statistics.reset, self._roster)
         self._sockets.append(server_end)
         server = ControlServer(
-            server_end, self._answerers(job, statistics), {Request.WARM_UP: job.warm_up}
+            server_end, self._answerers(job, statistics, board), {Request.WARM_UP: job.warm_up}
         )
         front.start()
         _raise_read_ahead(settings.mountpoint)
@@ -261,7 +261,7 @@ class Daemon:
     # --- what can be asked -----------------------------------------------------------------------
 
     def _answerers(
-        self, job: Job, statistics: Statistics
+        self, job: Job, statistics: Statistics, board: Board
     ) -> dict[Request, Callable[[], Awaitable[object]]]:
         engine = job.engine
 
@@ -286,6 +286,7 @@ class Daemon:
             return asdict(self.settings)
 
         async def objects() -> object:
+            board.hear(engine)  # of what was read up to now
             return [_shown(key, size) for key, size in engine.node.held()]
 
         return {

@@ -9,6 +9,7 @@ It keeps what the core only has handles for: blobs and open files.
 
 import errno
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from copperfs.core.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
+    DropCall,
     EndCall,
     Evict,
     LookAgain,
@@ -39,7 +41,6 @@ from copperfs.core.actions import (
     ScanSource,
     Send,
 )
-from copperfs.core.calls import CALLS_MAX
 from copperfs.core.events import (
     CallPerformed,
     Clear,
@@ -59,7 +60,7 @@ from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
 from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
-from copperfs.types import HandleId, Path, PeerRequest, RequestId
+from copperfs.types import CallId, HandleId, Path, PeerRequest, RequestId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -123,6 +124,8 @@ class Engine:
     """Of what was begun here and goes on for longer than a request; while it runs."""
     operations: Operations = field(default_factory=lambda: Operations({}))
     _calls: dict[RequestId, Callable[[bytes], object]] = field(default_factory=dict)
+    _doing: dict[CallId, trio.CancelScope] = field(default_factory=dict)
+    """Our parts of calls; stopped when nobody waits for them any more."""
     _to_do: trio.MemorySendChannel[PerformCall] = field(init=False)
     _to_do_from: trio.MemoryReceiveChannel[PerformCall] = field(init=False)
     _tell: trio.MemorySendChannel[Callable[[], object]] = field(init=False)
@@ -130,7 +133,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._tell, self._tell_from = trio.open_memory_channel(1024)
-        self._to_do, self._to_do_from = trio.open_memory_channel(CALLS_MAX)
+        self._to_do, self._to_do_from = trio.open_memory_channel(math.inf)
 
     # --- for the handlers ------------------------------------------------------------------------
 
@@ -180,7 +183,8 @@ class Engine:
     async def wait_backlog_below(self, size: int) -> None:
         """Until less than *size* bytes of batches wait for the credit of children."""
         while self.node.links.backlog_bytes >= size:
-            self._stepped = trio.Event()
+            if self._stepped.is_set():  # else others wait for it already
+                self._stepped = trio.Event()
             await self._stepped.wait()
 
     # --- for the daemon --------------------------------------------------------------------------
@@ -251,9 +255,13 @@ class Engine:
                 assert self.peers is not None, "a job of one has no peers"
                 self.peers.send(action)
             case PerformCall():
+                self._doing[action.call] = trio.CancelScope()
                 self._to_do.send_nowait(action)  # the core has a bound on them
             case EndCall():
+                self._stop_doing(action.call)
                 self._end_call(action)
+            case DropCall(call):
+                self._stop_doing(call)
             case NewEpoch():
                 self._begin_epoch()
 
@@ -333,8 +341,18 @@ class Engine:
                 nursery.start_soon(self._do_our_part, action)
 
     async def _do_our_part(self, action: PerformCall) -> None:
-        result = await self.operations.perform(action.operation, action.argument)
-        self.post(CallPerformed(action.call, result))
+        scope = self._doing[action.call]
+        try:
+            with scope:
+                result = await self.operations.perform(action.operation, action.argument)
+        finally:
+            del self._doing[action.call]
+        if not scope.cancelled_caught:
+            self.post(CallPerformed(action.call, result))
+
+    def _stop_doing(self, call: CallId) -> None:
+        if call in self._doing:
+            self._doing[call].cancel()
 
     def _end_call(self, action: EndCall) -> None:
         merged = self.operations.merge(action.results)

@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -99,8 +99,7 @@ class Job:
 
     def __post_init__(self) -> None:
         warmup = Warmup(self.engine)
-        nodes = 1 if self.roster is None else len(self.roster)
-        self.working_sets = WorkingSets(self.engine, warmup, nodes)
+        self.working_sets = WorkingSets(self.engine, warmup, self.roster)
         if self.engine.peers is not None:
             self.engine.peers.take_batch = warmup.take_batch
         self.engine.operations = Operations(
@@ -182,7 +181,7 @@ class Job:
             return {"error": str(error)}
 
     async def warm_up_state(self) -> Result:
-        return asdict(self.working_sets.state)
+        return self.working_sets.state()
 
     async def wait_ready(self) -> None:
         """Until this node's parents answer, or with ``--wait-all`` all nodes."""

@@ -12,6 +12,7 @@ saw, however many nodes it came through.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
@@ -134,6 +135,7 @@ class Peers:
     disagreeing: set[NodeId] = field(default_factory=set)
     take_batch: Callable[[NodeId, Batch, Payload], None] = lambda _peer, _batch, _payload: None
     """Unpacks what is pushed; see ``warmup.py``."""
+    _losses: Counter[NodeId] = field(default_factory=Counter)
     taken_bytes: int = 0
     """Of listings and files that came from parents; without what messages take beside them."""
     given_bytes: int = 0
@@ -164,6 +166,12 @@ class Peers:
                     f"node {min(wrong)} was started with other settings: give all nodes the same "
                     "--source, --revalidate, --trees, --fanout and --push-fanout"
                 )
+            await self._changed.wait()
+
+    async def wait_lost(self, peer: NodeId) -> None:
+        """Until what passes from *peer* is interrupted; at once if there is no connection."""
+        losses = self._losses[peer]
+        while peer in self.connected and self._losses[peer] == losses:
             await self._changed.wait()
 
     async def ping(self, peer: NodeId) -> float | None:
@@ -228,10 +236,7 @@ class Peers:
             case Connected(peer):
                 self._greet(peer)
             case Lost(peer):
-                self.connected.discard(peer)
-                self._forget(peer)
-                self.post(PeerDown(peer))
-                self._change()
+                self._lose(peer)
             case Corrupt(peer, message):
                 log.info("node %d gave bytes that are not what their digest says", peer)
                 if peer in self.connected:
@@ -263,17 +268,23 @@ class Peers:
         elif isinstance(message, Batch | Offer):
             # Who wants it asks for it; the credit goes back as if it had been taken.
             self.node.stats.spoiled += 1
-            self.post(OfferTaken(peer, sum(item.length for item in message.items)))
+            size = sum(item.length for item in message.items)
+            self.post(OfferTaken(peer, size, message.epoch))
 
     def _greet(self, peer: NodeId) -> None:
         """Both ends begin with a hello; nothing else is said before it was heard."""
         if peer in self.connected:
-            self.connected.discard(peer)
-            self._forget(peer)
-            self.post(PeerDown(peer))
+            self._lose(peer)
         assert self.node.trees is not None
         epoch = self.node.statistics().epoch
         self.transport.send(peer, Hello(self.node.trees.me, self.job, self.agreement, epoch))
+
+    def _lose(self, peer: NodeId) -> None:
+        self.connected.discard(peer)
+        self._losses[peer] += 1
+        self._forget(peer)
+        self.post(PeerDown(peer))
+        self._change()
 
     def _hear_hello(self, peer: NodeId, hello: Hello) -> None:
         if hello.job != self.job or hello.agreement != self.agreement:
@@ -328,6 +339,7 @@ class Peers:
 
     def _take_offer(self, peer: NodeId, offer: Offer, payload: Payload) -> None:
         view, at = memoryview(payload.data), 0
+        self.post(OfferTaken(peer, len(view), offer.epoch))
         for item in offer.items:
             data = view[at : at + item.length]
             at += item.length
@@ -343,7 +355,6 @@ class Peers:
                 blob.seal(item.length)
                 number = self.blobs.keep(blob, item.digest)
                 self.post(Pushed(item.path, item.version, number, offered=True))
-        self.post(OfferTaken(peer, len(view)))
 
     def _take_offered_listing(self, peer: NodeId, epoch: int, item: Item, packed: bytes) -> None:
         listing = Listing(packed, item.version, (item.digest,))

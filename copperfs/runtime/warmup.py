@@ -1,19 +1,22 @@
-"""Warming up: a working set is read once at the roots and pushed down to every node's memory.
+"""Pushes: a working set is read once, at the roots, and goes down to every node's memory.
 
-An eighth of the CPU of asking for each file, and it happens before the job wants them. In four
-steps:
+An eighth of the CPU of asking for each file, and it happens before the job wants them. A tree's
+*root* reads listings and files, packs them into batches of a megabyte, and spreads them down the
+push tree, no faster than its children take them. Every other node passes a batch on and unpacks it,
+and answers the call when it has the last one. ``workingset.py`` says what is pushed, and the core
+who gets it next; here bytes are packed and unpacked.
 
-1. *plan*: the node that was asked finds out which files the set has, by listing its directories
-over the tree as any reader would, and how large it is; 2. it calls all nodes to push what is in
-each tree; 3. a tree's *root* reads listings and files, packs them into batches of a megabyte, and
-spreads them down the push tree, no faster than its children take them; 4. every other node unpacks
-what comes, and answers the call when it has the last batch.
-
-The core decides who gets what when; here bytes are packed and unpacked.
+The pieces of one listing or object come one after the other in a push, so that a node has one
+unfinished thing of each push at most; what does not follow on what came before is dropped, and so
+is what the core does not want. A push ends with a batch that says so. Who loses the node that
+pushes to it, be it for a moment, ends the push for those below it in the same way: they have what
+came until then.
 """
 
 import errno
 import logging
+import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,28 +25,52 @@ import trio
 
 from copperfs.blob import Blob, new_blob
 from copperfs.core.actions import AnswerListing, AnswerObject
-from copperfs.core.events import BatchTaken, List, PushBatch, Pushed, PushedListing, Read
+from copperfs.core.events import (
+    BatchTaken,
+    List,
+    PushBatch,
+    Pushed,
+    PushedListing,
+    Read,
+    WarmedUp,
+)
 from copperfs.core.listing import Listing, MalformedListing
-from copperfs.core.messages import PART_BYTES, Batch, Item, What
+from copperfs.core.messages import PART_BYTES, PATH_BYTES_MAX, Batch, Item, What
+from copperfs.core.trees import Trees
 from copperfs.fuse.answers import Answered, Content, SourceError
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Result
-from copperfs.types import NodeId, Path, RequestId, Version, join
+from copperfs.types import Attributes, NodeId, Path, RequestId, Version, join
 from copperfs.wire.codec import ITEMS_MAX
 from copperfs.wire.payload import Payload
 
 log = logging.getLogger(__name__)
 
-# A root reads so many files at a time ...
+# A root reads so much ahead of what it packs, be it many files or one large one ...
 READS_AT_ONCE = 32
-# ... and stops reading while so much waits for its children.
+READING_BYTES_MAX = 16 << 20
+# ... and stops packing while so much waits for its children.
 BACKLOG_BYTES_MAX = 16 << 20
-# A header has room for the paths of a batch; long paths need smaller batches.
+# A header has room for so much: see ``wire/codec.py``.
 BATCH_PATH_BYTES_MAX = 512 << 10
-PUSHES_KEPT = 64
+# Pushes of which something came, and for which no call did.
+UNCALLED_MAX = 64
+# What is unfinished in all pushes together may take this share of the memory.
+UNFINISHED_SHARE = 8
 
 Directories = dict[str, list[str] | None]
-"""What to warm up, by directory; None is all of its files."""
+"""What to push, by directory: its listing, and these of its files; None is all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A listing or an object, to be packed."""
+
+    what: What
+    path: Path
+    version: Version | None
+    data: bytes | memoryview
+    fresh_for_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -55,11 +82,22 @@ class _Packed:
     size: int = 0
     path_bytes: int = 0
 
-    def add(self, item: Item, data: bytes | memoryview) -> None:
-        self.items.append(item)
-        self.pieces.append(data)
-        self.size += item.length
-        self.path_bytes += len(item.path)
+    def add(self, content: _Content, start: int) -> None:
+        piece = content.data[start : start + PART_BYTES]
+        self.items.append(
+            Item(
+                content.what,
+                content.path,
+                content.version,
+                len(content.data),
+                start,
+                len(piece),
+                content.fresh_for_s,
+            )
+        )
+        self.pieces.append(piece)
+        self.size += len(piece)
+        self.path_bytes += len(content.path)
 
     @property
     def is_full(self) -> bool:
@@ -69,107 +107,160 @@ class _Packed:
             or self.path_bytes >= BATCH_PATH_BYTES_MAX
         )
 
+    def blob(self) -> Blob:
+        blob, at = new_blob(self.size), 0
+        for piece in self.pieces:
+            blob.view[at : at + len(piece)] = piece
+            at += len(piece)
+        blob.seal(self.size)
+        return blob
+
 
 @dataclass(slots=True)
-class _Arriving:
-    """A push as one of its receivers sees it."""
+class _Unfinished:
+    """A listing or an object of which the first pieces have come."""
 
-    objects: int = 0
+    first: Item
+    blob: Blob
+    there: int = 0
+
+    def goes_on_with(self, item: Item) -> bool:
+        return (
+            item.offset == self.there
+            and item.total_bytes == self.first.total_bytes
+            and (item.what, item.path, item.version)
+            == (self.first.what, self.first.path, self.first.version)
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Push:
+    """A push as one node sees it."""
+
     bytes: int = 0
-    complete: trio.Event = field(default_factory=trio.Event)
-    blobs: dict[tuple[Path, Version], Blob] = field(default_factory=dict)
-    """Large objects of which pieces have come."""
+    """Of files that were packed here, or came."""
+    failed: int = 0
+    """What the root could not read."""
+    is_called: bool = False
+    is_over: trio.Event = field(default_factory=trio.Event)
+    unfinished: _Unfinished | None = None
+
+
+class _Ahead:
+    """What a root has begun to read and not packed. One task waits for room in it."""
+
+    def __init__(self) -> None:
+        self._files = self._bytes = 0
+        self._less = trio.Event()
+
+    async def begin(self, size: int) -> None:
+        while self._files and (
+            self._files >= READS_AT_ONCE or self._bytes + size > READING_BYTES_MAX
+        ):
+            self._less = trio.Event()
+            await self._less.wait()
+        self._files += 1
+        self._bytes += size
+
+    def end(self, size: int) -> None:
+        self._files -= 1
+        self._bytes -= size
+        self._less.set()
 
 
 @dataclass(slots=True)
 class Warmup:
     engine: Engine
-    _arriving: dict[int, _Arriving] = field(default_factory=dict)
+    _pushes: dict[int, Push] = field(default_factory=dict)
 
-    # --- the root --------------------------------------------------------------------------------
+    def watch(self, number: int) -> Push:
+        """A push that is about to begin, to see how far it is on this node."""
+        push = self._push(number)
+        push.is_called = True
+        return push
 
     async def push(self, argument: Result) -> Result:
         """This node's part of a push: the root reads and spreads, the others wait for it."""
         number, tree = int(argument["push"]), int(argument["tree"])
         trees = self.engine.node.trees
-        if trees is None or trees.me == trees.root(tree):
-            return await self._spread(number, tree, argument["directories"])
-        arriving = self._push(number)
-        await arriving.complete.wait()
-        del self._arriving[number]
-        return {"nodes": 1, "objects": arriving.objects, "bytes": arriving.bytes}
+        if not 0 <= tree < (1 if trees is None else trees.count):
+            raise ValueError(f"there is no tree {tree}")
+        push = self.watch(number)
+        try:
+            if trees is None or trees.me == trees.root(tree):
+                await self._spread(push, number, tree, argument["directories"])
+                return {"failed": push.failed}
+            await self._wait_over(push, number, tree, trees)
+            return {}
+        finally:
+            push.unfinished = None
+            self._pushes.pop(number, None)
 
-    async def _spread(self, number: int, tree: int, directories: Directories) -> Result:
+    # --- the root --------------------------------------------------------------------------------
+
+    async def _spread(self, push: Push, number: int, tree: int, directories: Directories) -> None:
         packed, sequence = _Packed(), 0
-        done = {"nodes": 1, "objects": 0, "bytes": 0, "failed": 0}
         async with trio.open_nursery() as nursery:
-            send, receive = trio.open_memory_channel[tuple[Item, bytes | memoryview]](64)
-            nursery.start_soon(self._read_all, directories, send, done)
-            async for item, data in receive:
-                packed.add(item, data)
-                if packed.is_full:
-                    await self._send(number, tree, sequence, packed, last=False)
-                    packed, sequence = _Packed(), sequence + 1
+            # Without a buffer: what was sent is being packed.
+            send, receive = trio.open_memory_channel[_Content](0)
+            nursery.start_soon(self._read_all, push, directories, send)
+            async for content in receive:
+                for start in range(0, len(content.data), PART_BYTES):
+                    packed.add(content, start)
+                    if packed.is_full:
+                        await self._send(number, tree, sequence, packed, last=False)
+                        packed, sequence = _Packed(), sequence + 1
+                if content.what is What.OBJECT:
+                    push.bytes += len(content.data)
         await self._send(number, tree, sequence, packed, last=True)
-        return done
+        if self.engine.node.trees is None:
+            self.engine.post(WarmedUp(tuple(Path(octets(each)) for each in directories)))
 
     async def _read_all(
-        self,
-        directories: Directories,
-        send: trio.MemorySendChannel[tuple[Item, bytes | memoryview]],
-        done: Result,
+        self, push: Push, directories: Directories, send: trio.MemorySendChannel[_Content]
     ) -> None:
-        """Listings and files of *directories*; a file that cannot be read is left out."""
-        limiter = trio.CapacityLimiter(READS_AT_ONCE)
+        """Listings and files of *directories*; what cannot be read is left out."""
+        ahead = _Ahead()
         whole_max = self.engine.node.limits.whole_max_bytes
         async with send, trio.open_nursery() as nursery:
             for name, names in directories.items():
-                directory = Path(name.encode("utf-8", "surrogateescape"))
+                directory = Path(octets(name))
                 try:
-                    listing, fresh_until = await self._listing(directory)
+                    listing = await list_directory(self.engine, directory)
                 except SourceError:
-                    done["failed"] += 1
+                    push.failed += 1
                     continue
-                left = None if fresh_until is None else max(0.0, fresh_until - time.monotonic())
-                for item, data in _listing_items(directory, listing, left):
-                    await send.send((item, data))
-                wanted = None if names is None else set(names)
-                for path, version in files_in(directory, listing, wanted):
-                    if not 0 < version.size <= whole_max:
-                        continue
-                    await limiter.acquire_on_behalf_of(path)
-                    nursery.start_soon(self._read_one, path, version, send, limiter, done)
+                # As the source has it: each node shows it in its own way.
+                held = self.engine.node.held_listing(directory)
+                if held is None:
+                    push.failed += 1  # evicted already
+                else:
+                    listing, until = held
+                    left = None if until is None else max(0.0, until - time.monotonic())
+                    version = listing.directory
+                    await send.send(
+                        _Content(What.LISTING, directory, version, listing.packed, left)
+                    )
+                for path, version in files_in(directory, listing, names):
+                    if version.size <= whole_max:
+                        await ahead.begin(version.size)
+                        nursery.start_soon(self._read_one, push, path, version, send, ahead)
 
     async def _read_one(
         self,
+        push: Push,
         path: Path,
         version: Version,
-        send: trio.MemorySendChannel[tuple[Item, bytes | memoryview]],
-        limiter: trio.CapacityLimiter,
-        done: Result,
+        send: trio.MemorySendChannel[_Content],
+        ahead: _Ahead,
     ) -> None:
         try:
             blob = await self._object(path, version)
-            done["objects"] += 1
-            done["bytes"] += version.size
-            for start in range(0, version.size, PART_BYTES):
-                data = blob.view[start : start + PART_BYTES]
-                item = Item(What.OBJECT, path, version, version.size, start, len(data))
-                await send.send((item, data))
+            await send.send(_Content(What.OBJECT, path, version, blob.view))
         except SourceError:
-            done["failed"] += 1
+            push.failed += 1
         finally:
-            limiter.release_on_behalf_of(path)
-
-    async def _listing(self, directory: Path) -> tuple[Listing, float | None]:
-        def take(answer: Answered, _: Content, __: object) -> Listing:
-            assert isinstance(answer, AnswerListing)
-            return answer.listing
-
-        shown = await self.engine.ask(lambda request: List(request, directory), take)
-        # as the source has it: each node shows it in its own way
-        held = self.engine.node.held_listing(directory)
-        return (shown, None) if held is None else held
+            ahead.end(version.size)
 
     async def _object(self, path: Path, version: Version) -> Blob:
         def take(answer: Answered, content: Content, _: object) -> Blob:
@@ -185,56 +276,78 @@ class Warmup:
     async def _send(
         self, number: int, tree: int, sequence: int, packed: _Packed, *, last: bool
     ) -> None:
+        trees = self.engine.node.trees
+        if trees is None or not trees.push_children(tree):
+            return
         await self.engine.wait_backlog_below(BACKLOG_BYTES_MAX)
         epoch = self.engine.node.statistics().epoch
         batch = Batch(number, tree, epoch, sequence, tuple(packed.items), last)
-        blob = new_blob(packed.size)
-        at = 0
-        for piece in packed.pieces:
-            blob.view[at : at + len(piece)] = piece
-            at += len(piece)
-        blob.seal(packed.size)
-        if self.engine.node.trees is not None:
-            handle = self.engine.blobs.keep(blob)
-            self.engine.post(PushBatch(batch, handle, packed.size))
+        handle = self.engine.blobs.keep(packed.blob())
+        self.engine.post(PushBatch(batch, handle, packed.size))
 
     # --- the others ------------------------------------------------------------------------------
 
+    async def _wait_over(self, push: Push, number: int, tree: int, trees: Trees) -> None:
+        parent, peers = trees.push_parent(tree), self.engine.peers
+        assert parent is not None, "not the root"
+        assert peers is not None
+        async with trio.open_nursery() as nursery:
+
+            async def wait_lost() -> None:
+                await peers.wait_lost(parent)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(wait_lost)
+            await push.is_over.wait()
+            nursery.cancel_scope.cancel()
+        if not push.is_over.is_set():
+            log.info("node %d is gone, and with it the rest of a push", parent)
+            await self._send(number, tree, 0, _Packed(), last=True)
+
     def take_batch(self, peer: NodeId, batch: Batch, payload: Payload) -> None:
-        """Unpack what came, and have the core pass it on."""
-        arriving = self._push(batch.push)
+        """Have the core pass on what came, and unpack it."""
+        trees = self.engine.node.trees
+        if trees is None or batch.tree >= trees.count or trees.push_parent(batch.tree) != peer:
+            log.info("node %d pushed something, and is not the one to do so", peer)
+            return
+        push = self._push(batch.push)
         view, at = memoryview(payload.data), 0
-        for item in batch.items:
-            self._take_item(arriving, batch.epoch, item, view[at : at + item.length])
-            at += item.length
         frame = self.engine.blobs.keep_frame(payload)
         self.engine.post(BatchTaken(peer, batch, frame, len(view)))
+        for item in batch.items:
+            self._take_item(push, batch.epoch, item, view[at : at + item.length])
+            at += item.length
         if batch.last:
-            arriving.complete.set()
+            push.unfinished = None
+            push.is_over.set()
 
-    def _take_item(self, arriving: _Arriving, epoch: int, item: Item, data: memoryview) -> None:
-        if item.version is None or item.what is What.LISTING:
-            if item.length == item.total_bytes:
-                self._take_listing(epoch, item, bytes(data))
-            return
-        key = (item.path, item.version)
+    def _take_item(self, push: Push, epoch: int, item: Item, data: memoryview) -> None:
+        if item.what is What.OBJECT:
+            push.bytes += item.length
         if item.offset == 0:
-            if item.total_bytes > self.engine.node.limits.whole_max_bytes:
+            push.unfinished = None
+            if not self.engine.node.wants_pushed(item) or not self._make_room(item.total_bytes):
                 return
-            arriving.blobs[key] = new_blob(item.total_bytes)
-        blob = arriving.blobs.get(key)
-        if blob is None:
-            return  # it did not begin here, or is too large for this node
-        arriving.bytes += item.length
-        blob.view[item.offset : item.offset + item.length] = data
-        if item.offset + item.length == item.total_bytes:
-            del arriving.blobs[key]
-            blob.seal(item.total_bytes)
-            arriving.objects += 1
-            self.engine.post(Pushed(item.path, item.version, self.engine.blobs.keep(blob)))
+            push.unfinished = _Unfinished(item, new_blob(item.total_bytes))
+        coming = push.unfinished
+        if coming is None:
+            return  # not wanted
+        if not coming.goes_on_with(item):
+            push.unfinished = None
+            return
+        coming.blob.view[item.offset : item.offset + item.length] = data
+        coming.there += item.length
+        if coming.there == item.total_bytes:
+            push.unfinished = None
+            coming.blob.seal(item.total_bytes)
+            self._take_whole(epoch, item, coming.blob)
 
-    def _take_listing(self, epoch: int, item: Item, packed: bytes) -> None:
-        listing = Listing(packed, item.version)
+    def _take_whole(self, epoch: int, item: Item, blob: Blob) -> None:
+        if item.what is What.OBJECT:
+            assert item.version is not None
+            self.engine.post(Pushed(item.path, item.version, self.engine.blobs.keep(blob)))
+            return
+        listing = Listing(bytes(blob.view), item.version)
         try:
             listing.check()
         except MalformedListing as error:
@@ -242,30 +355,73 @@ class Warmup:
             return
         self.engine.post(PushedListing(item.path, listing, epoch, item.fresh_for_s))
 
-    def _push(self, number: int) -> _Arriving:
-        if number not in self._arriving:
-            while len(self._arriving) >= PUSHES_KEPT:  # of callers that never came for them
-                del self._arriving[next(iter(self._arriving))]
-            self._arriving[number] = _Arriving()
-        return self._arriving[number]
+    def _make_room(self, size: int) -> bool:
+        """For one more that is unfinished; of those there are, the oldest are given up on."""
+        limits = self.engine.node.limits
+        most = max(limits.whole_max_bytes, limits.memory_bytes // UNFINISHED_SHARE)
+        begun = [push for push in self._pushes.values() if push.unfinished is not None]
+        total = size + sum(p.unfinished.first.total_bytes for p in begun if p.unfinished)
+        for push in begun:
+            if total <= most:
+                break
+            assert push.unfinished is not None
+            total -= push.unfinished.first.total_bytes
+            push.unfinished = None
+        return total <= most
+
+    def _push(self, number: int) -> Push:
+        if number not in self._pushes:
+            uncalled = [each for each, push in self._pushes.items() if not push.is_called]
+            for each in uncalled[: max(0, len(uncalled) - UNCALLED_MAX + 1)]:
+                del self._pushes[each]
+            self._pushes[number] = Push()
+        return self._pushes[number]
+
+
+# --- what a push is of ----------------------------------------------------------------------------
 
 
 def files_in(
-    directory: Path, listing: Listing, wanted: set[str] | None
+    directory: Path, listing: Listing, names: list[str] | None
 ) -> Iterator[tuple[Path, Version]]:
-    """The regular files of a listing that are wanted, with their versions."""
+    """Those files of a listing that have something to push, of *names* or all."""
+    wanted = None if names is None else {octets(name) for name in names}
     for name, entry in listing.rows():
-        if wanted is not None and name.decode("utf-8", "surrogateescape") not in wanted:
-            continue
-        if entry.attributes.is_file():
-            yield join(directory, name), entry.attributes.version
+        attributes = entry.attributes
+        if (wanted is None or name in wanted) and attributes.size and is_readable(attributes):
+            path = join(directory, name)
+            if len(path) <= PATH_BYTES_MAX:
+                yield path, attributes.version
 
 
-def _listing_items(
-    directory: Path, listing: Listing, fresh_for_s: float | None
-) -> Iterator[tuple[Item, bytes]]:
-    """A listing that fits into a batch; a larger one is asked for by who needs it."""
-    size = len(listing.packed)
-    if size <= PART_BYTES:
-        item = Item(What.LISTING, directory, listing.directory, size, 0, size, fresh_for_s)
-        yield item, listing.packed
+def is_readable(attributes: Attributes) -> bool:
+    """Whether it is a file that the user of this daemon may read, as far as its mode tells."""
+    if not attributes.is_file():
+        return False
+    _, uid, gid = attributes.unpack()[10:13]
+    me = os.getuid()
+    if me == 0:
+        return True
+    if uid == me:
+        return bool(attributes.mode & stat.S_IRUSR)
+    mine = gid == os.getgid() or gid in os.getgroups()
+    return bool(attributes.mode & (stat.S_IRGRP if mine else stat.S_IROTH))
+
+
+async def list_directory(engine: Engine, directory: Path) -> Listing:
+    """As this mount shows it, over the tree, like any reader."""
+
+    def take(answer: Answered, _: Content, __: object) -> Listing:
+        assert isinstance(answer, AnswerListing)
+        return answer.listing
+
+    return await engine.ask(lambda request: List(request, directory), take)
+
+
+def text(path: bytes) -> str:
+    """For JSON; bytes that are not UTF-8 become surrogates."""
+    return path.decode("utf-8", "surrogateescape")
+
+
+def octets(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")

@@ -2,10 +2,15 @@
 
 The request comes in a file, because an ioctl has no room for thousands of paths: the daemon runs as
 the user who asked, and only he may ask. Planning lists directories over the tree, as a reader
-would. What is pushed is said by directory, so that the list travels in a few messages."""
+would. What is pushed, and asked for afterwards, is said by directory, so that the list travels in a
+few messages, and each node makes the same of it by its own listings.
+
+Held is what needs neither the network nor the source: the listings of the set, those on the way to
+it, and its files in the versions of these listings."""
 
 import errno
 import json
+import logging
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -13,65 +18,137 @@ from typing import Any
 
 import trio
 
-from copperfs.core.actions import AnswerListing
-from copperfs.core.events import List
+from copperfs.core.events import Look
 from copperfs.core.listing import Listing
+from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.core.policy import Place
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES
 from copperfs.errors import ControlError
-from copperfs.fuse.answers import Answered, Content, SourceError
+from copperfs.fuse.answers import SourceError
+from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operation, Result, pack
-from copperfs.runtime.warmup import Directories, Warmup, files_in
-from copperfs.types import ROOT, Path, Version, join, split
+from copperfs.runtime.warmup import (
+    Directories,
+    Push,
+    Warmup,
+    files_in,
+    is_readable,
+    list_directory,
+    octets,
+    text,
+)
+from copperfs.types import ROOT, NodeId, Path, join, split
 
-# What a call may carry is 64 KiB; some of it is left for the rest.
+log = logging.getLogger(__name__)
+
+# What a call may carry is 64 KiB, packed; some of it is left for the rest. Unpacked it is bounded
+# as well, because names that are much alike pack a thousandfold.
 ARGUMENT_BYTES_MAX = 48 << 10
+UNPACKED_BYTES_MAX = 4 << 20
 LISTS_AT_ONCE = 16
 CHECK_WITHIN_S = 30.0
-# A push that does not even reach this rate is given up on.
+# A push that does not even reach these rates is given up on.
 BYTES_PER_SECOND_MIN = 1 << 20
-PUSH_WITHIN_MIN_S, PUSH_WITHIN_MAX_S = 120.0, 3600.0
+FILES_PER_SECOND_MIN = 100
+PUSH_WITHIN_MIN_S, PUSH_WITHIN_MAX_S = 60.0, 3600.0
+NAMES_SHOWN_MAX = 16
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+
+
+@dataclass(slots=True)
+class Part:
+    """What is wanted of one directory."""
+
+    names: set[bytes] | None
+    """None is all of its files; its listing is wanted in any case."""
+    files: int = 0
+    bytes: int = 0
+    listing_bytes: int = 0
+    too_large: int = 0
+    unreadable: int = 0
+    unlisted: int = 0
+    """Files of which the listing tells no version."""
 
 
 @dataclass(slots=True)
 class Plan:
     """The files of a set, by directory."""
 
-    directories: dict[Path, set[str] | None] = field(default_factory=dict)
-    """None is all files of the directory."""
-    files: dict[Path, Version] = field(default_factory=dict)
-    too_large: int = 0
+    whole_max: int
+    parts: dict[Path, Part] = field(default_factory=dict)
+    apart: list[Path] = field(default_factory=list)
+    """Directories on the way that no listing of the set tells of."""
     missing: list[str] = field(default_factory=list)
+    """Paths that are not there, as they are shown."""
+    unreadable: int = 0
+    """Directories."""
+    failed: int = 0
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(version.size for version in self.files.values())
+    def add(self, directory: Path, listing: Listing, names: set[bytes] | None) -> None:
+        """Also want these of a directory's files."""
+        before = self.parts.get(directory)
+        if before is not None:
+            names = None if names is None or before.names is None else before.names | names
+        part = self.parts[directory] = Part(names, listing_bytes=2 * len(listing.packed))
+        for name, entry in listing.rows():
+            if not entry.attributes.is_file() or (names is not None and name not in names):
+                continue
+            if listing.bare:
+                part.unlisted += 1
+            elif not is_readable(entry.attributes):
+                part.unreadable += 1
+        shown = None if names is None else [text(name) for name in names]
+        for _, version in files_in(directory, listing, shown):
+            if version.size > self.whole_max:
+                part.too_large += 1
+            else:
+                part.files += 1
+                part.bytes += version.size
+
+    def sum_of(self, key: str) -> int:
+        return sum(getattr(part, key) for part in self.parts.values())
 
     @property
     def room_bytes(self) -> int:
-        return self.total_bytes + len(self.files) * OBJECT_OVERHEAD_BYTES
+        files = self.sum_of("bytes") + self.sum_of("files") * OBJECT_OVERHEAD_BYTES
+        return files + self.sum_of("listing_bytes")
+
+    def directories(self) -> Directories:
+        return {
+            text(path): None if part.names is None else sorted(map(text, part.names))
+            for path, part in self.parts.items()
+        }
 
 
 @dataclass(slots=True)
 class State:
     """How far a warm-up is; ``copperfs warmup`` shows it while it waits."""
 
+    number: int = 0
+    """Of this warm-up, so that its asker does not take another's end for his."""
     phase: str = "idle"
-    """idle, planning, pushing, done or failed"""
+    """idle, planning, checking, pushing, done or failed"""
     objects: int = 0
     total_bytes: int = 0
     done_bytes: int = 0
-    """Of what this node has; the others are about as far."""
+    """Of what passed this node; the others are about as far."""
     too_large: int = 0
+    unreadable: int = 0
+    unlisted: int = 0
     missing: int = 0
+    """Of a manifest, what is not there any more."""
     failed: int = 0
-    nodes: int = 0
-    nodes_complete: int = 0
-    """How many nodes hold all of it, at least of each piece in which they were asked."""
     roster: int = 1
+    nodes: int = 0
+    """How many nodes said what they hold ..."""
+    nodes_complete: int = 0
+    """... and how many of them hold all of it."""
+    lacking: list[str] = field(default_factory=list)
+    """The names of some that do not, or said nothing."""
     least_objects: int = 0
-    """What the node that holds least has."""
+    """Of those that said what they hold, each has so many at least."""
     error: str = ""
 
 
@@ -79,13 +156,16 @@ class State:
 class WorkingSets:
     engine: Engine
     warmup: Warmup
-    nodes: int
-    state: State = field(default_factory=State)
+    roster: Roster | None = None
+    _state: State = field(default_factory=State)
+    _pushes: list[Push] = field(default_factory=list)
+    """Of the warm-up that is under way."""
     _busy: bool = False
 
     def operations(self) -> dict[str, Operation]:
         return {
             "push": self.warmup.push,
+            "look": self._look,
             "room": self._room,
             "holds": self._holds,
         }
@@ -94,171 +174,246 @@ class WorkingSets:
         """Begin what the file asks for; ``state`` tells how it goes."""
         if self._busy:
             raise ControlError("a warm-up is under way already; wait for it")
-        request = await trio.to_thread.run_sync(_read_request, request_file)
-        self._busy, self.state = True, State("planning", roster=self.nodes)
+        self._busy = True
+        try:
+            request = await trio.to_thread.run_sync(_read_request, request_file)
+        except BaseException:
+            self._busy = False
+            raise
+        self._state = State(self._state.number + 1, "planning", roster=self._nodes)
+        self._pushes.clear()
         nursery.start_soon(self._run, request)
-        return asdict(self.state)
+        return self.state()
+
+    def state(self) -> Result:
+        state = self._state
+        if self._pushes:
+            state.done_bytes = min(state.total_bytes, sum(push.bytes for push in self._pushes))
+        return asdict(state)
+
+    @property
+    def _nodes(self) -> int:
+        return 1 if self.roster is None else len(self.roster)
 
     async def _run(self, request: dict[str, Any]) -> None:
+        state = self._state
         try:
-            await self._warm_up(request)
+            await self._warm_up(state, request)
+            state.phase = "done"
         except ControlError as error:
-            self.state.phase, self.state.error = "failed", str(error)
-        except SourceError as error:
-            self.state.phase = "failed"
-            self.state.error = f"the source could not be listed: {errno.errorcode[error.errno]}"
+            state.phase, state.error = "failed", str(error)
+        except Exception:
+            log.exception("a bug: a warm-up failed")
+            state.phase, state.error = "failed", "a bug of the daemon; its log has the traceback"
         finally:
             self._busy = False
 
-    async def _warm_up(self, request: dict[str, Any]) -> None:
-        state = self.state
-        plan = await self._plan(request["paths"], request.get("listings", []))
-        if plan.missing:
-            shown = ", ".join(plan.missing[:3])
-            raise ControlError(f"not on this mount: {shown}; nothing was warmed up")
-        state.objects, state.total_bytes = len(plan.files), plan.total_bytes
-        state.too_large = plan.too_large
-        if not request.get("check"):
-            await self._check_room(plan, evict=bool(request.get("evict")))
-            state.phase = "pushing"
-            await self._push_all(plan)
-        await self._count_holders(plan)
-        state.phase = "done"
+    async def _warm_up(self, state: State, request: dict[str, Any]) -> None:
+        plan = await self._plan(request)
+        state.objects, state.total_bytes = plan.sum_of("files"), plan.sum_of("bytes")
+        state.too_large, state.unlisted = plan.sum_of("too_large"), plan.sum_of("unlisted")
+        state.unreadable = plan.unreadable + plan.sum_of("unreadable")
+        state.missing, state.failed = len(plan.missing), plan.failed
+        state.phase = "checking"
+        held_bytes = await self._count_holders(state, plan)
+        if request.get("check") or state.nodes_complete == self._nodes:
+            return
+        await self._check_room(plan, held_bytes, evict=bool(request.get("evict")))
+        state.phase = "pushing"
+        await self._push_all(state, plan)
+        state.phase = "checking"
+        if plan.apart:
+            paths = [text(path) for path in plan.apart]
+            await self.engine.call("look", {"paths": paths}, CHECK_WITHIN_S)
+        await self._count_holders(state, plan)
 
     # --- planning --------------------------------------------------------------------------------
 
-    async def _plan(self, paths: list[str], listings: list[str]) -> Plan:
-        plan, limiter = Plan(), trio.CapacityLimiter(LISTS_AT_ONCE)
-        for shown in listings:
-            plan.directories[Path(shown.strip("/").encode("utf-8", "surrogateescape"))] = set()
-        by_directory: dict[Path, set[str]] = {}
-        for shown in paths:
-            path = Path(shown.strip("/").encode("utf-8", "surrogateescape"))
-            if path == ROOT:
-                await self._plan_below(plan, path, limiter)
-                continue
-            directory, name = split(path)
-            by_directory.setdefault(directory, set()).add(_text(name))
+    async def _plan(self, request: dict[str, Any]) -> Plan:
+        """All that was named is there, or it is an error; of a manifest some may be gone."""
+        plan = Plan(self.engine.node.limits.whole_max_bytes)
+        limiter = trio.CapacityLimiter(LISTS_AT_ONCE)
+        await self._plan_files(plan, request["paths"], limiter, below=True)
+        if plan.missing:
+            shown = ", ".join(plan.missing[:3])
+            raise ControlError(f"not a file or directory there: {shown}; nothing was warmed up")
+        await self._plan_files(plan, request.get("files", []), limiter, below=False)
         async with trio.open_nursery() as nursery:
-            for directory, names in by_directory.items():
-                nursery.start_soon(self._plan_names, plan, directory, names, limiter)
-        for directory in list(plan.directories):
-            # whoever goes there looks for each name on the way
-            above = directory
-            while above:
-                above, _ = split(above)
-                if self._is_shared(above):
-                    plan.directories.setdefault(above, set())
+            for shown in request.get("listings", []):
+                nursery.start_soon(self._plan_listing, plan, _path(shown), limiter)
+        if not plan.parts and plan.missing:
+            raise ControlError("nothing of what the manifest names is there any more")
+        await self._plan_way(plan, limiter)
         return plan
 
-    async def _plan_names(
-        self, plan: Plan, directory: Path, names: set[str], limiter: trio.CapacityLimiter
+    async def _plan_files(
+        self, plan: Plan, paths: list[str], limiter: trio.CapacityLimiter, *, below: bool
     ) -> None:
-        """Some names of one directory; what is a directory itself is taken with all below it."""
-        try:
-            async with limiter:
-                listing = await self._list(directory)
-        except SourceError:
-            plan.missing += [_shown(directory, name) for name in names]
-            return
-        self._add_files(plan, directory, listing, names)
+        by_directory: dict[Path, set[bytes]] = {}
+        for path in map(_path, paths):
+            directory, name = split(path)
+            if path == ROOT and below:
+                await self._plan_below(plan, ROOT, limiter)
+            else:
+                by_directory.setdefault(directory, set()).add(name)
+        async with trio.open_nursery() as nursery:
+            for directory, names in by_directory.items():
+                nursery.start_soon(self._plan_names, plan, directory, names, limiter, below)
+
+    async def _plan_names(
+        self,
+        plan: Plan,
+        directory: Path,
+        names: set[bytes],
+        limiter: trio.CapacityLimiter,
+        below: bool,
+    ) -> None:
+        """Some names of one directory; what is a directory itself is taken with all *below* it."""
+        listing = await self._list(plan, directory, limiter)
+        files = set()
         for name in names:
-            entry = listing.find(name.encode("utf-8", "surrogateescape"))
-            if entry is None:
-                plan.missing.append(_shown(directory, name))
-            elif entry.attributes.is_directory():
-                below = join(directory, name.encode("utf-8", "surrogateescape"))
-                await self._plan_below(plan, below, limiter)
+            entry = None if listing is None else listing.find(name)
+            if entry is not None and entry.attributes.is_file():
+                files.add(name)
+            elif entry is not None and entry.attributes.is_directory() and below:
+                await self._plan_below(plan, join(directory, name), limiter)
+            else:
+                plan.missing.append(join(directory, name).decode("utf-8", "backslashreplace"))
+        if listing is not None and files and self._is_shared(directory):
+            plan.add(directory, listing, files)
 
     async def _plan_below(self, plan: Plan, top: Path, limiter: trio.CapacityLimiter) -> None:
         async def visit(directory: Path) -> None:
-            try:
-                async with limiter:
-                    listing = await self._list(directory)
-            except SourceError:
-                return  # not to be read: nobody will
-            self._add_files(plan, directory, listing, None)
+            listing = await self._list(plan, directory, limiter)
+            if listing is None:
+                return
+            if self._is_shared(directory):
+                plan.add(directory, listing, None)
             for name, entry in listing.rows():
-                below = join(directory, name)
-                if entry.attributes.is_directory() and self._is_shared(below):
-                    nursery.start_soon(visit, below)
+                if entry.attributes.is_directory():
+                    nursery.start_soon(visit, join(directory, name))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(visit, top)
 
-    def _add_files(
-        self, plan: Plan, directory: Path, listing: Listing, names: set[str] | None
+    async def _plan_listing(
+        self, plan: Plan, directory: Path, limiter: trio.CapacityLimiter
     ) -> None:
         if not self._is_shared(directory):
             return
-        before = plan.directories.get(directory, set())
-        plan.directories[directory] = None if names is None or before is None else before | names
-        whole_max = self.engine.node.limits.whole_max_bytes
-        for path, version in files_in(directory, listing, names):
-            if version.size > whole_max:
-                plan.too_large += 1
-            elif version.size:
-                plan.files[path] = version
+        listing = await self._list(plan, directory, limiter)
+        if listing is not None:
+            plan.add(directory, listing, set())
+
+    async def _plan_way(self, plan: Plan, limiter: trio.CapacityLimiter) -> None:
+        """Whoever goes to a directory looks for each name on the way: in the listing of what is
+        above, or, where there is none to be had, by itself."""
+        way = set(plan.parts)
+        for directory in plan.parts:
+            while directory:
+                directory, _ = split(directory)
+                way.add(directory)
+        async with trio.open_nursery() as nursery:
+            for directory in way - set(plan.parts):
+                if self._is_shared(directory):
+                    nursery.start_soon(self._plan_on_the_way, plan, directory, limiter)
+        apart = (path for path in way if not path or split(path)[0] not in plan.parts)
+        plan.apart = sorted(path for path in apart if self._is_shared(path))
+
+    async def _plan_on_the_way(
+        self, plan: Plan, directory: Path, limiter: trio.CapacityLimiter
+    ) -> None:
+        try:
+            async with limiter:
+                listing = await list_directory(self.engine, directory)
+        except SourceError:
+            return  # it may only be searched
+        plan.add(directory, listing, set())
+
+    async def _list(
+        self, plan: Plan, directory: Path, limiter: trio.CapacityLimiter
+    ) -> Listing | None:
+        if len(directory) > PATH_BYTES_MAX or self._is_refused(directory):
+            return None
+        try:
+            async with limiter:
+                return await list_directory(self.engine, directory)
+        except SourceError as error:
+            plan.unreadable += error.errno in _FORBIDDEN
+            plan.failed += error.errno not in (*_FORBIDDEN, *_NOT_THERE)
+            return None
 
     def _is_shared(self, path: Path) -> bool:
         return self.engine.node.policy.place(path) is Place.SHARED
 
-    async def _list(self, directory: Path) -> Listing:
-        def take(answer: Answered, _: Content, __: object) -> Listing:
-            assert isinstance(answer, AnswerListing)
-            return answer.listing
-
-        return await self.engine.ask(lambda request: List(request, directory), take)
+    def _is_refused(self, path: Path) -> bool:
+        return self.engine.node.policy.place(path) is Place.REFUSED
 
     # --- pushing ---------------------------------------------------------------------------------
 
-    async def _check_room(self, plan: Plan, *, evict: bool) -> None:
+    async def _check_room(self, plan: Plan, held_bytes: int, *, evict: bool) -> None:
         room = await self.engine.call("room", {}, CHECK_WITHIN_S)
-        free = room["min_budget_bytes" if evict else "min_free_bytes"]
-        if plan.room_bytes > free:
+        # Who has much of it has little room left, so this is asked too much if they are different
+        # nodes; then --evict is in order anyway.
+        needed = plan.room_bytes if evict else plan.room_bytes - held_bytes
+        free = room.get("min_budget_bytes" if evict else "min_free_bytes")
+        if free is None:
+            raise ControlError("no node said how much room it has; try again")
+        if needed > free:
             advice = "give the mount a larger --memory, or warm up less"
-            if not evict:
+            if not evict and plan.room_bytes <= room["min_budget_bytes"]:
                 advice = "give --evict to let older things go, or the mount a larger --memory"
             raise ControlError(
-                f"the set takes {plan.room_bytes >> 20} MiB, and a node has room for "
-                f"{free >> 20} MiB; {advice}"
+                f"the set takes {_mib(needed)}, and a node has room for {_mib(free)}; {advice}"
             )
 
-    async def _push_all(self, plan: Plan) -> None:
-        within_s = plan.total_bytes / BYTES_PER_SECOND_MIN
-        within_s = min(PUSH_WITHIN_MAX_S, max(PUSH_WITHIN_MIN_S, within_s))
+    async def _push_all(self, state: State, plan: Plan) -> None:
+        within_s = PUSH_WITHIN_MIN_S + state.total_bytes / BYTES_PER_SECOND_MIN
+        within_s += state.objects / FILES_PER_SECOND_MIN
+        until = trio.current_time() + min(PUSH_WITHIN_MAX_S, within_s)
         trees = self.engine.node.trees
+        directories = plan.directories()
         async with trio.open_nursery() as nursery:
             for tree in range(1 if trees is None else trees.count):
-                mine: Directories = {
-                    _text(path): None if names is None else sorted(names)
-                    for path, names in plan.directories.items()
-                    if trees is None or trees.tree_of(path) == tree
+                mine = {
+                    shown: names
+                    for shown, names in directories.items()
+                    if trees is None or trees.tree_of(Path(octets(shown))) == tree
                 }
-                nursery.start_soon(self._push_tree, tree, mine, within_s)
+                nursery.start_soon(self._push_tree, state, tree, mine, until)
 
-    async def _push_tree(self, tree: int, directories: Directories, within_s: float) -> None:
+    async def _push_tree(
+        self, state: State, tree: int, directories: Directories, until: float
+    ) -> None:
         for some in in_messages(directories):
-            argument = {"push": random.getrandbits(62), "tree": tree, "directories": some}
-            done = await self.engine.call("push", argument, within_s)
-            self.state.failed += done.get("failed", 0)
-            self.state.done_bytes += done.get("bytes", 0) // max(1, done.get("nodes", 1))
+            left = until - trio.current_time()
+            if left <= 0:
+                return  # what is held is counted later
+            number = random.getrandbits(62)
+            self._pushes.append(self.warmup.watch(number))
+            argument = {"push": number, "tree": tree, "directories": some}
+            done = await self.engine.call("push", argument, left)
+            state.failed += done.get("failed", 0)
 
-    async def _count_holders(self, plan: Plan) -> None:
-        """Ask all nodes what they hold of it now."""
-        by_directory: Directories = {}
-        for path in plan.files:
-            directory, name = split(path)
-            names = by_directory.setdefault(_text(directory), [])
-            assert names is not None
-            names.append(_text(name))
-        state = self.state
-        state.nodes = state.nodes_complete = self.nodes
-        for some in in_messages(by_directory):
+    async def _count_holders(self, state: State, plan: Plan) -> int:
+        """Ask all nodes what they hold of it now; how many bytes of it each has at least."""
+        answered, complete = set(range(self._nodes)), set(range(self._nodes))
+        least_objects = least_bytes = 0
+        for some in in_messages(plan.directories()):
             held = await self.engine.call("holds", {"directories": some}, CHECK_WITHIN_S)
-            state.nodes = min(state.nodes, held.get("nodes", 0))
-            state.nodes_complete = min(state.nodes_complete, held.get("complete", 0))
-            state.least_objects += held.get("min_objects", 0)
+            answered.intersection_update(held.get("answered", []))
+            complete.difference_update(held.get("lacking", []))
+            least_objects += held.get("min_objects", 0)
+            least_bytes += held.get("min_bytes", 0)
+        complete &= answered
+        state.nodes, state.nodes_complete = len(answered), len(complete)
+        state.least_objects = least_objects
+        lacking = sorted(set(range(self._nodes)) - complete)
+        state.lacking = [self._name(NodeId(each)) for each in lacking[:NAMES_SHOWN_MAX]]
+        return least_bytes
+
+    def _name(self, number: NodeId) -> str:
+        return "this node" if self.roster is None else self.roster.member(number).name
 
     # --- on each node ----------------------------------------------------------------------------
 
@@ -266,27 +421,51 @@ class WorkingSets:
         stats = self.engine.node.statistics()
         free = stats.budget_bytes - stats.held_bytes - stats.reserved_bytes
         budget = stats.budget_bytes - self.engine.node.limits.credit_bytes
-        return {"nodes": 1, "min_free_bytes": max(0, free), "min_budget_bytes": budget}
+        return {"min_free_bytes": max(0, free), "min_budget_bytes": budget}
+
+    async def _look(self, argument: Result) -> Result:
+        """Have the entries of these paths."""
+        for path in map(_path, argument["paths"]):
+            try:
+                await self.engine.ask(lambda request, path=path: Look(request, path), _nothing)  # type: ignore[misc]
+            except SourceError:
+                continue
+        return {}
 
     async def _holds(self, argument: Result) -> Result:
-        """How many of these files this node has in memory, in the version of its listing."""
-        held = wanted = 0
+        """What this node has of these directories, in the versions of its own listings."""
+        node, whole_max = self.engine.node, self.engine.node.limits.whole_max_bytes
+        lacks, objects, held_bytes = False, 0, 0
         for shown, names in argument["directories"].items():
-            directory = Path(shown.encode("utf-8", "surrogateescape"))
-            wanted += len(names)
-            found = self.engine.node.held_listing(directory)
+            directory = Path(octets(shown))
+            found = node.held_listing(directory)
             if found is None:
+                lacks = True
                 continue
-            for path, version in files_in(directory, found[0], set(names)):
-                held += self.engine.node.holds(path, version)
-        return {"nodes": 1, "min_objects": held, "complete": int(held == wanted)}
+            held_bytes += 2 * len(found[0].packed)
+            for path, version in files_in(directory, found[0], names):
+                if version.size > whole_max:
+                    continue
+                if node.holds(path, version):
+                    objects += 1
+                    held_bytes += version.size + OBJECT_OVERHEAD_BYTES
+                else:
+                    lacks = True
+        me = 0 if node.trees is None else int(node.trees.me)
+        return {
+            "answered": [me],
+            "lacking": [me] if lacks else [],
+            "min_objects": objects,
+            "min_bytes": held_bytes,
+        }
 
 
 def in_messages(directories: Directories) -> Iterator[Directories]:
     """The same, in pieces that fit into a call."""
     if not directories:
         return
-    if len(pack(directories)) <= ARGUMENT_BYTES_MAX:
+    unpacked = len(json.dumps(directories))
+    if unpacked <= UNPACKED_BYTES_MAX and len(pack(directories)) <= ARGUMENT_BYTES_MAX:
         yield directories
         return
     items = list(directories.items())
@@ -306,17 +485,23 @@ def _read_request(file: str) -> dict[str, Any]:
     try:
         with open(file, encoding="ascii") as opened:
             request = json.load(opened)
-        if not all(isinstance(path, str) for path in request["paths"]):
-            raise TypeError("paths are strings")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for key in ("paths", "files", "listings"):
+            if not all(isinstance(path, str) for path in request.get(key, [])):
+                raise TypeError("paths are strings")
+        request["paths"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ControlError(f"the request {file} cannot be read: {error}") from None
     assert isinstance(request, dict)
     return request
 
 
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
+def _path(shown: str) -> Path:
+    return Path(octets(shown.strip("/")))
 
 
-def _shown(directory: Path, name: str) -> str:
-    return "/".join(filter(None, (directory.decode("utf-8", "backslashreplace"), name)))
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _nothing(*_: object) -> None:
+    """For answers of which it is enough that they came."""

@@ -18,6 +18,7 @@ from copperfs.core.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
+    DropCall,
     EndCall,
     Evict,
     LookAgain,
@@ -307,6 +308,8 @@ class Job:
                     self._send(number, asker.peer, Return(asker.number, merged), None)
                 else:
                     daemon.called[asker] = merged
+            case DropCall(call):
+                daemon.calls = [each for each in daemon.calls if each[0] != call]
             case Evict() | LookAgain():
                 pass
 
@@ -361,20 +364,14 @@ class Job:
         daemon = self.daemons[me]
         if isinstance(message, Batch | Offer):
             assert isinstance(payload, bytes)
+            if isinstance(message, Offer):
+                self.happen(me, OfferTaken(sender, len(payload), message.epoch))
+            else:
+                self._take_batch(sender, me, message, payload)
             at = 0
             for item in message.items:
                 self._take_item(me, message, item, payload[at : at + item.length])
                 at += item.length
-        if isinstance(message, Offer):
-            assert isinstance(payload, bytes)
-            self.happen(me, OfferTaken(sender, len(payload)))
-            return
-        if isinstance(message, Batch):
-            assert isinstance(payload, bytes)
-            taken = BlobId(self._number(me))
-            daemon.blobs[taken] = bytearray(payload)
-            daemon.batches.append(message.sequence)
-            self.happen(me, BatchTaken(sender, message, taken, len(payload)))
             return
         if not isinstance(message, GivePart):
             self.happen(me, Heard(sender, message))
@@ -404,6 +401,13 @@ class Job:
         else:
             daemon.listings[sender, message.number] = so_far
             self.happen(me, PartPassed(sender, message))
+
+    def _take_batch(self, sender: NodeId, me: NodeId, batch: Batch, payload: bytes) -> None:
+        daemon = self.daemons[me]
+        taken = BlobId(self._number(me))
+        daemon.blobs[taken] = bytearray(payload)
+        daemon.batches.append(batch.sequence)
+        self.happen(me, BatchTaken(sender, batch, taken, len(payload)))
 
     def _take_item(self, me: NodeId, batch: Batch | Offer, item: Item, data: bytes) -> None:
         """Only whole objects: how pieces become one is the daemon's."""

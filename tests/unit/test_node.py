@@ -28,7 +28,7 @@ from copperfs.core.actions import (
     ScanSource,
 )
 from copperfs.core.cache import UNLISTABLE_MAX
-from copperfs.core.events import MountsMoved
+from copperfs.core.events import MountsMoved, WarmedUp
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.core.policy import LOCAL_FRESH_S, Policy
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
@@ -571,6 +571,29 @@ def test_all_below_a_listing_is_granted_where_it_is_alike() -> None:
         (answer,) = lab.scanned(number, ABC)
         assert isinstance(answer, AnswerListing)
         assert (answer.granted, answer.granted_below) == (True, below)
+
+
+def test_what_was_warmed_up_is_not_granted_nor_what_is_above_it_with_all_below() -> None:
+    lab = Lab(credit_bytes=1000)
+    for number, path in enumerate((b"d", b"d/e", b"other"), 1):
+        lab.list(path)
+        lab.scanned(number, ABC)
+    taken_back = [Evict(ListingKey(Path(path))) for path in (b"d", b"d/e")]
+    actions = lab.step(WarmedUp((Path(b"d/e"),)))
+    assert sorted(actions, key=repr) == taken_back
+    for path, granted, below in (
+        (b"d", True, False),
+        (b"d/e", False, False),
+        (b"other", True, True),
+    ):
+        (answer,) = lab.list(path)
+        assert isinstance(answer, AnswerListing)
+        assert (answer.granted, answer.granted_below) == (granted, below), path
+    lab.clear()
+    lab.list(b"d/e")
+    (answer,) = lab.scanned(4, ABC)
+    assert isinstance(answer, AnswerListing)
+    assert answer.granted
 
 
 def test_what_was_listed_on_credit_answers_questions() -> None:

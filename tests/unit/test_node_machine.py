@@ -27,6 +27,7 @@ from copperfs.core.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
+    DropCall,
     EndCall,
     Evict,
     Fetch,
@@ -292,7 +293,7 @@ class NodeMachine(RuleBasedStateMachine):
                 self.published.discard(key)
             case LookAgain() | NewEpoch():
                 pass
-            case Send() | PerformCall() | EndCall():
+            case Send() | PerformCall() | EndCall() | DropCall():
                 raise AssertionError("it has no peers")
             case _:
                 self.check(self.asked.pop(action.request), action)
