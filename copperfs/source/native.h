@@ -1,7 +1,7 @@
 /*
  * The source's C side: scanning, looking, reading and opening without the GIL, and a
- * pool of threads that wait for the source.  posix.py and pool.py do the same in Python,
- * for a mount without C; one contract suite holds both.
+ * pool of threads that wait for the source (pool.h).  posix.py and pool.py do the same in
+ * Python, for a mount without C; one contract suite holds both.
  */
 #ifndef COPPERFS_SOURCE_NATIVE_H
 #define COPPERFS_SOURCE_NATIVE_H

@@ -9,7 +9,8 @@
  * longer than SLOW_S, invites one more thread, up to HANDS_MAX: where stats are quick nobody
  * is woken, and where they are not the number of hands doubles with each answer.  An
  * invitation is taken up by a thread that has no job to do, and that leaves as soon as a job
- * has nobody to do it.  So a scan costs a job at most the time of one stat.
+ * has nobody to do it, or another scan has invited.  So a job waits for a thread that helps for
+ * at most the time of one stat, and scans take turns at the HELPERS_MAX that there are for all.
  *
  * The thread whose job it is stays until all names are claimed, and does not wait for the
  * others: the last one to leave packs the listing and tells.  So a name that hangs
@@ -34,6 +35,7 @@ enum {
 	/* Lustre's client has at most 8 requests under way to a metadata server
 	 * (mdc.*.max_rpcs_in_flight); more would only wait there, before everybody else's. */
 	HANDS_MAX = 8,
+	HELPERS_MAX = HANDS_MAX - 1, /* in all scans together */
 };
 /* Waking a thread takes some 20 us, a local stat 2, a remote one from 200. */
 static const double slow_s = 100e-6;
@@ -185,8 +187,11 @@ static void unlist(struct pool *pool, struct job *job)
 	else
 		pool->shared_end = job->shared_link;
 	job->shared_link = NULL;
-	pool->invited -= job->invited;
-	job->invited = 0;
+}
+
+static bool may_help(const struct pool *pool)
+{
+	return pool->shared && pool->helping < HELPERS_MAX;
 }
 
 /* One more thread, if there is something for it to do besides what is claimed next by those
@@ -199,11 +204,14 @@ static void invite(struct pool *pool, struct job *job)
 	list_as_shared(pool, job);
 	job->invited++;
 	pool->invited++;
-	if (pool->idle < pool->queued + pool->invited)
+	if (!may_help(pool))
+		return;
+	if (pool->idle < pool->queued + 1)
 		start_thread(pool);
 	pthread_cond_signal(&pool->work);
 }
 
+/* Of the scan whose turn it is. */
 static struct job *accept_invitation(struct pool *pool)
 {
 	struct job *job = pool->shared;
@@ -211,9 +219,24 @@ static struct job *accept_invitation(struct pool *pool)
 	job->invited--;
 	pool->invited--;
 	job->hands++;
-	if (!job->invited)
-		unlist(pool, job);
+	unlist(pool, job);
+	if (job->invited)
+		list_as_shared(pool, job);
 	return job;
+}
+
+static void withdraw_invitations(struct pool *pool, struct job *job)
+{
+	unlist(pool, job);
+	pool->invited -= job->invited;
+	job->invited = 0;
+}
+
+/* Whether a helper is of more use elsewhere: for a job, or in a scan that has fewer. */
+static bool is_wanted_elsewhere(const struct pool *pool, const struct job *job)
+{
+	return pool->closed || pool->queued > pool->idle ||
+	       (pool->shared && (pool->shared != job || job->shared_next));
 }
 
 /* --- the threads --- */
@@ -231,14 +254,21 @@ static struct job *take(struct pool *pool)
 	return job;
 }
 
-static void begin_work(struct pool *pool, struct hand *hand, const struct job *job)
+static void begin_work(struct pool *pool, struct hand *hand, const struct job *job, bool helps)
 {
 	*hand = (struct hand){ .started_s = now_s(), .deadline_s = job->deadline_s,
-			       .next = pool->working, .link = &pool->working };
+			       .helps = helps, .next = pool->working, .link = &pool->working };
 	if (pool->working)
 		pool->working->link = &hand->next;
 	pool->working = hand;
 	pool->busy++;
+	pool->helping += helps;
+}
+
+static void no_longer_busy(struct pool *pool, const struct hand *hand)
+{
+	pool->busy--;
+	pool->helping -= hand->helps;
 }
 
 static void end_work(struct pool *pool, struct hand *hand)
@@ -249,7 +279,7 @@ static void end_work(struct pool *pool, struct hand *hand)
 	if (hand->given_up)
 		pool->stuck--;
 	else
-		pool->busy--;
+		no_longer_busy(pool, hand);
 }
 
 /* Until there are no more; or, for a helper, until it is of more use elsewhere. `slow`: the
@@ -264,7 +294,7 @@ static void look_at_names(struct pool *pool, struct job *job, bool slow, bool he
 		if (slow) {
 			pthread_mutex_lock(&pool->lock);
 			invite(pool, job);
-			goes = helps && (pool->closed || pool->queued > pool->idle);
+			goes = helps && is_wanted_elsewhere(pool, job);
 			pthread_mutex_unlock(&pool->lock);
 		}
 		started_s = now_s();
@@ -323,7 +353,7 @@ static bool work(struct pool *pool, struct job *job, bool helps)
 	struct hand hand;
 	bool slow = false;
 
-	begin_work(pool, &hand, job);
+	begin_work(pool, &hand, job, helps);
 	pthread_mutex_unlock(&pool->lock);
 	if (!helps) {
 		run(pool, job);
@@ -333,7 +363,7 @@ static bool work(struct pool *pool, struct job *job, bool helps)
 		look_at_names(pool, job, slow, helps);
 	pthread_mutex_lock(&pool->lock);
 	if (!helps)
-		unlist(pool, job);
+		withdraw_invitations(pool, job);
 	if (--job->hands == 0) {
 		pthread_mutex_unlock(&pool->lock);
 		finish(pool, job);
@@ -353,7 +383,7 @@ static void *thread_main(void *argument)
 	while (!surplus && !pool->closed) {
 		if (pool->first) {
 			surplus = work(pool, take(pool), false);
-		} else if (pool->shared) {
+		} else if (may_help(pool)) {
 			surplus = work(pool, accept_invitation(pool), true);
 		} else {
 			pool->idle++;
@@ -395,7 +425,7 @@ static void give_up_on_stuck(struct pool *pool)
 		if (!hand->given_up && now - hand->started_s > hand->deadline_s) {
 			hand->given_up = true;
 			pool->stuck++;
-			pool->busy--;
+			no_longer_busy(pool, hand);
 		}
 }
 

@@ -39,6 +39,7 @@ struct job {
 struct hand {
 	struct hand *next, **link;
 	double started_s, deadline_s;
+	bool helps;    /* in the scan of another */
 	bool given_up; /* it hangs and does not count */
 };
 
@@ -52,7 +53,7 @@ struct pool {
 	struct job *shared, **shared_end; /* scans that have invited */
 	struct hand *working;
 	int event_fd;
-	unsigned concurrency, threads, idle, stuck, queued, invited, busy;
+	unsigned concurrency, threads, idle, stuck, queued, busy, invited, helping;
 	bool closed;
 	uint64_t device;
 	size_t listing_max;
