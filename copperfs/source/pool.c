@@ -5,9 +5,9 @@
  *
  * Scans are shared.  A parallel filesystem answers a stat in about a millisecond and many
  * at once, so a directory that one thread looks through takes as long as it has names,
- * while other threads are idle.  So whoever has just waited for the source in a scan, for
- * longer than SLOW_S, invites one more thread, up to HANDS_MAX: where stats are quick nobody
- * is woken, and where they are not the number of hands doubles with each answer.  An
+ * while other threads are idle.  So whoever has just waited for the source in a scan invites
+ * one more thread for each slow_s that the answer took, up to HANDS_MAX: where stats are quick
+ * nobody is woken, and where they are not all that may help are there at once.  An
  * invitation is taken up by a thread that has no job to do, and that leaves as soon as a job
  * has nobody to do it, or another scan has invited.  So a job waits for a thread that helps for
  * at most the time of one stat, and scans take turns at the HELPERS_MAX that there are for all.
@@ -196,19 +196,20 @@ static bool may_help(const struct pool *pool)
 
 /* One more thread, if there is something for it to do besides what is claimed next by those
  * who are at it. */
-static void invite(struct pool *pool, struct job *job)
+static bool invite(struct pool *pool, struct job *job)
 {
 	if (pool->closed || job->hands + job->invited >= HANDS_MAX ||
 	    scan_left(job->scan) <= job->invited + 1)
-		return;
+		return false;
 	list_as_shared(pool, job);
 	job->invited++;
 	pool->invited++;
 	if (!may_help(pool))
-		return;
-	if (pool->idle < pool->queued + 1)
+		return true;
+	if (pool->idle < pool->queued + pool->invited)
 		start_thread(pool);
 	pthread_cond_signal(&pool->work);
+	return true;
 }
 
 /* Of the scan whose turn it is. */
@@ -282,26 +283,27 @@ static void end_work(struct pool *pool, struct hand *hand)
 		no_longer_busy(pool, hand);
 }
 
-/* Until there are no more; or, for a helper, until it is of more use elsewhere. `slow`: the
- * source was, a moment ago. */
-static void look_at_names(struct pool *pool, struct job *job, bool slow, bool helps)
+/* Until there are no more; or, for a helper, until it is of more use elsewhere. `waited_s`:
+ * for the source, just now. */
+static void look_at_names(struct pool *pool, struct job *job, double waited_s, bool helps)
 {
 	bool goes = false;
 
 	while (!goes) {
 		double started_s;
 
-		if (slow) {
+		if (waited_s > slow_s) {
 			pthread_mutex_lock(&pool->lock);
-			invite(pool, job);
+			while (waited_s > slow_s && invite(pool, job))
+				waited_s -= slow_s;
 			goes = helps && is_wanted_elsewhere(pool, job);
 			pthread_mutex_unlock(&pool->lock);
 		}
 		started_s = now_s();
 		if (goes || !scan_look(job->scan))
 			break;
-		slow = now_s() - started_s > slow_s;
-		goes = helps && !slow;
+		waited_s = now_s() - started_s;
+		goes = helps && waited_s <= slow_s;
 	}
 }
 
@@ -351,16 +353,16 @@ static void put_back(struct pool *pool, struct job *job)
 static bool work(struct pool *pool, struct job *job, bool helps)
 {
 	struct hand hand;
-	bool slow = false;
+	double waited_s = 0;
 
 	begin_work(pool, &hand, job, helps);
 	pthread_mutex_unlock(&pool->lock);
 	if (!helps) {
 		run(pool, job);
-		slow = now_s() - hand.started_s > slow_s;
+		waited_s = now_s() - hand.started_s;
 	}
 	if (job->scan)
-		look_at_names(pool, job, slow, helps);
+		look_at_names(pool, job, waited_s, helps);
 	pthread_mutex_lock(&pool->lock);
 	if (!helps)
 		withdraw_invitations(pool, job);
