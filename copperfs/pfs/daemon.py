@@ -114,15 +114,19 @@ class PfsDaemon:
                 self._loop.counts,
                 cache_s=settings.cache_s,
                 page_cache=settings.page_cache,
-                ready=lambda: mounted(mountpoint),
+                ready=lambda: self._ready(mountpoint, mounted),
             )
         )
         found = mount_at(mountpoint)
         assert found is not None, "mounted a moment ago"
         self._devices[mountpoint] = found.device
+
+    def _ready(self, mountpoint: str, mounted: Callable[[str], None]) -> None:
+        """The kernel has been greeted; before that, it would set its read-ahead back to 128 KiB."""
         with suppress(OSError):
-            knob = FilePath(f"/sys/class/bdi/{found.device}/read_ahead_kb")
+            knob = FilePath(f"/sys/class/bdi/{self._devices[mountpoint]}/read_ahead_kb")
             knob.write_text(str(READ_AHEAD_KIB))
+        mounted(mountpoint)
 
     def _unmount(self) -> None:
         for mountpoint in list(self._devices):

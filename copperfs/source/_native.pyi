@@ -1,4 +1,4 @@
-"""The source's work without the GIL; see module.c."""
+"""The source's work without the GIL; see module.c and pool.c."""
 
 from copperfs.blob import Blob
 

@@ -1,412 +1,22 @@
 /*
- * copperfs.source._native: a pool of threads that do the source's work without the GIL.
+ * copperfs.source._native: the pool of threads as Python sees it.
  *
  * Fetcher.submit(...) queues a job and returns at once; when jobs end, an eventfd becomes
- * readable, and drain() returns their outcomes.  A fixed number of threads work at a time.
- * One that hangs in the source longer than its job's deadline no longer counts, and
- * another is started in its place, up to a limit; beyond that further jobs fail with EIO.
+ * readable, and drain() returns their outcomes.
  */
-#define _GNU_SOURCE /* asprintf */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "native.h"
+#include "pool.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <time.h>
-#include <unistd.h>
-
-enum kind { SCAN, LOOK, READ, OPEN };
-enum { STUCK_MAX = 128 };
 
 static const struct blob_api *blob_api;
-
-struct job {
-	struct job *next;
-	struct job *running_next, **running_link;
-	unsigned long long id;
-	enum kind kind;
-	char *path;
-	struct version version;
-	char **untouchable; /* NULL-terminated */
-	double deadline_s, started_s;
-	bool given_up; /* its thread hangs and does not count */
-	/* who is told, instead of Python: one of these */
-	reader_done *told;
-	lister_done *told_names;
-	void *told_context;
-	uint64_t trust; /* of the mounts, when it was asked for */
-	/* the outcome */
-	int error;
-	struct blob *blob;
-	struct buffer buffer; /* a listing, or a link's target */
-	struct attributes attributes;
-	int fd;
-};
-
-/* Threads may outlive the Python object: whoever lets go last frees this. */
-struct pool {
-	_Atomic unsigned refs;
-	pthread_mutex_t lock;
-	pthread_cond_t work;
-	struct job *first, **end;
-	struct job *done, **done_end;
-	struct job *running;
-	int event_fd;
-	unsigned concurrency, threads, idle, stuck, queued, busy;
-	bool closed;
-	uint64_t device;
-	size_t listing_max;
-	char *root; /* with a slash at its end */
-	double deadline_s;
-	struct source_counts counts;
-	struct reader reader;
-	/* The kernel flags this descriptor when anything is mounted. Then directories are
-	 * listed for Python alone, until it has seen what was mounted where. */
-	int mounts_fd;
-	uint64_t trust, trust_last; /* 0: not now */
-};
 
 struct fetcher {
 	PyObject_HEAD
 	struct pool *pool;
 };
-
-static double now_s(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static void job_free(struct job *job)
-{
-	for (char **each = job->untouchable; each && *each; each++)
-		free(*each);
-	free(job->untouchable);
-	free(job->path);
-	free(job->buffer.bytes);
-	blob_unref(job->blob);
-	if (job->fd >= 0)
-		close(job->fd);
-	free(job);
-}
-
-static void jobs_free(struct job *job)
-{
-	while (job) {
-		struct job *next = job->next;
-
-		job_free(job);
-		job = next;
-	}
-}
-
-static void pool_unref(struct pool *pool)
-{
-	if (atomic_fetch_sub(&pool->refs, 1) != 1)
-		return;
-	jobs_free(pool->first);
-	jobs_free(pool->done);
-	close(pool->event_fd);
-	if (pool->mounts_fd >= 0)
-		close(pool->mounts_fd);
-	free(pool->root);
-	pthread_mutex_destroy(&pool->lock);
-	pthread_cond_destroy(&pool->work);
-	free(pool);
-}
-
-/* --- the threads --- */
-
-static bool is_for_the_front(const struct job *job) { return job->told || job->told_names; }
-
-/* Whether anything was mounted since this was last asked. */
-static bool mounts_changed(struct pool *pool)
-{
-	struct pollfd polled = { .fd = pool->mounts_fd, .events = POLLPRI };
-
-	return poll(&polled, 1, 0) != 0;
-}
-
-static bool mounts_are_as_trusted(struct pool *pool, const struct job *job)
-{
-	bool as_trusted;
-
-	pthread_mutex_lock(&pool->lock); /* the flag is shown to one only */
-	if (pool->trust && mounts_changed(pool))
-		pool->trust = 0;
-	as_trusted = pool->trust && pool->trust == job->trust;
-	pthread_mutex_unlock(&pool->lock);
-	return as_trusted;
-}
-
-/* What fails here is asked for again by Python, which counts it then. */
-static int list(struct pool *pool, struct job *job)
-{
-	static const char *const none[] = { NULL };
-	struct listing_head head;
-	int fd, error;
-
-	if (!mounts_are_as_trusted(pool, job))
-		return EAGAIN;
-	error = source_open_directory(job->path, pool->device, &fd, &job->attributes);
-	if (error)
-		return error;
-	if (!is_version(&job->attributes, &job->version)) {
-		close(fd);
-		return ESTALE;
-	}
-	pool->counts.scandir++;
-	error = source_scan(fd, pool->listing_max, pool->device, none, &job->buffer);
-	if (error)
-		return error;
-	memcpy(&head, job->buffer.bytes, sizeof(head));
-	if (!(head.flags & LISTING_IS_BARE))
-		pool->counts.stat += head.count;
-	return 0;
-}
-
-static void run(struct pool *pool, struct job *job)
-{
-	int fd;
-
-	switch (job->kind) {
-	case SCAN:
-		if (job->told_names) {
-			job->error = list(pool, job);
-			break;
-		}
-		pool->counts.scandir++;
-		job->error = source_open_directory(job->path, pool->device, &fd,
-						   &job->attributes);
-		if (!job->error)
-			job->error = source_scan(fd, pool->listing_max, pool->device,
-						 (const char *const *)job->untouchable,
-						 &job->buffer);
-		break;
-	case LOOK:
-		job->error = source_look(job->path, pool->device, &job->attributes,
-					 &job->buffer, &pool->counts);
-		break;
-	case READ:
-		job->error = source_read(job->path, &job->version, pool->device, &job->blob,
-					 &pool->counts);
-		break;
-	case OPEN:
-		job->error = source_open(job->path, &job->version, pool->device, &job->fd,
-					 &pool->counts);
-		if (job->error)
-			job->fd = -1;
-		break;
-	}
-}
-
-static struct job *take(struct pool *pool)
-{
-	struct job *job = pool->first;
-
-	pool->first = job->next;
-	if (!pool->first)
-		pool->end = &pool->first;
-	pool->queued--;
-	pool->busy++;
-	job->next = NULL;
-	job->started_s = now_s();
-	job->running_next = pool->running;
-	job->running_link = &pool->running;
-	if (pool->running)
-		pool->running->running_link = &job->running_next;
-	pool->running = job;
-	return job;
-}
-
-/* True if there are enough threads without this one. */
-static bool put_back(struct pool *pool, struct job *job)
-{
-	uint64_t one = 1;
-
-	*job->running_link = job->running_next;
-	if (job->running_next)
-		job->running_next->running_link = job->running_link;
-	if (job->given_up)
-		pool->stuck--;
-	else
-		pool->busy--;
-	if (is_for_the_front(job)) {
-		job_free(job);
-	} else {
-		*pool->done_end = job;
-		pool->done_end = &job->next;
-		if (write(pool->event_fd, &one, sizeof(one)) < 0)
-			abort(); /* cannot be: it is our own */
-	}
-	return pool->threads - pool->stuck > pool->concurrency;
-}
-
-static void tell(struct job *job)
-{
-	if (job->told) {
-		job->told(job->told_context, job->id, &job->version, job->blob);
-		job->blob = NULL;
-	} else if (job->told_names) {
-		job->told_names(job->told_context, job->id, job->buffer.bytes, job->buffer.used);
-		job->buffer.bytes = NULL;
-	}
-}
-
-static void *thread_main(void *argument)
-{
-	struct pool *pool = argument;
-	bool surplus = false;
-
-	pthread_mutex_lock(&pool->lock);
-	while (!surplus && !pool->closed) {
-		struct job *job;
-
-		if (!pool->first) {
-			pool->idle++;
-			pthread_cond_wait(&pool->work, &pool->lock);
-			pool->idle--;
-			continue;
-		}
-		job = take(pool);
-		pthread_mutex_unlock(&pool->lock);
-		run(pool, job);
-		tell(job);
-		pthread_mutex_lock(&pool->lock);
-		surplus = put_back(pool, job);
-	}
-	pool->threads--;
-	pthread_mutex_unlock(&pool->lock);
-	pool_unref(pool);
-	return NULL;
-}
-
-static void start_thread(struct pool *pool)
-{
-	sigset_t all, before;
-	pthread_t thread;
-
-	if (pool->threads - pool->stuck >= pool->concurrency)
-		return;
-	sigfillset(&all); /* signals are Python's */
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	atomic_fetch_add(&pool->refs, 1);
-	if (pthread_create(&thread, NULL, thread_main, pool)) {
-		atomic_fetch_sub(&pool->refs, 1);
-	} else {
-		pthread_detach(thread);
-		pool->threads++;
-	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
-/* Threads that hang beyond their jobs' deadlines are replaced. */
-static void give_up_on_stuck(struct pool *pool)
-{
-	double now = now_s();
-
-	for (struct job *job = pool->running; job; job = job->running_next)
-		if (!job->given_up && now - job->started_s > job->deadline_s) {
-			job->given_up = true;
-			pool->stuck++;
-			pool->busy--;
-		}
-}
-
-/* False, and the job is gone: somebody else is to be told, but nobody can do it. */
-static bool enqueue(struct pool *pool, struct job *job)
-{
-	uint64_t one = 1;
-	bool taken = true;
-
-	pthread_mutex_lock(&pool->lock);
-	give_up_on_stuck(pool);
-	if (pool->closed || (pool->stuck >= STUCK_MAX && !pool->idle)) {
-		job->error = EIO;
-		taken = !is_for_the_front(job);
-	}
-	if (!taken) {
-		job_free(job);
-	} else if (job->error) {
-		*pool->done_end = job;
-		pool->done_end = &job->next;
-		if (write(pool->event_fd, &one, sizeof(one)) < 0)
-			abort();
-	} else {
-		*pool->end = job;
-		pool->end = &job->next;
-		pool->queued++;
-		for (unsigned i = pool->idle; i < pool->queued; i++)
-			start_thread(pool);
-		pthread_cond_signal(&pool->work);
-	}
-	pthread_mutex_unlock(&pool->lock);
-	return taken;
-}
-
-static struct job *job_for(struct pool *pool, enum kind kind, const char *path,
-			   const struct version *version, void *context, uint64_t tag)
-{
-	struct job *job = calloc(1, sizeof(*job));
-
-	if (!job)
-		return NULL;
-	job->fd = -1;
-	job->id = tag;
-	job->kind = kind;
-	job->version = *version;
-	job->deadline_s = pool->deadline_s;
-	job->told_context = context;
-	if (asprintf(&job->path, "%s%s", pool->root, path) < 0) {
-		job->path = NULL;
-		job_free(job);
-		return NULL;
-	}
-	return job;
-}
-
-/* struct reader: a file that the front wants. */
-static bool read_for(void *context, const char *path, const struct version *version,
-		     reader_done *done, void *done_context, uint64_t tag)
-{
-	struct job *job = job_for(context, READ, path, version, done_context, tag);
-
-	if (!job)
-		return false;
-	job->told = done;
-	return enqueue(context, job);
-}
-
-/* And a directory. */
-static bool list_for(void *context, const char *path, const struct version *version,
-		     lister_done *done, void *done_context, uint64_t tag)
-{
-	struct pool *pool = context;
-	struct job *job = job_for(pool, SCAN, path, version, done_context, tag);
-
-	if (!job)
-		return false;
-	job->told_names = done;
-	pthread_mutex_lock(&pool->lock);
-	job->trust = pool->trust;
-	pthread_mutex_unlock(&pool->lock);
-	if (!job->trust) {
-		job_free(job);
-		return false;
-	}
-	return enqueue(pool, job);
-}
-
-/* --- Python --- */
 
 static PyObject *fetcher_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -424,26 +34,8 @@ static PyObject *fetcher_create(PyTypeObject *type, PyObject *args, PyObject *kw
 	self = (struct fetcher *)type->tp_alloc(type, 0);
 	if (!self)
 		return NULL;
-	self->pool = calloc(1, sizeof(*self->pool));
+	self->pool = pool_new(root, concurrency, device, (size_t)listing_max, deadline_s);
 	if (!self->pool) {
-		Py_DECREF(self);
-		return PyErr_NoMemory();
-	}
-	atomic_init(&self->pool->refs, 1);
-	self->pool->concurrency = concurrency;
-	self->pool->device = device;
-	self->pool->listing_max = (size_t)listing_max;
-	self->pool->root = strdup(root);
-	self->pool->deadline_s = deadline_s;
-	self->pool->reader = (struct reader){ self->pool, read_for, list_for };
-	/* where there is none, nothing is ever trusted */
-	self->pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
-	self->pool->end = &self->pool->first;
-	self->pool->done_end = &self->pool->done;
-	pthread_mutex_init(&self->pool->lock, NULL);
-	pthread_cond_init(&self->pool->work, NULL);
-	self->pool->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (self->pool->event_fd < 0 || !self->pool->root) {
 		PyErr_SetFromErrno(PyExc_OSError);
 		Py_DECREF(self);
 		return NULL;
@@ -451,20 +43,12 @@ static PyObject *fetcher_create(PyTypeObject *type, PyObject *args, PyObject *kw
 	return (PyObject *)self;
 }
 
-static void close_pool(struct pool *pool)
-{
-	pthread_mutex_lock(&pool->lock);
-	pool->closed = true;
-	pthread_cond_broadcast(&pool->work);
-	pthread_mutex_unlock(&pool->lock);
-}
-
 static void fetcher_dealloc(PyObject *object)
 {
 	struct pool *pool = ((struct fetcher *)object)->pool;
 
 	if (pool) {
-		close_pool(pool);
+		pool_close(pool);
 		pool_unref(pool);
 	}
 	Py_TYPE(object)->tp_free(object);
@@ -473,7 +57,7 @@ static void fetcher_dealloc(PyObject *object)
 static PyObject *py_close(PyObject *object, PyObject *unused)
 {
 	(void)unused;
-	close_pool(((struct fetcher *)object)->pool);
+	pool_close(((struct fetcher *)object)->pool);
 	Py_RETURN_NONE;
 }
 
@@ -520,22 +104,16 @@ static PyObject *py_submit(PyObject *object, PyObject *args)
 	if (!PyArg_ParseTuple(args, "Kiy(KLLK)O!", &id, &kind, &path, &size, &mtime_ns,
 			      &ctime_ns, &ino, &PyTuple_Type, &untouchable))
 		return NULL;
-	job = calloc(1, sizeof(*job));
+	job = pool_job(pool, (enum kind)kind, path,
+		       &(struct version){ size, mtime_ns, ctime_ns, ino }, id);
 	if (!job)
 		return PyErr_NoMemory();
-	job->fd = -1;
-	job->id = id;
-	job->kind = (enum kind)kind;
-	job->deadline_s = pool->deadline_s;
-	job->version = (struct version){ size, mtime_ns, ctime_ns, ino };
-	if (asprintf(&job->path, "%s%s", pool->root, path) < 0)
-		job->path = NULL;
-	if (!job->path || !copy_names(job, untouchable)) {
+	if (!copy_names(job, untouchable)) {
 		job_free(job);
-		return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+		return NULL;
 	}
 	Py_BEGIN_ALLOW_THREADS
-	enqueue(pool, job);
+	pool_submit(pool, job);
 	Py_END_ALLOW_THREADS
 	Py_RETURN_NONE;
 }
@@ -572,18 +150,11 @@ static PyObject *py_drain(PyObject *object, PyObject *unused)
 	struct pool *pool = ((struct fetcher *)object)->pool;
 	PyObject *outcomes = PyList_New(0);
 	struct job *done;
-	uint64_t ignored;
 
 	(void)unused;
 	if (!outcomes)
 		return NULL;
-	pthread_mutex_lock(&pool->lock);
-	done = pool->done;
-	pool->done = NULL;
-	pool->done_end = &pool->done;
-	if (read(pool->event_fd, &ignored, sizeof(ignored)) < 0)
-		ignored = 0; /* woken for nothing */
-	pthread_mutex_unlock(&pool->lock);
+	done = pool_drain(pool);
 	while (done) {
 		struct job *job = done;
 		PyObject *each = outcome(job);
@@ -634,26 +205,14 @@ static PyObject *py_count_stats(PyObject *object, PyObject *arg)
 
 static PyObject *py_watch_mounts(PyObject *object, PyObject *unused)
 {
-	struct pool *pool = ((struct fetcher *)object)->pool;
-	bool untrusted;
-
 	(void)unused;
-	pthread_mutex_lock(&pool->lock);
-	untrusted = !pool->trust && pool->mounts_fd >= 0;
-	if (untrusted)
-		mounts_changed(pool); /* from now on */
-	pthread_mutex_unlock(&pool->lock);
-	return PyBool_FromLong(untrusted);
+	return PyBool_FromLong(pool_watch_mounts(((struct fetcher *)object)->pool));
 }
 
 static PyObject *py_trust_mounts(PyObject *object, PyObject *unused)
 {
-	struct pool *pool = ((struct fetcher *)object)->pool;
-
 	(void)unused;
-	pthread_mutex_lock(&pool->lock);
-	pool->trust = ++pool->trust_last;
-	pthread_mutex_unlock(&pool->lock);
+	pool_trust_mounts(((struct fetcher *)object)->pool);
 	Py_RETURN_NONE;
 }
 
@@ -676,14 +235,8 @@ static PyObject *py_reader(PyObject *object, PyObject *unused)
 
 static PyObject *py_replace_stuck(PyObject *object, PyObject *unused)
 {
-	struct pool *pool = ((struct fetcher *)object)->pool;
-
 	(void)unused;
-	pthread_mutex_lock(&pool->lock);
-	give_up_on_stuck(pool);
-	for (unsigned i = pool->idle; i < pool->queued && !pool->closed; i++)
-		start_thread(pool);
-	pthread_mutex_unlock(&pool->lock);
+	pool_replace_stuck(((struct fetcher *)object)->pool);
 	Py_RETURN_NONE;
 }
 

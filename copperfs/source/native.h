@@ -1,7 +1,7 @@
 /*
  * The source's C side: scanning, looking, reading and opening without the GIL, and a
- * pool of threads that wait for the source.  posix.py and pool.py do the same in Python,
- * for a mount without C; one contract suite holds both.
+ * pool of threads that wait for the source (pool.h).  posix.py and pool.py do the same in
+ * Python, for a mount without C; one contract suite holds both.
  */
 #ifndef COPPERFS_SOURCE_NATIVE_H
 #define COPPERFS_SOURCE_NATIVE_H
@@ -43,9 +43,15 @@ enum { LISTING_IS_BARE = 1 };
 
 /* All return 0 or an errno. */
 
-/* Takes the descriptor. */
-int source_scan(int fd, size_t limit, uint64_t device, const char *const *untouchable,
-		struct buffer *packed);
+/* A scan that threads can share. Begin takes the descriptor, and keeps the names in
+ * `untouchable` until the end; the last to look ends it, which frees it also on error. */
+struct scan;
+int scan_begin(int fd, size_t limit, uint64_t device, const char *const *untouchable,
+	       struct scan **scan);
+size_t scan_left(const struct scan *scan);
+bool scan_look(struct scan *scan); /* at one more name; false: there is none */
+int scan_end(struct scan *scan, struct buffer *packed);
+
 int source_open_directory(const char *path, uint64_t device, int *fd,
 			  struct attributes *attributes);
 int source_look(const char *path, uint64_t device, struct attributes *attributes,

@@ -20,6 +20,9 @@ enum {
 	OPEN_DIRECTORY = O_RDONLY | O_CLOEXEC | O_DIRECTORY,
 	WALK = O_PATH | O_CLOEXEC | O_DIRECTORY,
 	READ_BYTES = 1 << 20,
+	/* Of a large file so much is asked for ahead, as pieces that come side by side: what
+	 * Lustre's client has under way to one server (osc.*.max_rpcs_in_flight). */
+	AHEAD_BYTES = 8 * READ_BYTES,
 	LINK_TRIES = 8,
 };
 
@@ -158,11 +161,17 @@ int source_open(const char *path, const struct version *version, uint64_t device
 
 static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 {
-	size_t done = 0;
+	size_t done = 0, asked = 0;
 
 	while (done < blob->size) {
 		size_t part = blob->size - done < READ_BYTES ? blob->size - done : READ_BYTES;
-		ssize_t got = pread(fd, blob->data + done, part, (off_t)done);
+		ssize_t got;
+
+		/* each call is good for one readahead of the filesystem at most */
+		for (; blob->size > READ_BYTES && asked < blob->size &&
+		       asked < done + AHEAD_BYTES; asked += READ_BYTES)
+			posix_fadvise(fd, (off_t)asked, READ_BYTES, POSIX_FADV_WILLNEED);
+		got = pread(fd, blob->data + done, part, (off_t)done);
 
 		if (got < 0 && errno == EINTR)
 			continue;

@@ -1,6 +1,10 @@
 /*
  * A directory's names with their attributes, in one go: a packed listing, the format
  * of core/listing.py.  scan.py does the same in Python.
+ *
+ * The names are collected first.  Then any number of threads look at them, each at the
+ * next that nobody has claimed, and the last of them packs what was found, in the order of
+ * the names: the same bytes, or the same error, as if one had done it all.
  */
 #define _GNU_SOURCE
 #include "native.h"
@@ -9,8 +13,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,11 +29,26 @@ struct row {
 
 enum { MAGIC = 0x31534c43 };
 
+/* What becomes of one name. Whoever has claimed it writes here, and nobody else. */
+struct found {
+	size_t name_at;
+	struct attributes attributes;
+	char *target;
+	size_t target_length;
+	bool untouchable;
+	int error;
+};
+
 struct scan {
 	DIR *directory;
 	int fd;
 	uint64_t device;
 	const char *const *untouchable; /* names that lead back into the mount */
+	struct buffer names, found;
+	size_t count;
+	bool larger; /* than the limit: nothing is looked at */
+	_Atomic size_t claimed;
+	_Atomic bool failed;
 	struct listing_head header;
 	struct buffer packed;
 };
@@ -138,89 +159,185 @@ static int look_at(struct scan *scan, const char *name, struct attributes *attri
 	return EIO;
 }
 
-/* 0, or an errno. A name that vanishes between being listed and being looked at is no
- * longer there, so it is left out. */
-static int scan_name(struct scan *scan, const struct dirent *found, bool bare)
+/* One name without its attributes. */
+static int add_bare(struct scan *scan, const struct dirent *found)
 {
 	struct attributes attributes = { .ino = found->d_ino,
 					 .mode = (uint32_t)DTTOIF(found->d_type),
 					 .nlink = 1, .blksize = 4096 };
-	char target[PATH_MAX];
-	ssize_t target_length = 0;
-	int error = 0;
 
 	if (is_untouchable(scan, found->d_name))
 		attributes.mode = S_IFDIR;
-	else if (!bare)
-		error = look_at(scan, found->d_name, &attributes, target, &target_length);
-	if (error)
-		return error == ENOENT ? 0 : error;
-	return add_row(scan, found->d_name, &attributes, target, (size_t)target_length);
+	return add_row(scan, found->d_name, &attributes, NULL, 0);
 }
 
-/* One pass over the directory. EFBIG: more than `limit` names, and not asked for bare. */
-static int scan_names(struct scan *scan, size_t limit, bool bare)
+/* A name to be looked at. */
+static int add_found(struct scan *scan, const struct dirent *entry)
 {
-	const struct dirent *found;
+	size_t size = strlen(entry->d_name) + 1;
+	struct found *found;
+
+	if (!reserve(&scan->names, size) || !reserve(&scan->found, sizeof(*found)))
+		return ENOMEM;
+	found = (struct found *)(scan->found.bytes + scan->found.used);
+	*found = (struct found){ .name_at = scan->names.used,
+				 .untouchable = is_untouchable(scan, entry->d_name),
+				 .attributes = { .ino = entry->d_ino, .mode = S_IFDIR,
+						 .nlink = 1, .blksize = 4096 } };
+	memcpy(scan->names.bytes + scan->names.used, entry->d_name, size);
+	scan->names.used += size;
+	scan->found.used += sizeof(*found);
+	scan->count++;
+	return 0;
+}
+
+static bool is_itself_or_above(const char *name)
+{
+	return !strcmp(name, ".") || !strcmp(name, "..");
+}
+
+/* One pass over the directory, up to one name more than `limit`. */
+static int collect(struct scan *scan, size_t limit)
+{
+	const struct dirent *entry;
 	int error = 0;
 
-	scan->header = (struct listing_head){ .magic = MAGIC, .flags = bare ? LISTING_IS_BARE : 0 };
-	scan->packed.used = sizeof(struct listing_head);
-	rewinddir(scan->directory);
-	while (!error && (errno = 0, found = readdir(scan->directory))) {
-		if (!strcmp(found->d_name, ".") || !strcmp(found->d_name, ".."))
+	while (!error && !scan->larger && (errno = 0, entry = readdir(scan->directory))) {
+		if (is_itself_or_above(entry->d_name))
 			continue;
-		if (!bare && scan->header.count >= limit)
-			return EFBIG;
-		error = scan_name(scan, found, bare);
+		scan->larger = scan->count >= limit;
+		error = add_found(scan, entry);
 	}
-	return error ? error : errno;
-}
-
-/* Counts before looking: the attributes of 4,096 names would be asked in vain. */
-static bool is_larger_than(struct scan *scan, size_t limit)
-{
-	size_t count = 0;
-
-	while (count <= limit + 2 && readdir(scan->directory))
-		count++;
-	return count > limit + 2; /* "." and ".." */
-}
-
-static int scan_directory(struct scan *scan, size_t limit)
-{
-	int error;
-
-	if (!reserve(&scan->packed, sizeof(struct listing_head)))
-		return ENOMEM;
-	if (is_larger_than(scan, limit))
-		return scan_names(scan, limit, true);
-	error = scan_names(scan, limit, false);
-	/* it grew meanwhile, or may be listed but not searched */
-	if (error == EFBIG || error == EACCES)
-		error = scan_names(scan, limit, true);
+	if (!error && !scan->larger)
+		error = errno;
 	return error;
 }
 
-int source_scan(int fd, size_t limit, uint64_t device, const char *const *untouchable,
-		struct buffer *packed)
+/* Another pass, for a directory that is too large, or may be listed but not searched. */
+static int pack_bare(struct scan *scan)
 {
-	struct scan scan = { .fd = fd, .device = device, .untouchable = untouchable };
+	const struct dirent *entry;
+	int error = 0;
+
+	scan->header = (struct listing_head){ .magic = MAGIC, .flags = LISTING_IS_BARE };
+	scan->packed.used = sizeof(struct listing_head);
+	rewinddir(scan->directory);
+	while (!error && (errno = 0, entry = readdir(scan->directory)))
+		if (!is_itself_or_above(entry->d_name))
+			error = add_bare(scan, entry);
+	return error ? error : errno;
+}
+
+/* The names in the order of the directory. The first that failed decides, and one that
+ * vanished between being listed and being looked at is no longer there. */
+static int pack(struct scan *scan)
+{
+	const struct found *all = (const struct found *)scan->found.bytes;
+	int error = 0;
+
+	scan->header = (struct listing_head){ .magic = MAGIC };
+	scan->packed.used = sizeof(struct listing_head);
+	for (size_t i = 0; i < scan->count && !error; i++) {
+		if (all[i].error == ENOENT)
+			continue;
+		error = all[i].error;
+		if (!error)
+			error = add_row(scan, scan->names.bytes + all[i].name_at,
+					&all[i].attributes, all[i].target,
+					all[i].target_length);
+	}
+	return error;
+}
+
+static void scan_free(struct scan *scan)
+{
+	struct found *all = (struct found *)scan->found.bytes;
+
+	for (size_t i = 0; i < scan->count; i++)
+		free(all[i].target);
+	closedir(scan->directory);
+	free(scan->names.bytes);
+	free(scan->found.bytes);
+	free(scan->packed.bytes);
+	free(scan);
+}
+
+int scan_begin(int fd, size_t limit, uint64_t device, const char *const *untouchable,
+	       struct scan **begun)
+{
+	struct scan *scan = calloc(1, sizeof(*scan));
 	int error;
 
-	scan.directory = fdopendir(fd);
-	if (!scan.directory) {
+	if (!scan) {
+		close(fd);
+		return ENOMEM;
+	}
+	scan->fd = fd;
+	scan->device = device;
+	scan->untouchable = untouchable;
+	scan->directory = fdopendir(fd);
+	if (!scan->directory) {
 		error = errno;
 		close(fd);
+		free(scan);
 		return error;
 	}
-	error = scan_directory(&scan, limit);
-	closedir(scan.directory);
+	error = reserve(&scan->packed, sizeof(struct listing_head)) ? collect(scan, limit) : ENOMEM;
 	if (error) {
-		free(scan.packed.bytes);
+		scan_free(scan);
 		return error;
 	}
-	memcpy(scan.packed.bytes, &scan.header, sizeof(scan.header));
-	*packed = scan.packed;
+	*begun = scan;
 	return 0;
+}
+
+size_t scan_left(const struct scan *scan)
+{
+	size_t claimed = scan->claimed;
+
+	return scan->larger || scan->failed || claimed >= scan->count ? 0 : scan->count - claimed;
+}
+
+/* What is claimed is always looked at, so that all names before one that failed have been
+ * when the scan ends. */
+bool scan_look(struct scan *scan)
+{
+	char target[PATH_MAX];
+	ssize_t target_length = 0;
+	struct found *found;
+	size_t index;
+
+	if (!scan_left(scan) || (index = scan->claimed++) >= scan->count)
+		return false;
+	found = (struct found *)scan->found.bytes + index;
+	if (found->untouchable)
+		return true;
+	found->error = look_at(scan, scan->names.bytes + found->name_at, &found->attributes,
+			       target, &target_length);
+	if (!found->error && target_length) {
+		found->target = malloc((size_t)target_length);
+		if (found->target)
+			memcpy(found->target, target, (size_t)target_length);
+		else
+			found->error = ENOMEM;
+		found->target_length = (size_t)target_length;
+	}
+	if (found->error && found->error != ENOENT)
+		scan->failed = true;
+	return true;
+}
+
+int scan_end(struct scan *scan, struct buffer *packed)
+{
+	int error = scan->larger ? EACCES : pack(scan);
+
+	if (error == EACCES)
+		error = pack_bare(scan);
+	if (!error) {
+		memcpy(scan->packed.bytes, &scan->header, sizeof(scan->header));
+		*packed = scan->packed;
+		scan->packed.bytes = NULL;
+	}
+	scan_free(scan);
+	return error;
 }

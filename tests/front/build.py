@@ -1,4 +1,4 @@
-"""Compiles the front, without Python, together with the harnesses of this directory."""
+"""Compiles the front, and the source's pool, without Python, with this directory's harnesses."""
 
 import subprocess
 from pathlib import Path
@@ -9,6 +9,9 @@ CORPUS = HERE / "corpus"
 
 # All but module.c, the Python face.
 SOURCES = sorted(path for path in FRONT.glob("*.c") if path.name != "module.c")
+SOURCE_POOL = [
+    HERE.parents[1] / "copperfs" / "source" / f"{name}.c" for name in ("pool", "read", "scan")
+]
 TABLES = [FRONT / "tables.c"]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
@@ -26,6 +29,11 @@ FUZZERS: dict[str, list[str | Path]] = {
     "listing": [*TABLES, HERE / "fuzz_listing.c"],
 }
 STRESS: list[str | Path] = [*SOURCES, HERE / "stress.c"]
+STRESS_SOURCE: list[str | Path] = [
+    "-Dfstatat=stressed_fstatat",
+    *SOURCE_POOL,
+    HERE / "stress_source.c",
+]
 
 
 def build(compiler: str, sanitizers: str, parts: list[str | Path], program: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.front.build import FUZZERS, HERE, STRESS, build, failed_before, run
+from tests.front.build import FUZZERS, HERE, STRESS, STRESS_SOURCE, build, failed_before, run
 from tests.front.seeds import write_seeds
 
 PROJECT = HERE.parents[1]
@@ -45,3 +45,10 @@ def test_every_request_gets_one_sound_reply_while_the_tables_change(tmp_path: Pa
     stress = build("gcc", "address,undefined", STRESS, tmp_path / "stress")
     output = run([stress, QUICK_REQUESTS], timeout_s=TIMEOUT_S)
     assert output.startswith(f"{QUICK_REQUESTS} requests")
+
+
+def test_shared_scans_find_what_one_thread_finds(tmp_path: Path) -> None:
+    stress = build("gcc", "address,undefined", STRESS_SOURCE, tmp_path / "stress")
+    (tmp_path / "source").mkdir()
+    output = run([stress, tmp_path / "source", "10"], timeout_s=TIMEOUT_S)
+    assert output == "10 rounds\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.front.build import FUZZERS, STRESS, build, failed_before, run
+from tests.front.build import FUZZERS, STRESS, STRESS_SOURCE, build, failed_before, run
 from tests.front.seeds import write_seeds
 
 pytestmark = pytest.mark.long
@@ -20,6 +20,7 @@ FUZZ_S = int(os.environ.get("COPPERFS_FUZZ_S", "60"))
 FUZZ_RUNS = 200_000 if FUZZ_S <= 60 else -1  # -1: for as long as there is time
 STRESS_REQUESTS = 50_000
 STRESS_TIMEOUT_S = 600.0
+SOURCE_ROUNDS = 300
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
@@ -28,6 +29,14 @@ def test_stress(sanitizers: str, tmp_path: Path) -> None:
     output = run([stress, str(STRESS_REQUESTS)], timeout_s=STRESS_TIMEOUT_S)
     assert output.startswith(f"{STRESS_REQUESTS} requests")
     assert "WARNING" not in output  # so begins what ThreadSanitizer has to say
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_stress_of_the_source(sanitizers: str, tmp_path: Path) -> None:
+    stress = build("clang", sanitizers, STRESS_SOURCE, tmp_path / "stress")
+    (tmp_path / "source").mkdir()
+    output = run([stress, tmp_path / "source", str(SOURCE_ROUNDS)], timeout_s=STRESS_TIMEOUT_S)
+    assert output == f"{SOURCE_ROUNDS} rounds\n"
 
 
 @pytest.mark.parametrize("fuzzer", sorted(FUZZERS))

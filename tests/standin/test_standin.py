@@ -212,3 +212,13 @@ def test_it_goes_away_with_the_process_that_started_it(source: Path, tmp_path: P
     while is_mounted(mountpoint) or os.path.exists(f"/proc/{pid}/exe"):
         assert time.monotonic() < deadline, "still mounted or running"
         time.sleep(0.01)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the kernel lets only root raise it")
+def test_a_megabyte_is_read_at_once(source: Path) -> None:
+    with StandIn(source, page_cache=True, timeout_s=60) as standin:
+        fd = os.open(standin.mountpoint / "dir" / "big", os.O_RDONLY)
+        assert len(os.pread(fd, MIB, 0)) == MIB
+        os.close(fd)
+        # and what was read ahead
+        assert standin.counts().total("read", "dir/big") <= 2

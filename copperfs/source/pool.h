@@ -1,0 +1,88 @@
+/*
+ * Threads that wait for the source, so that nobody else has to; see pool.c.
+ */
+#ifndef COPPERFS_SOURCE_POOL_H
+#define COPPERFS_SOURCE_POOL_H
+
+#include "native.h"
+
+#include <pthread.h>
+
+enum kind { SCAN, LOOK, READ, OPEN };
+
+struct job {
+	struct job *next;
+	unsigned long long id;
+	enum kind kind;
+	char *path;
+	struct version version;
+	char **untouchable; /* NULL-terminated */
+	double deadline_s;
+	/* who is told, instead of Python: one of these */
+	reader_done *told;
+	lister_done *told_names;
+	void *told_context;
+	uint64_t trust; /* of the mounts, when it was asked for */
+	/* while it is worked on, under the pool's lock */
+	unsigned hands, invited;
+	struct job *shared_next, **shared_link; /* the link is NULL when it is not listed */
+	struct scan *scan;
+	/* the outcome */
+	int error;
+	struct blob *blob;
+	struct buffer buffer; /* a listing, or a link's target */
+	struct attributes attributes;
+	int fd;
+};
+
+/* A thread at work. */
+struct hand {
+	struct hand *next, **link;
+	double started_s, deadline_s;
+	bool helps;    /* in the scan of another */
+	bool given_up; /* it hangs and does not count */
+};
+
+/* Threads may outlive the Python object: whoever lets go last frees this. */
+struct pool {
+	_Atomic unsigned refs;
+	pthread_mutex_t lock;
+	pthread_cond_t work;
+	struct job *first, **end;
+	struct job *done, **done_end;
+	struct job *shared, **shared_end; /* scans that have invited */
+	struct hand *working;
+	int event_fd;
+	unsigned concurrency, threads, idle, stuck, queued, busy, invited, helping;
+	bool closed;
+	uint64_t device;
+	size_t listing_max;
+	char *root; /* with a slash at its end */
+	double deadline_s;
+	struct source_counts counts;
+	struct reader reader;
+	/* The kernel flags this descriptor when anything is mounted. Then directories are
+	 * listed for Python alone, until it has seen what was mounted where. */
+	int mounts_fd;
+	uint64_t trust, trust_last; /* 0: not now */
+};
+
+/* NULL, and errno. `root` ends with a slash. */
+struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
+		      size_t listing_max, double deadline_s);
+void pool_close(struct pool *pool);
+void pool_unref(struct pool *pool);
+struct job *pool_job(struct pool *pool, enum kind kind, const char *path,
+		     const struct version *version, uint64_t id);
+/* False, and the job is gone: somebody else is to be told, but nobody can do it. */
+bool pool_submit(struct pool *pool, struct job *job);
+/* What has ended since this was last asked; the caller frees it. */
+struct job *pool_drain(struct pool *pool);
+void pool_replace_stuck(struct pool *pool);
+/* Whether nothing is listed for the front; mounts are noticed from now on. */
+bool pool_watch_mounts(struct pool *pool);
+void pool_trust_mounts(struct pool *pool);
+void jobs_free(struct job *job);
+void job_free(struct job *job);
+
+#endif

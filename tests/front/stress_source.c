@@ -1,0 +1,317 @@
+/*
+ * The source's pool with all its threads, on a slow source.
+ *
+ *   stress_source DIRECTORY ROUNDS
+ *
+ * The directory is filled with directories of files and links.  A stat takes as long as the
+ * stress says, and fails as the name says: "-N" at its end is the errno.  What is expected is
+ * what one thread finds that does all by itself, byte for byte.
+ *
+ * alone      one scan, slow and quick
+ * rounds     many scans, looks and reads at once, by the handlers' way and the front's
+ * hung       names that hang: one thread each, everything else goes on, and in the end the listings
+ * closed     pools that are closed in the midst of scans
+ */
+#define _GNU_SOURCE
+#include "../../copperfs/source/pool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { DIRECTORIES = 24, CONCURRENCY = 12, LISTING_MAX = 100, AT_ONCE = 16, HUNG = 5 };
+
+static const int errors[] = { 0, 0, 0, EIO, EACCES, ENOENT, ELOOP };
+static char root[4096];
+static struct buffer expected[DIRECTORIES];
+static int expected_error[DIRECTORIES];
+static struct version versions[DIRECTORIES];
+static _Atomic long stat_ns;
+static _Atomic bool hang;
+static _Atomic unsigned hanging, stats_now, stats_most;
+
+#define CHECK(what) do { if (!(what)) { \
+	printf("line %d: %s\n", __LINE__, #what); \
+	fflush(stdout); _exit(1); } } while (0)
+
+static void pause_ns(long ns)
+{
+	struct timespec wait = { 0, ns };
+
+	nanosleep(&wait, NULL);
+}
+
+/* What the pool calls for fstatat. */
+int stressed_fstatat(int directory, const char *name, struct stat *status, int flags)
+{
+	const char *last = strrchr(name, '/'), *told = strrchr(last ? last : name, '-');
+	unsigned now = ++stats_now, most = stats_most;
+
+	while (now > most && !atomic_compare_exchange_weak(&stats_most, &most, now))
+		;
+	if (stat_ns)
+		pause_ns(stat_ns);
+	if (hang && strstr(name, "hung")) {
+		hanging++;
+		while (hang)
+			pause_ns(100000);
+		hanging--;
+	}
+	stats_now--;
+	if (told && atoi(told + 1)) {
+		errno = atoi(told + 1);
+		return -1;
+	}
+	return (int)syscall(SYS_newfstatat, directory, name, status, flags);
+}
+
+static void path_of(unsigned directory, char path[16]) { snprintf(path, 16, "d%u", directory); }
+
+static int scan_alone(unsigned directory, struct buffer *packed)
+{
+	static const char *const untouchable[] = { "untouchable-5", NULL };
+	struct attributes attributes;
+	struct scan *scan;
+	char path[5000];
+	int fd;
+
+	snprintf(path, sizeof(path), "%sd%u", root, directory);
+	CHECK(!source_open_directory(path, 0, &fd, &attributes));
+	versions[directory] = (struct version){
+		attributes.size, (int64_t)(attributes.mtime * 1000000000 + attributes.mtimensec),
+		(int64_t)(attributes.ctime * 1000000000 + attributes.ctimensec), attributes.ino };
+	CHECK(!scan_begin(fd, LISTING_MAX, 0, untouchable, &scan));
+	while (scan_look(scan))
+		;
+	return scan_end(scan, packed);
+}
+
+/* The first six are small, others have errors, links, and more names than the limit. */
+static void fill(unsigned directory)
+{
+	unsigned files = directory < 6 ? directory : directory * 5;
+	int fd, made;
+	char name[64];
+
+	snprintf(name, sizeof(name), "d%u", directory);
+	fd = open(root, O_RDONLY | O_DIRECTORY);
+	CHECK(!mkdirat(fd, name, 0700));
+	made = openat(fd, name, O_RDONLY | O_DIRECTORY);
+	close(fd);
+	for (unsigned i = 0; i < files; i++) {
+		unsigned each = directory % 3 ? i * 7 + directory : 0;
+		int error = errors[each % 7];
+
+		if (error && error != ENOENT && i % 13 != 3)
+			error = 0;
+		snprintf(name, sizeof(name), "%s%u-%d", i == 7 ? "hung" : "file", i, error);
+		if (i % 4 == 1) {
+			CHECK(!symlinkat("/target/of/a/link", made, name));
+			continue;
+		}
+		fd = openat(made, name, O_CREAT | O_WRONLY, 0600);
+		CHECK(fd >= 0 && write(fd, name, i % 20) == (ssize_t)(i % 20));
+		close(fd);
+	}
+	if (directory % 2)
+		CHECK(!mkdirat(made, "untouchable-5", 0700));
+	close(made);
+	scan_alone(directory, &expected[directory]); /* the first readlink changes the access time */
+	free(expected[directory].bytes);
+	expected[directory] = (struct buffer){ 0 };
+	expected_error[directory] = scan_alone(directory, &expected[directory]);
+}
+
+static struct pool *new_pool(double deadline_s)
+{
+	struct pool *pool = pool_new(root, CONCURRENCY, 0, LISTING_MAX, deadline_s);
+
+	CHECK(pool);
+	pool_watch_mounts(pool);
+	pool_trust_mounts(pool);
+	return pool;
+}
+
+static void submit_scan(struct pool *pool, unsigned directory)
+{
+	struct version none = { 0 };
+	char path[16];
+	struct job *job;
+
+	path_of(directory, path);
+	job = pool_job(pool, SCAN, path, &none, directory);
+	job->untouchable = calloc(2, sizeof(char *));
+	job->untouchable[0] = strdup("untouchable-5");
+	CHECK(pool_submit(pool, job));
+}
+
+static void check_listing(unsigned directory, int error, const char *packed, size_t size)
+{
+	CHECK(error == expected_error[directory]);
+	if (error)
+		return;
+	CHECK(size == expected[directory].used);
+	CHECK(!memcmp(packed, expected[directory].bytes, size));
+}
+
+/* Waits for so many outcomes. */
+static void await(struct pool *pool, unsigned count)
+{
+	while (count) {
+		struct pollfd polled = { .fd = pool->event_fd, .events = POLLIN };
+		struct job *done;
+
+		CHECK(poll(&polled, 1, 30000) == 1);
+		done = pool_drain(pool);
+		for (struct job *job = done; job; job = job->next) {
+			if (job->kind == SCAN)
+				check_listing((unsigned)job->id, job->error, job->buffer.bytes,
+					      job->buffer.used);
+			else
+				CHECK(!job->error);
+			CHECK(count-- > 0);
+		}
+		jobs_free(done);
+	}
+}
+
+/* --- the front --- */
+
+static _Atomic unsigned told;
+
+static void names_told(void *context, uint64_t directory, char *packed, size_t size)
+{
+	(void)context;
+	/* with no untouchable names, those with one are another listing */
+	if (packed && directory % 2 == 0)
+		check_listing((unsigned)directory, 0, packed, size);
+	free(packed);
+	told++;
+}
+
+/* --- what happens --- */
+
+static void play_round(struct pool *pool, unsigned round)
+{
+	struct version none = { 0 };
+	unsigned asked = 0, awaited = told;
+	char path[16];
+
+	stat_ns = round % 3 ? 150000 : 0;
+	for (unsigned i = 0; i < AT_ONCE; i++) {
+		unsigned directory = (round * 7 + i * 5) % DIRECTORIES;
+
+		submit_scan(pool, directory);
+		path_of(directory, path);
+		CHECK(pool_submit(pool, pool_job(pool, LOOK, path, &none, 0)));
+		asked += 2;
+		if (pool->reader.list(pool, path, &versions[directory], names_told, NULL,
+				      directory))
+			awaited++;
+	}
+	await(pool, asked);
+	while (told != awaited)
+		pause_ns(50000);
+	pthread_mutex_lock(&pool->lock);
+	while (pool->working) { /* they have told, and are about to leave */
+		pthread_mutex_unlock(&pool->lock);
+		pause_ns(50000);
+		pthread_mutex_lock(&pool->lock);
+	}
+	CHECK(!pool->stuck && !pool->busy);
+	CHECK(!pool->shared && !pool->invited && !pool->helping && !pool->queued && pool->threads <= CONCURRENCY);
+	pthread_mutex_unlock(&pool->lock);
+}
+
+/* Slow stats are made by several threads at once, quick ones by one. */
+static void play_alone(struct pool *pool)
+{
+	unsigned directory = 18; /* 90 names, no errors */
+
+	for (unsigned i = 0; i < 4; i++) {
+		stat_ns = i % 2 ? 2000000 : 0;
+		stats_most = 0;
+		submit_scan(pool, directory);
+		await(pool, 1);
+		CHECK(stats_most <= 8);
+		CHECK(!stat_ns || stats_most > 4);
+	}
+}
+
+/* One thread for a hung name; it is replaced; and then everything ends well. */
+static void play_hung(void)
+{
+	struct pool *pool = new_pool(0.02);
+	unsigned hung = 0, quick = 0;
+
+	stat_ns = 150000;
+	hang = true;
+	for (unsigned i = 6; hung < HUNG; i += 3, hung++) /* i % 3 == 0: without errors */
+		submit_scan(pool, i);
+	while (hanging < HUNG)
+		pause_ns(100000);
+	pause_ns(40000000); /* beyond the deadline */
+	for (; quick < 6; quick++)
+		submit_scan(pool, quick);
+	await(pool, quick);
+	for (unsigned tries = 0, left = 1; left; tries++) { /* the others leave */
+		CHECK(tries < 5000);
+		pause_ns(2000000);
+		pool_replace_stuck(pool);
+		pthread_mutex_lock(&pool->lock);
+		left = pool->stuck + pool->busy + pool->helping - HUNG;
+		CHECK(left || !pool->shared);
+		pthread_mutex_unlock(&pool->lock);
+	}
+	hang = false;
+	await(pool, hung);
+	pool_close(pool);
+	pthread_mutex_lock(&pool->lock);
+	CHECK(pool->stuck <= HUNG);
+	pthread_mutex_unlock(&pool->lock);
+	pool_unref(pool);
+}
+
+static void play_closed(unsigned after)
+{
+	struct pool *pool = new_pool(60.0);
+
+	stat_ns = 150000;
+	for (unsigned i = 0; i < AT_ONCE; i++)
+		submit_scan(pool, (after + i) % DIRECTORIES);
+	pause_ns(after * 100000);
+	pool_close(pool);
+	pool_unref(pool); /* its threads have it now */
+}
+
+int main(int argc, char **argv)
+{
+	unsigned rounds = argc > 2 ? (unsigned)atoi(argv[2]) : 1;
+	struct pool *pool;
+
+	CHECK(argc > 1);
+	snprintf(root, sizeof(root), "%s/", argv[1]);
+	for (unsigned i = 0; i < DIRECTORIES; i++)
+		fill(i);
+	pool = new_pool(60.0);
+	play_alone(pool);
+	for (unsigned i = 0; i < rounds; i++)
+		play_round(pool, i);
+	pool_close(pool);
+	pool_unref(pool);
+	play_hung();
+	for (unsigned i = 0; i < 20; i++)
+		play_closed(i);
+	while (stats_now)
+		pause_ns(1000000);
+	pause_ns(50000000); /* for the last threads to go */
+	for (unsigned i = 0; i < DIRECTORIES; i++)
+		free(expected[i].bytes);
+	printf("%u rounds\n", rounds);
+	return 0;
+}
