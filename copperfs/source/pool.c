@@ -16,6 +16,8 @@
  * others: the last one to leave packs the listing and tells.  So a name that hangs
  * takes one thread from the pool, as it does when it is looked at by itself, and a job lives for
  * as long as a thread that hangs in it.
+ *
+ * Longer than most modules: jobs, threads that hang and shared scans are under one lock.
  */
 #define _GNU_SOURCE /* asprintf */
 #include "pool.h"
