@@ -38,6 +38,9 @@ class Hello:
     agreement: bytes
     """Digest of the settings that all nodes must share."""
     epoch: int
+    is_answer: bool = False
+    """To a hello of the other end, which may have been said when this one had not yet noticed that
+    the connection before was lost. An answer is not answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ Of a working set this part only passes batches on; what is in them comes as ``Pu
 import errno
 from dataclasses import dataclass
 
-from copperfs.core.actions import Action, CacheKey, ListingKey, ObjectKey, Send
+from copperfs.core.actions import Action, CacheKey, ListingKey, ObjectKey, ReleaseBlob, Send
 from copperfs.core.answers import Answers
 from copperfs.core.cache import Cache, Held, believed
 from copperfs.core.calls import Calls
@@ -63,9 +63,23 @@ from copperfs.core.state import Kind, NodeStats
 from copperfs.core.trail import ITEM_BYTES_MAX, OFFER_BYTES_MAX, OFFER_PATH_BYTES_MAX, Trail
 from copperfs.types import BlobId, NodeId, PeerRequest, Version
 
-# It is too large for a parent, or for the way; a parent is asked too much by this node, or has
-# something of its own where this node has the shared filesystem.
-_TRY_THE_SOURCE = (errno.EFBIG, errno.EBUSY, errno.EXDEV)
+# What is true of the file itself, whoever looks. Of anything else only the parent, or its client of
+# the filesystem, may be sick: this node looks for itself.
+_TRUE_OF_THE_FILE = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ESTALE,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EISDIR,
+    }
+)
+
+
+EPOCH_LEAP_MAX = 1 << 20
 
 
 @dataclass(slots=True)
@@ -105,6 +119,8 @@ class Peering:
             case OfferTaken(peer, size, epoch):
                 return self._hear_epoch(now, epoch) + self.links.took(peer, size)
             case Pushed(path, version, blob, offered):
+                if self.policy.place(path) is not Place.SHARED:
+                    return [ReleaseBlob(blob)]  # what a peer has there is something else
                 self.trail.note(ObjectKey(path, version))
                 return self.cache.take_pushed(ObjectKey(path, version), blob, offered=offered)
             case PushedListing():
@@ -144,7 +160,10 @@ class Peering:
                 return []
 
     def _hear_epoch(self, now: float, epoch: int) -> list[Action]:
-        return self.questions.clear(now, epoch) if epoch > self.stats.epoch else []
+        # A leap is somebody's mistake, and would leave no room for the epochs to come.
+        if not self.stats.epoch < epoch <= self.stats.epoch + EPOCH_LEAP_MAX:
+            return []
+        return self.questions.clear(now, epoch)
 
     # --- what they ask ---------------------------------------------------------------------------
 
@@ -154,7 +173,7 @@ class Peering:
         if not self.links.serve(peer, ask.number):
             self.stats.peers_refused += 1
             return [Send(peer, Refuse(ask.number, self.stats.epoch, errno.EBUSY))]
-        if self.policy.place(ask.path) is Place.LOCAL:
+        if self.policy.place(ask.path) is not Place.SHARED:
             return self.answers.with_error(Look(request, ask.path), errno.EXDEV)
         match ask.what:
             case What.ENTRY:
@@ -232,7 +251,7 @@ class Peering:
         fetch = self.fetches.asking(peer, message.number)
         if fetch is None:
             return []
-        if isinstance(message, Refuse) and message.error in _TRY_THE_SOURCE:
+        if isinstance(message, Refuse) and message.error not in _TRUE_OF_THE_FILE:
             return self.fetches.fall_back(fetch)
         if isinstance(message, Refuse):
             self.stats.answers += 1
@@ -298,7 +317,7 @@ class Peering:
 
     def _take_pushed_listing(self, now: float, event: PushedListing) -> list[Action]:
         actions = self._hear_epoch(now, event.epoch)
-        if event.epoch < self.stats.epoch:
+        if event.epoch < self.stats.epoch or self.policy.place(event.path) is not Place.SHARED:
             return actions
         self.trail.note(ListingKey(event.path))
         return actions + self.cache.take_pushed_listing(

@@ -45,6 +45,7 @@ from copperfs.core.events import (
 from copperfs.core.fetches import Fetch, Fetches
 from copperfs.core.links import parts_in
 from copperfs.core.listing import Listing
+from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
@@ -203,7 +204,9 @@ class Questions:
         return actions + self.cache.admit_object(key, blob) + self._room_was_made(now)
 
     def _note(self, key: ListingKey | ObjectKey) -> None:
-        if self.trail is not None and self.policy.place(key.path) is Place.SHARED:
+        if self.trail is None or len(key.path) > PATH_BYTES_MAX:
+            return
+        if self.policy.place(key.path) is Place.SHARED:
             self.trail.note(key)
 
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:

@@ -16,6 +16,7 @@ once more at some later time.
 
 import hashlib
 import json
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ import trio
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
+from copperfs.core.peering import EPOCH_LEAP_MAX
 from copperfs.core.trees import Trees, parent_position
 from copperfs.errors import ControlError, MountError
 from copperfs.net.transport import Transport
@@ -196,7 +198,7 @@ class Job:
                 answered = self._answered(await self._call("ready", READY_WITHIN_S))
                 if len(answered) == len(self.roster):
                     return
-                await trio.sleep(0.2)
+                await trio.sleep(random.uniform(0.1, 0.5) * max(1.0, len(self.roster) / 32))
             return
         missing = [each for each in parents if each not in peers.connected]
         if not missing:
@@ -266,7 +268,9 @@ class Job:
         return self._here() | {"max_epoch": self._own_epoch()}
 
     async def _clear(self, argument: Result) -> Result:
-        told = await self.engine.clear(max(int(argument["epoch"]), self._own_epoch()))
+        # A leap would leave no room for the epochs to come.
+        epoch = min(int(argument["epoch"]), self._own_epoch() + EPOCH_LEAP_MAX)
+        told = await self.engine.clear(max(epoch, self._own_epoch()))
         return self._here() | {"names_invalidated": told}
 
     async def _reset(self, _: Result) -> Result:

@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 Result = dict[str, Any]
 # What a peer may make us unpack.
 RESULT_BYTES_MAX = 32 << 20
+# What a message has room for.
+PACKED_BYTES_MAX = 1 << 20
+# What may be raised by results that a peer made up.
+UNUSABLE = (ValueError, TypeError, OverflowError, RecursionError)
 
 
 Operation = Callable[[Result], Awaitable[Result]]
@@ -49,9 +53,17 @@ class Operations:
         for each in results:
             try:
                 merged = added(merged, unpack(each)) if each else merged
-            except ValueError as error:
+            except UNUSABLE as error:
                 log.info("a result that is none: %s", error)
-        return pack(merged) if merged else b""
+        try:
+            packed = pack(merged) if merged else b""
+        except UNUSABLE as error:
+            log.info("results that cannot be put together: %s", error)
+            return b""
+        if len(packed) <= PACKED_BYTES_MAX:
+            return packed
+        log.info("the results of so many nodes are too large: %d bytes", len(packed))
+        return pack({key: value for key, value in merged.items() if key in ("nodes", "answered")})
 
 
 def pack(result: Result) -> bytes:

@@ -48,9 +48,11 @@ from copperfs.core.messages import (
     What,
 )
 from copperfs.core.node import Node
+from copperfs.core.trail import ITEM_BYTES_MAX
 from copperfs.errors import MountError
 from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
 from copperfs.types import BlobId, NodeId
+from copperfs.wire.fields import Malformed
 from copperfs.wire.payload import Payload, digest
 
 log = logging.getLogger(__name__)
@@ -226,12 +228,24 @@ class Peers:
             assert not isinstance(content, Listing | tuple)
             payload = self.blobs.whole(content)
         # If it cannot be sent, the transport says Lost, and the core asks elsewhere.
-        if self.transport.send(action.peer, message, payload) and payload is not None:
+        try:
+            sent = self.transport.send(action.peer, message, payload)
+        except Malformed:
+            log.exception("a bug: no node would take this message to node %d", action.peer)
+            return
+        if sent and payload is not None:
             self.given_bytes += len(payload.data)
 
     # --- in --------------------------------------------------------------------------------------
 
     def arrived(self, arrival: Arrival) -> None:
+        """What one peer says must not end the daemon, whatever it is."""
+        try:
+            self._take(arrival)
+        except Exception:
+            log.exception("a bug: what node %d said could not be handled", arrival.peer)
+
+    def _take(self, arrival: Arrival) -> None:
         match arrival:
             case Connected(peer):
                 self._greet(peer)
@@ -268,6 +282,9 @@ class Peers:
         elif isinstance(message, Batch | Offer):
             # Who wants it asks for it; the credit goes back as if it had been taken.
             self.node.stats.spoiled += 1
+            if isinstance(message, Batch) and message.last:
+                # What was in it is missing; that it was the last one is to be known all the same.
+                self.take_batch(peer, replace(message, items=()), Payload(b"", digest(b"")))
             size = sum(item.length for item in message.items)
             self.post(OfferTaken(peer, size, message.epoch))
 
@@ -275,9 +292,13 @@ class Peers:
         """Both ends begin with a hello; nothing else is said before it was heard."""
         if peer in self.connected:
             self._lose(peer)
+        self._say_hello(peer, is_answer=False)
+
+    def _say_hello(self, peer: NodeId, *, is_answer: bool) -> None:
         assert self.node.trees is not None
         epoch = self.node.statistics().epoch
-        self.transport.send(peer, Hello(self.node.trees.me, self.job, self.agreement, epoch))
+        hello = Hello(self.node.trees.me, self.job, self.agreement, epoch, is_answer)
+        self.transport.send(peer, hello)
 
     def _lose(self, peer: NodeId) -> None:
         self.connected.discard(peer)
@@ -292,12 +313,19 @@ class Peers:
                 self.disagreeing.add(peer)
                 self._change()
                 log.error(
-                    "node %d was started with other settings (source, shared places, sizes, trees "
-                    "and memory have to be the same on all nodes): it is not talked to",
+                    "node %d was started with other settings (--source, --revalidate, --trees, "
+                    "--fanout and --push-fanout have to be the same on all nodes): it is not "
+                    "talked to",
                     peer,
                 )
             return
         self.disagreeing.discard(peer)
+        if peer in self.connected:
+            if hello.is_answer:
+                return
+            self._lose(peer)  # the other end has begun anew
+        if not hello.is_answer:
+            self._say_hello(peer, is_answer=True)
         self.connected.add(peer)
         self.post(PeerUp(peer))
         self.post(Heard(peer, hello))
@@ -343,6 +371,8 @@ class Peers:
         for item in offer.items:
             data = view[at : at + item.length]
             at += item.length
+            if item.length > ITEM_BYTES_MAX:
+                continue
             if item.length != item.total_bytes or digest(data) != item.digest:
                 log.info("node %d offered bytes that are not what their digest says", peer)
                 self.node.stats.spoiled += 1

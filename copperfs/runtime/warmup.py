@@ -70,6 +70,7 @@ class _Content:
     path: Path
     version: Version | None
     data: bytes | memoryview
+    epoch: int
     fresh_for_s: float | None = None
 
 
@@ -81,8 +82,11 @@ class _Packed:
     pieces: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
     path_bytes: int = 0
+    epoch: int | None = None
+    """The earliest in which something of it was had: a clear meanwhile makes its listings old."""
 
     def add(self, content: _Content, start: int) -> None:
+        self.epoch = content.epoch if self.epoch is None else min(self.epoch, content.epoch)
         piece = content.data[start : start + PART_BYTES]
         self.items.append(
             Item(
@@ -224,7 +228,7 @@ class Warmup:
         whole_max = self.engine.node.limits.whole_max_bytes
         async with send, trio.open_nursery() as nursery:
             for name, names in directories.items():
-                directory = Path(octets(name))
+                directory = path_of(name)
                 try:
                     listing = await list_directory(self.engine, directory)
                 except SourceError:
@@ -232,6 +236,7 @@ class Warmup:
                     continue
                 # As the source has it: each node shows it in its own way.
                 held = self.engine.node.held_listing(directory)
+                epoch = self.engine.node.stats.epoch
                 if held is None:
                     push.failed += 1  # evicted already
                 else:
@@ -239,7 +244,7 @@ class Warmup:
                     left = None if until is None else max(0.0, until - time.monotonic())
                     version = listing.directory
                     await send.send(
-                        _Content(What.LISTING, directory, version, listing.packed, left)
+                        _Content(What.LISTING, directory, version, listing.packed, epoch, left)
                     )
                 for path, version in files_in(directory, listing, names):
                     if version.size <= whole_max:
@@ -256,7 +261,8 @@ class Warmup:
     ) -> None:
         try:
             blob = await self._object(path, version)
-            await send.send(_Content(What.OBJECT, path, version, blob.view))
+            epoch = self.engine.node.stats.epoch
+            await send.send(_Content(What.OBJECT, path, version, blob.view, epoch))
         except SourceError:
             push.failed += 1
         finally:
@@ -280,7 +286,7 @@ class Warmup:
         if trees is None or not trees.push_children(tree):
             return
         await self.engine.wait_backlog_below(BACKLOG_BYTES_MAX)
-        epoch = self.engine.node.statistics().epoch
+        epoch = self.engine.node.stats.epoch if packed.epoch is None else packed.epoch
         batch = Batch(number, tree, epoch, sequence, tuple(packed.items), last)
         handle = self.engine.blobs.keep(packed.blob())
         self.engine.post(PushBatch(batch, handle, packed.size))
@@ -425,3 +431,12 @@ def text(path: bytes) -> str:
 
 def octets(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
+
+
+def path_of(shown: str) -> Path:
+    """A path that came from elsewhere; ValueError if it leads out of the source."""
+    path = octets(shown)
+    parts = path.split(b"/")
+    if path and (b"\0" in path or {b"", b".", b".."} & set(parts) or len(path) > PATH_BYTES_MAX):
+        raise ValueError("no path below the source")
+    return Path(path)

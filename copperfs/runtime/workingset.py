@@ -36,6 +36,7 @@ from copperfs.runtime.warmup import (
     is_readable,
     list_directory,
     octets,
+    path_of,
     text,
 )
 from copperfs.types import ROOT, NodeId, Path, join, split
@@ -437,7 +438,7 @@ class WorkingSets:
         node, whole_max = self.engine.node, self.engine.node.limits.whole_max_bytes
         lacks, objects, held_bytes = False, 0, 0
         for shown, names in argument["directories"].items():
-            directory = Path(octets(shown))
+            directory = path_of(shown)
             found = node.held_listing(directory)
             if found is None:
                 lacks = True
@@ -488,6 +489,8 @@ def _read_request(file: str) -> dict[str, Any]:
         for key in ("paths", "files", "listings"):
             if not all(isinstance(path, str) for path in request.get(key, [])):
                 raise TypeError("paths are strings")
+        for path in request.get("listings", []):
+            _path(path)
         request["paths"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ControlError(f"the request {file} cannot be read: {error}") from None
@@ -496,7 +499,7 @@ def _read_request(file: str) -> dict[str, Any]:
 
 
 def _path(shown: str) -> Path:
-    return Path(octets(shown.strip("/")))
+    return path_of(shown.strip("/"))
 
 
 def _mib(size: int) -> str:

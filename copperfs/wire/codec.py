@@ -146,6 +146,7 @@ LAYOUTS = (
             ("job", f.text(256)),
             ("agreement", f.octets(64)),
             ("epoch", f.number()),
+            ("is_answer", f.SWITCH),
         ),
     ),
     Layout(
@@ -255,9 +256,15 @@ def decode_header(header: bytes) -> Envelope:
         raise Malformed("no digest")
     if type(size) is not int or not 0 <= size <= PAYLOAD_BYTES_MAX:
         raise Malformed("a payload of impossible size")
-    message: Message = layout.kind(
-        *[field.check(value) for (_, field), value in zip(layout.fields, values, strict=True)]
-    )
+    try:
+        checked = [
+            field.check(value) for (_, field), value in zip(layout.fields, values, strict=True)
+        ]
+    except RecursionError:
+        raise Malformed("values in values in values") from None
+    message: Message = layout.kind(*checked)
+    if isinstance(message, Ask) and message.what is What.OBJECT and message.version is None:
+        raise Malformed("an ask for an object without its version")
     _check_size(layout, message, stated, size)
     return Envelope(message, stated, size)
 

@@ -45,10 +45,15 @@ class Field:
     """How msgpack is to see it; None: as it is."""
 
 
+def _shown(value: Any) -> str:
+    """Of what a stranger sent; looking into it may have no end."""
+    return f"{value!r:.40}" if type(value) in (int, float, bool) else type(value).__name__
+
+
 def integer(low: int, high: int) -> Field:
     def check(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
-            raise Malformed(f"{value!r:.40} is no number from {low} to {high}")
+            raise Malformed(f"{_shown(value)} is no number from {low} to {high}")
         return value
 
     return Field(check)
@@ -64,7 +69,7 @@ def enumerated(kind: type[IntEnum], *allowed: IntEnum) -> Field:
     def check(value: Any) -> IntEnum:
         member = members.get(value) if type(value) is int else None
         if member is None:
-            raise Malformed(f"{value!r:.40} is no {kind.__name__} here")
+            raise Malformed(f"{_shown(value)} is no {kind.__name__} here")
         return member
 
     return Field(check, int)
@@ -90,7 +95,7 @@ def text(most: int) -> Field:
 
 def _check_switch(value: Any) -> bool:
     if type(value) is not bool:
-        raise Malformed(f"{value!r:.40} is neither true nor false")
+        raise Malformed(f"{_shown(value)} is neither true nor false")
     return value
 
 
@@ -98,7 +103,7 @@ def _check_seconds(value: Any) -> float | None:
     if value is None:
         return None
     if type(value) is not float or not 0 <= value <= SECONDS_MAX or math.isnan(value):
-        raise Malformed(f"{value!r:.40} is no number of seconds")
+        raise Malformed(f"{_shown(value)} is no number of seconds")
     return value
 
 
@@ -165,7 +170,7 @@ def _check_entry(value: Any) -> Entry | None:
 
 def _check_within(value: Any) -> float:
     if type(value) is not float or not 0 < value <= WITHIN_MAX_S:
-        raise Malformed(f"{value!r:.40} is no time to wait")
+        raise Malformed(f"{_shown(value)} is no time to wait")
     return value
 
 

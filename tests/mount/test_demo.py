@@ -49,7 +49,10 @@ def test_the_source_is_read_once_and_a_second_import_reaches_no_daemon() -> None
     assert [row[1] for row in cold] == ["the source", "node0", "node0", "node1"], printed
     assert re.match(r"\d+, [\d.]+ MB", cold[0][5]), printed
     for node in cold[1:]:
-        assert (node[4].partition(",")[0], node[5]) == (cold[0][5].partition(",")[0], "0"), printed
+        # a node that follows the others gets several things with one answer
+        asked, read = (int(each.partition(",")[0]) for each in (node[4], cold[0][5]))
+        assert 0 < asked <= read, printed
+        assert node[5] == "0", printed
     for node in warm:
         # a library's page that the first import did not touch is asked for, and is in memory
         assert node[2] == node[3], printed

@@ -1,10 +1,13 @@
 """How the results of many nodes become one."""
 
+import random
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.runtime.operations import Operations, added, pack, unpack
+from copperfs.runtime.operations import PACKED_BYTES_MAX, Operations, added, pack, unpack
 
 NUMBERS = st.dictionaries(st.sampled_from(["a", "max_b", "min_c"]), st.integers(0, 99))
 
@@ -46,3 +49,26 @@ def test_a_small_message_cannot_fill_the_memory() -> None:
     assert len(bomb) < 1 << 20
     with pytest.raises(ValueError):  # noqa: PT011
         unpack(bomb)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        zlib.compress(b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}"),
+        pack({"x": 10**400}),
+        pack({"x": 10**4200, "y": 10**4200}),
+        pack({"x": {"deep": 1}}),
+        pack({"x": "0" * (900 << 10)}),
+    ],
+    ids=["deep", "beyond a float", "many digits", "another kind", "long"],
+)
+def test_whatever_a_peer_returns_there_is_one_result_that_can_be_sent(other: bytes) -> None:
+    ours = pack({"nodes": 1, "x": 1.5})
+    merged = Operations({}).merge([ours, other, other, other])
+    assert len(merged) <= PACKED_BYTES_MAX
+
+
+def test_of_results_that_are_too_large_it_is_still_said_whose_they_are() -> None:
+    noise = random.Random(1)
+    results = [pack({"answered": [n], "text": [noise.randbytes(200_000).hex()]}) for n in range(8)]
+    assert unpack(Operations({}).merge(results)) == {"answered": list(range(8))}

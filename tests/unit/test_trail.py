@@ -1,15 +1,17 @@
 """Who follows the trail gets what comes next before asking; nobody else does."""
 
+import errno
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from copperfs.core.actions import AnswerError, AnswerListing, ListingKey, ObjectKey
-from copperfs.core.events import Look
+from copperfs.core.actions import AnswerError, AnswerListing, ListingKey, ObjectKey, ReleaseBlob
+from copperfs.core.events import Failed, Heard, Look, Pushed, PushedListing
+from copperfs.core.messages import PATH_BYTES_MAX, Hello
 from copperfs.core.trail import FOLLOWS_AFTER, OFFER_BYTES_MAX, STEP_MAX, TRAIL_MAX, Trail
-from copperfs.types import NodeId, Path, Version
+from copperfs.types import BlobId, NodeId, Path, Version
 from tests.unit.core_lab import version
 from tests.unit.overlay_lab import MIB, Job, content
 
@@ -199,3 +201,48 @@ def test_listings_are_part_of_the_trail() -> None:
     for each in (ListingKey(Path(b"d")), key(1)):
         trail.ahead(CHILD, each)
     assert trail.ahead(CHILD, ListingKey(Path(b"e"))) == [key(2)]
+
+
+def test_a_path_that_no_message_can_carry_is_not_offered() -> None:
+    job = Job(3, fanout=16)
+    versions = files(job, 1, 10)
+    deep = b"d0/" + b"x" * 200 + b"/" + b"/".join([b"y" * 200] * 24)
+    versions[deep] = job.tree.add(deep, 10)
+    assert len(deep) > PATH_BYTES_MAX
+    for path, wanted in versions.items():
+        job.read(0, path, wanted)
+    job.run()
+    walk(job, 1, dict(list(versions.items())[:10]))
+    assert all(key.path != deep for key in job.daemons[0].node._peering.trail._keys)
+
+
+def test_what_is_local_to_this_node_is_not_taken_from_an_offer() -> None:
+    job = Job(2)
+    node = job.daemons[1].node
+    node.policy.local = (Path(b"d/here"),)
+    listing = job.tree.listing(Path(b""))
+    assert node.step(0, PushedListing(Path(b"d/here"), listing, 1, None, offered=True)) == []
+    pushed = Pushed(Path(b"d/here/f"), version(3), BlobId(5), offered=True)
+    assert node.step(0, pushed) == [ReleaseBlob(BlobId(5))]
+    assert node.held() == []
+
+
+def test_nobody_leaps_to_the_last_epoch() -> None:
+    job = Job(2)
+    far = Heard(NodeId(0), Hello(NodeId(0), "j", b"", (1 << 63) - 1))
+    assert job.daemons[1].node.step(0, far) == []
+    assert job.daemons[1].node.stats.epoch == 1
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ETIMEDOUT, errno.ENOMEM])
+def test_a_parent_whose_own_client_is_sick_is_passed_over(error: int) -> None:
+    job = Job(2)
+    wanted = job.tree.add(b"d/f")
+    request = job.read(1, b"d/f", wanted)
+    while not job.daemons[0].fetches:
+        job.move()
+    fetch = job.daemons[0].fetches.pop()
+    job.happen(NodeId(0), Failed(fetch.fetch, error))
+    job.run()
+    assert job.answer(1, request) == content(Path(b"d/f"), wanted)
+    assert job.daemons[1].node.stats.fallbacks == 1

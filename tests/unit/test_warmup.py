@@ -214,7 +214,7 @@ def test_every_batch_can_be_sent(path_bytes: int, size: int) -> None:
     wanted = Version(size, (1 << 62) - 1, (1 << 62) - 1, (1 << 64) - 1)
     packed = _Packed()
     while not packed.is_full:
-        packed.add(_Content(What.OBJECT, path, wanted, b"x" * size, 1e9), 0)
+        packed.add(_Content(What.OBJECT, path, wanted, b"x" * size, 1, 1e9), 0)
     batch = Batch((1 << 62) - 1, 0, 1 << 40, 1 << 40, tuple(packed.items))
     encode(batch, payload_of(packed.blob().view))
 

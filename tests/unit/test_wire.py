@@ -105,7 +105,7 @@ bare: st.SearchStrategy[Message] = st.one_of(
     ),
     st.builds(
         Ask, numbers, numbers, st.sampled_from(What), paths, maybe_versions, st.integers(0, 1000)
-    ),
+    ).filter(lambda ask: ask.what is not What.OBJECT or ask.version is not None),
     st.builds(GiveEntry, numbers, numbers, st.none() | entries, seconds),
     st.builds(Refuse, numbers, numbers, st.integers(1, 4095)),
     st.builds(Credit, st.integers(0, OBJECT_BYTES_MAX)),
@@ -179,7 +179,7 @@ def test_every_message_and_every_field_has_its_layout() -> None:
         assert [name for name, _ in layout.fields] == [each.name for each in fields(layout.kind)]
 
 
-ASK = Ask(1, 2, What.OBJECT, Path(b"a/b"))
+ASK = Ask(1, 2, What.OBJECT, Path(b"a/b"), Version(3, 4, 5, 6))
 PART = GivePart(1, 2, 0, 3)
 ITEM = Item(What.OBJECT, Path(b"f"), Version(3, 4, 5, 6), 3, 0, 3)
 BATCH = Batch(1, 0, 2, 0, (ITEM,))
@@ -298,6 +298,19 @@ def test_a_path_or_target_that_nobody_would_take_cannot_be_sent() -> None:
     with pytest.raises(Malformed):
         encode(GiveEntry(1, 2, entry, None))
     assert decode([encode(replace(ASK, path=Path(b"a" * 4096)))])
+
+
+def test_an_ask_for_an_object_names_its_version() -> None:
+    header = encode(replace(ASK, version=None))
+    with pytest.raises(Malformed, match="without its version"):
+        decode([header])
+
+
+def test_values_that_have_no_end_are_refused_like_any_other() -> None:
+    nested = b"\x91" * 900 + b"\xc0"  # arrays of one, in each other
+    header = codec.MAGIC + bytes((codec.VERSION, 11)) + b"\x93\xc0\x00" + nested
+    with pytest.raises(Malformed):
+        decode([header])
 
 
 def test_a_time_beyond_64_bits_of_nanoseconds_travels() -> None:
