@@ -21,8 +21,10 @@ from copperfs.net.sockets import Limits
 from copperfs.net.transport import Arrival, Connected, Payload, Received
 from copperfs.net.zeromq import ZeroTransport
 from copperfs.roster import Roster
-from copperfs.types import NodeId, Path
+from copperfs.types import NodeId, Path, Version
 from copperfs.wire.payload import payload_of
+
+ANY = Version(1, 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Relay:
         for _ in range(count):
             self.done = trio.Event()
             began = time.perf_counter()
-            self._pass_up(Ask(0, 0, What.OBJECT, Path(b"%d" % size)), None)
+            self._pass_up(Ask(0, 0, What.OBJECT, Path(b"%d" % size), ANY), None)
             await self.done.wait()
             taken.append(time.perf_counter() - began)
         return taken

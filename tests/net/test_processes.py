@@ -13,9 +13,11 @@ import trio
 
 from copperfs.core.messages import PART_BYTES, Ask, GivePart, What
 from copperfs.net.transport import Connected, Lost
-from copperfs.types import NodeId, Path
+from copperfs.types import NodeId, Path, Version
 from tests.net.process import Spec
 from tests.net.world import LIMITS, ZeroWorld, trio_test, zero_world
+
+ANY = Version(1, 2, 3, 4)
 
 
 @asynccontextmanager
@@ -80,12 +82,12 @@ async def test_a_killed_parent_is_lost_and_its_successor_is_asked_afresh(curve: 
             await child.hears(Connected(root))
             os.kill(parent.pid, signal.SIGSTOP)
             for number in range(50):
-                child.transport.send(root, Ask(number, 0, What.OBJECT, Path(b"1")))
+                child.transport.send(root, Ask(number, 0, What.OBJECT, Path(b"1"), ANY))
             parent.kill()
             await child.hears(Lost(root))
         async with process(world, 0):
             await child.hears(Connected(root), times=2)
-            child.transport.send(root, Ask(99, 0, What.OBJECT, Path(b"%d" % PART_BYTES)))
+            child.transport.send(root, Ask(99, 0, What.OBJECT, Path(b"%d" % PART_BYTES), ANY))
             await child.until(child.received)
             assert child.received() == [GivePart(99, 0, 0, PART_BYTES)]
 

@@ -26,8 +26,11 @@ from copperfs.net.transport import (
 )
 from copperfs.net.zeromq import ZeroTransport
 from copperfs.roster import Member, Roster
-from copperfs.types import NodeId, Path
+from copperfs.types import NodeId, Path, Version
 from copperfs.wire.payload import payload_of
+
+ANY = Version(1, 2, 3, 4)
+
 
 DEADLINE_S = 60.0
 LIMITS = Limits(backoff_first_s=0.01, backoff_last_s=0.1)
@@ -51,7 +54,7 @@ def trio_test(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 def ask(number: int, path: bytes = b"etc/hosts") -> Ask:
-    return Ask(number, 0, What.OBJECT, Path(path))
+    return Ask(number, 0, What.OBJECT, Path(path), ANY)
 
 
 def part(number: int, data: bytes | memoryview) -> tuple[GivePart, Payload]:
