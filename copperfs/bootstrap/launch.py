@@ -48,13 +48,9 @@ class Launch:
         }
         return json.dumps(values)
 
-    def send_to(self, channel: socket.socket) -> None:
-        """Over a private channel to a process that was started with ``listener`` passed on."""
-        channel.sendall(self.to_json().encode("ascii") + b"\n")
-
     @classmethod
     def receive_from(cls, lines: TextIO) -> "Launch | None":
-        """What ``send_to`` or ``send_none`` wrote, on the other side."""
+        """What ``line_of`` made, on the other side."""
         values = json.loads(lines.readline())
         if values is None:
             return None
@@ -71,11 +67,10 @@ def trees_of(settings: Settings, launch: Launch) -> Trees:
     return Trees(nodes, launch.me, fanout, settings.push_fanout, settings.trees)
 
 
-def send_launch(channel: socket.socket, launch: Launch | None) -> None:
-    if launch is None:
-        channel.sendall(b"null\n")
-    else:
-        launch.send_to(channel)
+def line_of(launch: Launch | None) -> str:
+    """What a daemon is told of the other nodes, over the private channel on which it gets its
+    settings; a node alone has none."""
+    return "null" if launch is None else launch.to_json()
 
 
 # ---- the four ways -------------------------------------------------------------------------------

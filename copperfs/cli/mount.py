@@ -92,6 +92,7 @@ def _attend(daemon: "subprocess.Popen[bytes]") -> int:
 
 def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[bytes]":
     from copperfs.bootstrap.environment import without_mpi
+    from copperfs.bootstrap.launch import line_of
     from copperfs.fuse.starting import (
         DAEMON_STARTS_WITHIN_S,
         check_answers,
@@ -103,7 +104,7 @@ def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[byt
     timeout_s = DAEMON_STARTS_WITHIN_S + (0 if launch is None else settings.launch_timeout_s)
     with starting_daemon(
         settings,
-        "null" if launch is None else launch.to_json(),
+        line_of(launch),
         pass_fds=[] if launch is None else [launch.listener.fileno()],
         env=without_mpi(os.environ),
     ) as daemon:

@@ -21,7 +21,7 @@ from copperfs.bootstrap.address import endpoint_of, open_listener
 from copperfs.bootstrap.environment import without_mpi
 from copperfs.bootstrap.invitation import Invitation
 from copperfs.bootstrap.keys import NO_KEYS, draw_pair
-from copperfs.bootstrap.launch import Launch, trees_of
+from copperfs.bootstrap.launch import Launch, line_of, trees_of
 from copperfs.cluster.down import remove_leftovers, take_down
 from copperfs.cluster.network import Network, check_possible, draw_name
 from copperfs.cluster.state import Cluster, ClusterNode, load, locked, start_of
@@ -133,7 +133,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
             daemon = stack.enter_context(
                 starting_daemon(
                     own[index],
-                    "null" if launch is None else launch.to_json(),
+                    line_of(launch),
                     pass_fds=[] if launch is None else [launch.listener.fileno()],
                     env=without_mpi(environ),
                     inside=[] if network is None else network.inside(index),

@@ -148,11 +148,7 @@ class Cache:
 
     def admit_listing(self, path: Path, held: Held) -> list[Action]:
         self._unlistable.pop(path, None)
-        assert isinstance(held.source, Listing)
-        size = len(held.source.packed) * 2 + held.source.count * ROW_OVERHEAD_BYTES
-        if held.value is not held.source:
-            size += len(held.source.packed)
-        return self._admit(ListingKey(path), held, size + LISTING_OVERHEAD_BYTES)
+        return self._admit(ListingKey(path), held, _cost_of_listing(held))
 
     def admit_entry(self, path: Path, held: Held) -> list[Action]:
         return self._admit(EntryKey(path), held, ENTRY_BYTES)
@@ -208,11 +204,12 @@ class Cache:
     ) -> list[Action]:
         if self.listing(path, now) is not None:
             return []
-        if offered and not self._shelf.has_free(3 * len(listing.packed)):
+        fresh_until, since = believed(now, fresh_for_s, self.policy.listing_fresh_s(path))
+        held = self.as_listed(path, listing, fresh_until, since)
+        if offered and not self._shelf.has_free(_cost_of_listing(held)):
             return []
         self.stats.offered += offered
-        fresh_until, since = believed(now, fresh_for_s, self.policy.listing_fresh_s(path))
-        return self.admit_listing(path, self.as_listed(path, listing, fresh_until, since))
+        return self.admit_listing(path, held)
 
     # --- off the shelf ---------------------------------------------------------------------------
 
@@ -276,6 +273,14 @@ class Cache:
     def check_invariants(self, on_its_way_bytes: int) -> None:
         self._shelf.check_invariants()
         assert self._shelf.reserved_bytes == self.limits.credit_bytes + on_its_way_bytes
+
+
+def _cost_of_listing(held: Held) -> int:
+    """With the copy that the front has, and another one if it is not shown as it is."""
+    assert isinstance(held.source, Listing)
+    copies = 2 if held.value is held.source else 3
+    rows_bytes = held.source.count * ROW_OVERHEAD_BYTES
+    return copies * len(held.source.packed) + rows_bytes + LISTING_OVERHEAD_BYTES
 
 
 def until(now: float, fresh_s: float | None) -> float | None:

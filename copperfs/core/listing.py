@@ -68,7 +68,7 @@ class Listing:
             raise MalformedListing("a name twice")
         if any(name in (b".", b"..") or b"/" in name or b"\0" in name for name in self._index()):
             raise MalformedListing("a name that no directory has")
-        absolute = sum(entry.target.startswith(b"/") for _, entry in self.rows())
+        absolute = sum(self._target(at).startswith(b"/") for at in self._index().values())
         if absolute != self.absolute_symlinks:
             raise MalformedListing("a wrong count of absolute links")
 
@@ -117,12 +117,12 @@ class Listing:
             at += length
 
     def _entry(self, at: int) -> Entry:
+        return Entry(Attributes(self.packed[at + _ROW.size : at + _ROW_BYTES]), self._target(at))
+
+    def _target(self, at: int) -> bytes:
         _, name_length, target_length = _ROW.unpack_from(self.packed, at)
         start = at + _ROW_BYTES + name_length
-        return Entry(
-            Attributes(self.packed[at + _ROW.size : at + _ROW_BYTES]),
-            self.packed[start : start + target_length],
-        )
+        return self.packed[start : start + target_length]
 
 
 def pack_listing(rows: Iterable[tuple[bytes, Entry]], *, bare: bool = False) -> Listing:

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass
 from errno import errorcode as errno_names
 from typing import Literal, get_args
 
+# Without release and releasedir: nobody waits for these, and they are never delayed or failed.
 OPERATIONS = frozenset(
     {"lookup", "getattr", "readlink", "open", "read", "opendir", "readdir", "statfs"}
 )
-# Nobody waits for these; they are counted but cost nothing and are never delayed or failed.
-COUNTED_ONLY = frozenset({"release", "releasedir"})
 
 RuleKind = Literal["fail", "hang", "delay"]
 

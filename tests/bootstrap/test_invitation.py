@@ -12,7 +12,7 @@ from copperfs.bootstrap import address
 from copperfs.bootstrap.address import choose_address, endpoint_of, open_listener
 from copperfs.bootstrap.invitation import check
 from copperfs.bootstrap.keys import derive_pair, draw_pair, read_key_file, write_key_file
-from copperfs.bootstrap.launch import Launch, send_launch
+from copperfs.bootstrap.launch import Launch, line_of
 from copperfs.bootstrap.mpi import Gathered, compose
 from copperfs.bootstrap.nodesets import expand, fold
 from copperfs.cli import main as cli
@@ -197,8 +197,8 @@ def test_a_launch_reaches_another_process_with_its_socket() -> None:
     roster = Roster("j", tuple(Member(f"n{n}", f"tcp://h:{n}") for n in range(3)))
     ours, theirs = socket.socketpair()
     with ours, theirs, theirs.makefile("r", encoding="ascii") as lines:
-        send_launch(ours, Launch(roster, NodeId(2), listener, "secret"))
-        send_launch(ours, None)
+        for launch in (Launch(roster, NodeId(2), listener, "secret"), None):
+            ours.sendall(f"{line_of(launch)}\n".encode("ascii"))
         listener_name = listener.getsockname()
         listener.detach()  # the other process has it under the same number
         received = Launch.receive_from(lines)
