@@ -27,7 +27,8 @@ from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
 from copperfs.core.peering import EPOCH_LEAP_MAX
-from copperfs.core.trees import Trees, parent_position
+from copperfs.core.seats import parent_position
+from copperfs.core.trees import Trees
 from copperfs.errors import ControlError, MountError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
