@@ -1,4 +1,4 @@
-"""The tree among those that are there: everybody reaches the root, nobody gets too many children."""
+"""The tree among those that are there: all reach the root, nobody gets too many children."""
 
 from hypothesis import given
 from hypothesis import strategies as st
