@@ -53,6 +53,8 @@ class _Peer:
     seen: Seen
     standing: Standing = Standing.LOST
     look_at: float | None = None
+    dropped: bool = False
+    """This node itself has ended the connection."""
     told_all_at: float = float("-inf")
 
 
@@ -100,6 +102,10 @@ class Membership:
         if found is None or peer in self.view.gone:
             return float("-inf")
         return doubted_until(found.seen, self.patience, self._late_s)
+
+    def is_in_touch(self) -> bool:
+        """Whether all whom this node asks, or is pushed to by, can be talked to."""
+        return all(self.is_good(peer) for peer in self._near)
 
     def is_wanted(self, peer: NodeId) -> bool:
         """Whether it is one of those above, whom this node keeps in touch with."""
@@ -165,8 +171,10 @@ class Membership:
         found = self._peers.get(peer)
         if found is None or not found.seen.up:
             return []
-        heard_at = found.seen.heard_at
-        found.seen = Seen(now, was_up=True, heard_at=heard_at)
+        if found.dropped and peer not in self._wanted:
+            del self._peers[peer]
+            return []
+        found.seen = Seen(now, was_up=True, heard_at=found.seen.heard_at)
         found.standing = Standing.LOST
         self._changed = True
         if self.view.leaving:
@@ -217,7 +225,17 @@ class Membership:
         self.view.leaving = True
         fate = self.view.end_of(self.view.me)
         self.view.hear(fate)
-        return [Happened("leaves"), *(Send(peer, News((fate,))) for peer in self._up())]
+        actions: list[Action] = [Happened("leaves")]
+        for peer in self._up():
+            # Whoever answers the second has heard the first.
+            beat = Heartbeat(self.view.digest, wants_answer=True)
+            actions += [Send(peer, News((fate,))), Send(peer, beat)]
+            self._peers[peer].seen.asked_at = now
+        return actions
+
+    def is_known_to_leave(self) -> bool:
+        """Whether all who can be told were told."""
+        return all(self._peers[peer].seen.asked_at is None for peer in self._up())
 
     # --- time passes -----------------------------------------------------------------------------
 
@@ -291,7 +309,7 @@ class Membership:
             found.seen.since = now
             return [Happened(new.value, peer), *self._rewire(now)]
         seen = found.seen
-        took_s = now - (seen.owed_since or seen.heard_at or seen.since)
+        took_s = now - (seen.since if not seen.up else seen.owed_since or seen.heard_at)
         self.stats.deaths += 1
         self.stats.detection_ms_max = max(self.stats.detection_ms_max, round(took_s * 1000))
         how = "nobody listens" if seen.refused else "no sign of life"
@@ -396,8 +414,11 @@ class Membership:
             if peer not in self._peers:
                 self._peers[peer] = _Peer(Seen(now))
                 self._look_again(now, peer)
+            self._peers[peer].dropped = False
         kept = {each for each in self._wanted - wanted if self.links[each].asked}
-        actions += [Disconnect(peer) for peer in sorted(self._wanted - wanted - kept)]
+        for peer in sorted(self._wanted - wanted - kept):
+            self._peers[peer].dropped = True
+            actions.append(Disconnect(peer))
         self._wanted = wanted | kept
         return actions
 

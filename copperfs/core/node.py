@@ -238,6 +238,19 @@ class Node:
         """Whether anything is still to come for this ask."""
         return self._fetches.of_ask(peer, number) is not None
 
+    def is_in_touch(self) -> bool:
+        """Whether all whom this node asks, or is pushed to by, can be talked to."""
+        return self.membership is None or self.membership.is_in_touch()
+
+    def may_go(self) -> bool:
+        """After ``Leave``: everybody knows, and nobody is waiting for the rest of an answer."""
+        known = self.membership is None or self.membership.is_known_to_leave()
+        return known and not self.links.is_serving_any()
+
+    def looks_up_to(self, peer: NodeId) -> bool:
+        """Whether *peer* is one of those whom this node may have to ask."""
+        return self.membership is not None and self.membership.is_wanted(peer)
+
     def wanted(self, peer: NodeId, part: GivePart) -> tuple[What, BlobId | None] | None:
         """Whether to keep the bytes of *part*, and where; see ``Peering``."""
         return self._peering.wanted(peer, part)

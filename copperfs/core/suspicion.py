@@ -34,10 +34,6 @@ class Patience:
     silent_s: float = 0.25
     """No sign of life for so long after it was asked for: silent. ``probe_s + silent_s`` is what a
     read waits for a peer that is stuck, before the next one is asked."""
-    doubt_s: float = 0.6
-    """For so long after an answer was owed, a node whose peers are silent does not read the source
-    in their place. More than ``probe_s + silent_s``, because a needless read of the source costs
-    more than one of a peer; below a second, which is what an application may have to wait."""
     heartbeat_s: float = 0.5
     """A parent that said nothing for so long is asked for a sign of life."""
     dead_s: float = 3.0
@@ -48,6 +44,14 @@ class Patience:
     slow_s: float = 10.0
     """A peer that lives did not answer for so long: another one is asked as well, since its source
     may hang. One more read of the source for each such time, not one for each node."""
+
+    @property
+    def doubt_s(self) -> float:
+        """For so long after an answer was owed, a node whose peers are silent does not read the
+        source in their place: ``probe_s + 2 * silent_s``. Longer than until it asks another peer,
+        because a needless read of the source costs more; below a second, which is what an
+        application may have to wait."""
+        return self.probe_s + 2 * self.silent_s
 
     @property
     def nap_s(self) -> float:

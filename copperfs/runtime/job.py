@@ -194,7 +194,7 @@ class Job:
         parents = list(trees.parents())
         answered = {int(trees.me)}
         with trio.move_on_after(self.settings.launch_timeout_s):
-            await peers.wait_connected(parents)
+            await peers.wait_in_touch()
             while self.settings.wait_all:
                 answered = self._answered(await self._call("ready", READY_WITHIN_S))
                 if len(answered) == len(self.roster):
@@ -261,7 +261,7 @@ class Job:
             return self._here()
         # Who asked asks again; one whose parents were started otherwise is never ready.
         with trio.move_on_after(READY_WITHIN_S), suppress(MountError):
-            await peers.wait_connected(list(trees.parents()))
+            await peers.wait_in_touch()
             return self._here()
         return {}
 
