@@ -311,7 +311,7 @@ class Membership:
         seen = found.seen
         took_s = now - (seen.since if not seen.up else seen.owed_since or seen.heard_at)
         self.stats.deaths += 1
-        self.stats.detection_ms_max = max(self.stats.detection_ms_max, round(took_s * 1000))
+        self.stats.max_detection_ms = max(self.stats.max_detection_ms, round(took_s * 1000))
         how = "nobody listens" if seen.refused else "no sign of life"
         return [
             *self._believe(now, self.view.end_of(peer), None, how, took_s),

@@ -94,7 +94,7 @@ class NodeStats:
     """Asks that were put again, because a connection was lost."""
     deaths: int = 0
     """Nodes that this one found to be gone."""
-    detection_ms_max: int = 0
+    max_detection_ms: int = 0
     """The longest time that took, from when it owed an answer or was heard last."""
     returns: int = 0
     """Nodes that were gone and are back."""

@@ -54,7 +54,7 @@ FRONT_GRACE_S = 5.0
 NODES_SHOWN_MAX = 256
 # A sentence names so many nodes.
 NAMES_MAX = 16
-SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "transport")
+SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "members", "transport")
 
 
 def agreement_of(settings: Settings) -> bytes:
