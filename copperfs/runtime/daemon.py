@@ -230,7 +230,7 @@ class Daemon:
     ) -> None:
         """Say so when the mount answers, which it does when the nodes that it asks do."""
         try:
-            await job.wait_ready()
+            await job.readiness.wait()
         except MountError as error:
             self._failed = error
             nursery.cancel_scope.cancel()

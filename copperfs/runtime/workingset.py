@@ -27,7 +27,7 @@ from copperfs.errors import ControlError
 from copperfs.fuse.answers import SourceError
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.operations import Operation, Result, pack
+from copperfs.runtime.operations import Operation, Result, numbers_in, pack
 from copperfs.runtime.warmup import (
     Directories,
     Push,
@@ -402,8 +402,8 @@ class WorkingSets:
         least_objects = least_bytes = 0
         for some in in_messages(plan.directories()):
             held = await self.engine.call("holds", {"directories": some}, CHECK_WITHIN_S)
-            answered.intersection_update(held.get("answered", []))
-            complete.difference_update(held.get("lacking", []))
+            answered.intersection_update(numbers_in(held, "answered"))
+            complete.difference_update(numbers_in(held, "lacking"))
             least_objects += held.get("min_objects", 0)
             least_bytes += held.get("min_bytes", 0)
         complete &= answered
