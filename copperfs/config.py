@@ -539,7 +539,7 @@ class Settings:
             OVERLAY,
             SWITCH,
             "Return only when the mounts of all nodes answer, instead of when this node's own "
-            "parents do.",
+            "parents do. Node 0 asks all others, so give it to all nodes.",
         ),
     )
     fetch_deadline_s: float = field(

@@ -122,6 +122,17 @@ class Fetches:
             waiting.clear()
             waiting.extend(still)
 
+    def forget_question(self, peer: NodeId, number: int) -> None:
+        """It was withdrawn. Who asks and withdraws in turn would otherwise have as many questions
+        wait here as it likes: the link counts only those that are still to be answered."""
+        request = PeerRequest(peer, number)
+        for fetch in self._running.values():
+            fetch.asked = [each for each in fetch.asked if each.request != request]
+            fetch.streams = [each for each in fetch.streams if (each[0], each[1].number) != request]
+        for waiting in self._no_room:
+            for question in [each for each in waiting if each.request == request]:
+                waiting.remove(question)
+
     def lost(self, now: float, peer: NodeId, numbers: list[FetchId]) -> list[Action]:
         """What these asked of *peer* is lost with a connection."""
         actions: list[Action] = []

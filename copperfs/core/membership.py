@@ -79,6 +79,7 @@ class Membership:
     _late_s: float = 0.0
     _late_at: float = float("-inf")
     _changed: bool = False
+    _started: bool = False
 
     def __post_init__(self) -> None:
         self.view = View(self.trees.me, self.trees.nodes)
@@ -105,7 +106,7 @@ class Membership:
 
     def is_in_touch(self) -> bool:
         """Whether all whom this node asks, or is pushed to by, can be talked to."""
-        return all(self.is_good(peer) for peer in self._near)
+        return self._started and all(self.is_good(peer) for peer in self._near)
 
     def is_wanted(self, peer: NodeId) -> bool:
         """Whether it is one of those above, whom this node keeps in touch with."""
@@ -129,6 +130,7 @@ class Membership:
     # --- what is seen ----------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Action]:
+        self._started = True
         return self._rewire(now)
 
     def owes(self, now: float, peer: NodeId) -> None:

@@ -190,6 +190,8 @@ class Peering:
             case Return():
                 return self.calls.returned(peer, message)
             case Withdraw(number):
+                if self.links.is_serving(peer, number):
+                    self.fetches.forget_question(peer, number)
                 return self.links.stop(peer, number)
             case _:
                 return []

@@ -52,6 +52,7 @@ from copperfs.fuse.mounting import (
     unmount,
 )
 from copperfs.fuse.plain import PlainHandlers, PlainPublications
+from copperfs.fuse.statfs import FRESH_S, Statfs
 from copperfs.roster import Roster
 from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
@@ -161,7 +162,8 @@ class Daemon:
         board = Board(front)
         engine = Engine(node, fetcher, board)
         self._join(engine)
-        handlers = FrontHandlers(engine, board, self._statfs)
+        statfs = Statfs(self._ask_statfs, lambda found: _publish_statfs(front, found))
+        handlers = FrontHandlers(engine, board, statfs)
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -180,7 +182,8 @@ class Daemon:
             nursery.start_soon(grants[0].run)
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._serve_handlers)
-            self._publish_statfs(front)
+            _publish_statfs(front, statfs.known)
+            nursery.start_soon(_withdraw_statfs, front)
             if os.environ.get("COPPERFS_BENCH_BUSY"):
                 threading.Thread(target=_keep_busy, daemon=True).start()
             nursery.start_soon(self._become_ready, job, ready, nursery)
@@ -205,7 +208,7 @@ class Daemon:
         self._join(engine)
         job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
-            engine, inodes, self._statfs, kernel_cache=self.settings.kernel_cache
+            engine, inodes, Statfs(self._ask_statfs), kernel_cache=self.settings.kernel_cache
         )
         pyfuse3.init(handlers, self.settings.mountpoint, set(options))
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -243,7 +246,7 @@ class Daemon:
     ) -> None:
         """Say so when the mount answers, which it does when the nodes that it asks do."""
         try:
-            await job.wait_ready()
+            await job.readiness.wait()
         except MountError as error:
             self._failed = error
             nursery.cancel_scope.cancel()
@@ -412,21 +415,8 @@ class Daemon:
             self._cleanup.callback(end.close)
         return ours, theirs
 
-    def _statfs(self) -> os.statvfs_result:
+    def _ask_statfs(self) -> os.statvfs_result:
         return os.statvfs(self.source_root)
-
-    def _publish_statfs(self, front: "Front") -> None:
-        found = self._statfs()
-        front.publish_statfs(
-            max(found.f_blocks, 1),
-            found.f_bfree,
-            found.f_bavail,
-            max(found.f_files, 1),
-            found.f_ffree,
-            found.f_bsize,
-            found.f_namemax,
-            found.f_frsize,
-        )
 
     def _unmount_or_detach(self) -> None:
         mountpoint = self.settings.mountpoint
@@ -450,6 +440,26 @@ class Daemon:
         if mounted is not None and mounted.fstype == "fuse.copperfs":
             with suppress(MountError):
                 unmount(self.settings.mountpoint, lazy=True)
+
+
+def _publish_statfs(front: "Front", found: os.statvfs_result) -> None:
+    front.publish_statfs(
+        max(found.f_blocks, 1),
+        found.f_bfree,
+        found.f_bavail,
+        max(found.f_files, 1),
+        found.f_ffree,
+        found.f_bsize,
+        found.f_namemax,
+        found.f_frsize,
+    )
+
+
+async def _withdraw_statfs(front: "Front") -> None:
+    """Who wants to know then asks the handlers, and they the source."""
+    while True:
+        await trio.sleep(FRESH_S)
+        front.withdraw_statfs()
 
 
 async def _hear_of_fetched(engine: Engine, board: Board) -> None:

@@ -217,6 +217,7 @@ class Engine:
             self.nursery = nursery
             if self.peers is not None:
                 self.post(Start())
+                self.peers.changed()  # the root is in touch with all whom it asks
                 nursery.start_soon(self.peers.transport.run, self.peers.arrived)
 
     async def leave(self) -> None:

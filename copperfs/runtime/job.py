@@ -1,8 +1,9 @@
 """One node's part in a job of several: who it talks to, and what all nodes can be asked together.
 
 ``join_job`` makes the node's place in the trees and its transport from the launch. ``Job`` has the
-operations behind ``copperfs clear``, ``stats --all``, ``tree`` and ``--wait-all``; alone, a node is
-a job of one and answers them just so.
+operations behind ``copperfs clear``, ``stats --all`` and ``tree``, and puts them together with
+those of ``workingset.py`` and ``readiness.py``; alone, a node is a job of one and answers them just
+so.
 
 Every result carries the numbers of the nodes that it is of. Who asked has the roster, and says from
 both who is missing; a node that is cut off from the first tree takes those behind it along.
@@ -16,12 +17,8 @@ once more at some later time.
 
 import hashlib
 import json
-import random
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-
-import trio
 
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
@@ -29,12 +26,13 @@ from copperfs.config import Settings
 from copperfs.core.peering import EPOCH_LEAP_MAX
 from copperfs.core.seats import parent_position
 from copperfs.core.trees import Trees
-from copperfs.errors import ControlError, MountError
+from copperfs.errors import ControlError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.operations import Operations, Result
+from copperfs.runtime.operations import Operations, Result, numbers_in
 from copperfs.runtime.peers import Peers
+from copperfs.runtime.readiness import Readiness
 from copperfs.runtime.warmup import Warmup
 from copperfs.runtime.workingset import WorkingSets
 from copperfs.types import NodeId
@@ -47,13 +45,10 @@ VERSION = 1
 CALL_WITHIN_S = 10.0
 EPOCH_WITHIN_S = 5.0
 CLEAR_WITHIN_S = 15.0
-READY_WITHIN_S = 5.0
 # What the front adds to the deadline of the source.
 FRONT_GRACE_S = 5.0
 # Node by node only up to here; beyond, sums tell more.
 NODES_SHOWN_MAX = 256
-# A sentence names so many nodes.
-NAMES_MAX = 16
 SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "members", "transport")
 
 
@@ -99,16 +94,18 @@ class Job:
     roster: Roster | None = None
 
     working_sets: WorkingSets = field(init=False)
+    readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         warmup = Warmup(self.engine)
         self.working_sets = WorkingSets(self.engine, warmup, self.roster)
+        self.readiness = Readiness(self.engine, self.settings, self.roster)
         if self.engine.peers is not None:
             self.engine.peers.take_batch = warmup.take_batch
         self.engine.operations = Operations(
             {
                 **self.working_sets.operations(),
-                "ready": self._ready,
+                **self.readiness.operations(),
                 "epoch": self._epoch,
                 "clear": self._clear,
                 "reset": self._reset,
@@ -186,41 +183,10 @@ class Job:
     async def warm_up_state(self) -> Result:
         return self.working_sets.state()
 
-    async def wait_ready(self) -> None:
-        """Until this node's parents answer, or with ``--wait-all`` all nodes."""
-        peers, trees = self.engine.peers, self.engine.node.trees
-        if peers is None or trees is None or self.roster is None:
-            return
-        parents = list(trees.parents())
-        answered = {int(trees.me)}
-        with trio.move_on_after(self.settings.launch_timeout_s):
-            await peers.wait_in_touch()
-            while self.settings.wait_all:
-                answered = self._answered(await self._call("ready", READY_WITHIN_S))
-                if len(answered) == len(self.roster):
-                    return
-                await trio.sleep(random.uniform(0.1, 0.5) * max(1.0, len(self.roster) / 32))
-            return
-        missing = [each for each in parents if each not in peers.connected]
-        if not missing:
-            others = [each.name for n, each in enumerate(self.roster.members) if n not in answered]
-            named = ", ".join(others[:NAMES_MAX]) + (", ..." if others[NAMES_MAX:] else "")
-            raise MountError(
-                f"{len(others)} of {len(self.roster)} nodes were not ready within "
-                f"{self.settings.launch_timeout_s:g} s: {named}; their logs say why (--log-file)"
-            )
-        member = self.roster.member(missing[0])
-        raise MountError(
-            f"node {member.name} at {member.endpoint} could not be reached within "
-            f"{self.settings.launch_timeout_s:g} s; is its daemon up, and does a firewall let "
-            "the port through? --listen chooses another network"
-        )
-
     # --- who answered ----------------------------------------------------------------------------
 
     def _answered(self, result: Result) -> set[int]:
-        numbers = result.get("answered", [])
-        return set(numbers).intersection(range(self._count()))
+        return numbers_in(result, "answered").intersection(range(self._count()))
 
     def _head(self, answered: set[int]) -> Result:
         """What every document about all nodes begins with."""
@@ -254,16 +220,6 @@ class Job:
         return {"number": number, "name": member.name, "endpoint": member.endpoint}
 
     # --- done on each node -----------------------------------------------------------------------
-
-    async def _ready(self, _: Result) -> Result:
-        peers, trees = self.engine.peers, self.engine.node.trees
-        if peers is None or trees is None:
-            return self._here()
-        # Who asked asks again; one whose parents were started otherwise is never ready.
-        with trio.move_on_after(READY_WITHIN_S), suppress(MountError):
-            await peers.wait_in_touch()
-            return self._here()
-        return {}
 
     async def _epoch(self, _: Result) -> Result:
         return self._here() | {"max_epoch": self._own_epoch()}
