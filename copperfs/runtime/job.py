@@ -18,13 +18,12 @@ once more at some later time.
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
 from copperfs.core.peering import EPOCH_LEAP_MAX
-from copperfs.core.seats import parent_position
 from copperfs.core.trees import Trees
 from copperfs.errors import ControlError
 from copperfs.net.transport import Transport
@@ -33,6 +32,7 @@ from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operations, Result, numbers_in
 from copperfs.runtime.peers import Peers
 from copperfs.runtime.readiness import Readiness
+from copperfs.runtime.shape import places_of, way_between
 from copperfs.runtime.warmup import Warmup
 from copperfs.runtime.workingset import WorkingSets
 from copperfs.types import NodeId
@@ -152,12 +152,16 @@ class Job:
         result = await self._call("tree", CALL_WITHIN_S)
         answered = self._answered(result)
         links = {each["number"]: each["parents"] for each in result.get("links", [])}
-        trees = self.engine.node.trees or Trees(1, NodeId(0))
+        trees, gone = self.engine.node.trees or Trees(1, NodeId(0)), self._gone()
+        suspects: dict[int, list[int]] = {}
+        for each in result.get("suspects", []):
+            suspects.setdefault(each["number"], []).append(each["by"])
         members = [
             self._member(NodeId(number))
             | {
                 "answered": number in answered,
-                "places": places_of(replace(trees, me=NodeId(number)), links.get(number)),
+                "gone": number in gone,
+                "places": places_of(trees, number, gone, links.get(number)),
             }
             for number in range(trees.nodes)
         ]
@@ -166,6 +170,11 @@ class Job:
             "trees": trees.count,
             "fanout": trees.fanout,
             "push_fanout": trees.push_fanout,
+            "suspects": [
+                self._member(NodeId(number)) | {"by": sorted(by)}
+                for number, by in sorted(suspects.items())
+                if 0 <= number < trees.nodes
+            ],
             "members": members,
         }
 
@@ -207,7 +216,7 @@ class Job:
         trees = self.engine.node.trees
         if trees is None:
             return None
-        way = way_between(trees.me, number, trees.fanout)
+        way = way_between(trees, trees.me, number, self._gone())
         return next((each for each in way if each not in answered), None)
 
     def _count(self) -> int:
@@ -243,18 +252,29 @@ class Job:
         return result
 
     async def _tree(self, _: Result) -> Result:
-        trees, peers = self.engine.node.trees, self.engine.peers
-        if trees is None or peers is None:
+        membership, peers = self.engine.node.membership, self.engine.peers
+        if membership is None or peers is None:
             return self._here()
-        parents = [trees.parent(tree) for tree in range(trees.count)]
+        parents = list(membership.parents)
         found = await peers.ping_all({each for each in parents if each is not None})
         shown = [
             None
             if each is None
-            else {"connected": each in peers.connected, "rtt_us": _us(found[each])}
+            else {
+                "parent": each,
+                "connected": each in peers.connected,
+                "rtt_us": _us(found[each]),
+            }
             for each in parents
         ]
-        return self._here() | {"links": [{"number": self._me(), "parents": shown}]}
+        return self._here() | {
+            "links": [{"number": self._me(), "parents": shown}],
+            "suspects": [{"number": each, "by": self._me()} for each in membership.suspects()],
+        }
+
+    def _gone(self) -> frozenset[NodeId]:
+        membership = self.engine.node.membership
+        return frozenset() if membership is None else frozenset(membership.view.gone)
 
     def _here(self) -> Result:
         return {"answered": [self._me()]}
@@ -265,42 +285,6 @@ class Job:
 
     def _own_epoch(self) -> int:
         return self.engine.node.statistics().epoch
-
-
-def way_between(here: int, there: int, fanout: int) -> list[int]:
-    """The nodes that a call passes on its way, which is in the first tree."""
-    up, down = _way_up(here, fanout), _way_up(there, fanout)
-    top = next(each for each in up if each in down)
-    way = [*up[: up.index(top)], *reversed(down[: down.index(top) + 1])]
-    return [each for each in way if each not in (here, there)]
-
-
-def _way_up(position: int, fanout: int) -> list[int]:
-    way = [position]
-    while (above := parent_position(way[-1], fanout)) is not None:
-        way.append(above)
-    return way
-
-
-def places_of(trees: Trees, links: list[Result | None] | None) -> list[Result]:
-    """Where a node is in each tree, and its link to its parent there, if it told of it."""
-    nowhere: Result = {"connected": None, "rtt_us": None}
-    return [
-        {
-            "tree": tree,
-            "role": _role(trees, tree),
-            "depth": trees.depth(tree),
-            "parent": trees.parent(tree),
-            **((links[tree] if links is not None else None) or nowhere),
-        }
-        for tree in range(trees.count)
-    ]
-
-
-def _role(trees: Trees, tree: int) -> str:
-    if trees.parent(tree) is None:
-        return "root"
-    return "parent" if trees.children(tree) else "leaf"
 
 
 def _us(seconds: float | None) -> int | None:
