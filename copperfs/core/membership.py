@@ -201,7 +201,7 @@ class Membership:
     def hear_heartbeat(self, now: float, peer: NodeId, beat: Heartbeat) -> list[Action]:
         actions: list[Action] = []
         if beat.wants_answer:
-            actions.append(Send(peer, Heartbeat(self.view.digest, wants_answer=False)))
+            actions.append(Send(peer, self._heartbeat(wants_answer=False)))
         found = self._peers.get(peer)
         if found is None or beat.view == self.view.digest:
             return actions
@@ -230,7 +230,7 @@ class Membership:
         actions: list[Action] = [Happened("leaves")]
         for peer in self._up():
             # Whoever answers the second has heard the first.
-            beat = Heartbeat(self.view.digest, wants_answer=True)
+            beat = self._heartbeat(wants_answer=True)
             actions += [Send(peer, News((fate,))), Send(peer, beat)]
             self._peers[peer].seen.asked_at = now
         return actions
@@ -298,7 +298,7 @@ class Membership:
     def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer].seen.asked_at = now
         self._look_again(now, peer)
-        return [Send(peer, Heartbeat(self.view.digest, wants_answer=True))]
+        return [Send(peer, self._heartbeat(wants_answer=True))]
 
     def _judge(self, now: float, peer: NodeId, new: Standing) -> list[Action]:
         found = self._peers[peer]
@@ -319,6 +319,9 @@ class Membership:
             *self._believe(now, self.view.end_of(peer), None, how, took_s),
             *self._rewire(now),
         ]
+
+    def _heartbeat(self, *, wants_answer: bool) -> Heartbeat:
+        return Heartbeat(self.stats.epoch, self.view.digest, wants_answer)
 
     def _beat_s(self, peer: NodeId) -> float:
         if peer in self._near:

@@ -225,7 +225,11 @@ LAYOUTS = (
     ),
     Layout(11, Ping, (("number", f.number()),)),
     Layout(12, Pong, (("number", f.number()),)),
-    Layout(14, Heartbeat, (("view", f.integer(0, (1 << 64) - 1)), ("wants_answer", f.SWITCH))),
+    Layout(
+        14,
+        Heartbeat,
+        (("epoch", f.number()), ("view", f.integer(0, (1 << 64) - 1)), ("wants_answer", f.SWITCH)),
+    ),
     Layout(
         15,
         News,
