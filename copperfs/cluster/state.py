@@ -45,6 +45,16 @@ class ClusterNode:
     def log(self) -> str:
         return os.path.join(self.directory, "log")
 
+    @property
+    def told(self) -> str:
+        """The file with what its daemon was told, by which it can be started again."""
+        return os.path.join(self.directory, "told")
+
+    @property
+    def index(self) -> int:
+        """Its place in the roster."""
+        return int(self.name.removeprefix("node"))
+
     def is_alive(self) -> bool:
         return self.pid != 0 and start_of(self.pid) == self.started
 
