@@ -18,8 +18,11 @@ from rich.console import Console
 from tests.chaos.arena import Arena, Setup
 from tests.chaos.judge import Outcome, judge
 from tests.chaos.report import complaints, line, show, write
-from tests.chaos.schedule import KINDS, LENGTH_S, Schedule, draw, parse
-from tests.conftest import TOKEN_VARIABLE, daemons_with, mounts_below
+from tests.chaos.schedule import KINDS, Schedule, draw, parse
+from tests.conftest import daemons_with, mounts_below
+
+# In the environment of all that is started, so that what is left can be told from others' work.
+RUN_VARIABLE = "COPPER_CHAOS_RUN"
 
 
 def arguments() -> argparse.Namespace:
@@ -35,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rate", type=float, default=usual.rate, metavar="R", help="files a node reads a second"
     )
-    parser.add_argument("--length", type=float, default=LENGTH_S, metavar="SECONDS")
+    parser.add_argument("--length", type=float, metavar="SECONDS", help="of all schedules")
     parser.add_argument(
         "--calm", action="store_true", help="no faults at all: what the machine does by itself"
     )
@@ -63,7 +66,7 @@ def schedules(options: argparse.Namespace) -> list[Schedule]:
     seeds = range(options.seed, options.seed + options.schedules)
     if options.calm:
         return [
-            Schedule(seed, options.nodes, options.fanout, options.length, "calm", ())
+            Schedule(seed, options.nodes, options.fanout, options.length or 8.0, "calm", ())
             for seed in seeds
         ]
     return [
@@ -87,7 +90,7 @@ def main() -> int:
         for each in wanted:
             console.print(str(each), soft_wrap=True)
         return 0
-    os.environ[TOKEN_VARIABLE] = token = uuid.uuid4().hex
+    os.environ[RUN_VARIABLE] = token = uuid.uuid4().hex
     flags = [f"--{each}" for each in options.mount]
     setup = Setup(wanted[0].nodes, wanted[0].fanout, options.rate, options.files, tuple(flags))
     outcomes: list[Outcome] = []
@@ -108,7 +111,9 @@ def main() -> int:
                         console.print("what is not whole is not hurt again")
                         break
         finally:
-            left = [f"process {pid}: {what}" for pid, what in daemons_with(token).items()]
+            left = [
+                f"process {pid}: {what}" for pid, what in daemons_with(token, RUN_VARIABLE).items()
+            ]
             left += [f"mount {each}" for each in mounts_below(Path(directory))]
             for thing in left:
                 console.print(f"LEFT BEHIND: {thing}")

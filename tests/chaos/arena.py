@@ -17,9 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from tests.chaos.judge import Applied, Imported, Outcome, Read
 from tests.chaos.schedule import Fault, Schedule
 from tests.chaos.stuck import Stuck
 from tests.cluster.helpers import Cluster
-from tests.mount.helpers import copperfs, is_running
+from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, copperfs, is_running
 from tests.standin import StandIn
 
 # Nobody waits longer than this for the source, even if a thread of it hangs (--source-deadline).
@@ -43,7 +43,7 @@ WHOLE_WITHIN_S = 90.0
 STARTS_WITHIN_S = 60.0
 ASK_WITHIN_S = 40.0
 # All nodes begin with nothing at once, which keeps the machine busy: no time for faults.
-COLD_S = 1.5
+COLD_S = 1.0
 LATENCY_S = 0.0005
 MEMORY = "96MiB"
 
@@ -75,6 +75,7 @@ class Arena:
 
     def __enter__(self) -> Self:
         with ExitStack() as life:
+            life.enter_context(guarded(self.directory / "cluster"))
             self.content = make_content(self.directory, files=self.setup.files)
             self.standin = life.enter_context(
                 StandIn(self.content.source, per_op_s=LATENCY_S, per_read_s=LATENCY_S)
@@ -216,6 +217,22 @@ class Arena:
 
     def pid(self, node: int) -> int:
         return self.cluster.pid(node)
+
+
+@contextmanager
+def guarded(cluster: Path) -> Iterator[None]:
+    """Whatever becomes of this process, also if it is killed: the cluster is taken down."""
+    down = [*COPPERFS, "cluster", "down", "--dir", str(cluster)]
+    guard = subprocess.Popen(
+        ["sh", "-c", 'cat; exec "$@"', "sh", *down],  # cat ends when this process does
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is not for it
+    )
+    try:
+        yield
+    finally:
+        guard.communicate(timeout=COMMAND_TIMEOUT_S)
 
 
 def taken_by(pid: int) -> dict[str, int]:

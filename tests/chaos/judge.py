@@ -177,6 +177,14 @@ def more_than_once(counts: Mapping[str, int]) -> dict[str, int]:
     return {path: count for path, count in sorted(counts.items()) if count > 1}
 
 
+def beyond_faults(outcome: Outcome) -> dict[str, int]:
+    """Files that were opened more often than once and once more for each fault. A fault splits the
+    tree into two at most, and the part without a root gets another one; or takes what one node
+    held. So nothing has to be read more often than that."""
+    allowed = 1 + len(outcome.applied)
+    return {path: count for path, count in sorted(outcome.opened.items()) if count > allowed}
+
+
 def _by_node(applied: Iterable[Applied]) -> dict[int, list[Applied]]:
     found: dict[int, list[Applied]] = {}
     for each in applied:

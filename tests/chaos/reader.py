@@ -7,7 +7,8 @@ monotonic clock, it reads files through the mount, so many a second, compares ea
 known, and then writes what it saw as one line: a list of [began, ended, path, errno, wrong]. The
 files come in sets of some hundred, which are the same for all readers, so that most files are
 wanted by many nodes; in each set a reader has an order of its own. Now and then it lists a
-directory. It imports nothing of copperfs, and ends with its input.
+directory. It imports nothing of copperfs, and ends with its input,
+or soon after the process that started it.
 """
 
 import json
@@ -31,6 +32,7 @@ def main() -> None:
         names.setdefault(directory, []).append(name)
     with open(known_path, "rb") as file:
         known = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    parent = os.getppid()
     for line in sys.stdin:
         order = json.loads(line)
         everything = index.copy()
@@ -39,7 +41,7 @@ def main() -> None:
         records = []
         left: list[tuple[str, int, int]] = []
         count = taken = 0
-        while time.monotonic() < order["until"]:
+        while time.monotonic() < order["until"] and os.getppid() == parent:
             if not left:
                 left = everything[taken : taken + SET_FILES]
                 numbers.shuffle(left)

@@ -18,6 +18,7 @@ from tests.chaos.judge import (
     Outcome,
     Read,
     Verdict,
+    beyond_faults,
     judge,
     more_than_once,
     quantile,
@@ -49,7 +50,8 @@ def line(outcome: Outcome, verdict: Verdict) -> str:
         f"{len(outcome.reads)} reads, {len(verdict.errors)} errors, {len(verdict.wrong)} wrong, "
         f"{len(verdict.imports)} failed imports, longest stall {max(others, default=0):.3f} s"
         f" (own link {max(own, default=0):.3f} s), {len(extra)} objects read more than once "
-        f"({sum(extra.values()) - len(extra)} times), whole again after {whole}"
+        f"({sum(extra.values()) - len(extra)} times, {len(beyond_faults(outcome))} of them more "
+        f"often than there were faults), whole again after {whole}"
     )
 
 
@@ -129,6 +131,17 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
             f"imports: {len(imports)}, p50 {quantile(imports, 0.5):.2f} s, longest "
             f"{imports[-1]:.2f} s"
         )
+    returns = sorted(
+        each.ended - each.began - each.fault.lasts_s
+        for outcome in outcomes
+        for each in outcome.applied
+        if each.fault.kind == "kill"
+    )
+    if returns:
+        console.print(
+            f"killed nodes: {len(returns)}, started again within {quantile(returns, 0.5):.2f} s "
+            f"(p50), {returns[-1]:.2f} s (longest)"
+        )
     leaks = _leaks(outcomes)
     if leaks.row_count:
         console.print(leaks)
@@ -188,6 +201,7 @@ def write(path: Path, outcomes: Sequence[Outcome]) -> None:
                     for each in outcome.applied
                 ],
                 "opened_more_than_once": more_than_once(outcome.opened),
+                "opened_beyond_faults": beyond_faults(outcome),
                 "listed_more_than_once": more_than_once(outcome.listed),
                 "whole_s": outcome.whole_s,
                 "nodes": outcome.nodes,

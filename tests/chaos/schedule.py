@@ -23,7 +23,8 @@ from dataclasses import dataclass
 KINDS = ("kill", "stop", "cut", "drop", "stick")
 DIRECTIONS = ("both", "towards", "away")
 STYLES = {"single": 4, "mixed": 4, "storm": 2}
-LENGTH_S = 10.0
+# Most are short, since there are to be many of them; some let a fault last for long.
+LENGTHS_S = {6.0: 5, 8.0: 3, 12.0: 1}
 
 # Nothing happens in the first and in the last moments: what is before and after is compared.
 QUIET_S = 0.5
@@ -146,13 +147,15 @@ def draw(
     nodes: int,
     fanout: int,
     *,
-    length_s: float = LENGTH_S,
+    length_s: float | None = None,
     kinds: Sequence[str] = KINDS,
     spared: Collection[int] = (),
 ) -> Schedule:
     """The schedule of this seed. *spared* nodes are never killed, so that they can be watched for
     what they lose over many schedules."""
-    numbers = random.Random(f"{seed} {nodes} {fanout} {length_s}")
+    numbers = random.Random(f"{seed} {nodes} {fanout}")
+    if length_s is None:
+        length_s = numbers.choices(list(LENGTHS_S), list(LENGTHS_S.values()))[0]
     style = numbers.choices(list(STYLES), list(STYLES.values()))[0]
     hand = _Hand(numbers, nodes, fanout, length_s, tuple(kinds), frozenset(spared))
     match style:
@@ -193,8 +196,10 @@ class _Hand:
 
     def one_after_the_other(self) -> None:
         kind = self.numbers.choice(self.kinds)
-        count = self.numbers.randint(1, 3)
-        slot_s = (self.length_s - 2 * QUIET_S) / count
+        room_s = self.length_s - 2 * QUIET_S
+        most = max(1, min(3, int(room_s / (RECOVERY_S + 2 * LASTS_MIN_S))))
+        count = self.numbers.randint(1, most)
+        slot_s = room_s / count
         for index in range(count):
             begins = QUIET_S + index * slot_s
             self.anything(begins, begins + slot_s - RECOVERY_S, kind=kind)

@@ -5,8 +5,14 @@ Nothing here depends on how long anything took; ``python -m tests.chaos --report
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +20,13 @@ from tests.chaos.arena import Arena, Setup
 from tests.chaos.judge import judge, more_than_once
 from tests.chaos.report import complaints
 from tests.chaos.schedule import Fault, Schedule, draw
-from tests.cluster.test_links import networks_can_be_made
+from tests.cluster.test_links import namespaces, networks_can_be_made
+from tests.conftest import mounts_below
+from tests.mount.helpers import PROJECT, eventually
 
 SETUP = Setup()
-# Each of another style: a storm that takes the root along, any kinds at any times, one kind.
-SEEDS = (3, 8, 2)
+# Each of another style: a storm, any kinds at any times (the root is killed), one kind (killed).
+SEEDS = (29, 5, 14)
 LONG_SEEDS = range(100, 120)
 
 pytestmark = [
@@ -46,6 +54,47 @@ def test_nobody_sees_an_error_or_a_wrong_byte(arena: Arena, seed: int) -> None:
     assert verdict.is_good, "\n".join(said)
     assert len({each.node for each in outcome.reads}) == SETUP.nodes
     assert len(outcome.imports) == SETUP.nodes
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    schedule = Schedule(
+        *(0, 3, 2, 60.0, "mixed"),
+        (Fault(0.1, 0, "cut", 59.0), Fault(0.1, 1, "stop", 59.0)),
+    )
+    (tmp_path / "schedule").write_text(str(schedule))
+    command = [sys.executable, "-m", "tests.chaos", "--files", "50", "--replay"]
+    namespaces_before = namespaces()
+    with subprocess.Popen(
+        [*command, str(tmp_path / "schedule")],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        eventually(lambda: list(tmp_path.glob("copperfs-chaos-*/cluster/cluster.json")), "up", 60)
+        [directory] = tmp_path.glob("copperfs-chaos-*")
+        eventually(lambda: stopped(directory / "cluster", 1), "it is at it", 60)
+        run.send_signal(number)
+        said, _ = run.communicate(timeout=60)
+    assert "LEFT BEHIND" not in said
+    eventually(
+        lambda: not mounts_below(tmp_path) and namespaces() <= namespaces_before,
+        lambda: f"nothing is left: {mounts_below(tmp_path)}; {namespaces() - namespaces_before}",
+        30,
+    )
+    if number == signal.SIGTERM:
+        assert not directory.exists()
+
+
+def stopped(cluster: Path, node: int) -> bool:
+    try:
+        pid = json.loads((cluster / "cluster.json").read_text())["nodes"][node]["pid"]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return False
+    return bool(state == "T")
 
 
 def test_without_faults_everything_is_read_once(arena: Arena) -> None:

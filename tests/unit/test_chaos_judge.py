@@ -6,7 +6,17 @@ import errno
 
 import pytest
 
-from tests.chaos.judge import Applied, Imported, Outcome, Read, judge, quantile, stalls
+from tests.chaos.judge import (
+    Applied,
+    Imported,
+    Outcome,
+    Read,
+    beyond_faults,
+    judge,
+    more_than_once,
+    quantile,
+    stalls,
+)
 from tests.chaos.report import complaints, line
 from tests.chaos.schedule import Fault, Schedule
 
@@ -109,6 +119,13 @@ def test_a_fault_that_was_never_healed_lasts() -> None:
     found = outcome(fault, reads=[read(9, 9.0), read(0, 9.0, code=errno.ENOTCONN)])
     assert labels(found) == [("kill root", "others")]
     assert judge(found).is_good
+
+
+def test_one_more_read_of_a_file_is_due_to_each_fault_and_no_others() -> None:
+    found = outcome(applied("kill", 0, 2.0, 3.0), reads=[])
+    found.opened = {"a": 1, "b": 2, "c": 3}
+    assert more_than_once(found.opened) == {"b": 2, "c": 3}
+    assert beyond_faults(found) == {"c": 3}
 
 
 def test_quantiles_are_values_that_occurred() -> None:
