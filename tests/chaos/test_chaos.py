@@ -5,6 +5,7 @@ Nothing here depends on how long anything took; ``python -m tests.chaos --report
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -54,6 +55,32 @@ def test_nobody_sees_an_error_or_a_wrong_byte(arena: Arena, seed: int) -> None:
     assert verdict.is_good, "\n".join(said)
     assert len({each.node for each in outcome.reads}) == SETUP.nodes
     assert len(outcome.imports) == SETUP.nodes
+
+
+def test_errors_and_wrong_bytes_are_noticed(tmp_path: Path) -> None:
+    """Else everything would be good."""
+    calm = Schedule(0, 3, 2, 2.0, "calm", ())
+    with Arena(tmp_path, Setup(nodes=3, fanout=2, files=60)) as arena:
+        rule = arena.standin.fail("data/d07/**", errno.EIO, ops=["open"])
+        verdict = judge(arena.carry_out(calm))
+        assert {(each.errno, each.path[:8]) for each in verdict.errors} == {(errno.EIO, "data/d07")}
+        assert not verdict.wrong
+        arena.standin.release(rule)
+
+        changed = arena.content.source / "data/d07/f0007"
+        with changed.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read()
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 1]))
+        verdict = judge(arena.carry_out(calm))
+        assert {each.path for each in verdict.wrong} == {"data/d07/f0007"}
+        assert not verdict.errors
+
+        (arena.content.source / "packages" / "mdurl" / "__init__.py").write_text("1 / 0")
+        verdict = judge(arena.carry_out(calm))
+        assert {each.node for each in verdict.imports} == {0, 1, 2}
+        assert "ZeroDivisionError" in verdict.imports[0].said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
@@ -108,7 +135,7 @@ def test_without_faults_everything_is_read_once(arena: Arena) -> None:
 
 
 def test_faults_are_really_in_force(arena: Arena) -> None:
-    """Else everything would be good."""
+    """By what they leave behind: another process, a reader that waited."""
     kinds = ("kill", "stop", "cut", "drop", "stick")
     faults = [Fault(1.0, 10 + place, kind, 2.0) for place, kind in enumerate(kinds)]
     schedule = Schedule(0, SETUP.nodes, SETUP.fanout, 4.0, "mixed", tuple(faults))
