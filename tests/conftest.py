@@ -126,9 +126,9 @@ def mounts_below(directory: Path) -> list[Path]:
     return found[::-1]
 
 
-def daemons_with(token: str) -> dict[int, str]:
+def daemons_with(token: str, variable: str = TOKEN_VARIABLE) -> dict[int, str]:
     """Processes of copperfs that carry the token, other than this one: pid and command line."""
-    needle = f"{TOKEN_VARIABLE}={token}".encode()
+    needle = f"{variable}={token}".encode()
     found = {}
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():

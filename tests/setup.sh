@@ -69,6 +69,7 @@ list_missing() {
         fi
         need iproute2 has ip
         need util-linux has nsenter
+        need nftables has nft
         ;;
     esac
     case $purpose in test-long)
