@@ -40,22 +40,26 @@ class Pump:
         empty: Callable[[], None] | None = None,
     ) -> None:
         self._socket = socket
+        self._descriptor = socket.fileno()
         self._take = take
         self._empty = empty
         """Called whenever the socket was found empty."""
-        self._nap: trio.CancelScope | None = None
+        self._naps = False
         self._touched = False
         """Since the socket was found empty."""
 
     async def run(self) -> None:
-        descriptor = self._socket.fileno()
         while True:
             if self.turn() or (self._touched and self._readable()):
                 await trio.lowlevel.checkpoint()
                 continue
-            with trio.CancelScope() as self._nap:
-                await trio.lowlevel.wait_readable(descriptor)
-            self._nap = None
+            self._naps = True
+            try:
+                await trio.lowlevel.wait_readable(self._descriptor)
+            except trio.ClosedResourceError:
+                pass  # woken
+            finally:
+                self._naps = False
 
     def turn(self) -> bool:
         """Take some messages; False once there are none."""
@@ -80,13 +84,15 @@ class Pump:
     def touched(self) -> None:
         """After every other call on the socket: it may have taken in the signal."""
         self._touched = True
-        if self._nap is not None and self._readable():
+        if self._naps and self._readable():
             self.wake()
 
     def wake(self) -> None:
         """Have it look, whatever the descriptor says."""
-        if self._nap is not None:
-            self._nap.cancel()
+        if self._naps:
+            # The descriptor stays open: this only ends the waiting for it. A cancel scope around
+            # each nap would do the same, for 3.4 us of the 9 that a nap then takes.
+            trio.lowlevel.notify_closing(self._descriptor)
 
     def _readable(self) -> bool:
         if self._socket.closed:
