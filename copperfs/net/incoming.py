@@ -140,7 +140,7 @@ class Router:
     # ---- messages
 
     def _take(self) -> int:
-        route = self._frames.next()
+        route = self._frames.route()
         self._taken += 1
         if route not in self._links:
             size = self._take_greeting(route)
@@ -154,7 +154,7 @@ class Router:
         return size
 
     def _take_greeting(self, route: bytes) -> int:
-        frame = self._socket.recv(zmq.NOBLOCK, copy=False, track=False)
+        frame = self._frames.next_frame()
         surplus = self._frames.skip()
         size = len(frame) + surplus
         self._monitor_pump.drain()

@@ -107,7 +107,7 @@ class Outgoing:
         return self._owner.receive(self, self._frames)
 
     def _take_greeting(self) -> int:
-        frame = self._socket.recv(zmq.NOBLOCK)
+        frame = self._frames.next()
         size = len(frame) + self._frames.skip()
         try:
             fault = self._owner.claims(decode_greeting(frame), str(self.peer))

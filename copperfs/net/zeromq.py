@@ -46,7 +46,7 @@ from copperfs.net.sockets import Limits
 from copperfs.net.transport import Corrupt, Deliver, Payload, Received, TransportStats
 from copperfs.roster import BadRoster, Roster
 from copperfs.types import NodeId
-from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode
+from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode_frames
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from copperfs.wire.payload import size_of
@@ -125,7 +125,7 @@ class ZeroTransport:
             self._give_up(link)
 
     def send(self, peer: NodeId, message: Message, payload: Payload | None = None) -> bool:
-        header = encode(message, payload)
+        header, payload = encode_frames(message, payload)
         link = None if self._closed else self._links.current(peer)
         while link is not None and not link.transmit(header, payload):
             # Gone, or it does not read. Another link of this peer may be there.
@@ -249,15 +249,15 @@ class ZeroTransport:
 
     def receive(self, link: Incoming | Outgoing, frames: Frames) -> int:
         """Take one message of a link; zmq.Again if there is none. How many bytes it had."""
-        header = frames.next()
-        size = len(header)
+        first = frames.next()
+        size = len(first)
         try:
-            envelope = decode_header(header)
+            envelope = decode_header(first)
             data = None
-            if frames.more():
+            if frames.more:
                 data = frames.next_payload(envelope.payload_bytes)
                 size += size_of(data)
-                if frames.more():
+                if frames.more:
                     raise Malformed("more than two frames")
             payload = check_payload(envelope, data)
             if isinstance(envelope.message, Hello) and envelope.message.node != link.peer:
