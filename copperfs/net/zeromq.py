@@ -20,9 +20,8 @@ Invariants:
 - Whose a connection is was settled when it was greeted on; with CURVE ZeroMQ itself vouches for the
   key, and with it for the position in the roster. A node that speaks in another's name is a
   stranger, and cut off.
-- Without CURVE a peer is believed. That is for networks that nobody else can reach: besides
-  speaking for others, a peer that ignores the protocol can have ZeroMQ keep a message of any number
-  of frames, which no option of it bounds.
+- Without CURVE a peer is believed. That is for networks that nobody else can reach.
+- Who does not end a message is cut off (``backlog.py``).
 """
 
 import logging
@@ -149,6 +148,7 @@ class ZeroTransport:
                 self._nursery = nursery
                 nursery.start_soon(self._herald.run, deliver)
                 nursery.start_soon(self._router.run)
+                nursery.start_soon(self._look)
                 if self._admission is not None:
                     pump = Pump(self._admission.socket, self._admission.take)
                     nursery.start_soon(pump.run)
@@ -158,6 +158,14 @@ class ZeroTransport:
             self._nursery = None
             self._closed = True
             self._destroy()
+
+    async def _look(self) -> None:
+        connections = 0
+        while True:
+            await trio.sleep(self._limits.look_s + connections / 1000)
+            connections = self._router.cut_the_endless() + len(self._begun)
+            for link in self._begun.values():
+                link.cut_if_endless()
 
     def _give_up(self, link: Link) -> None:
         self._links.down(link)
