@@ -22,7 +22,7 @@ import trio
 import zmq
 
 from copperfs.net import sockets
-from copperfs.net.backlog import Backlog
+from copperfs.net.endless import Watch
 from copperfs.net.frames import Frames, send_frames
 from copperfs.net.reactor import Pump
 from copperfs.net.transport import Payload, TransportStats
@@ -64,8 +64,8 @@ class Incoming:
     outgoing: bool = field(default=False, init=False)
 
     @property
-    def backlog(self) -> Backlog:
-        return self._connection.backlog
+    def watch(self) -> Watch:
+        return self._connection.watch
 
     def transmit(self, header: bytes, payload: Payload | None) -> bool:
         return self.alive and self._router.send(self._route, header, payload)
@@ -84,7 +84,7 @@ class _Connection:
     deadline: float
     """Until when it has to greet."""
     route: bytes | None = None
-    backlog: Backlog = field(default_factory=Backlog)
+    watch: Watch = field(default_factory=Watch)
 
     def shut_down(self) -> None:
         sockets.shut_down(self.descriptor, self.address)
@@ -155,7 +155,7 @@ class Router:
         if route not in self._links:
             size = self._take_greeting(route)
         elif (link := self._links[route]) is not None and link.alive:
-            link.backlog.taken += 1
+            link.watch.taken += 1
             size = self._owner.receive(link, self._frames)
         else:
             size = self._frames.skip()
@@ -182,7 +182,7 @@ class Router:
             # Its descriptor was used again so soon that it was taken for a later connection.
             self._forget(connection.route)
         connection.route = route
-        connection.backlog.taken += 1
+        connection.watch.taken += 1
         try:
             if surplus:
                 raise Malformed("more than a greeting")
@@ -251,13 +251,13 @@ class Router:
         now = trio.current_time()
         for each in self._connections.values():
             read = sockets.read_bytes(each.descriptor)
-            if read is not None and each.backlog.is_endless(
+            if read is not None and each.watch.is_endless(
                 now, read, self._passes, self._limits.heartbeat_s
             ):
                 self._owner.stats.malformed += 1
                 logger.info("turned out %s: a message without end", each.address)
                 each.shut_down()
-            elif each.backlog.suspected is not None:
+            elif each.watch.suspected is not None:
                 self._pump.wake()
         return len(self._connections)
 

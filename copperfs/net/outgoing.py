@@ -13,7 +13,7 @@ import trio
 import zmq
 
 from copperfs.net import sockets
-from copperfs.net.backlog import Backlog
+from copperfs.net.endless import Watch
 from copperfs.net.frames import Frames, send_frames
 from copperfs.net.reactor import Pump
 from copperfs.net.transport import Payload, TransportStats
@@ -67,7 +67,7 @@ class Outgoing:
         self._monitor_pump = Pump(self._monitor, self._take_event)
         self._scope = trio.CancelScope()
         self._descriptor: int | None = None
-        self._backlog = Backlog()
+        self._watch = Watch()
         self._passes = 0
 
     async def run(self) -> None:
@@ -107,7 +107,7 @@ class Outgoing:
             raise zmq.Again
         receive = self._receive if self.was_up else self._take_greeting
         size = receive()
-        self._backlog.taken += 1
+        self._watch.taken += 1
         self._owner.flush()
         return size
 
@@ -119,13 +119,13 @@ class Outgoing:
         if not self._alive or self._descriptor is None:
             return
         read = sockets.read_bytes(self._descriptor)
-        if read is not None and self._backlog.is_endless(
+        if read is not None and self._watch.is_endless(
             trio.current_time(), read, self._passes, self._limits.heartbeat_s
         ):
             self._owner.stats.malformed += 1
             logger.info("left node %d: a message without end", self.peer)
             self.cut()
-        elif self._backlog.suspected is not None:
+        elif self._watch.suspected is not None:
             self._pump.wake()
 
     def _receive(self) -> int:

@@ -9,7 +9,7 @@ SNDHWM                  bounds what waits for a peer that does not read: past it
 RCVHWM                  bounds what a peer can have us keep before it was looked at; beyond it TCP
                         holds the peer back
 MAXMSGSIZE              a frame that says that it is longer ends its connection; how many frames a
-                        message has is bounded by no option (``backlog.py``)
+                        message has is bounded by no option (``endless.py``)
 HANDSHAKE_IVL           who does not finish the handshake is disconnected
 CONNECT_TIMEOUT         otherwise the kernel retries for minutes where packets are dropped
 RECONNECT_IVL -1        a DEALER that reconnects by itself delivers what was queued for the dead
@@ -76,8 +76,8 @@ class Limits:
     untaken: int = 256
     """Messages of one peer that wait for this node."""
     look_s: float = 0.25
-    """Between two looks for connections that give no message (``backlog.py``); a millisecond more
-    for each connection, so that looking takes at most a few percent of the time."""
+    """Between two looks for connections that give no message (``endless.py``); a millisecond more
+    for each connection, so that looking (10 us each) takes at most a hundredth of the time."""
     backoff_first_s: float = 0.05
     backoff_last_s: float = 1.0
     """A lost connection is renewed at once, then after the first, and after twice as long each

@@ -21,7 +21,7 @@ Invariants:
   key, and with it for the position in the roster. A node that speaks in another's name is a
   stranger, and cut off.
 - Without CURVE a peer is believed. That is for networks that nobody else can reach.
-- Who does not end a message is cut off (``backlog.py``).
+- Who does not end a message is cut off (``endless.py``).
 """
 
 import logging

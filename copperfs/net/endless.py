@@ -32,7 +32,7 @@ HEARTBEATS_BYTES = 128
 
 
 @dataclass(slots=True)
-class Backlog:
+class Watch:
     """Of one connection."""
 
     taken: int = 0

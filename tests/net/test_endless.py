@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from copperfs.core.messages import PART_BYTES, Credit, GivePart
-from copperfs.net.backlog import GREETING_BYTES_MAX, MESSAGE_BYTES_MAX, Backlog
+from copperfs.net.endless import GREETING_BYTES_MAX, MESSAGE_BYTES_MAX, Watch
 from copperfs.net.sockets import read_bytes
 from copperfs.net.transport import Connected, Lost, Received
 from copperfs.types import NodeId
@@ -123,34 +123,34 @@ async def test_a_message_that_comes_slowly_is_taken() -> None:
 
 
 def test_what_no_message_can_have_is_endless_once_all_that_came_was_taken() -> None:
-    backlog = Backlog(taken=1)
-    assert not backlog.is_endless(0.0, 100, 0, 2.0)
-    assert not backlog.is_endless(0.1, MESSAGE_BYTES_MAX, 1, 2.0)
-    assert not backlog.is_endless(0.2, TOO_MUCH, 2, 2.0), "it may be the node that was busy"
-    assert not backlog.is_endless(0.3, TOO_MUCH, 2, 2.0), "still"
-    assert backlog.is_endless(0.4, TOO_MUCH, 3, 2.0)
-    assert not backlog.is_endless(0.5, TOO_MUCH, 4, 2.0), "said once"
+    watch = Watch(taken=1)
+    assert not watch.is_endless(0.0, 100, 0, 2.0)
+    assert not watch.is_endless(0.1, MESSAGE_BYTES_MAX, 1, 2.0)
+    assert not watch.is_endless(0.2, TOO_MUCH, 2, 2.0), "it may be the node that was busy"
+    assert not watch.is_endless(0.3, TOO_MUCH, 2, 2.0), "still"
+    assert watch.is_endless(0.4, TOO_MUCH, 3, 2.0)
+    assert not watch.is_endless(0.5, TOO_MUCH, 4, 2.0), "said once"
 
 
 def test_who_gives_messages_is_never_endless_however_much_comes() -> None:
-    backlog = Backlog(taken=1)
+    watch = Watch(taken=1)
     for turn in range(100):
-        assert not backlog.is_endless(turn * 0.1, turn * 10 * TOO_MUCH, turn, 2.0)
+        assert not watch.is_endless(turn * 0.1, turn * 10 * TOO_MUCH, turn, 2.0)
         if turn % 2:
-            backlog.taken += 1
+            watch.taken += 1
 
 
 def test_before_a_greeting_less_is_too_much() -> None:
-    backlog = Backlog()
-    assert not backlog.is_endless(0.0, 0, 0, 2.0)
-    assert not backlog.is_endless(0.1, GREETING_BYTES_MAX + 1000, 1, 2.0)
-    assert backlog.is_endless(0.2, GREETING_BYTES_MAX + 1000, 2, 2.0)
+    watch = Watch()
+    assert not watch.is_endless(0.0, 0, 0, 2.0)
+    assert not watch.is_endless(0.1, GREETING_BYTES_MAX + 1000, 1, 2.0)
+    assert watch.is_endless(0.2, GREETING_BYTES_MAX + 1000, 2, 2.0)
 
 
 def test_years_of_heartbeats_are_no_message() -> None:
-    backlog, ping_and_pong = Backlog(taken=1), 2 * (9 + 33)
+    watch, ping_and_pong = Watch(taken=1), 2 * (9 + 33)
     for beat in range(200_000):
-        assert not backlog.is_endless(2.0 * beat, beat * ping_and_pong, beat, 2.0)
+        assert not watch.is_endless(2.0 * beat, beat * ping_and_pong, beat, 2.0)
 
 
 def test_the_kernel_says_what_was_read() -> None:
