@@ -263,7 +263,7 @@ class Job:
         return NodeId(0) if trees is None else trees.me
 
     def _own_epoch(self) -> int:
-        return self.engine.node.statistics().epoch
+        return self.engine.node.epoch
 
 
 def way_between(here: int, there: int, fanout: int) -> list[int]:
