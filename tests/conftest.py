@@ -110,6 +110,14 @@ _TOKEN = pytest.StashKey[str]()
 _LEFTOVERS = pytest.StashKey[list[str]]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in these mounts, whether it says so or not."""
+    here = Path(__file__).parent
+    for item in items:
+        if {here / "mount", here / "cluster"} & set(item.path.parents):
+            item.add_marker(pytest.mark.mount)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TOKEN] = os.environ[TOKEN_VARIABLE] = uuid.uuid4().hex
 

@@ -75,6 +75,11 @@ list_missing() {
     case $purpose in test-long)
         need clang has clang
         need libclang-rt-14-dev has_fuzzer
+        # Without it, or where Slurm has other names, its tests are skipped.
+        if has apt-get >/dev/null; then
+            need munge has munged
+            need slurm-wlm has slurmctld
+        fi
         ;;
     esac
 }

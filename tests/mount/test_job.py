@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from copperfs.runtime.job import CALL_WITHIN_S
 from copperfs.runtime.operations import added
 from copperfs.types import NodeId
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import copperfs, eventually, is_mounted
+from tests.mount.helpers import copperfs, eventually, is_mounted, watch
 from tests.mount.jobs import Job
 
 NODES = 4
@@ -110,16 +108,7 @@ def test_all_nodes_count_anew(source: Path, job: Starter) -> None:
 
 def test_watching_all_ends_with_the_mount(job: Starter) -> None:
     nodes = job()
-    watching = subprocess.Popen(
-        [sys.executable, "-P", "-m", "copperfs.cli.main", "stats", "--all", "--watch", "--json",
-         str(nodes[1].mountpoint)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert watching.stdout is not None
-    shown = 0
-    while shown < 2:
-        shown += watching.stdout.readline().startswith("{")
+    watching = watch(nodes[1], "--all")
     assert nodes[1].umount().returncode == 0
     _, said = watching.communicate(timeout=15)
     assert "Traceback" not in said
