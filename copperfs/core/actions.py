@@ -129,6 +129,7 @@ class AnswerListing:
     *granted*: its files may be read without asking, on credit; ``Fetched`` tells of each.
     *granted_below*: so may the files of all directories below it, and those be listed; ``Listed``
     tells of each.
+    *read_ahead*: granted files may be read before they are asked for.
     """
 
     request: RequestId
@@ -137,6 +138,7 @@ class AnswerListing:
     fresh_until: float | None
     granted: bool = False
     granted_below: bool = False
+    read_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

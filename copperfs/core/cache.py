@@ -163,10 +163,24 @@ class Cache:
 
     def take_fetched(self, key: ObjectKey, blob: BlobId) -> list[Action]:
         """The front read it, on credit."""
-        self.stats.fetched_on_credit += 1
         if key in self._shelf:
             return [ReleaseBlob(blob)]
         return self.admit_object(key, blob)
+
+    def take_ahead(self, key: ObjectKey, blob: BlobId) -> list[Action]:
+        """Nobody has asked for it: nothing goes for it, and it is the first to go."""
+        if key in self._shelf:
+            return [ReleaseBlob(blob)]
+        size = key.version.size + OBJECT_OVERHEAD_BYTES
+        if not self._shelf.has_free(size):
+            return [Evict(key), *self.pins.release(blob)]
+        gone = self._shelf.admit(key, blob, size, oldest=True)
+        assert not gone, "there was room"
+        return []
+
+    def has_free(self, size: int) -> bool:
+        """Whether *size* more bytes fit, and nothing has to go for them."""
+        return self._shelf.has_free(size)
 
     def take_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
         """The front listed it, on credit."""

@@ -9,6 +9,7 @@ knows those below it:
     Node            the verbs
     Peering         what peers say: asks become questions, what they give becomes outcomes
     Questions       from a question to its answer: what is fetched, what an outcome means
+    Ahead           what is read before somebody asks for it
     Answers         to a request of this node, or back to a peer
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
@@ -34,6 +35,7 @@ A clear on one node is a clear on all: whoever hears of a later epoch clears as 
 from dataclasses import dataclass, field, replace
 
 from copperfs.core.actions import Action, CacheKey, Evict, ListingKey, ObjectKey
+from copperfs.core.ahead import Ahead
 from copperfs.core.answers import Answers
 from copperfs.core.cache import Cache
 from copperfs.core.calls import Calls
@@ -85,6 +87,7 @@ class Node:
     _calls: Calls = field(init=False)
     _answers: Answers = field(init=False)
     _questions: Questions = field(init=False)
+    _ahead: Ahead = field(init=False)
     _peering: Peering = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,9 +101,18 @@ class Node:
         # In a job of several nodes only the node can tell which questions are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
         answers = Answers(policy, stats, links, grants)
+        ahead = Ahead(policy, limits, stats, cache, fetches, routing, decides=not grants)
         trail = Trail()
         questions = Questions(
-            policy, limits, stats, pins, cache, fetches, answers, trail if self.trees else None
+            policy,
+            limits,
+            stats,
+            pins,
+            cache,
+            fetches,
+            answers,
+            trail if self.trees else None,
+            ahead,
         )
         calls = Calls(routing)
         self._peering = Peering(
@@ -108,6 +120,7 @@ class Node:
         )
         self.links, self._cache, self._fetches = links, cache, fetches
         self._calls, self._answers, self._questions = calls, answers, questions
+        self._ahead = ahead
 
     # --- the four verbs --------------------------------------------------------------------------
 
@@ -118,14 +131,16 @@ class Node:
                 return self._questions.ask(now, event)
             case Scanned() | Looked() | HaveRead() | Opened() | Failed():
                 return self._questions.conclude(now, event)
-            case Fetched(path, version, blob):
-                return self._cache.take_fetched(ObjectKey(path, version), blob)
+            case Fetched():
+                return self._take_fetched(event)
             case Listed(path, listing, epoch):
                 if epoch != self.stats.epoch:
                     return []
                 return self._cache.take_listed(now, path, listing)
             case Used(keys):
                 self._cache.used(keys)
+                for key in keys:
+                    self._ahead.used(key)
                 return []
             case WarmedUp(directories):
                 return self._take_back(self._answers.keep_from_front(directories))
@@ -142,6 +157,15 @@ class Node:
                 return self._questions.expire(now) + self._calls.expire(now)
             case _:
                 return self._peering.step(now, event)
+
+    def _take_fetched(self, fetched: Fetched) -> list[Action]:
+        key = ObjectKey(fetched.path, fetched.version)
+        self.stats.fetched_on_credit += 1
+        if fetched.ahead:
+            self._ahead.fetched(key, used=fetched.used)
+        if self._ahead.is_unused(key):
+            return self._cache.take_ahead(key, fetched.blob)
+        return self._cache.take_fetched(key, fetched.blob)
 
     def _take_back(self, granted: set[Path]) -> list[Action]:
         """What was published as granted is to be asked for again."""
@@ -165,6 +189,7 @@ class Node:
         self.links.check_invariants()
         self._fetches.check_invariants()
         self._cache.check_invariants(self._fetches.on_its_way_bytes)
+        self._ahead.check_invariants()
 
     # --- what is asked between steps -------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from copperfs.core.actions import (
     ReleaseBlob,
     ReleaseHandle,
 )
+from copperfs.core.ahead import Ahead, is_nobodys
 from copperfs.core.answers import Answers
 from copperfs.core.cache import Cache, until
 from copperfs.core.events import (
@@ -64,6 +65,7 @@ class Questions:
     answers: Answers
     trail: Trail | None
     """None for a node alone, which nobody follows."""
+    ahead: Ahead
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -110,6 +112,11 @@ class Questions:
         return self.answers.with_listing(now, question, question.path, held)
 
     def _read(self, now: float, question: Read) -> list[Action]:
+        if not question.alone:
+            self.ahead.asked(ObjectKey(question.path, question.version))
+        return self._read_one(now, question) + self.ahead.go_on(now)
+
+    def _read_one(self, now: float, question: Read) -> list[Action]:
         key = ObjectKey(question.path, question.version)
         blob = self.cache.blob(key)
         if blob is not None:
@@ -196,12 +203,16 @@ class Questions:
         streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
         for question in fetch.asked:
             assert isinstance(question, Read)
-            if question.request not in streaming:
+            if question.request not in streaming and not is_nobodys(question):
                 actions += self.answers.with_object(now, question, key, blob)
         if fetch.blob not in (None, blob):
             actions += self._drop_partial(fetch)
         self._note(key)
-        return actions + self.cache.admit_object(key, blob) + self._room_was_made(now)
+        if self.ahead.is_unused(key):
+            actions += self.cache.take_ahead(key, blob)
+        else:
+            actions += self.cache.admit_object(key, blob)
+        return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
 
     def _note(self, key: ListingKey | ObjectKey) -> None:
         if self.trail is None or len(key.path) > PATH_BYTES_MAX:
@@ -210,7 +221,9 @@ class Questions:
             self.trail.note(key)
 
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
-        actions = self.fetches.end(fetch)
+        actions = self.fetches.end(fetch) + self.ahead.ended(now, fetch)
+        if all(is_nobodys(each) for each in fetch.asked) and fetch.asked:
+            return actions + self._room_was_made(now)
         self.stats.failures += 1
         kind, path, _ = fetch.subject
         if kind is Kind.SCAN and error == errno.EACCES:
@@ -219,7 +232,7 @@ class Questions:
             self.stats.version_changes += 1
             actions += self.cache.forget_name(path)
         actions += self._drop_partial(fetch)
-        for question in fetch.asked:
+        for question in _of_somebody(fetch):
             actions += self.answers.with_error(question, error)
         return actions + self._room_was_made(now)
 
@@ -249,14 +262,15 @@ class Questions:
         for fetch in overdue:
             self.stats.overdue += 1
             actions += self.fetches.give_up(fetch)
-            actions += self._drop_partial(fetch)
-            for question in fetch.asked:
+            actions += self._drop_partial(fetch) + self.ahead.ended(now, fetch)
+            for question in _of_somebody(fetch):
                 actions += self.answers.with_error(question, errno.ETIMEDOUT)
         return actions + self._room_was_made(now) if overdue else actions
 
     def clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch
         self.answers.forget_warm()
+        self.ahead.clear()
         if self.trail is not None:
             self.trail.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]
@@ -266,6 +280,10 @@ class Questions:
             for question in fetch.asked:
                 actions += self._fetch(now, fetch.subject, question)
         return actions
+
+
+def _of_somebody(fetch: Fetch) -> list[Question]:
+    return [each for each in fetch.asked if not is_nobodys(each)]
 
 
 def _too_late(outcome: Outcome) -> list[Action]:

@@ -13,7 +13,7 @@ from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, NodeStats, Subject
 from copperfs.core.trees import Trees
-from copperfs.types import NodeId, split
+from copperfs.types import NodeId, Path, split
 
 
 @dataclass(slots=True)
@@ -47,6 +47,13 @@ class Routing:
             self.stats.fallbacks += 1
             return None
         return parent
+
+    def is_root(self, file: Path) -> bool:
+        """Whether this node is the one that reads *file* from the source, unless something is
+        wrong."""
+        if self.trees is None:
+            return True
+        return self.trees.parent(self.trees.tree_of(split(file)[0])) is None
 
     def neighbours(self) -> list[NodeId]:
         """All that can be talked to in the first tree, which is how a call reaches everybody."""

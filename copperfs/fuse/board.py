@@ -48,9 +48,10 @@ class Board:
         *,
         granted: bool,
         granted_below: bool,
+        read_ahead: bool,
     ) -> None:
         if self.front.publish_listing(
-            number, listing.packed, _seconds(fresh_s), granted, granted_below
+            number, listing.packed, _seconds(fresh_s), granted, granted_below, read_ahead
         ):
             self._note(ListingKey(path), number)
 
@@ -77,7 +78,7 @@ class Board:
     def hear(self, asker: Asker) -> None:
         """Tell the core what the front has fetched without asking, and give back the credit for it
         once the core has made room."""
-        for number, path, attributes, content, epoch, credit in self.front.fetched():
+        for number, path, attributes, content, epoch, credit, ahead, used in self.front.fetched():
             version = Attributes(attributes).version
             if isinstance(content, bytes):
                 self._note(ListingKey(Path(path)), number)
@@ -85,7 +86,7 @@ class Board:
             else:
                 key = ObjectKey(Path(path), version)
                 self._note(key, number)
-                asker.take(key, content)
+                asker.take(key, content, ahead=ahead, used=used)
             self.front.add_credit(credit)
 
     def _note(self, key: CacheKey, number: int) -> None:

@@ -176,6 +176,7 @@ class FrontHandlers(pyfuse3.Operations):
             left,
             granted=answer.granted,
             granted_below=answer.granted_below,
+            read_ahead=answer.read_ahead,
         )
 
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:

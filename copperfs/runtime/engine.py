@@ -212,9 +212,9 @@ class Engine:
             self.publications.invalidate_all, abandon_on_cancel=True
         )
 
-    def take(self, key: ObjectKey, blob: Blob) -> None:
+    def take(self, key: ObjectKey, blob: Blob, *, ahead: bool, used: bool) -> None:
         """A file that was read without the core being asked."""
-        self.post(Fetched(key.path, key.version, self.blobs.keep(blob)))
+        self.post(Fetched(key.path, key.version, self.blobs.keep(blob), ahead, used))
 
     def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:
         """A directory that was listed without the core being asked."""

@@ -58,7 +58,7 @@ void give_credit(struct front *f, uint64_t bytes)
 
 /* With the tables locked: the path to fetch for a node, whose version is noted then, or NULL
  * if there is no credit. */
-static char *begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
+char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
 {
 	char path[65536], *copy;
 	int length = node_path(node, path, sizeof(path) - 1);
@@ -86,7 +86,8 @@ char *read_begin(struct front *f, struct node *file, struct version *version)
 	if (!f->reader || file->fetching || !file->attached || !S_ISREG(a->mode) || !a->size ||
 	    a->size > f->whole_max || !file->parent->listing || !file->parent->listing->granted)
 		return NULL;
-	return begin(f, file, a->size, version);
+	ahead_note(f, file);
+	return fetch_begin(f, file, a->size, version);
 }
 
 static bool may_list(const struct node *directory)
@@ -104,7 +105,7 @@ char *list_begin(struct front *f, struct node *directory, struct version *versio
 	if (directory->listing || directory->fetching || !S_ISDIR(directory->attr.mode))
 		return NULL;
 	if (f->reader && !directory->asked && may_list(directory))
-		path = begin(f, directory, LISTING_CREDIT, version);
+		path = fetch_begin(f, directory, LISTING_CREDIT, version);
 	directory->asked = !path;
 	return path;
 }
@@ -175,8 +176,7 @@ static void answer_waiters(struct front *f, uint64_t id, bool have_it)
 }
 
 /* In a thread of the source. What went wrong, the handlers find out for themselves. */
-static void read_done(void *context, uint64_t id, const struct version *version,
-		      struct blob *blob)
+void read_done(void *context, uint64_t id, const struct version *version, struct blob *blob)
 {
 	struct front *f = context;
 	struct fetched fetched = { .credit = version->size, .blob = blob };
@@ -186,7 +186,9 @@ static void read_done(void *context, uint64_t id, const struct version *version,
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, id);
 	if (node) {
-		node->fetching = false;
+		fetched.ahead = node->ahead;
+		fetched.used = node->touched;
+		node->fetching = node->ahead = false;
 		if (blob && !node->object && note(f, node, &fetched)) {
 			node->object = blob_ref(blob);
 			published = true;
@@ -228,7 +230,7 @@ static struct listing *own_listing(struct front *f, const char *packed, size_t s
 		listing = NULL;
 	}
 	if (listing)
-		listing->granted = listing->granted_below = true;
+		listing->granted = listing->granted_below = listing->read_ahead = true;
 	return listing;
 }
 

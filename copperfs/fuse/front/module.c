@@ -210,9 +210,10 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 	double fresh_s;
 	struct listing *listing;
 	struct node *node = NULL;
-	int error = 0, granted, granted_below;
+	int error = 0, granted, granted_below, read_ahead;
 
-	if (!PyArg_ParseTuple(args, "Ky*dpp", &id, &packed, &fresh_s, &granted, &granted_below))
+	if (!PyArg_ParseTuple(args, "Ky*dppp", &id, &packed, &fresh_s, &granted, &granted_below,
+			      &read_ahead))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len,
@@ -221,6 +222,7 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 	if (listing) {
 		listing->granted = granted;
 		listing->granted_below = granted_below;
+		listing->read_ahead = read_ahead;
 		tables_lock(&f->tables);
 		node = node_by_id(&f->tables, id);
 		if (node && S_ISDIR(node->attr.mode)) {
@@ -445,9 +447,10 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 {
 	struct front_object *self = (struct front_object *)object;
 	unsigned long long whole_max, credit;
+	unsigned ahead_max;
 	PyObject *capsule;
 
-	if (!PyArg_ParseTuple(args, "OKK", &capsule, &whole_max, &credit))
+	if (!PyArg_ParseTuple(args, "OKKI", &capsule, &whole_max, &credit, &ahead_max))
 		return NULL;
 	if (self->reader || self->started) {
 		PyErr_SetString(PyExc_ValueError, "the reader is set once, before the start");
@@ -459,6 +462,7 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 	self->reader = Py_NewRef(capsule);
 	self->front->whole_max = whole_max;
 	self->front->credit = credit;
+	self->front->ahead_max = ahead_max;
 	Py_RETURN_NONE;
 }
 
@@ -470,6 +474,9 @@ static PyObject *py_add_credit(PyObject *object, PyObject *arg)
 	if (bytes == (uint64_t)-1 && PyErr_Occurred())
 		return NULL;
 	give_credit(f, bytes);
+	Py_BEGIN_ALLOW_THREADS
+	ahead_start(f);
+	Py_END_ALLOW_THREADS
 	Py_RETURN_NONE;
 }
 
@@ -508,11 +515,12 @@ static PyObject *py_fetched(PyObject *object, PyObject *unused)
 	pthread_mutex_unlock(&f->fetched_lock);
 	while (fetched) {
 		struct fetched *next = fetched->next;
-		PyObject *each = Py_BuildValue("(Ky#y#NKK)", (unsigned long long)fetched->id,
+		PyObject *each = Py_BuildValue("(Ky#y#NKKNN)", (unsigned long long)fetched->id,
 			fetched->path, (Py_ssize_t)fetched->path_length,
 			(const char *)&fetched->attr, (Py_ssize_t)sizeof(fetched->attr),
 			content_of(fetched), (unsigned long long)fetched->epoch,
-			(unsigned long long)fetched->credit);
+			(unsigned long long)fetched->credit,
+			PyBool_FromLong(fetched->ahead), PyBool_FromLong(fetched->used));
 
 		fetched_free(fetched);
 		fetched = next;
@@ -697,7 +705,7 @@ static PyMethodDef front_methods[] = {
 	{ "find", py_find, METH_O, "find(path) -> id or None: what the path leads to now." },
 	{ "touched", py_touched, METH_O, "touched(ids) -> those used since last asked." },
 	{ "publish_listing", py_publish_listing, METH_VARARGS,
-	  "publish_listing(id, packed, fresh_s, granted, granted_below) -> bool; "
+	  "publish_listing(id, packed, fresh_s, granted, granted_below, read_ahead) -> bool; "
 	  "fresh_s < 0 is forever." },
 	{ "publish_entry", py_publish_entry, METH_VARARGS,
 	  "publish_entry(parent_id, name, attributes or None, target, fresh_s) -> bool" },
@@ -708,13 +716,13 @@ static PyMethodDef front_methods[] = {
 	  "publish_handle(id, fd) -> bool; takes the descriptor." },
 	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },
 	{ "set_reader", py_set_reader, METH_VARARGS,
-	  "set_reader(capsule, whole_max, credit): fetch with it what was granted." },
+	  "set_reader(capsule, whole_max, credit, ahead_max): fetch with it what was granted." },
 	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },
 	{ "fetched_fileno", py_fetched_fileno, METH_NOARGS,
 	  "fetched_fileno(): readable when there is something in fetched()." },
 	{ "fetched", py_fetched, METH_NOARGS,
-	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, credit)] of what "
-	  "was not asked for." },
+	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, credit, ahead, "
+	  "used)] of what the handlers were not asked for." },
 	{ "revoke_below", py_revoke_below, METH_NOARGS,
 	  "revoke_below(): list nothing without asking, until a listing is granted again." },
 	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },

@@ -42,6 +42,12 @@ void listing_free(struct listing *listing)
 {
 	if (!listing)
 		return;
+	while (listing->endings) {
+		struct ending *next = listing->endings->next;
+
+		free(listing->endings);
+		listing->endings = next;
+	}
 	free(listing->rows);
 	free(listing->offsets);
 	free(listing->index);
