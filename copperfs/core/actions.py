@@ -163,6 +163,14 @@ class AnswerError:
 
 
 @dataclass(frozen=True, slots=True)
+class Publish:
+    """Nobody of this node has asked for this, and somebody will: have it answered at once."""
+
+    key: ObjectKey | ListingKey
+    content: BlobId | Listing
+
+
+@dataclass(frozen=True, slots=True)
 class DropCall:
     """Nobody waits for this call any more: stop doing this node's part of it."""
 
@@ -207,4 +215,4 @@ Fetch = ScanSource | LookSource | ReadSource | OpenSource
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
 AtPeers = Send | PerformCall | EndCall | DropCall
 LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain
-Action = Fetch | AtPeers | Answer | LettingGo
+Action = Fetch | AtPeers | Answer | Publish | LettingGo

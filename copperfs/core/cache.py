@@ -21,6 +21,7 @@ from copperfs.core.actions import (
     ListingKey,
     LookAgain,
     ObjectKey,
+    Publish,
     ReleaseBlob,
 )
 from copperfs.core.listing import Listing
@@ -188,17 +189,29 @@ class Cache:
         fresh_until = until(now, self.policy.listing_fresh_s(path))
         return self.admit_listing(path, self.as_listed(path, listing, fresh_until, now))
 
+    def publish_object(self, key: ObjectKey) -> list[Action]:
+        """Have the front answer with it, although nobody of this node has asked yet."""
+        blob = self._shelf.peek(key)
+        return [] if blob is None or isinstance(blob, Held) else [Publish(key, blob)]
+
+    def publish_listing(self, path: Path, held: Held) -> list[Action]:
+        # One that grows old would need to be compared with what is said of it elsewhere.
+        if held.fresh_until is not None or ListingKey(path) not in self._shelf:
+            return []
+        assert isinstance(held.value, Listing)
+        return [Publish(ListingKey(path), held.value)]
+
     def take_pushed(self, key: ObjectKey, blob: BlobId, *, offered: bool) -> list[Action]:
         size = key.version.size
         if key in self._shelf or size > self.limits.whole_max_bytes:
             return [ReleaseBlob(blob)]
         if offered and not self._shelf.has_free(size + OBJECT_OVERHEAD_BYTES):
             return [ReleaseBlob(blob)]
-        if offered:
-            self.stats.offered += 1
-        else:
+        if not offered:
             self.stats.pushed += 1
-        return self.admit_object(key, blob)
+            return self.admit_object(key, blob)
+        self.stats.offered += 1
+        return self.admit_object(key, blob) + self.publish_object(key)
 
     def offerable(self, key: CacheKey, now: float) -> BlobId | Held | None:
         """What is held under *key*, if it may be given to others now."""
@@ -222,8 +235,10 @@ class Cache:
         held = self.as_listed(path, listing, fresh_until, since)
         if offered and not self._shelf.has_free(_cost_of_listing(held)):
             return []
-        self.stats.offered += offered
-        return self.admit_listing(path, held)
+        if not offered:
+            return self.admit_listing(path, held)
+        self.stats.offered += 1
+        return self.admit_listing(path, held) + self.publish_listing(path, held)
 
     # --- off the shelf ---------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ knows those below it:
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
     Routing         whom to ask
+    Offers          what children are sent before they ask
     Trail           in which order things came, and who wants them in the same
     Links           what was asked of each peer and what each is being given, on credit
     Cache           what is held, and what of that is believed
@@ -63,6 +64,7 @@ from copperfs.core.fetches import Fetches
 from copperfs.core.links import Links
 from copperfs.core.listing import Listing
 from copperfs.core.messages import LISTING_MAX_BYTES, GivePart, Item, What
+from copperfs.core.offers import Offers
 from copperfs.core.peering import Peering
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
@@ -88,6 +90,7 @@ class Node:
     _answers: Answers = field(init=False)
     _questions: Questions = field(init=False)
     _ahead: Ahead = field(init=False)
+    _offers: Offers = field(init=False)
     _peering: Peering = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +105,7 @@ class Node:
         grants = limits.credit_bytes > 0 and self.trees is None
         answers = Answers(policy, stats, links, grants)
         ahead = Ahead(policy, limits, stats, cache, fetches, routing, decides=not grants)
-        trail = Trail()
+        self._offers = offers = Offers(stats, links, cache, Trail())
         questions = Questions(
             policy,
             limits,
@@ -111,12 +114,12 @@ class Node:
             cache,
             fetches,
             answers,
-            trail if self.trees else None,
+            offers if self.trees else None,
             ahead,
         )
         calls = Calls(routing)
         self._peering = Peering(
-            policy, stats, links, routing, cache, fetches, answers, questions, calls, trail
+            policy, stats, links, routing, cache, fetches, answers, questions, calls, offers
         )
         self.links, self._cache, self._fetches = links, cache, fetches
         self._calls, self._answers, self._questions = calls, answers, questions
@@ -154,7 +157,8 @@ class Node:
             case CallPerformed(call, result):
                 return self._calls.performed(call, result)
             case Tick():
-                return self._questions.expire(now) + self._calls.expire(now)
+                expired = self._questions.expire(now) + self._calls.expire(now)
+                return expired + self._offers.flush(now)
             case _:
                 return self._peering.step(now, event)
 
@@ -172,7 +176,11 @@ class Node:
         return [Evict(ListingKey(each)) for each in granted if self._cache.held_listing(each)]
 
     def deadline(self) -> float | None:
-        deadlines = (self._fetches.deadline(), self._calls.deadline())
+        deadlines = (
+            self._fetches.deadline(),
+            self._calls.deadline(),
+            self._offers.deadline(),
+        )
         return min((each for each in deadlines if each is not None), default=None)
 
     def statistics(self) -> NodeStats:

@@ -47,10 +47,10 @@ from copperfs.core.fetches import Fetch, Fetches
 from copperfs.core.links import parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import PATH_BYTES_MAX
+from copperfs.core.offers import Offers
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
-from copperfs.core.trail import Trail
 from copperfs.types import BlobId, Entry, PeerRequest, Version, split
 
 
@@ -63,7 +63,7 @@ class Questions:
     cache: Cache
     fetches: Fetches
     answers: Answers
-    trail: Trail | None
+    offers: Offers | None
     """None for a node alone, which nobody follows."""
     ahead: Ahead
 
@@ -174,8 +174,11 @@ class Questions:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
                 actions += self.answers.with_listing(now, question, path, held)
-        self._note(ListingKey(path))
-        return actions + self.cache.admit_listing(path, held) + self._room_was_made(now)
+        actions += self.cache.admit_listing(path, held)
+        if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch):
+            actions += self.cache.publish_listing(path, held)
+        self._note(now, ListingKey(path))
+        return actions + self._room_was_made(now)
 
     def take_entry(
         self,
@@ -207,18 +210,25 @@ class Questions:
                 actions += self.answers.with_object(now, question, key, blob)
         if fetch.blob not in (None, blob):
             actions += self._drop_partial(fetch)
-        self._note(key)
+        self._note(now, key)
         if self.ahead.is_unused(key):
             actions += self.cache.take_ahead(key, blob)
         else:
             actions += self.cache.admit_object(key, blob)
+        if self._is_of_all(key) and not _is_asked_here(fetch):
+            actions += self.cache.publish_object(key)
         return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
 
-    def _note(self, key: ListingKey | ObjectKey) -> None:
-        if self.trail is None or len(key.path) > PATH_BYTES_MAX:
-            return
-        if self.policy.place(key.path) is Place.SHARED:
-            self.trail.note(key)
+    def _note(self, now: float, key: ListingKey | ObjectKey) -> None:
+        if self._is_of_all(key):
+            assert self.offers is not None
+            self.offers.noted(now, key)
+
+    def _is_of_all(self, key: ListingKey | ObjectKey) -> bool:
+        """Whether the other nodes of a job can have it from this one."""
+        if self.offers is None or len(key.path) > PATH_BYTES_MAX:
+            return False
+        return self.policy.place(key.path) is Place.SHARED
 
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
         actions = self.fetches.end(fetch) + self.ahead.ended(now, fetch)
@@ -271,8 +281,8 @@ class Questions:
         self.stats.epoch = epoch
         self.answers.forget_warm()
         self.ahead.clear()
-        if self.trail is not None:
-            self.trail.clear()
+        if self.offers is not None:
+            self.offers.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         for fetch in self.fetches.of_names():
@@ -284,6 +294,11 @@ class Questions:
 
 def _of_somebody(fetch: Fetch) -> list[Question]:
     return [each for each in fetch.asked if not is_nobodys(each)]
+
+
+def _is_asked_here(fetch: Fetch) -> bool:
+    """Whether a request of this node is answered with it, and publishes it."""
+    return any(not isinstance(each.request, PeerRequest) for each in _of_somebody(fetch))
 
 
 def _too_late(outcome: Outcome) -> list[Action]:

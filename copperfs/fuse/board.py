@@ -39,7 +39,7 @@ class Board:
 
     # --- publishing ------------------------------------------------------------------------------
 
-    def publish_listing(
+    def publish_listing_for(
         self,
         number: int,
         path: Path,
@@ -67,9 +67,23 @@ class Board:
     ) -> None:
         self.front.publish_attributes(number, attributes.packed, _seconds(fresh_s))
 
-    def publish_object(self, number: int, key: ObjectKey, blob: Blob) -> None:
+    def publish_object_for(self, number: int, key: ObjectKey, blob: Blob) -> None:
         if self.front.publish_object(number, blob):
             self._note(key, number)
+
+    # What no request of this node has asked for yet.
+
+    def publish_object(self, key: ObjectKey, blob: Blob) -> None:
+        """As a file of its directory's listing, if that is published."""
+        number = self.front.publish_file(key.path, key.version, blob)
+        if number is not None:
+            self._note(key, number)
+
+    def publish_listing(self, path: Path, listing: Listing) -> None:
+        """As a directory of the listing that it is found in, if that is published."""
+        number = self.front.publish_directory(path, listing.packed)
+        if number is not None:
+            self._note(ListingKey(path), number)
 
     def publish_handle(self, number: int, fd: int) -> None:
         """Takes the descriptor."""

@@ -35,6 +35,7 @@ from copperfs.core.actions import (
     ObjectKey,
     OpenSource,
     PerformCall,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -80,6 +81,12 @@ class Publications(Protocol):
     def withdraw_all(self) -> None:
         """Nothing is held, and nothing is fresh."""
 
+    def publish_object(self, key: ObjectKey, blob: Blob) -> None:
+        """Answer with this who asks for it."""
+
+    def publish_listing(self, path: Path, listing: Listing) -> None:
+        """The same, for as long as the epoch."""
+
     def used(self) -> list[CacheKey]:
         """What was used without the core being asked."""
         ...
@@ -119,6 +126,8 @@ class Engine:
     _names_are_old: bool = False
     """The kernel is to be told so as soon as it was told something else."""
     _wake: trio.Event = field(default_factory=trio.Event)
+    """The core wants to be woken earlier than ..."""
+    _wakes_at: float = 0.0
     _stepped: trio.Event = field(default_factory=trio.Event)
     nursery: trio.Nursery | None = None
     """Of what was begun here and goes on for longer than a request; while it runs."""
@@ -225,7 +234,9 @@ class Engine:
         for action in self.node.step(self._now(), event):
             self._perform(action)
         if not self._wake.is_set():
-            self._wake.set()
+            deadline = self.node.deadline()
+            if deadline is not None and deadline < self._wakes_at:
+                self._wake.set()
         if not self._stepped.is_set():
             self._stepped.set()
 
@@ -243,6 +254,8 @@ class Engine:
                 self._answer_handle(request, action, handle)
             case AnswerError(request, error):
                 self._finish(request, SourceError(error))
+            case Publish():
+                self._publish(action)
             case Evict(key):
                 self.publications.withdraw(key)
             case ReleaseBlob(blob):
@@ -264,6 +277,13 @@ class Engine:
                 self._stop_doing(call)
             case NewEpoch():
                 self._begin_epoch()
+
+    def _publish(self, action: Publish) -> None:
+        match action:
+            case Publish(ObjectKey() as key, int() as blob):
+                self.publications.publish_object(key, self.blobs.held[blob])
+            case Publish(key, Listing() as listing):
+                self.publications.publish_listing(key.path, listing)
 
     def _answer(self, request: RequestId, answer: Answered, content: Content) -> None:
         waiting = self._waiting.get(request)
@@ -301,11 +321,12 @@ class Engine:
     async def _run_clock(self) -> None:
         while True:
             deadline = self.node.deadline()
-            if deadline is None:
-                self._wake = trio.Event()
+            self._wakes_at = math.inf if deadline is None else deadline
+            self._wake = trio.Event()
+            left = max(0.0, self._wakes_at - self._now())
+            with trio.move_on_after(left) as waited:
                 await self._wake.wait()
-            else:
-                await trio.sleep(max(0.0, deadline - self._now()))
+            if waited.cancelled_caught:
                 self.post(Tick())
 
     async def _run_housekeeping(self) -> None:

@@ -26,6 +26,7 @@ from copperfs.core.actions import (
     NewEpoch,
     OpenSource,
     PerformCall,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -310,7 +311,7 @@ class Job:
                     daemon.called[asker] = merged
             case DropCall(call):
                 daemon.calls = [each for each in daemon.calls if each[0] != call]
-            case Evict() | LookAgain():
+            case Evict() | LookAgain() | Publish():
                 pass
 
     def _send(

@@ -38,6 +38,7 @@ from copperfs.core.actions import (
     ObjectKey,
     OpenSource,
     PerformCall,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -293,7 +294,7 @@ class NodeMachine(RuleBasedStateMachine):
                 self.published.discard(key)
             case LookAgain() | NewEpoch():
                 pass
-            case Send() | PerformCall() | EndCall() | DropCall():
+            case Send() | PerformCall() | EndCall() | DropCall() | Publish():
                 raise AssertionError("it has no peers")
             case _:
                 self.check(self.asked.pop(action.request), action)

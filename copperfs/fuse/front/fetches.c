@@ -26,15 +26,10 @@
  * less, and one that needs more has to find the rest. */
 enum { LISTING_CREDIT = 16 * 1024 };
 
-static int64_t nanoseconds(uint64_t seconds, uint32_t rest)
-{
-	return (int64_t)seconds * 1000000000 + rest;
-}
-
 static struct version version_of(const struct fuse_attr *a)
 {
-	return (struct version){ a->size, nanoseconds(a->mtime, a->mtimensec),
-				 nanoseconds(a->ctime, a->ctimensec), a->ino };
+	return (struct version){ a->size, attr_nanoseconds(a->mtime, a->mtimensec),
+				 attr_nanoseconds(a->ctime, a->ctimensec), a->ino };
 }
 
 static bool take_credit(struct front *f, uint64_t bytes)

@@ -339,6 +339,84 @@ static PyObject *py_publish_object(PyObject *object, PyObject *args)
 	return PyBool_FromLong(node != NULL);
 }
 
+/* --- publishing what nobody has asked for yet; None: its directory is not known --- */
+
+static PyObject *number_or_none(uint64_t id)
+{
+	if (!id)
+		Py_RETURN_NONE;
+	return PyLong_FromUnsignedLongLong(id);
+}
+
+static PyObject *py_publish_file(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	const char *path;
+	Py_ssize_t length;
+	unsigned long long size, ino;
+	long long mtime_ns, ctime_ns;
+	PyObject *python_blob;
+	struct blob *blob;
+	struct node *node;
+	uint64_t id = 0;
+
+	if (!PyArg_ParseTuple(args, "y#(KLLK)O", &path, &length, &size, &mtime_ns, &ctime_ns,
+			      &ino, &python_blob))
+		return NULL;
+	blob = blob_api->get(python_blob);
+	if (!blob)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_reach(&f->tables, path, (size_t)length);
+	if (node && S_ISREG(node->attr.mode) && node->attr.size == size &&
+	    node->attr.size == blob->size && node->attr.ino == ino &&
+	    attr_nanoseconds(node->attr.mtime, node->attr.mtimensec) == mtime_ns &&
+	    attr_nanoseconds(node->attr.ctime, node->attr.ctimensec) == ctime_ns) {
+		id = node->id;
+		if (!node->object) {
+			node->object = blob;
+			blob = NULL;
+		}
+	}
+	tables_unlock(&f->tables);
+	blob_unref(blob);
+	Py_END_ALLOW_THREADS
+	return number_or_none(id);
+}
+
+static PyObject *py_publish_directory(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	const char *path;
+	Py_ssize_t length;
+	Py_buffer packed;
+	struct listing *listing;
+	struct node *node;
+	uint64_t id = 0;
+
+	if (!PyArg_ParseTuple(args, "y#y*", &path, &length, &packed))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len, FRESH_FOREVER);
+	if (listing) {
+		tables_lock(&f->tables);
+		node = node_reach(&f->tables, path, (size_t)length);
+		if (node && S_ISDIR(node->attr.mode)) {
+			id = node->id;
+			if (!node->listing) {
+				node_set_listing(node, listing);
+				listing = NULL;
+			}
+		}
+		tables_unlock(&f->tables);
+		listing_free(listing);
+	}
+	Py_END_ALLOW_THREADS
+	PyBuffer_Release(&packed);
+	return number_or_none(id);
+}
+
 /* Takes the descriptor, whatever happens. */
 static PyObject *py_publish_handle(PyObject *object, PyObject *args)
 {
@@ -715,6 +793,10 @@ static PyMethodDef front_methods[] = {
 	{ "publish_handle", py_publish_handle, METH_VARARGS,
 	  "publish_handle(id, fd) -> bool; takes the descriptor." },
 	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },
+	{ "publish_file", py_publish_file, METH_VARARGS,
+	  "publish_file(path, version, blob) -> id or None" },
+	{ "publish_directory", py_publish_directory, METH_VARARGS,
+	  "publish_directory(path, packed) -> id or None" },
 	{ "set_reader", py_set_reader, METH_VARARGS,
 	  "set_reader(capsule, whole_max, credit, ahead_max): fetch with it what was granted." },
 	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },

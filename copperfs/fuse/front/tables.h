@@ -143,6 +143,10 @@ const struct row *listing_find(const struct tables *t, const struct listing *lis
 			       const char *name, size_t length);
 
 void handle_unref(struct handle *handle);
+static inline int64_t attr_nanoseconds(uint64_t seconds, uint32_t rest)
+{
+	return (int64_t)seconds * 1000000000 + rest;
+}
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b);
 
 /* --- everything below wants the lock held --- */
@@ -155,6 +159,9 @@ struct node *node_by_name(struct tables *t, struct node *parent, const char *nam
 struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
 			 size_t length, const struct fuse_attr *attr, const char *target,
 			 size_t target_length, uint64_t fresh_until);
+/* What a path leads to by what is known, its nodes being made where they are in a listing; NULL
+ * if that does not tell. */
+struct node *node_reach(struct tables *t, const char *path, size_t length);
 /* Remembers that a name does not exist; false when there is no room for that. */
 bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
 		   uint64_t fresh_until);
