@@ -169,6 +169,7 @@ class Job:
     """Of nodes that have another size."""
     tree_max_bytes: int = 10 * MIB
     revalidate_s: float | None = None
+    ahead_max: int = 0
     seed: int = 0
     tree: Tree = field(default_factory=Tree)
     now: float = 0.0
@@ -190,7 +191,14 @@ class Job:
         policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=self.revalidate_s)
         for number in range(self.nodes):
             memory_bytes = self.memory_bytes_of.get(number, self.memory_bytes)
-            limits = Limits(memory_bytes, self.tree_max_bytes, None, DEADLINE_S, trees=self.count)
+            limits = Limits(
+                memory_bytes,
+                self.tree_max_bytes,
+                None,
+                DEADLINE_S,
+                ahead_max=self.ahead_max,
+                trees=self.count,
+            )
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
             self.daemons.append(Daemon(Node(policy, limits, trees)))
         for number, daemon in enumerate(self.daemons):
