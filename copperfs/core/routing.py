@@ -15,7 +15,7 @@ from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Subject
 from copperfs.core.trees import Trees
-from copperfs.types import NodeId, split
+from copperfs.types import NodeId, Path, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,13 @@ class Routing:
         """It is being asked."""
         assert self.membership is not None
         self.membership.owes(now, peer)
+
+    def is_root(self, file: Path) -> bool:
+        """Whether this node is the one that reads *file* from the source while nobody is gone. Who
+        takes its place reads only what is asked for: others may hold the rest."""
+        if self.trees is None:
+            return True
+        return self.trees.parent(self.trees.tree_of(split(file)[0])) is None
 
     def neighbours(self) -> list[NodeId]:
         """All that can be talked to in the first tree, which is how a call reaches everybody."""
