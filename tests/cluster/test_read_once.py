@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -148,6 +149,34 @@ def test_who_follows_has_most_answered_without_python(started: Starter, source: 
     assert stats[2]["node"]["offered"] > 150
     assert stats[2]["handlers"]["requests"] < 80
     assert stats[0]["source"]["open"] == 0
+
+
+def test_who_is_level_with_another_is_sent_what_that_one_asks_for(
+    started: Starter, source: Path
+) -> None:
+    files = [f"{number}.{number}" for number in range(60)]
+    for each in files:
+        (source / each).write_bytes(each.encode())
+    cluster = started(3, "--fanout", "2", "--no-read-ahead")
+    for node in (1, 2, 1):
+        for each in files[:40]:
+            (cluster.mnt(node) / each).read_bytes()
+    cluster.reset()
+    for each in files[40:]:
+        (cluster.mnt(1) / each).read_bytes()
+    wait_until(lambda: cluster.stats(2)["node"]["offered"] == 20)
+    for each in files[40:]:
+        assert (cluster.mnt(2) / each).read_bytes() == each.encode()
+    stats = cluster.stats(2)
+    assert stats["node"]["asks"] == stats["node"]["questions"] == 0
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    """The core wakes by its own deadlines, and by nothing that a test does."""
+    until = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
 
 
 def test_with_four_trees_four_roots_share_the_work_evenly(started: Starter, source: Path) -> None:
