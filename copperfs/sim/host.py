@@ -1,0 +1,272 @@
+"""One node of a simulated job: the core, and what performs its actions.
+
+It does what ``runtime/engine.py`` does: events go in one at a time, actions are performed in their
+order, the source is asked by as many hands as the node has threads, and the core is woken when it
+wants to be. A node that is started again is another host with the same number.
+
+A question has its deadline, and the bytes that answer it are compared with the source's; what is
+wrong with either is an AssertionError here, where it happens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from copperfs.core.actions import (
+    Action,
+    AnswerEntry,
+    AnswerError,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    DropCall,
+    EndCall,
+    Evict,
+    LookAgain,
+    LookSource,
+    NewEpoch,
+    OpenSource,
+    PerformCall,
+    ReadSource,
+    ReleaseBlob,
+    ReleaseHandle,
+    ScanSource,
+    Send,
+)
+from copperfs.core.events import (
+    CallPerformed,
+    Event,
+    HaveRead,
+    Opened,
+    Question,
+    StartCall,
+    Tick,
+)
+from copperfs.core.messages import Message, Return
+from copperfs.core.node import Node
+from copperfs.sim import membership
+from copperfs.sim.clock import Clock
+from copperfs.sim.peers import Blobs, Peers
+from copperfs.sim.pieces import Piece
+from copperfs.sim.port import Port
+from copperfs.sim.process import Process
+from copperfs.sim.source import Arrived, ContentRead, FileOpened, Hands
+from copperfs.sim.trace import Trace
+from copperfs.types import CallId, HandleId, NodeId, PeerRequest, RequestId
+
+Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
+"""How a question ended; an object as its pieces."""
+
+SLACK_S = 0.01
+"""That an answer may be later than its deadline: the node is woken for it at that time."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    question: Question
+    deliver: Callable[[Answered], None]
+    asked_at: float
+    still_s: float
+    """That the process had stood still before."""
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    me: NodeId
+    clock: Clock
+    process: Process
+    node: Node
+    hands: Hands
+    trace: Trace
+    checks: bool = True
+    """Check the core's invariants after every step."""
+    port: Port = field(init=False)
+    peers: Peers = field(init=False)
+    blobs: Blobs = field(default_factory=Blobs)
+    handles: set[HandleId] = field(default_factory=set)
+    happened: list[tuple[float, object]] = field(default_factory=list)
+    """What the core wrote into its log of events."""
+    slowest_s: float = 0.0
+    """Of all answers."""
+    _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
+    _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
+    _doing: set[CallId] = field(default_factory=set)
+    _alarm: float | None = None
+    _next: int = 1
+
+    def attach(self, port: Port) -> None:
+        self.port = port
+        self.peers = Peers(port, self.node, self.blobs, self.post)
+
+    def start(self) -> None:
+        if membership.IS_THERE:
+            self.post(membership.event("Start"))
+        else:
+            assert self.node.trees is not None
+            for parent in self.node.trees.parents():
+                self.port.connect(parent)
+
+    # --- for applications ------------------------------------------------------------------------
+
+    def ask(
+        self, question: Callable[[RequestId], Question], deliver: Callable[[Answered], None]
+    ) -> None:
+        request = RequestId(self._number())
+        asked = question(request)
+        still_s = self.process.still_s()
+        self._waiting[request] = _Waiting(asked, deliver, self.clock.now, still_s)
+        self.post(asked)
+
+    def call(self, operation: str, within_s: float, deliver: Callable[[bytes], None]) -> None:
+        request = RequestId(self._number())
+        self._calls[request] = deliver
+        self.post(StartCall(request, operation, b"", within_s))
+
+    @property
+    def waits(self) -> int:
+        """For so many answers."""
+        return len(self._waiting)
+
+    # --- the core --------------------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """One step, and what it wants."""
+        now = self.clock.now
+        self.trace.event(now, self.me, event)
+        actions = self.node.step(now, event)
+        if self.checks:
+            self.node.check_invariants()
+        for action in actions:
+            self.trace.action(now, self.me, action)
+            self._perform(action)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        deadline = self.node.deadline()
+        if deadline is not None and (self._alarm is None or deadline < self._alarm):
+            self._alarm = deadline
+            self.clock.at(deadline, self.process.take, self._wake, deadline)
+
+    def _wake(self, meant: float) -> None:
+        if self._alarm == meant:
+            self._alarm = None
+        deadline = self.node.deadline()
+        if deadline is None or deadline > self.clock.now:
+            self._set_alarm()
+            return
+        self.post(Tick())
+        after = self.node.deadline()
+        assert after is None or after > self.clock.now, "it wants to be woken for what it has done"
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+                self.hands.start(action, self._source_said)
+            case Send():
+                self.peers.send(action)
+            case AnswerObject(request, _, blob):
+                self._answer(request, self.blobs.held[blob])
+            case AnswerEntry() | AnswerListing() | AnswerError():
+                self._answer(action.request, action)
+            case AnswerHandle(request, handle):
+                self._answer(request, action)
+                self.handles.remove(handle)  # whoever read has closed it
+            case ReleaseBlob(blob):
+                del self.blobs.held[blob]
+            case ReleaseHandle(handle):
+                self.handles.remove(handle)
+            case PerformCall(call):
+                self._doing.add(call)
+                self.process.after(0.0, self._do_our_part, call)
+            case EndCall(call, asker, _, results):
+                self._doing.discard(call)
+                self._end_call(asker, b" ".join(sorted(b" ".join(results).split(), key=int)))
+            case DropCall(call):
+                self._doing.discard(call)
+            case Evict() | LookAgain() | NewEpoch():
+                pass  # there is no kernel to be told
+            case other:
+                self._perform_of_membership(other)  # type: ignore[unreachable]
+
+    def _perform_of_membership(self, action: Any) -> None:
+        match type(action).__name__:
+            case "Connect":
+                self.port.connect(action.peer)
+            case "Disconnect":
+                self.port.disconnect(action.peer)
+            case "Probe":
+                self.port.probe(action.peer, lambda refused: self._probed(action.peer, refused))
+            case "Happened":
+                self.happened.append((self.clock.now, action))
+            case name:
+                raise AssertionError(f"nobody performs {name}")
+
+    def _probed(self, peer: NodeId, refused: bool) -> None:
+        self.post(membership.event("Probed", peer, refused))
+
+    def _answer(self, request: RequestId, answer: Answered) -> None:
+        waiting = self._waiting.pop(request, None)
+        assert waiting is not None, "answered twice, or never asked"
+        took_s = self.clock.now - waiting.asked_at - (self.process.still_s() - waiting.still_s)
+        self.slowest_s = max(self.slowest_s, took_s)
+        limit_s = self.node.limits.fetch_deadline_s + SLACK_S
+        assert took_s <= limit_s, f"{waiting.question} was answered after {took_s:.3f} s"
+        waiting.deliver(answer)
+
+    # --- the source ------------------------------------------------------------------------------
+
+    def _source_said(self, arrived: Arrived) -> None:
+        self.process.take(self._take_arrived, arrived)
+
+    def _take_arrived(self, arrived: Arrived) -> None:
+        match arrived:
+            case ContentRead(fetch, content):
+                self.post(HaveRead(fetch, self.blobs.keep(content)))
+            case FileOpened(fetch):
+                handle = HandleId(self._number())
+                self.handles.add(handle)
+                self.post(Opened(fetch, handle))
+            case _:
+                self.post(arrived)
+
+    # --- what the port says ----------------------------------------------------------------------
+
+    def connected(self, peer: NodeId) -> None:
+        self.peers.connection(peer)
+
+    def lost(self, peer: NodeId) -> None:
+        self.peers.lose(peer)
+
+    def received(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None:
+        self.peers.take(peer, message, pieces)
+
+    def corrupt(self, peer: NodeId, message: Message) -> None:
+        self.peers.drop_spoiled(peer, message)
+
+    # --- calls: every operation tells the number of its node -------------------------------------
+
+    def _do_our_part(self, call: CallId) -> None:
+        if call in self._doing:
+            self.post(CallPerformed(call, b"%d" % self.me))
+
+    def _end_call(self, asker: RequestId | PeerRequest, merged: bytes) -> None:
+        if isinstance(asker, PeerRequest):
+            self.peers.send(Send(asker.peer, Return(asker.number, merged)))
+        else:
+            self._calls.pop(asker)(merged)
+
+    # --- for checkers ----------------------------------------------------------------------------
+
+    def overdue(self) -> list[Question]:
+        """Questions that should have been answered."""
+        limit_s = self.node.limits.fetch_deadline_s + SLACK_S
+        still_s = self.process.still_s()
+        return [
+            each.question
+            for each in self._waiting.values()
+            if self.clock.now - each.asked_at - (still_s - each.still_s) > limit_s
+        ]
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
