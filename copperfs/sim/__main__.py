@@ -25,14 +25,14 @@ def main(arguments: list[str]) -> int:
     return 1 if fault else 0
 
 
-def _replay(chosen: argparse.Namespace) -> tuple[World | None, object]:
+def _replay(chosen: argparse.Namespace) -> tuple[World | None, str | None]:
     if chosen.seed is not None:
         chaos = Chaos(chosen.seed)
         chaos.world.trace.keep(1_000_000)
         try:
             chaos.run()
         except AssertionError as error:
-            return chaos.world, error or type(error)
+            return chaos.world, repr(error)
         return chaos.world, None
     text = chosen.scenario.read_text()
     if missing(text):
@@ -41,7 +41,7 @@ def _replay(chosen: argparse.Namespace) -> tuple[World | None, object]:
     try:
         scenario.tell(text)
     except AssertionError as error:
-        return scenario.world, error
+        return scenario.world, repr(error)
     return scenario.world, None
 
 

@@ -1,8 +1,8 @@
 """Every message through the real codec, as its receiver would read it.
 
 What no node would take cannot be sent here, and what is not in a message's layout does not arrive.
-For runs in which that costs too much it is left out: ``tests/sim/test_codec.py`` shows that a run
-has the same trace without it."""
+For runs in which that costs too much it is left out: ``tests/sim/test_determinism.py`` shows
+that a run has the same trace without it."""
 
 from collections.abc import Sequence
 

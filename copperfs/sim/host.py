@@ -35,6 +35,7 @@ from copperfs.core.actions import (
 )
 from copperfs.core.events import (
     CallPerformed,
+    Clear,
     Event,
     HaveRead,
     Opened,
@@ -57,6 +58,7 @@ from copperfs.types import CallId, HandleId, NodeId, PeerRequest, RequestId
 Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
 """How a question ended; an object as its pieces."""
 
+EPOCH_WITHIN_S, CLEAR_WITHIN_S = 5.0, 15.0
 SLACK_S = 0.01
 """That an answer may be later than its deadline: the node is woken for it at that time."""
 
@@ -117,10 +119,23 @@ class Host:
         self._waiting[request] = _Waiting(asked, deliver, self.clock.now, still_s)
         self.post(asked)
 
-    def call(self, operation: str, within_s: float, deliver: Callable[[bytes], None]) -> None:
+    def call(
+        self, operation: str, argument: bytes, within_s: float, deliver: Callable[[bytes], None]
+    ) -> None:
+        """Have all nodes do something; the numbers that they return, in order."""
         request = RequestId(self._number())
         self._calls[request] = deliver
-        self.post(StartCall(request, operation, b"", within_s))
+        self.post(StartCall(request, operation, argument, within_s))
+
+    def clear(self) -> None:
+        """On all nodes, in two calls as ``runtime/job.py`` does it."""
+
+        def begin(epochs: bytes) -> None:
+            latest = max([self.node.statistics().epoch, *map(int, epochs.split())])
+            self.call("clear", b"%d" % (latest + 1), CLEAR_WITHIN_S, lambda _: None)
+
+        later = self.process.after
+        self.call("epoch", b"", EPOCH_WITHIN_S, lambda result: later(0.0, begin, result))
 
     @property
     def waits(self) -> int:
@@ -175,9 +190,9 @@ class Host:
                 del self.blobs.held[blob]
             case ReleaseHandle(handle):
                 self.handles.remove(handle)
-            case PerformCall(call):
-                self._doing.add(call)
-                self.process.after(0.0, self._do_our_part, call)
+            case PerformCall():
+                self._doing.add(action.call)
+                self.process.after(0.0, self._do_our_part, action)
             case EndCall(call, asker, _, results):
                 self._doing.discard(call)
                 self._end_call(asker, b" ".join(sorted(b" ".join(results).split(), key=int)))
@@ -243,11 +258,17 @@ class Host:
     def corrupt(self, peer: NodeId, message: Message) -> None:
         self.peers.drop_spoiled(peer, message)
 
-    # --- calls: every operation tells the number of its node -------------------------------------
+    # --- calls -----------------------------------------------------------------------------------
 
-    def _do_our_part(self, call: CallId) -> None:
-        if call in self._doing:
-            self.post(CallPerformed(call, b"%d" % self.me))
+    def _do_our_part(self, action: PerformCall) -> None:
+        if action.call not in self._doing:
+            return
+        epoch, result = self.node.statistics().epoch, int(self.me)
+        if action.operation == "epoch":
+            result = epoch
+        elif action.operation == "clear" and int(action.argument) > epoch:
+            self.post(Clear(int(action.argument)))
+        self.post(CallPerformed(action.call, b"%d" % result))
 
     def _end_call(self, asker: RequestId | PeerRequest, merged: bytes) -> None:
         if isinstance(asker, PeerRequest):

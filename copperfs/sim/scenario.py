@@ -1,6 +1,6 @@
 """Golden scenarios of several nodes: a job's story as plain text, in virtual time.
 
-A scenario opens with a sentence of intent (``# ...``), then come the settings, then what happens and
+A scenario opens with a sentence of intent (``# ...``). Then come the settings, what happens, and
 what has to be true, one line each; ``VERBS`` and ``EXPECTATIONS`` are the whole language, and
 docs/develop.md shows how to write one. Times are in seconds, a path is below the source. ``N`` is
 the number of a node, ``all`` every one that lives::
@@ -73,7 +73,7 @@ class Scenario:
                 try:
                     self._say(line)
                 except AssertionError as error:
-                    raise Unmet(f"line {number}, {line!r}: {error or type(error)}") from error
+                    raise Unmet(f"line {number}, {line!r}: {error!r}") from error
         self._end()
 
     def _say(self, line: str) -> None:
@@ -102,8 +102,10 @@ class Scenario:
 
     def set_seconds(self, name: str, seconds: str) -> None:
         assert self._world is None, "settings come first"
-        field_of = {"deadline": "fetch_deadline_s", "revalidate": "revalidate_s"}
-        self.job = replace(self.job, **{field_of[name]: float(seconds)})
+        if name == "deadline":
+            self.job = replace(self.job, fetch_deadline_s=float(seconds))
+        else:
+            self.job = replace(self.job, revalidate_s=float(seconds))
 
     def set_memory(self, count: str, unit: str) -> None:
         self.job = replace(self.job, memory_bytes=int(count) * SIZES[unit])
@@ -164,7 +166,7 @@ class Scenario:
         def ended(result: bytes) -> None:
             self.called = sorted(map(int, result.split()))
 
-        self.world[int(node)].call("here", 5.0, ended)
+        self.world[int(node)].call("here", b"", 5.0, ended)
         assert self.world.run_until(lambda: self.called is not None, 10.0), "it does not end"
 
     def fail_source(self, path: str, name: str) -> None:
@@ -254,9 +256,7 @@ class Scenario:
         return [each for each in self.world.source.files() if pattern.fullmatch(each)]
 
     def readings(self, node: int, path: Path) -> list[Reading]:
-        return [
-            each for each in self.world.readings if each.node == node and each.path == path
-        ]
+        return [each for each in self.world.readings if each.node == node and each.path == path]
 
 
 def _path(text: str) -> Path:

@@ -44,6 +44,11 @@ class Trace:
         if self.hashing:
             self._digest.update(_line(*line).encode() + b"\n")
 
+    def keep(self, most: int) -> None:
+        """So many lines from now on."""
+        self.most = most
+        self._lines = deque(self._lines, maxlen=most)
+
     def lines(self, node: int | None = None) -> list[str]:
         """Of one node and of all that happened to the job, or everything."""
         return [_line(*each) for each in self._lines if node is None or each[1] in (None, node)]

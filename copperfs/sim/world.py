@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from copperfs.core.events import Clear
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
 from copperfs.core.trees import Trees
@@ -144,10 +143,10 @@ class World:
         return reading
 
     def clear(self, node: int) -> None:
-        """A new epoch begins here; the others hear of it."""
+        """A new epoch, on all nodes."""
         self._tell(f"node {node} clears")
         host = self.hosts[node]
-        host.process.take(host.post, Clear())
+        host.process.take(host.clear)
 
     # --- what happens to nodes -------------------------------------------------------------------
 
