@@ -235,6 +235,7 @@ _TOML_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "tru
 
 VIEW, CACHES, SOURCE, DAEMON = "What the mount shows", "Caches", "Source", "Daemon"
 OVERLAY = "Between nodes"
+FAILURE = "When nodes fail"
 LAUNCH = "Launch on several nodes"
 
 SymlinkMode = Literal["rewrite", "keep"]
@@ -538,7 +539,72 @@ class Settings:
             OVERLAY,
             SWITCH,
             "Return only when the mounts of all nodes answer, instead of when this node's own "
-            "parents do.",
+            "parents do. Node 0 asks all others, so give it to all nodes.",
+        ),
+    )
+    fetch_deadline_s: float = field(
+        default=30.0,
+        metadata=_option(
+            FAILURE,
+            DEADLINE,
+            "A node that no other one has answered for so long reads the source itself. Each ten "
+            "seconds until then it asks another one, too.",
+        ),
+    )
+    fallback: bool = field(
+        default=True,
+        metadata=_option(
+            FAILURE,
+            SWITCH,
+            "Whether a node that no other one can answer reads the source itself. Without, its "
+            "reader gets an error when --source-deadline is over.",
+        ),
+    )
+    fallback_concurrency: int = field(
+        default=4,
+        metadata=_option(
+            FAILURE,
+            _count(1, 1024),
+            "How many of such reads of the source a node has under way at once, so that a "
+            "failure that many nodes see does not become a storm.",
+        ),
+    )
+    hedge_after_s: float = field(
+        default=0.25,
+        metadata=_option(
+            FAILURE,
+            DEADLINE,
+            "A peer that owes an answer is asked for a sign of life after 0.1 s; if it gives none "
+            "for so long, another one is asked as well. Shorter ones ask more often in vain when "
+            "nodes are loaded.",
+        ),
+    )
+    heartbeat_s: float = field(
+        default=0.5,
+        metadata=_option(
+            FAILURE,
+            DEADLINE,
+            "A parent that said nothing for so long is asked for a sign of life.",
+        ),
+    )
+    dead_after_s: float = field(
+        default=3.0,
+        metadata=_option(
+            FAILURE,
+            DEADLINE,
+            "A node that gave no sign of life for so long counts as gone, until it is heard of "
+            "again. Nothing waits for this: it only says when others are told.",
+        ),
+    )
+    events: str | None = field(
+        default=None,
+        metadata=_option(
+            DAEMON,
+            PATH,
+            "What happens to the nodes is appended to this file, a line of JSON each, in which %h "
+            "stands for the node's name: who was lost, silent, gone or back, and who turned to "
+            "another parent.",
+            optional=True,
         ),
     )
     foreground: bool = field(

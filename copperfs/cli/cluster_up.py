@@ -22,7 +22,7 @@ PROGRESS_EVERY_S = 1.0
 OWN = frozenset(
     [
         *("bootstrap", "rendezvous", "nodes", "hostfile", "key_file"),
-        *("node_name", "listen", "port", "foreground", "log_file"),
+        *("node_name", "listen", "port", "foreground", "log_file", "events"),
     ]
 )
 

@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = replace(
         settings,
         source=os.path.abspath(settings.source),
-        log_file=settings.log_file
-        and os.path.abspath(settings.log_file.replace("%h", own_name(settings))),
+        log_file=_of_this_node(settings.log_file, own_name(settings)),
+        events=_of_this_node(settings.events, own_name(settings)),
         mountpoint=os.path.abspath(settings.mountpoint),
     )
     with ended_by_sigterm():
@@ -55,6 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(way, ByMpi):
         return _attend(_start(settings, launched))
     return _run_here(settings, launched)
+
+
+def _of_this_node(path: str | None, name: str) -> str | None:
+    return path and os.path.abspath(path.replace("%h", name))
 
 
 def _refuse_if_mounted(mountpoint: str) -> None:

@@ -162,6 +162,7 @@ def _job_row(each: Any) -> tuple[str, ...]:
 def _overlay_table(document: Any) -> Table:
     """What passed between this node and the others of its job."""
     node, passed, transport = document["node"], document["bytes"], document["transport"]
+    members = document["members"]
     rows = [
         ("asks to parents", str(node["asks"])),
         ("answers of parents", str(node["answers"])),
@@ -171,7 +172,12 @@ def _overlay_table(document: Any) -> Table:
         ("sent", f"{_bytes(transport['sent_bytes'])} in {transport['sent']} messages"),
         ("received", f"{_bytes(transport['received_bytes'])} in {transport['received']} messages"),
         ("joined a fetch under way", str(node["joined"])),
-        ("read from the source for want of a parent", str(node["fallbacks"])),
+        ("read from the source in another's place", str(node["fallbacks"])),
+        ("nodes gone, suspected", f"{members['gone']}, {members['suspects']}"),
+        ("found gone, came back", f"{members['deaths']}, {members['returns']}"),
+        ("longest until one was found gone", f"{members['max_detection_ms']} ms"),
+        ("turned to another parent", str(members["reparentings"])),
+        ("asks sent again, also to another", f"{members['resent']}, {members['hedges']}"),
         ("spoiled parts", str(node["spoiled"])),
         ("strangers turned away", str(transport["strangers"])),
         ("connections", str(transport["connections"])),

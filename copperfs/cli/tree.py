@@ -59,6 +59,11 @@ def shown(document: Any, depth: int | None = None) -> Group:
             if any(place["role"] == "root" for place in member["places"][trees:])
         ]
         parts.append(Text(f"{count - trees} more trees, with the roots {names_of(roots)}"))
+    gone = [member for member in document["members"] if member["gone"]]
+    if gone:
+        parts.append(Text(f"gone: {names_of(gone)}", "bold red"))
+    if document["suspects"]:
+        parts.append(Text(f"suspected: {names_of(document['suspects'])}", "yellow"))
     return Group(*parts)
 
 
@@ -70,10 +75,11 @@ class _Drawing:
     def draw(self, depth: int | None) -> Tree:
         members = self.document["members"]
         below: dict[int | None, list[int]] = {}
-        for number, member in enumerate(members):
+        there = [(n, each) for n, each in enumerate(members) if not each["gone"]]
+        for number, member in there:
             below.setdefault(member["places"][self.tree]["parent"], []).append(number)
         at_depth: dict[int, int] = {}
-        for member in members:
+        for _, member in there:
             hops = member["places"][self.tree]["depth"]
             at_depth[hops] = at_depth.get(hops, 0) + 1
         siblings_max = len(members)

@@ -130,6 +130,11 @@ def _sentence(outcome: dict[str, Any]) -> str:
     for key, what in _LEFT.items():
         if outcome[key]:
             said += f"; {outcome[key]:,} {what}"
+    if outcome["unread"]:
+        names = ", ".join(outcome["unread"])
+        said += (
+            f"; not all was pushed, as {names}, who reads it for all, failed or was not heard of"
+        )
     return printable(said)
 
 

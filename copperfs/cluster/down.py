@@ -100,8 +100,9 @@ def _unmount(mountpoint: str) -> None:
 
 def _remove_directory(directory: Path) -> None:
     """Only what is ours: what somebody else put there stays."""
-    with suppress(FileNotFoundError):
-        (directory / "log").unlink()
+    for name in ("log", "events"):
+        with suppress(FileNotFoundError):
+            (directory / name).unlink()
     for each in (directory / "mnt", directory):
         with suppress(OSError):
             each.rmdir()

@@ -45,6 +45,11 @@ class ClusterNode:
     def log(self) -> str:
         return os.path.join(self.directory, "log")
 
+    @property
+    def events(self) -> str:
+        """What happened to the nodes, as this one saw it."""
+        return os.path.join(self.directory, "events")
+
     def is_alive(self) -> bool:
         return self.pid != 0 and start_of(self.pid) == self.started
 

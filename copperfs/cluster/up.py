@@ -108,7 +108,7 @@ def _make_room(directory: str) -> bool:
 
 def _shown(settings: Settings) -> dict[str, object]:
     common = asdict(settings)
-    for name in ("mountpoint", "node_name", "log_file", "listen", "port"):
+    for name in ("mountpoint", "node_name", "log_file", "events", "listen", "port"):
         del common[name]
     return common
 
@@ -123,7 +123,13 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
     with ExitStack() as stack:
         launches = _launches(cluster, settings, network, stack)
         own = [
-            replace(settings, mountpoint=each.mountpoint, node_name=each.name, log_file=each.log)
+            replace(
+                settings,
+                mountpoint=each.mountpoint,
+                node_name=each.name,
+                log_file=each.log,
+                events=each.events,
+            )
             for each in cluster.nodes
         ]
         daemons = []

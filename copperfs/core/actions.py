@@ -92,6 +92,37 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """Keep a connection to *peer*, and renew it when it breaks."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """No longer keep it."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """See whether anybody listens where *peer* does; ``Probed`` tells."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """For people: something that a failure can be retold from."""
+
+    what: str
+    peer: NodeId | None = None
+    detail: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PerformCall:
     """Do this node's part; ``CallPerformed`` tells when it is done."""
 
@@ -203,6 +234,6 @@ class LookAgain:
 
 Fetch = ScanSource | LookSource | ReadSource | OpenSource
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
-AtPeers = Send | PerformCall | EndCall | DropCall
+AtPeers = Send | Connect | Disconnect | Probe | PerformCall | EndCall | DropCall
 LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain
-Action = Fetch | AtPeers | Answer | LettingGo
+Action = Fetch | AtPeers | Answer | LettingGo | Happened

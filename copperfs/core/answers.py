@@ -21,9 +21,9 @@ from copperfs.core.actions import (
     ObjectKey,
     Send,
 )
+from copperfs.core.asking import Fetch
 from copperfs.core.cache import Held
 from copperfs.core.events import Look, Question, Read
-from copperfs.core.fetches import Fetch
 from copperfs.core.links import Links, Stream, parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import LISTING_MAX_BYTES, GiveEntry, Refuse

@@ -178,6 +178,15 @@ class PeerDown:
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """Whether nobody listens where *peer* did, so that its process has ended. False says nothing:
+    who is stopped or cut off does not refuse."""
+
+    peer: NodeId
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
     """A message without a payload."""
 
@@ -267,6 +276,16 @@ class PartSpoiled:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """The first event: the node connects to whom it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The node is about to end: those who ask it are told to ask others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; sent when ``deadline()`` says so."""
 
@@ -274,7 +293,17 @@ class Tick:
 Question = Look | List | Read
 Outcome = Scanned | Looked | HaveRead | Opened | Failed
 Pushing = PushBatch | BatchTaken | OfferTaken | Pushed | PushedListing
-FromPeer = PeerUp | PeerDown | Heard | PartTaken | PartPassed | ListingTaken | PartSpoiled | Pushing
+FromPeer = (
+    PeerUp
+    | PeerDown
+    | Probed
+    | Heard
+    | PartTaken
+    | PartPassed
+    | ListingTaken
+    | PartSpoiled
+    | Pushing
+)
 OfCalls = StartCall | CallPerformed
 OnCredit = Fetched | Listed
 Event = (
@@ -287,5 +316,7 @@ Event = (
     | WarmedUp
     | Used
     | MountsMoved
+    | Start
+    | Leave
     | Tick
 )

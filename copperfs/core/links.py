@@ -152,6 +152,9 @@ class Links:
         link = self._links.get(peer)
         return link is not None and number in link.serving
 
+    def is_serving_any(self) -> bool:
+        return any(link.streams or link.serving for link in self._links.values())
+
     def served(self, peer: NodeId, number: int) -> None:
         self[peer].serving.discard(number)
 

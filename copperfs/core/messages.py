@@ -19,6 +19,8 @@ PATH_BYTES_MAX = 4096
 PART_BYTES = 1 << 20
 """Objects above this travel in parts of this size, relayed as they arrive. Smaller parts cost CPU
 per message (25 to 50 % at 256 KiB on loopback) and gain nothing; larger ones delay the relay."""
+FATES_MAX = 4096
+"""Of one message; a job in which more are gone says so in several."""
 LISTING_MAX_BYTES = 256 << 20
 """Two million names; what is larger each node reads from the source."""
 
@@ -172,5 +174,45 @@ class Pong:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sign of life. *view* is the digest of what the sender believes of all nodes; one who
+    believes something else answers with ``News``."""
+
+    view: int
+    wants_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of a node. Of two the one of the higher incarnation is true; of one incarnation
+    it is the one that says that the node is gone. Only the node itself begins the next one."""
+
+    node: NodeId
+    incarnation: int
+    is_gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the sender has heard of other nodes, or says of itself when it leaves."""
+
+    fates: tuple[Fate, ...]
+
+
 FromParent = GiveEntry | GivePart | Refuse
-Message = Hello | Ask | FromParent | Credit | Withdraw | Batch | Offer | Call | Return | Ping | Pong
+OfMembers = Heartbeat | News
+Message = (
+    Hello
+    | Ask
+    | FromParent
+    | Credit
+    | Withdraw
+    | Batch
+    | Offer
+    | Call
+    | Return
+    | Ping
+    | Pong
+    | OfMembers
+)

@@ -12,7 +12,9 @@ knows those below it:
     Answers         to a request of this node, or back to a peer
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
+    Asking          whom a fetch asks, one after the other, and when it reads the source
     Routing         whom to ask
+    Membership      who is there, and with whom this node keeps in touch
     Trail           in which order things came, and who wants them in the same
     Links           what was asked of each peer and what each is being given, on credit
     Cache           what is held, and what of that is believed
@@ -32,9 +34,11 @@ A clear on one node is a clear on all: whoever hears of a later epoch clears as 
 """
 
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from copperfs.core.actions import Action, CacheKey, Evict, ListingKey, ObjectKey
 from copperfs.core.answers import Answers
+from copperfs.core.asking import Asking
 from copperfs.core.cache import Cache
 from copperfs.core.calls import Calls
 from copperfs.core.events import (
@@ -44,6 +48,7 @@ from copperfs.core.events import (
     Failed,
     Fetched,
     HaveRead,
+    Leave,
     List,
     Listed,
     Look,
@@ -52,6 +57,7 @@ from copperfs.core.events import (
     Opened,
     Read,
     Scanned,
+    Start,
     StartCall,
     Tick,
     Used,
@@ -60,6 +66,7 @@ from copperfs.core.events import (
 from copperfs.core.fetches import Fetches
 from copperfs.core.links import Links
 from copperfs.core.listing import Listing
+from copperfs.core.membership import Membership
 from copperfs.core.messages import LISTING_MAX_BYTES, GivePart, Item, What
 from copperfs.core.peering import Peering
 from copperfs.core.pins import Pins
@@ -67,6 +74,7 @@ from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Limits, NodeStats
+from copperfs.core.suspicion import Patience
 from copperfs.core.trail import Trail
 from copperfs.core.trees import Trees
 from copperfs.types import BlobId, NodeId, Path, Version
@@ -78,8 +86,12 @@ class Node:
     limits: Limits
     trees: Trees | None = None
     """None for a node that is a job by itself."""
+    patience: Patience = field(default_factory=Patience)
+    random: Random = field(default_factory=lambda: Random(0))
     stats: NodeStats = field(default_factory=NodeStats)
     links: Links = field(init=False)
+    membership: Membership | None = field(init=False, default=None)
+    """None for a node that is a job by itself."""
     _cache: Cache = field(init=False)
     _fetches: Fetches = field(init=False)
     _calls: Calls = field(init=False)
@@ -93,8 +105,11 @@ class Node:
         pins = Pins()
         links = Links(pins)
         cache = Cache(policy, limits, stats, pins)
-        routing = Routing(policy, stats, self.trees, links)
-        fetches = Fetches(limits, stats, cache, links, routing)
+        if self.trees is not None:
+            self.membership = Membership(self.trees, self.patience, stats, links)
+        routing = Routing(policy, self.trees, links, self.membership)
+        asking = Asking(limits, stats, links, routing, self.random, self.patience.slow_s)
+        fetches = Fetches(limits, stats, cache, links, routing, asking)
         # In a job of several nodes only the node can tell which questions are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
         answers = Answers(policy, stats, links, grants)
@@ -104,7 +119,17 @@ class Node:
         )
         calls = Calls(routing)
         self._peering = Peering(
-            policy, stats, links, routing, cache, fetches, answers, questions, calls, trail
+            policy,
+            stats,
+            links,
+            routing,
+            cache,
+            fetches,
+            answers,
+            questions,
+            calls,
+            trail,
+            self.membership,
         )
         self.links, self._cache, self._fetches = links, cache, fetches
         self._calls, self._answers, self._questions = calls, answers, questions
@@ -139,16 +164,32 @@ class Node:
             case CallPerformed(call, result):
                 return self._calls.performed(call, result)
             case Tick():
-                return self._questions.expire(now) + self._calls.expire(now)
+                return self._tick(now)
+            case Start():
+                return [] if self.membership is None else self.membership.start(now)
+            case Leave():
+                return [] if self.membership is None else self.membership.leave(now)
             case _:
                 return self._peering.step(now, event)
+
+    def _tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        due = self.deadline()
+        if self.membership is not None:
+            if due is not None:
+                self.membership.woke(now, max(0.0, now - due))
+            actions += self.membership.tick(now)
+        actions += self._fetches.asking.tick(now)
+        actions += self._questions.expire(now) + self._calls.expire(now)
+        return actions + self._peering.reconsider(now)
 
     def _take_back(self, granted: set[Path]) -> list[Action]:
         """What was published as granted is to be asked for again."""
         return [Evict(ListingKey(each)) for each in granted if self._cache.held_listing(each)]
 
     def deadline(self) -> float | None:
-        deadlines = (self._fetches.deadline(), self._calls.deadline())
+        of_members = None if self.membership is None else self.membership.deadline()
+        deadlines = (self._fetches.deadline(), self._calls.deadline(), of_members)
         return min((each for each in deadlines if each is not None), default=None)
 
     def statistics(self) -> NodeStats:
@@ -163,6 +204,8 @@ class Node:
 
     def check_invariants(self) -> None:
         self.links.check_invariants()
+        if self.membership is not None:
+            self.membership.check_invariants()
         self._fetches.check_invariants()
         self._cache.check_invariants(self._fetches.on_its_way_bytes)
 
@@ -193,7 +236,20 @@ class Node:
 
     def expects(self, peer: NodeId, number: int) -> bool:
         """Whether anything is still to come for this ask."""
-        return self._fetches.asking(peer, number) is not None
+        return self._fetches.of_ask(peer, number) is not None
+
+    def is_in_touch(self) -> bool:
+        """Whether all whom this node asks, or is pushed to by, can be talked to."""
+        return self.membership is None or self.membership.is_in_touch()
+
+    def may_go(self) -> bool:
+        """After ``Leave``: everybody knows, and nobody is waiting for the rest of an answer."""
+        known = self.membership is None or self.membership.is_known_to_leave()
+        return known and not self.links.is_serving_any()
+
+    def looks_up_to(self, peer: NodeId) -> bool:
+        """Whether *peer* is one of those whom this node may have to ask."""
+        return self.membership is not None and self.membership.is_wanted(peer)
 
     def wanted(self, peer: NodeId, part: GivePart) -> tuple[What, BlobId | None] | None:
         """Whether to keep the bytes of *part*, and where; see ``Peering``."""

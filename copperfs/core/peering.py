@@ -32,6 +32,7 @@ from copperfs.core.events import (
     PartTaken,
     PeerDown,
     PeerUp,
+    Probed,
     PushBatch,
     Pushed,
     PushedListing,
@@ -40,6 +41,7 @@ from copperfs.core.events import (
 from copperfs.core.fetches import Fetches
 from copperfs.core.links import Links, Passing, part_size, parts_in
 from copperfs.core.listing import Listing
+from copperfs.core.membership import Membership
 from copperfs.core.messages import (
     LISTING_MAX_BYTES,
     Ask,
@@ -48,8 +50,10 @@ from copperfs.core.messages import (
     Credit,
     GiveEntry,
     GivePart,
+    Heartbeat,
     Hello,
     Item,
+    News,
     Offer,
     Refuse,
     Return,
@@ -80,6 +84,8 @@ _TRUE_OF_THE_FILE = frozenset(
 
 
 EPOCH_LEAP_MAX = 1 << 20
+# What comes from this node itself.
+Alone = PushBatch | Pushed | PushedListing
 
 
 @dataclass(slots=True)
@@ -94,23 +100,45 @@ class Peering:
     questions: Questions
     calls: Calls
     trail: Trail
+    membership: Membership | None
+    """None for a node that is a job by itself."""
 
     def step(self, now: float, event: FromPeer) -> list[Action]:
+        membership = self.membership
+        if membership is None or isinstance(event, Alone):
+            return self._take(now, event)
+        if isinstance(event, Probed):
+            actions = membership.probed(now, event.peer, refused=event.refused)
+        else:
+            actions = self._take(now, event)
+            if not isinstance(event, PeerUp | PeerDown):
+                actions += membership.heard(now, event.peer)
+        return actions + self.reconsider(now)
+
+    def reconsider(self, now: float) -> list[Action]:
+        """If anybody is believed to be better or worse off, others may have to be asked."""
+        if self.membership is None or not self.membership.take_changed():
+            return []
+        return self.fetches.asking.reconsider(now, self.fetches.running())
+
+    def _take(self, now: float, event: FromPeer) -> list[Action]:
         match event:
             case PeerUp(peer):
-                return self._changed(peer, up=True)
+                return self._changed(now, peer, up=True)
             case PeerDown(peer):
-                return self._changed(peer, up=False)
+                return self._changed(now, peer, up=False)
+            case Probed():
+                return []
             case Heard(peer, message):
                 return self._hear(now, peer, message)
             case PartTaken(peer, part, blob):
                 return self._took(peer, part) + self._take_part(now, peer, part, blob)
             case PartPassed(peer, part):
-                return self._took(peer, part) + self._pass(peer, part)
+                return self._took(peer, part) + self._pass(now, peer, part)
             case ListingTaken(peer, part, listing):
                 return self._took(peer, part) + self._take_listing(now, peer, part, listing)
             case PartSpoiled(peer, part):
-                return self._took(peer, part) + self._spoil(peer, part)
+                return self._took(peer, part) + self._spoil(now, peer, part)
             case PushBatch(batch, blob, size):
                 return self._spread(now, None, batch, blob, size)
             case BatchTaken(peer, batch, blob, size):
@@ -126,17 +154,20 @@ class Peering:
             case PushedListing():
                 return self._take_pushed_listing(now, event)
 
-    def _changed(self, peer: NodeId, *, up: bool) -> list[Action]:
+    def _changed(self, now: float, peer: NodeId, *, up: bool) -> list[Action]:
         """A connection was made, or the last one is gone. What passed before is lost: what the peer
-        was asked is asked again, of it or of the source; what it asked for is forgotten, because
-        one that was started anew counts from the beginning."""
+        was asked is asked again, of it or of another; what it asked for is forgotten, because one
+        that was started anew counts from the beginning."""
         actions, lost = self.links.down(peer)
         self.fetches.forget_questions_of(peer)
         self.trail.forget(peer)
         actions += self.calls.peer_changed(peer)
         if up:
             self.links.up(peer)
-        return actions + self.fetches.resume(lost)
+        if self.membership is not None:
+            happens = self.membership.up if up else self.membership.down
+            actions += happens(now, peer)
+        return actions + self.fetches.lost(now, peer, lost)
 
     def _hear(self, now: float, peer: NodeId, message: object) -> list[Action]:
         match message:
@@ -147,6 +178,10 @@ class Peering:
             case GiveEntry() | Refuse():
                 actions = self._hear_epoch(now, message.epoch)
                 return actions + self._take_reply(now, peer, message)
+            case Heartbeat() if self.membership is not None:
+                return self.membership.hear_heartbeat(now, peer, message)
+            case News() if self.membership is not None:
+                return self.membership.hear_news(now, peer, message)
             case Credit(count_bytes):
                 return self.links.credited(now, self.stats.epoch, peer, count_bytes)
             case Call(number, operation, argument, within_s):
@@ -155,6 +190,8 @@ class Peering:
             case Return():
                 return self.calls.returned(peer, message)
             case Withdraw(number):
+                if self.links.is_serving(peer, number):
+                    self.fetches.forget_question(peer, number)
                 return self.links.stop(peer, number)
             case _:
                 return []
@@ -234,11 +271,12 @@ class Peering:
     def wanted(self, peer: NodeId, part: GivePart) -> tuple[What, BlobId | None] | None:
         """Whether to keep the bytes of *part*, and where: for an object what came before is in the
         blob, unless it is the first. None: they are not asked for, or not what they have to be."""
-        fetch = self.fetches.asking(peer, part.number)
+        fetch = self.fetches.of_ask(peer, part.number)
         if fetch is None:
             return None
         kind, _, version = fetch.subject
-        if part.index >= parts_in(part.total_bytes) or part.index != fetch.there:
+        there = fetch.asks[peer].there if kind is Kind.SCAN else fetch.there
+        if part.index >= parts_in(part.total_bytes) or part.index != there:
             return None
         if kind is Kind.SCAN:
             return (What.LISTING, None) if part.total_bytes <= LISTING_MAX_BYTES else None
@@ -248,29 +286,32 @@ class Peering:
         return None
 
     def _take_reply(self, now: float, peer: NodeId, message: GiveEntry | Refuse) -> list[Action]:
-        fetch = self.fetches.asking(peer, message.number)
+        fetch = self.fetches.of_ask(peer, message.number)
         if fetch is None:
             return []
         if isinstance(message, Refuse) and message.error not in _TRUE_OF_THE_FILE:
-            return self.fetches.fall_back(fetch)
+            return self.fetches.asking.refused(now, fetch, peer)
         if isinstance(message, Refuse):
             self.stats.answers += 1
-            return self.questions.fail(now, fetch, message.error)
+            actions = self.fetches.asking.answered(fetch, peer)
+            return actions + self.questions.fail(now, fetch, message.error)
         if fetch.subject[0] is not Kind.LOOK:
             return []
         self.stats.answers += 1
         limit_s = self.policy.fresh_s(fetch.subject[1])
         fresh_until, since = believed(now, message.fresh_for_s, limit_s)
-        return self.questions.take_entry(now, fetch, message.entry, fresh_until, since)
+        actions = self.fetches.asking.answered(fetch, peer)
+        return actions + self.questions.take_entry(now, fetch, message.entry, fresh_until, since)
 
     def _take_part(self, now: float, peer: NodeId, part: GivePart, blob: BlobId) -> list[Action]:
-        fetch = self.fetches.asking(peer, part.number)
+        fetch = self.fetches.of_ask(peer, part.number)
         assert fetch is not None, "it was wanted"
         fetch.blob, fetch.there = blob, part.index + 1
         if fetch.there == parts_in(part.total_bytes):
             self.stats.answers += 1
-            return self.questions.take_object(now, fetch, blob)
-        actions = []
+            actions = self.fetches.asking.answered(fetch, peer)
+            return actions + self.questions.take_object(now, fetch, blob)
+        actions = self.fetches.asking.progressed(fetch, peer)
         if part.index == 0:
             for question in fetch.asked:
                 actions += self.answers.pass_on(now, fetch, question)
@@ -280,28 +321,36 @@ class Peering:
         self, now: float, peer: NodeId, part: GivePart, listing: Listing
     ) -> list[Action]:
         actions = self._hear_epoch(now, part.epoch)
-        fetch = self.fetches.asking(peer, part.number)
+        fetch = self.fetches.of_ask(peer, part.number)
         if fetch is None:
             return actions  # it was asked for in an older epoch
         self.stats.answers += 1
+        actions += self.fetches.asking.answered(fetch, peer)
         limit_s = self.policy.listing_fresh_s(fetch.subject[1])
         fresh_until, since = believed(now, part.fresh_for_s, limit_s)
         return actions + self.questions.take_listing(now, fetch, listing, fresh_until, since)
 
-    def _pass(self, peer: NodeId, part: GivePart) -> list[Action]:
-        """More of a listing is to come; or the part is not what it has to be."""
-        fetch = self.fetches.asking(peer, part.number)
+    def _pass(self, now: float, peer: NodeId, part: GivePart) -> list[Action]:
+        """More of a listing is to come; another peer was faster; or the part is not what it has to
+        be."""
+        fetch = self.fetches.of_ask(peer, part.number)
         if fetch is None:
             return []
-        if fetch.subject[0] is Kind.SCAN and self.wanted(peer, part) is not None:
-            fetch.there += 1
+        kind, _, version = fetch.subject
+        if kind is Kind.SCAN and self.wanted(peer, part) is not None:
+            fetch.asks[peer].there += 1
             return []
-        return self._spoil(peer, part)
+        if isinstance(version, Version) and (part.total_bytes, part.index < fetch.there) == (
+            version.size,
+            True,
+        ):
+            return []
+        return self._spoil(now, peer, part)
 
-    def _spoil(self, peer: NodeId, part: GivePart) -> list[Action]:
+    def _spoil(self, now: float, peer: NodeId, part: GivePart) -> list[Action]:
         self.stats.spoiled += 1
-        fetch = self.fetches.asking(peer, part.number)
-        return [] if fetch is None else self.fetches.ask_again(fetch)
+        fetch = self.fetches.of_ask(peer, part.number)
+        return [] if fetch is None else self.fetches.asking.spoiled(now, fetch, peer)
 
     def _took(self, peer: NodeId, part: GivePart) -> list[Action]:
         return self.links.took(peer, part_size(part.index, part.total_bytes))

@@ -29,6 +29,7 @@ from copperfs.core.actions import (
     ReleaseHandle,
 )
 from copperfs.core.answers import Answers
+from copperfs.core.asking import Fetch
 from copperfs.core.cache import Cache, until
 from copperfs.core.events import (
     Failed,
@@ -42,7 +43,7 @@ from copperfs.core.events import (
     Read,
     Scanned,
 )
-from copperfs.core.fetches import Fetch, Fetches
+from copperfs.core.fetches import Fetches
 from copperfs.core.links import parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import PATH_BYTES_MAX
@@ -132,7 +133,7 @@ class Questions:
     def conclude(self, now: float, outcome: Outcome) -> list[Action]:
         """The source has said something."""
         fetch = self.fetches.get(outcome.fetch)
-        if fetch is None or fetch.ask is not None:
+        if fetch is None or not fetch.at_source:
             return _too_late(outcome)
         path = fetch.subject[1]
         match outcome:
@@ -248,7 +249,7 @@ class Questions:
         overdue = self.fetches.overdue(now)
         for fetch in overdue:
             self.stats.overdue += 1
-            actions += self.fetches.give_up(fetch)
+            actions += self.fetches.end(fetch)
             actions += self._drop_partial(fetch)
             for question in fetch.asked:
                 actions += self.answers.with_error(question, errno.ETIMEDOUT)
@@ -262,7 +263,7 @@ class Questions:
         actions = [*self.cache.clear(), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         for fetch in self.fetches.of_names():
-            actions += self.fetches.give_up(fetch)
+            actions += self.fetches.end(fetch)
             for question in fetch.asked:
                 actions += self._fetch(now, fetch.subject, question)
         return actions

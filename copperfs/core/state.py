@@ -38,6 +38,12 @@ class Limits:
     when the node hears of it, and is then given back to the credit."""
     trees: int = 1
     """Among which the room for what is on its way is divided."""
+    ask_deadline_s: float = float("inf")
+    """Who was not answered by any peer for so long reads the source."""
+    fallbacks_max: int = 4
+    """So many reads of the source at once in the place of others; 0 for none at all."""
+    fallback_jitter_s: float = 0.0
+    """Each begins at a random moment of so long."""
 
     @property
     def whole_max_bytes(self) -> int:
@@ -81,7 +87,21 @@ class NodeStats:
     offered: int = 0
     """The same, that came to this node, and that it had room for."""
     fallbacks: int = 0
-    """Fetches from the source that a parent should have answered."""
+    """Fetches from the source that another node should have answered."""
+    hedges: int = 0
+    """Asks that were also put to another peer, because the first one did not answer."""
+    resent: int = 0
+    """Asks that were put again, because a connection was lost."""
+    deaths: int = 0
+    """Nodes that this one found to be gone."""
+    max_detection_ms: int = 0
+    """The longest time that took, from when it owed an answer or was heard last."""
+    returns: int = 0
+    """Nodes that were gone and are back."""
+    refutations: int = 0
+    """Times that others took this node for gone, and it said that it is not."""
+    reparentings: int = 0
+    """Changes of whom this node asks, in any tree."""
     spoiled: int = 0
     """Parts that were not what their digest says."""
     fetching: int = 0

@@ -8,11 +8,16 @@ Two shapes over the same order: single requests go up a *pull tree* with a high 
 each hop costs a round trip; working sets go down a *push tree* with a low one, because a node's
 link carries fan-out times the data."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import xxhash
 
+from copperfs.core.seats import (
+    children_among,
+    depth_of,
+    parent_among,
+)
 from copperfs.types import NodeId, Path
 
 # Copper 1.0's fan-out by the number of nodes: the largest job for each.
@@ -23,24 +28,6 @@ _COPPER_FANOUT_BEYOND = 7
 def copper_fanout(nodes: int) -> int:
     """What Copper 1.0 takes for a job of this size; a preset."""
     return next((k for most, k in _COPPER_FANOUTS if nodes <= most), _COPPER_FANOUT_BEYOND)
-
-
-def parent_position(position: int, fanout: int) -> int | None:
-    return None if position == 0 else (position - 1) // fanout
-
-
-def child_positions(position: int, fanout: int, nodes: int) -> range:
-    return range(position * fanout + 1, min(position * fanout + fanout + 1, nodes))
-
-
-def depth_of(position: int, fanout: int) -> int:
-    """Hops to the root."""
-    depth = 0
-    above = parent_position(position, fanout)
-    while above is not None:
-        depth += 1
-        above = parent_position(above, fanout)
-    return depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +52,44 @@ class Trees:
             return 0
         return xxhash.xxh3_64_intdigest(directory) % self.count
 
-    def parent(self, tree: int) -> NodeId | None:
-        """Whom this node asks; None at the root."""
-        above = parent_position(self._position(tree), self.fanout)
-        return None if above is None else self._at(tree, above)
+    def parent(self, tree: int, gone: Collection[NodeId] = ()) -> NodeId | None:
+        """Whom this node asks when those are gone; None at the root."""
+        return self._above(tree, self.fanout, gone)
 
-    def children(self, tree: int) -> list[NodeId]:
-        below = child_positions(self._position(tree), self.fanout, self.nodes)
-        return [self._at(tree, each) for each in below]
+    def children(self, tree: int, gone: Collection[NodeId] = ()) -> list[NodeId]:
+        return self._below(tree, self.fanout, gone)
 
-    def push_parent(self, tree: int) -> NodeId | None:
-        above = parent_position(self._position(tree), self.push_fanout)
-        return None if above is None else self._at(tree, above)
+    def push_parent(self, tree: int, gone: Collection[NodeId] = ()) -> NodeId | None:
+        return self._above(tree, self.push_fanout, gone)
 
-    def push_children(self, tree: int) -> list[NodeId]:
-        below = child_positions(self._position(tree), self.push_fanout, self.nodes)
-        return [self._at(tree, each) for each in below]
+    def push_children(self, tree: int, gone: Collection[NodeId] = ()) -> list[NodeId]:
+        return self._below(tree, self.push_fanout, gone)
 
     def root(self, tree: int) -> NodeId:
+        """While nobody is gone."""
         return self._at(tree, 0)
 
     def depth(self, tree: int) -> int:
         return depth_of(self._position(tree), self.fanout)
 
     def parents(self) -> Iterator[NodeId]:
-        """Everybody whom this node asks or is pushed to by, once."""
+        """Everybody whom this node asks or is pushed to by, once, while nobody is gone."""
         seen: set[NodeId] = set()
         for tree in range(self.count):
             for each in (self.parent(tree), self.push_parent(tree)):
                 if each is not None and each not in seen:
                     seen.add(each)
                     yield each
+
+    def _above(self, tree: int, fanout: int, gone: Collection[NodeId]) -> NodeId | None:
+        position = self._position(tree)
+        above = parent_among(position, fanout, self.nodes, lambda p: self._at(tree, p) in gone)
+        return None if above is None else self._at(tree, above)
+
+    def _below(self, tree: int, fanout: int, gone: Collection[NodeId]) -> list[NodeId]:
+        position = self._position(tree)
+        below = children_among(position, fanout, self.nodes, lambda p: self._at(tree, p) in gone)
+        return [self._at(tree, each) for each in below]
 
     def _shift(self, tree: int) -> int:
         return tree * self.nodes // self.count

@@ -28,6 +28,7 @@ from copperfs.core.listing import Listing
 from copperfs.errors import CopperError
 from copperfs.fuse.answers import Answered, Asker, Content, SourceError
 from copperfs.fuse.board import Board
+from copperfs.fuse.statfs import Statfs
 from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class FrontHandlers(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, asker: Asker, board: Board, statfs: Callable[[], os.statvfs_result]) -> None:
+    def __init__(self, asker: Asker, board: Board, statfs: Statfs) -> None:
         super().__init__()
         self._asker = asker
         self._board = board
@@ -103,7 +104,7 @@ class FrontHandlers(pyfuse3.Operations):
         return await guarded(self._target(inode))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        return as_statvfs(self._statfs())
+        return as_statvfs(await self._statfs.current())
 
     # --- how -------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from copperfs.fuse.handlers import (
     guarded,
 )
 from copperfs.fuse.inodes import Inode, Inodes
+from copperfs.fuse.statfs import Statfs
 from copperfs.types import Attributes, Entry, Path, RequestId, join, split
 
 FOREVER_S = 10 * 365 * 24 * 3600.0
@@ -114,7 +115,7 @@ class PlainHandlers(pyfuse3.Operations):
         self,
         asker: Asker,
         inodes: Inodes,
-        statfs: Callable[[], os.statvfs_result],
+        statfs: Statfs,
         *,
         kernel_cache: bool = True,
     ) -> None:
@@ -160,7 +161,7 @@ class PlainHandlers(pyfuse3.Operations):
         return self._inode(inode).target
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        return as_statvfs(self._statfs())
+        return as_statvfs(await self._statfs.current())
 
     # --- how -------------------------------------------------------------------------------------
 

@@ -84,6 +84,9 @@ class MemoryNetwork:
     def is_up(self, one: NodeId, other: NodeId) -> bool:
         return _pair(one, other) in self._up
 
+    def refuses(self, one: NodeId, other: NodeId) -> bool:
+        return other not in self._running and _pair(one, other) not in self._severed
+
     def connections(self, me: NodeId) -> int:
         return sum(me in pair for pair in self._up)
 
@@ -162,6 +165,10 @@ class MemoryTransport:
         self.stats.sent_bytes += len(header) + (size_of(payload.data) if payload else 0)
         self._network.pass_on(self.me, peer, header, payload)
         return True
+
+    async def refuses(self, peer: NodeId) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self._network.refuses(self.me, peer)
 
     async def run(self, deliver: Deliver) -> None:
         if self._closed:

@@ -30,6 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import trio
 import zmq
 
 from copperfs.roster import Member
@@ -40,6 +41,7 @@ ZAP_DOMAIN: Final = b"copperfs"
 ZMQ_SOCKETS_MAX: Final = 16_384
 """Of one context: three for each peer that this node connects to; 1,023 would be the default."""
 BACKLOG: Final = 4096
+REFUSED_WITHIN_S: Final = 1.0
 
 _EVENT = struct.Struct("=HI")
 
@@ -213,3 +215,21 @@ def shut_down(descriptor: int, address: Address) -> None:
             with connection:
                 if tuple(connection.getpeername()) == address:
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+async def is_refused(endpoint: str) -> bool:
+    """Whether the host at *endpoint* says that nobody listens there. ZeroMQ tells only that a
+    connection failed, which may as well be this end's fault."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with trio.move_on_after(REFUSED_WITHIN_S):
+        try:
+            stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+        except OSError as error:
+            return _is_refusal(error)
+        await trio.aclose_forcefully(stream)
+    return False
+
+
+def _is_refusal(error: BaseException) -> bool:
+    causes = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
+    return all(isinstance(each, ConnectionRefusedError) for each in causes)

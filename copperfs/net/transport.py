@@ -72,6 +72,11 @@ class Transport(Protocol):
         4,096 bytes, a batch of too many items), which nobody would take."""
         ...
 
+    async def refuses(self, peer: NodeId) -> bool:
+        """Whether nobody listens where *peer* should, which says that its process has ended. False
+        within a second if that cannot be told: who is stopped or cut off does not refuse."""
+        ...
+
     async def run(self, deliver: Deliver) -> None:
         """Hand over what arrives, one at a time, until ``close`` or cancelled. *deliver* may send,
         connect and disconnect; what that brings about is said after it has returned. An exception

@@ -140,6 +140,9 @@ class ZeroTransport:
             self.stats.sent_bytes += size_of(payload.data)
         return True
 
+    async def refuses(self, peer: NodeId) -> bool:
+        return await sockets.is_refused(self._roster.member(peer).endpoint)
+
     async def run(self, deliver: Deliver) -> None:
         assert self._nursery is None
         if self._closed:

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path as FilePath
+from random import Random
 from typing import TYPE_CHECKING
 
 import pyfuse3
@@ -34,6 +35,7 @@ from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
 from copperfs.core.events import MountsMoved
 from copperfs.core.node import Node
 from copperfs.core.state import Limits
+from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
 from copperfs.errors import CopperError, MountError
 from copperfs.fuse.board import Board
@@ -50,7 +52,9 @@ from copperfs.fuse.mounting import (
     unmount,
 )
 from copperfs.fuse.plain import PlainHandlers, PlainPublications
+from copperfs.fuse.statfs import FRESH_S, Statfs
 from copperfs.roster import Roster
+from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
@@ -75,6 +79,9 @@ READ_AHEAD_KIB = 1024
 NODE_BYTES = 350
 NODES_MIN, NODES_MAX = 4096, 1 << 20
 SHED_EVERY_S = 1.0
+# Reads of the source in the place of others begin at a random moment of so long: nodes that notice
+# a failure at the same time do not go there at the same time.
+FALLBACK_JITTER_S = 0.1
 # What the front may read before the core has heard of it: some milliseconds' worth.
 CREDIT_MAX = 64 << 20
 # The core is told of many files at once, so that trio is not woken for each.
@@ -118,7 +125,8 @@ class Daemon:
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
-        node = Node(policy, self._limits(credit=use_front and trees is None, trees=trees), trees)
+        limits = self._limits(credit=use_front and trees is None, trees=trees)
+        node = Node(policy, limits, trees, self._patience(), Random())
         fetcher = self._fetcher(
             use_front, lambda: grants[0].renew() if grants else node.policy.refused
         )
@@ -154,7 +162,8 @@ class Daemon:
         board = Board(front)
         engine = Engine(node, fetcher, board)
         self._join(engine)
-        handlers = FrontHandlers(engine, board, self._statfs)
+        statfs = Statfs(self._ask_statfs, lambda found: _publish_statfs(front, found))
+        handlers = FrontHandlers(engine, board, statfs)
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -173,12 +182,14 @@ class Daemon:
             nursery.start_soon(grants[0].run)
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._serve_handlers)
-            self._publish_statfs(front)
+            _publish_statfs(front, statfs.known)
+            nursery.start_soon(_withdraw_statfs, front)
             if os.environ.get("COPPERFS_BENCH_BUSY"):
                 threading.Thread(target=_keep_busy, daemon=True).start()
             nursery.start_soon(self._become_ready, job, ready, nursery)
             await server.run()  # until the mount is gone
             log.info("%s was unmounted", settings.mountpoint)
+            await engine.leave()
             pyfuse3.terminate()
             nursery.cancel_scope.cancel()
         if self._failed is not None:
@@ -197,7 +208,7 @@ class Daemon:
         self._join(engine)
         job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
-            engine, inodes, self._statfs, kernel_cache=self.settings.kernel_cache
+            engine, inodes, Statfs(self._ask_statfs), kernel_cache=self.settings.kernel_cache
         )
         pyfuse3.init(handlers, self.settings.mountpoint, set(options))
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -207,6 +218,7 @@ class Daemon:
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._become_ready, job, ready, nursery)
             await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
+            await engine.leave()
             nursery.cancel_scope.cancel()
         if self._failed is not None:
             raise self._failed
@@ -215,6 +227,10 @@ class Daemon:
         """Take part in the job, if there are other nodes."""
         if self.launch is None:
             return
+        chronicle = Chronicle(self.launch.me, self.launch.roster, self.settings.events)
+        chronicle.open()
+        self._cleanup.callback(chronicle.close)
+        engine.happened = chronicle.note
         transport = transport_of(self.launch)
         self._cleanup.callback(transport.close)
         join_job(self.settings, self.launch, engine, transport)
@@ -230,7 +246,7 @@ class Daemon:
     ) -> None:
         """Say so when the mount answers, which it does when the nodes that it asks do."""
         try:
-            await job.wait_ready()
+            await job.readiness.wait()
         except MountError as error:
             self._failed = error
             nursery.cancel_scope.cancel()
@@ -324,6 +340,17 @@ class Daemon:
             bypass_above_bytes=self.settings.bypass_above_bytes,
             fetch_deadline_s=self.settings.source_deadline_s,
             trees=1 if trees is None else trees.count,
+            ask_deadline_s=self.settings.fetch_deadline_s,
+            fallbacks_max=self.settings.fallback_concurrency if self.settings.fallback else 0,
+            fallback_jitter_s=FALLBACK_JITTER_S,
+        )
+
+    def _patience(self) -> Patience:
+        return Patience(
+            silent_s=self.settings.hedge_after_s,
+            heartbeat_s=self.settings.heartbeat_s,
+            dead_s=self.settings.dead_after_s,
+            reach_s=self.settings.launch_timeout_s,
         )
 
     def _nodes_max(self) -> int:
@@ -388,21 +415,8 @@ class Daemon:
             self._cleanup.callback(end.close)
         return ours, theirs
 
-    def _statfs(self) -> os.statvfs_result:
+    def _ask_statfs(self) -> os.statvfs_result:
         return os.statvfs(self.source_root)
-
-    def _publish_statfs(self, front: "Front") -> None:
-        found = self._statfs()
-        front.publish_statfs(
-            max(found.f_blocks, 1),
-            found.f_bfree,
-            found.f_bavail,
-            max(found.f_files, 1),
-            found.f_ffree,
-            found.f_bsize,
-            found.f_namemax,
-            found.f_frsize,
-        )
 
     def _unmount_or_detach(self) -> None:
         mountpoint = self.settings.mountpoint
@@ -426,6 +440,26 @@ class Daemon:
         if mounted is not None and mounted.fstype == "fuse.copperfs":
             with suppress(MountError):
                 unmount(self.settings.mountpoint, lazy=True)
+
+
+def _publish_statfs(front: "Front", found: os.statvfs_result) -> None:
+    front.publish_statfs(
+        max(found.f_blocks, 1),
+        found.f_bfree,
+        found.f_bavail,
+        max(found.f_files, 1),
+        found.f_ffree,
+        found.f_bsize,
+        found.f_namemax,
+        found.f_frsize,
+    )
+
+
+async def _withdraw_statfs(front: "Front") -> None:
+    """Who wants to know then asks the handlers, and they the source."""
+    while True:
+        await trio.sleep(FRESH_S)
+        front.withdraw_statfs()
 
 
 async def _hear_of_fetched(engine: Engine, board: Board) -> None:

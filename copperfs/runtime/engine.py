@@ -26,15 +26,19 @@ from copperfs.core.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
+    Connect,
+    Disconnect,
     DropCall,
     EndCall,
     Evict,
+    Happened,
     LookAgain,
     LookSource,
     NewEpoch,
     ObjectKey,
     OpenSource,
     PerformCall,
+    Probe,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -47,8 +51,11 @@ from copperfs.core.events import (
     Event,
     Fetched,
     HaveRead,
+    Leave,
     Listed,
+    Probed,
     Question,
+    Start,
     StartCall,
     Tick,
     Used,
@@ -60,7 +67,7 @@ from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
 from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
-from copperfs.types import CallId, HandleId, Path, PeerRequest, RequestId
+from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,6 +76,8 @@ T = TypeVar("T")
 # well below a millisecond, unless a slow lookup in the same directory is under way.
 KERNEL_TOLD_S = 1.0
 HOUSEKEEPING_S = 1.0
+# For the other nodes to hear that this one ends, and to be given what they wait for.
+LEAVES_WITHIN_S = 1.0
 
 
 class Publications(Protocol):
@@ -119,9 +128,13 @@ class Engine:
     _names_are_old: bool = False
     """The kernel is to be told so as soon as it was told something else."""
     _wake: trio.Event = field(default_factory=trio.Event)
+    """Set when the core wants to be woken earlier than it said."""
+    _wakes_at: float = math.inf
     _stepped: trio.Event = field(default_factory=trio.Event)
     nursery: trio.Nursery | None = None
     """Of what was begun here and goes on for longer than a request; while it runs."""
+    happened: Callable[[Happened], object] = lambda _: None
+    """Told of what a failure can be retold from; see ``chronicle.py``."""
     operations: Operations = field(default_factory=lambda: Operations({}))
     _calls: dict[RequestId, Callable[[bytes], object]] = field(default_factory=dict)
     _doing: dict[CallId, trio.CancelScope] = field(default_factory=dict)
@@ -182,7 +195,11 @@ class Engine:
 
     async def wait_backlog_below(self, size: int) -> None:
         """Until less than *size* bytes of batches wait for the credit of children."""
-        while self.node.links.backlog_bytes >= size:
+        await self.wait_until(lambda: self.node.links.backlog_bytes < size)
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Until a step of the core has made *condition* true."""
+        while not condition():
             if self._stepped.is_set():  # else others wait for it already
                 self._stepped = trio.Event()
             await self._stepped.wait()
@@ -199,8 +216,18 @@ class Engine:
             nursery.start_soon(self._run_calls)
             self.nursery = nursery
             if self.peers is not None:
-                self.peers.connect()
+                self.post(Start())
+                self.peers.changed()  # the root is in touch with all whom it asks
                 nursery.start_soon(self.peers.transport.run, self.peers.arrived)
+
+    async def leave(self) -> None:
+        """Tell the other nodes that this one ends, and give those who ask it what they wait for;
+        for a moment at most."""
+        if self.peers is None:
+            return
+        self.post(Leave())
+        with trio.move_on_after(LEAVES_WITHIN_S):
+            await self.wait_until(self.node.may_go)
 
     async def clear(self, epoch: int | None = None) -> int:
         """Forget everything, the kernel too; how many names it was told to look up again. The
@@ -225,7 +252,9 @@ class Engine:
         for action in self.node.step(self._now(), event):
             self._perform(action)
         if not self._wake.is_set():
-            self._wake.set()
+            deadline = self.node.deadline()
+            if deadline is not None and deadline < self._wakes_at:
+                self._wake.set()
         if not self._stepped.is_set():
             self._stepped.set()
 
@@ -254,6 +283,13 @@ class Engine:
             case Send():
                 assert self.peers is not None, "a job of one has no peers"
                 self.peers.send(action)
+            case Connect() | Disconnect() | Probe():
+                assert self.peers is not None, "a job of one has no peers"
+                self._keep_in_touch(self.peers, action)
+            case Happened():
+                self.happened(action)
+                if self.peers is not None:
+                    self.peers.changed()
             case PerformCall():
                 self._doing[action.call] = trio.CancelScope()
                 self._to_do.send_nowait(action)  # the core has a bound on them
@@ -264,6 +300,19 @@ class Engine:
                 self._stop_doing(call)
             case NewEpoch():
                 self._begin_epoch()
+
+    def _keep_in_touch(self, peers: Peers, action: Connect | Disconnect | Probe) -> None:
+        match action:
+            case Connect(peer):
+                peers.transport.connect(peer)
+            case Disconnect(peer):
+                peers.transport.disconnect(peer)
+            case Probe(peer):
+                assert self.nursery is not None, "peers are heard of while it runs"
+                self.nursery.start_soon(self._probe, peers, peer)
+
+    async def _probe(self, peers: Peers, peer: NodeId) -> None:
+        self.post(Probed(peer, await peers.transport.refuses(peer)))
 
     def _answer(self, request: RequestId, answer: Answered, content: Content) -> None:
         waiting = self._waiting.get(request)
@@ -301,11 +350,12 @@ class Engine:
     async def _run_clock(self) -> None:
         while True:
             deadline = self.node.deadline()
-            if deadline is None:
-                self._wake = trio.Event()
+            self._wakes_at = math.inf if deadline is None else deadline
+            self._wake = trio.Event()
+            left_s = self._wakes_at - self._now()
+            with trio.move_on_after(max(0.0, left_s)) as sleep:
                 await self._wake.wait()
-            else:
-                await trio.sleep(max(0.0, deadline - self._now()))
+            if sleep.cancelled_caught:
                 self.post(Tick())
 
     async def _run_housekeeping(self) -> None:

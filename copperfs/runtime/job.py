@@ -1,8 +1,9 @@
 """One node's part in a job of several: who it talks to, and what all nodes can be asked together.
 
 ``join_job`` makes the node's place in the trees and its transport from the launch. ``Job`` has the
-operations behind ``copperfs clear``, ``stats --all``, ``tree`` and ``--wait-all``; alone, a node is
-a job of one and answers them just so.
+operations behind ``copperfs clear``, ``stats --all`` and ``tree``, and puts them together with
+those of ``workingset.py`` and ``readiness.py``; alone, a node is a job of one and answers them just
+so.
 
 Every result carries the numbers of the nodes that it is of. Who asked has the roster, and says from
 both who is missing; a node that is cut off from the first tree takes those behind it along.
@@ -16,24 +17,22 @@ once more at some later time.
 
 import hashlib
 import json
-import random
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-
-import trio
+from dataclasses import dataclass, field
 
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
 from copperfs.core.peering import EPOCH_LEAP_MAX
-from copperfs.core.trees import Trees, parent_position
-from copperfs.errors import ControlError, MountError
+from copperfs.core.trees import Trees
+from copperfs.errors import ControlError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.operations import Operations, Result
+from copperfs.runtime.operations import Operations, Result, numbers_in
 from copperfs.runtime.peers import Peers
+from copperfs.runtime.readiness import Readiness
+from copperfs.runtime.shape import places_of, way_between
 from copperfs.runtime.warmup import Warmup
 from copperfs.runtime.workingset import WorkingSets
 from copperfs.types import NodeId
@@ -46,14 +45,11 @@ VERSION = 1
 CALL_WITHIN_S = 10.0
 EPOCH_WITHIN_S = 5.0
 CLEAR_WITHIN_S = 15.0
-READY_WITHIN_S = 5.0
 # What the front adds to the deadline of the source.
 FRONT_GRACE_S = 5.0
 # Node by node only up to here; beyond, sums tell more.
 NODES_SHOWN_MAX = 256
-# A sentence names so many nodes.
-NAMES_MAX = 16
-SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "transport")
+SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "members", "transport")
 
 
 def agreement_of(settings: Settings) -> bytes:
@@ -98,16 +94,18 @@ class Job:
     roster: Roster | None = None
 
     working_sets: WorkingSets = field(init=False)
+    readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         warmup = Warmup(self.engine)
         self.working_sets = WorkingSets(self.engine, warmup, self.roster)
+        self.readiness = Readiness(self.engine, self.settings, self.roster)
         if self.engine.peers is not None:
             self.engine.peers.take_batch = warmup.take_batch
         self.engine.operations = Operations(
             {
                 **self.working_sets.operations(),
-                "ready": self._ready,
+                **self.readiness.operations(),
                 "epoch": self._epoch,
                 "clear": self._clear,
                 "reset": self._reset,
@@ -154,12 +152,16 @@ class Job:
         result = await self._call("tree", CALL_WITHIN_S)
         answered = self._answered(result)
         links = {each["number"]: each["parents"] for each in result.get("links", [])}
-        trees = self.engine.node.trees or Trees(1, NodeId(0))
+        trees, gone = self.engine.node.trees or Trees(1, NodeId(0)), self._gone()
+        suspects: dict[int, list[int]] = {}
+        for each in result.get("suspects", []):
+            suspects.setdefault(each["number"], []).append(each["by"])
         members = [
             self._member(NodeId(number))
             | {
                 "answered": number in answered,
-                "places": places_of(replace(trees, me=NodeId(number)), links.get(number)),
+                "gone": number in gone,
+                "places": places_of(trees, number, gone, links.get(number)),
             }
             for number in range(trees.nodes)
         ]
@@ -168,6 +170,11 @@ class Job:
             "trees": trees.count,
             "fanout": trees.fanout,
             "push_fanout": trees.push_fanout,
+            "suspects": [
+                self._member(NodeId(number)) | {"by": sorted(by)}
+                for number, by in sorted(suspects.items())
+                if 0 <= number < trees.nodes
+            ],
             "members": members,
         }
 
@@ -185,41 +192,10 @@ class Job:
     async def warm_up_state(self) -> Result:
         return self.working_sets.state()
 
-    async def wait_ready(self) -> None:
-        """Until this node's parents answer, or with ``--wait-all`` all nodes."""
-        peers, trees = self.engine.peers, self.engine.node.trees
-        if peers is None or trees is None or self.roster is None:
-            return
-        parents = list(trees.parents())
-        answered = {int(trees.me)}
-        with trio.move_on_after(self.settings.launch_timeout_s):
-            await peers.wait_connected(parents)
-            while self.settings.wait_all:
-                answered = self._answered(await self._call("ready", READY_WITHIN_S))
-                if len(answered) == len(self.roster):
-                    return
-                await trio.sleep(random.uniform(0.1, 0.5) * max(1.0, len(self.roster) / 32))
-            return
-        missing = [each for each in parents if each not in peers.connected]
-        if not missing:
-            others = [each.name for n, each in enumerate(self.roster.members) if n not in answered]
-            named = ", ".join(others[:NAMES_MAX]) + (", ..." if others[NAMES_MAX:] else "")
-            raise MountError(
-                f"{len(others)} of {len(self.roster)} nodes were not ready within "
-                f"{self.settings.launch_timeout_s:g} s: {named}; their logs say why (--log-file)"
-            )
-        member = self.roster.member(missing[0])
-        raise MountError(
-            f"node {member.name} at {member.endpoint} could not be reached within "
-            f"{self.settings.launch_timeout_s:g} s; is its daemon up, and does a firewall let "
-            "the port through? --listen chooses another network"
-        )
-
     # --- who answered ----------------------------------------------------------------------------
 
     def _answered(self, result: Result) -> set[int]:
-        numbers = result.get("answered", [])
-        return set(numbers).intersection(range(self._count()))
+        return numbers_in(result, "answered").intersection(range(self._count()))
 
     def _head(self, answered: set[int]) -> Result:
         """What every document about all nodes begins with."""
@@ -240,7 +216,7 @@ class Job:
         trees = self.engine.node.trees
         if trees is None:
             return None
-        way = way_between(trees.me, number, trees.fanout)
+        way = way_between(trees, trees.me, number, self._gone())
         return next((each for each in way if each not in answered), None)
 
     def _count(self) -> int:
@@ -253,16 +229,6 @@ class Job:
         return {"number": number, "name": member.name, "endpoint": member.endpoint}
 
     # --- done on each node -----------------------------------------------------------------------
-
-    async def _ready(self, _: Result) -> Result:
-        peers, trees = self.engine.peers, self.engine.node.trees
-        if peers is None or trees is None:
-            return self._here()
-        # Who asked asks again; one whose parents were started otherwise is never ready.
-        with trio.move_on_after(READY_WITHIN_S), suppress(MountError):
-            await peers.wait_connected(list(trees.parents()))
-            return self._here()
-        return {}
 
     async def _epoch(self, _: Result) -> Result:
         return self._here() | {"max_epoch": self._own_epoch()}
@@ -286,18 +252,29 @@ class Job:
         return result
 
     async def _tree(self, _: Result) -> Result:
-        trees, peers = self.engine.node.trees, self.engine.peers
-        if trees is None or peers is None:
+        membership, peers = self.engine.node.membership, self.engine.peers
+        if membership is None or peers is None:
             return self._here()
-        parents = [trees.parent(tree) for tree in range(trees.count)]
+        parents = list(membership.parents)
         found = await peers.ping_all({each for each in parents if each is not None})
         shown = [
             None
             if each is None
-            else {"connected": each in peers.connected, "rtt_us": _us(found[each])}
+            else {
+                "parent": each,
+                "connected": each in peers.connected,
+                "rtt_us": _us(found[each]),
+            }
             for each in parents
         ]
-        return self._here() | {"links": [{"number": self._me(), "parents": shown}]}
+        return self._here() | {
+            "links": [{"number": self._me(), "parents": shown}],
+            "suspects": [{"number": each, "by": self._me()} for each in membership.suspects()],
+        }
+
+    def _gone(self) -> frozenset[NodeId]:
+        membership = self.engine.node.membership
+        return frozenset() if membership is None else frozenset(membership.view.gone)
 
     def _here(self) -> Result:
         return {"answered": [self._me()]}
@@ -308,42 +285,6 @@ class Job:
 
     def _own_epoch(self) -> int:
         return self.engine.node.statistics().epoch
-
-
-def way_between(here: int, there: int, fanout: int) -> list[int]:
-    """The nodes that a call passes on its way, which is in the first tree."""
-    up, down = _way_up(here, fanout), _way_up(there, fanout)
-    top = next(each for each in up if each in down)
-    way = [*up[: up.index(top)], *reversed(down[: down.index(top) + 1])]
-    return [each for each in way if each not in (here, there)]
-
-
-def _way_up(position: int, fanout: int) -> list[int]:
-    way = [position]
-    while (above := parent_position(way[-1], fanout)) is not None:
-        way.append(above)
-    return way
-
-
-def places_of(trees: Trees, links: list[Result | None] | None) -> list[Result]:
-    """Where a node is in each tree, and its link to its parent there, if it told of it."""
-    nowhere: Result = {"connected": None, "rtt_us": None}
-    return [
-        {
-            "tree": tree,
-            "role": _role(trees, tree),
-            "depth": trees.depth(tree),
-            "parent": trees.parent(tree),
-            **((links[tree] if links is not None else None) or nowhere),
-        }
-        for tree in range(trees.count)
-    ]
-
-
-def _role(trees: Trees, tree: int) -> str:
-    if trees.parent(tree) is None:
-        return "root"
-    return "parent" if trees.children(tree) else "leaf"
 
 
 def _us(seconds: float | None) -> int | None:

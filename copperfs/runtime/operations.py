@@ -91,6 +91,12 @@ def added(one: Result, other: Result) -> Result:
     return both
 
 
+def numbers_in(result: Result, key: str) -> set[int]:
+    """The list of numbers under *key*; results are of peers, which may have made up anything."""
+    listed = result.get(key)
+    return {each for each in listed if isinstance(each, int)} if isinstance(listed, list) else set()
+
+
 def _both(key: str, one: Any, other: Any) -> Any:
     match one, other:
         case dict(), dict():

@@ -142,33 +142,34 @@ class Peers:
     """Of listings and files that came from parents; without what messages take beside them."""
     given_bytes: int = 0
     """The same, to children."""
-    _parents: frozenset[NodeId] = field(init=False)
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
     _listings: dict[tuple[NodeId, int], list[Payload]] = field(default_factory=dict)
     """Of listings that are too large for one message, what has come."""
 
-    def __post_init__(self) -> None:
-        assert self.node.trees is not None
-        self._parents = frozenset(self.node.trees.parents())
-
-    def connect(self) -> None:
-        """To everybody whom this node asks or is pushed to by."""
-        assert self.node.trees is not None
-        for parent in self.node.trees.parents():
-            self.transport.connect(parent)
+    async def wait_in_touch(self) -> None:
+        """Until all whom this node asks can be talked to. MountError if one was started
+        otherwise."""
+        while not self.node.is_in_touch():
+            self._check_agreement(
+                [each for each in self.disagreeing if self.node.looks_up_to(each)]
+            )
+            await self._changed.wait()
 
     async def wait_connected(self, wanted: Collection[NodeId]) -> None:
         """Until all *wanted* can be talked to. MountError if one was started otherwise."""
         while not self.connected.issuperset(wanted):
-            wrong = self.disagreeing.intersection(wanted)
-            if wrong:
-                raise MountError(
-                    f"node {min(wrong)} was started with other settings: give all nodes the same "
-                    "--source, --revalidate, --trees, --fanout and --push-fanout"
-                )
+            self._check_agreement(self.disagreeing.intersection(wanted))
             await self._changed.wait()
+
+    @staticmethod
+    def _check_agreement(wrong: Collection[NodeId]) -> None:
+        if wrong:
+            raise MountError(
+                f"node {min(wrong)} was started with other settings: give all nodes the same "
+                "--source, --revalidate, --trees, --fanout and --push-fanout"
+            )
 
     async def wait_lost(self, peer: NodeId) -> None:
         """Until what passes from *peer* is interrupted; at once if there is no connection."""
@@ -263,7 +264,7 @@ class Peers:
                 if isinstance(message, GivePart):
                     self._take_part(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Offer):
-                    if peer not in self._parents:
+                    if not self.node.looks_up_to(peer):
                         return  # nobody else is followed
                     self._take_offer(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Batch):
@@ -305,13 +306,13 @@ class Peers:
         self._losses[peer] += 1
         self._forget(peer)
         self.post(PeerDown(peer))
-        self._change()
+        self.changed()
 
     def _hear_hello(self, peer: NodeId, hello: Hello) -> None:
         if hello.job != self.job or hello.agreement != self.agreement:
             if peer not in self.disagreeing:
                 self.disagreeing.add(peer)
-                self._change()
+                self.changed()
                 log.error(
                     "node %d was started with other settings (--source, --revalidate, --trees, "
                     "--fanout and --push-fanout have to be the same on all nodes): it is not "
@@ -329,7 +330,7 @@ class Peers:
         self.connected.add(peer)
         self.post(PeerUp(peer))
         self.post(Heard(peer, hello))
-        self._change()
+        self.changed()
 
     def _take_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
         self.taken_bytes += len(payload.data)
@@ -421,7 +422,8 @@ class Peers:
         """Of listings that have not come whole."""
         return sum(len(each.data) for parts in self._listings.values() for each in parts)
 
-    def _change(self) -> None:
+    def changed(self) -> None:
+        """Somebody can be talked to, or not any more, or another one is to be asked."""
         self._changed.set()
         self._changed = trio.Event()
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from copperfs.core.state import NodeStats
 from copperfs.net.transport import TransportStats
 from copperfs.runtime.engine import Engine
 
@@ -92,6 +93,7 @@ class Statistics:
                 "fallbacks": node.fallbacks,
                 "spoiled": node.spoiled,
             },
+            "members": self._members(node),
             "transport": self._transport(),
             "front": {
                 key: front[key]
@@ -108,6 +110,21 @@ class Statistics:
         if peers is None or trees is None:
             return {"roster": 1, "number": 0, "connected": 0}
         return {"roster": trees.nodes, "number": trees.me, "connected": len(peers.connected)}
+
+    def _members(self, node: NodeStats) -> dict[str, int]:
+        """What became of the other nodes, as this one saw it."""
+        membership = self.engine.node.membership
+        return {
+            "gone": 0 if membership is None else len(membership.view.gone),
+            "suspects": 0 if membership is None else len(membership.suspects()),
+            "deaths": node.deaths,
+            "max_detection_ms": node.max_detection_ms,
+            "returns": node.returns,
+            "refutations": node.refutations,
+            "reparentings": node.reparentings,
+            "resent": node.resent,
+            "hedges": node.hedges,
+        }
 
     def _transport(self) -> dict[str, object]:
         """What passed between this node and the others; zeros if there are none."""

@@ -10,7 +10,9 @@ The pieces of one listing or object come one after the other in a push, so that 
 unfinished thing of each push at most; what does not follow on what came before is dropped, and so
 is what the core does not want. A push ends with a batch that says so. Who loses the node that
 pushes to it, be it for a moment, ends the push for those below it in the same way: they have what
-came until then.
+came until then. A root that has nothing to send sends empty batches, so that who hears nothing for
+``SILENCE_S`` knows that its push has ended: the call never reached the root, or the root has failed
+in a way that it could not tell.
 """
 
 import errno
@@ -53,6 +55,10 @@ READING_BYTES_MAX = 16 << 20
 BACKLOG_BYTES_MAX = 16 << 20
 # A header has room for so much: see ``wire/codec.py``.
 BATCH_PATH_BYTES_MAX = 512 << 10
+# So often a root shows that it is at it, while the source keeps it waiting ...
+ALIVE_EVERY_S = 2.0
+# ... and who heard nothing for so long does not wait any more.
+SILENCE_S = 10.0
 # Pushes of which something came, and for which no call did.
 UNCALLED_MAX = 64
 # What is unfinished in all pushes together may take this share of the memory.
@@ -146,6 +152,10 @@ class Push:
     failed: int = 0
     """What the root could not read."""
     is_called: bool = False
+    sequence: int = 0
+    """Of the next batch that is sent here."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When a batch came, at last."""
     is_over: trio.Event = field(default_factory=trio.Event)
     unfinished: _Unfinished | None = None
 
@@ -175,6 +185,8 @@ class _Ahead:
 @dataclass(slots=True)
 class Warmup:
     engine: Engine
+    alive_every_s: float = ALIVE_EVERY_S
+    silence_s: float = SILENCE_S
     _pushes: dict[int, Push] = field(default_factory=dict)
 
     def watch(self, number: int) -> Push:
@@ -192,8 +204,12 @@ class Warmup:
         push = self.watch(number)
         try:
             if trees is None or trees.me == trees.root(tree):
-                await self._spread(push, number, tree, argument["directories"])
-                return {"failed": push.failed}
+                try:
+                    await self._spread(push, number, tree, argument["directories"])
+                except BaseException:
+                    self._post(push, number, tree, _Packed(), last=True)
+                    raise
+                return {"read": 1, "failed": push.failed}
             await self._wait_over(push, number, tree, trees)
             return {}
         finally:
@@ -203,7 +219,20 @@ class Warmup:
     # --- the root --------------------------------------------------------------------------------
 
     async def _spread(self, push: Push, number: int, tree: int, directories: Directories) -> None:
-        packed, sequence = _Packed(), 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show_life, push, number, tree)
+            last = await self._pack_all(push, number, tree, directories)
+            await self._send(push, number, tree, last, last=True)
+            nursery.cancel_scope.cancel()
+        if self.engine.node.trees is None:
+            self.engine.post(WarmedUp(tuple(Path(octets(each)) for each in directories)))
+
+    async def _pack_all(
+        self, push: Push, number: int, tree: int, directories: Directories
+    ) -> _Packed:
+        """Send all batches but the last. In a nursery of its own: the cancellation of who shows
+        life would hide the error of who reads."""
+        packed = _Packed()
         async with trio.open_nursery() as nursery:
             # Without a buffer: what was sent is being packed.
             send, receive = trio.open_memory_channel[_Content](0)
@@ -212,13 +241,17 @@ class Warmup:
                 for start in range(0, len(content.data), PART_BYTES):
                     packed.add(content, start)
                     if packed.is_full:
-                        await self._send(number, tree, sequence, packed, last=False)
-                        packed, sequence = _Packed(), sequence + 1
+                        await self._send(push, number, tree, packed, last=False)
+                        packed = _Packed()
                 if content.what is What.OBJECT:
                     push.bytes += len(content.data)
-        await self._send(number, tree, sequence, packed, last=True)
-        if self.engine.node.trees is None:
-            self.engine.post(WarmedUp(tuple(Path(octets(each)) for each in directories)))
+        return packed
+
+    async def _show_life(self, push: Push, number: int, tree: int) -> None:
+        """Past what waits for the credit of a child: the others have to hear it."""
+        while True:
+            await trio.sleep(self.alive_every_s)
+            self._post(push, number, tree, _Packed(), last=False)
 
     async def _read_all(
         self, push: Push, directories: Directories, send: trio.MemorySendChannel[_Content]
@@ -280,14 +313,18 @@ class Warmup:
         return await self.engine.ask(question, take)
 
     async def _send(
-        self, number: int, tree: int, sequence: int, packed: _Packed, *, last: bool
+        self, push: Push, number: int, tree: int, packed: _Packed, *, last: bool
     ) -> None:
+        await self.engine.wait_backlog_below(BACKLOG_BYTES_MAX)
+        self._post(push, number, tree, packed, last=last)
+
+    def _post(self, push: Push, number: int, tree: int, packed: _Packed, *, last: bool) -> None:
         trees = self.engine.node.trees
         if trees is None or not trees.push_children(tree):
             return
-        await self.engine.wait_backlog_below(BACKLOG_BYTES_MAX)
         epoch = self.engine.node.stats.epoch if packed.epoch is None else packed.epoch
-        batch = Batch(number, tree, epoch, sequence, tuple(packed.items), last)
+        batch = Batch(number, tree, epoch, push.sequence, tuple(packed.items), last)
+        push.sequence += 1
         handle = self.engine.blobs.keep(packed.blob())
         self.engine.post(PushBatch(batch, handle, packed.size))
 
@@ -301,14 +338,29 @@ class Warmup:
 
             async def wait_lost() -> None:
                 await peers.wait_lost(parent)
+                log.info("node %d is gone, and with it the rest of a push", parent)
+                nursery.cancel_scope.cancel()
+
+            async def wait_silent() -> None:
+                await self._wait_silent(push)
+                log.info("of a push nothing came for %g s; not waiting for it", self.silence_s)
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(wait_lost)
+            nursery.start_soon(wait_silent)
             await push.is_over.wait()
             nursery.cancel_scope.cancel()
         if not push.is_over.is_set():
-            log.info("node %d is gone, and with it the rest of a push", parent)
-            await self._send(number, tree, 0, _Packed(), last=True)
+            await self._send(push, number, tree, _Packed(), last=True)
+
+    async def _wait_silent(self, push: Push) -> None:
+        """Until nothing came for too long. What cannot come because this node's own children hold
+        it up is no silence."""
+        push.heard_at = max(push.heard_at, time.monotonic())
+        while (left := push.heard_at + self.silence_s - time.monotonic()) > 0:
+            await trio.sleep(left)
+            if self.engine.node.links.backlog_bytes:
+                push.heard_at = time.monotonic()
 
     def take_batch(self, peer: NodeId, batch: Batch, payload: Payload) -> None:
         """Have the core pass on what came, and unpack it."""
@@ -317,6 +369,7 @@ class Warmup:
             log.info("node %d pushed something, and is not the one to do so", peer)
             return
         push = self._push(batch.push)
+        push.heard_at = time.monotonic()
         view, at = memoryview(payload.data), 0
         frame = self.engine.blobs.keep_frame(payload)
         self.engine.post(BatchTaken(peer, batch, frame, len(view)))

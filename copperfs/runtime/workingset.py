@@ -27,7 +27,7 @@ from copperfs.errors import ControlError
 from copperfs.fuse.answers import SourceError
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
-from copperfs.runtime.operations import Operation, Result, pack
+from copperfs.runtime.operations import Operation, Result, numbers_in, pack
 from copperfs.runtime.warmup import (
     Directories,
     Push,
@@ -150,6 +150,8 @@ class State:
     """The names of some that do not, or said nothing."""
     least_objects: int = 0
     """Of those that said what they hold, each has so many at least."""
+    unread: list[str] = field(default_factory=list)
+    """The names of roots that did not do their part: they failed, or could not be called."""
     error: str = ""
 
 
@@ -223,10 +225,11 @@ class WorkingSets:
         state.phase = "pushing"
         await self._push_all(state, plan)
         state.phase = "checking"
-        if plan.apart:
-            paths = [text(path) for path in plan.apart]
-            await self.engine.call("look", {"paths": paths}, CHECK_WITHIN_S)
+        for some in in_messages(dict.fromkeys(map(text, plan.apart))):
+            await self.engine.call("look", {"paths": list(some)}, CHECK_WITHIN_S)
         await self._count_holders(state, plan)
+        if state.nodes_complete == self._nodes:
+            state.unread.clear()  # it was only not heard of
 
     # --- planning --------------------------------------------------------------------------------
 
@@ -395,6 +398,11 @@ class WorkingSets:
             argument = {"push": number, "tree": tree, "directories": some}
             done = await self.engine.call("push", argument, left)
             state.failed += done.get("failed", 0)
+            if not done.get("read"):
+                # The rest would go the same way.
+                trees = self.engine.node.trees
+                state.unread.append(self._name(NodeId(0) if trees is None else trees.root(tree)))
+                return
 
     async def _count_holders(self, state: State, plan: Plan) -> int:
         """Ask all nodes what they hold of it now; how many bytes of it each has at least."""
@@ -402,8 +410,8 @@ class WorkingSets:
         least_objects = least_bytes = 0
         for some in in_messages(plan.directories()):
             held = await self.engine.call("holds", {"directories": some}, CHECK_WITHIN_S)
-            answered.intersection_update(held.get("answered", []))
-            complete.difference_update(held.get("lacking", []))
+            answered.intersection_update(numbers_in(held, "answered"))
+            complete.difference_update(numbers_in(held, "lacking"))
             least_objects += held.get("min_objects", 0)
             least_bytes += held.get("min_bytes", 0)
         complete &= answered

@@ -23,16 +23,20 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 
 from copperfs.core.messages import (
+    FATES_MAX,
     PART_BYTES,
     Ask,
     Batch,
     Call,
     Credit,
+    Fate,
     GiveEntry,
     GivePart,
+    Heartbeat,
     Hello,
     Item,
     Message,
+    News,
     Offer,
     Ping,
     Pong,
@@ -47,13 +51,14 @@ from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
-VERSION = 1
+VERSION = 2
 PREFIX_BYTES = len(MAGIC) + 2
 
 PAYLOAD_BYTES_MAX = 2 * PART_BYTES
 """A part has at most one; a batch is sent once it has one, and its last item may be another."""
 OBJECT_BYTES_MAX = 1 << 40
 PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
+INCARNATION_MAX = (1 << 32) - 1
 TREES_MAX = 64
 OFFER_ITEMS_MAX = 64
 OFFERED_HEADER_BYTES_MAX = 512
@@ -135,6 +140,10 @@ _ITEM = f.record(
         ("digest", f.octets(DIGEST_BYTES)),
     ),
 )
+_FATE = f.record(
+    Fate, (("node", _NODE), ("incarnation", f.integer(0, INCARNATION_MAX)), ("is_gone", f.SWITCH))
+)
+FATE_BYTES_MAX = 16
 _ANSWER = (("number", f.number()), ("epoch", f.number()))
 
 LAYOUTS = (
@@ -216,6 +225,13 @@ LAYOUTS = (
     ),
     Layout(11, Ping, (("number", f.number()),)),
     Layout(12, Pong, (("number", f.number()),)),
+    Layout(14, Heartbeat, (("view", f.integer(0, (1 << 64) - 1)), ("wants_answer", f.SWITCH))),
+    Layout(
+        15,
+        News,
+        (("fates", f.several(_FATE, FATES_MAX)),),
+        header_bytes_max=HEADER_BYTES_MAX + FATES_MAX * FATE_BYTES_MAX,
+    ),
 )
 _BY_CODE = {layout.code: layout for layout in LAYOUTS}
 _BY_KIND = {layout.kind: layout for layout in LAYOUTS}

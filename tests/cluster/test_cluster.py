@@ -48,6 +48,14 @@ def test_32_nodes_are_up_within_a_minute(started: Starter, source: Path) -> None
     assert cluster.status()["nodes"][31]["depths"] == [3]
 
 
+def test_eight_nodes_that_wait_for_all_are_up_with_their_last_one(started: Starter) -> None:
+    cluster = started(8, "--wait-all", "--fanout", "2", "--trees", "3")
+    done = copperfs("stats", "--all", "--json", cluster.mnt(7))
+    assert done.returncode == 0, done.stderr
+    asked = json.loads(done.stdout)
+    assert (asked["nodes"], asked["missing"]) == (8, [])
+
+
 def test_status_says_how_each_node_is_reached_and_whom_it_asks(started: Starter) -> None:
     cluster = started(4, "--fanout", "1", "--trees", "2", "--security", "none")
     status = cluster.status()

@@ -352,6 +352,10 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
         "version_changes", "waited_for_room", "asks", "answers", "peer_questions", "peers_refused",
         "offers", "offered", "pushed", "fallbacks", "spoiled",
     }  # fmt: skip
+    assert set(stats["members"]) >= {
+        "gone", "suspects", "deaths", "max_detection_ms", "returns", "refutations",
+        "reparentings", "resent", "hedges",
+    }  # fmt: skip
     assert set(stats["front"]) >= {
         "nodes", "nodes_max", "pending", "forgets", "interrupts", "overdue", "overflows",
         "protocol_errors", "notifications", "max_pages",

@@ -250,6 +250,28 @@ def test_statfs_counts(source: Path, mounted: Mounter, flags: tuple[str, ...]) -
 
 
 @both_ways
+@pytest.mark.long
+def test_statfs_follows_the_source(
+    source: Path, mounted: Mounter, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", full], check=True, timeout=30)
+    try:
+        mountpoint = mounted(*flags, of=full).mountpoint
+        before = os.statvfs(mountpoint).f_bfree
+        assert before == os.statvfs(full).f_bfree
+        (full / "file").write_bytes(bytes(4 << 20))
+        left = os.statvfs(full).f_bfree
+        assert left < before
+        # asked all the while: what is shown does not stay fresh by being asked for
+        eventually(lambda: os.statvfs(mountpoint).f_bfree == left, "it is shown", within_s=60)
+        copperfs("umount", mountpoint)
+    finally:
+        subprocess.run(["umount", "-l", full], check=True, timeout=30)
+
+
+@both_ways
 def test_extended_attributes_are_not_there(
     source: Path, mounted: Mounter, flags: tuple[str, ...]
 ) -> None:

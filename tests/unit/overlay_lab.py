@@ -18,14 +18,18 @@ from copperfs.core.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
+    Connect,
+    Disconnect,
     DropCall,
     EndCall,
     Evict,
+    Happened,
     LookAgain,
     LookSource,
     NewEpoch,
     OpenSource,
     PerformCall,
+    Probe,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -51,11 +55,13 @@ from copperfs.core.events import (
     PartTaken,
     PeerDown,
     PeerUp,
+    Probed,
     PushBatch,
     Pushed,
     PushedListing,
     Read,
     Scanned,
+    Start,
     StartCall,
     Tick,
 )
@@ -154,6 +160,8 @@ class Daemon:
     batches: list[int] = field(default_factory=list)
     """Sequence numbers, as they came."""
     called: dict[RequestId, bytes] = field(default_factory=dict)
+    probes: list[NodeId] = field(default_factory=list)
+    happened: list[Happened] = field(default_factory=list)
 
 
 @dataclass
@@ -181,6 +189,10 @@ class Job:
     in_flight_max: int = 0
     within_s: list[float] = field(default_factory=list)
     """What calls were given, in the order in which they were sent."""
+    wants: set[tuple[NodeId, NodeId]] = field(default_factory=set)
+    """Who keeps a connection to whom."""
+    severed: set[frozenset[NodeId]] = field(default_factory=set)
+    crashed: set[NodeId] = field(default_factory=set)
     spoil: Counter[NodeId] = field(default_factory=Counter)
     """How many of the parts that a node receives next are spoiled on the way."""
 
@@ -192,14 +204,19 @@ class Job:
             limits = Limits(memory_bytes, self.tree_max_bytes, None, DEADLINE_S, trees=self.count)
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
             self.daemons.append(Daemon(Node(policy, limits, trees)))
+        for number in range(self.nodes):
+            self.happen(NodeId(number), Start())
         for number, daemon in enumerate(self.daemons):
             assert daemon.node.trees is not None
             for parent in daemon.node.trees.parents():
                 self.connect(NodeId(number), parent)
+        while self._connectable():
+            self.connect(*self._connectable()[0])
 
     # --- what a test does ------------------------------------------------------------------------
 
     def connect(self, one: NodeId, other: NodeId) -> None:
+        self.severed.discard(frozenset((one, other)))
         for me, peer in ((one, other), (other, one)):
             self.queues[me, peer] = deque()
             self.in_flight[me, peer] = 0
@@ -207,10 +224,38 @@ class Job:
             self.happen(me, PeerUp(peer))
 
     def cut(self, one: NodeId, other: NodeId) -> None:
+        """Until they are connected again; whoever listens goes on to listen."""
+        self.severed.add(frozenset((one, other)))
+        self._sever(one, other)
+
+    def crash(self, number: int) -> None:
+        """Its process ends; nobody listens there any more."""
+        dead = NodeId(number)
+        self.crashed.add(dead)
+        daemon = self.daemons[number]
+        daemon.fetches.clear()
+        daemon.calls.clear()
+        daemon.probes.clear()
+        self.wants = {each for each in self.wants if each[0] != dead}
+        for me, peer in list(self.queues):
+            if me == dead:
+                self._sever(me, peer)
+
+    def _sever(self, one: NodeId, other: NodeId) -> None:
         for me, peer in ((one, other), (other, one)):
             del self.queues[me, peer]
         for me, peer in ((one, other), (other, one)):
-            self.happen(me, PeerDown(peer))
+            if me not in self.crashed:
+                self.happen(me, PeerDown(peer))
+
+    def _connectable(self) -> list[tuple[NodeId, NodeId]]:
+        return [
+            (me, peer)
+            for me, peer in sorted(self.wants)
+            if (me, peer) not in self.queues
+            and peer not in self.crashed
+            and frozenset((me, peer)) not in self.severed
+        ]
 
     def ask(self, number: int, question: type[Look] | type[List], path: bytes) -> RequestId:
         request = self._request(number)
@@ -243,12 +288,19 @@ class Job:
     def move(self) -> bool:
         """One message arrives, or one fetch of the source ends."""
         ready: list[tuple[NodeId, NodeId] | int] = [k for k, queue in self.queues.items() if queue]
-        ready += [n for n, each in enumerate(self.daemons) if each.fetches or each.calls]
+        ready += [
+            n for n, each in enumerate(self.daemons) if each.fetches or each.calls or each.probes
+        ]
+        ready += self._connectable()
         if not ready:
             return False
         chosen = self.random.choice(ready)
         if isinstance(chosen, int):
             daemon = self.daemons[chosen]
+            if daemon.probes:
+                peer = daemon.probes.pop(0)
+                self.happen(NodeId(chosen), Probed(peer, refused=peer in self.crashed))
+                return True
             if daemon.calls:
                 call, operation, argument = daemon.calls.pop()
                 mine = b"%s:%s:%d" % (operation.encode(), argument, chosen)
@@ -257,6 +309,8 @@ class Job:
             self._read_source(
                 chosen, daemon.fetches.pop(self.random.randrange(len(daemon.fetches)))
             )
+        elif chosen not in self.queues:
+            self.connect(*chosen)
         else:
             self._arrive(*chosen, *self.queues[chosen].popleft())
         return True
@@ -264,7 +318,8 @@ class Job:
     def tick(self, seconds: float) -> None:
         self.now += seconds
         for number in range(self.nodes):
-            self.happen(NodeId(number), Tick())
+            if number not in self.crashed:
+                self.happen(NodeId(number), Tick())
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -310,6 +365,16 @@ class Job:
                     daemon.called[asker] = merged
             case DropCall(call):
                 daemon.calls = [each for each in daemon.calls if each[0] != call]
+            case Connect(peer):
+                self.wants.add((number, peer))
+            case Disconnect(peer):
+                self.wants.discard((number, peer))
+                if (number, peer) in self.queues and (peer, number) not in self.wants:
+                    self._sever(number, peer)
+            case Probe(peer):
+                daemon.probes.append(peer)
+            case Happened():
+                daemon.happened.append(action)
             case Evict() | LookAgain():
                 pass
 

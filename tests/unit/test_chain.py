@@ -233,7 +233,7 @@ def test_an_offer_that_was_damaged_is_dropped_and_what_it_had_is_asked_for(tree:
     run(main)
 
 
-def test_a_node_that_lost_its_parent_reads_the_source_and_counts_it(tree: FilePath) -> None:
+def test_a_node_that_lost_its_parent_asks_the_next_one_up(tree: FilePath) -> None:
     async def main() -> None:
         async with chain(tree) as scene:
             await _connected(scene)
@@ -241,11 +241,26 @@ def test_a_node_that_lost_its_parent_reads_the_source_and_counts_it(tree: FilePa
             scene.network.sever(NodeId(MIDDLE), NodeId(LEAF))
             await trio.testing.wait_all_tasks_blocked()
             assert await scene.read(LEAF, b"small") == (tree / "small").read_bytes()
-            assert scene.engines[LEAF].node.statistics().fallbacks == 1
+            assert scene.engines[LEAF].node.statistics().fallbacks == 0
             scene.network.heal(NodeId(MIDDLE), NodeId(LEAF))
             await _connected(scene)
             assert await scene.read(LEAF, b"large") == (tree / "large").read_bytes()
-            assert scene.source_reads() == [1, 0, 1]
+            assert scene.source_reads() == [2, 0, 0]
+
+    run(main)
+
+
+def test_a_node_that_is_cut_off_reads_the_source_and_counts_it(tree: FilePath) -> None:
+    async def main() -> None:
+        async with chain(tree) as scene:
+            await _connected(scene)
+            await scene.listing(LEAF, b"")
+            for other in (ROOT, MIDDLE):
+                scene.network.sever(NodeId(other), NodeId(LEAF))
+            await trio.testing.wait_all_tasks_blocked()
+            assert await scene.read(LEAF, b"small") == (tree / "small").read_bytes()
+            assert scene.engines[LEAF].node.statistics().fallbacks == 1
+            assert scene.source_reads() == [0, 0, 1]
 
     run(main)
 
@@ -262,6 +277,6 @@ def test_a_node_with_other_settings_is_not_talked_to(
             with pytest.raises(MountError, match="other settings"):
                 await peers.wait_connected([NodeId(MIDDLE)])
             assert await scene.read(LEAF, b"small") == (tree / "small").read_bytes()
-            assert scene.source_reads() == [0, 0, 1]
+            assert scene.source_reads() == [1, 0, 0]
 
     run(main)

@@ -13,7 +13,7 @@ from copperfs.cli.main import main
 from copperfs.cli.output import missing_names, names_of
 from copperfs.cli.tree import LINES_MAX, shown
 from copperfs.core.trees import Trees
-from copperfs.runtime.job import places_of, way_between
+from copperfs.runtime.shape import places_of, way_between
 from copperfs.types import NodeId
 
 
@@ -21,6 +21,11 @@ def document(
     nodes: int, fanout: int = 16, trees: int = 1, missing: frozenset[int] = frozenset()
 ) -> dict[str, Any]:
     own = Trees(nodes, NodeId(0), fanout, 2, trees)
+
+    def links(number: int) -> list[Any]:
+        parents = [replace(own, me=NodeId(number)).parent(tree) for tree in range(trees)]
+        return [each if each is None else link | {"parent": each} for each in parents]
+
     link = {"connected": True, "rtt_us": 420}
     members = [
         {
@@ -28,16 +33,16 @@ def document(
             "name": f"n{number}",
             "endpoint": f"tcp://10.0.0.1:{number}",
             "answered": number not in missing,
-            "places": places_of(
-                replace(own, me=NodeId(number)), None if number in missing else [link] * trees
-            ),
+            "gone": False,
+            "places": places_of(own, number, (), None if number in missing else links(number)),
         }
         for number in range(nodes)
     ]
     return {
         "version": 1, "nodes": nodes - len(missing), "roster": nodes,
         "missing": [members[each] | {"behind": None} for each in sorted(missing)],
-        "asked": 0, "trees": trees, "fanout": fanout, "push_fanout": 2, "members": members,
+        "asked": 0, "trees": trees, "fanout": fanout, "push_fanout": 2,
+        "suspects": [], "members": members,
     }  # fmt: skip
 
 
@@ -103,11 +108,30 @@ def test_the_way_of_a_call_is_along_the_first_tree(
     nodes: int, fanout: int, data: st.DataObject
 ) -> None:
     here, there = (data.draw(st.integers(0, nodes - 1)) for _ in range(2))
-    way = [here, *way_between(here, there, fanout), *([there] if there != here else [])]
+    numbers = st.sets(st.integers(0, nodes - 1).map(NodeId))
+    gone = data.draw(numbers) - {here, there}
+    trees = Trees(nodes, NodeId(0), fanout)
+    between = way_between(trees, here, there, gone)
+    way = [here, *between, *([there] if there != here else [])]
     assert len(set(way)) == len(way)
     for one, other in pairwise(way):
         trees = Trees(nodes, NodeId(one), fanout)
-        assert other in (trees.parent(0), *trees.children(0))
+        assert other in (trees.parent(0, gone), *trees.children(0, gone))
+
+
+def test_who_is_gone_is_named_and_its_children_are_drawn_where_they_are_now() -> None:
+    shown_document = document(7, fanout=2)
+    gone = {NodeId(1)}
+    for number, member in enumerate(shown_document["members"]):
+        member["gone"] = number in gone
+        member["answered"] = number not in gone
+        member["places"] = places_of(Trees(7, NodeId(0), 2), number, gone)
+    shown_document["missing"] = [shown_document["members"][1] | {"behind": None}]
+    shown_document["suspects"] = [shown_document["members"][5] | {"by": [2]}]
+    lines = drawn(shown_document)
+    names = [line.replace("│", " ").replace("├──", " ").replace("└──", " ") for line in lines]
+    assert [each.split()[0] for each in names[1:7]] == ["n0", "n2", "n4", "n5", "n6", "n3"]
+    assert lines[-2:] == ["gone: n1", "suspected: n5"]
 
 
 def test_a_sentence_names_a_few() -> None:

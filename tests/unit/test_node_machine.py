@@ -27,10 +27,13 @@ from copperfs.core.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
+    Connect,
+    Disconnect,
     DropCall,
     EndCall,
     Evict,
     Fetch,
+    Happened,
     ListingKey,
     LookAgain,
     LookSource,
@@ -38,6 +41,7 @@ from copperfs.core.actions import (
     ObjectKey,
     OpenSource,
     PerformCall,
+    Probe,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -291,9 +295,11 @@ class NodeMachine(RuleBasedStateMachine):
                 del self.handles[handle]
             case Evict(key):
                 self.published.discard(key)
-            case LookAgain() | NewEpoch():
+            case LookAgain() | NewEpoch() | Happened():
                 pass
-            case Send() | PerformCall() | EndCall() | DropCall():
+            case (
+                Send() | Connect() | Disconnect() | Probe() | PerformCall() | EndCall() | DropCall()
+            ):
                 raise AssertionError("it has no peers")
             case _:
                 self.check(self.asked.pop(action.request), action)

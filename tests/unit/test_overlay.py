@@ -11,7 +11,7 @@ from copperfs.core.actions import AnswerEntry, AnswerError, AnswerListing
 from copperfs.core.events import Clear, Heard, List, Look, PartPassed, PeerDown, PeerUp, Scanned
 from copperfs.core.links import ASKS_MAX, SERVING_MAX, WINDOW_BYTES
 from copperfs.core.listing import Listing
-from copperfs.core.messages import LISTING_MAX_BYTES, PART_BYTES, Ask, GivePart, What
+from copperfs.core.messages import LISTING_MAX_BYTES, PART_BYTES, Ask, GivePart, What, Withdraw
 from copperfs.types import NodeId, Path, RequestId, Version
 from tests.unit.core_lab import DEADLINE_S, version
 from tests.unit.overlay_lab import MIB, Job, Never, content
@@ -274,6 +274,45 @@ def test_a_peer_that_asks_for_too_much_is_refused() -> None:
     for number in range(SERVING_MAX + 10):
         job.happen(NodeId(0), Heard(NodeId(1), Ask(number, 1, What.LISTING, Path(b"d"))))
     assert job.daemons[0].node.stats.peers_refused == 10
+
+
+@pytest.mark.parametrize("what", [What.LISTING, What.OBJECT])
+@pytest.mark.parametrize("room", [MIB, 20 * MIB])
+def test_what_a_peer_asks_and_withdraws_in_turn_does_not_wait(what: What, room: int) -> None:
+    job = Job(2, memory_bytes=room)
+    versions = {b"d/%d" % n: job.tree.add(b"d/%d" % n, room // 3) for n in range(2)}
+    for path, wanted in versions.items():  # the second finds no room beside the first
+        job.read(0, path, wanted)
+    job.ask(0, List, b"d")
+    path, wanted = versions.popitem()
+    for number in range(2 * SERVING_MAX):
+        version = wanted if what is What.OBJECT else None
+        ask = Ask(number, 1, what, Path(path if version else b"d"), version)
+        job.happen(NodeId(0), Heard(NodeId(1), ask))
+        job.happen(NodeId(0), Heard(NodeId(1), Withdraw(number)))
+    fetches = job.daemons[0].node._fetches
+    waiting = [*fetches._running.values()]
+    assert sum(len(fetch.asked) for fetch in waiting) + len(fetches._no_room[0]) <= 3
+    assert job.daemons[0].node.stats.peers_refused == 0
+    job.run()
+    assert len(job.daemons[0].answers) == 3
+    job.check_at_rest()
+
+
+def test_what_is_withdrawn_while_it_is_passed_on_is_not_passed_on_any_more() -> None:
+    job = Job(3, fanout=1, memory_bytes=64 * MIB)
+    wanted = job.tree.add(b"d/f", 3 * MIB)
+    job.read(1, b"d/f", wanted)
+    node = job.daemons[1].node
+    while not (fetch := next(iter(node._fetches._running.values()), None)) or not fetch.there:
+        assert job.move()
+    for number in range(5):
+        ask = Ask(number, 1, What.OBJECT, Path(b"d/f"), wanted)
+        job.happen(NodeId(1), Heard(NodeId(2), ask))
+        job.happen(NodeId(1), Heard(NodeId(2), Withdraw(number)))
+    assert not fetch.streams
+    job.run()
+    job.check_at_rest()
 
 
 def test_the_same_number_twice_is_refused_the_second_time() -> None:

@@ -4,7 +4,7 @@ import os
 import random
 import stat
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path as FilePath
 
 import pytest
@@ -13,7 +13,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.cli.warmup import Places, followed, read_manifest
+from copperfs.cli.warmup import Places, _sentence, followed, read_manifest
 from copperfs.core.actions import ObjectKey
 from copperfs.core.events import Heard, PeerDown, PeerUp, Tick
 from copperfs.core.listing import pack_listing
@@ -23,8 +23,10 @@ from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
 from copperfs.core.trees import Trees
 from copperfs.errors import ControlError
+from copperfs.net.memory import MemoryNetwork
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operations, Result, pack
+from copperfs.runtime.peers import Peers
 from copperfs.runtime.warmup import (
     UNCALLED_MAX,
     UNFINISHED_SHARE,
@@ -36,7 +38,7 @@ from copperfs.runtime.warmup import (
     octets,
     text,
 )
-from copperfs.runtime.workingset import ARGUMENT_BYTES_MAX, Plan, in_messages
+from copperfs.runtime.workingset import ARGUMENT_BYTES_MAX, Plan, State, in_messages
 from copperfs.types import Attributes, NodeId, Path, Version
 from copperfs.wire.codec import decode, encode
 from copperfs.wire.payload import payload_of
@@ -52,7 +54,10 @@ def receiver(memory_bytes: int = 64 * MIB, local: tuple[Path, ...] = ()) -> Warm
     policy = Policy(source=b"/src", mountpoint=b"/mnt", local=local)
     limits = Limits(memory_bytes, 10 * MIB, None, 30.0)
     node = Node(policy, limits, Trees(3, NodeId(1), fanout=2, push_fanout=2))
-    return Warmup(Engine(node, FakeFetcher(), FakePublications()))
+    engine = Engine(node, FakeFetcher(), FakePublications())
+    transport = MemoryNetwork().transport(NodeId(1))
+    engine.peers = Peers(transport, node, engine.blobs, engine.post, "job", b"")
+    return Warmup(engine)
 
 
 def piece(path: bytes, wanted: Version, offset: int = 0, length: int | None = None) -> Item:
@@ -390,3 +395,12 @@ def test_links_are_followed_and_the_way_is_wanted_too(tmp_path: FilePath) -> Non
     assert followed(places, ".").paths == [""]
     with pytest.raises(ControlError, match="is not below"):
         followed(places, "/elsewhere")
+
+
+def test_of_a_push_that_broke_off_it_says_who_got_how_much_and_whose_fault_it_was() -> None:
+    state = State(objects=120, roster=4, nodes=3, lacking=["n1", "n2", "n3"], unread=["n2"])
+    state.nodes_complete, state.least_objects = 1, 40
+    assert _sentence(asdict(state)) == (
+        "120 files, 0.0 MiB: held by 1 of 4 nodes, not by n1, n2, n3; who answered has at least "
+        "40; not all was pushed, as n2, who reads it for all, failed or was not heard of"
+    )

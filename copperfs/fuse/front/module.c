@@ -390,6 +390,13 @@ static PyObject *py_publish_statfs(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_withdraw_statfs(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	atomic_store(&front_of(object)->statfs_known, false);
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_withdraw(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
@@ -707,6 +714,8 @@ static PyMethodDef front_methods[] = {
 	{ "publish_handle", py_publish_handle, METH_VARARGS,
 	  "publish_handle(id, fd) -> bool; takes the descriptor." },
 	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },
+	{ "withdraw_statfs", py_withdraw_statfs, METH_NOARGS,
+	  "withdraw_statfs(): let the handlers be asked for it." },
 	{ "set_reader", py_set_reader, METH_VARARGS,
 	  "set_reader(capsule, whole_max, credit): fetch with it what was granted." },
 	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },

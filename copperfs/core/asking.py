@@ -1,0 +1,311 @@
+"""Asking: how a fetch gets to what it is after, by whichever way there is.
+
+A fetch asks the peer that ``Routing`` names. It asks another one *as well* when that peer falls
+silent (hedging: a slow parent costs a moment, and never an error), and another one *instead* when
+the connection to it is lost. The first answer counts, and the others are withdrawn; parts of an
+object may come from several, since bytes of a version are the same everywhere, and each asks from
+the first part that is missing. Where a peer lives and its source does not answer, the next one is
+asked after ``slow_s``.
+
+The source is read by the root of a tree, and by any node in the place of others when
+
+- they are silent or lost, and the time in which they may yet answer is over, or
+- one of them cannot give it (its own client of the filesystem may be sick), or keeps giving what is
+  spoiled, or
+- no answer came within ``ask_deadline_s``.
+
+Each of these is counted as a fallback. What makes many nodes do so at once would be a storm for the
+source: then at most ``fallbacks_max`` of them are under way on a node, each begun at a
+random moment of ``fallback_jitter_s``.
+
+Invariant: a fetch that goes on has somebody to wait for, or will be looked at again.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from copperfs.core.actions import (
+    Action,
+    LookSource,
+    OpenSource,
+    ReadSource,
+    ScanSource,
+    Send,
+)
+from copperfs.core.events import Question, Read
+from copperfs.core.links import Links, Stream
+from copperfs.core.messages import Ask, What, Withdraw
+from copperfs.core.routing import Routing
+from copperfs.core.state import Kind, Limits, NodeStats, Subject
+from copperfs.types import BlobId, FetchId, NodeId, Version
+
+# So often a peer may give something spoiled for one fetch; then the source is read.
+SPOILED_MAX = 3
+# Beyond so many looks that are out of date the heap of them is made anew.
+OUTDATED_MAX = 1024
+
+_WHAT = {Kind.SCAN: What.LISTING, Kind.LOOK: What.ENTRY, Kind.READ: What.OBJECT}
+
+
+@dataclass(slots=True)
+class Pending:
+    """One ask under way."""
+
+    number: int
+    there: int = 0
+    """Of a listing, how many parts have come; of an object the fetch knows."""
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """One attempt to obtain something; *asked* are the questions that wait on it."""
+
+    number: FetchId
+    subject: Subject
+    deadline: float
+    asked: list[Question]
+    reserved_bytes: int = 0
+    tree: int = 0
+    began: float = 0.0
+    asks: dict[NodeId, Pending] = field(default_factory=dict)
+    """Whom it asks."""
+    passed: set[NodeId] = field(default_factory=set)
+    """Whom it will not ask again: they live, and did not answer for long."""
+    slow_at: float = 0.0
+    """When those whom it asks have had their time."""
+    at_source: bool = False
+    falls: bool = False
+    """It has been told to read the source in the place of others, and waits for its turn."""
+    is_over: bool = False
+    blob: BlobId | None = None
+    """What has come so far, and how many parts of it."""
+    there: int = 0
+    spoiled: int = 0
+    streams: list[tuple[NodeId, Stream]] = field(default_factory=list)
+    """Those to whom it is passed on as it comes."""
+
+
+@dataclass(slots=True)
+class Asking:
+    limits: Limits
+    stats: NodeStats
+    links: Links
+    routing: Routing
+    random: Random
+    slow_s: float
+    _looks: list[tuple[float, FetchId, Fetch]] = field(default_factory=list)
+    """Fetches that are to be looked at again, and when; a heap."""
+    _falling: set[FetchId] = field(default_factory=set)
+    """Those that read the source in the place of others, while many might."""
+    _turns: deque[Fetch] = field(default_factory=deque)
+    """Those that wait until they may."""
+    _next_ask: int = 1
+
+    # --- its life --------------------------------------------------------------------------------
+
+    def begin(self, now: float, fetch: Fetch) -> list[Action]:
+        fetch.began, fetch.slow_at = now, now + self.slow_s
+        return self._go(now, fetch)
+
+    def end(self, fetch: Fetch) -> list[Action]:
+        """Nothing more is wanted of anybody."""
+        fetch.is_over = True
+        actions: list[Action] = []
+        for peer in list(fetch.asks):
+            actions += self.withdraw(fetch, peer)
+        if fetch.number in self._falling:
+            self._falling.discard(fetch.number)
+            actions += self._next_turns()
+        return actions
+
+    # --- what becomes of an ask ------------------------------------------------------------------
+
+    def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """The whole answer of *peer* came, or none will."""
+        return self.links.answered(peer, fetch.asks.pop(peer).number)
+
+    def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """A part of an object came: who gives is not to be outrun by another."""
+        if len(fetch.asks) == 1:
+            return []
+        others = [each for each in fetch.asks if each != peer]
+        return [action for each in others for action in self.withdraw(fetch, each)]
+
+    def withdraw(self, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """*peer* is told that nothing more is wanted: it would go on to give it."""
+        number = fetch.asks[peer].number
+        told = [Send(peer, Withdraw(number))] if self.links.was_sent(peer, number) else []
+        return [*told, *self.answered(fetch, peer)]
+
+    def lost(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """What *peer* was asked is lost with a connection."""
+        fetch.asks.pop(peer, None)
+        if self._is_on_its_way(fetch):
+            return []
+        self.stats.resent += 1
+        return self._go(now, fetch)
+
+    def spoiled(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """What is asked again begins at the first part that is missing."""
+        fetch.spoiled += 1
+        actions = self.withdraw(fetch, peer)
+        if fetch.spoiled >= SPOILED_MAX:
+            return actions + self._fall(now, fetch, many_might=True)
+        return actions + self._go(now, fetch)
+
+    def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """*peer* said that it cannot give it, for a reason of its own."""
+        return self.answered(fetch, peer) + self._fall(now, fetch, many_might=True)
+
+    # --- somebody changed, or time passed --------------------------------------------------------
+
+    def reconsider(self, now: float, fetches: Iterable[Fetch]) -> list[Action]:
+        """Whom to ask may be another one now."""
+        actions: list[Action] = []
+        for fetch in list(fetches):
+            if not fetch.is_over and not self._is_on_its_way(fetch):
+                actions += self._go(now, fetch)
+        return actions
+
+    def deadline(self) -> float | None:
+        while self._looks and self._looks[0][2].is_over:
+            heappop(self._looks)
+        return self._looks[0][0] if self._looks else None
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while (at := self.deadline()) is not None and at <= now:
+            fetch = heappop(self._looks)[2]
+            if not fetch.at_source:
+                actions += self._look(now, fetch)
+        return actions
+
+    def _look(self, now: float, fetch: Fetch) -> list[Action]:
+        if fetch.falls:
+            return self._take_turn(fetch)
+        if now >= fetch.began + self.limits.ask_deadline_s and self.limits.fallbacks_max:
+            return self._fall(now, fetch, many_might=True)
+        if now >= fetch.slow_at:
+            fetch.passed |= set(fetch.asks)
+            fetch.slow_at = now + self.slow_s
+        elif self._is_on_its_way(fetch):
+            self._look_by(fetch, self._patient_until(fetch))
+            return []
+        return self._go(now, fetch)
+
+    # --- whom to ask -----------------------------------------------------------------------------
+
+    def _is_on_its_way(self, fetch: Fetch) -> bool:
+        return (
+            fetch.at_source or fetch.falls or any(self.routing.is_good(peer) for peer in fetch.asks)
+        )
+
+    def _go(self, now: float, fetch: Fetch) -> list[Action]:
+        """Ask whom there is to ask, or the source."""
+        way = self.routing.way(fetch.subject, fetch.tree, fetch.passed)
+        if way.peer is not None:
+            self._look_by(fetch, self._patient_until(fetch))
+            return [] if way.peer in fetch.asks else self._ask(now, fetch, way.peer)
+        if not way.in_place:
+            return self._read_source(fetch)
+        if now >= way.not_before:
+            return self._fall(now, fetch, many_might=way.many_might)
+        self._look_by(fetch, min(way.not_before, self._patient_until(fetch)))
+        if way.meanwhile is not None and not fetch.asks:
+            return self._ask(now, fetch, way.meanwhile)
+        return []
+
+    def _ask(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        kind, path, version = fetch.subject
+        number = self._next_ask
+        self._next_ask += 1
+        self.stats.asks += 1
+        self.stats.hedges += bool(fetch.asks)
+        fetch.asks[peer] = Pending(number)
+        self.routing.owes(now, peer)
+        wanted = version if isinstance(version, Version) else None
+        message = Ask(number, self.stats.epoch, _WHAT[kind], path, wanted, fetch.there)
+        return self.links.ask(peer, message, fetch.number)
+
+    # --- the source ------------------------------------------------------------------------------
+
+    def _fall(self, now: float, fetch: Fetch, *, many_might: bool) -> list[Action]:
+        """Read the source in the place of others, perhaps after a while."""
+        if fetch.at_source or fetch.falls:
+            return []
+        if many_might and not self.limits.fallbacks_max:
+            # It is not wanted, so there is only waiting for the others.
+            self._look_by(fetch, now + self.slow_s)
+            return []
+        self.stats.fallbacks += 1
+        if not many_might:
+            return self._read_source(fetch)
+        fetch.falls = True
+        if self.limits.fallback_jitter_s:
+            later_s = self.random.uniform(0, self.limits.fallback_jitter_s)
+            self._look_by(fetch, now + later_s)
+            return []
+        return self._take_turn(fetch)
+
+    def _take_turn(self, fetch: Fetch) -> list[Action]:
+        self._turns.append(fetch)
+        return self._next_turns()
+
+    def _next_turns(self) -> list[Action]:
+        actions: list[Action] = []
+        while self._turns and len(self._falling) < self.limits.fallbacks_max:
+            fetch = self._turns.popleft()
+            if not fetch.is_over:
+                self._falling.add(fetch.number)
+                actions += self._read_source(fetch)
+        return actions
+
+    @staticmethod
+    def _read_source(fetch: Fetch) -> list[Action]:
+        fetch.at_source = True
+        return [_at_source(fetch)]
+
+    # --- when to look again ----------------------------------------------------------------------
+
+    def _patient_until(self, fetch: Fetch) -> float:
+        return min(fetch.slow_at, fetch.began + self.limits.ask_deadline_s)
+
+    def _look_by(self, fetch: Fetch, at: float) -> None:
+        if len(self._looks) > OUTDATED_MAX and sum(e[2].is_over for e in self._looks) * 2 > len(
+            self._looks
+        ):
+            self._looks = [each for each in self._looks if not each[2].is_over]
+            heapify(self._looks)
+        heappush(self._looks, (at, fetch.number, fetch))
+
+    def check_invariants(self, fetches: Iterable[Fetch]) -> None:
+        looked_at = {number for _, number, _ in self._looks}
+        running = set()
+        for fetch in fetches:
+            running.add(fetch.number)
+            assert not fetch.is_over
+            waits = fetch.at_source or fetch in self._turns or fetch.number in looked_at
+            assert waits, fetch
+            for peer, pending in fetch.asks.items():
+                assert self.links.asked(peer, pending.number) == fetch.number
+        assert self._falling <= running
+        assert len(self._falling) <= max(1, self.limits.fallbacks_max)
+
+
+def _at_source(fetch: Fetch) -> Action:
+    kind, path, version = fetch.subject
+    match kind:
+        case Kind.SCAN:
+            return ScanSource(fetch.number, path)
+        case Kind.LOOK:
+            return LookSource(fetch.number, path)
+        case Kind.READ:
+            assert isinstance(version, Version)
+            return ReadSource(fetch.number, path, version)
+        case Kind.OPEN:
+            question = fetch.asked[0]
+            assert isinstance(question, Read)
+            return OpenSource(fetch.number, path, question.version)

@@ -1,0 +1,457 @@
+"""Membership: who is there, and with whom this node keeps in touch.
+
+It watches every peer that it has a connection to or wants one to: those above it in the trees of
+the roster, those that it asks now because others are gone, and for each tree the one that it would
+ask next, so that no connection has to be made when a parent fails. What is seen of a peer becomes a
+standing by ``suspicion``; only a peer that is *gone* is told of to others, as a fate that spreads
+over all connections (``view``), a moment later so that many at once are one message.
+
+A node that lost a connection tries whether anybody listens at the other end: of a process that
+ended it knows so within milliseconds. A node that is told that another is gone, which it hears
+itself, does not believe it, and passes the rumour to that one, who refutes it.
+
+Who was cut off goes on trying those above it in the roster. So whichever nodes were parted, when
+the network heals some connection between both sides is made, and both hear what the other believes;
+heartbeats carry a digest of that, so that nothing that was lost on the way stays unknown.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from copperfs.core.actions import Action, Connect, Disconnect, Happened, Probe, Send
+from copperfs.core.links import Links
+from copperfs.core.messages import FATES_MAX, Fate, Heartbeat, News
+from copperfs.core.state import NodeStats
+from copperfs.core.suspicion import (
+    Patience,
+    Seen,
+    Standing,
+    asks_for_sign,
+    doubted_until,
+    next_look,
+    standing,
+)
+from copperfs.core.trees import Trees
+from copperfs.core.view import View
+from copperfs.types import NodeId
+
+# Fates that come within this time of each other go on in one message.
+SPREAD_S = 0.02
+# Whoever would be asked after so many others is not asked: the source is read.
+CANDIDATES_MAX = 4
+# A heartbeat to one that is only kept for when a parent fails, in those of a parent.
+STANDBY_BEATS = 4
+# What is seen of this node's own lateness holds for so long.
+LATE_FOR_S = 5.0
+# A connection that is not made within this time is no reason to wait for it with the next one.
+CONNECTS_WITHIN_S = 1.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    seen: Seen
+    standing: Standing = Standing.LOST
+    look_at: float | None = None
+    dropped: bool = False
+    """This node itself has ended the connection."""
+    told_all_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Membership:
+    trees: Trees
+    patience: Patience
+    stats: NodeStats
+    links: Links
+    view: View = field(init=False)
+    parents: list[NodeId | None] = field(init=False)
+    """Whom this node asks in each tree, as it believes now."""
+    _peers: dict[NodeId, _Peer] = field(default_factory=dict)
+    _wanted: set[NodeId] = field(default_factory=set)
+    _near: set[NodeId] = field(default_factory=set)
+    """Those of them whom it asks, or is pushed to by."""
+    _looks: list[tuple[float, NodeId]] = field(default_factory=list)
+    """When to look at a peer again; a heap in which some are out of date."""
+    _untold: dict[Fate, NodeId | None] = field(default_factory=dict)
+    """Fates that are to be spread, and from whom they are."""
+    _tell_at: float | None = None
+    _late_s: float = 0.0
+    _late_at: float = float("-inf")
+    _changed: bool = False
+    _started: bool = False
+
+    def __post_init__(self) -> None:
+        self.view = View(self.trees.me, self.trees.nodes)
+        self.parents = [self.trees.parent(tree) for tree in range(self.trees.count)]
+
+    # --- what others ask -------------------------------------------------------------------------
+
+    def is_good(self, peer: NodeId) -> bool:
+        """Whether to ask it."""
+        found = self._peers.get(peer)
+        return (
+            found is not None
+            and found.standing is Standing.GOOD
+            and found.seen.up
+            and peer not in self.view.gone
+        )
+
+    def doubted_until(self, peer: NodeId) -> float:
+        """Until when the source is not to be read in the place of a peer that is not good."""
+        found = self._peers.get(peer)
+        if found is None or peer in self.view.gone:
+            return float("-inf")
+        return doubted_until(found.seen, self.patience, self._late_s)
+
+    def is_in_touch(self) -> bool:
+        """Whether all whom this node asks, or is pushed to by, can be talked to."""
+        return self._started and all(self.is_good(peer) for peer in self._near)
+
+    def is_wanted(self, peer: NodeId) -> bool:
+        """Whether it is one of those above, whom this node keeps in touch with."""
+        return peer in self._wanted
+
+    def suspects(self) -> list[NodeId]:
+        """Those that are doubted, and not told of."""
+        return sorted(
+            peer
+            for peer, each in self._peers.items()
+            if each.standing in (Standing.SILENT, Standing.LOST)
+            and peer not in self.view.gone
+            and (each.seen.was_up or peer in self._near)
+        )
+
+    def take_changed(self) -> bool:
+        """Whether anybody's standing is another one since this was asked last."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    # --- what is seen ----------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Action]:
+        self._started = True
+        return self._rewire(now)
+
+    def owes(self, now: float, peer: NodeId) -> None:
+        """It was asked something."""
+        found = self._peers.get(peer)
+        if found is not None and found.seen.up and found.seen.owed_since is None:
+            found.seen.owed_since = now
+            self._look_by(peer, now + self.patience.probe_s + self._late_s)
+
+    def heard(self, now: float, peer: NodeId) -> list[Action]:
+        """Anything came from it."""
+        found = self._peers.get(peer)
+        if found is None:
+            return []
+        seen = found.seen
+        seen.heard_at, seen.asked_at = now, None
+        seen.owed_since = None
+        if self.links[peer].asked:
+            self.owes(now, peer)
+        if found.standing is Standing.GOOD or not seen.up:
+            return []
+        was_silent_s = now - seen.since
+        found.standing = Standing.GOOD
+        self._changed = True
+        actions: list[Action] = [Happened("answers again", peer, seconds=was_silent_s)]
+        if peer in self.view.gone:  # it has to say so itself
+            actions.append(Send(peer, News((self.view.end_of(peer),))))
+        return actions + self._rewire(now)
+
+    def up(self, now: float, peer: NodeId) -> list[Action]:
+        self._peers[peer] = _Peer(
+            Seen(now, up=True, was_up=True, heard_at=now), Standing.GOOD, None
+        )
+        self._changed = True
+        self._look_again(now, peer)
+        return [*self._tell_all(now, peer), *self._rewire(now)]
+
+    def down(self, now: float, peer: NodeId) -> list[Action]:
+        """Its connection is gone."""
+        found = self._peers.get(peer)
+        if found is None or not found.seen.up:
+            return []
+        if found.dropped and peer not in self._wanted:
+            del self._peers[peer]
+            return []
+        found.seen = Seen(now, was_up=True, heard_at=found.seen.heard_at)
+        found.standing = Standing.LOST
+        self._changed = True
+        if self.view.leaving:
+            return []
+        if peer in self.view.gone:
+            return self._rewire(now)
+        self._look_again(now, peer)
+        return [Happened("lost", peer), Probe(peer), *self._rewire(now)]
+
+    def probed(self, now: float, peer: NodeId, *, refused: bool) -> list[Action]:
+        """Whether anybody listens where *peer* did."""
+        found = self._peers.get(peer)
+        if found is None or found.seen.up:
+            return []
+        found.seen.refused = refused
+        if not refused and peer not in self._wanted:
+            # It may have turned to another parent, and is watched by that one.
+            del self._peers[peer]
+            return []
+        return self._look(now, peer)
+
+    def hear_heartbeat(self, now: float, peer: NodeId, beat: Heartbeat) -> list[Action]:
+        actions: list[Action] = []
+        if beat.wants_answer:
+            actions.append(Send(peer, Heartbeat(self.view.digest, wants_answer=False)))
+        found = self._peers.get(peer)
+        if found is None or beat.view == self.view.digest:
+            return actions
+        if now < found.told_all_at + self.patience.heartbeat_s:
+            return actions  # it has not heard all of it yet
+        return actions + self._tell_all(now, peer)
+
+    def hear_news(self, now: float, peer: NodeId, news: News) -> list[Action]:
+        actions: list[Action] = []
+        changed = False
+        for fate in news.fates:
+            if not self.view.is_news(fate):
+                continue
+            if fate.is_gone and fate.node != peer and self._is_heard(now, fate.node):
+                actions.append(Send(fate.node, News((fate,))))
+                continue
+            changed = True
+            actions += self._believe(now, fate, peer, "was told")
+        return actions + self._rewire(now) if changed else actions
+
+    def leave(self, now: float) -> list[Action]:
+        """Tell everybody that this node goes, at once: so none has to find out."""
+        self.view.leaving = True
+        fate = self.view.end_of(self.view.me)
+        self.view.hear(fate)
+        actions: list[Action] = [Happened("leaves")]
+        for peer in self._up():
+            # Whoever answers the second has heard the first.
+            beat = Heartbeat(self.view.digest, wants_answer=True)
+            actions += [Send(peer, News((fate,))), Send(peer, beat)]
+            self._peers[peer].seen.asked_at = now
+        return actions
+
+    def is_known_to_leave(self) -> bool:
+        """Whether all who can be told were told."""
+        return all(self._peers[peer].seen.asked_at is None for peer in self._up())
+
+    # --- time passes -----------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        while self._looks and self._is_outdated(self._looks[0]):
+            heappop(self._looks)
+        times = [] if self._tell_at is None else [self._tell_at]
+        if self._looks:
+            times.append(self._looks[0][0])
+        return min(times, default=None)
+
+    def woke(self, now: float, late_s: float) -> None:
+        """The clock woke this node, so much too late."""
+        if late_s > self.patience.nap_s:
+            self._forget_nap(now)
+        elif late_s >= self._late_s or now > self._late_at + LATE_FOR_S:
+            self._late_s, self._late_at = late_s, now
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while (at := self.deadline()) is not None and at <= now:
+            if self._tell_at == at:
+                actions += self._spread()
+                continue
+            _, peer = heappop(self._looks)
+            self._peers[peer].look_at = None
+            actions += self._look(now, peer)
+        return actions
+
+    def _forget_nap(self, now: float) -> None:
+        """What this node did not hear while it slept says nothing about the others."""
+        for peer, found in self._peers.items():
+            seen = found.seen
+            if seen.up:
+                seen.heard_at, seen.asked_at = now, None
+                seen.owed_since = now if self.links[peer].asked else None
+            else:
+                seen.since = now
+            self._look_again(now, peer)
+
+    def _look(self, now: float, peer: NodeId) -> list[Action]:
+        """See what has become of it."""
+        found = self._peers[peer]
+        seen = found.seen
+        actions: list[Action] = []
+        if asks_for_sign(now, seen, self.patience, self._beat_s(peer), self._late_s):
+            actions += self._ask_for_sign(now, peer)
+            if seen.owed_since is not None:
+                # If it is stuck, those who would be asked next must not be found so one by one.
+                for other in sorted(self._wanted):
+                    rest = self._peers[other].seen
+                    if rest.up and rest.asked_at is None:
+                        actions += self._ask_for_sign(now, other)
+        actions += self._judge(now, peer, standing(now, seen, self.patience, self._late_s))
+        self._look_again(now, peer)
+        return actions if seen.up else actions + self._rewire(now)
+
+    def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
+        self._peers[peer].seen.asked_at = now
+        self._look_again(now, peer)
+        return [Send(peer, Heartbeat(self.view.digest, wants_answer=True))]
+
+    def _judge(self, now: float, peer: NodeId, new: Standing) -> list[Action]:
+        found = self._peers[peer]
+        if new is found.standing or peer in self.view.gone:
+            found.standing = new
+            return []
+        found.standing = new
+        self._changed = True
+        if new is not Standing.GONE:
+            found.seen.since = now
+            return [Happened(new.value, peer), *self._rewire(now)]
+        seen = found.seen
+        took_s = now - (seen.since if not seen.up else seen.owed_since or seen.heard_at)
+        self.stats.deaths += 1
+        self.stats.max_detection_ms = max(self.stats.max_detection_ms, round(took_s * 1000))
+        how = "nobody listens" if seen.refused else "no sign of life"
+        return [
+            *self._believe(now, self.view.end_of(peer), None, how, took_s),
+            *self._rewire(now),
+        ]
+
+    def _beat_s(self, peer: NodeId) -> float:
+        if peer in self._near:
+            return self.patience.heartbeat_s
+        if peer in self._wanted:
+            return self.patience.heartbeat_s * STANDBY_BEATS
+        return self.patience.dead_s / 2  # those who ask this node see to it themselves
+
+    def _look_again(self, now: float, peer: NodeId) -> None:
+        found = self._peers[peer]
+        if peer in self.view.gone and not found.seen.up:
+            return
+        at = next_look(now, found.seen, self.patience, self._beat_s(peer), self._late_s)
+        if at is None and found.seen.up:
+            at = now + self.patience.dead_s  # gone, and perhaps heard of again
+        connects_by = found.seen.since + CONNECTS_WITHIN_S
+        if at is not None and not found.seen.was_up and now < connects_by:
+            at = connects_by
+        if at is not None:
+            found.look_at = None
+            self._look_by(peer, at)
+
+    def _look_by(self, peer: NodeId, at: float) -> None:
+        found = self._peers[peer]
+        if found.look_at is None or at < found.look_at:
+            found.look_at = at
+            heappush(self._looks, (at, peer))
+
+    def _is_outdated(self, look: tuple[float, NodeId]) -> bool:
+        at, peer = look
+        return peer not in self._peers or self._peers[peer].look_at != at
+
+    # --- fates -----------------------------------------------------------------------------------
+
+    def _believe(
+        self, now: float, fate: Fate, peer: NodeId | None, how: str, seconds: float | None = None
+    ) -> list[Action]:
+        told = self.view.hear(fate)
+        assert told is not None, "it was news"
+        self._changed = True
+        self._untold[told] = peer if told == fate else None
+        self._tell_at = min(now + SPREAD_S, self._tell_at or float("inf"))
+        if told.node == self.view.me:
+            self.stats.refutations += told != fate
+            return [Happened("refutes its end", None, how)] if told != fate else []
+        if told.is_gone:
+            if how == "was told" and peer == told.node:
+                how = "has left"
+            return [Happened("gone", told.node, how, seconds)]
+        self.stats.returns += 1
+        return [Happened("is back", told.node, how)]
+
+    def _is_heard(self, now: float, node: NodeId) -> bool:
+        """This node knows better than whoever says that *node* is gone."""
+        found = self._peers.get(node)
+        if found is None or not found.seen.up or found.standing is not Standing.GOOD:
+            return False
+        return now - found.seen.heard_at < 2 * self.patience.heartbeat_s
+
+    def _spread(self) -> list[Action]:
+        untold, self._untold, self._tell_at = self._untold, {}, None
+        actions: list[Action] = []
+        for peer in self._up():
+            actions += _in_messages(peer, [f for f, sender in untold.items() if sender != peer])
+        return actions
+
+    def _tell_all(self, now: float, peer: NodeId) -> list[Action]:
+        self._peers[peer].told_all_at = now
+        return _in_messages(peer, list(self.view.fates()))
+
+    def _up(self) -> Iterator[NodeId]:
+        return (peer for peer, found in self._peers.items() if found.seen.up)
+
+    # --- with whom it keeps in touch -------------------------------------------------------------
+
+    def _rewire(self, now: float) -> list[Action]:
+        """Connect to whom this node needs now, and no longer to whom it does not."""
+        if self.view.leaving:
+            return []
+        trees, gone = self.trees, self.view.gone
+        actions: list[Action] = []
+        wanted = set(trees.parents())
+        self._near.clear()
+        for tree in range(trees.count):
+            parent, push_parent = trees.parent(tree, gone), trees.push_parent(tree, gone)
+            self._near.update(each for each in (parent, push_parent) if each is not None)
+            if parent != self.parents[tree]:
+                self.stats.reparentings += 1
+                actions.append(Happened("has another parent", parent, f"in tree {tree}"))
+                self.parents[tree] = parent
+            wanted.update(self._candidates(now, tree))
+        wanted |= self._near
+        for peer in sorted(wanted - self._wanted):
+            actions.append(Connect(peer))
+            if peer not in self._peers:
+                self._peers[peer] = _Peer(Seen(now))
+                self._look_again(now, peer)
+            self._peers[peer].dropped = False
+        kept = {each for each in self._wanted - wanted if self.links[each].asked}
+        for peer in sorted(self._wanted - wanted - kept):
+            self._peers[peer].dropped = True
+            actions.append(Disconnect(peer))
+        self._wanted = wanted | kept
+        return actions
+
+    def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
+        """Whom to ask, the one after it, and more while none of them answers."""
+        passed = set(self.view.gone)
+        last = False
+        for _ in range(CANDIDATES_MAX):
+            peer = self.trees.parent(tree, passed)
+            if peer is None:
+                return
+            yield peer
+            if last:
+                return
+            found = self._peers.get(peer)
+            connecting = found is None or (
+                not found.seen.was_up and now < found.seen.since + CONNECTS_WITHIN_S
+            )
+            last = connecting or self.is_good(peer)
+            passed.add(peer)
+
+    def check_invariants(self) -> None:
+        self.view.check_invariants()
+        assert self.view.leaving or self._wanted <= set(self._peers)
+        for peer, found in self._peers.items():
+            assert not (found.seen.up and found.seen.refused), peer
+            assert found.look_at is None or (found.look_at, peer) in self._looks
+
+
+def _in_messages(peer: NodeId, fates: list[Fate]) -> list[Action]:
+    return [
+        Send(peer, News(tuple(fates[start : start + FATES_MAX])))
+        for start in range(0, len(fates), FATES_MAX)
+    ]

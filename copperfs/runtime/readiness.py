@@ -1,0 +1,132 @@
+"""When a node of a job is ready, and when all are.
+
+A node is ready when those that it asks and is pushed to by answer. With ``--wait-all`` its mount
+waits until all nodes are. Node 0 alone finds that out: it calls all of them again and again, and
+each call says whom the one before it has missed; when nobody is missing, another call,
+``all-ready``, has everybody go on. The others only wait for that. When each node asked all others,
+a job had as many calls under way as nodes, more than a node takes on (``CALLS_MAX``), and they
+refused each other until their deadlines.
+
+Whoever has waited in vain names the nodes that are missing, as node 0 said last.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import trio
+
+from copperfs.config import Settings
+from copperfs.errors import MountError
+from copperfs.roster import Roster
+from copperfs.runtime.engine import Engine
+from copperfs.runtime.operations import Operation, Result, numbers_in
+from copperfs.types import NodeId
+
+ASKS_ALL = NodeId(0)
+"""The root of the first tree, in which calls travel: from there every node is nearest."""
+# A call waits so long for a node whose parents do not answer yet ...
+READY_WITHIN_S = 5.0
+# ... and the next one comes so much later.
+PAUSE_S = 0.2
+# A sentence names so many nodes, and so a call does.
+NAMES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Who has not answered, as far as it is named."""
+
+    count: int
+    some: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Readiness:
+    engine: Engine
+    settings: Settings
+    roster: Roster | None
+    _missing: _Missing | None = None
+    """None until node 0 has said something."""
+    _all_are: trio.Event = field(default_factory=trio.Event)
+
+    def operations(self) -> dict[str, Operation]:
+        return {"ready": self._ready, "all-ready": self._go_on}
+
+    async def wait(self) -> None:
+        """Until this node is ready, or with ``--wait-all`` all nodes are."""
+        peers, trees = self.engine.peers, self.engine.node.trees
+        if peers is None or trees is None or self.roster is None:
+            return
+        parents = list(trees.parents())
+        with trio.move_on_after(self.settings.launch_timeout_s):
+            await peers.wait_in_touch()
+            if self.settings.wait_all and trees.me == ASKS_ALL:
+                await self._call_until_all_answer("ready", len(self.roster))
+                await self._call_until_all_answer("all-ready", len(self.roster))
+            elif self.settings.wait_all:
+                await self._all_are.wait()
+            return
+        unreached = [each for each in parents if each not in peers.connected]
+        raise MountError(self._why_not(self.roster, unreached))
+
+    async def _call_until_all_answer(self, operation: str, count: int) -> None:
+        while True:
+            told: Result = {}
+            if self._missing is not None:
+                told = {"missing": self._missing.count, "some": list(self._missing.some)}
+            result = await self.engine.call(operation, told, READY_WITHIN_S)
+            missing = sorted(set(range(count)) - numbers_in(result, "answered"))
+            if not missing:
+                return
+            self._missing = _Missing(len(missing), tuple(missing[:NAMES_MAX]))
+            await trio.sleep(PAUSE_S)
+
+    def _why_not(self, roster: Roster, unreached: list[NodeId]) -> str:
+        within = f"within {self.settings.launch_timeout_s:g} s"
+        if unreached:
+            member = roster.member(unreached[0])
+            return (
+                f"node {member.name} at {member.endpoint} could not be reached {within}; is its "
+                "daemon up, and does a firewall let the port through? --listen chooses another "
+                "network"
+            )
+        if self._missing is None:
+            member = roster.member(ASKS_ALL)
+            return (
+                f"node {member.name} at {member.endpoint}, which asks all nodes whether they are "
+                f"ready, was not heard of {within}; is its daemon up, and was it given --wait-all "
+                "as well?"
+            )
+        named = ", ".join(roster.member(NodeId(each)).name for each in self._missing.some)
+        more = ", ..." if self._missing.count > len(self._missing.some) else ""
+        return (
+            f"{self._missing.count} of {len(roster)} nodes were not ready {within}: {named}{more}; "
+            "their logs say why (--log-file)"
+        )
+
+    # --- done on each node -----------------------------------------------------------------------
+
+    async def _ready(self, told: Result) -> Result:
+        self._hear(told)
+        peers, trees = self.engine.peers, self.engine.node.trees
+        if peers is None or trees is None:
+            return {"answered": [0]}
+        # Who asked asks again; one whose parents were started otherwise is never ready.
+        with trio.move_on_after(READY_WITHIN_S), suppress(MountError):
+            await peers.wait_in_touch()
+            return {"answered": [trees.me]}
+        return {}
+
+    async def _go_on(self, told: Result) -> Result:
+        self._hear(told)
+        self._all_are.set()
+        trees = self.engine.node.trees
+        return {"answered": [0 if trees is None else trees.me]}
+
+    def _hear(self, told: Result) -> None:
+        """Whom node 0 was missing last; it may have been any peer that says so."""
+        count = told.get("missing")
+        if self.roster is None or not isinstance(count, int):
+            return
+        known = sorted(numbers_in(told, "some") & set(range(len(self.roster))))
+        self._missing = _Missing(count, tuple(known[:NAMES_MAX]))

@@ -1,0 +1,185 @@
+"""When all nodes of a job are ready: a hundred engines that wait for each other, over a transport
+that loses nothing but what a test cuts."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from copperfs.config import Settings
+from copperfs.core.calls import CALLS_MAX
+from copperfs.core.node import Node
+from copperfs.core.policy import Policy
+from copperfs.core.state import Limits
+from copperfs.core.trees import Trees
+from copperfs.errors import MountError
+from copperfs.net.memory import MemoryNetwork
+from copperfs.roster import Member, Roster
+from copperfs.runtime.engine import Engine
+from copperfs.runtime.job import Job
+from copperfs.runtime.operations import Operation, Operations, Result
+from copperfs.runtime.peers import Peers
+from copperfs.types import NodeId
+from tests.unit.test_engine import FakeFetcher, FakePublications
+
+MANY = 2 * CALLS_MAX
+TIMEOUT_S = 30.0
+Scene = Callable[["Waiting"], Awaitable[None]]
+
+
+class Clocked(Engine):
+    """Its core, too, has the time of trio's clock, which a test need not wait for."""
+
+    _now = staticmethod(trio.current_time)
+
+
+class Waiting:
+    """Engines whose jobs wait; what came of it, by node: None for ready, or the sentence."""
+
+    def __init__(self, network: MemoryNetwork, jobs: list[Job]) -> None:
+        self.network = network
+        self.jobs = jobs
+        self.outcomes: dict[int, str | None] = {}
+        self.asked = [0] * len(jobs)
+        """How often each node was asked to do something."""
+        for number, job in enumerate(jobs):
+            of = job.engine.operations.by_name
+            job.engine.operations = Operations(
+                {name: self._counted(number, operation) for name, operation in of.items()}
+            )
+
+    def _counted(self, number: int, operation: Operation) -> Operation:
+        async def counted(argument: Result) -> Result:
+            self.asked[number] += 1
+            return await operation(argument)
+
+        return counted
+
+    async def wait(self, number: int) -> None:
+        try:
+            await self.jobs[number].readiness.wait()
+            self.outcomes[number] = None
+        except MountError as error:
+            self.outcomes[number] = str(error)
+
+
+@asynccontextmanager
+async def engines(nodes: int, agreements: dict[int, bytes]) -> AsyncIterator[Waiting]:
+    settings = Settings(
+        mountpoint="/mnt", memory_bytes=1 << 20, wait_all=True, launch_timeout_s=TIMEOUT_S
+    )
+    members = tuple(Member(f"n{each}", f"tcp://127.0.0.1:{each + 1}") for each in range(nodes))
+    network, jobs = MemoryNetwork(), []
+    for number in range(nodes):
+        node = Node(
+            Policy(source=b"/src", mountpoint=b"/mnt"),
+            Limits(1 << 20, 1 << 19, None, 30.0),
+            Trees(nodes, NodeId(number), fanout=4),
+        )
+        engine = Clocked(node, FakeFetcher(), FakePublications())
+        transport, agreement = network.transport(NodeId(number)), agreements.get(number, b"same")
+        engine.peers = Peers(transport, node, engine.blobs, engine.post, "job", agreement)
+        jobs.append(Job(engine, settings, dict, node.reset_statistics, Roster("job", members)))
+    waiting = Waiting(network, jobs)
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(job.engine.run)
+        yield waiting
+        nursery.cancel_scope.cancel()
+
+
+def run(nodes: int, scene: Scene, agreements: dict[int, bytes] | None = None) -> None:
+    async def main() -> None:
+        async with engines(nodes, agreements or {}) as waiting:
+            await scene(waiting)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def all_wait(waiting: Waiting, but: int | None = None) -> None:
+    async with trio.open_nursery() as nursery:
+        for number in range(len(waiting.jobs)):
+            if number != but:
+                nursery.start_soon(waiting.wait, number)
+
+
+def test_more_nodes_than_calls_may_be_under_way_wait_for_all_and_are_asked_a_few_times() -> None:
+    async def scene(waiting: Waiting) -> None:
+        await all_wait(waiting)
+        assert waiting.outcomes == dict.fromkeys(range(MANY), None)
+        assert max(waiting.asked) <= 4, "by node 0 alone, not by each"
+
+    run(MANY, scene)
+
+
+def test_nobody_goes_on_before_the_last_one_can_be_reached() -> None:
+    last = MANY - 1
+
+    async def scene(waiting: Waiting) -> None:
+        trees = waiting.jobs[last].engine.node.trees
+        assert trees is not None
+        for parent in trees.parents():
+            waiting.network.sever(NodeId(last), parent)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(all_wait, waiting)
+            await trio.sleep(TIMEOUT_S / 2)
+            assert not waiting.outcomes
+            for parent in trees.parents():
+                waiting.network.heal(NodeId(last), parent)
+        assert waiting.outcomes == dict.fromkeys(range(MANY), None)
+
+    run(MANY, scene)
+
+
+def test_a_connection_that_is_renewed_while_all_go_on_costs_nobody_its_mount() -> None:
+    async def scene(waiting: Waiting) -> None:
+        async def hurt() -> None:
+            while len(waiting.outcomes) < len(waiting.jobs):
+                waiting.network.break_connection(NodeId(0), NodeId(1))
+                await trio.sleep(0.05)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hurt)
+            await all_wait(waiting)
+        assert waiting.outcomes == dict.fromkeys(range(8), None)
+
+    run(8, scene)
+
+
+def test_all_say_which_nodes_are_missing(expected_warnings: Callable[[str], None]) -> None:
+    expected_warnings("was started with other settings")
+
+    async def scene(waiting: Waiting) -> None:
+        await all_wait(waiting)
+        others = {waiting.outcomes.pop(each) for each in range(8) if each != 7}
+        assert others == {
+            "1 of 8 nodes were not ready within 30 s: n7; their logs say why (--log-file)"
+        }
+        assert "was started with other settings" in str(waiting.outcomes[7])
+
+    run(8, scene, {7: b"another"})
+
+
+def test_who_hears_nothing_of_node_0_says_so() -> None:
+    async def scene(waiting: Waiting) -> None:
+        await all_wait(waiting, but=0)  # as if it was not given --wait-all
+        assert set(waiting.outcomes) == {1, 2, 3}
+        for said in waiting.outcomes.values():
+            assert said is not None
+            assert said.startswith("node n0 at tcp://127.0.0.1:1, which asks all nodes")
+            assert "was not heard of within 30 s" in said
+
+    run(4, scene)
+
+
+@pytest.mark.parametrize("told", [{"missing": "x"}, {"missing": 3, "some": [[1], "n", 10**9, 2]}])
+def test_what_a_peer_makes_up_is_no_end_of_the_daemon(told: Result) -> None:
+    async def scene(waiting: Waiting) -> None:
+        operations = waiting.jobs[2].engine.operations.by_name
+        assert await operations["all-ready"](told) == {"answered": [2]}
+        await waiting.wait(2)
+        assert waiting.outcomes == {2: None}
+
+    run(4, scene)

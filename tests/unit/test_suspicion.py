@@ -1,0 +1,109 @@
+"""What is believed of a peer, as a function of what was seen of it."""
+
+import pytest
+
+from copperfs.core.suspicion import (
+    Patience,
+    Seen,
+    Standing,
+    asks_for_sign,
+    doubted_until,
+    next_look,
+    standing,
+)
+
+PATIENCE = Patience()
+BEAT_S = PATIENCE.heartbeat_s
+
+
+def up(**seen: float | None) -> Seen:
+    return Seen(0.0, up=True, was_up=True, **seen)  # type: ignore[arg-type]
+
+
+def test_who_owes_nothing_is_asked_for_a_sign_of_life_each_heartbeat() -> None:
+    assert not asks_for_sign(0.49, up(), PATIENCE, BEAT_S, 0.0)
+    assert asks_for_sign(0.5, up(), PATIENCE, BEAT_S, 0.0)
+    assert next_look(0.0, up(), PATIENCE, BEAT_S, 0.0) == 0.5
+
+
+def test_who_owes_an_answer_is_asked_sooner_and_only_once() -> None:
+    owing = up(heard_at=1.0, owed_since=1.2)
+    assert not asks_for_sign(1.29, owing, PATIENCE, BEAT_S, 0.0)
+    assert asks_for_sign(1.31, owing, PATIENCE, BEAT_S, 0.0)
+    owing.asked_at = 1.31
+    assert not asks_for_sign(9.0, owing, PATIENCE, BEAT_S, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (5.0, Standing.GOOD),
+        (5.24, Standing.GOOD),
+        (5.26, Standing.SILENT),
+        (7.49, Standing.SILENT),
+        (7.51, Standing.GONE),
+    ],
+)
+def test_who_gives_no_sign_of_life_is_silent_and_then_gone(now: float, expected: Standing) -> None:
+    seen = up(heard_at=4.5, asked_at=5.0)
+    assert standing(now, seen, PATIENCE, 0.0) is expected
+
+
+def test_a_source_that_takes_half_a_minute_makes_nobody_suspect() -> None:
+    """Its reader gives signs of life: each one begins the wait anew."""
+    for second in range(30):
+        seen = up(heard_at=float(second), owed_since=float(second), asked_at=None)
+        assert standing(second + 0.2, seen, PATIENCE, 0.0) is Standing.GOOD
+
+
+def test_a_heartbeat_that_is_one_and_a_half_seconds_late_is_silence_and_no_death() -> None:
+    seen = up(heard_at=0.0, asked_at=0.5)
+    assert standing(2.0, seen, PATIENCE, 0.0) is Standing.SILENT
+
+
+def test_ones_own_lateness_is_no_reason_to_suspect_others() -> None:
+    seen = up(heard_at=0.0, asked_at=0.5)
+    assert standing(1.2, seen, PATIENCE, 0.0) is Standing.SILENT
+    assert standing(1.2, seen, PATIENCE, 0.8) is Standing.GOOD
+
+
+def test_who_refuses_after_it_was_connected_is_gone_at_once() -> None:
+    assert standing(0.0, Seen(0.0, was_up=True), PATIENCE, 0.0) is Standing.LOST
+    assert standing(0.0, Seen(0.0, was_up=True, refused=True), PATIENCE, 0.0) is Standing.GONE
+
+
+def test_who_was_lost_is_gone_after_a_while_and_who_was_never_there_much_later() -> None:
+    assert standing(2.9, Seen(0.0, was_up=True), PATIENCE, 0.0) is Standing.LOST
+    assert standing(3.0, Seen(0.0, was_up=True), PATIENCE, 0.0) is Standing.GONE
+    assert standing(100.0, Seen(0.0), PATIENCE, 0.0) is Standing.LOST
+    assert standing(120.0, Seen(0.0), PATIENCE, 0.0) is Standing.GONE
+
+
+def test_the_source_is_not_read_in_the_place_of_one_that_may_yet_answer() -> None:
+    assert doubted_until(up(owed_since=1.0), PATIENCE, 0.0) == pytest.approx(1.6)
+    assert doubted_until(Seen(1.0, was_up=True), PATIENCE, 0.5) == pytest.approx(2.1)
+    assert doubted_until(Seen(1.0), PATIENCE, 0.0) == pytest.approx(1.35)
+
+
+def test_an_application_waits_less_than_a_second_for_a_peer_that_is_stuck() -> None:
+    assert PATIENCE.probe_s + PATIENCE.silent_s < PATIENCE.doubt_s < 1.0
+    assert PATIENCE.doubt_s < PATIENCE.dead_s - PATIENCE.heartbeat_s
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [up(), up(owed_since=0.3), up(asked_at=0.2), Seen(0.0), Seen(0.0, was_up=True)],
+)
+def test_nothing_changes_before_the_next_look(seen: Seen) -> None:
+    """Whoever looks again only then misses nothing."""
+    now = 0.31
+    at = next_look(now, seen, PATIENCE, BEAT_S, 0.0)
+    assert at is not None
+    assert at > now
+    before = (standing(now, seen, PATIENCE, 0.0), asks_for_sign(now, seen, PATIENCE, BEAT_S, 0.0))
+    step = now
+    while (step := step + 0.01) < at:
+        assert before == (
+            standing(step, seen, PATIENCE, 0.0),
+            asks_for_sign(step, seen, PATIENCE, BEAT_S, 0.0),
+        )

@@ -1,0 +1,84 @@
+"""What nodes believe of each other: whatever they hear, and in whatever order, they come to
+believe the same, and only a node itself can say that it is still there."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from copperfs.core.messages import Fate
+from copperfs.core.view import INCARNATION_LEAP_MAX, View
+from copperfs.types import NodeId
+
+NODES = 5
+FATES = st.lists(
+    st.builds(
+        Fate,
+        st.integers(1, NODES - 1).map(NodeId),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    max_size=20,
+)
+
+
+def view(me: int = 0) -> View:
+    return View(NodeId(me), NODES)
+
+
+@given(FATES, st.randoms(use_true_random=False))
+def test_the_order_in_which_fates_are_heard_makes_no_difference(
+    fates: list[Fate], order: random.Random
+) -> None:
+    one, other = view(), view()
+    for fate in fates:
+        one.hear(fate)
+    shuffled = [*fates, *order.sample(fates, len(fates) // 2)]
+    order.shuffle(shuffled)
+    for fate in shuffled:
+        other.hear(fate)
+    one.check_invariants()
+    other.check_invariants()
+    assert one.gone == other.gone
+    assert one.digest == other.digest
+    assert set(one.fates()) == set(other.fates())
+
+
+@given(FATES)
+def test_who_hears_all_that_another_believes_believes_the_same(fates: list[Fate]) -> None:
+    one, other = view(), view()
+    for fate in fates:
+        one.hear(fate)
+    for fate in one.fates():
+        other.hear(fate)
+    assert one.digest == other.digest
+
+
+def test_of_one_incarnation_it_is_true_that_the_node_is_gone() -> None:
+    here = view()
+    assert here.hear(Fate(NodeId(3), 0, is_gone=True)) is not None
+    assert here.hear(Fate(NodeId(3), 0, is_gone=False)) is None
+    assert here.gone == {3}
+    assert here.hear(Fate(NodeId(3), 1, is_gone=False)) is not None
+    assert here.gone == set()
+
+
+def test_who_hears_of_its_own_end_refutes_it_with_the_next_incarnation() -> None:
+    here = view(2)
+    assert here.hear(Fate(NodeId(2), 4, is_gone=True)) == Fate(NodeId(2), 5, is_gone=False)
+    assert here.hear(Fate(NodeId(2), 4, is_gone=True)) is None
+    assert here.gone == set()
+    assert here.end_of(NodeId(2)) == Fate(NodeId(2), 5, is_gone=True)
+
+
+def test_who_leaves_does_not_refute_it() -> None:
+    here = view(2)
+    here.leaving = True
+    assert here.hear(here.end_of(NodeId(2))) == Fate(NodeId(2), 0, is_gone=True)
+
+
+def test_nonsense_is_not_believed() -> None:
+    here = view()
+    assert here.hear(Fate(NodeId(NODES), 0, is_gone=True)) is None
+    assert here.hear(Fate(NodeId(1), INCARNATION_LEAP_MAX + 1, is_gone=True)) is None
+    assert here.gone == set()
