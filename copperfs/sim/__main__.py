@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from copperfs.sim.chaos import Chaos
-from copperfs.sim.scenario import Scenario, missing
+from copperfs.sim.scenario import Scenario, needs
 from copperfs.sim.world import World
 
 
@@ -35,8 +35,8 @@ def _replay(chosen: argparse.Namespace) -> tuple[World | None, str | None]:
             return chaos.world, repr(error)
         return chaos.world, None
     text = chosen.scenario.read_text()
-    if missing(text):
-        return None, f"it needs {', '.join(missing(text))}"
+    if needs(text):
+        return None, f"it needs {', '.join(needs(text))}"
     scenario = Scenario()
     try:
         scenario.tell(text)

@@ -59,3 +59,20 @@ def check_at_rest(world: World) -> None:
             len(host.blobs.held) == len(objects),
             f"{who} has {len(host.blobs.held)} blobs for {len(objects)} objects",
         )
+
+
+def gone_in_view_of(world: World, node: int) -> set[int]:
+    """Those that this node believes to be gone."""
+    membership = world[node].node.membership
+    assert membership is not None
+    return set(membership.view.gone)
+
+
+def check_views(world: World) -> None:
+    """When the faults are over for long enough, all believe what is so."""
+    dead = {host.me for host in world.hosts if not host.process.is_alive}
+    for host in world.hosts:
+        if host.process.runs:
+            believed = gone_in_view_of(world, host.me)
+            what = f"node {host.me} believes {sorted(believed)} gone, not {sorted(dead)}"
+            check(world, believed == dead, what)

@@ -10,7 +10,6 @@ wrong with either is an AssertionError here, where it happens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from copperfs.core.actions import (
     Action,
@@ -19,14 +18,18 @@ from copperfs.core.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
+    Connect,
+    Disconnect,
     DropCall,
     EndCall,
     Evict,
+    Happened,
     LookAgain,
     LookSource,
     NewEpoch,
     OpenSource,
     PerformCall,
+    Probe,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -38,14 +41,16 @@ from copperfs.core.events import (
     Clear,
     Event,
     HaveRead,
+    Leave,
     Opened,
+    Probed,
     Question,
+    Start,
     StartCall,
     Tick,
 )
 from copperfs.core.messages import Message, Return
 from copperfs.core.node import Node
-from copperfs.sim import membership
 from copperfs.sim.clock import Clock
 from copperfs.sim.peers import Blobs, Peers
 from copperfs.sim.pieces import Piece
@@ -59,6 +64,7 @@ Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[P
 """How a question ended; an object as its pieces."""
 
 EPOCH_WITHIN_S, CLEAR_WITHIN_S = 5.0, 15.0
+LEAVES_WITHIN_S = 1.0
 SLACK_S = 0.01
 """That an answer may be later than its deadline: the node is woken for it at that time."""
 
@@ -86,7 +92,7 @@ class Host:
     peers: Peers = field(init=False)
     blobs: Blobs = field(default_factory=Blobs)
     handles: set[HandleId] = field(default_factory=set)
-    happened: list[tuple[float, object]] = field(default_factory=list)
+    happened: list[tuple[float, Happened]] = field(default_factory=list)
     """What the core wrote into its log of events."""
     slowest_s: float = 0.0
     """Of all answers."""
@@ -94,6 +100,8 @@ class Host:
     _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
     _doing: set[CallId] = field(default_factory=set)
     _alarm: float | None = None
+    _gone: Callable[[], None] | None = None
+    """Called when this node, which leaves, may go."""
     _next: int = 1
 
     def attach(self, port: Port) -> None:
@@ -101,12 +109,19 @@ class Host:
         self.peers = Peers(port, self.node, self.blobs, self.post)
 
     def start(self) -> None:
-        if membership.IS_THERE:
-            self.post(membership.event("Start"))
-        else:
-            assert self.node.trees is not None
-            for parent in self.node.trees.parents():
-                self.port.connect(parent)
+        self.post(Start())
+
+    def leave(self, gone: Callable[[], None]) -> None:
+        """Tell the other nodes, give those who ask what they wait for, and be *gone* then; after a
+        moment in any case."""
+        self._gone = gone
+        self.process.after(LEAVES_WITHIN_S, self._go)
+        self.post(Leave())
+
+    def _go(self) -> None:
+        if self._gone is not None:
+            gone, self._gone = self._gone, None
+            gone()
 
     # --- for applications ------------------------------------------------------------------------
 
@@ -155,6 +170,8 @@ class Host:
             self.trace.action(now, self.me, action)
             self._perform(action)
         self._set_alarm()
+        if self._gone is not None and self.node.may_go():
+            self.process.after(0.0, self._go)
 
     def _set_alarm(self) -> None:
         deadline = self.node.deadline()
@@ -198,26 +215,16 @@ class Host:
                 self._end_call(asker, b" ".join(sorted(b" ".join(results).split(), key=int)))
             case DropCall(call):
                 self._doing.discard(call)
+            case Connect(peer):
+                self.port.connect(peer)
+            case Disconnect(peer):
+                self.port.disconnect(peer)
+            case Probe(peer):
+                self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
+            case Happened():
+                self.happened.append((self.clock.now, action))
             case Evict() | LookAgain() | NewEpoch():
                 pass  # there is no kernel to be told
-            case other:
-                self._perform_of_membership(other)  # type: ignore[unreachable]
-
-    def _perform_of_membership(self, action: Any) -> None:
-        match type(action).__name__:
-            case "Connect":
-                self.port.connect(action.peer)
-            case "Disconnect":
-                self.port.disconnect(action.peer)
-            case "Probe":
-                self.port.probe(action.peer, lambda refused: self._probed(action.peer, refused))
-            case "Happened":
-                self.happened.append((self.clock.now, action))
-            case name:
-                raise AssertionError(f"nobody performs {name}")
-
-    def _probed(self, peer: NodeId, refused: bool) -> None:
-        self.post(membership.event("Probed", peer, refused))
 
     def _answer(self, request: RequestId, answer: Answered) -> None:
         waiting = self._waiting.pop(request, None)

@@ -133,8 +133,7 @@ class Peers:
         elif isinstance(message, GivePart):
             self._take_part(peer, message, pieces[0] if pieces else EMPTY)
         elif isinstance(message, Offer):
-            assert self.node.trees is not None
-            if not self._may_offer(peer):
+            if not self.node.looks_up_to(peer):
                 return  # nobody else is followed
             self.post(OfferTaken(peer, size_of(pieces), message.epoch))
             for item, piece in zip(message.items, pieces, strict=True):
@@ -149,10 +148,6 @@ class Peers:
                 self.given_bytes[peer] -= message.count_bytes
                 assert self.given_bytes[peer] >= 0
             self.post(Heard(peer, message))
-
-    def _may_offer(self, peer: NodeId) -> bool:
-        assert self.node.trees is not None
-        return peer in self.node.trees.parents()
 
     def drop_spoiled(self, peer: NodeId, message: Message) -> None:
         if peer not in self.connected:

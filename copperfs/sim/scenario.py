@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from copperfs.sim import checkers, membership
+from copperfs.sim import checkers
 from copperfs.sim.reading import Reading
 from copperfs.sim.world import MIB, Job, World
 from copperfs.types import NodeId, Path
@@ -86,6 +86,7 @@ class Scenario:
     def _end(self) -> None:
         world = self.world
         world.run_until_read()
+        world.run_until_source_rests()
         world.run(RESTS_S)
         checkers.check_answered(world)
         if not self.errors_expected:
@@ -103,7 +104,7 @@ class Scenario:
     def set_seconds(self, name: str, seconds: str) -> None:
         assert self._world is None, "settings come first"
         if name == "deadline":
-            self.job = replace(self.job, fetch_deadline_s=float(seconds))
+            self.job = replace(self.job, source_deadline_s=float(seconds))
         else:
             self.job = replace(self.job, revalidate_s=float(seconds))
 
@@ -229,10 +230,10 @@ class Scenario:
 
     def expect_view(self, nodes: str, without: str, others: str) -> None:
         for node in self.nodes(nodes):
-            alive = membership.believed_alive(self.world[node].node)
+            gone = checkers.gone_in_view_of(self.world, node)
             for other in self.nodes(others, dead=True):
-                found = other in alive
-                assert found is (without == "with"), f"node {node} believes {sorted(alive)}"
+                there = other not in gone
+                assert there is (without == "with"), f"node {node} believes {sorted(gone)} gone"
 
     # --- words -----------------------------------------------------------------------------------
 
@@ -324,11 +325,5 @@ EXPECTATIONS: dict[str, Do] = {
 
 
 def needs(text: str) -> set[str]:
-    """What a scenario says that it needs."""
+    """What is not built yet, and a scenario says that it needs."""
     return set(re.findall(r"^needs (\w+)", text, re.MULTILINE))
-
-
-def missing(text: str) -> set[str]:
-    """What of that is not there."""
-    there = {"membership"} if membership.IS_THERE else set()
-    return needs(text) - there

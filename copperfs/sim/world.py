@@ -17,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from copperfs.core.node import Node
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
+from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
-from copperfs.sim import membership
 from copperfs.sim.clock import Clock
 from copperfs.sim.codec import transcode
 from copperfs.sim.host import Host
@@ -33,7 +34,8 @@ from copperfs.sim.trace import Trace
 from copperfs.types import NodeId, Path
 
 MIB = 1 << 20
-LEAVES_WITHIN_S = 1.0
+FALLBACK_JITTER_S = 0.1
+"""The daemon's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,12 @@ class Job:
     trees: int = 1
     memory_bytes: int = 64 * MIB
     tree_max_bytes: int = 10 * MIB
-    fetch_deadline_s: float = 60.0
+    source_deadline_s: float = 60.0
+    fetch_deadline_s: float = 30.0
+    fallback_concurrency: int = 4
     source_concurrency: int = 32
     revalidate_s: float | None = None
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(slots=True)
@@ -91,11 +96,18 @@ class World:
     def _new_host(self, me: NodeId) -> Host:
         job = self.job
         limits = Limits(
-            job.memory_bytes, job.tree_max_bytes, None, job.fetch_deadline_s, trees=job.trees
+            memory_bytes=job.memory_bytes,
+            tree_max_bytes=job.tree_max_bytes,
+            bypass_above_bytes=None,
+            fetch_deadline_s=job.source_deadline_s,
+            trees=job.trees,
+            ask_deadline_s=job.fetch_deadline_s,
+            fallbacks_max=job.fallback_concurrency,
+            fallback_jitter_s=FALLBACK_JITTER_S,
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
         policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=job.revalidate_s)
-        node = membership.new_node(policy, limits, trees, self.random.getrandbits(32))
+        node = Node(policy, limits, trees, job.patience, self._another_random())
         process = Process(self.clock)
         hands = Hands(self.source, job.source_concurrency)
         host = Host(me, self.clock, process, node, hands, self.trace, self.exact)
@@ -133,6 +145,11 @@ class World:
             return not waiting
 
         return self.run_until(is_over, within_s)
+
+    def run_until_source_rests(self, within_s: float = 300.0) -> bool:
+        """Until no node is at the source any more: reads that nobody waits for go on to their
+        end."""
+        return self.run_until(lambda: not any(host.hands.busy for host in self.hosts), within_s)
 
     # --- what applications do --------------------------------------------------------------------
 
@@ -201,17 +218,16 @@ class World:
         self.hosts[node] = self._new_host(NodeId(node))
 
     def leave(self, node: int) -> None:
-        """SIGTERM: it tells its peers, and is gone a moment later."""
+        """SIGTERM: it tells its peers, and is gone when it may go."""
         self._tell(f"node {node} leaves")
         host = self.hosts[node]
-        host.process.take(host.post, membership.event("Leave"))
 
-        def end() -> None:
+        def gone() -> None:
             if host.process.is_alive:
                 host.process.end()
                 self.network.died(NodeId(node))
 
-        self.clock.after(LEAVES_WITHIN_S, end)
+        host.process.take(host.leave, gone)
 
     # --- what happens to cables ------------------------------------------------------------------
 

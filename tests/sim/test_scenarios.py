@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from copperfs.sim.checkers import Violation
-from copperfs.sim.scenario import NotALine, Scenario, Unmet, missing
+from copperfs.sim.scenario import NotALine, Scenario, Unmet, needs
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios" / "jobs").glob("*.txt"))
 LINES_SHOWN = 80
@@ -15,7 +15,7 @@ LINES_SHOWN = 80
 def test_scenario(file: Path) -> None:
     text = file.read_text()
     assert text.startswith("# "), "a scenario opens with a sentence of intent"
-    if lacks := missing(text):
+    if lacks := needs(text):
         pytest.skip(f"needs {', '.join(lacks)}")
     scenario = Scenario()
     try:
