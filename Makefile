@@ -2,13 +2,15 @@
 
 PYTHON ?= python3
 ARGS ?=
+SEED ?= 1
+SCHEDULES ?= 1
 export PYTHON
 
 setup = tests/setup.sh
 bin = .venv/bin
 c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only
 
-.PHONY: help demo test test-long check bench clean setup
+.PHONY: help demo test test-long check chaos bench clean setup
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -34,6 +36,10 @@ check: ## format, lint, types, layers, C warnings; needs no /dev/fuse
 	@# One compiler for each file: gcc then also reports on the others.
 	find copperfs -name '*.c' -print0 | xargs -0 -n 1 gcc $(c_flags) \
 	    -I "$$($(bin)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+
+chaos: ## hurt a cluster at random, and judge it: make chaos SEED=1 SCHEDULES=200
+	@$(setup) test
+	$(bin)/python -m tests.chaos --report --seed $(SEED) --schedules $(SCHEDULES) $(ARGS)
 
 bench: ## measure against a bind mount and others; a table, and JSON
 	@$(setup) bench

@@ -110,6 +110,14 @@ _TOKEN = pytest.StashKey[str]()
 _LEFTOVERS = pytest.StashKey[list[str]]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in these mounts, whether it says so or not."""
+    here = Path(__file__).parent
+    for item in items:
+        if {here / "mount", here / "cluster"} & set(item.path.parents):
+            item.add_marker(pytest.mark.mount)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TOKEN] = os.environ[TOKEN_VARIABLE] = uuid.uuid4().hex
 
@@ -126,9 +134,9 @@ def mounts_below(directory: Path) -> list[Path]:
     return found[::-1]
 
 
-def daemons_with(token: str) -> dict[int, str]:
+def daemons_with(token: str, variable: str = TOKEN_VARIABLE) -> dict[int, str]:
     """Processes of copperfs that carry the token, other than this one: pid and command line."""
-    needle = f"{TOKEN_VARIABLE}={token}".encode()
+    needle = f"{variable}={token}".encode()
     found = {}
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():

@@ -69,11 +69,17 @@ list_missing() {
         fi
         need iproute2 has ip
         need util-linux has nsenter
+        need nftables has nft
         ;;
     esac
     case $purpose in test-long)
         need clang has clang
         need libclang-rt-14-dev has_fuzzer
+        # Without it, or where Slurm has other names, its tests are skipped.
+        if has apt-get >/dev/null; then
+            need munge has munged
+            need slurm-wlm has slurmctld
+        fi
         ;;
     esac
 }

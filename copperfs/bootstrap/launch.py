@@ -51,11 +51,18 @@ class Launch:
     @classmethod
     def receive_from(cls, lines: TextIO) -> "Launch | None":
         """What ``line_of`` made, on the other side."""
-        values = json.loads(lines.readline())
+        line = lines.readline()
+        values = json.loads(line)
         if values is None:
             return None
         listener = socket.socket(fileno=values["listener"])
         listener.set_inheritable(False)
+        return cls.from_json(line, listener)
+
+    @classmethod
+    def from_json(cls, line: str, listener: socket.socket) -> "Launch":
+        """What ``to_json`` made, with *listener* in the place of the one that it named."""
+        values = json.loads(line)
         roster = Roster.from_json(values["roster"])
         return cls(roster, NodeId(values["me"]), listener, values["secret_key"])
 

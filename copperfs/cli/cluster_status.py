@@ -51,6 +51,7 @@ def as_json(cluster: "Cluster", found: "list[NodeStatus]") -> dict[str, object]:
                 "mounted": each.mounted,
                 "answers": each.answers,
                 "cut": each.cut,
+                "loses": each.loses,
                 "endpoint": each.node.endpoint,
                 "parents": each.node.parents,
                 "depths": each.node.depths,
@@ -71,7 +72,7 @@ def show(cluster: "Cluster", found: "list[NodeStatus]") -> None:
                 str(each.node.pid or "-"),
                 "runs" if each.alive else "has ended",
                 _mount(each),
-                (each.node.endpoint or "-") + (" (cut)" if each.cut else ""),
+                _endpoint(each),
                 _parents(each.node.parents),
                 each.node.mountpoint,
             )
@@ -85,6 +86,11 @@ def _mount(status: "NodeStatus") -> str:
     if not status.mounted:
         return "is not there"
     return "answers" if status.answers else "does not answer"
+
+
+def _endpoint(status: "NodeStatus") -> str:
+    cut, loses = " (cut)" if status.cut else "", " (loses packets)" if status.loses else ""
+    return (status.node.endpoint or "-") + cut + loses
 
 
 def _parents(parents: list[str | None]) -> str:

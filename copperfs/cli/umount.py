@@ -23,7 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, absolute, answers, mount_at, unmount
+    from copperfs.cluster.state import start_of
+    from copperfs.fuse.mounting import (
+        FSTYPE,
+        PFS_SIM_FSTYPE,
+        absolute,
+        announced,
+        answers,
+        mount_at,
+        unmount,
+    )
 
     mountpoint = absolute(arguments.mountpoint)
     mounted = mount_at(mountpoint)
@@ -32,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     if mounted.fstype not in (FSTYPE, PFS_SIM_FSTYPE):
         raise MountError(f"{mountpoint} is a mount of type {mounted.fstype}, not one of copperfs")
     alive = answers(mountpoint)
-    pid = _daemon_of(mountpoint) if alive else None
+    pid = _daemon_of(mountpoint) or announced(mounted) if alive else None
+    started = None if pid is None else start_of(pid)
     unmount(mountpoint, lazy=arguments.lazy or alive is False)
-    if pid is not None and not arguments.lazy:
-        _wait_for_end(pid)
+    if pid is not None and started is not None and not arguments.lazy:
+        _wait_for_end(pid, started)
     return 0
 
 
@@ -49,16 +59,10 @@ def _daemon_of(mountpoint: str) -> int | None:
     return int(hello["pid"]) if isinstance(hello, dict) else None
 
 
-def _wait_for_end(pid: int) -> None:
+def _wait_for_end(pid: int, started: int) -> None:
     """Until the daemon has ended, so that nothing is left when this command returns."""
+    from copperfs.cluster.state import start_of
+
     deadline = time.monotonic() + DAEMON_ENDS_WITHIN_S
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return
-        except OSError:
-            return
-        if pid == os.getpid():
-            return
+    while start_of(pid) == started and pid != os.getpid() and time.monotonic() < deadline:
         time.sleep(0.01)

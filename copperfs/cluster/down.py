@@ -34,13 +34,13 @@ def down(directory: str) -> int | None:
 def take_down(cluster: Cluster) -> None:
     """The state goes last: if anything cannot be removed, it can be tried again."""
     for each in cluster.nodes:
-        _signal(each, signal.SIGTERM)
-        _signal(each, signal.SIGCONT)  # one that was stopped would not hear it
-    _wait_for_end(cluster.nodes, ENDS_WITHIN_S)
+        signal_node(each, signal.SIGTERM)
+        signal_node(each, signal.SIGCONT)  # one that was stopped would not hear it
+    wait_for_end(cluster.nodes, ENDS_WITHIN_S)
     for each in cluster.nodes:
-        _signal(each, signal.SIGKILL)
-        _unmount(each.mountpoint)
-    _wait_for_end(cluster.nodes, KILLED_WITHIN_S)
+        signal_node(each, signal.SIGKILL)
+        unmount_node(each)
+    wait_for_end(cluster.nodes, KILLED_WITHIN_S)
     stuck = [each for each in cluster.nodes if each.is_alive()]
     if stuck:
         raise ClusterError(
@@ -73,16 +73,21 @@ def remove_leftovers(directory: str) -> None:
         os.unlink(os.path.join(directory, f"{FILE_NAME}.new"))
 
 
-def _signal(node: ClusterNode, number: int) -> None:
+def signal_node(node: ClusterNode, number: int) -> None:
     if node.is_alive():
         with suppress(ProcessLookupError):
             os.kill(node.pid, number)
 
 
-def _wait_for_end(nodes: list[ClusterNode], within_s: float) -> None:
+def wait_for_end(nodes: list[ClusterNode], within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while any(each.is_alive() for each in nodes) and time.monotonic() < deadline:
         time.sleep(POLL_S)
+
+
+def unmount_node(node: ClusterNode) -> None:
+    """What is mounted for it goes at once, also if it is in use."""
+    _unmount(node.mountpoint)
 
 
 def _unmount(mountpoint: str) -> None:
@@ -100,7 +105,7 @@ def _unmount(mountpoint: str) -> None:
 
 def _remove_directory(directory: Path) -> None:
     """Only what is ours: what somebody else put there stays."""
-    for name in ("log", "events"):
+    for name in ("log", "events", "told"):
         with suppress(FileNotFoundError):
             (directory / name).unlink()
     for each in (directory / "mnt", directory):

@@ -91,8 +91,8 @@ class Network:
         for each in sorted(mine):
             _run(["ip", "netns", "delete", each])
 
-    def listen(self, index: int) -> socket.socket:
-        """A socket that listens on the address of this node, in its namespace."""
+    def listen(self, index: int, port: int = 0) -> socket.socket:
+        """A socket that listens on the address of this node, in its namespace; port 0 takes any."""
         made: list[socket.socket] = []
         failed: list[Exception] = []
 
@@ -100,7 +100,7 @@ class Network:
             # Namespaces belong to threads, and this one ends right away.
             try:
                 _enter(os.path.join(_NAMESPACES, self.namespace(index)))
-                made.append(open_listener(self.address(index), 0))
+                made.append(open_listener(self.address(index), port))
             except (CopperError, OSError) as error:
                 failed.append(error)
 
@@ -119,8 +119,28 @@ class Network:
         """As if the cable had been pulled at the switch."""
         _run(["ip", "-n", self.switch, "link", "set", f"port{index}", "down"])
 
+    def drop(self, index: int, share: float, *, towards: bool, away: bool) -> None:
+        """As if the cable were bad: the switch loses that share of the packets *towards* the node,
+        of those that come *away* from it, or of both. In place of what it lost before."""
+        port = f"port{index}"
+        of_thousand = max(1, round(share * 1000))
+        lost = f"numgen random mod 1000 < {of_thousand} drop" if of_thousand < 1000 else "drop"
+        rules = [f'oifname "{port}" {lost}'] if towards else []
+        rules += [f'iifname "{port}" {lost}'] if away else []
+        chain = "type filter hook forward priority 0"
+        self._nft(
+            f"table bridge {port}",
+            f"delete table bridge {port}",
+            f"table bridge {port} {{",
+            f"chain lose {{ {chain}; {'; '.join(rules)}; }}",
+            "}",
+        )
+
     def heal(self, index: int) -> None:
+        """Whatever was done to its link."""
         _run(["ip", "-n", self.switch, "link", "set", f"port{index}", "up"])
+        if index in self.bad_links():
+            self._nft(f"delete table bridge port{index}")
 
     def cut_links(self) -> set[int]:
         """The nodes whose link is cut."""
@@ -131,6 +151,24 @@ class Network:
             for name, flags in ports.items()
             if name.startswith("port") and "UP" not in flags
         }
+
+    def bad_links(self) -> set[int]:
+        """The nodes whose link loses packets."""
+        if shutil.which("nft") is None:
+            return set()  # so nobody can have made it so
+        tables = self._nft("list tables").split()
+        return {int(each.removeprefix("port")) for each in tables if each.startswith("port")}
+
+    def _nft(self, *lines: str) -> str:
+        # Not "ip netns exec": it would also mount things, each time.
+        inside = ["nsenter", f"--net={_NAMESPACES}/{self.switch}", "--"]
+        return _run([*inside, "nft", "-f", "-"], "".join(f"{line}\n" for line in lines))
+
+
+def check_drop_possible() -> None:
+    """ClusterError, one sentence, if this machine cannot lose packets on purpose."""
+    if shutil.which("nft") is None:
+        raise ClusterError("losing packets needs the command nft; install the package nftables")
 
 
 def network_of(cluster: Cluster, node: str) -> tuple[Network, int]:

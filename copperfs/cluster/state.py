@@ -50,6 +50,16 @@ class ClusterNode:
         """What happened to the nodes, as this one saw it."""
         return os.path.join(self.directory, "events")
 
+    @property
+    def told(self) -> str:
+        """The file with what its daemon was told, by which it can be started again."""
+        return os.path.join(self.directory, "told")
+
+    @property
+    def index(self) -> int:
+        """Its place in the roster."""
+        return int(self.name.removeprefix("node"))
+
     def is_alive(self) -> bool:
         return self.pid != 0 and start_of(self.pid) == self.started
 

@@ -17,22 +17,26 @@ class NodeStatus:
     answers: bool
     cut: bool
     """Its link, which only ``--netns`` can cut."""
+    loses: bool
+    """Its link loses packets on purpose."""
 
     @property
     def is_well(self) -> bool:
-        return self.alive and self.answers and not self.cut
+        return self.alive and self.answers and not self.cut and not self.loses
 
 
 def status_of(cluster: Cluster) -> list[NodeStatus]:
     cut: set[int] = set()
+    bad: set[int] = set()
     if cluster.network is not None and cluster.is_running():
-        cut = Network(cluster.network).cut_links()
+        network = Network(cluster.network)
+        cut, bad = network.cut_links(), network.bad_links()
 
     def look(index: int) -> NodeStatus:
         node = cluster.nodes[index]
         mounted = node.is_mounted()
         well = mounted and answers(node.mountpoint) is True
-        return NodeStatus(node, node.is_alive(), mounted, well, index in cut)
+        return NodeStatus(node, node.is_alive(), mounted, well, index in cut, index in bad)
 
     # Each that hangs takes a while to be found out.
     with ThreadPoolExecutor(len(cluster.nodes)) as pool:

@@ -10,37 +10,24 @@ If one fails, or this process is told to end, all are taken down again.
 
 import os
 import secrets
-import selectors
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from ipaddress import IPv4Address
 
 from copperfs.bootstrap.address import endpoint_of, open_listener
-from copperfs.bootstrap.environment import without_mpi
 from copperfs.bootstrap.invitation import Invitation
 from copperfs.bootstrap.keys import NO_KEYS, draw_pair
-from copperfs.bootstrap.launch import Launch, line_of, trees_of
+from copperfs.bootstrap.launch import Launch, trees_of
+from copperfs.cluster.daemons import Tell, keep_told, start_daemon, wait_mounted
 from copperfs.cluster.down import remove_leftovers, take_down
 from copperfs.cluster.network import Network, check_possible, draw_name
-from copperfs.cluster.state import Cluster, ClusterNode, load, locked, start_of
+from copperfs.cluster.state import Cluster, ClusterNode, load, locked
 from copperfs.config import Settings
-from copperfs.errors import ClusterError, MountError
+from copperfs.errors import ClusterError
 from copperfs.fuse.mounting import mount_at
-from copperfs.fuse.starting import (
-    DAEMON_STARTS_WITHIN_S,
-    EndedSilentlyError,
-    Starting,
-    check_answers,
-    let_live,
-    starting_daemon,
-)
 from copperfs.roster import Member, Roster
 from copperfs.types import NodeId
-
-Tell = Callable[[int], None]
-"""Told how many nodes are up."""
 
 
 def up(
@@ -132,32 +119,12 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
             )
             for each in cluster.nodes
         ]
-        daemons = []
-        for index, node in enumerate(cluster.nodes):
+        started = []
+        for node, each, launch in zip(cluster.nodes, own, launches, strict=True):
             _make_node_directory(node)
-            launch = launches[index]
-            daemon = stack.enter_context(
-                starting_daemon(
-                    own[index],
-                    line_of(launch),
-                    pass_fds=[] if launch is None else [launch.listener.fileno()],
-                    env=without_mpi(environ),
-                    inside=[] if network is None else network.inside(index),
-                )
-            )
-            node.pid, node.started = daemon.process.pid, start_of(daemon.process.pid) or 0
-            cluster.save()
-            daemons.append(daemon)
-        try:
-            _wait(cluster, daemons, DAEMON_STARTS_WITHIN_S + settings.launch_timeout_s, tell)
-            for each in own:
-                check_answers(each)
-        except BaseException:
-            for daemon in daemons:  # all at once, before the stack waits for each
-                daemon.process.terminate()
-            raise
-        for daemon in daemons:
-            let_live(daemon)
+            keep_told(node, each, launch)
+            started.append(start_daemon(cluster, node, each, launch, environ, stack))
+        wait_mounted(started, tell)
 
 
 def _launches(
@@ -201,44 +168,3 @@ def _make_node_directory(node: ClusterNode) -> None:
             pass  # of this cluster only
     except OSError as error:
         raise ClusterError(f"{error.filename} cannot be made: {error.strerror}") from None
-
-
-def _wait(cluster: Cluster, daemons: list[Starting], within_s: float, tell: Tell) -> None:
-    """Until all have mounted. The first that says that it cannot ends it."""
-    deadline = time.monotonic() + within_s
-    ready = 0
-    with selectors.DefaultSelector() as selector:
-        for index, daemon in enumerate(daemons):
-            selector.register(daemon.channel, selectors.EVENT_READ, index)
-        while selector.get_map():
-            events = selector.select(max(0.0, deadline - time.monotonic()))
-            if not events:
-                missing = [each.data for each in selector.get_map().values()]
-                raise ClusterError(
-                    f"{len(missing)} of {len(daemons)} nodes did not mount within {within_s:.0f} "
-                    f"s, {cluster.nodes[min(missing)].name} among them; is the source hung?"
-                )
-            for key, _ in events:
-                node = cluster.nodes[key.data]
-                try:
-                    daemons[key.data].outcome(within_s)
-                except EndedSilentlyError:
-                    raise MountError(
-                        f"the daemon of {node.name} ended before it had mounted; the last that it "
-                        f"said was: {_last_line(node.log)}"
-                    ) from None
-                except MountError as error:
-                    raise MountError(f"{node.name}: {error}") from None
-                selector.unregister(key.fileobj)
-                ready += 1
-                tell(ready)
-
-
-def _last_line(log: str) -> str:
-    """The log itself is removed with the cluster."""
-    try:
-        with open(log, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file if line.strip()]
-    except OSError:
-        lines = []
-    return lines[-1] if lines else "nothing"

@@ -211,6 +211,10 @@ class Asking:
             return [] if way.peer in fetch.asks else self._ask(now, fetch, way.peer)
         if not way.in_place:
             return self._read_source(fetch)
+        if fetch.passed and way.many_might:
+            # Those whom it asked live, and may be waiting for a source that is slow for everybody.
+            self._look_by(fetch, self._patient_until(fetch))
+            return []
         if now >= way.not_before:
             return self._fall(now, fetch, many_might=way.many_might)
         self._look_by(fetch, min(way.not_before, self._patient_until(fetch)))

@@ -42,9 +42,9 @@ class Listing:
     directory: Version | None = field(default=None, compare=False)
     """Of the directory itself, taken before its names were read; what a listing was is told by
     this, not by when it was read."""
-    digests: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
-    """Of its parts, as they were taken where the source was read; empty until somebody needs
-    them. Kept here by those who send and receive; the core does not look."""
+    digests: dict[int, bytes] = field(default_factory=dict, repr=False, compare=False)
+    """Of its parts, as they were taken where the source was read; of each, from when somebody needs
+    it. Kept here by those who send and receive; the core does not look."""
     _offsets: dict[bytes, int] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -123,6 +123,15 @@ class Listing:
         _, name_length, target_length = _ROW.unpack_from(self.packed, at)
         start = at + _ROW_BYTES + name_length
         return self.packed[start : start + target_length]
+
+
+def checked_listing(
+    packed: bytes, directory: Version | None, digests: dict[int, bytes] | None = None
+) -> Listing:
+    """A listing that came from elsewhere; MalformedListing if it is none."""
+    listing = Listing(packed, directory, {} if digests is None else digests)
+    listing.check()
+    return listing
 
 
 def pack_listing(rows: Iterable[tuple[bytes, Entry]], *, bare: bool = False) -> Listing:

@@ -2,9 +2,10 @@
 
 It watches every peer that it has a connection to or wants one to: those above it in the trees of
 the roster, those that it asks now because others are gone, and for each tree the one that it would
-ask next, so that no connection has to be made when a parent fails. What is seen of a peer becomes a
-standing by ``suspicion``; only a peer that is *gone* is told of to others, as a fate that spreads
-over all connections (``view``), a moment later so that many at once are one message.
+ask next, so that no connection has to be made when a parent fails; and those who should ask it.
+What is seen of a peer becomes a standing by ``suspicion``; only a peer that is *gone* is told of to
+others, as a fate that spreads over all connections (``view``), a moment later so that many at once
+are one message.
 
 A node that lost a connection tries whether anybody listens at the other end: of a process that
 ended it knows so within milliseconds. A node that is told that another is gone, which it hears
@@ -73,6 +74,8 @@ class Membership:
     """Those of them whom it asks, or is pushed to by."""
     _looks: list[tuple[float, NodeId]] = field(default_factory=list)
     """When to look at a peer again; a heap in which some are out of date."""
+    _expected: set[NodeId] = field(default_factory=set)
+    """Those who should ask this node, as it believes now."""
     _untold: dict[Fate, NodeId | None] = field(default_factory=dict)
     """Fates that are to be spread, and from whom they are."""
     _tell_at: float | None = None
@@ -173,7 +176,7 @@ class Membership:
         found = self._peers.get(peer)
         if found is None or not found.seen.up:
             return []
-        if found.dropped and peer not in self._wanted:
+        if found.dropped and peer not in self._wanted | self._expected:
             del self._peers[peer]
             return []
         found.seen = Seen(now, was_up=True, heard_at=found.seen.heard_at)
@@ -192,8 +195,8 @@ class Membership:
         if found is None or found.seen.up:
             return []
         found.seen.refused = refused
-        if not refused and peer not in self._wanted:
-            # It may have turned to another parent, and is watched by that one.
+        if not refused and peer not in self._wanted | self._expected:
+            # It has turned to another parent, and is watched by that one.
             del self._peers[peer]
             return []
         return self._look(now, peer)
@@ -201,7 +204,7 @@ class Membership:
     def hear_heartbeat(self, now: float, peer: NodeId, beat: Heartbeat) -> list[Action]:
         actions: list[Action] = []
         if beat.wants_answer:
-            actions.append(Send(peer, Heartbeat(self.view.digest, wants_answer=False)))
+            actions.append(Send(peer, self._heartbeat(wants_answer=False)))
         found = self._peers.get(peer)
         if found is None or beat.view == self.view.digest:
             return actions
@@ -230,7 +233,7 @@ class Membership:
         actions: list[Action] = [Happened("leaves")]
         for peer in self._up():
             # Whoever answers the second has heard the first.
-            beat = Heartbeat(self.view.digest, wants_answer=True)
+            beat = self._heartbeat(wants_answer=True)
             actions += [Send(peer, News((fate,))), Send(peer, beat)]
             self._peers[peer].seen.asked_at = now
         return actions
@@ -298,7 +301,7 @@ class Membership:
     def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer].seen.asked_at = now
         self._look_again(now, peer)
-        return [Send(peer, Heartbeat(self.view.digest, wants_answer=True))]
+        return [Send(peer, self._heartbeat(wants_answer=True))]
 
     def _judge(self, now: float, peer: NodeId, new: Standing) -> list[Action]:
         found = self._peers[peer]
@@ -319,6 +322,9 @@ class Membership:
             *self._believe(now, self.view.end_of(peer), None, how, took_s),
             *self._rewire(now),
         ]
+
+    def _heartbeat(self, *, wants_answer: bool) -> Heartbeat:
+        return Heartbeat(self.stats.epoch, self.view.digest, wants_answer)
 
     def _beat_s(self, peer: NodeId) -> float:
         if peer in self._near:
@@ -402,6 +408,7 @@ class Membership:
         actions: list[Action] = []
         wanted = set(trees.parents())
         self._near.clear()
+        self._expected.clear()
         for tree in range(trees.count):
             parent, push_parent = trees.parent(tree, gone), trees.push_parent(tree, gone)
             self._near.update(each for each in (parent, push_parent) if each is not None)
@@ -410,6 +417,7 @@ class Membership:
                 actions.append(Happened("has another parent", parent, f"in tree {tree}"))
                 self.parents[tree] = parent
             wanted.update(self._candidates(now, tree))
+            self._expect(now, trees.children(tree, gone), trees.children(tree))
         wanted |= self._near
         for peer in sorted(wanted - self._wanted):
             actions.append(Connect(peer))
@@ -423,6 +431,15 @@ class Membership:
             actions.append(Disconnect(peer))
         self._wanted = wanted | kept
         return actions
+
+    def _expect(self, now: float, children: list[NodeId], of_roster: list[NodeId]) -> None:
+        """Those who should ask this node are gone if they do not come: there is nobody else who
+        would notice. Those of the roster may not have been started yet."""
+        for child in children:
+            self._expected.add(child)
+            if child not in self._peers:
+                self._peers[child] = _Peer(Seen(now, was_up=child not in of_roster))
+                self._look_again(now, child)
 
     def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
         """Whom to ask, the one after it, and more while none of them answers."""

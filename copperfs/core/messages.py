@@ -177,8 +177,10 @@ class Pong:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """A sign of life. *view* is the digest of what the sender believes of all nodes; one who
-    believes something else answers with ``News``."""
+    believes something else answers with ``News``. Who hears of a later epoch clears, so that one
+    that was away when all cleared does so when it is back."""
 
+    epoch: int
     view: int
     wants_answer: bool
 

@@ -192,6 +192,10 @@ class Node:
         deadlines = (self._fetches.deadline(), self._calls.deadline(), of_members)
         return min((each for each in deadlines if each is not None), default=None)
 
+    @property
+    def epoch(self) -> int:
+        return self.stats.epoch
+
     def statistics(self) -> NodeStats:
         self.stats.fetching = len(self._fetches)
         self._cache.count()

@@ -179,7 +179,8 @@ class Peering:
                 actions = self._hear_epoch(now, message.epoch)
                 return actions + self._take_reply(now, peer, message)
             case Heartbeat() if self.membership is not None:
-                return self.membership.hear_heartbeat(now, peer, message)
+                actions = self._hear_epoch(now, message.epoch)
+                return actions + self.membership.hear_heartbeat(now, peer, message)
             case News() if self.membership is not None:
                 return self.membership.hear_news(now, peer, message)
             case Credit(count_bytes):

@@ -7,13 +7,21 @@ through pyfuse3, not by name.
 
 Whether something is mounted is read from ``/proc/self/mountinfo``. A mount point is never touched
 to find out: a hung mount would hang whoever asks.
+
+Whose daemon a mount is can be asked of the mount itself, but for one without the front. That one
+*announces* itself by a socket whose name has the mount's device number in it, abstract, so that the
+kernel removes it with the process. A file would stay behind a killed daemon, and an extended
+attribute would have the kernel ask for attributes of every file from then on.
 """
 
 import ctypes
 import errno
+import logging
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import threading
 from dataclasses import dataclass
@@ -21,11 +29,15 @@ from pathlib import Path as FilePath
 
 from copperfs.errors import MountError
 
+log = logging.getLogger(__name__)
+
 FSTYPE = "fuse.copperfs"
 PFS_SIM_FSTYPE = "fuse.pfs-sim"
 # fusermount3 may wait for a busy kernel, but not for ever.
 HELPER_TIMEOUT_S = 30.0
 ANSWERS_WITHIN_S = 5.0
+# pid, uid, gid
+_PEER = struct.Struct("iII")
 _ESCAPE = re.compile(rb"\\(\d{3})")
 
 
@@ -133,6 +145,42 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
         if "busy" in result.stderr:
             raise MountError(f"{mountpoint} is in use; end what uses it, or unmount with --lazy")
         raise MountError(f"{mountpoint} cannot be unmounted: {result.stderr.strip()}")
+
+
+def announce(mount: Mount) -> socket.socket:
+    """Have ``announced`` find this process, for as long as the socket is open."""
+    announcement = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        announcement.bind(_announcement_of(mount))
+        announcement.listen()
+    except OSError as error:
+        # Whoever has taken the name is no user of the mount. It costs umount its waiting.
+        log.info("the daemon cannot announce itself: %s", error)
+    return announcement
+
+
+def announced(mount: Mount) -> int | None:
+    """The process that announced itself; None if there is none that may have mounted it. Nor is one
+    found in another network namespace."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(_announcement_of(mount))
+            peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        except OSError:
+            return None
+    pid, uid, _ = _PEER.unpack(peer)
+    return pid if pid and uid == _owner(mount) else None
+
+
+def _announcement_of(mount: Mount) -> str:
+    return f"\0copperfs/{mount.device}"
+
+
+def _owner(mount: Mount) -> int | None:
+    """As the kernel has it, whatever anybody says."""
+    found = re.search(r"(?:^|,)user_id=(\d+)", mount.super_options)
+    return None if found is None else int(found[1])
 
 
 def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:

@@ -13,34 +13,51 @@ ZERO_COPY_BYTES = 64 << 10
 # As numbers: an operation on pyzmq's enumerations costs as much as a system call.
 _NOW = int(zmq.NOBLOCK)
 _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_RCVMORE = int(zmq.RCVMORE)
 
 
 class Frames:
-    """The rest of the message that is being received."""
+    """The message that is being received.
 
-    __slots__ = ("_socket",)
+    Frames that are not needed as ZeroMQ's are copied out, and the socket is asked whether another
+    follows: a ``zmq.Frame`` would say so too, but in a process that was just woken making one takes
+    longer than both.
+    """
+
+    __slots__ = ("_socket", "more")
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self._socket = socket
+        self.more = False
+        """Whether the message goes on after what was taken of it."""
 
-    def more(self) -> bool:
-        return bool(self._socket.get(zmq.RCVMORE))
+    def route(self) -> bytes:
+        """On a ROUTER, the first frame: whose message it is; zmq.Again if there is none."""
+        route = self._socket.recv(_NOW)
+        self.more = True
+        return route
+
+    def next_frame(self) -> zmq.Frame:
+        """The next frame; zmq.Again if there is no message."""
+        frame = self._socket.recv(_NOW, copy=False, track=False)
+        self.more = frame.more
+        return frame
 
     def next(self) -> bytes:
-        """The next frame; zmq.Again if there is no message."""
-        return self._socket.recv(_NOW)
+        """A copy of the next frame; zmq.Again if there is no message."""
+        data = self._socket.recv(_NOW)
+        self.more = bool(self._socket.get(_RCVMORE))
+        return data
 
     def next_payload(self, expected_bytes: int) -> bytes | memoryview:
         """The next frame, not copied if it should be a long one."""
-        if expected_bytes < ZERO_COPY_BYTES:
-            return self._socket.recv(_NOW)
-        return self._socket.recv(_NOW, copy=False, track=False).buffer
+        return self.next() if expected_bytes < ZERO_COPY_BYTES else self.next_frame().buffer
 
     def skip(self) -> int:
         """Throw away what is left; how many bytes that was."""
         skipped = 0
-        while self.more():
-            skipped += len(self._socket.recv(_NOW, copy=False, track=False))
+        while self.more:
+            skipped += len(self.next_frame())
         return skipped
 
 

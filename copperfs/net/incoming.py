@@ -22,6 +22,7 @@ import trio
 import zmq
 
 from copperfs.net import sockets
+from copperfs.net.endless import Watch
 from copperfs.net.frames import Frames, send_frames
 from copperfs.net.reactor import Pump
 from copperfs.net.transport import Payload, TransportStats
@@ -62,6 +63,10 @@ class Incoming:
     alive: bool = True
     outgoing: bool = field(default=False, init=False)
 
+    @property
+    def watch(self) -> Watch:
+        return self._connection.watch
+
     def transmit(self, header: bytes, payload: Payload | None) -> bool:
         return self.alive and self._router.send(self._route, header, payload)
 
@@ -79,6 +84,7 @@ class _Connection:
     deadline: float
     """Until when it has to greet."""
     route: bytes | None = None
+    watch: Watch = field(default_factory=Watch)
 
     def shut_down(self) -> None:
         sockets.shut_down(self.descriptor, self.address)
@@ -114,6 +120,10 @@ class Router:
         self._ending: list[tuple[bytes, int]] = []
         """Closed, with the count of messages after which nothing of them is left."""
         self._taken = 0
+        self._passes = 0
+        """How often all that had come was taken."""
+        self._pass_until = 0
+        """Once so many messages were taken all is, even if the socket was never found empty."""
         self._pump = Pump(socket, self._take, self._found_empty)
         self._monitor_pump = Pump(self._monitor, self._take_event)
 
@@ -140,11 +150,12 @@ class Router:
     # ---- messages
 
     def _take(self) -> int:
-        route = self._frames.next()
+        route = self._frames.route()
         self._taken += 1
         if route not in self._links:
             size = self._take_greeting(route)
         elif (link := self._links[route]) is not None and link.alive:
+            link.watch.taken += 1
             size = self._owner.receive(link, self._frames)
         else:
             size = self._frames.skip()
@@ -154,7 +165,7 @@ class Router:
         return size
 
     def _take_greeting(self, route: bytes) -> int:
-        frame = self._socket.recv(zmq.NOBLOCK, copy=False, track=False)
+        frame = self._frames.next_frame()
         surplus = self._frames.skip()
         size = len(frame) + surplus
         self._monitor_pump.drain()
@@ -171,6 +182,7 @@ class Router:
             # Its descriptor was used again so soon that it was taken for a later connection.
             self._forget(connection.route)
         connection.route = route
+        connection.watch.taken += 1
         try:
             if surplus:
                 raise Malformed("more than a greeting")
@@ -200,6 +212,7 @@ class Router:
         connection.shut_down()
 
     def _found_empty(self) -> None:
+        self._passes += 1
         if self._ending:
             self._end_those_up_to(None)
             self._owner.flush()
@@ -223,9 +236,30 @@ class Router:
 
     def _forget(self, route: bytes) -> None:
         """Its connection is closed; what it still has in the ROUTER comes first."""
-        most = (len(self._links) + 1) * (self._limits.untaken + 1)
-        self._ending.append((route, self._taken + most))
+        self._ending.append((route, self._taken + self._kept_most()))
         self._pump.wake()
+
+    def _kept_most(self) -> int:
+        """So many messages the ROUTER has at most."""
+        return (len(self._links) + 1) * (self._limits.untaken + 1)
+
+    def cut_the_endless(self) -> int:
+        """End the connections whose peers do not end a message; how many connections there are."""
+        if self._taken >= self._pass_until:
+            self._passes += 1
+            self._pass_until = self._taken + self._kept_most()
+        now = trio.current_time()
+        for each in self._connections.values():
+            read = sockets.read_bytes(each.descriptor)
+            if read is not None and each.watch.is_endless(
+                now, read, self._passes, self._limits.heartbeat_s
+            ):
+                self._owner.stats.malformed += 1
+                logger.info("turned out %s: a message without end", each.address)
+                each.shut_down()
+            elif each.watch.suspected is not None:
+                self._pump.wake()
+        return len(self._connections)
 
     def _end_those_up_to(self, taken: int | None) -> None:
         """All, or those of which nothing can be left after this many messages."""

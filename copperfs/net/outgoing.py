@@ -6,18 +6,22 @@ is told by the socket's monitor: that it was refused, or is gone. It is up once 
 back, which also means that the peer is alive: a stopped process still accepts, by its backlog.
 """
 
+import logging
 from typing import Protocol
 
 import trio
 import zmq
 
 from copperfs.net import sockets
+from copperfs.net.endless import Watch
 from copperfs.net.frames import Frames, send_frames
 from copperfs.net.reactor import Pump
 from copperfs.net.transport import Payload, TransportStats
 from copperfs.types import NodeId
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, decode_greeting
+
+logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
@@ -59,9 +63,12 @@ class Outgoing:
         self._owner = owner
         self._limits = limits
         self._frames = Frames(socket)
-        self._pump = Pump(socket, self._take)
+        self._pump = Pump(socket, self._take, self._found_empty)
         self._monitor_pump = Pump(self._monitor, self._take_event)
         self._scope = trio.CancelScope()
+        self._descriptor: int | None = None
+        self._watch = Watch()
+        self._passes = 0
 
     async def run(self) -> None:
         """Connect, and be the link until the connection ends."""
@@ -100,14 +107,32 @@ class Outgoing:
             raise zmq.Again
         receive = self._receive if self.was_up else self._take_greeting
         size = receive()
+        self._watch.taken += 1
         self._owner.flush()
         return size
+
+    def _found_empty(self) -> None:
+        self._passes += 1
+
+    def cut_if_endless(self) -> None:
+        """End it if the peer does not end a message."""
+        if not self._alive or self._descriptor is None:
+            return
+        read = sockets.read_bytes(self._descriptor)
+        if read is not None and self._watch.is_endless(
+            trio.current_time(), read, self._passes, self._limits.heartbeat_s
+        ):
+            self._owner.stats.malformed += 1
+            logger.info("left node %d: a message without end", self.peer)
+            self.cut()
+        elif self._watch.suspected is not None:
+            self._pump.wake()
 
     def _receive(self) -> int:
         return self._owner.receive(self, self._frames)
 
     def _take_greeting(self) -> int:
-        frame = self._socket.recv(zmq.NOBLOCK)
+        frame = self._frames.next()
         size = len(frame) + self._frames.skip()
         try:
             fault = self._owner.claims(decode_greeting(frame), str(self.peer))
@@ -125,8 +150,11 @@ class Outgoing:
         return size
 
     def _take_event(self) -> int:
-        sockets.receive_event(self._monitor)
-        # All of them mean the end. What came before it is delivered before it.
+        event, value = sockets.receive_event(self._monitor)
+        if event == sockets.CONNECTED:
+            self._descriptor = value
+            return 0
+        # All others mean the end. What came before it is delivered before it.
         self._pump.drain()
         self.cut()
         return 0

@@ -5,8 +5,8 @@ edge-triggered: **any** call on the socket, a send as much as a look at its stat
 signal in, and then the descriptor stays silent although a message lies there. Hence three rules,
 all kept here:
 
-- Nothing waits for the descriptor before a receive has said that there is nothing (``zmq.Again``)
-  *and* the socket's state, looked at after the last other call, agrees.
+- Nothing waits for the descriptor before a receive has said that there is nothing (``zmq.Again``),
+  or the socket's state has, looked at after the last other call.
 - Whoever sends tells the pump (``touched``): if the pump is asleep, the state is looked at again,
   and the pump is woken if the send took in the signal of a message.
 - The same holds for POLLOUT after a receive while a sender waits. No sender waits here: a peer that
@@ -40,37 +40,44 @@ class Pump:
         empty: Callable[[], None] | None = None,
     ) -> None:
         self._socket = socket
+        self._descriptor = socket.fileno()
         self._take = take
         self._empty = empty
         """Called whenever the socket was found empty."""
-        self._nap: trio.CancelScope | None = None
+        self._naps = False
         self._touched = False
         """Since the socket was found empty."""
 
     async def run(self) -> None:
-        descriptor = self._socket.fileno()
         while True:
             if self.turn() or (self._touched and self._readable()):
                 await trio.lowlevel.checkpoint()
                 continue
-            with trio.CancelScope() as self._nap:
-                await trio.lowlevel.wait_readable(descriptor)
-            self._nap = None
+            self._naps = True
+            try:
+                await trio.lowlevel.wait_readable(self._descriptor)
+            except trio.ClosedResourceError:
+                pass  # woken
+            finally:
+                self._naps = False
 
     def turn(self) -> bool:
         """Take some messages; False once there are none."""
-        left_bytes = TURN_BYTES
-        for _ in range(TURN_MESSAGES):
-            try:
-                left_bytes -= self._take()
-            except zmq.Again:
-                self._touched = False
-                if self._empty is not None:
-                    self._empty()
-                return False
-            if left_bytes <= 0:
-                break
-        return True
+        try:
+            left_bytes = TURN_BYTES - self._take()
+            # Mostly one message came. Its state says so for half of what a vain receive takes.
+            if self._readable():
+                for _ in range(TURN_MESSAGES - 1):
+                    if left_bytes <= 0:
+                        break
+                    left_bytes -= self._take()
+                return True
+        except zmq.Again:
+            pass
+        self._touched = False
+        if self._empty is not None:
+            self._empty()
+        return False
 
     def drain(self) -> None:
         """Take all there is, now. Only for sockets that get no more, or get little."""
@@ -80,13 +87,15 @@ class Pump:
     def touched(self) -> None:
         """After every other call on the socket: it may have taken in the signal."""
         self._touched = True
-        if self._nap is not None and self._readable():
+        if self._naps and self._readable():
             self.wake()
 
     def wake(self) -> None:
         """Have it look, whatever the descriptor says."""
-        if self._nap is not None:
-            self._nap.cancel()
+        if self._naps:
+            # The descriptor stays open: this only ends the waiting for it. A cancel scope around
+            # each nap would do the same, for 3.4 us of the 9 that a nap then takes.
+            trio.lowlevel.notify_closing(self._descriptor)
 
     def _readable(self) -> bool:
         if self._socket.closed:

@@ -8,7 +8,8 @@ SNDHWM                  bounds what waits for a peer that does not read: past it
                         peer counts as lost. Flow control proper is the core's credit
 RCVHWM                  bounds what a peer can have us keep before it was looked at; beyond it TCP
                         holds the peer back
-MAXMSGSIZE              a frame that says that it is longer ends its connection
+MAXMSGSIZE              a frame that says that it is longer ends its connection; how many frames a
+                        message has is bounded by no option (``endless.py``)
 HANDSHAKE_IVL           who does not finish the handshake is disconnected
 CONNECT_TIMEOUT         otherwise the kernel retries for minutes where packets are dropped
 RECONNECT_IVL -1        a DEALER that reconnects by itself delivers what was queued for the dead
@@ -23,9 +24,12 @@ and growing (without). One that is drawn cannot be taken, and tells an old conne
 from its new one.
 """
 
+import fcntl
 import os
 import socket
 import struct
+import termios
+from array import array
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -44,6 +48,8 @@ BACKLOG: Final = 4096
 REFUSED_WITHIN_S: Final = 1.0
 
 _EVENT = struct.Struct("=HI")
+_BYTES_RECEIVED_AT = 128
+"""In Linux's ``struct tcp_info``, from 4.1 on."""
 
 FAILED_TO_CONNECT: Final = zmq.Event.CLOSED
 DISCONNECTED: Final = zmq.Event.DISCONNECTED
@@ -51,7 +57,8 @@ ACCEPTED: Final = zmq.Event.ACCEPTED
 REFUSED: Final = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 """The other end's fault: a key outside the roster, no CURVE, or no ZeroMQ at all."""
 ROUTER_EVENTS: Final = ACCEPTED | DISCONNECTED | REFUSED
-DEALER_EVENTS: Final = FAILED_TO_CONNECT | DISCONNECTED
+CONNECTED: Final = zmq.Event.CONNECTED
+DEALER_EVENTS: Final = CONNECTED | FAILED_TO_CONNECT | DISCONNECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,9 @@ class Limits:
     """Messages that wait for a peer; of those ahead of the credit, 100 to 300 bytes each."""
     untaken: int = 256
     """Messages of one peer that wait for this node."""
+    look_s: float = 0.25
+    """Between two looks for connections that give no message (``endless.py``); a millisecond more
+    for each connection, so that looking (10 us each) takes at most a hundredth of the time."""
     backoff_first_s: float = 0.05
     backoff_last_s: float = 1.0
     """A lost connection is renewed at once, then after the first, and after twice as long each
@@ -179,7 +189,7 @@ def close_watched(watched: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") ->
     monitor.close(0)
 
 
-# ---- TCP connections of a ROUTER, which ZeroMQ has no call for -----------------------------------
+# ---- TCP connections, which ZeroMQ has no call for -----------------------------------------------
 
 Address = tuple[object, ...]
 
@@ -203,6 +213,23 @@ def remote_address(descriptor: int) -> Address | None:
         if connection is not None:
             with connection:
                 return tuple(connection.getpeername())
+    return None
+
+
+def read_bytes(descriptor: int) -> int | None:
+    """How much was read from the connection with this descriptor since it began; None if it is
+    gone, or the kernel does not count."""
+    with suppress(OSError):
+        connection = _duplicate(descriptor)
+        if connection is not None:
+            with connection:
+                # In this order, what comes in between counts as not read.
+                waiting = array("i", (0,))
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                fcntl.ioctl(connection, termios.FIONREAD, waiting)
+                if len(info) >= _BYTES_RECEIVED_AT + 8:
+                    (came,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED_AT)
+                    return max(0, int(came) - waiting[0])
     return None
 
 

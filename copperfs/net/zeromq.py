@@ -20,9 +20,8 @@ Invariants:
 - Whose a connection is was settled when it was greeted on; with CURVE ZeroMQ itself vouches for the
   key, and with it for the position in the roster. A node that speaks in another's name is a
   stranger, and cut off.
-- Without CURVE a peer is believed. That is for networks that nobody else can reach: besides
-  speaking for others, a peer that ignores the protocol can have ZeroMQ keep a message of any number
-  of frames, which no option of it bounds.
+- Without CURVE a peer is believed. That is for networks that nobody else can reach.
+- Who does not end a message is cut off (``endless.py``).
 """
 
 import logging
@@ -46,7 +45,7 @@ from copperfs.net.sockets import Limits
 from copperfs.net.transport import Corrupt, Deliver, Payload, Received, TransportStats
 from copperfs.roster import BadRoster, Roster
 from copperfs.types import NodeId
-from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode
+from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode_frames
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from copperfs.wire.payload import size_of
@@ -125,7 +124,7 @@ class ZeroTransport:
             self._give_up(link)
 
     def send(self, peer: NodeId, message: Message, payload: Payload | None = None) -> bool:
-        header = encode(message, payload)
+        header, payload = encode_frames(message, payload)
         link = None if self._closed else self._links.current(peer)
         while link is not None and not link.transmit(header, payload):
             # Gone, or it does not read. Another link of this peer may be there.
@@ -152,6 +151,7 @@ class ZeroTransport:
                 self._nursery = nursery
                 nursery.start_soon(self._herald.run, deliver)
                 nursery.start_soon(self._router.run)
+                nursery.start_soon(self._look)
                 if self._admission is not None:
                     pump = Pump(self._admission.socket, self._admission.take)
                     nursery.start_soon(pump.run)
@@ -161,6 +161,14 @@ class ZeroTransport:
             self._nursery = None
             self._closed = True
             self._destroy()
+
+    async def _look(self) -> None:
+        connections = 0
+        while True:
+            await trio.sleep(self._limits.look_s + connections / 1000)
+            connections = self._router.cut_the_endless() + len(self._begun)
+            for link in self._begun.values():
+                link.cut_if_endless()
 
     def _give_up(self, link: Link) -> None:
         self._links.down(link)
@@ -252,15 +260,15 @@ class ZeroTransport:
 
     def receive(self, link: Incoming | Outgoing, frames: Frames) -> int:
         """Take one message of a link; zmq.Again if there is none. How many bytes it had."""
-        header = frames.next()
-        size = len(header)
+        first = frames.next()
+        size = len(first)
         try:
-            envelope = decode_header(header)
+            envelope = decode_header(first)
             data = None
-            if frames.more():
+            if frames.more:
                 data = frames.next_payload(envelope.payload_bytes)
                 size += size_of(data)
-                if frames.more():
+                if frames.more:
                     raise Malformed("more than two frames")
             payload = check_payload(envelope, data)
             if isinstance(envelope.message, Hello) and envelope.message.node != link.peer:

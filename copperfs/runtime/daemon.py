@@ -44,6 +44,7 @@ from copperfs.fuse.inodes import Inodes
 from copperfs.fuse.ioctl import Request
 from copperfs.fuse.mounting import (
     absolute,
+    announce,
     clean_up_stale,
     mount_at,
     mount_options,
@@ -103,6 +104,7 @@ class Daemon:
         self._failed: MountError | None = None
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
+        self._announcement: socket.socket | None = None
 
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or told to end, and leave nothing behind."""
@@ -213,6 +215,10 @@ class Daemon:
         pyfuse3.init(handlers, self.settings.mountpoint, set(options))
         self._cleanup.callback(pyfuse3.close, unmount=False)
         self._cleanup.callback(self._unmount_at_last)
+        mounted = mount_at(self.settings.mountpoint)
+        assert mounted is not None, "mounted a moment ago"
+        # Closed by the end of the process, and not before: umount waits for that.
+        self._announcement = announce(mounted)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_signals)

@@ -284,7 +284,7 @@ class Job:
         return NodeId(0) if trees is None else trees.me
 
     def _own_epoch(self) -> int:
-        return self.engine.node.statistics().epoch
+        return self.engine.node.epoch
 
 
 def _us(seconds: float | None) -> int | None:

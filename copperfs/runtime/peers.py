@@ -33,8 +33,8 @@ from copperfs.core.events import (
     Pushed,
     PushedListing,
 )
-from copperfs.core.links import part_size, parts_in
-from copperfs.core.listing import Listing, MalformedListing
+from copperfs.core.links import parts_in
+from copperfs.core.listing import Listing, MalformedListing, checked_listing
 from copperfs.core.messages import (
     PART_BYTES,
     Batch,
@@ -97,23 +97,16 @@ class Blobs:
         return number
 
     def whole(self, number: BlobId) -> Payload:
-        data = self.held[number].view
-        digests = self._digests.setdefault(number, {})
-        if 0 not in digests:
-            digests[0] = digest(data)
-        return Payload(data, digests[0])
+        """In one piece, whatever its size: a batch."""
+        return _with_digest(self.held[number].view, 0, self._digests.setdefault(number, {}))
 
     def release(self, number: BlobId) -> None:
         del self.held[number]
         self._digests.pop(number, None)
 
     def part(self, number: BlobId, index: int, total_bytes: int) -> Payload:
-        start = index * PART_BYTES
-        data = self.held[number].view[start : start + part_size(index, total_bytes)]
-        digests = self._digests.setdefault(number, {})
-        if index not in digests:
-            digests[index] = digest(data)
-        return Payload(data, digests[index])
+        data = self.held[number].view[:total_bytes]
+        return _part(data, index, self._digests.setdefault(number, {}))
 
     def fill(self, number: BlobId, index: int, payload: Payload) -> None:
         start = index * PART_BYTES
@@ -218,7 +211,7 @@ class Peers:
             assert content is not None
             assert not isinstance(content, tuple)
             if isinstance(content, Listing):
-                payload = _listing_payload(content, message.index)
+                payload = _listing_part(content, message.index)
             else:
                 payload = self.blobs.part(content, message.index, message.total_bytes)
         elif isinstance(message, Offer):
@@ -297,7 +290,7 @@ class Peers:
 
     def _say_hello(self, peer: NodeId, *, is_answer: bool) -> None:
         assert self.node.trees is not None
-        epoch = self.node.statistics().epoch
+        epoch = self.node.epoch
         hello = Hello(self.node.trees.me, self.job, self.agreement, epoch, is_answer)
         self.transport.send(peer, hello)
 
@@ -358,7 +351,7 @@ class Peers:
         items, pieces = [], []
         for item, content in zip(offer.items, contents, strict=True):
             if isinstance(content, Listing):
-                piece = _listing_payload(content, 0)
+                piece = _listing_part(content, 0)
             else:
                 piece = self.blobs.part(content, 0, item.total_bytes)
             items.append(replace(item, digest=piece.digest))
@@ -388,9 +381,8 @@ class Peers:
                 self.post(Pushed(item.path, item.version, number, offered=True))
 
     def _take_offered_listing(self, peer: NodeId, epoch: int, item: Item, packed: bytes) -> None:
-        listing = Listing(packed, item.version, (item.digest,))
         try:
-            listing.check()
+            listing = checked_listing(packed, item.version, {0: item.digest})
         except MalformedListing as error:
             log.info("node %d offered a malformed listing: %s", peer, error)
             return
@@ -407,11 +399,11 @@ class Peers:
             self.post(PartPassed(peer, part))
             return
         packed = b"".join(bytes(each.data) for each in parts)
-        listing = Listing(packed, part.directory, tuple(each.digest for each in parts))
+        digests = {index: each.digest for index, each in enumerate(parts)}
         try:
             if len(packed) != part.total_bytes:
                 raise MalformedListing("its parts are not of one whole")
-            listing.check()
+            listing = checked_listing(packed, part.directory, digests)
         except MalformedListing as error:
             log.info("node %d gave a malformed listing: %s", peer, error)
             self.post(PartSpoiled(peer, part))
@@ -432,13 +424,17 @@ class Peers:
             del self._listings[key]
 
 
-def _listing_payload(listing: Listing, index: int) -> Payload:
-    if not listing.digests:
-        view = memoryview(listing.packed)
-        listing.digests = tuple(
-            digest(view[start : start + PART_BYTES])
-            for start in range(0, max(1, len(view)), PART_BYTES)
-        )
+def _part(data: memoryview, index: int, digests: dict[int, bytes]) -> Payload:
     start = index * PART_BYTES
-    data = memoryview(listing.packed)[start : start + PART_BYTES]
-    return Payload(data, listing.digests[index])
+    return _with_digest(data[start : start + PART_BYTES], index, digests)
+
+
+def _with_digest(data: memoryview, index: int, digests: dict[int, bytes]) -> Payload:
+    """It is taken once, and remembered in *digests*."""
+    if index not in digests:
+        digests[index] = digest(data)
+    return Payload(data, digests[index])
+
+
+def _listing_part(listing: Listing, index: int) -> Payload:
+    return _part(memoryview(listing.packed), index, listing.digests)

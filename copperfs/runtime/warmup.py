@@ -36,7 +36,7 @@ from copperfs.core.events import (
     Read,
     WarmedUp,
 )
-from copperfs.core.listing import Listing, MalformedListing
+from copperfs.core.listing import Listing, MalformedListing, checked_listing
 from copperfs.core.messages import PART_BYTES, PATH_BYTES_MAX, Batch, Item, What
 from copperfs.core.trees import Trees
 from copperfs.fuse.answers import Answered, Content, SourceError
@@ -269,7 +269,7 @@ class Warmup:
                     continue
                 # As the source has it: each node shows it in its own way.
                 held = self.engine.node.held_listing(directory)
-                epoch = self.engine.node.stats.epoch
+                epoch = self.engine.node.epoch
                 if held is None:
                     push.failed += 1  # evicted already
                 else:
@@ -294,7 +294,7 @@ class Warmup:
     ) -> None:
         try:
             blob = await self._object(path, version)
-            epoch = self.engine.node.stats.epoch
+            epoch = self.engine.node.epoch
             await send.send(_Content(What.OBJECT, path, version, blob.view, epoch))
         except SourceError:
             push.failed += 1
@@ -322,7 +322,7 @@ class Warmup:
         trees = self.engine.node.trees
         if trees is None or not trees.push_children(tree):
             return
-        epoch = self.engine.node.stats.epoch if packed.epoch is None else packed.epoch
+        epoch = self.engine.node.epoch if packed.epoch is None else packed.epoch
         batch = Batch(number, tree, epoch, push.sequence, tuple(packed.items), last)
         push.sequence += 1
         handle = self.engine.blobs.keep(packed.blob())
@@ -406,9 +406,8 @@ class Warmup:
             assert item.version is not None
             self.engine.post(Pushed(item.path, item.version, self.engine.blobs.keep(blob)))
             return
-        listing = Listing(bytes(blob.view), item.version)
         try:
-            listing.check()
+            listing = checked_listing(bytes(blob.view), item.version)
         except MalformedListing as error:
             log.info("a malformed listing was pushed: %s", error)
             return

@@ -1,10 +1,13 @@
 """Messages to headers and back.
 
-A message travels as one or two frames: a header, and the payload if it has one::
+A message travels as one frame, or as two if it has a payload that is not short::
 
-    header   magic "cpf", version, code of the message          5 bytes
+    header   magic "cpf", version, code of the message, length of the array       9 bytes
              msgpack array: digest or nil, size of the payload, the message's fields in order
-    payload  as it is
+    payload  as it is; up to ``BESIDE_BYTES_MAX`` in the header's frame, else in a frame of its own
+
+A frame costs each end a call and ZeroMQ a message, which is more than copying some KiB; a long
+payload is better passed on as it is. Who receives takes either.
 
 ``LAYOUTS`` is the whole protocol: which codes there are, what their fields may be, how long a
 header may be and how long its payload must be. Everything is checked when a header is opened,
@@ -16,6 +19,7 @@ There is no negotiation: the nodes of a job are started together, from one insta
 version is ``Malformed``. Enlarge ``VERSION`` when LAYOUTS changes.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +56,10 @@ from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
 VERSION = 2
-PREFIX_BYTES = len(MAGIC) + 2
+_LENGTH = struct.Struct("<I")
+PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
+BESIDE_BYTES_MAX = 16 << 10
+"""Of a payload that goes into the header's frame."""
 
 PAYLOAD_BYTES_MAX = 2 * PART_BYTES
 """A part has at most one; a batch is sent once it has one, and its last item may be another."""
@@ -101,8 +108,10 @@ class Envelope:
 
     message: Message
     digest: bytes | None
-    """None if no payload follows."""
+    """None if there is no payload."""
     payload_bytes: int
+    beside: bytes | memoryview
+    """What followed the header in its frame."""
 
 
 def _part_bytes(part: GivePart) -> int:
@@ -225,7 +234,11 @@ LAYOUTS = (
     ),
     Layout(11, Ping, (("number", f.number()),)),
     Layout(12, Pong, (("number", f.number()),)),
-    Layout(14, Heartbeat, (("view", f.integer(0, (1 << 64) - 1)), ("wants_answer", f.SWITCH))),
+    Layout(
+        14,
+        Heartbeat,
+        (("epoch", f.number()), ("view", f.integer(0, (1 << 64) - 1)), ("wants_answer", f.SWITCH)),
+    ),
     Layout(
         15,
         News,
@@ -249,25 +262,38 @@ def encode(message: Message, payload: Payload | None = None) -> bytes:
         value = getattr(message, name)
         body.append(value if field.pack is None else field.pack(value))
     _check_size(layout, message, body[0], body[1])
-    header: bytes = _PREFIX[layout.code] + msgpack.packb(body)
+    array = msgpack.packb(body)
+    header: bytes = _PREFIX[layout.code] + _LENGTH.pack(len(array)) + array
     if len(header) > layout.header_bytes_max:
         raise Malformed(f"a header of {len(header)} bytes; at most {layout.header_bytes_max}")
     return header
 
 
-def decode_header(header: bytes) -> Envelope:
-    """What a header says; Malformed if it is none of this version."""
-    if len(header) < PREFIX_BYTES or header[: len(MAGIC)] != MAGIC:
+def encode_frames(message: Message, payload: Payload | None = None) -> tuple[bytes, Payload | None]:
+    """The first frame, and the payload if it goes into a second one."""
+    header = encode(message, payload)
+    if payload is None or size_of(payload.data) > BESIDE_BYTES_MAX:
+        return header, payload
+    return b"".join((header, payload.data)), None
+
+
+def decode_header(frame: bytes) -> Envelope:
+    """What the first frame says; Malformed if it is none of this version."""
+    if len(frame) < PREFIX_BYTES or not frame.startswith(MAGIC):
         raise Malformed("no message at all")
-    version, code = header[len(MAGIC)], header[len(MAGIC) + 1]
+    version, code = frame[len(MAGIC)], frame[len(MAGIC) + 1]
     if version != VERSION:
         raise Malformed(f"version {version} of the protocol, not {VERSION}")
     layout = _BY_CODE.get(code)
     if layout is None:
         raise Malformed(f"there is no message {code}")
-    if len(header) > layout.header_bytes_max:
-        raise Malformed(f"a header of {len(header)} bytes; at most {layout.header_bytes_max}")
-    stated, size, *values = _unpack(memoryview(header)[PREFIX_BYTES:], 2 + len(layout.fields))
+    end = PREFIX_BYTES + _LENGTH.unpack_from(frame, PREFIX_BYTES - _LENGTH.size)[0]
+    if end > layout.header_bytes_max:
+        raise Malformed(f"a header of {end} bytes; at most {layout.header_bytes_max}")
+    if end > len(frame):
+        raise Malformed(f"a header of {end} bytes in a frame of {len(frame)}")
+    view = memoryview(frame)
+    stated, size, *values = _unpack(view[PREFIX_BYTES:end], 2 + len(layout.fields))
     if stated is not None and (type(stated) is not bytes or len(stated) != DIGEST_BYTES):
         raise Malformed("no digest")
     if type(size) is not int or not 0 <= size <= PAYLOAD_BYTES_MAX:
@@ -282,16 +308,20 @@ def decode_header(header: bytes) -> Envelope:
     if isinstance(message, Ask) and message.what is What.OBJECT and message.version is None:
         raise Malformed("an ask for an object without its version")
     _check_size(layout, message, stated, size)
-    return Envelope(message, stated, size)
+    return Envelope(message, stated, size, view[end:])
 
 
 def check_payload(envelope: Envelope, data: bytes | memoryview | None) -> Payload | None:
     """The payload, if it is the one that the header announced; Malformed if it is missing, too
-    much or of another length, CorruptPayload if it is not what the digest says."""
-    if envelope.digest is None or data is None:
-        if envelope.digest is not None or data is not None:
-            raise Malformed("a payload is missing, or one too many")
-        return None
+    much or of another length, CorruptPayload if it is not what the digest says. *data* is the
+    second frame, if there was one."""
+    if envelope.digest is None or data is not None:
+        if envelope.beside or (envelope.digest is None and data is not None):
+            raise Malformed("a payload too many")
+        if data is None:
+            return None
+    else:
+        data = envelope.beside
     if size_of(data) != envelope.payload_bytes:
         raise Malformed(f"a payload of {size_of(data)} bytes, not {envelope.payload_bytes}")
     if digest(data) != envelope.digest:
@@ -300,7 +330,7 @@ def check_payload(envelope: Envelope, data: bytes | memoryview | None) -> Payloa
 
 
 def decode(frames: Sequence[bytes | memoryview]) -> tuple[Message, Payload | None]:
-    """Both frames at once: ``decode_header`` and ``check_payload``."""
+    """All frames at once: ``decode_header`` and ``check_payload``."""
     if not 1 <= len(frames) <= 2:
         raise Malformed(f"{len(frames)} frames")
     envelope = decode_header(bytes(frames[0]))

@@ -16,13 +16,6 @@ from tests.standin import StandIn
 Starter = Callable[..., Cluster]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.mount)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     root = tmp_path / "source"

@@ -23,7 +23,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 WITHIN_S = 120.0
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["first steps", "read once", "cut links"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["first steps", "read once", "kill", "cut links"])
 def test_the_commands_of_the_document_work(tmp_path: Path, block: str) -> None:
     if "sudo" in block and not networks_can_be_made():
         pytest.skip("needs root")

@@ -13,13 +13,6 @@ from tests.mount.helpers import Mount, bind_mounted
 Mounter = Callable[..., Mount]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.mount)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """An empty directory, which others than its owner may enter."""

@@ -236,6 +236,20 @@ class Mount:
         raise AssertionError("no daemon found")
 
 
+def watch(mount: Mount, *flags: str) -> subprocess.Popen[str]:
+    """``copperfs stats --watch``, when it has shown two documents."""
+    watching = subprocess.Popen(
+        [*COPPERFS, "stats", *flags, "--watch", "--json", str(mount.mountpoint)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert watching.stdout is not None
+    shown = 0
+    while shown < 2:
+        shown += watching.stdout.readline().startswith("{")
+    return watching
+
+
 @contextlib.contextmanager
 def bind_mounted(source: Path, mountpoint: Path) -> Iterator[Path]:
     """The kernel's own read-only view of *source*, which ours has to equal."""

@@ -12,7 +12,6 @@ import os
 import random
 import struct
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,16 @@ from typing import Any
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import NOBODY, copperfs, errno_of, eventually, name_of, python
+from tests.mount.helpers import (
+    NOBODY,
+    Mount,
+    copperfs,
+    errno_of,
+    eventually,
+    name_of,
+    python,
+    watch,
+)
 
 BUFFER = 8192
 HEADER = struct.Struct("<IIIIQQQ")  # version, status, length, reserved, token, offset, total
@@ -91,15 +99,21 @@ def test_every_request_is_answered_on_files_and_on_directories(
     assert [each for each in ask(mount / "file", OBJECTS) if each["kind"] == "object"] == []
 
 
+def read_all(mount: Mount) -> set[str]:
+    """Have all files of the source held; their names."""
+    names = set(os.listdir(mount.source))
+    for name in names:
+        (mount / name).read_bytes()
+    # what C threads have read is entered into the books a moment later
+    eventually(lambda: objects_named(mount.mountpoint, names), "all files are listed")
+    return names
+
+
 def test_a_long_answer_comes_in_parts(source: Path, mounted: Mounter) -> None:
     for count in range(400):
         (source / f"a-file-with-a-rather-long-name-{count:04}").write_bytes(b"x")
     mount = mounted()
-    for name in os.listdir(source):
-        (mount / name).read_bytes()
-    names = set(os.listdir(source))
-    # what C threads have read is entered into the books a moment later
-    eventually(lambda: objects_named(mount.mountpoint, names), "all files are listed")
+    names = read_all(mount)
     objects = ask(mount.mountpoint, OBJECTS)
     assert len(json.dumps(objects)) > 4 * BUFFER
     # in the smallest parts that make sense, and in the largest that there are
@@ -111,10 +125,7 @@ def test_the_parts_of_an_answer_are_of_one_moment(source: Path, mounted: Mounter
     for count in range(300):
         (source / f"{count:0200}").write_bytes(b"x")
     mount = mounted()
-    for name in os.listdir(source):
-        (mount / name).read_bytes()
-    names = set(os.listdir(source))
-    eventually(lambda: objects_named(mount.mountpoint, names), "all files are listed")
+    read_all(mount)
     fd = os.open(mount.mountpoint, os.O_RDONLY)
     data, token, total = ask_part(fd, OBJECTS)
     mount.clear()
@@ -402,16 +413,7 @@ def test_stats_are_shown_to_people(source: Path, mounted: Mounter) -> None:
 
 def test_stats_watch_shows_again_until_the_mount_is_gone(source: Path, mounted: Mounter) -> None:
     mount = mounted()
-    watching = subprocess.Popen(
-        [sys.executable, "-P", "-m", "copperfs.cli.main", "stats", "--watch", "--json",
-         str(mount.mountpoint)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert watching.stdout is not None
-    shown = 0
-    while shown < 2:
-        shown += watching.stdout.readline().startswith("{")
+    watching = watch(mount)
     assert mount.umount().returncode == 0, "watching does not keep a mount busy"
     _, said = watching.communicate(timeout=15)
     assert "Traceback" not in said

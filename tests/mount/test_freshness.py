@@ -4,6 +4,7 @@ source does meanwhile, a reader gets the bytes of one version or a clear errno."
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import shutil
@@ -46,6 +47,17 @@ def picture(root: Path) -> dict[str, object]:
         size = None if path.is_dir() else status.st_size
         seen[str(path.relative_to(root))] = (status.st_mode, size, status.st_mtime_ns, content)
     return seen
+
+
+def read_to_its_end(file: io.FileIO) -> tuple[bytes, str | None]:
+    """What comes, and the name of the error that ends it, if one does."""
+    data = b""
+    try:
+        while part := file.read(1 << 20):
+            data += part
+    except OSError as error:
+        return data, name_of(error.errno)
+    return data, None
 
 
 def grow_a_tree(source: Path) -> None:
@@ -261,13 +273,7 @@ def test_a_large_file_that_changes_under_its_reader_gives_an_error_not_a_mixture
     with (mount / "large").open("rb", buffering=0) as file:
         assert file.read(4096) == b"1" * 4096
         path.write_bytes(b"2" * (8 << 20))
-        rest = b""
-        code = None
-        try:
-            while part := file.read(1 << 20):
-                rest += part
-        except OSError as error:
-            code = name_of(error.errno)
+        rest, code = read_to_its_end(file)
         assert b"2" not in rest
         assert code == "ESTALE" or len(rest) == (8 << 20) - 4096
 
@@ -287,13 +293,7 @@ def test_a_large_file_that_was_replaced_or_removed_can_be_read_to_its_end(
         replace(source / "replaced", b"2" * (8 << 20))
         (source / "removed").unlink()
         for file in (replaced, removed):
-            data = b""
-            code = None
-            try:
-                while part := file.read(1 << 20):
-                    data += part
-            except OSError as error:
-                code = name_of(error.errno)
+            data, code = read_to_its_end(file)
             # the handle may be kept, then all of the old version comes; or the reader is told
             assert set(data) <= set(b"1")
             assert code in CHANGED or len(data) == (8 << 20) - 4096

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from copperfs.runtime.job import CALL_WITHIN_S
 from copperfs.runtime.operations import added
 from copperfs.types import NodeId
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import copperfs, eventually, is_mounted
+from tests.mount.helpers import copperfs, eventually, is_mounted, watch
 from tests.mount.jobs import Job
 
 NODES = 4
@@ -109,16 +108,7 @@ def test_all_nodes_count_anew(source: Path, job: Starter) -> None:
 
 def test_watching_all_ends_with_the_mount(job: Starter) -> None:
     nodes = job()
-    watching = subprocess.Popen(
-        [sys.executable, "-P", "-m", "copperfs.cli.main", "stats", "--all", "--watch", "--json",
-         str(nodes[1].mountpoint)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert watching.stdout is not None
-    shown = 0
-    while shown < 2:
-        shown += watching.stdout.readline().startswith("{")
+    watching = watch(nodes[1], "--all")
     assert nodes[1].umount().returncode == 0
     _, said = watching.communicate(timeout=15)
     assert "Traceback" not in said
@@ -175,19 +165,40 @@ def test_a_killed_leaf_is_missing_and_the_others_answer(job: Starter) -> None:
     assert line.endswith("missing")
 
 
-def test_who_is_behind_a_killed_node_is_said_to_be_behind_it(job: Starter) -> None:
+def test_who_is_behind_a_stopped_node_is_said_to_be_behind_it(job: Starter) -> None:
+    nodes = job("--fanout", "1", "--dead-after", "60")
+    os.kill(nodes[1].pid, signal.SIGSTOP)
+    try:
+        document = nodes.tree(0)
+        assert names(document) == ["n1", "n2", "n3"]
+        assert [each["behind"] for each in document["missing"]] == [None, 1, 1]
+        seen_from_below = nodes.tree(3)
+        assert [each["behind"] for each in seen_from_below["missing"]] == [1, None]
+        assert [(each["name"], each["by"]) for each in seen_from_below["suspects"]] == [
+            ("n1", [2, 3])
+        ]
+        shown = copperfs("tree", nodes[3].mountpoint).stdout
+        assert "missing: n1, and not reached behind them n0" in shown
+        assert re.search("up, (n1 does not answer it|not connected to n1)", shown), shown
+        assert "suspected: n1" in shown
+    finally:
+        os.kill(nodes[1].pid, signal.SIGCONT)
+    eventually(lambda: nodes.tree(0)["missing"] == [], "it is back")
+
+
+def test_who_was_behind_a_killed_node_is_reached_around_it(job: Starter) -> None:
     nodes = job("--fanout", "1")
     nodes[1].kill()
-    document = nodes.tree(0)
-    assert names(document) == ["n1", "n2", "n3"]
-    assert [each["behind"] for each in document["missing"]] == [None, 1, 1]
-    seen_from_below = nodes.tree(3)
-    assert [each["behind"] for each in seen_from_below["missing"]] == [1, None]
-    place = seen_from_below["members"][2]["places"][0]
-    assert (place["connected"], place["rtt_us"]) == (False, None)
+    eventually(lambda: names(nodes.tree(0)) == ["n1"], "the others answer")
+    document = nodes.tree(3)
+    assert [each["behind"] for each in document["missing"]] == [None]
+    assert [each["gone"] for each in document["members"]] == [False, True, False, False]
+    place = document["members"][2]["places"][0]
+    assert (place["parent"], place["connected"], place["depth"]) == (0, True, 1)
     shown = copperfs("tree", nodes[3].mountpoint).stdout
-    assert "missing: n1, and not reached behind them n0" in shown
-    assert "up, not connected to n1" in shown
+    assert "gone: n1" in shown
+    members = nodes.ask(2, "stats")["members"]
+    assert (members["gone"], members["reparentings"]) == (1, 1)
 
 
 def test_a_node_that_hangs_keeps_the_others_waiting_until_the_deadline_only(job: Starter) -> None:
@@ -288,16 +299,32 @@ def test_clearing_locally_leaves_the_others_alone(source: Path, job: Starter) ->
 def test_clearing_says_who_could_not_be_told(source: Path, job: Starter) -> None:
     nodes = job("--fanout", "2")
     nodes[1].kill()
+    eventually(lambda: nodes.ask(3, "stats")["members"]["gone"] == 1, "it asks another one")
     done = copperfs("clear", nodes[0].mountpoint)
     assert done.returncode == 1
-    assert "cleared 2 of 4 nodes; epoch 2" in done.stdout
+    assert "cleared 3 of 4 nodes; epoch 2" in done.stdout
     assert done.stderr == (
-        "copperfs: 2 of 4 nodes did not say that they cleared, and may go on with what they hold: "
-        "n1, and not reached behind them n3\n"
+        "copperfs: 1 of 4 nodes did not say that they cleared, and may go on with what they hold: "
+        "n1\n"
     )
     as_json = copperfs("clear", "--json", nodes[2].mountpoint)
     assert as_json.returncode == 1
-    assert names(json.loads(as_json.stdout)) == ["n1", "n3"]
+    assert names(json.loads(as_json.stdout)) == ["n1"]
+
+
+def test_who_was_away_during_a_clear_clears_when_it_is_back(source: Path, job: Starter) -> None:
+    (source / "file").write_bytes(b"before")
+    nodes = job("--fanout", "2")
+    assert read_all(nodes, "file") == [b"before"] * NODES
+    os.kill(nodes[3].pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: nodes.ask(1, "stats")["members"]["gone"] == 1, "it is taken for gone")
+        (source / "file").write_bytes(b"after it")
+        assert copperfs("clear", nodes[0].mountpoint).returncode == 1
+    finally:
+        os.kill(nodes[3].pid, signal.SIGCONT)
+    eventually(lambda: nodes.ask(3, "stats")["epoch"] == 2, "it hears of the epoch")
+    eventually(lambda: (nodes[3] / "file").read_bytes() == b"after it", "and clears")
 
 
 # ---- starting ------------------------------------------------------------------------------------

@@ -73,21 +73,28 @@ class Tcp:
 
     def __init__(self, member: Member) -> None:
         host, port = member.endpoint.removeprefix("tcp://").split(":")
-        self._socket = socket.create_connection((host, int(port)))
-        self._socket.setblocking(False)
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.setblocking(False)
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> Self:
+        """One that is there already."""
+        peer = cls.__new__(cls)
+        peer.socket = connection
+        return peer
 
     def send(self, data: bytes) -> None:
         try:
-            self._socket.sendall(data)
+            self.socket.sendall(data)
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             return
 
     async def ended(self) -> None:
         """Wait until the other end has closed the connection."""
         while True:
-            await trio.lowlevel.wait_readable(self._socket)
+            await trio.lowlevel.wait_readable(self.socket)
             try:
-                if not self._socket.recv(65536):
+                if not self.socket.recv(65536):
                     return
             except BlockingIOError:
                 continue
@@ -95,4 +102,4 @@ class Tcp:
                 return
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()

@@ -92,7 +92,7 @@ frames = st.lists(
     st.one_of(
         st.binary(max_size=300),
         st.builds(
-            lambda code, body: MAGIC + bytes((VERSION, code)) + body,
+            lambda code, body: MAGIC + struct.pack("<BBI", VERSION, code, len(body)) + body,
             st.integers(0, 12),
             st.binary(max_size=100),
         ),
@@ -136,7 +136,10 @@ async def test_malformed_messages_are_counted_and_dropped() -> None:
             (header, b"ab"),
             (header, b"abc", b"more"),
             (header[:-1], b"abc"),
-            (MAGIC + bytes((VERSION + 1, 6)) + header[5:], b"abc"),
+            (header + b"abc", b"abc"),
+            (header + b"ab",),
+            (encode(Credit(1)) + b"x",),
+            (MAGIC + bytes((VERSION - 1, 6)) + header[5:], b"abc"),
             (b"",),
             (the.greeting(),),
             (encode(Credit(1)), b""),

@@ -100,6 +100,7 @@ from copperfs.types import (
 from tests.unit.core_lab import DEADLINE_S, directory, file
 
 MIB = 1 << 20
+ASK_DEADLINE_S = 30.0
 Outcome = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | bytes
 """How a question ended; an object as its bytes."""
 
@@ -193,6 +194,12 @@ class Job:
     """Who keeps a connection to whom."""
     severed: set[frozenset[NodeId]] = field(default_factory=set)
     crashed: set[NodeId] = field(default_factory=set)
+    frozen: set[NodeId] = field(default_factory=set)
+    """Stopped: connected, and doing nothing."""
+    no_source: set[NodeId] = field(default_factory=set)
+    """Whose reads of the source do not end."""
+    fallbacks_max: int = 4
+    deadline_s: float = DEADLINE_S
     spoil: Counter[NodeId] = field(default_factory=Counter)
     """How many of the parts that a node receives next are spoiled on the way."""
 
@@ -201,7 +208,15 @@ class Job:
         policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=self.revalidate_s)
         for number in range(self.nodes):
             memory_bytes = self.memory_bytes_of.get(number, self.memory_bytes)
-            limits = Limits(memory_bytes, self.tree_max_bytes, None, DEADLINE_S, trees=self.count)
+            limits = Limits(
+                memory_bytes,
+                self.tree_max_bytes,
+                None,
+                self.deadline_s,
+                trees=self.count,
+                ask_deadline_s=ASK_DEADLINE_S,
+                fallbacks_max=self.fallbacks_max,
+            )
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
             self.daemons.append(Daemon(Node(policy, limits, trees)))
         for number in range(self.nodes):
@@ -254,6 +269,7 @@ class Job:
             for me, peer in sorted(self.wants)
             if (me, peer) not in self.queues
             and peer not in self.crashed
+            and not {me, peer} & self.frozen
             and frozenset((me, peer)) not in self.severed
         ]
 
@@ -287,9 +303,14 @@ class Job:
 
     def move(self) -> bool:
         """One message arrives, or one fetch of the source ends."""
-        ready: list[tuple[NodeId, NodeId] | int] = [k for k, queue in self.queues.items() if queue]
+        ready: list[tuple[NodeId, NodeId] | int] = [
+            key for key, queue in self.queues.items() if queue and key[1] not in self.frozen
+        ]
         ready += [
-            n for n, each in enumerate(self.daemons) if each.fetches or each.calls or each.probes
+            n
+            for n, each in enumerate(self.daemons)
+            if (each.fetches and n not in self.no_source) or each.calls or each.probes
+            if n not in self.frozen
         ]
         ready += self._connectable()
         if not ready:
@@ -315,10 +336,16 @@ class Job:
             self._arrive(*chosen, *self.queues[chosen].popleft())
         return True
 
+    def pass_time(self, seconds: float, step_s: float = 0.05) -> None:
+        """All that happens in so long."""
+        for _ in range(round(seconds / step_s)):
+            self.tick(step_s)
+            self.run()
+
     def tick(self, seconds: float) -> None:
         self.now += seconds
         for number in range(self.nodes):
-            if number not in self.crashed:
+            if number not in self.crashed | self.frozen:
                 self.happen(NodeId(number), Tick())
 
     # --- what happens ----------------------------------------------------------------------------

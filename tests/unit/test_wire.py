@@ -1,6 +1,7 @@
 """Messages to headers and back, and everything that is refused on the way."""
 
 import math
+import struct
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -29,6 +30,7 @@ from copperfs.core.messages import (
 from copperfs.types import Attributes, Entry, NodeId, Path, Version
 from copperfs.wire import codec
 from copperfs.wire.codec import (
+    BESIDE_BYTES_MAX,
     ITEMS_MAX,
     LAYOUTS,
     OBJECT_BYTES_MAX,
@@ -38,6 +40,7 @@ from copperfs.wire.codec import (
     decode,
     decode_header,
     encode,
+    encode_frames,
 )
 from copperfs.wire.fields import NUMBER_MAX, SECONDS_MAX, Malformed
 from copperfs.wire.greeting import Greeting, decode_greeting, encode_greeting
@@ -120,9 +123,41 @@ def frames_of(message: Message, payload: Payload | None) -> list[bytes | memoryv
     return [encode(message, payload)] + ([] if payload is None else [payload.data])
 
 
+def with_body(code: int, body: bytes) -> bytes:
+    return codec.MAGIC + bytes((codec.VERSION, code)) + struct.pack("<I", len(body)) + body
+
+
 @given(sent)
 def test_what_is_sent_is_what_arrives(pair: tuple[Message, Payload | None]) -> None:
+    """Whether its payload has a frame of its own or follows the header."""
     assert decode(frames_of(*pair)) == pair
+    frame, rest = encode_frames(*pair)
+    assert rest is None
+    assert decode([frame]) == pair
+
+
+def test_a_short_payload_follows_its_header_and_a_long_one_is_not_copied() -> None:
+    for size in (BESIDE_BYTES_MAX, BESIDE_BYTES_MAX + 1):
+        part, payload = GivePart(1, 2, 0, size), payload_of(bytes(size))
+        header, rest = encode_frames(part, payload)
+        assert (len(header) > size) is (rest is None) is (size == BESIDE_BYTES_MAX)
+        assert rest is None or rest.data is payload.data
+
+
+def test_a_payload_in_both_frames_or_beside_a_message_without_one_is_refused() -> None:
+    frame, _ = encode_frames(PART, payload_of(b"abc"))
+    for frames in (
+        [frame, b"abc"],
+        [frame, b""],
+        [frame + b"d"],
+        [frame[:-1]],
+        [encode(ASK) + b"x"],
+        [encode(GivePart(1, 2, 0, 0)) + b"x"],
+    ):
+        with pytest.raises(Malformed):
+            decode(frames)
+    with pytest.raises(CorruptPayload):
+        decode([frame[:-1] + b"d"])
 
 
 @given(sent, st.data())
@@ -156,7 +191,7 @@ json_like = st.recursive(
     st.lists(json_like, max_size=10) | json_like,
 )
 def test_nonsense_in_a_valid_envelope_is_refused(code: int, body: Any) -> None:
-    header = codec.MAGIC + bytes((codec.VERSION, code)) + msgpack.packb(body)
+    header = with_body(code, msgpack.packb(body))
     try:
         message = decode_header(header).message
     except Malformed:
@@ -276,17 +311,28 @@ def test_another_version_or_message_or_magic_is_refused_and_says_so() -> None:
 
 
 def test_a_header_longer_than_its_message_allows_is_refused_unread() -> None:
-    header = encode(ASK) + bytes(codec.HEADER_BYTES_MAX)
-    with pytest.raises(Malformed, match="at most"):
-        decode([header])
+    prefix = encode(ASK)[: PREFIX_BYTES - 4]
+    for beyond in (1, 1 << 31):
+        length = codec.HEADER_BYTES_MAX - PREFIX_BYTES + beyond
+        with pytest.raises(Malformed, match="at most"):
+            decode([prefix + struct.pack("<I", length) + bytes(codec.HEADER_BYTES_MAX)])
+
+
+def test_a_header_longer_than_its_frame_is_refused() -> None:
+    header = encode(ASK)
+    for frame in (header[:-1], header[:PREFIX_BYTES]):
+        with pytest.raises(Malformed, match="in a frame of"):
+            decode([frame])
+    with pytest.raises(Malformed, match="no message"):
+        decode([header[: PREFIX_BYTES - 1]])
 
 
 def test_a_header_that_promises_more_than_it_has_costs_nothing() -> None:
     for claim in (b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"):
-        header = encode(ASK)[:PREFIX_BYTES] + claim
+        header = with_body(2, claim)
         with pytest.raises(Malformed):
             decode([header])
-    deep = encode(ASK)[:PREFIX_BYTES] + b"\x91" * 10_000
+    deep = with_body(2, b"\x91" * 10_000)
     with pytest.raises(Malformed):
         decode([deep])
 
@@ -308,7 +354,7 @@ def test_an_ask_for_an_object_names_its_version() -> None:
 
 def test_values_that_have_no_end_are_refused_like_any_other() -> None:
     nested = b"\x91" * 900 + b"\xc0"  # arrays of one, in each other
-    header = codec.MAGIC + bytes((codec.VERSION, 11)) + b"\x93\xc0\x00" + nested
+    header = with_body(11, b"\x93\xc0\x00" + nested)
     with pytest.raises(Malformed):
         decode([header])
 

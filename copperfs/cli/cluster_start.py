@@ -1,0 +1,22 @@
+"""``copperfs cluster start``: bring back nodes of a cluster whose daemons have ended."""
+
+import argparse
+import os
+
+from copperfs.cli.ending import ended_by_sigterm
+
+NAME = "cluster start"
+HELP = "start nodes again that were killed or unmounted: the same nodes, with nothing cached"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("nodes", nargs="+", metavar="NODE", help="node3, or just 3")
+    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.cluster.hurt import start
+
+    with ended_by_sigterm():
+        start(arguments.dir, arguments.nodes, os.environ)
+    return 0

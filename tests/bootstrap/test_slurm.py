@@ -1,0 +1,101 @@
+"""``srun copperfs mount`` on three nodes of a real Slurm, all of them on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.bootstrap.helpers import WITHIN_S
+from tests.bootstrap.mpis import installed
+from tests.bootstrap.slurm import Slurm, lacking
+from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
+
+pytestmark = [pytest.mark.mount, pytest.mark.long]
+
+NODES = 3
+RANK = Path(__file__).parent / "rank.sh"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if lacking():
+        pytest.skip(
+            f"Slurm is not installed: there is no {', '.join(lacking())}; make test-long installs "
+            "Debian's slurm-wlm"
+        )
+    with Slurm(tmp_path_factory.mktemp("slurm") / "own", NODES) as running:
+        yield running
+
+
+class Step:
+    """``srun rank.sh ... copperfs mount`` until ``end``, and the mounts that it made."""
+
+    def __init__(self, slurm: Slurm, work: Path, mpi: str, *flags: str) -> None:
+        self.work = work
+        (work / "source").mkdir()
+        (work / "source/file").write_text("content")
+        mount = [*COPPERFS, "mount", "--source", work / "source", "--listen", "lo", "--wait-all"]
+        command = ["sh", RANK, work, *mount, *flags]
+        self.process = subprocess.Popen(
+            slurm.srun(f"--mpi={mpi}", *map(str, command)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=slurm.env | installed(work)["mpich-wheel"].env,
+        )
+
+    @property
+    def mountpoints(self) -> list[Path]:
+        return [self.work / f"m{rank}" for rank in range(NODES)]
+
+    def exit_codes(self) -> list[int]:
+        """Of ``copperfs mount``, by rank, when all have ended."""
+        files = [self.work / f"ended{rank}" for rank in range(NODES)]
+        eventually(
+            lambda: all(each.exists() for each in files) or self.process.poll() is not None,
+            "all ranks have mounted",
+            within_s=WITHIN_S,
+        )
+        assert all(each.exists() for each in files), self.end()
+        return [int(each.read_text()) for each in files]
+
+    def end(self) -> tuple[int, str]:
+        (self.work / "end").touch()
+        said, _ = self.process.communicate(timeout=WITHIN_S)
+        return self.process.returncode, said
+
+    def close(self) -> None:
+        for each in self.mountpoints:
+            if is_mounted(each):
+                copperfs("umount", each)
+        self.end()
+
+
+@pytest.mark.parametrize("way", ["mpi", "rendezvous"])
+def test_srun_makes_one_job_of_its_nodes(slurm: Slurm, tmp_path: Path, way: str) -> None:
+    by_way = {"mpi": ("pmi2",), "rendezvous": ("none", "--rendezvous", str(tmp_path / "meet"))}
+    with ExitStack() as stack:
+        step = Step(slurm, tmp_path, *by_way[way])
+        stack.callback(step.close)
+        assert step.exit_codes() == [0] * NODES
+        pids = []
+        for mountpoint in step.mountpoints:
+            assert (mountpoint / "file").read_text() == "content"
+            done = copperfs("stats", "--all", "--json", mountpoint)
+            assert done.returncode == 0, done.stderr
+            asked = json.loads(done.stdout)
+            assert (asked["nodes"], asked["missing"]) == (NODES, [])
+            assert asked["total"]["source"]["open"] == 1, "read once for all"
+            names = [each["name"] for each in asked["by_node"]]
+            assert names == ["n0", "n1", "n2"], "in the order of the ranks"
+            pids.append(int(json.loads(copperfs("stats", "--json", mountpoint).stdout)["pid"]))
+        assert step.end() == (0, "")
+        # No cgroup tracks the step, so the daemons, which are of no step, outlive it.
+        assert all(is_running(pid) for pid in pids)
+        assert all(is_mounted(each) for each in step.mountpoints)

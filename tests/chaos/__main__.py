@@ -1,0 +1,143 @@
+"""``python -m tests.chaos``: hurt a cluster by as many schedules as wanted, and judge each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from tests.chaos.arena import Arena, Setup
+from tests.chaos.judge import Outcome, judge
+from tests.chaos.report import complaints, line, show, write
+from tests.chaos.schedule import KINDS, Schedule, draw, parse
+from tests.conftest import daemons_with, mounts_below
+
+# In the environment of all that is started, so that what is left can be told from others' work.
+RUN_VARIABLE = "COPPER_CHAOS_RUN"
+
+
+def arguments() -> argparse.Namespace:
+    usual = Setup()
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description="Hurt a real cluster at random, and judge it."
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the first schedule")
+    parser.add_argument("--schedules", type=int, default=1, metavar="N", help="seeds S to S+N-1")
+    parser.add_argument("--nodes", type=int, default=usual.nodes, metavar="N")
+    parser.add_argument("--fanout", type=int, default=usual.fanout, metavar="K")
+    parser.add_argument("--files", type=int, default=usual.files, metavar="N")
+    parser.add_argument(
+        "--rate", type=float, default=usual.rate, metavar="R", help="files a node reads a second"
+    )
+    parser.add_argument("--length", type=float, metavar="SECONDS", help="of all schedules")
+    parser.add_argument(
+        "--calm", action="store_true", help="no faults at all: what the machine does by itself"
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="only these faults"
+    )
+    parser.add_argument(
+        "--spare", nargs="+", type=int, default=[], metavar="NODE", help="never kill these"
+    )
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="carry out the schedule in FILE instead"
+    )
+    parser.add_argument("--show", action="store_true", help="print the schedules, and do nothing")
+    parser.add_argument("--report", action="store_true", help="tables of stalls at the end")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--mount", nargs="+", default=[], metavar="OPTION", help="of the mounts, as trees=4"
+    )
+    return parser.parse_args()
+
+
+def schedules(options: argparse.Namespace) -> list[Schedule]:
+    if options.replay is not None:
+        return [parse(options.replay.read_text())]
+    seeds = range(options.seed, options.seed + options.schedules)
+    if options.calm:
+        return [
+            Schedule(seed, options.nodes, options.fanout, options.length or 8.0, "calm", ())
+            for seed in seeds
+        ]
+    return [
+        draw(
+            seed,
+            options.nodes,
+            options.fanout,
+            length_s=options.length,
+            kinds=options.kinds,
+            spared=options.spare,
+        )
+        for seed in seeds
+    ]
+
+
+def main() -> int:
+    options = arguments()
+    console = Console(width=160, highlight=False, markup=False)
+    wanted = schedules(options)
+    if options.show:
+        for each in wanted:
+            console.print(str(each), soft_wrap=True)
+        return 0
+    os.environ[RUN_VARIABLE] = token = uuid.uuid4().hex
+    flags = [f"--{each}" for each in options.mount]
+    setup = Setup(wanted[0].nodes, wanted[0].fanout, options.rate, options.files, tuple(flags))
+    outcomes: list[Outcome] = []
+    bad = 0
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="copperfs-chaos-") as directory:
+        try:
+            with Arena(Path(directory).resolve(), setup) as arena:
+                for schedule in wanted:
+                    console.print(str(schedule), soft_wrap=True)
+                    outcome = arena.carry_out(schedule)
+                    outcomes.append(outcome)
+                    verdict = judge(outcome)
+                    console.print(line(outcome, verdict), soft_wrap=True)
+                    for complaint in complaints(outcome, verdict):
+                        console.print(f"  {complaint}", soft_wrap=True)
+                    bad += not verdict.is_good
+                    if outcome.whole_s is None:
+                        console.print("what is not whole is not hurt again")
+                        break
+        finally:
+            left = [
+                f"process {pid}: {what}" for pid, what in daemons_with(token, RUN_VARIABLE).items()
+            ]
+            left += [f"mount {each}" for each in mounts_below(Path(directory))]
+            for thing in left:
+                console.print(f"LEFT BEHIND: {thing}")
+            if options.json is not None:
+                write(options.json, outcomes)
+            if options.report:
+                show(outcomes, console)
+    console.print(f"{len(outcomes) - bad} of {len(wanted)} schedules were good")
+    return 1 if bad or left or len(outcomes) < len(wanted) else 0
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """As by Ctrl-C, so that everything is cleaned up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What is read: 2,000 files whose every byte is known, and a package to import.
+
+The bytes of all files are one file beside the source, too, of which each is a slice. A reader maps
+it, so sixteen of them compare every byte without holding the content sixteen times.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+FILES = 2000
+DIRECTORIES = 50
+# Mostly small, as the files of an environment are; a few that travel in several parts. Together
+# some 45 MB: all of them fit into each node's memory, and passing them around takes a while.
+SIZES = ((0.90, 100, 16 << 10), (0.09, 16 << 10, 256 << 10), (0.01, 256 << 10, 3 << 20))
+PACKAGES = ("markdown_it", "mdurl")
+IMPORT = "import markdown_it.main, markdown_it.renderer, markdown_it.presets.commonmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    source: Path
+    known: Path
+    """All bytes, one file after the other."""
+    index: Path
+    """JSON: for each file its path below the source, where it begins, its size."""
+    packages: str = "packages"
+    """What PYTHONPATH leads to, below the source."""
+
+
+def make_content(directory: Path, seed: int = 0, files: int = FILES) -> Content:
+    numbers = random.Random(f"content {seed}")
+    content = Content(directory / "source", directory / "known", directory / "index.json")
+    directories = min(DIRECTORIES, files)
+    for number in range(directories):
+        (content.source / "data" / f"d{number:02}").mkdir(parents=True)
+    index = []
+    with content.known.open("wb") as known:
+        for number in range(files):
+            path = f"data/d{number % directories:02}/f{number:04}"
+            shape = numbers.choices(SIZES, [share for share, _, _ in SIZES])[0]
+            size = int(shape[1] * (shape[2] / shape[1]) ** numbers.random())
+            data = numbers.randbytes(size)
+            index.append((path, known.tell(), size))
+            known.write(data)
+            (content.source / path).write_bytes(data)
+    content.index.write_text(json.dumps(index))
+    installed = Path(sysconfig.get_path("purelib"))
+    for name in PACKAGES:
+        shutil.copytree(installed / name, content.source / content.packages / name)
+    return content

@@ -1,0 +1,298 @@
+"""Schedules: what is done to which node, when, and for how long. Each follows from its seed.
+
+A schedule is text, one fault a line, sorted by time:
+
+    # schedule 17: 16 nodes, fan-out 3, 10.0 s, single
+    0.512 kill node0 for 3.250
+    4.100 drop node7 for 2.000 share 0.30 away
+
+Every fault ends within the schedule: a killed node returns, a stopped one goes on, a link is
+mended. No node has two faults at a time, and one node has none at all, so that somebody always
+survives. There are three styles. *Single*: one kind, one after the other with time to recover, so
+that a stall can be put down to its fault. *Mixed*: any kinds at any times. *Storm*: several nodes
+at the same moment, by chance, a whole level of the tree, or all that are above one node.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+KINDS = ("kill", "stop", "cut", "drop", "stick")
+DIRECTIONS = ("both", "towards", "away")
+STYLES = {"single": 4, "mixed": 4, "storm": 2}
+# Most are short, since there are to be many of them; some let a fault last for long.
+LENGTHS_S = {6.0: 5, 8.0: 3, 12.0: 1}
+
+# Nothing happens in the first and in the last moments: what is before and after is compared.
+QUIET_S = 0.5
+# Between faults of the style "single".
+RECOVERY_S = 1.5
+# A fault has to last for something to come of it.
+LASTS_MIN_S = 0.5
+# How often the root is hit, and the nodes that others ask.
+ROOT_SHARE, INNER_SHARE = 0.25, 0.45
+ATTEMPTS_MAX = 100
+
+_LINE = re.compile(
+    r"(?P<at>[\d.]+) (?P<kind>\w+) node(?P<node>\d+) for (?P<lasts>[\d.]+)"
+    r"(?: share (?P<share>[\d.]+) (?P<direction>\w+))?"
+)
+_HEAD = re.compile(r"# schedule (\d+): (\d+) nodes, fan-out (\d+), ([\d.]+) s, (\w+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    at_s: float
+    node: int
+    kind: str
+    lasts_s: float
+    share: float = 1.0
+    """Of the packets that are lost; of "drop" only."""
+    direction: str = "both"
+
+    @property
+    def ends_s(self) -> float:
+        return self.at_s + self.lasts_s
+
+    @property
+    def silences(self) -> bool:
+        """The node's own daemon cannot answer its applications meanwhile."""
+        return self.kind in ("kill", "stop", "stick")
+
+    def __str__(self) -> str:
+        text = f"{self.at_s:.3f} {self.kind} node{self.node} for {self.lasts_s:.3f}"
+        return f"{text} share {self.share:.2f} {self.direction}" if self.kind == "drop" else text
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    seed: int
+    nodes: int
+    fanout: int
+    length_s: float
+    style: str
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        head = (
+            f"# schedule {self.seed}: {self.nodes} nodes, fan-out {self.fanout}, "
+            f"{self.length_s:.1f} s, {self.style}"
+        )
+        return "\n".join([head, *map(str, self.faults)])
+
+
+def parse(text: str) -> Schedule:
+    """What ``str`` wrote. ValueError if it is no schedule."""
+    head, *lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = _HEAD.fullmatch(head)
+    if found is None:
+        raise ValueError(f"a schedule begins otherwise than with: {head}")
+    faults = [_fault(line) for line in lines if not line.startswith("#")]
+    seed, nodes, fanout, length, style = found.groups()
+    schedule = Schedule(
+        int(seed), int(nodes), int(fanout), float(length), style, tuple(sorted(faults))
+    )
+    check(schedule)
+    return schedule
+
+
+def _fault(line: str) -> Fault:
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise ValueError(f"no fault: {line}")
+    return Fault(
+        float(found["at"]),
+        int(found["node"]),
+        found["kind"],
+        float(found["lasts"]),
+        float(found["share"] or 1.0),
+        found["direction"] or "both",
+    )
+
+
+def check(schedule: Schedule) -> None:
+    """ValueError if it breaks a rule of the module."""
+    for each in schedule.faults:
+        if each.kind not in KINDS or each.direction not in DIRECTIONS:
+            raise ValueError(f"no such fault: {each}")
+        if not 0 <= each.node < schedule.nodes:
+            raise ValueError(f"no such node: {each}")
+        if each.lasts_s <= 0 or each.ends_s > schedule.length_s:
+            raise ValueError(f"it does not end in time: {each}")
+        if not 0 < each.share <= 1:
+            raise ValueError(f"no share: {each}")
+    for one, other in zip(schedule.faults, schedule.faults[1:], strict=False):
+        if one > other:
+            raise ValueError(f"not in order: {other}")
+    for one in schedule.faults:
+        for other in schedule.faults:
+            if one is not other and one.node == other.node and overlap(one, other):
+                raise ValueError(f"two at a time: {one}; {other}")
+    if len({each.node for each in schedule.faults}) >= schedule.nodes:
+        raise ValueError("nobody survives")
+
+
+def overlap(one: Fault, other: Fault) -> bool:
+    return one.at_s <= other.ends_s and other.at_s <= one.ends_s
+
+
+# ---- drawing -------------------------------------------------------------------------------------
+
+
+def draw(
+    seed: int,
+    nodes: int,
+    fanout: int,
+    *,
+    length_s: float | None = None,
+    kinds: Sequence[str] = KINDS,
+    spared: Collection[int] = (),
+) -> Schedule:
+    """The schedule of this seed. *spared* nodes are never killed, so that they can be watched for
+    what they lose over many schedules."""
+    numbers = random.Random(f"{seed} {nodes} {fanout}")
+    if length_s is None:
+        length_s = numbers.choices(list(LENGTHS_S), list(LENGTHS_S.values()))[0]
+    style = numbers.choices(list(STYLES), list(STYLES.values()))[0]
+    hand = _Hand(numbers, nodes, fanout, length_s, tuple(kinds), frozenset(spared))
+    match style:
+        case "single":
+            hand.one_after_the_other()
+        case "mixed":
+            for _ in range(numbers.randint(2, 5)):
+                hand.anything(QUIET_S, length_s - QUIET_S)
+        case _:
+            hand.storm()
+    schedule = Schedule(seed, nodes, fanout, length_s, style, tuple(sorted(hand.faults)))
+    check(schedule)
+    return schedule
+
+
+class _Hand:
+    """Draws one fault after another, and keeps to the rules."""
+
+    def __init__(
+        self,
+        numbers: random.Random,
+        nodes: int,
+        fanout: int,
+        length_s: float,
+        kinds: tuple[str, ...],
+        spared: frozenset[int],
+    ) -> None:
+        self.numbers = numbers
+        self.nodes = nodes
+        self.fanout = fanout
+        self.length_s = length_s
+        self.kinds = kinds
+        self.spared = spared
+        # Seldom the root: it is the most interesting one to hit.
+        lucky = range(nodes) if numbers.random() < 0.1 else range(1, nodes)
+        self.lucky = numbers.choice(lucky)
+        self.faults: list[Fault] = []
+
+    def one_after_the_other(self) -> None:
+        kind = self.numbers.choice(self.kinds)
+        room_s = self.length_s - 2 * QUIET_S
+        most = max(1, min(3, int(room_s / (RECOVERY_S + 2 * LASTS_MIN_S))))
+        count = self.numbers.randint(1, most)
+        slot_s = room_s / count
+        for index in range(count):
+            begins = QUIET_S + index * slot_s
+            self.anything(begins, begins + slot_s - RECOVERY_S, kind=kind)
+
+    def storm(self) -> None:
+        at_s = self._round(self.numbers.uniform(QUIET_S, self.length_s / 2))
+        kinds = (
+            [self.numbers.choice(self.kinds)] if self.numbers.random() < 0.5 else list(self.kinds)
+        )
+        for node in self._many():
+            begins = at_s + self.numbers.choice((0.0, self.numbers.uniform(0, 0.3)))
+            kind = self.numbers.choice(kinds)
+            self.anything(begins, self.length_s - QUIET_S, kind=kind, node=node, at_once=True)
+        for _ in range(self.numbers.randint(0, 2)):
+            self.anything(at_s, self.length_s - QUIET_S)
+
+    def anything(
+        self,
+        begins_s: float,
+        ends_s: float,
+        *,
+        kind: str | None = None,
+        node: int | None = None,
+        at_once: bool = False,
+    ) -> None:
+        """One more fault in this span of time, if the rules leave room for it."""
+        for _ in range(ATTEMPTS_MAX):
+            lasts_s = min(ends_s - begins_s, self._lasting())
+            latest = begins_s if at_once else ends_s - lasts_s
+            fault = self._fault(
+                self._round(self.numbers.uniform(begins_s, latest)),
+                self._node() if node is None else node,
+                kind or self.numbers.choice(self.kinds),
+                self._round(lasts_s),
+            )
+            if self._may(fault):
+                self.faults.append(fault)
+                return
+            if node is not None:
+                return
+
+    def _fault(self, at_s: float, node: int, kind: str, lasts_s: float) -> Fault:
+        if kind != "drop":
+            return Fault(at_s, node, kind, lasts_s)
+        # All packets of one direction, or some of one or both.
+        if self.numbers.random() < 0.4:
+            return Fault(at_s, node, kind, lasts_s, 1.0, self.numbers.choice(DIRECTIONS[1:]))
+        share = self.numbers.choice((0.05, 0.1, 0.3, 0.6))
+        return Fault(at_s, node, kind, lasts_s, share, self.numbers.choice(DIRECTIONS))
+
+    def _may(self, fault: Fault) -> bool:
+        return (
+            fault.node != self.lucky
+            and fault.ends_s <= self.length_s
+            and not (fault.kind == "kill" and fault.node in self.spared)
+            and not any(each.node == fault.node and overlap(each, fault) for each in self.faults)
+        )
+
+    def _lasting(self) -> float:
+        """Short ones and long ones alike: half a second to the whole schedule."""
+        longest = self.length_s - 2 * QUIET_S
+        return float(LASTS_MIN_S * (longest / LASTS_MIN_S) ** self.numbers.random())
+
+    def _node(self) -> int:
+        chosen = self.numbers.random()
+        inner = range(1, 1 + max(0, (self.nodes - 2) // self.fanout))
+        if chosen < ROOT_SHARE:
+            return 0
+        if chosen < ROOT_SHARE + INNER_SHARE and inner:
+            return self.numbers.choice(inner)
+        return self.numbers.randrange(self.nodes)
+
+    def _many(self) -> list[int]:
+        """The nodes that a storm hits."""
+        match self.numbers.choice(("some", "level", "above", "most")):
+            case "level":
+                first, width = 1, self.fanout
+                if self.numbers.random() < 0.5:
+                    first, width = 1 + self.fanout, self.fanout**2
+                return list(range(first, min(first + width, self.nodes)))
+            case "above":
+                node, above = self.nodes - 1 - self.numbers.randrange(self.fanout), []
+                while node > 0:
+                    node = (node - 1) // self.fanout
+                    above.append(node)
+                return above
+            case "some":
+                count = self.numbers.randint(2, max(2, self.nodes // 3))
+            case _:
+                count = self.numbers.randint(self.nodes // 2, self.nodes - 1)
+        return self.numbers.sample(range(self.nodes), min(count, self.nodes))
+
+    @staticmethod
+    def _round(seconds: float) -> float:
+        """As it is written. Downwards, so that what ends in time still does."""
+        return int(seconds * 1000) / 1000

@@ -1,0 +1,66 @@
+"""A daemon whose event loop is stuck while its other threads go on.
+
+The main thread, which is trio's, is stopped by ptrace; ZeroMQ's thread still answers for the
+connections, the front's threads still answer what is cached. So it looks alive to everybody, and
+does nothing. The daemon is not changed for it and cannot tell. Whoever traces is a thread: it is
+detached, and the daemon goes on, when that thread ends, however that happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_WALL = 0x40000000
+WITHIN_S = 10.0
+
+
+class Stuck:
+    """The main thread of *pid* does nothing from here until ``release``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._library = ctypes.CDLL(None, use_errno=True)
+        self._library.ptrace.argtypes = [ctypes.c_long] * 4
+        self._library.ptrace.restype = ctypes.c_long
+        self._held = threading.Event()
+        self._enough = threading.Event()
+        self._failed: OSError | None = None
+        # Only the thread that attached may detach.
+        self._thread = threading.Thread(target=self._hold, daemon=True)
+        self._thread.start()
+        if not self._held.wait(WITHIN_S):
+            self._enough.set()
+            raise TimeoutError(f"process {pid} does not stop")
+        if self._failed is not None:
+            raise self._failed
+
+    def release(self) -> None:
+        self._enough.set()
+        self._thread.join(WITHIN_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"process {self.pid} is not let go of")
+
+    def _hold(self) -> None:
+        try:
+            self._ptrace(_SEIZE)
+            self._ptrace(_INTERRUPT)
+            os.waitpid(self.pid, _WALL)
+        except OSError as error:
+            self._failed = error
+            return
+        finally:
+            self._held.set()
+        self._enough.wait()
+        try:
+            self._ptrace(_DETACH)
+        except ProcessLookupError:
+            # Killed meanwhile; until it is reaped here, its parent does not see it end.
+            os.waitpid(self.pid, _WALL)
+
+    def _ptrace(self, request: int) -> None:
+        if self._library.ptrace(request, self.pid, 0, 0) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))

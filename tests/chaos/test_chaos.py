@@ -1,0 +1,161 @@
+"""Schedules with fixed seeds on a real cluster: three in ``make test``, 23 in ``make test-long``.
+
+Nothing here depends on how long anything took; ``python -m tests.chaos --report`` says that.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.arena import Arena, Setup
+from tests.chaos.judge import judge, more_than_once
+from tests.chaos.report import complaints
+from tests.chaos.schedule import Fault, Schedule, draw
+from tests.cluster.test_links import namespaces, networks_can_be_made
+from tests.conftest import mounts_below
+from tests.mount.helpers import PROJECT, eventually
+
+SETUP = Setup()
+# Each of another style: a storm, any kinds at any times (the root is killed), one kind (killed).
+SEEDS = (29, 5, 14)
+LONG_SEEDS = range(100, 120)
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.skipif(
+        not networks_can_be_made() or shutil.which("nft") is None,
+        reason="networks of nodes need root, iproute2 and nftables",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with Arena(tmp_path_factory.mktemp("chaos"), SETUP) as arena:
+        yield arena
+
+
+@pytest.mark.parametrize(
+    "seed", [*SEEDS, *(pytest.param(each, marks=pytest.mark.long) for each in LONG_SEEDS)]
+)
+def test_nobody_sees_an_error_or_a_wrong_byte(arena: Arena, seed: int) -> None:
+    outcome = arena.carry_out(draw(seed, SETUP.nodes, SETUP.fanout))
+    verdict = judge(outcome)
+    said = [f"seed {seed}", str(outcome.schedule), *complaints(outcome, verdict)]
+    assert verdict.is_good, "\n".join(said)
+    assert len({each.node for each in outcome.reads}) == SETUP.nodes
+    assert len(outcome.imports) == SETUP.nodes
+
+
+def test_errors_and_wrong_bytes_are_noticed(tmp_path: Path) -> None:
+    """Else everything would be good."""
+    calm = Schedule(0, 3, 2, 2.0, "calm", ())
+    with Arena(tmp_path, Setup(nodes=3, fanout=2, files=60)) as arena:
+        rule = arena.standin.fail("data/d07/**", errno.EIO, ops=["open"])
+        verdict = judge(arena.carry_out(calm))
+        assert {(each.errno, each.path[:8]) for each in verdict.errors} == {(errno.EIO, "data/d07")}
+        assert not verdict.wrong
+        arena.standin.release(rule)
+
+        changed = arena.content.source / "data/d07/f0007"
+        with changed.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read()
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 1]))
+        verdict = judge(arena.carry_out(calm))
+        assert {each.path for each in verdict.wrong} == {"data/d07/f0007"}
+        assert not verdict.errors
+
+        (arena.content.source / "packages" / "mdurl" / "__init__.py").write_text("1 / 0")
+        verdict = judge(arena.carry_out(calm))
+        assert {each.node for each in verdict.imports} == {0, 1, 2}
+        assert "ZeroDivisionError" in verdict.imports[0].said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
+def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    schedule = Schedule(
+        *(0, 3, 2, 60.0, "mixed"),
+        (Fault(0.1, 0, "cut", 59.0), Fault(0.1, 1, "stop", 59.0)),
+    )
+    (tmp_path / "schedule").write_text(str(schedule))
+    command = [sys.executable, "-m", "tests.chaos", "--files", "50", "--replay"]
+    namespaces_before = namespaces()
+    with subprocess.Popen(
+        [*command, str(tmp_path / "schedule")],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        eventually(lambda: list(tmp_path.glob("copperfs-chaos-*/cluster/cluster.json")), "up", 60)
+        [directory] = tmp_path.glob("copperfs-chaos-*")
+        eventually(lambda: stopped(directory / "cluster", 1), "it is at it", 60)
+        run.send_signal(number)
+        said, _ = run.communicate(timeout=60)
+    assert "LEFT BEHIND" not in said
+    eventually(
+        lambda: not mounts_below(tmp_path) and namespaces() <= namespaces_before,
+        lambda: f"nothing is left: {mounts_below(tmp_path)}; {namespaces() - namespaces_before}",
+        30,
+    )
+    if number == signal.SIGTERM:
+        assert not directory.exists()
+
+
+def stopped(cluster: Path, node: int) -> bool:
+    try:
+        pid = json.loads((cluster / "cluster.json").read_text())["nodes"][node]["pid"]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return False
+    return bool(state == "T")
+
+
+def test_without_faults_everything_is_read_once(arena: Arena) -> None:
+    """So what is read again in other schedules is due to their faults."""
+    outcome = arena.carry_out(Schedule(0, SETUP.nodes, SETUP.fanout, 3.0, "calm", ()))
+    verdict = judge(outcome)
+    assert verdict.is_good, "\n".join(complaints(outcome, verdict))
+    assert sum(outcome.opened.values()) > 200
+    assert not more_than_once(outcome.opened)
+    assert not more_than_once(outcome.listed)
+
+
+def test_faults_are_really_in_force(arena: Arena) -> None:
+    """By what they leave behind: another process, a reader that waited."""
+    kinds = ("kill", "stop", "cut", "drop", "stick")
+    faults = [Fault(1.0, 10 + place, kind, 2.0) for place, kind in enumerate(kinds)]
+    schedule = Schedule(0, SETUP.nodes, SETUP.fanout, 4.0, "mixed", tuple(faults))
+    before = [arena.pid(each.node) for each in faults]
+    outcome = arena.carry_out(schedule)
+    verdict = judge(outcome)
+    assert verdict.is_good, "\n".join(complaints(outcome, verdict))
+    after = [arena.pid(each.node) for each in faults]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [
+        each == "kill" for each in kinds
+    ]
+    assert verdict.excused, "who was killed was told so"
+    applied = {each.fault.node: each for each in outcome.applied}
+    assert len(applied) == len(faults)
+    for fault in faults[:2]:  # what is stuck still answers what it has
+        here = applied[fault.node]
+        assert not [
+            each
+            for each in outcome.reads
+            if each.node == fault.node
+            and not each.errno
+            and here.began + 0.5 < each.began < each.ended < here.ended
+        ], f"{fault}: it goes on reading"

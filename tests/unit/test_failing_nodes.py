@@ -1,0 +1,301 @@
+"""Nodes that end, hang or are cut off: whoever asks the others gets what it wants, and in time."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from copperfs.core.events import Leave, List
+from copperfs.core.messages import PART_BYTES
+from copperfs.core.suspicion import Patience
+from copperfs.types import NodeId, Path
+from tests.unit.overlay_lab import ASK_DEADLINE_S, MIB, Job, content
+
+ROOT, PARENT, LEAF = 0, 3, 7
+PATIENCE = Patience()
+HEDGED_S = PATIENCE.probe_s + PATIENCE.silent_s + 0.1
+DOUBTED_S = PATIENCE.doubt_s + 0.1
+DEAD_S = PATIENCE.dead_s + 0.2
+
+
+def eight(count: int = 1, seed: int = 0) -> Job:
+    """7 asks 3, 3 asks 1, 1 asks 0."""
+    job = Job(8, count=count, seed=seed, deadline_s=60.0)
+    for name in (b"lib/a", b"lib/b", b"lib/c", b"lib/d"):
+        job.tree.add(name, 100)
+    job.tree.add(b"lib/large", 5 * MIB)
+    return job
+
+
+def begin(job: Job, number: int, path: bytes) -> object:
+    return job.read(number, path, job.tree.files[Path(path)].attributes.version)
+
+
+def has(job: Job, number: int, request: object, path: bytes) -> bool:
+    answers = job.daemons[number].answers
+    if request not in answers:
+        return False
+    version = job.tree.files[Path(path)].attributes.version
+    assert answers[request] == content(Path(path), version)  # type: ignore[index]
+    return True
+
+
+def read(job: Job, number: int, path: bytes) -> bool:
+    request = begin(job, number, path)
+    job.run()
+    return has(job, number, request, path)
+
+
+# --- silence --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("who", "within_s"), [(PARENT, HEDGED_S), (1, HEDGED_S), (ROOT, DOUBTED_S)]
+)
+def test_a_node_that_hangs_is_asked_around(who: int, within_s: float) -> None:
+    job = eight()
+    job.frozen.add(NodeId(who))
+    request = begin(job, LEAF, b"lib/a")
+    job.run()
+    assert not has(job, LEAF, request, b"lib/a")
+    job.pass_time(within_s)
+    assert has(job, LEAF, request, b"lib/a")
+    assert not any(daemon.node.membership.view.gone for daemon in job.daemons)  # type: ignore[union-attr]
+    assert read(job, LEAF, b"lib/b"), "it is asked nothing new"
+    assert sum(job.source_reads().values()) == 2
+
+
+def test_a_node_that_answers_again_is_asked_again() -> None:
+    job = eight()
+    job.frozen.add(NodeId(PARENT))
+    request = begin(job, LEAF, b"lib/a")
+    job.pass_time(HEDGED_S)
+    assert has(job, LEAF, request, b"lib/a")
+    job.frozen.clear()
+    job.run()
+    asked = job.daemons[PARENT].node.stats.peer_questions
+    assert read(job, LEAF, b"lib/b")
+    assert job.daemons[PARENT].node.stats.peer_questions > asked
+    job.pass_time(1.0)
+    job.check_at_rest()
+
+
+def test_a_source_that_takes_half_a_minute_makes_nobody_suspect_anybody() -> None:
+    job = eight()
+    job.no_source.add(NodeId(ROOT))
+    request = begin(job, LEAF, b"lib/a")
+    job.pass_time(PATIENCE.slow_s - 1)
+    hedges = [daemon.node.stats.hedges for daemon in job.daemons]
+    assert hedges == [0] * 8
+    assert not any(daemon.node.membership.suspects() for daemon in job.daemons)  # type: ignore[union-attr]
+    assert sum(job.source_reads().values()) == 0, "the root alone is at it"
+    job.pass_time(2)
+    assert has(job, LEAF, request, b"lib/a"), "the source of another node is not stuck"
+    job.no_source.clear()
+    job.run()
+    assert sum(job.source_reads().values()) == 2
+    assert not any(daemon.node.membership.view.gone for daemon in job.daemons)  # type: ignore[union-attr]
+    job.check_at_rest()
+
+
+def test_who_was_asleep_suspects_nobody() -> None:
+    job = eight()
+    job.pass_time(1.0)
+    job.frozen.add(NodeId(LEAF))
+    job.pass_time(PATIENCE.dead_s - 1)
+    job.frozen.clear()
+    job.tick(0.0)
+    membership = job.daemons[LEAF].node.membership
+    assert membership is not None
+    assert membership.suspects() == []
+    assert not membership.view.gone
+    job.pass_time(1.0)
+    assert not any(daemon.node.membership.view.gone for daemon in job.daemons)  # type: ignore[union-attr]
+
+
+# --- death ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dead", [*combinations((0, 1, 3), 1), *combinations((0, 1, 3), 2), (0, 1, 3)]
+)
+def test_nodes_that_end_are_missed_by_nobody(dead: tuple[int, ...]) -> None:
+    job = eight()
+    for number in dead:
+        job.crash(number)
+    assert read(job, LEAF, b"lib/a"), "without any time passing"
+    job.pass_time(0.1)
+    for number in range(8):
+        if number not in dead:
+            assert read(job, number, b"lib/b")
+            membership = job.daemons[number].node.membership
+            assert membership is not None
+            assert membership.view.gone == set(dead)
+    assert all(count == 1 for (kind, _), count in job.source_reads().items() if kind == "read")
+
+
+@given(st.integers(0, 300), st.sampled_from([ROOT, 1, PARENT]), st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_a_stream_that_breaks_off_goes_on_elsewhere(seed: int, who: int, moves: int) -> None:
+    job = eight(seed=seed)
+    requests = {number: begin(job, number, b"lib/large") for number in (LEAF, 5, 6)}
+    for _ in range(moves):
+        job.move()
+    job.crash(who)
+    job.run()
+    job.pass_time(0.1)
+    assert all(has(job, number, request, b"lib/large") for number, request in requests.items())
+    assert job.source_reads()["read", Path(b"lib/large")] <= 2
+
+
+def test_what_came_before_a_stream_broke_off_does_not_come_again() -> None:
+    job = eight()
+    request = begin(job, LEAF, b"lib/large")
+    while job.daemons[LEAF].node.statistics().reserved_bytes == 0 or not any(
+        len(blob) >= 2 * PART_BYTES for blob in job.daemons[LEAF].blobs.values()
+    ):
+        assert job.move()
+    firsts: list[int] = []
+    job.crash(PARENT)
+    for (_, peer), queue in job.queues.items():
+        firsts += [m.first for m, _ in queue if peer == 1 and hasattr(m, "first")]
+    assert firsts == [2]
+    job.run()
+    assert has(job, LEAF, request, b"lib/large")
+
+
+@given(st.integers(0, 1000), st.data())
+@settings(max_examples=60, deadline=None)
+def test_as_long_as_one_is_left_it_gets_everything(seed: int, data: st.DataObject) -> None:
+    job = eight(count=data.draw(st.sampled_from([1, 3])), seed=seed)
+    survivor = data.draw(st.integers(0, 7))
+    requests = {path: begin(job, survivor, path) for path in (b"lib/a", b"lib/b", b"lib/large")}
+    others = [number for number in range(8) if number != survivor]
+    for number in data.draw(st.permutations(others)):
+        for _ in range(data.draw(st.integers(0, 20))):
+            job.move()
+        job.crash(number)
+    job.run()
+    job.pass_time(1.5)
+    assert all(has(job, survivor, request, path) for path, request in requests.items())
+    listed = job.ask(survivor, List, b"lib")
+    job.run()
+    assert job.answer(survivor, listed) is not None
+
+
+# --- the view -------------------------------------------------------------------------------------
+
+
+def gone(job: Job, number: int) -> set[int]:
+    membership = job.daemons[number].node.membership
+    assert membership is not None
+    membership.check_invariants()
+    return set(membership.view.gone)
+
+
+def test_who_was_stopped_for_long_is_taken_back() -> None:
+    job = eight()
+    job.frozen.add(NodeId(PARENT))
+    job.pass_time(DEAD_S + 1)
+    assert [gone(job, number) for number in range(8) if number != PARENT] == [{PARENT}] * 7
+    job.frozen.clear()
+    job.pass_time(1.0)
+    assert [gone(job, number) for number in range(8)] == [set()] * 8
+    assert job.daemons[PARENT].node.stats.refutations >= 1
+    assert read(job, LEAF, b"lib/a")
+    assert job.daemons[PARENT].node.stats.peer_questions == 1
+    job.check_at_rest()
+
+
+def test_a_network_that_falls_apart_becomes_whole_again() -> None:
+    job = eight()
+    side = {1, 3, 4, 7}
+    for one in range(8):
+        for other in range(one):
+            if (one in side) != (other in side):
+                pair = NodeId(one), NodeId(other)
+                if pair in job.queues:
+                    job.cut(*pair)
+                else:
+                    job.severed.add(frozenset(pair))
+    job.pass_time(3 * DEAD_S)  # one level after the other is missed
+    for number in range(8):
+        assert gone(job, number) == (set(range(8)) - side if number in side else side)
+    assert read(job, LEAF, b"lib/a")
+    assert read(job, 6, b"lib/a")
+    assert job.source_reads()["read", Path(b"lib/a")] == 2, "each side has a root"
+    job.severed.clear()
+    job.pass_time(2.0)
+    assert [gone(job, number) for number in range(8)] == [set()] * 8
+    assert read(job, LEAF, b"lib/b")
+    assert read(job, 6, b"lib/b")
+    assert job.source_reads()["read", Path(b"lib/b")] == 1
+    job.check_at_rest()
+
+
+def test_who_leaves_has_told_before_and_nobody_waits() -> None:
+    job = eight()
+    requests = {number: begin(job, number, b"lib/large") for number in (LEAF, 5)}
+    for _ in range(8):
+        job.move()
+    job.happen(NodeId(1), Leave())
+    job.run()
+    assert all(has(job, number, request, b"lib/large") for number, request in requests.items())
+    assert job.daemons[1].node.may_go()
+    job.pass_time(0.1)
+    assert [gone(job, number) for number in range(8)] == [{1}] * 8
+    assert job.daemons[3].node.membership.parents == [0]  # type: ignore[union-attr]
+    assert sum(daemon.node.stats.deaths for daemon in job.daemons) == 0
+
+
+# --- the last resort ------------------------------------------------------------------------------
+
+
+def cut_off(job: Job, number: int) -> None:
+    for other in range(job.nodes):
+        if other != number:
+            pair = NodeId(number), NodeId(other)
+            if pair in job.queues:
+                job.cut(*pair)
+            job.severed.add(frozenset(pair))
+
+
+def test_who_is_cut_off_reads_the_source_in_turns() -> None:
+    job = Job(8, fallbacks_max=2)
+    for number in range(20):
+        job.tree.add(b"lib/%d" % number, 10)
+    cut_off(job, LEAF)
+    requests = [begin(job, LEAF, b"lib/%d" % number) for number in range(20)]
+    job.pass_time(0.5)
+    daemon = job.daemons[LEAF]
+    assert daemon.answers == {}, "those that it asks may yet answer"
+    job.no_source.add(NodeId(LEAF))
+    job.pass_time(0.3)
+    assert len(daemon.fetches) == 2
+    job.no_source.clear()
+    job.run()
+    assert all(request in daemon.answers for request in requests)
+    assert daemon.node.stats.fallbacks == 20
+    daemon.node.check_invariants()
+
+
+def test_without_falling_back_the_source_is_left_alone() -> None:
+    job = Job(20, fanout=2, fallbacks_max=0)
+    job.tree.add(b"lib/a", 10)
+    cut_off(job, 19)
+    request = begin(job, 19, b"lib/a")
+    job.pass_time(2.0)
+    assert job.source_reads() == {}
+    assert request not in job.daemons[19].answers
+
+
+def test_who_is_not_answered_for_too_long_reads_the_source() -> None:
+    job = eight()
+    job.no_source |= {NodeId(number) for number in range(8) if number != LEAF}
+    request = begin(job, LEAF, b"lib/a")
+    job.pass_time(ASK_DEADLINE_S - 1, step_s=0.25)
+    assert not has(job, LEAF, request, b"lib/a")
+    job.pass_time(1.5, step_s=0.25)
+    assert has(job, LEAF, request, b"lib/a")
+    assert job.daemons[LEAF].node.stats.fallbacks == 1
