@@ -77,6 +77,7 @@ class Chaos:
         checkers.check_answered(self.world)
         checkers.check_errors(self.world)
         checkers.check_at_rest(self.world)
+        checkers.check_views(self.world)
         if self._calm and self.world.job.memory_bytes > 100 * MIB:  # nothing is evicted
             checkers.check_source_reads(self.world, 1)
 
@@ -104,6 +105,7 @@ class Chaos:
             self._crash,
             self._crash,
             self._restart,
+            self._leave,
             self._stand_still,
             self._be_late,
             self._cut,
@@ -129,6 +131,10 @@ class Chaos:
                 self.world.power_off(node)
             else:
                 self.world.crash(node)
+
+    def _leave(self) -> None:
+        if len(self._upright()) > 2:
+            self.world.leave(self._draw.choice(self._upright()))
 
     def _restart(self) -> None:
         dead = [host.me for host in self.world.hosts if not host.process.is_alive]

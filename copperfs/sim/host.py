@@ -146,7 +146,7 @@ class Host:
         """On all nodes, in two calls as ``runtime/job.py`` does it."""
 
         def begin(epochs: bytes) -> None:
-            latest = max([self.node.statistics().epoch, *map(int, epochs.split())])
+            latest = max([self.node.epoch, *map(int, epochs.split())])
             self.call("clear", b"%d" % (latest + 1), CLEAR_WITHIN_S, lambda _: None)
 
         later = self.process.after
@@ -270,7 +270,7 @@ class Host:
     def _do_our_part(self, action: PerformCall) -> None:
         if action.call not in self._doing:
             return
-        epoch, result = self.node.statistics().epoch, int(self.me)
+        epoch, result = self.node.epoch, int(self.me)
         if action.operation == "epoch":
             result = epoch
         elif action.operation == "clear" and int(action.argument) > epoch:

@@ -25,7 +25,7 @@ from copperfs.core.events import (
     PushedListing,
 )
 from copperfs.core.links import WINDOW_BYTES, part_size, parts_in
-from copperfs.core.listing import Listing
+from copperfs.core.listing import Listing, checked_listing
 from copperfs.core.messages import (
     Batch,
     Credit,
@@ -39,9 +39,9 @@ from copperfs.core.messages import (
     What,
 )
 from copperfs.core.node import Node
-from copperfs.sim.pieces import EMPTY, Piece, listing_pieces, size_of
+from copperfs.sim.pieces import EMPTY, Piece, listing_piece, size_of
 from copperfs.sim.port import Port
-from copperfs.types import BlobId, NodeId
+from copperfs.types import BlobId, NodeId, Version
 from copperfs.wire.codec import PAYLOAD_BYTES_MAX
 
 JOB, AGREEMENT = "simulated", b"agreed"
@@ -82,7 +82,7 @@ class Peers:
         pieces: Sequence[Piece] = ()
         if isinstance(message, GivePart):
             if isinstance(content, Listing):
-                piece = listing_pieces(content)[message.index]
+                piece = listing_piece(content, message.index)
             else:
                 assert content is not None
                 assert not isinstance(content, tuple)
@@ -92,7 +92,7 @@ class Peers:
         elif isinstance(message, Offer):
             assert isinstance(content, tuple)
             pieces = tuple(
-                listing_pieces(each)[0] if isinstance(each, Listing) else self.blobs.held[each][0]
+                listing_piece(each, 0) if isinstance(each, Listing) else self.blobs.held[each][0]
                 for each in content
             )
             items = zip(message.items, pieces, strict=True)
@@ -108,7 +108,7 @@ class Peers:
             assert self.given_bytes[action.peer] <= WINDOW_BYTES + PAYLOAD_BYTES_MAX
 
     def say_hello(self, peer: NodeId, *, is_answer: bool) -> None:
-        epoch = self.node.statistics().epoch
+        epoch = self.node.epoch
         self.port.send(peer, Hello(self.port.me, JOB, AGREEMENT, epoch, is_answer))
 
     # --- in --------------------------------------------------------------------------------------
@@ -233,9 +233,7 @@ class Peers:
         return len(self._listings)
 
 
-def _listing_of(pieces: Sequence[Piece], directory: object) -> Listing:
+def _listing_of(pieces: Sequence[Piece], directory: Version | None) -> Listing:
     """Bytes of listings are real, in every run."""
     packed = b"".join(each.data or b"" for each in pieces)
-    listing = Listing(packed, directory, tuple(each.digest for each in pieces))  # type: ignore[arg-type]
-    listing.check()
-    return listing
+    return checked_listing(packed, directory, {n: each.digest for n, each in enumerate(pieces)})

@@ -49,14 +49,6 @@ def piece_of(data: bytes) -> Piece:
     return Piece(len(data), digest(data), data)
 
 
-def pieces_of(data: bytes) -> tuple[Piece, ...]:
-    """*data* in parts, as they travel."""
-    return tuple(
-        piece_of(data[start : start + PART_BYTES])
-        for start in range(0, max(1, len(data)), PART_BYTES)
-    )
-
-
 def content_of(path: Path, version: Version, *, with_bytes: bool) -> tuple[Piece, ...]:
     """What a file of this path and version has in it. Every part of every file is different."""
     made = []
@@ -73,13 +65,17 @@ def content_of(path: Path, version: Version, *, with_bytes: bool) -> tuple[Piece
     return tuple(made)
 
 
-def listing_pieces(listing: Listing) -> tuple[Piece, ...]:
-    """A listing's bytes; they are real in every run, since the core looks into them."""
-    if listing.digests and len(listing.packed) <= PART_BYTES:
-        return (Piece(len(listing.packed), listing.digests[0], listing.packed),)
-    pieces = pieces_of(listing.packed)
-    listing.digests = tuple(each.digest for each in pieces)
-    return pieces
+def listing_piece(listing: Listing, index: int) -> Piece:
+    """A part of a listing. Its bytes are real in every run, since the core looks into them; the
+    digest is taken once, and remembered with the listing as the daemon does it."""
+    start = index * PART_BYTES
+    data = listing.packed
+    if start or len(data) > PART_BYTES:
+        data = data[start : start + PART_BYTES]
+    known = listing.digests.get(index)
+    if known is None:
+        known = listing.digests[index] = digest(data)
+    return Piece(len(data), known, data)
 
 
 def size_of(pieces: Sequence[Piece]) -> int:

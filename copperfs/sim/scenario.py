@@ -225,7 +225,7 @@ class Scenario:
         assert self.called == self.nodes(nodes), str(self.called)
 
     def expect_epoch(self, nodes: str, epoch: str) -> None:
-        found = {n: self.world[n].node.statistics().epoch for n in self.nodes(nodes)}
+        found = {n: self.world[n].node.epoch for n in self.nodes(nodes)}
         assert set(found.values()) == {int(epoch)}, str(found)
 
     def expect_view(self, nodes: str, without: str, others: str) -> None:
