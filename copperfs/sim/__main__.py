@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from copperfs.sim.chaos import Chaos
+from copperfs.sim.random_run import RandomRun
 from copperfs.sim.scenario import Scenario, needs
 from copperfs.sim.world import World
 
@@ -27,13 +27,13 @@ def main(arguments: list[str]) -> int:
 
 def _replay(chosen: argparse.Namespace) -> tuple[World | None, str | None]:
     if chosen.seed is not None:
-        chaos = Chaos(chosen.seed)
-        chaos.world.trace.keep(1_000_000)
+        run = RandomRun(chosen.seed)
+        run.world.trace.keep(1_000_000)
         try:
-            chaos.run()
+            run.run()
         except AssertionError as error:
-            return chaos.world, repr(error)
-        return chaos.world, None
+            return run.world, repr(error)
+        return run.world, None
     text = chosen.scenario.read_text()
     if needs(text):
         return None, f"it needs {', '.join(needs(text))}"

@@ -44,21 +44,23 @@ from copperfs.core.events import (
     Leave,
     Opened,
     Probed,
+    PushBatch,
     Question,
     Start,
     StartCall,
     Tick,
 )
-from copperfs.core.messages import Message, Return
+from copperfs.core.links import parts_in
+from copperfs.core.messages import PART_BYTES, Batch, Item, Message, Return, What
 from copperfs.core.node import Node
 from copperfs.sim.clock import Clock
 from copperfs.sim.peers import Blobs, Peers
-from copperfs.sim.pieces import Piece
+from copperfs.sim.pieces import Piece, size_of
 from copperfs.sim.port import Port
 from copperfs.sim.process import Process
 from copperfs.sim.source import Arrived, ContentRead, FileOpened, Hands
 from copperfs.sim.trace import Trace
-from copperfs.types import CallId, HandleId, NodeId, PeerRequest, RequestId
+from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
 
 Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
 """How a question ended; an object as its pieces."""
@@ -151,6 +153,26 @@ class Host:
 
         later = self.process.after
         self.call("epoch", b"", EPOCH_WITHIN_S, lambda result: later(0.0, begin, result))
+
+    def push(self, number: int, tree: int, files: Sequence[tuple[Path, Version]]) -> None:
+        """Spread files that this node, the root of *tree*, has read, in batches of a part or more;
+        all at once, where ``runtime/warmup.py`` waits for its backlog."""
+        items: list[Item] = []
+        pieces: list[Piece] = []
+        left = [
+            (path, version, n) for path, version in files for n in range(parts_in(version.size))
+        ]
+        sequence = 0
+        for at, (path, version, index) in enumerate(left):
+            piece = self.hands.source.content(path, version)[index]
+            start = index * PART_BYTES
+            items.append(Item(What.OBJECT, path, version, version.size, start, piece.size))
+            pieces.append(piece)
+            last = at + 1 == len(left)
+            if last or size_of(pieces) >= PART_BYTES:
+                batch = Batch(number, tree, self.node.epoch, sequence, tuple(items), last)
+                self.post(PushBatch(batch, self.blobs.keep(pieces), size_of(pieces)))
+                items, pieces, sequence = [], [], sequence + 1
 
     @property
     def waits(self) -> int:

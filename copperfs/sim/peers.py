@@ -68,6 +68,10 @@ class Peers:
     blobs: Blobs
     post: Callable[[Event], None]
     connected: set[NodeId] = field(default_factory=set)
+    met: set[NodeId] = field(default_factory=set)
+    """With whom it ever spoke."""
+    taken_bytes: int = 0
+    """Of payloads, wanted or not."""
     given_bytes: Counter[NodeId] = field(default_factory=Counter)
     """Sent, and not yet credited."""
     _listings: dict[tuple[NodeId, int], list[Piece]] = field(default_factory=dict)
@@ -128,9 +132,11 @@ class Peers:
     def take(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None:
         if isinstance(message, Hello):
             self._hear_hello(peer, message)
-        elif peer not in self.connected:
+            return
+        if peer not in self.connected:
             return  # it has not said hello
-        elif isinstance(message, GivePart):
+        self.taken_bytes += size_of(pieces)
+        if isinstance(message, GivePart):
             self._take_part(peer, message, pieces[0] if pieces else EMPTY)
         elif isinstance(message, Offer):
             if not self.node.looks_up_to(peer):
@@ -167,6 +173,7 @@ class Peers:
         if not hello.is_answer:
             self.say_hello(peer, is_answer=True)
         self.connected.add(peer)
+        self.met.add(peer)
         self.given_bytes[peer] = 0
         self.post(PeerUp(peer))
         self.post(Heard(peer, hello))

@@ -210,6 +210,11 @@ class Scenario:
         stall_s = max(worst.stall_s, worst.waits_s())
         assert stall_s < float(seconds), f"{stall_s:.3f} s: {worst}"
 
+    def expect_taken(self, node: str, count: str, unit: str) -> None:
+        """Of payloads, since it was started."""
+        found = self.world[int(node)].peers.taken_bytes
+        assert found <= int(count) * SIZES[unit], f"{found} bytes"
+
     def expect_count(self, what: str, nodes: str | None, most: str | None, count: str) -> None:
         """Of the nodes that live."""
         chosen = self.nodes(nodes or "all")
@@ -279,6 +284,7 @@ SETTINGS: dict[str, Do] = {
 
 VERBS: dict[str, Do] = {
     rf"nodes? {_N} reads? (\S+)": Scenario.read,
+    r"push (\d+) (\S+)": lambda s, node, path: s.world.push(int(node), s.paths(path)),
     r"run ([\d.]+)": lambda s, seconds: s.world.run(float(seconds)),
     r"run until (\d+) (sends|takes) (\w+)(?: (\d+))?": Scenario.run_until_message,
     r"run until source (read|scan|look|open)s (\S+)": Scenario.run_until_source,
@@ -315,6 +321,7 @@ EXPECTATIONS: dict[str, Do] = {
     rf"expect nodes? {_N} ha(?:s|ve) (\S+)": Scenario.expect_has,
     r"expect node (\d+) is told (\w+) for (\S+)": Scenario.expect_error,
     r"expect source (reads|scans|looks|opens) (\S+) (at most )?(\d+)": Scenario.expect_source,
+    r"expect node (\d+) took at most (\d+)(K|M|)": Scenario.expect_taken,
     r"expect stall below ([\d.]+)": Scenario.expect_stall,
     rf"expect (\w+)(?: of {_N})? (at most )?(\d+)": Scenario.expect_count,
     r"expect (\d+) (not )?connected to (\d+)": Scenario.expect_connected,

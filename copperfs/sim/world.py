@@ -73,6 +73,7 @@ class World:
     source: Source = field(init=False)
     network: Network = field(init=False)
     random: Random = field(init=False)
+    _pushes: int = 0
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -158,6 +159,15 @@ class World:
         self.readings.append(reading)
         self._tell(f"node {node} reads {path.decode()}")
         return reading
+
+    def push(self, node: int, paths: list[Path]) -> None:
+        """A working set from the root of the first tree to all nodes."""
+        entries = [(path, self.source.entry(path)) for path in paths]
+        files = [(path, entry.attributes.version) for path, entry in entries if entry is not None]
+        self._tell(f"node {node} pushes {len(files)} files")
+        self._pushes += 1
+        host = self.hosts[node]
+        host.process.take(host.push, self._pushes, 0, files)
 
     def clear(self, node: int) -> None:
         """A new epoch, on all nodes."""

@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from copperfs.sim.chaos import Chaos
 from copperfs.sim.codec import transcode
 from copperfs.sim.pieces import size_of
+from copperfs.sim.random_run import RandomRun
 
 PROGRAM = """
 import sys
-from copperfs.sim.chaos import Chaos
-chaos = Chaos(int(sys.argv[1]))
-chaos.world.trace.hashing = True
-chaos.run()
-print(chaos.world.trace.hexdigest())
+from copperfs.sim.random_run import RandomRun
+run = RandomRun(int(sys.argv[1]))
+run.world.trace.hashing = True
+run.run()
+print(run.world.trace.hexdigest())
 """
 
 
@@ -44,16 +44,16 @@ def test_the_fast_path_is_equal(seed: int) -> None:
     messages are taken as the same."""
     digests = []
     for exact in (True, False):
-        chaos = Chaos(seed, exact)
-        network = chaos.world.network
+        run = RandomRun(seed, exact)
+        network = run.world.network
         if exact:
             header_bytes = network.costs.header_bytes
             network.transcode = lambda message, pieces, header_bytes=header_bytes: (
                 transcode(message, pieces)[0],
                 header_bytes + size_of(pieces),
             )
-        chaos.world.trace.hashing = True
-        chaos.run()
-        assert chaos.world.network.sent["GivePart"] > 0
-        digests.append(chaos.world.trace.hexdigest())
+        run.world.trace.hashing = True
+        run.run()
+        assert run.world.network.sent["GivePart"] > 0
+        digests.append(run.world.trace.hexdigest())
     assert digests[0] == digests[1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from copperfs.sim.chaos import Chaos
+from copperfs.sim.random_run import RandomRun
 
 SEEDS = range(40)
 # Those that failed once are run always.
@@ -23,9 +23,9 @@ def test_many_seeds(first: int) -> None:
 
 
 def judge(seed: int) -> None:
-    chaos = Chaos(seed)
+    run = RandomRun(seed)
     try:
-        chaos.run()
+        run.run()
     except AssertionError as fault:
-        print(*chaos.world.trace.lines()[-LINES_SHOWN:], sep="\n")
+        print(*run.world.trace.lines()[-LINES_SHOWN:], sep="\n")
         pytest.fail(f"python -m copperfs.sim --seed {seed}: {fault!r}", pytrace=False)

@@ -27,7 +27,7 @@ CALM = 0.15
 
 
 @dataclass(slots=True)
-class Chaos:
+class RandomRun:
     seed: int
     exact: bool = True
     world: World = field(init=False)
