@@ -1,0 +1,23 @@
+"""Every message through the real codec, as its receiver would read it.
+
+What no node would take cannot be sent here, and what is not in a message's layout does not arrive.
+For runs in which that costs too much it is left out: ``tests/sim/test_determinism.py`` shows
+that a run has the same trace without it."""
+
+from collections.abc import Sequence
+
+from copperfs.core.messages import Message
+from copperfs.sim.pieces import Piece, size_of
+from copperfs.wire.codec import decode_header, encode
+from copperfs.wire.payload import Payload, payload_of
+
+
+def transcode(message: Message, pieces: Sequence[Piece]) -> tuple[Message, int]:
+    """The message as it is read at the other end, and what both frames measure."""
+    payload = None
+    if len(pieces) == 1 and pieces[0].data is not None:
+        payload = Payload(pieces[0].data, pieces[0].digest)
+    elif pieces:
+        payload = payload_of(b"".join(each.data or b"" for each in pieces))
+    header = encode(message, payload)
+    return decode_header(header).message, len(header) + size_of(pieces)

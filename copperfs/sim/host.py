@@ -1,0 +1,322 @@
+"""One node of a simulated job: the core, and what performs its actions.
+
+It does what ``runtime/engine.py`` does: events go in one at a time, actions are performed in their
+order, the source is asked by as many hands as the node has threads, and the core is woken when it
+wants to be. A node that is started again is another host with the same number.
+
+A question has its deadline, and the bytes that answer it are compared with the source's; what is
+wrong with either is an AssertionError here, where it happens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import (
+    Action,
+    AnswerEntry,
+    AnswerError,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    Connect,
+    Disconnect,
+    DropCall,
+    EndCall,
+    Evict,
+    Happened,
+    LookAgain,
+    LookSource,
+    NewEpoch,
+    OpenSource,
+    PerformCall,
+    Probe,
+    ReadSource,
+    ReleaseBlob,
+    ReleaseHandle,
+    ScanSource,
+    Send,
+)
+from copperfs.core.events import (
+    CallPerformed,
+    Clear,
+    Event,
+    HaveRead,
+    Leave,
+    Opened,
+    Probed,
+    PushBatch,
+    Question,
+    Start,
+    StartCall,
+    Tick,
+)
+from copperfs.core.links import parts_in
+from copperfs.core.messages import PART_BYTES, Batch, Item, Message, Return, What
+from copperfs.core.node import Node
+from copperfs.sim.clock import Clock
+from copperfs.sim.peers import Blobs, Peers
+from copperfs.sim.pieces import Piece, size_of
+from copperfs.sim.port import Port
+from copperfs.sim.process import Process
+from copperfs.sim.source import Arrived, ContentRead, FileOpened, Hands
+from copperfs.sim.trace import Trace
+from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
+
+Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
+"""How a question ended; an object as its pieces."""
+
+EPOCH_WITHIN_S, CLEAR_WITHIN_S = 5.0, 15.0
+LEAVES_WITHIN_S = 1.0
+SLACK_S = 0.01
+"""That an answer may be later than its deadline: the node is woken for it at that time."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    question: Question
+    deliver: Callable[[Answered], None]
+    asked_at: float
+    still_s: float
+    """That the process had stood still before."""
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    me: NodeId
+    clock: Clock
+    process: Process
+    node: Node
+    hands: Hands
+    trace: Trace
+    checks: bool = True
+    """Check the core's invariants after every step."""
+    port: Port = field(init=False)
+    peers: Peers = field(init=False)
+    blobs: Blobs = field(default_factory=Blobs)
+    handles: set[HandleId] = field(default_factory=set)
+    happened: list[tuple[float, Happened]] = field(default_factory=list)
+    """What the core wrote into its log of events."""
+    slowest_s: float = 0.0
+    """Of all answers."""
+    _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
+    _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
+    _doing: set[CallId] = field(default_factory=set)
+    _alarm: float | None = None
+    _gone: Callable[[], None] | None = None
+    """Called when this node, which leaves, may go."""
+    _next: int = 1
+
+    def attach(self, port: Port) -> None:
+        self.port = port
+        self.peers = Peers(port, self.node, self.blobs, self.post)
+
+    def start(self) -> None:
+        self.post(Start())
+
+    def leave(self, gone: Callable[[], None]) -> None:
+        """Tell the other nodes, give those who ask what they wait for, and be *gone* then; after a
+        moment in any case."""
+        self._gone = gone
+        self.process.after(LEAVES_WITHIN_S, self._go)
+        self.post(Leave())
+
+    def _go(self) -> None:
+        if self._gone is not None:
+            gone, self._gone = self._gone, None
+            gone()
+
+    # --- for applications ------------------------------------------------------------------------
+
+    def ask(
+        self, question: Callable[[RequestId], Question], deliver: Callable[[Answered], None]
+    ) -> None:
+        request = RequestId(self._number())
+        asked = question(request)
+        still_s = self.process.still_s()
+        self._waiting[request] = _Waiting(asked, deliver, self.clock.now, still_s)
+        self.post(asked)
+
+    def call(
+        self, operation: str, argument: bytes, within_s: float, deliver: Callable[[bytes], None]
+    ) -> None:
+        """Have all nodes do something; the numbers that they return, in order."""
+        request = RequestId(self._number())
+        self._calls[request] = deliver
+        self.post(StartCall(request, operation, argument, within_s))
+
+    def clear(self) -> None:
+        """On all nodes, in two calls as ``runtime/job.py`` does it."""
+
+        def begin(epochs: bytes) -> None:
+            latest = max([self.node.epoch, *map(int, epochs.split())])
+            self.call("clear", b"%d" % (latest + 1), CLEAR_WITHIN_S, lambda _: None)
+
+        later = self.process.after
+        self.call("epoch", b"", EPOCH_WITHIN_S, lambda result: later(0.0, begin, result))
+
+    def push(self, number: int, tree: int, files: Sequence[tuple[Path, Version]]) -> None:
+        """Spread files that this node, the root of *tree*, has read, in batches of a part or more;
+        all at once, where ``runtime/warmup.py`` waits for its backlog."""
+        items: list[Item] = []
+        pieces: list[Piece] = []
+        left = [
+            (path, version, n) for path, version in files for n in range(parts_in(version.size))
+        ]
+        sequence = 0
+        for at, (path, version, index) in enumerate(left):
+            piece = self.hands.source.content(path, version)[index]
+            start = index * PART_BYTES
+            items.append(Item(What.OBJECT, path, version, version.size, start, piece.size))
+            pieces.append(piece)
+            last = at + 1 == len(left)
+            if last or size_of(pieces) >= PART_BYTES:
+                batch = Batch(number, tree, self.node.epoch, sequence, tuple(items), last)
+                self.post(PushBatch(batch, self.blobs.keep(pieces), size_of(pieces)))
+                items, pieces, sequence = [], [], sequence + 1
+
+    @property
+    def waits(self) -> int:
+        """For so many answers."""
+        return len(self._waiting)
+
+    # --- the core --------------------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """One step, and what it wants."""
+        now = self.clock.now
+        self.trace.event(now, self.me, event)
+        actions = self.node.step(now, event)
+        if self.checks:
+            self.node.check_invariants()
+        for action in actions:
+            self.trace.action(now, self.me, action)
+            self._perform(action)
+        self._set_alarm()
+        if self._gone is not None and self.node.may_go():
+            self.process.after(0.0, self._go)
+
+    def _set_alarm(self) -> None:
+        deadline = self.node.deadline()
+        if deadline is not None and (self._alarm is None or deadline < self._alarm):
+            self._alarm = deadline
+            self.clock.at(deadline, self.process.take, self._wake, deadline)
+
+    def _wake(self, meant: float) -> None:
+        if self._alarm == meant:
+            self._alarm = None
+        deadline = self.node.deadline()
+        if deadline is None or deadline > self.clock.now:
+            self._set_alarm()
+            return
+        self.post(Tick())
+        after = self.node.deadline()
+        assert after is None or after > self.clock.now, "it wants to be woken for what it has done"
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+                self.hands.start(action, self._source_said)
+            case Send():
+                self.peers.send(action)
+            case AnswerObject(request, _, blob):
+                self._answer(request, self.blobs.held[blob])
+            case AnswerEntry() | AnswerListing() | AnswerError():
+                self._answer(action.request, action)
+            case AnswerHandle(request, handle):
+                self._answer(request, action)
+                self.handles.remove(handle)  # whoever read has closed it
+            case ReleaseBlob(blob):
+                del self.blobs.held[blob]
+            case ReleaseHandle(handle):
+                self.handles.remove(handle)
+            case PerformCall():
+                self._doing.add(action.call)
+                self.process.after(0.0, self._do_our_part, action)
+            case EndCall(call, asker, _, results):
+                self._doing.discard(call)
+                self._end_call(asker, b" ".join(sorted(b" ".join(results).split(), key=int)))
+            case DropCall(call):
+                self._doing.discard(call)
+            case Connect(peer):
+                self.port.connect(peer)
+            case Disconnect(peer):
+                self.port.disconnect(peer)
+            case Probe(peer):
+                self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
+            case Happened():
+                self.happened.append((self.clock.now, action))
+            case Evict() | LookAgain() | NewEpoch():
+                pass  # there is no kernel to be told
+
+    def _answer(self, request: RequestId, answer: Answered) -> None:
+        waiting = self._waiting.pop(request, None)
+        assert waiting is not None, "answered twice, or never asked"
+        took_s = self.clock.now - waiting.asked_at - (self.process.still_s() - waiting.still_s)
+        self.slowest_s = max(self.slowest_s, took_s)
+        limit_s = self.node.limits.fetch_deadline_s + SLACK_S
+        assert took_s <= limit_s, f"{waiting.question} was answered after {took_s:.3f} s"
+        waiting.deliver(answer)
+
+    # --- the source ------------------------------------------------------------------------------
+
+    def _source_said(self, arrived: Arrived) -> None:
+        self.process.take(self._take_arrived, arrived)
+
+    def _take_arrived(self, arrived: Arrived) -> None:
+        match arrived:
+            case ContentRead(fetch, content):
+                self.post(HaveRead(fetch, self.blobs.keep(content)))
+            case FileOpened(fetch):
+                handle = HandleId(self._number())
+                self.handles.add(handle)
+                self.post(Opened(fetch, handle))
+            case _:
+                self.post(arrived)
+
+    # --- what the port says ----------------------------------------------------------------------
+
+    def connected(self, peer: NodeId) -> None:
+        self.peers.connection(peer)
+
+    def lost(self, peer: NodeId) -> None:
+        self.peers.lose(peer)
+
+    def received(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None:
+        self.peers.take(peer, message, pieces)
+
+    def corrupt(self, peer: NodeId, message: Message) -> None:
+        self.peers.drop_spoiled(peer, message)
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def _do_our_part(self, action: PerformCall) -> None:
+        if action.call not in self._doing:
+            return
+        epoch, result = self.node.epoch, int(self.me)
+        if action.operation == "epoch":
+            result = epoch
+        elif action.operation == "clear" and int(action.argument) > epoch:
+            self.post(Clear(int(action.argument)))
+        self.post(CallPerformed(action.call, b"%d" % result))
+
+    def _end_call(self, asker: RequestId | PeerRequest, merged: bytes) -> None:
+        if isinstance(asker, PeerRequest):
+            self.peers.send(Send(asker.peer, Return(asker.number, merged)))
+        else:
+            self._calls.pop(asker)(merged)
+
+    # --- for checkers ----------------------------------------------------------------------------
+
+    def overdue(self) -> list[Question]:
+        """Questions that should have been answered."""
+        limit_s = self.node.limits.fetch_deadline_s + SLACK_S
+        still_s = self.process.still_s()
+        return [
+            each.question
+            for each in self._waiting.values()
+            if self.clock.now - each.asked_at - (still_s - each.still_s) > limit_s
+        ]
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next

@@ -1,0 +1,298 @@
+"""The network in virtual time: cables with latency, NICs with bandwidth, and what breaks them.
+
+A message is one entry on the clock. When it is sent, everything that it needs on its way is
+reserved, first come first served: its sender's CPU, its sender's NIC, its receiver's NIC, its
+receiver's CPU; the entry is for the time at which the receiver is through with it. Who sends later
+to the same node waits behind, also if his message would have been there earlier; between nodes that
+are equally far that is the same.
+
+What is simulated is TCP under ZeroMQ, as ``net/`` uses it, and the times are those that were
+measured of it (``net/sockets.py``, and docs/architecture.md):
+
+* a process that dies closes its connections: its peers hear of it in milliseconds, and who connects
+  is refused;
+* a process that stops keeps them; nothing is answered, and after ``silent_s`` its peers give them
+  up. One whose event loop hangs keeps them for ever: a thread of ZeroMQ answers for it;
+* where nothing passes (*cut*, in one direction or in both) what is sent waits and is sent again, so
+  a cut that heals in time loses nothing; after ``silent_s`` the end that hears nothing gives the
+  connection up. Connecting there neither succeeds nor is refused;
+* no message is lost, doubled or overtaken by another on a connection. A connection that breaks
+  takes with it what was under way. What is damaged on the way is found by its digest.
+
+Not simulated: that TCP soon stops sending in both directions when one of them is cut, that a
+receiver which does not read makes its sender wait (the core's credit bounds that), and routers,
+whose queues are between the NICs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from copperfs.core.messages import Message
+from copperfs.sim.clock import Clock
+from copperfs.sim.connection import End, Greeting
+from copperfs.sim.pieces import Piece, size_of
+from copperfs.sim.port import Port
+from copperfs.sim.process import State
+from copperfs.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkCosts:
+    """Of a 10 GbE cluster, and of this daemon's Python; calibration replaces these."""
+
+    latency_s: float = 50e-6
+    """One way, switches and stacks."""
+    bytes_per_s: float = 1.25e9
+    """Of each NIC, in each direction."""
+    send_s: float = 12e-6
+    """CPU for a message that is sent."""
+    receive_s: float = 17e-6
+    """CPU for one that is taken in, with the step of the core; the two make the 29 us that a
+    root was measured to take for a request."""
+    header_bytes: int = 150
+    """Where messages are not encoded to find out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Of the transport: ``Limits`` in ``net/sockets.py``."""
+
+    handshake_s: float = 10.0
+    connect_s: float = 2.0
+    syn_again_s: float = 1.0
+    """The kernel's: a second attempt within ``connect_s``."""
+    silent_s: float = 10.0
+    heartbeat_s: float = 2.0
+    backoff_first_s: float = 0.05
+    backoff_last_s: float = 1.0
+    jitter: float = 0.25
+    probe_s: float = 1.0
+    retransmit_s: float = 0.2
+    """The kernel's first wait before it sends again; then twice as long each time."""
+    noticed_s: tuple[float, float] = (0.002, 0.006)
+    """From a peer's death to its being said: measured for SIGKILL."""
+    round_trips: int = 3
+    """Of a connection until it is greeted on: TCP, ZMTP, greetings."""
+
+
+@dataclass(slots=True)
+class Network:
+    clock: Clock
+    random: Random
+    costs: NetworkCosts = field(default_factory=NetworkCosts)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    transcode: Callable[[Message, Sequence[Piece]], tuple[Message, int]] | None = None
+    """Through the real codec: the message as its receiver reads it, and its size in bytes."""
+    watch: Callable[[str, NodeId, NodeId, object], None] | None = None
+    """Told of what passes: "sends" or "takes", who, whom, and what."""
+    sent: Counter[str] = field(default_factory=Counter)
+    sent_bytes: int = 0
+    ports: dict[NodeId, Port] = field(default_factory=dict)
+    delays: dict[tuple[NodeId, NodeId], float] = field(default_factory=dict)
+    """Seconds that everything from one node to another takes longer."""
+    _cuts: dict[tuple[NodeId, NodeId], float] = field(default_factory=dict)
+    """Directions in which nothing passes, with the time since when."""
+    _gone: dict[NodeId, float] = field(default_factory=dict)
+    """Machines without power."""
+    _spoil: Counter[tuple[NodeId, NodeId]] = field(default_factory=Counter)
+    _serial: int = 0
+
+    # --- who is there ----------------------------------------------------------------------------
+
+    def attach(self, port: Port) -> None:
+        """A node starts, or starts again."""
+        assert port.me not in self.ports or not self.ports[port.me].process.is_alive
+        self.ports[port.me] = port
+        if self._gone.pop(port.me, None) is None:
+            return
+        # What its peers still believe to be connected is refused with their next heartbeat.
+        for other in self.ports.values():
+            for end in other.ends:
+                if end.peer == port.me and not end.other.is_open:
+                    wait_s = self.random.uniform(0, self.timeouts.heartbeat_s)
+                    self.clock.after(wait_s, self._break, end)
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def listens(self, node: NodeId) -> bool:
+        """Whether the kernel of a node takes connections for the process."""
+        port = self.ports.get(node)
+        return port is not None and port.process.is_alive
+
+    def passes(self, sender: NodeId, receiver: NodeId) -> bool:
+        return (sender, receiver) not in self._cuts and not self._gone.keys() & {sender, receiver}
+
+    def joins(self, one: NodeId, other: NodeId) -> bool:
+        """Whether a connection can be made: that takes both directions."""
+        return self.passes(one, other) and self.passes(other, one)
+
+    def latency_s(self, sender: NodeId, receiver: NodeId) -> float:
+        return self.costs.latency_s + self.delays.get((sender, receiver), 0.0)
+
+    # --- frames ----------------------------------------------------------------------------------
+
+    def send(self, end: End, message: Message | Greeting, pieces: Sequence[Piece]) -> None:
+        """Over the connection of *end*, to its other end."""
+        port, other = end.port, end.other
+        size = self.costs.header_bytes
+        if not isinstance(message, Greeting):
+            if self.transcode is not None:
+                message, size = self.transcode(message, pieces)
+            elif pieces:
+                size += size_of(pieces)
+            self.sent[type(message).__name__] += 1
+            self.sent_bytes += size
+            if self.watch is not None:
+                self.watch("sends", port.me, end.peer, message)
+            if pieces and self._spoil[port.me, end.peer]:
+                self._spoil[port.me, end.peer] -= 1
+                pieces = (pieces[0].spoiled(), *pieces[1:]) if pieces[0].size else pieces
+        left = port.reserve_sending(size)
+        arrives = other.port.reserve_receiving(size, left + self.latency_s(port.me, end.peer))
+        other.last = arrives = max(arrives, other.last)
+        self.clock.at(arrives, self._arrive, other, left, message, pieces)
+
+    def _arrive(
+        self, end: End, left: float, message: Message | Greeting, pieces: Sequence[Piece]
+    ) -> None:
+        if not end.is_open:
+            return
+        sender = end.other.port.process
+        if not sender.runs and left > sender.since:
+            # It had not left the machine of one that is dead by now, or not yet, if it is stopped.
+            if sender.state is State.STOPPED:
+                self._hold(end, left, message, pieces)
+                return
+            if sender.state is State.DEAD:
+                return
+        if end.held or not self.passes(end.peer, end.port.me):
+            self._hold(end, left, message, pieces)
+            return
+        if self.watch is not None and not isinstance(message, Greeting):
+            self.watch("takes", end.port.me, end.peer, message)
+        end.port.process.take(end.port.deliver, end, message, pieces)
+
+    def _hold(
+        self, end: End, left: float, message: Message | Greeting, pieces: Sequence[Piece]
+    ) -> None:
+        if not end.held:
+            end.held_since = self.clock.now
+        end.held.append((left, message, pieces))
+
+    def _let_through(self, end: End) -> None:
+        """What was held comes now, in its order, unless something is in the way again."""
+        held = list(end.held)
+        end.held.clear()
+        for _, message, pieces in held:
+            self._arrive(end, 0.0, message, pieces)
+
+    # --- the ends of connections -----------------------------------------------------------------
+
+    def close(self, end: End) -> None:
+        """*end* gives the connection up; its peer hears of it, if anything passes."""
+        if not end.is_open:
+            return
+        end.is_open = False
+        end.held.clear()
+        end.port.ends.pop(end, None)
+        other = end.other
+        if other.is_open and self.passes(end.port.me, end.peer):
+            after = self.latency_s(end.port.me, end.peer)
+            if not end.port.process.is_alive:
+                after += self.random.uniform(*self.timeouts.noticed_s)
+            self.clock.after(after, self._break, other)
+
+    def _break(self, end: End) -> None:
+        """The connection is gone, and the kernel of this end knows."""
+        if end.is_open:
+            end.port.process.take(end.port.broken, end)
+
+    def _fall_silent(self, end: End, is_still_so: Callable[[], bool]) -> None:
+        """Nothing comes to *end* any more; after a while it notices."""
+        wait_s = self.timeouts.silent_s + self.random.uniform(0, self.timeouts.heartbeat_s)
+        self.clock.after(wait_s, self._give_up_silent, end, is_still_so)
+
+    def _give_up_silent(self, end: End, is_still_so: Callable[[], bool]) -> None:
+        if end.is_open and is_still_so():
+            self._break(end)
+
+    # --- what processes do -----------------------------------------------------------------------
+
+    def died(self, node: NodeId) -> None:
+        """Its kernel closes what it had open."""
+        for end in list(self.ports[node].ends):
+            self.close(end)
+
+    def stopped(self, node: NodeId) -> None:
+        process = self.ports[node].process
+        since = process.since
+        for end in list(self.ports[node].ends):
+            self._fall_silent(
+                end.other, lambda: process.state is State.STOPPED and process.since == since
+            )
+
+    def went_on(self, node: NodeId) -> None:
+        """What had not left it goes now."""
+        for end in list(self.ports[node].ends):
+            if end.other.held and self.passes(node, end.peer):
+                self.clock.after(self.latency_s(node, end.peer), self._let_through, end.other)
+
+    def lost_power(self, node: NodeId) -> None:
+        """The machine is gone: nobody says so. Its process is dead already."""
+        self._gone[node] = self.clock.now
+        for end in list(self.ports[node].ends):
+            end.is_open = False
+            self._fall_silent(end.other, lambda: True)
+        self.ports[node].ends.clear()
+
+    # --- what happens to cables ------------------------------------------------------------------
+
+    def cut(self, sender: NodeId, receiver: NodeId) -> None:
+        """Nothing passes from *sender* to *receiver* any more."""
+        if (sender, receiver) in self._cuts:
+            return
+        self._cuts[sender, receiver] = now = self.clock.now
+        for end in self._ends_between(receiver, sender):
+            self._fall_silent(end, lambda: self._cuts.get((sender, receiver)) == now)
+
+    def heal(self, sender: NodeId, receiver: NodeId) -> None:
+        if self._cuts.pop((sender, receiver), None) is None:
+            return
+        for end in self._ends_between(receiver, sender):
+            if not end.other.is_open:
+                self.clock.after(self.latency_s(sender, receiver), self._break, end)
+            elif end.held:
+                self.clock.at(self._sent_again(end.held_since), self._let_through, end)
+
+    def heal_all(self) -> None:
+        for sender, receiver in list(self._cuts):
+            self.heal(sender, receiver)
+        self.delays.clear()
+
+    def break_connections(self, one: NodeId, other: NodeId) -> None:
+        """As when a router restarts: both ends hear of it, what was under way is lost."""
+        for end in self._ends_between(one, other):
+            self._break(end)
+            self._break(end.other)
+
+    def spoil_next(self, sender: NodeId, receiver: NodeId) -> None:
+        """Flip a bit in the next bytes that are sent."""
+        self._spoil[sender, receiver] += 1
+
+    def _ends_between(self, one: NodeId, other: NodeId) -> list[End]:
+        """The open ends at *one*."""
+        port = self.ports.get(one)
+        return [] if port is None else [end for end in port.ends if end.peer == other]
+
+    def _sent_again(self, held_since: float) -> float:
+        """The first of TCP's attempts that is not over."""
+        wait = self.timeouts.retransmit_s
+        at = held_since + wait
+        while at < self.clock.now:
+            wait *= 2
+            at += wait
+        return at

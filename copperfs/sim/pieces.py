@@ -1,0 +1,90 @@
+"""Bytes in the simulator: pieces that all nodes share.
+
+A piece is what one message carries of an object or a listing. It is made once, where the source is
+read, with its digest, and is handed from node to node as it is; so what a node holds costs a
+reference for each part, and a mix of two versions shows as a piece that is not the source's.
+
+With *bytes* a piece has the real ones, and their real digest, which is checked on every arrival.
+Without, for the largest runs, it has only its size, and a digest that names it: of which file, in
+which version, which part.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from copperfs.core.links import part_size, parts_in
+from copperfs.core.listing import Listing
+from copperfs.core.messages import PART_BYTES
+from copperfs.types import Path, Version
+from copperfs.wire.payload import DIGEST_BYTES, digest
+
+_DIFFERENT_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    size: int
+    digest: bytes
+    data: bytes | None = None
+    """None where only sizes are simulated."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is what its digest says."""
+        return self.digest != _SPOILED if self.data is None else digest(self.data) == self.digest
+
+    def spoiled(self) -> "Piece":
+        """As it comes with one bit flipped on the way. Its digest was sent beside it, and is
+        what it was; without bytes the piece itself says that it is spoiled."""
+        if self.data is None:
+            return Piece(self.size, _SPOILED)
+        return Piece(self.size, self.digest, bytes((self.data[0] ^ 1,)) + self.data[1:])
+
+
+_SPOILED = b"\0" * DIGEST_BYTES
+EMPTY = Piece(0, digest(b""), b"")
+
+
+def piece_of(data: bytes) -> Piece:
+    return Piece(len(data), digest(data), data)
+
+
+def content_of(path: Path, version: Version, *, with_bytes: bool) -> tuple[Piece, ...]:
+    """What a file of this path and version has in it. Every part of every file is different."""
+    made = []
+    for index in range(parts_in(version.size)):
+        size = part_size(index, version.size)
+        name = b"%d %s %s" % (index, repr(tuple(version)).encode(), path)
+        seed = digest(name)
+        if with_bytes:
+            # Enough of it to differ in; what follows would only cost memory bandwidth.
+            head = b"".join(digest(seed + bytes((n,))) for n in range(_DIFFERENT_BYTES // 16))
+            made.append(piece_of(head[:size].ljust(size, seed[:1])))
+        else:
+            made.append(Piece(size, seed))
+    return tuple(made)
+
+
+def listing_piece(listing: Listing, index: int) -> Piece:
+    """A part of a listing. Its bytes are real in every run, since the core looks into them; the
+    digest is taken once, and remembered with the listing as the daemon does it."""
+    start = index * PART_BYTES
+    data = listing.packed
+    if start or len(data) > PART_BYTES:
+        data = data[start : start + PART_BYTES]
+    known = listing.digests.get(index)
+    if known is None:
+        known = listing.digests[index] = digest(data)
+    return Piece(len(data), known, data)
+
+
+def size_of(pieces: Sequence[Piece]) -> int:
+    return sum(each.size for each in pieces)
+
+
+def same(some: Sequence[Piece], others: Sequence[Piece]) -> bool:
+    """Whether these are the same bytes, piece by piece."""
+    return len(some) == len(others) and all(
+        one is other or (one.digest == other.digest and one.data == other.data)
+        for one, other in zip(some, others, strict=True)
+    )

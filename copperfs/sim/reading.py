@@ -1,0 +1,134 @@
+"""An application that reads one file, as the kernel would have it read: name by name, then bytes.
+
+Every directory on the way is looked up, then the file, whose version the bytes are asked for in.
+A file that was replaced in between gives ESTALE, and the kernel looks again, once. What was read is
+compared with what the source has, or had, in that version: bytes of two versions never pass.
+"""
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import AnswerEntry, AnswerError, AnswerHandle, AnswerListing
+from copperfs.core.events import Look, Read
+from copperfs.sim.host import Answered, Host
+from copperfs.sim.pieces import Piece, same
+from copperfs.sim.source import Source
+from copperfs.types import Entry, Path, Version, split
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    host: Host
+    source: Source
+    path: Path
+    began: float
+    ended: float | None = None
+    error: int = 0
+    has_bytes: bool = False
+    looked: int = 0
+    """How many of the names on the way were found."""
+    stall_s: float = 0.0
+    """The longest that one of its requests took."""
+    _tried: int = 1
+    _version: Version | None = None
+    _asked_at: float = 0.0
+    _still_s: float = 0.0
+    _way: list[Path] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, host: Host, source: Source, path: Path) -> "Reading":
+        reading = cls(host, source, path, host.clock.now)
+        here = path
+        while here:
+            reading._way.insert(0, here)
+            here, _ = split(here)
+        host.process.take(reading._look)
+        return reading
+
+    @property
+    def node(self) -> int:
+        return self.host.me
+
+    @property
+    def is_over(self) -> bool:
+        """Ended, or its node is gone."""
+        return self.ended is not None or not self.host.process.is_alive
+
+    @property
+    def is_well(self) -> bool:
+        return self.ended is not None and not self.error
+
+    def waits_s(self) -> float:
+        """For how long its present request has waited, but for what its node stood still."""
+        if self.is_over:
+            return 0.0
+        still_s = self.host.process.still_s() - self._still_s
+        return self.host.clock.now - self._asked_at - still_s
+
+    def __str__(self) -> str:
+        how = "waits"
+        if self.ended is not None:
+            how = errno.errorcode[self.error] if self.error else "is well"
+        elif self.is_over:
+            how = "died with its node"
+        return f"the reading of {self.path.decode()} on node {self.node} {how}"
+
+    # --- its steps -------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        path = self._way[self.looked]
+        self._ask()
+        self.host.ask(lambda request: Look(request, path), self._answered)
+
+    def _read(self, version: Version) -> None:
+        self._version = version
+        self._ask()
+        self.host.ask(lambda request: Read(request, self.path, version), self._answered)
+
+    def _ask(self) -> None:
+        self._asked_at, self._still_s = self.host.clock.now, self.host.process.still_s()
+
+    def _answered(self, answer: Answered) -> None:
+        """In the middle of a step of the core: what follows is done after it."""
+        self.stall_s = max(self.stall_s, self.waits_s())
+        match answer:
+            case AnswerEntry():
+                self._found(answer.entry)
+            case AnswerListing():
+                self._found(answer.listing.find(split(self._way[self.looked])[1]))
+            case AnswerError():
+                self._fail(answer.error)
+            case AnswerHandle():
+                self._end()
+            case _:
+                self._compare(answer)
+
+    def _found(self, entry: Entry | None) -> None:
+        if entry is None:
+            self._fail(errno.ENOENT)
+            return
+        self.looked += 1
+        if self.looked < len(self._way):
+            self.host.process.after(0.0, self._look)
+        else:
+            self.host.process.after(0.0, self._read, entry.attributes.version)
+
+    def _compare(self, pieces: Sequence[Piece]) -> None:
+        assert self._version is not None
+        assert same(pieces, self.source.content(self.path, self._version)), "wrong bytes"
+        self.has_bytes = True
+        self._end()
+
+    def _fail(self, error: int) -> None:
+        if error == errno.ESTALE and self._tried < 2:
+            self._tried += 1
+            self.looked = 0
+            self.host.process.after(0.0, self._look)
+            return
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = self.host.clock.now
+        self.host.trace.fault(self.ended, str(self))
