@@ -73,17 +73,20 @@ class Routing:
     def _way_around(self, membership: Membership, tree: int, passed: Collection[NodeId]) -> Way:
         assert self.trees is not None
         excluded = membership.view.gone | set(passed)
-        not_before, meanwhile = float("-inf"), None
+        not_before, meanwhile, skipped = float("-inf"), None, False
         for _ in range(CANDIDATES_MAX):
             peer = self.trees.parent(tree, excluded)
             if peer is None:
-                return Way(None, not_before, meanwhile, in_place=True)
+                # The next root, if only those are not there who were passed over.
+                others = bool(passed) and skipped
+                return Way(None, not_before, meanwhile, in_place=True, many_might=others)
             if membership.is_good(peer):
                 return Way(peer)
             not_before = max(not_before, membership.doubted_until(peer))
             if meanwhile is None and self.links.is_up(peer):
                 meanwhile = peer
             excluded.add(peer)
+            skipped = True
         return Way(None, not_before, meanwhile, in_place=True, many_might=True)
 
     def is_good(self, peer: NodeId) -> bool:
