@@ -156,3 +156,15 @@ def test_finding_ones_place_costs_little_when_many_are_gone(dead: int, me: int) 
     trees.parent(0, missing)  # type: ignore[arg-type]
     trees.children(0, missing)  # type: ignore[arg-type]
     assert looked < 10 * trees.nodes
+
+
+def test_two_roots_become_one_when_the_one_above_both_is_dead() -> None:
+    """Nobody tries to reach a node that it believes to be gone, unless the roster has it above."""
+    job = Job(3, fanout=2)
+    job.crash(0)
+    job.pass_time(1.0)
+    job.cut(NodeId(1), NodeId(2))
+    job.pass_time(10.0)
+    job.severed.clear()
+    job.pass_time(60.0, step_s=0.25)
+    assert [gone(job, 1), gone(job, 2)] == [{0}, {0}]
