@@ -76,9 +76,16 @@ class Fetch:
     """Whom it will not ask again: they live, and did not answer for long."""
     slow_at: float = 0.0
     """When those whom it asks have had their time."""
+    look_at: float | None = None
+    """When it is looked at next."""
     at_source: bool = False
-    falls: bool = False
-    """It has been told to read the source in the place of others, and waits for its turn."""
+    """The source is being read for it."""
+    in_place: bool = False
+    """In the place of others, or it is about to be."""
+    is_late: bool = False
+    """It has waited for others long enough, whether they live or not."""
+    falls_at: float | None = None
+    """When it takes its turn for that."""
     is_over: bool = False
     blob: BlobId | None = None
     """What has come so far, and how many parts of it."""
@@ -102,6 +109,7 @@ class Asking:
     """Those that read the source in the place of others, while many might."""
     _turns: deque[Fetch] = field(default_factory=deque)
     """Those that wait until they may."""
+    _looks_max: int = OUTDATED_MAX
     _next_ask: int = 1
 
     # --- its life --------------------------------------------------------------------------------
@@ -116,10 +124,19 @@ class Asking:
         actions: list[Action] = []
         for peer in list(fetch.asks):
             actions += self.withdraw(fetch, peer)
-        if fetch.number in self._falling:
-            self._falling.discard(fetch.number)
-            actions += self._next_turns()
-        return actions
+        return actions + self._stop_falling(fetch)
+
+    def _stop_falling(self, fetch: Fetch) -> list[Action]:
+        if fetch.number not in self._falling:
+            return []
+        self._falling.discard(fetch.number)
+        return self._next_turns()
+
+    def slept(self, fetches: Iterable[Fetch], seconds: float) -> None:
+        """This node did nothing for so long: that is not what it waited for others."""
+        for fetch in fetches:
+            fetch.began += seconds
+            fetch.slow_at += seconds
 
     # --- what becomes of an ask ------------------------------------------------------------------
 
@@ -158,7 +175,25 @@ class Asking:
 
     def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* said that it cannot give it, for a reason of its own."""
-        return self.answered(fetch, peer) + self._fall(now, fetch, many_might=True)
+        fetch.passed.add(peer)
+        actions = self.answered(fetch, peer)
+        if self._has_good_ask(fetch):
+            return actions
+        return actions + self._fall(now, fetch, many_might=True)
+
+    def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
+        """The source could not be read in the place of others; None if that is the last word."""
+        if not fetch.in_place:
+            return None
+        fetch.at_source = fetch.in_place = False
+        actions = self._stop_falling(fetch)
+        if not self._has_good_ask(fetch):
+            way = self.routing.way(fetch.subject, fetch.tree, fetch.passed)
+            if way.peer is None:
+                return None
+            actions += self._ask(now, fetch, way.peer)
+        self._look_by(fetch, self._patient_until(now, fetch))
+        return actions
 
     # --- somebody changed, or time passed --------------------------------------------------------
 
@@ -171,7 +206,7 @@ class Asking:
         return actions
 
     def deadline(self) -> float | None:
-        while self._looks and self._looks[0][2].is_over:
+        while self._looks and _is_outdated(self._looks[0]):
             heappop(self._looks)
         return self._looks[0][0] if self._looks else None
 
@@ -179,45 +214,58 @@ class Asking:
         actions: list[Action] = []
         while (at := self.deadline()) is not None and at <= now:
             fetch = heappop(self._looks)[2]
-            if not fetch.at_source:
-                actions += self._look(now, fetch)
+            fetch.look_at = None
+            actions += self._look(now, fetch)
         return actions
 
     def _look(self, now: float, fetch: Fetch) -> list[Action]:
-        if fetch.falls:
-            return self._take_turn(fetch)
-        if now >= fetch.began + self.limits.ask_deadline_s and self.limits.fallbacks_max:
-            return self._fall(now, fetch, many_might=True)
+        if fetch.at_source and not fetch.in_place:
+            return []
+        actions: list[Action] = []
+        if fetch.falls_at is not None and now >= fetch.falls_at:
+            actions += self._take_turn(fetch)
         if now >= fetch.slow_at:
             fetch.passed |= set(fetch.asks)
             fetch.slow_at = now + self.slow_s
-        elif self._is_on_its_way(fetch):
-            self._look_by(fetch, self._patient_until(fetch))
-            return []
-        return self._go(now, fetch)
+        elif self._has_good_ask(fetch) and not self._is_late(now, fetch):
+            self._look_by(fetch, self._patient_until(now, fetch))
+            return actions
+        if self._is_late(now, fetch):
+            fetch.is_late = True
+            left_s = fetch.deadline - now
+            actions += self._fall(now, fetch, many_might=True, within_s=max(0.0, left_s / 2))
+        return actions + self._go(now, fetch)
 
     # --- whom to ask -----------------------------------------------------------------------------
 
     def _is_on_its_way(self, fetch: Fetch) -> bool:
-        return (
-            fetch.at_source or fetch.falls or any(self.routing.is_good(peer) for peer in fetch.asks)
-        )
+        """It waits for somebody who is likely to answer."""
+        return (fetch.at_source and not fetch.in_place) or self._has_good_ask(fetch)
+
+    def _has_good_ask(self, fetch: Fetch) -> bool:
+        return any(self.routing.is_good(peer) for peer in fetch.asks)
+
+    def _is_late(self, now: float, fetch: Fetch) -> bool:
+        """It has waited for others long enough."""
+        late = now >= fetch.began + self.limits.ask_deadline_s
+        return late and self.limits.fallbacks_max > 0 and not fetch.in_place
 
     def _go(self, now: float, fetch: Fetch) -> list[Action]:
         """Ask whom there is to ask, or the source."""
         way = self.routing.way(fetch.subject, fetch.tree, fetch.passed)
-        if way.peer is not None:
-            self._look_by(fetch, self._patient_until(fetch))
-            return [] if way.peer in fetch.asks else self._ask(now, fetch, way.peer)
-        if not way.in_place:
+        if way.peer is None and not way.in_place and not fetch.in_place:
             return self._read_source(fetch)
+        self._look_by(fetch, self._patient_until(now, fetch))
+        if way.peer is not None:
+            return [] if way.peer in fetch.asks else self._ask(now, fetch, way.peer)
+        if fetch.in_place:
+            return []
         if fetch.passed and way.many_might:
             # Those whom it asked live, and may be waiting for a source that is slow for everybody.
-            self._look_by(fetch, self._patient_until(fetch))
             return []
         if now >= way.not_before:
             return self._fall(now, fetch, many_might=way.many_might)
-        self._look_by(fetch, min(way.not_before, self._patient_until(fetch)))
+        self._look_by(fetch, way.not_before)
         if way.meanwhile is not None and not fetch.asks:
             return self._ask(now, fetch, way.meanwhile)
         return []
@@ -236,25 +284,31 @@ class Asking:
 
     # --- the source ------------------------------------------------------------------------------
 
-    def _fall(self, now: float, fetch: Fetch, *, many_might: bool) -> list[Action]:
+    def _fall(
+        self, now: float, fetch: Fetch, *, many_might: bool, within_s: float | None = None
+    ) -> list[Action]:
         """Read the source in the place of others, perhaps after a while."""
-        if fetch.at_source or fetch.falls:
+        if fetch.at_source or fetch.in_place:
             return []
         if many_might and not self.limits.fallbacks_max:
             # It is not wanted, so there is only waiting for the others.
             self._look_by(fetch, now + self.slow_s)
             return []
         self.stats.fallbacks += 1
+        fetch.in_place = True
+        self._look_by(fetch, self._patient_until(now, fetch))
         if not many_might:
             return self._read_source(fetch)
-        fetch.falls = True
-        if self.limits.fallback_jitter_s:
-            later_s = self.random.uniform(0, self.limits.fallback_jitter_s)
-            self._look_by(fetch, now + later_s)
-            return []
-        return self._take_turn(fetch)
+        if within_s is None or not self.limits.fallback_jitter_s:
+            within_s = self.limits.fallback_jitter_s
+        if not within_s:
+            return self._take_turn(fetch)
+        fetch.falls_at = now + self.random.uniform(0, within_s)
+        self._look_by(fetch, fetch.falls_at)
+        return []
 
     def _take_turn(self, fetch: Fetch) -> list[Action]:
+        fetch.falls_at = None
         self._turns.append(fetch)
         return self._next_turns()
 
@@ -262,41 +316,58 @@ class Asking:
         actions: list[Action] = []
         while self._turns and len(self._falling) < self.limits.fallbacks_max:
             fetch = self._turns.popleft()
-            if not fetch.is_over:
-                self._falling.add(fetch.number)
-                actions += self._read_source(fetch)
+            if fetch.is_over:
+                continue
+            if self._has_good_ask(fetch) and not fetch.is_late:
+                fetch.in_place = False  # the others are back
+                continue
+            self._falling.add(fetch.number)
+            actions += self._read_source(fetch)
         return actions
 
     @staticmethod
     def _read_source(fetch: Fetch) -> list[Action]:
+        assert not fetch.at_source
         fetch.at_source = True
         return [_at_source(fetch)]
 
     # --- when to look again ----------------------------------------------------------------------
 
-    def _patient_until(self, fetch: Fetch) -> float:
-        return min(fetch.slow_at, fetch.began + self.limits.ask_deadline_s)
+    def _patient_until(self, now: float, fetch: Fetch) -> float:
+        """When those whom it asks have had their time."""
+        late_at = fetch.began + self.limits.ask_deadline_s
+        waits_for_others = self.limits.fallbacks_max > 0 and not fetch.in_place
+        if waits_for_others and late_at > now:
+            return min(fetch.slow_at, late_at)
+        return max(fetch.slow_at, now)
 
     def _look_by(self, fetch: Fetch, at: float) -> None:
-        if len(self._looks) > OUTDATED_MAX and sum(e[2].is_over for e in self._looks) * 2 > len(
-            self._looks
-        ):
-            self._looks = [each for each in self._looks if not each[2].is_over]
+        if fetch.look_at is not None and fetch.look_at <= at:
+            return
+        fetch.look_at = at
+        if len(self._looks) >= self._looks_max:
+            self._looks = [each for each in self._looks if not _is_outdated(each)]
             heapify(self._looks)
+            self._looks_max = max(OUTDATED_MAX, 2 * len(self._looks))
         heappush(self._looks, (at, fetch.number, fetch))
 
     def check_invariants(self, fetches: Iterable[Fetch]) -> None:
-        looked_at = {number for _, number, _ in self._looks}
+        looked_at = {look[1] for look in self._looks if not _is_outdated(look)}
         running = set()
         for fetch in fetches:
             running.add(fetch.number)
             assert not fetch.is_over
-            waits = fetch.at_source or fetch in self._turns or fetch.number in looked_at
-            assert waits, fetch
+            assert (fetch.at_source and not fetch.in_place) or fetch.number in looked_at, fetch
+            assert fetch.at_source or fetch.number not in self._falling
             for peer, pending in fetch.asks.items():
                 assert self.links.asked(peer, pending.number) == fetch.number
         assert self._falling <= running
         assert len(self._falling) <= max(1, self.limits.fallbacks_max)
+
+
+def _is_outdated(look: tuple[float, FetchId, Fetch]) -> bool:
+    at, _, fetch = look
+    return fetch.is_over or fetch.look_at != at
 
 
 def _at_source(fetch: Fetch) -> Action:

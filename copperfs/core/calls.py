@@ -4,9 +4,13 @@ A call goes to all neighbours in the first tree but the one from which it came, 
 any node and reaches each of them once. An answer goes back the same way: a node's own result and
 those of the nodes behind it are made into one by whoever knows the operation. Nothing waits for a
 node that is gone, or that does not answer in time: each hop waits a little less than the one
-before, so that the answer of those who did answer is not lost with one that did not."""
+before, so that the answer of those who did answer is not lost with one that did not.
+
+While nodes believe different things of each other the neighbours need not make a tree, and a call
+may reach a node twice. It knows it by its identity then, and has nothing to add."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 from copperfs.core.actions import Action, DropCall, EndCall, PerformCall, Send
 from copperfs.core.events import Asker
@@ -16,6 +20,8 @@ from copperfs.types import CallId, NodeId, PeerRequest
 
 # Under way at one node; nobody needs as many, and whoever sends more is answered with nothing.
 CALLS_MAX = 64
+# So many of the last ones are known again.
+KNOWN_MAX = 1024
 # What a hop keeps for itself of the time that it was given.
 HOP_SHARE = 0.1
 
@@ -34,14 +40,29 @@ class _Running:
 @dataclass(slots=True)
 class Calls:
     routing: Routing
+    random: Random
+    _known: dict[int, None] = field(default_factory=dict)
+    """Identities, the oldest first."""
     _running: dict[CallId, _Running] = field(default_factory=dict)
     _next: int = 1
 
     def start(
-        self, now: float, asker: Asker, operation: str, argument: bytes, within_s: float
+        self,
+        now: float,
+        asker: Asker,
+        operation: str,
+        argument: bytes,
+        within_s: float,
+        identity: int | None = None,
     ) -> list[Action]:
-        if len(self._running) >= CALLS_MAX:
+        """*identity* is that of a peer's; one that begins here gets its own."""
+        if identity is None:
+            identity = self.random.getrandbits(64)
+        if len(self._running) >= CALLS_MAX or identity in self._known:
             return [EndCall(CallId(0), asker, operation, ())]
+        self._known[identity] = None
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
         number = CallId(self._next)
         self._next += 1
         running = _Running(asker, operation, now + within_s)
@@ -52,7 +73,7 @@ class Calls:
             if peer != came_from:
                 running.waiting[peer] = number
                 left = within_s * (1 - HOP_SHARE)
-                actions.append(Send(peer, Call(number, operation, argument, left)))
+                actions.append(Send(peer, Call(number, operation, argument, left, identity)))
         return actions
 
     def performed(self, number: CallId, result: bytes) -> list[Action]:

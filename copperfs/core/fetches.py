@@ -181,6 +181,12 @@ class Fetches:
             return look if oldest is None else oldest
         return min(oldest, look)
 
+    def slept(self, seconds: float) -> None:
+        """This node did nothing for so long: answers may lie unread."""
+        for fetch in self._running.values():
+            fetch.deadline += seconds
+        self.asking.slept(self._running.values(), seconds)
+
     def overdue(self, now: float) -> list[Fetch]:
         return list(takewhile(lambda fetch: fetch.deadline <= now, self._running.values()))
 

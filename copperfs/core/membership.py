@@ -19,6 +19,7 @@ heartbeats carry a digest of that, so that nothing that was lost on the way stay
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from random import Random
 
 from copperfs.core.actions import Action, Connect, Disconnect, Happened, Probe, Send
 from copperfs.core.links import Links
@@ -56,6 +57,8 @@ class _Peer:
     look_at: float | None = None
     dropped: bool = False
     """This node itself has ended the connection."""
+    probed: bool = False
+    """Whether anybody listens there is being tried."""
     told_all_at: float = float("-inf")
 
 
@@ -65,6 +68,7 @@ class Membership:
     patience: Patience
     stats: NodeStats
     links: Links
+    random: Random
     view: View = field(init=False)
     parents: list[NodeId | None] = field(init=False)
     """Whom this node asks in each tree, as it believes now."""
@@ -81,6 +85,15 @@ class Membership:
     _tell_at: float | None = None
     _late_s: float = 0.0
     _late_at: float = float("-inf")
+    _believed_at: float = float("-inf")
+    """When the view changed last."""
+    _stale: bool = False
+    """Whom this node needs may be others now; see ``settle``."""
+    _wired: int = -1
+    """The number of the view by which parents and children were found."""
+    _trial: NodeId | None = None
+    """One that is believed to be gone, and is tried to be reached."""
+    _trial_at: float = 0.0
     _changed: bool = False
     _started: bool = False
 
@@ -132,9 +145,9 @@ class Membership:
 
     # --- what is seen ----------------------------------------------------------------------------
 
-    def start(self, now: float) -> list[Action]:
-        self._started = True
-        return self._rewire(now)
+    def start(self) -> None:
+        """The node is up: ``settle`` says to whom it connects."""
+        self._started = self._stale = True
 
     def owes(self, now: float, peer: NodeId) -> None:
         """It was asked something."""
@@ -157,37 +170,36 @@ class Membership:
             return []
         was_silent_s = now - seen.since
         found.standing = Standing.GOOD
-        self._changed = True
+        self._changed = self._stale = True
         actions: list[Action] = [Happened("answers again", peer, seconds=was_silent_s)]
         if peer in self.view.gone:  # it has to say so itself
             actions.append(Send(peer, News((self.view.end_of(peer),))))
-        return actions + self._rewire(now)
+        return actions
 
     def up(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer] = _Peer(
             Seen(now, up=True, was_up=True, heard_at=now), Standing.GOOD, None
         )
-        self._changed = True
+        self._changed = self._stale = True
         self._look_again(now, peer)
-        return [*self._tell_all(now, peer), *self._rewire(now)]
+        return self._tell_all(now, peer)
 
     def down(self, now: float, peer: NodeId) -> list[Action]:
         """Its connection is gone."""
         found = self._peers.get(peer)
         if found is None or not found.seen.up:
             return []
-        if found.dropped and peer not in self._wanted | self._expected:
-            del self._peers[peer]
-            return []
         found.seen = Seen(now, was_up=True, heard_at=found.seen.heard_at)
-        found.standing = Standing.LOST
-        self._changed = True
-        if self.view.leaving:
+        if found.dropped:
+            self._stale = True
             return []
-        if peer in self.view.gone:
-            return self._rewire(now)
+        found.standing = Standing.LOST
+        self._changed = self._stale = True
+        if self.view.leaving or peer in self.view.gone:
+            return []
         self._look_again(now, peer)
-        return [Happened("lost", peer), Probe(peer), *self._rewire(now)]
+        found.probed = True
+        return [Happened("lost", peer), Probe(peer)]
 
     def probed(self, now: float, peer: NodeId, *, refused: bool) -> list[Action]:
         """Whether anybody listens where *peer* did."""
@@ -195,11 +207,11 @@ class Membership:
         if found is None or found.seen.up:
             return []
         found.seen.refused = refused
-        if not refused and peer not in self._wanted | self._expected:
-            # It has turned to another parent, and is watched by that one.
-            del self._peers[peer]
-            return []
-        return self._look(now, peer)
+        # If it does not, and nobody wants it, it has turned to another parent, which watches it.
+        actions = self._look(now, peer) if refused else []
+        found.probed = False
+        self._stale = True
+        return actions
 
     def hear_heartbeat(self, now: float, peer: NodeId, beat: Heartbeat) -> list[Action]:
         actions: list[Action] = []
@@ -208,31 +220,31 @@ class Membership:
         found = self._peers.get(peer)
         if found is None or beat.view == self.view.digest:
             return actions
-        if now < found.told_all_at + self.patience.heartbeat_s:
+        spreads_until = max(found.told_all_at, self._believed_at) + 2 * self.patience.heartbeat_s
+        if now < spreads_until:
             return actions  # it has not heard all of it yet
         return actions + self._tell_all(now, peer)
 
     def hear_news(self, now: float, peer: NodeId, news: News) -> list[Action]:
         actions: list[Action] = []
-        changed = False
         for fate in news.fates:
             if not self.view.is_news(fate):
                 continue
             if fate.is_gone and fate.node != peer and self._is_heard(now, fate.node):
                 actions.append(Send(fate.node, News((fate,))))
                 continue
-            changed = True
             actions += self._believe(now, fate, peer, "was told")
-        return actions + self._rewire(now) if changed else actions
+        return actions
 
     def leave(self, now: float) -> list[Action]:
-        """Tell everybody that this node goes, at once: so none has to find out."""
-        self.view.leaving = True
+        """Tell everybody that this node goes, at once: so none has to find out. May be said again,
+        to know that all that was said meanwhile was heard."""
         fate = self.view.end_of(self.view.me)
+        actions: list[Action] = [] if self.view.leaving else [Happened("leaves")]
+        self.view.leaving = True
         self.view.hear(fate)
-        actions: list[Action] = [Happened("leaves")]
         for peer in self._up():
-            # Whoever answers the second has heard the first.
+            # Whoever answers the second has heard the first, and all that was said before.
             beat = self._heartbeat(wants_answer=True)
             actions += [Send(peer, News((fate,))), Send(peer, beat)]
             self._peers[peer].seen.asked_at = now
@@ -248,6 +260,8 @@ class Membership:
         while self._looks and self._is_outdated(self._looks[0]):
             heappop(self._looks)
         times = [] if self._tell_at is None else [self._tell_at]
+        if self.view.gone and not self.view.leaving:
+            times.append(self._trial_at)
         if self._looks:
             times.append(self._looks[0][0])
         return min(times, default=None)
@@ -261,10 +275,13 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        self._try_the_gone(now)
         while (at := self.deadline()) is not None and at <= now:
             if self._tell_at == at:
                 actions += self._spread()
                 continue
+            if self._looks[0][0] != at:
+                break  # it was for trying the gone
             _, peer = heappop(self._looks)
             self._peers[peer].look_at = None
             actions += self._look(now, peer)
@@ -296,7 +313,8 @@ class Membership:
                         actions += self._ask_for_sign(now, other)
         actions += self._judge(now, peer, standing(now, seen, self.patience, self._late_s))
         self._look_again(now, peer)
-        return actions if seen.up else actions + self._rewire(now)
+        self._stale |= not seen.up
+        return actions
 
     def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer].seen.asked_at = now
@@ -312,16 +330,14 @@ class Membership:
         self._changed = True
         if new is not Standing.GONE:
             found.seen.since = now
-            return [Happened(new.value, peer), *self._rewire(now)]
+            self._stale = True
+            return [Happened(new.value, peer)]
         seen = found.seen
         took_s = now - (seen.since if not seen.up else seen.owed_since or seen.heard_at)
         self.stats.deaths += 1
         self.stats.max_detection_ms = max(self.stats.max_detection_ms, round(took_s * 1000))
         how = "nobody listens" if seen.refused else "no sign of life"
-        return [
-            *self._believe(now, self.view.end_of(peer), None, how, took_s),
-            *self._rewire(now),
-        ]
+        return self._believe(now, self.view.end_of(peer), None, how, took_s)
 
     def _heartbeat(self, *, wants_answer: bool) -> Heartbeat:
         return Heartbeat(self.stats.epoch, self.view.digest, wants_answer)
@@ -364,7 +380,15 @@ class Membership:
     ) -> list[Action]:
         told = self.view.hear(fate)
         assert told is not None, "it was news"
-        self._changed = True
+        self._changed = self._stale = True
+        self._believed_at = now
+        if self._trial_at <= now:
+            self._trial_at = now + self.patience.try_gone_s
+        here = self._peers.get(told.node)
+        if not told.is_gone and here is not None and not here.seen.up:
+            here.seen.since, here.seen.refused = now, False
+            here.standing = Standing.LOST
+            self._look_again(now, told.node)
         self._untold[told] = peer if told == fate else None
         self._tell_at = min(now + SPREAD_S, self._tell_at or float("inf"))
         if told.node == self.view.me:
@@ -400,25 +424,21 @@ class Membership:
 
     # --- with whom it keeps in touch -------------------------------------------------------------
 
-    def _rewire(self, now: float) -> list[Action]:
-        """Connect to whom this node needs now, and no longer to whom it does not."""
-        if self.view.leaving:
+    def settle(self, now: float) -> list[Action]:
+        """Connect to whom this node needs now, and no longer to whom it does not; after each step
+        that may have changed that."""
+        if not self._stale or not self._started or self.view.leaving:
             return []
-        trees, gone = self.trees, self.view.gone
+        self._stale = False
         actions: list[Action] = []
-        wanted = set(trees.parents())
-        self._near.clear()
-        self._expected.clear()
-        for tree in range(trees.count):
-            parent, push_parent = trees.parent(tree, gone), trees.push_parent(tree, gone)
-            self._near.update(each for each in (parent, push_parent) if each is not None)
-            if parent != self.parents[tree]:
-                self.stats.reparentings += 1
-                actions.append(Happened("has another parent", parent, f"in tree {tree}"))
-                self.parents[tree] = parent
+        if self._wired != self.view.number:
+            self._wired = self.view.number
+            actions += self._find_place(now)
+        wanted = set(self.trees.parents()) | self._near
+        for tree in range(self.trees.count):
             wanted.update(self._candidates(now, tree))
-            self._expect(now, trees.children(tree, gone), trees.children(tree))
-        wanted |= self._near
+        if self._trial is not None:
+            wanted.add(self._trial)
         for peer in sorted(wanted - self._wanted):
             actions.append(Connect(peer))
             if peer not in self._peers:
@@ -430,7 +450,41 @@ class Membership:
             self._peers[peer].dropped = True
             actions.append(Disconnect(peer))
         self._wanted = wanted | kept
+        self._forget_strangers()
         return actions
+
+    def _find_place(self, now: float) -> list[Action]:
+        """Who is above and below this node among those that are there."""
+        trees, gone = self.trees, self.view.gone
+        actions: list[Action] = []
+        self._near.clear()
+        self._expected.clear()
+        for tree in range(trees.count):
+            parent, push_parent = trees.parent(tree, gone), trees.push_parent(tree, gone)
+            self._near.update(each for each in (parent, push_parent) if each is not None)
+            if parent != self.parents[tree]:
+                self.stats.reparentings += 1
+                actions.append(Happened("has another parent", parent, f"in tree {tree}"))
+                self.parents[tree] = parent
+            self._expect(now, trees.children(tree, gone), trees.children(tree))
+        return actions
+
+    def _forget_strangers(self) -> None:
+        """Of those whom nobody needs nothing is believed, unless they are connected."""
+        needed = self._wanted | self._expected
+        for peer, found in list(self._peers.items()):
+            if not found.seen.up and not found.probed and peer not in needed:
+                del self._peers[peer]
+
+    def _try_the_gone(self, now: float) -> None:
+        """While anybody is believed to be gone, try to reach one after the other: after a network
+        fell apart there may be no other way in which both sides hear of each other."""
+        if not self.view.gone:
+            self._trial = None
+        elif now >= self._trial_at:
+            self._trial_at = now + self.patience.try_gone_s
+            self._trial = self.random.choice(sorted(self.view.gone))
+            self._stale = True
 
     def _expect(self, now: float, children: list[NodeId], of_roster: list[NodeId]) -> None:
         """Those who should ask this node are gone if they do not come: there is nobody else who

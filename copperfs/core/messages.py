@@ -145,13 +145,15 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class Call:
     """Do something on this node and on all behind it; *argument* is for those who know the
-    operation."""
+    operation. *identity* is drawn where it begins: who is reached twice, because nodes believe
+    different things of each other, does it once."""
 
     number: int
     operation: str
     argument: bytes = b""
     within_s: float = 10.0
     """Who does not answer by then is left out."""
+    identity: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Node:
         links = Links(pins)
         cache = Cache(policy, limits, stats, pins)
         if self.trees is not None:
-            self.membership = Membership(self.trees, self.patience, stats, links)
+            self.membership = Membership(self.trees, self.patience, stats, links, self.random)
         routing = Routing(policy, self.trees, links, self.membership)
         asking = Asking(limits, stats, links, routing, self.random, self.patience.slow_s)
         fetches = Fetches(limits, stats, cache, links, routing, asking)
@@ -132,7 +132,7 @@ class Node:
             offers if self.trees else None,
             ahead,
         )
-        calls = Calls(routing)
+        calls = Calls(routing, self.random)
         self._peering = Peering(
             policy,
             stats,
@@ -184,18 +184,26 @@ class Node:
             case Tick():
                 return self._tick(now)
             case Start():
-                return [] if self.membership is None else self.membership.start(now)
+                return self._start(now)
             case Leave():
                 return [] if self.membership is None else self.membership.leave(now)
             case _:
                 return self._peering.step(now, event)
 
+    def _start(self, now: float) -> list[Action]:
+        if self.membership is None:
+            return []
+        self.membership.start()
+        return self.membership.settle(now)
+
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
         due = self.deadline()
+        late_s = 0.0 if due is None else max(0.0, now - due)
+        if late_s > self.patience.nap_s:
+            self._fetches.slept(late_s)
         if self.membership is not None:
-            if due is not None:
-                self.membership.woke(now, max(0.0, now - due))
+            self.membership.woke(now, late_s)
             actions += self.membership.tick(now)
         actions += self._fetches.asking.tick(now)
         actions += self._questions.expire(now) + self._calls.expire(now)
@@ -275,6 +283,14 @@ class Node:
     def expects(self, peer: NodeId, number: int) -> bool:
         """Whether anything is still to come for this ask."""
         return self._fetches.of_ask(peer, number) is not None
+
+    def gone(self) -> frozenset[NodeId]:
+        """Those that this node believes to be gone."""
+        return frozenset() if self.membership is None else frozenset(self.membership.view.gone)
+
+    def pushes_to(self, tree: int) -> list[NodeId]:
+        """To whom it passes on what is pushed."""
+        return [] if self.trees is None else self.trees.push_children(tree, self.gone())
 
     def is_in_touch(self) -> bool:
         """Whether all whom this node asks, or is pushed to by, can be talked to."""

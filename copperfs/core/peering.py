@@ -60,26 +60,10 @@ from copperfs.core.messages import (
 )
 from copperfs.core.offers import Offers
 from copperfs.core.policy import Place, Policy
-from copperfs.core.questions import Questions
+from copperfs.core.questions import TRUE_OF_THE_FILE, Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Kind, NodeStats
 from copperfs.types import BlobId, NodeId, PeerRequest, Version
-
-# What is true of the file itself, whoever looks. Of anything else only the parent, or its client of
-# the filesystem, may be sick: this node looks for itself.
-_TRUE_OF_THE_FILE = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ESTALE,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EISDIR,
-    }
-)
-
 
 EPOCH_LEAP_MAX = 1 << 20
 # What comes from this node itself.
@@ -115,9 +99,12 @@ class Peering:
 
     def reconsider(self, now: float) -> list[Action]:
         """If anybody is believed to be better or worse off, others may have to be asked."""
-        if self.membership is None or not self.membership.take_changed():
+        if self.membership is None:
             return []
-        return self.fetches.asking.reconsider(now, self.fetches.running())
+        actions = self.membership.settle(now)
+        if self.membership.take_changed():
+            actions += self.fetches.asking.reconsider(now, self.fetches.running())
+        return actions
 
     def _take(self, now: float, event: FromPeer) -> list[Action]:
         match event:
@@ -183,9 +170,9 @@ class Peering:
                 return self.membership.hear_news(now, peer, message)
             case Credit(count_bytes):
                 return self.links.credited(now, self.stats.epoch, peer, count_bytes)
-            case Call(number, operation, argument, within_s):
+            case Call(number, operation, argument, within_s, identity):
                 asker = PeerRequest(peer, number)
-                return self.calls.start(now, asker, operation, argument, within_s)
+                return self.calls.start(now, asker, operation, argument, within_s, identity)
             case Return():
                 return self.calls.returned(peer, message)
             case Withdraw(number):
@@ -247,7 +234,7 @@ class Peering:
         fetch = self.fetches.of_ask(peer, message.number)
         if fetch is None:
             return []
-        if isinstance(message, Refuse) and message.error not in _TRUE_OF_THE_FILE:
+        if isinstance(message, Refuse) and message.error not in TRUE_OF_THE_FILE:
             return self.fetches.asking.refused(now, fetch, peer)
         if isinstance(message, Refuse):
             self.stats.answers += 1

@@ -54,6 +54,21 @@ from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
 from copperfs.types import BlobId, Entry, PeerRequest, Version, split
 
+# What is true of the file itself, whoever looks. Of anything else only the node that said it may be
+# sick, or its client of the filesystem: another one looks.
+TRUE_OF_THE_FILE = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ESTALE,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EISDIR,
+    }
+)
+
 
 @dataclass(slots=True)
 class Questions:
@@ -157,7 +172,10 @@ class Questions:
                 answers = self.answers.with_handle(fetch.asked[0], handle)
                 return ended + answers + self._room_was_made(now)
             case Failed(_, error):
-                return self.fail(now, fetch, error)
+                others = None
+                if error not in TRUE_OF_THE_FILE:
+                    others = self.fetches.asking.source_failed(now, fetch)
+                return self.fail(now, fetch, error) if others is None else others
 
     def take_listing(
         self, now: float, fetch: Fetch, listing: Listing, fresh_until: float | None, since: float

@@ -58,50 +58,73 @@ def heir_of(seat: int, fanout: int, nodes: int, gone: Gone) -> int | None:
     return None
 
 
+class _Heirs:
+    """The heirs of seats, each found once: when many are gone, each is asked for often."""
+
+    def __init__(self, fanout: int, nodes: int, gone: Gone) -> None:
+        self._fanout, self._nodes, self._gone = fanout, nodes, gone
+        self._found: dict[int, int | None] = {}
+
+    def of(self, seat: int) -> int:
+        """Of a seat with somebody there, in it or below it."""
+        if seat not in self._found:
+            self._found[seat] = heir_of(seat, self._fanout, self._nodes, self._gone)
+        heir = self._found[seat]
+        assert heir is not None
+        return heir
+
+
 def parent_among(position: int, fanout: int, nodes: int, gone: Gone) -> int | None:
     """Whom the node at *position* asks; None if it is the root. It counts as there itself."""
 
     def is_gone(other: int) -> bool:
         return other != position and gone(other)
 
+    return _parent(position, fanout, is_gone, _Heirs(fanout, nodes, is_gone))
+
+
+def _parent(position: int, fanout: int, gone: Gone, heirs: _Heirs) -> int | None:
     above = parent_position(position, fanout)
-    if above is None or not is_gone(above):
+    if above is None or not gone(above):
         return above
     seat = above
     anchor = parent_position(seat, fanout)
-    while anchor is not None and is_gone(anchor):
+    while anchor is not None and gone(anchor):
         seat, anchor = anchor, parent_position(anchor, fanout)
     if anchor is None:
-        anchor = heir_of(0, fanout, nodes, is_gone)
-        assert anchor is not None, "this one is there"
+        anchor = heirs.of(0)
         if anchor == position:
             return None
         seat = _below_the_highest(position, fanout)
-    heir = heir_of(seat, fanout, nodes, is_gone)
-    assert heir is not None, "this one is there"
+    heir = heirs.of(seat)
     if heir == position:
         return anchor
     sibling = anchor * fanout + 1 + (position - 1) % fanout
-    return sibling if sibling < position and not is_gone(sibling) else heir
+    return sibling if sibling < position and not gone(sibling) else heir
 
 
 def children_among(position: int, fanout: int, nodes: int, gone: Gone) -> list[int]:
-    """All whose ``parent_among`` is *position*, in order."""
-    found = {each for each in child_positions(position, fanout, nodes) if not gone(each)}
+    """All whose ``parent_among`` is *position*, in order. It counts as there itself."""
+
+    def is_gone(other: int) -> bool:
+        return other != position and gone(other)
+
+    heirs = _Heirs(fanout, nodes, is_gone)
+    found = {each for each in child_positions(position, fanout, nodes) if not is_gone(each)}
     # What is below a gone child of one's own, or of one's anchor, may be one's child, too.
-    above = parent_among(position, fanout, nodes, gone)
+    above = _parent(position, fanout, is_gone, heirs)
     for anchor in {position} if above is None else {position, above}:
-        for orphan in _orphans_of(anchor, fanout, nodes, gone):
-            if parent_among(orphan, fanout, nodes, gone) == position:
+        seats = [each for each in child_positions(anchor, fanout, nodes) if is_gone(each)]
+        if is_gone(0) and heirs.of(0) == anchor:
+            seats.append(0)
+        for orphan in _highest_below(seats, fanout, nodes, is_gone):
+            if _parent(orphan, fanout, is_gone, heirs) == position:
                 found.add(orphan)
     return sorted(found - {position})
 
 
-def _orphans_of(anchor: int, fanout: int, nodes: int, gone: Gone) -> Iterator[int]:
-    """The highest of those that are there below gone seats whose anchor this is."""
-    seats = [each for each in child_positions(anchor, fanout, nodes) if gone(each)]
-    if gone(0) and heir_of(0, fanout, nodes, gone) == anchor:
-        seats.append(0)
+def _highest_below(seats: list[int], fanout: int, nodes: int, gone: Gone) -> Iterator[int]:
+    """Below these gone seats, those that are there and have nobody between."""
     while seats:
         for below in child_positions(seats.pop(), fanout, nodes):
             if gone(below):

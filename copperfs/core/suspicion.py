@@ -41,6 +41,8 @@ class Patience:
     were seen to be late."""
     reach_s: float = 120.0
     """A peer that was never reached counts as gone after so long: nodes start in any order."""
+    try_gone_s: float = 5.0
+    """While anybody is gone, one of them is tried to be reached so often."""
     slow_s: float = 10.0
     """A peer that lives did not answer for so long: another one is asked as well, since its source
     may hang. One more read of the source for each such time, not one for each node."""

@@ -65,6 +65,10 @@ class Trees:
     def push_children(self, tree: int, gone: Collection[NodeId] = ()) -> list[NodeId]:
         return self._below(tree, self.push_fanout, gone)
 
+    def is_before(self, node: NodeId, tree: int) -> bool:
+        """Whether it may be above this one, whoever is gone."""
+        return (node - self._shift(tree)) % self.nodes < self._position(tree)
+
     def root(self, tree: int) -> NodeId:
         """While nobody is gone."""
         return self._at(tree, 0)

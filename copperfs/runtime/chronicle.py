@@ -3,11 +3,16 @@
 ``--events FILE`` has a line of JSON for each: when, on which node, what, to whom, and how long it
 took until it was noticed. The same goes to the log. The lines of all nodes put together and sorted
 by time tell who noticed what first, and who turned to whom.
+
+A thread writes them: the file may lie on the very filesystem that hangs.
 """
 
 import json
 import logging
+import queue
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -20,6 +25,9 @@ log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 64 << 20
 """Some 400,000 lines: nobody reads more, and a job that is so unwell must not fill a disk."""
+LINES_MAX = 4096
+"""That wait to be written; beyond, they are only logged."""
+WRITTEN_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -27,21 +35,29 @@ class Chronicle:
     me: NodeId
     roster: Roster
     path: str | None = None
-    _file: TextIO | None = field(default=None, init=False)
+    _lines: "queue.Queue[str | None]" = field(
+        default_factory=lambda: queue.Queue(LINES_MAX), init=False
+    )
+    _writer: threading.Thread | None = field(default=None, init=False)
 
     def open(self) -> None:
         """MountError if it cannot be written to."""
         if self.path is None:
             return
         try:
-            self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
             raise MountError(f"{self.path} cannot be written: {error.strerror}") from None
+        self._writer = threading.Thread(target=self._write, args=(file,), daemon=True)
+        self._writer.start()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """What was noted is written, unless that hangs."""
+        if self._writer is not None:
+            with suppress(queue.Full):
+                self._lines.put_nowait(None)
+            self._writer.join(WRITTEN_WITHIN_S)
+            self._writer = None
 
     def note(self, happened: Happened) -> None:
         name = None if happened.peer is None else self.roster.member(happened.peer).name
@@ -51,7 +67,7 @@ class Chronicle:
         log.info(
             "%s: %s%s%s", about, happened.what, after, happened.detail and f" ({happened.detail})"
         )
-        if self._file is None:
+        if self._writer is None:
             return
         line = {
             "time": round(time.time(), 4),
@@ -62,11 +78,17 @@ class Chronicle:
             "detail": happened.detail,
             "took_ms": took_ms,
         }
-        try:
-            self._file.write(json.dumps(line) + "\n")
-            if self._file.tell() > FILE_BYTES_MAX:
-                log.warning("%s is full: what happens is only logged from now on", self.path)
-                self.close()
-        except OSError as error:
-            log.warning("%s can no longer be written: %s", self.path, error.strerror)
-            self.close()
+        with suppress(queue.Full):
+            self._lines.put_nowait(json.dumps(line) + "\n")
+
+    def _write(self, file: TextIO) -> None:
+        with file:
+            while (line := self._lines.get()) is not None:
+                try:
+                    file.write(line)
+                    if file.tell() > FILE_BYTES_MAX:
+                        log.warning("%s is full: what happens is only logged now", self.path)
+                        return
+                except OSError as error:
+                    log.warning("%s can no longer be written: %s", self.path, error.strerror)
+                    return

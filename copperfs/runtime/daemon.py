@@ -339,6 +339,12 @@ class Daemon:
         mounted = mount_at(mountpoint)
         if mounted is None and not os.path.isdir(mountpoint):
             raise MountError(f"{mountpoint} is not a directory; make it with: mkdir {mountpoint}")
+        patience = self._patience()
+        if patience.dead_s < 2 * patience.heartbeat_s + patience.silent_s:
+            raise MountError(
+                "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
+                "nodes that are well are taken for gone"
+            )
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
 

@@ -232,9 +232,10 @@ class Engine:
         for a moment at most."""
         if self.peers is None:
             return
-        self.post(Leave())
         with trio.move_on_after(LEAVES_WITHIN_S):
-            await self.wait_until(self.node.may_go)
+            for _ in range(2):  # the second time to know that the last parts have arrived
+                self.post(Leave())
+                await self.wait_until(self.node.may_go)
 
     async def clear(self, epoch: int | None = None) -> int:
         """Forget everything, the kernel too; how many names it was told to look up again. The

@@ -20,6 +20,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import trio
+
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
@@ -163,19 +165,24 @@ class Job:
         result = await self._call("tree", CALL_WITHIN_S)
         answered = self._answered(result)
         links = {each["number"]: each["parents"] for each in result.get("links", [])}
-        trees, gone = self.engine.node.trees or Trees(1, NodeId(0)), self._gone()
+        trees, gone = self.engine.node.trees or Trees(1, NodeId(0)), self.engine.node.gone()
         suspects: dict[int, list[int]] = {}
         for each in result.get("suspects", []):
             suspects.setdefault(each["number"], []).append(each["by"])
-        members = [
-            self._member(NodeId(number))
-            | {
-                "answered": number in answered,
-                "gone": number in gone,
-                "places": places_of(trees, number, gone, links.get(number)),
-            }
-            for number in range(trees.nodes)
-        ]
+
+        def place_all() -> list[Result]:
+            return [
+                self._member(NodeId(number))
+                | {
+                    "answered": number in answered,
+                    "gone": number in gone,
+                    "places": places_of(trees, number, gone, links.get(number)),
+                }
+                for number in range(trees.nodes)
+            ]
+
+        # In a job of thousands that takes long enough for others to call this node silent.
+        members = await trio.to_thread.run_sync(place_all)
         return self._head(answered) | {
             "asked": trees.me,
             "trees": trees.count,
@@ -227,7 +234,7 @@ class Job:
         trees = self.engine.node.trees
         if trees is None:
             return None
-        way = way_between(trees, trees.me, number, self._gone())
+        way = way_between(trees, trees.me, number, self.engine.node.gone())
         return next((each for each in way if each not in answered), None)
 
     def _count(self) -> int:
@@ -282,10 +289,6 @@ class Job:
             "links": [{"number": self._me(), "parents": shown}],
             "suspects": [{"number": each, "by": self._me()} for each in membership.suspects()],
         }
-
-    def _gone(self) -> frozenset[NodeId]:
-        membership = self.engine.node.membership
-        return frozenset() if membership is None else frozenset(membership.view.gone)
 
     def _here(self) -> Result:
         return {"answered": [self._me()]}

@@ -257,9 +257,10 @@ class Peers:
                 if isinstance(message, GivePart):
                     self._take_part(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Offer):
-                    if not self.node.looks_up_to(peer):
-                        return  # nobody else is followed
-                    self._take_offer(peer, message, payload or Payload(b"", b""))
+                    if self.node.looks_up_to(peer):
+                        self._take_offer(peer, message, payload or Payload(b"", b""))
+                    elif payload is not None:  # nobody else is followed; its credit goes back
+                        self.post(OfferTaken(peer, len(payload.data), message.epoch))
                 elif isinstance(message, Batch):
                     self.take_batch(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Ping):

@@ -30,6 +30,7 @@ from copperfs.core.actions import AnswerListing, AnswerObject
 from copperfs.core.events import (
     BatchTaken,
     List,
+    OfferTaken,
     PushBatch,
     Pushed,
     PushedListing,
@@ -158,6 +159,8 @@ class Push:
     """When a batch came, at last."""
     is_over: trio.Event = field(default_factory=trio.Event)
     unfinished: _Unfinished | None = None
+    sequences: set[int] = field(default_factory=set)
+    """Numbers of the batches that have come."""
 
 
 class _Ahead:
@@ -203,14 +206,14 @@ class Warmup:
             raise ValueError(f"there is no tree {tree}")
         push = self.watch(number)
         try:
-            if trees is None or trees.me == trees.root(tree):
+            if trees is None or self._push_parent(trees, tree) is None:
                 try:
                     await self._spread(push, number, tree, argument["directories"])
                 except BaseException:
                     self._post(push, number, tree, _Packed(), last=True)
                     raise
                 return {"read": 1, "failed": push.failed}
-            await self._wait_over(push, number, tree, trees)
+            await self._wait_over(push, number, tree)
             return {}
         finally:
             push.unfinished = None
@@ -319,8 +322,7 @@ class Warmup:
         self._post(push, number, tree, packed, last=last)
 
     def _post(self, push: Push, number: int, tree: int, packed: _Packed, *, last: bool) -> None:
-        trees = self.engine.node.trees
-        if trees is None or not trees.push_children(tree):
+        if not self.engine.node.pushes_to(tree):
             return
         epoch = self.engine.node.epoch if packed.epoch is None else packed.epoch
         batch = Batch(number, tree, epoch, push.sequence, tuple(packed.items), last)
@@ -330,10 +332,16 @@ class Warmup:
 
     # --- the others ------------------------------------------------------------------------------
 
-    async def _wait_over(self, push: Push, number: int, tree: int, trees: Trees) -> None:
-        parent, peers = trees.push_parent(tree), self.engine.peers
-        assert parent is not None, "not the root"
+    def _push_parent(self, trees: Trees, tree: int) -> NodeId | None:
+        """Who pushes to this node, as it believes now."""
+        return trees.push_parent(tree, self.engine.node.gone())
+
+    async def _wait_over(self, push: Push, number: int, tree: int) -> None:
+        trees, peers = self.engine.node.trees, self.engine.peers
+        assert trees is not None
         assert peers is not None
+        parent = self._push_parent(trees, tree)
+        assert parent is not None, "not the root"
         async with trio.open_nursery() as nursery:
 
             async def wait_lost() -> None:
@@ -365,10 +373,16 @@ class Warmup:
     def take_batch(self, peer: NodeId, batch: Batch, payload: Payload) -> None:
         """Have the core pass on what came, and unpack it."""
         trees = self.engine.node.trees
-        if trees is None or batch.tree >= trees.count or trees.push_parent(batch.tree) != peer:
+        if trees is None or batch.tree >= trees.count or not trees.is_before(peer, batch.tree):
             log.info("node %d pushed something, and is not the one to do so", peer)
+            self.engine.post(OfferTaken(peer, len(payload.data), batch.epoch))  # its credit
             return
         push = self._push(batch.push)
+        if batch.sequence in push.sequences and not batch.last:
+            # From another one as well: who pushes to whom has changed meanwhile.
+            self.engine.post(OfferTaken(peer, len(payload.data), batch.epoch))
+            return
+        push.sequences.add(batch.sequence)
         push.heard_at = time.monotonic()
         view, at = memoryview(payload.data), 0
         frame = self.engine.blobs.keep_frame(payload)

@@ -216,6 +216,7 @@ LAYOUTS = (
             ("operation", f.text(64)),
             ("argument", f.octets(ARGUMENT_BYTES_MAX)),
             ("within_s", f.WITHIN),
+            ("identity", f.integer(0, (1 << 64) - 1)),
         ),
         header_bytes_max=HEADER_BYTES_MAX + ARGUMENT_BYTES_MAX,
     ),

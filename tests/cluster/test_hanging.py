@@ -74,7 +74,7 @@ def test_a_slow_source_makes_nobody_suspect(
 ) -> None:
     """A file that takes five times as long as a node may be silent before it counts as gone."""
     (source / "slow").write_bytes(b"at last")
-    cluster = started(4, "--fanout", "1", "--dead-after", "1", of=standin.mountpoint)
+    cluster = started(4, "--fanout", "1", "--dead-after", "1.5", of=standin.mountpoint)
     for node in range(4):
         os.listdir(cluster.mnt(node))
     rule = standin.hang("slow", ops=["read"])

@@ -61,8 +61,8 @@ def test_calls_under_way_are_bounded() -> None:
     job = Job(2)
     node = job.daemons[0].node
     for number in range(CALLS_MAX):
-        node.step(0, Heard(NodeId(1), Call(number, "op")))
-    [refused] = node.step(0, Heard(NodeId(1), Call(CALLS_MAX, "op")))
+        node.step(0, Heard(NodeId(1), Call(number, "op", identity=number)))
+    [refused] = node.step(0, Heard(NodeId(1), Call(CALLS_MAX, "op", identity=CALLS_MAX)))
     assert isinstance(refused, EndCall)
     assert refused.results == ()
 

@@ -411,10 +411,10 @@ def test_a_peer_that_was_started_anew_gets_nothing_of_what_it_asked_before() -> 
 def test_an_overdue_ask_is_withdrawn() -> None:
     job = eight()
     request = job.ask(LEAF, List, b"lib")
-    while not job.daemons[ROOT].fetches:
-        job.move()
-    job.tick(DEADLINE_S)
+    job.no_source |= {NodeId(number) for number in range(8)}
+    job.pass_time(DEADLINE_S + 0.1)
     assert job.answer(LEAF, request) == AnswerError(request, errno.ETIMEDOUT)
+    job.no_source.clear()
     job.run()
     job.check_at_rest()
 

@@ -1,4 +1,4 @@
-"""What a review of the failure handling found; each of these fails until it is mended."""
+"""What a review of the failure handling found; each of these failed before it was mended."""
 
 import errno
 from dataclasses import replace

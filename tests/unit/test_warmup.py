@@ -69,7 +69,9 @@ def take(warmup: Warmup, *items: Item, push: int = 1, data: bytes | None = None,
          peer: int = PARENT, tree: int = 0) -> None:  # fmt: skip
     size = sum(item.length for item in items)
     payload = payload_of(b"x" * size if data is None else data)
-    batch = Batch(push, tree, 1, 0, items, last)
+    known = warmup._pushes.get(push)
+    sequence = 0 if known is None else len(known.sequences)
+    batch = Batch(push, tree, 1, sequence, items, last)
     header = encode(batch, payload)  # what the codec would not let pass is no test of ours
     assert decode([header, payload.data])[0] == batch
     warmup.take_batch(NodeId(peer), batch, payload)
