@@ -80,7 +80,7 @@ class _Waiting:
     """That the process had stood still before."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Host:
     me: NodeId
     clock: Clock

@@ -26,7 +26,7 @@ CALM = 0.15
 """Of the seeds, those without faults."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RandomRun:
     seed: int
     exact: bool = True

@@ -42,7 +42,7 @@ class Unmet(AssertionError):
     """Something that was expected is not so."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Scenario:
     """One that is being told."""
 
