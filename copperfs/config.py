@@ -378,6 +378,17 @@ class Settings:
             "cached come on top, up to 64 at a time.",
         ),
     )
+    read_ahead: bool = field(
+        default=True,
+        metadata=_option(
+            SOURCE,
+            SWITCH,
+            "After the second file of one ending (.pyc) that is read in a directory, read the "
+            "others of it before they are asked for: up to 512 files of up to 128 KiB each, 4 MiB "
+            "together, a few at a time. What is read is the same whatever the order and the "
+            "number of nodes, and nothing that was asked for goes for it.",
+        ),
+    )
     source_deadline_s: float = field(
         default=60.0,
         metadata=_option(

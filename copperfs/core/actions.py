@@ -160,6 +160,7 @@ class AnswerListing:
     *granted*: its files may be read without asking, on credit; ``Fetched`` tells of each.
     *granted_below*: so may the files of all directories below it, and those be listed; ``Listed``
     tells of each.
+    *read_ahead*: granted files may be read before they are asked for.
     """
 
     request: RequestId
@@ -168,6 +169,7 @@ class AnswerListing:
     fresh_until: float | None
     granted: bool = False
     granted_below: bool = False
+    read_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,14 @@ class AnswerHandle:
 class AnswerError:
     request: RequestId
     error: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Nobody of this node has asked for this, and somebody will: have it answered at once."""
+
+    key: ObjectKey | ListingKey
+    content: BlobId | Listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,4 +246,4 @@ Fetch = ScanSource | LookSource | ReadSource | OpenSource
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
 AtPeers = Send | Connect | Disconnect | Probe | PerformCall | EndCall | DropCall
 LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain
-Action = Fetch | AtPeers | Answer | LettingGo | Happened
+Action = Fetch | AtPeers | Answer | Publish | LettingGo | Happened

@@ -27,7 +27,7 @@ from copperfs.core.events import Look, Question, Read
 from copperfs.core.links import Links, Stream, parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import LISTING_MAX_BYTES, GiveEntry, Refuse
-from copperfs.core.policy import Policy
+from copperfs.core.policy import Place, Policy
 from copperfs.core.state import NodeStats
 from copperfs.types import BlobId, Entry, HandleId, Path, PeerRequest, split
 
@@ -110,6 +110,7 @@ class Answers:
                 held.fresh_until,
                 granted=granted,
                 granted_below=below and self.policy.is_uniform_below(directory),
+                read_ahead=granted and self.policy.place(directory) is Place.SHARED,
             )
         ]
 

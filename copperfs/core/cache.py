@@ -21,6 +21,7 @@ from copperfs.core.actions import (
     ListingKey,
     LookAgain,
     ObjectKey,
+    Publish,
     ReleaseBlob,
 )
 from copperfs.core.listing import Listing
@@ -163,10 +164,24 @@ class Cache:
 
     def take_fetched(self, key: ObjectKey, blob: BlobId) -> list[Action]:
         """The front read it, on credit."""
-        self.stats.fetched_on_credit += 1
         if key in self._shelf:
             return [ReleaseBlob(blob)]
         return self.admit_object(key, blob)
+
+    def take_ahead(self, key: ObjectKey, blob: BlobId) -> list[Action]:
+        """Nobody has asked for it: nothing goes for it, and it is the first to go."""
+        if key in self._shelf:
+            return [ReleaseBlob(blob)]
+        size = key.version.size + OBJECT_OVERHEAD_BYTES
+        if not self._shelf.has_free(size):
+            return [Evict(key), *self.pins.release(blob)]
+        gone = self._shelf.admit(key, blob, size, oldest=True)
+        assert not gone, "there was room"
+        return []
+
+    def has_free(self, size: int) -> bool:
+        """Whether *size* more bytes fit, and nothing has to go for them."""
+        return self._shelf.has_free(size)
 
     def take_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
         """The front listed it, on credit."""
@@ -174,17 +189,29 @@ class Cache:
         fresh_until = until(now, self.policy.listing_fresh_s(path))
         return self.admit_listing(path, self.as_listed(path, listing, fresh_until, now))
 
+    def publish_object(self, key: ObjectKey) -> list[Action]:
+        """Have the front answer with it, although nobody of this node has asked yet."""
+        blob = self._shelf.peek(key)
+        return [] if blob is None or isinstance(blob, Held) else [Publish(key, blob)]
+
+    def publish_listing(self, path: Path, held: Held) -> list[Action]:
+        # One that grows old would need to be compared with what is said of it elsewhere.
+        if held.fresh_until is not None or ListingKey(path) not in self._shelf:
+            return []
+        assert isinstance(held.value, Listing)
+        return [Publish(ListingKey(path), held.value)]
+
     def take_pushed(self, key: ObjectKey, blob: BlobId, *, offered: bool) -> list[Action]:
         size = key.version.size
         if key in self._shelf or size > self.limits.whole_max_bytes:
             return [ReleaseBlob(blob)]
         if offered and not self._shelf.has_free(size + OBJECT_OVERHEAD_BYTES):
             return [ReleaseBlob(blob)]
-        if offered:
-            self.stats.offered += 1
-        else:
+        if not offered:
             self.stats.pushed += 1
-        return self.admit_object(key, blob)
+            return self.admit_object(key, blob)
+        self.stats.offered += 1
+        return self.admit_object(key, blob) + self.publish_object(key)
 
     def offerable(self, key: CacheKey, now: float) -> BlobId | Held | None:
         """What is held under *key*, if it may be given to others now."""
@@ -208,8 +235,10 @@ class Cache:
         held = self.as_listed(path, listing, fresh_until, since)
         if offered and not self._shelf.has_free(_cost_of_listing(held)):
             return []
-        self.stats.offered += offered
-        return self.admit_listing(path, held)
+        if not offered:
+            return self.admit_listing(path, held)
+        self.stats.offered += 1
+        return self.admit_listing(path, held) + self.publish_listing(path, held)
 
     # --- off the shelf ---------------------------------------------------------------------------
 

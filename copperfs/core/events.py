@@ -52,6 +52,8 @@ class Read:
     version: Version
     first: int = 0
     """The first part that a peer does not have."""
+    alone: bool = False
+    """Nothing follows from it for what is beside it: who asks reads a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class Fetched:
     path: Path
     version: Version
     blob: BlobId
+    ahead: bool = False
+    """Before anybody had asked for it."""
+    used: bool = True
+    """Somebody has asked for it since."""
 
 
 @dataclass(frozen=True, slots=True)

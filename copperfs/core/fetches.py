@@ -65,6 +65,9 @@ class Fetches:
         fetch = self.links.asked(peer, number)
         return None if fetch is None else self._running[fetch]
 
+    def is_under_way(self, subject: Subject) -> bool:
+        return subject in self._by_subject
+
     def join(self, subject: Subject, question: Question) -> Fetch | None:
         """Wait on the fetch that is under way for this, if there is one."""
         fetch = self._by_subject.get(subject)
@@ -150,6 +153,11 @@ class Fetches:
         if evicted is not None:
             self._on_its_way[tree] += size
         return evicted
+
+    def has_room(self, subject: Subject, size: int) -> bool:
+        """Whether *size* bytes more could be on their way, nobody having to wait for it."""
+        room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
+        return self._on_its_way[self.routing.tree_of(subject)] + size <= room
 
     def room_was_made(self, ask: Callable[[Read], list[Action]]) -> list[Action]:
         """*ask* again for those who found no room; who still finds none goes to the end."""

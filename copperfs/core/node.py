@@ -9,12 +9,14 @@ knows those below it:
     Node            the verbs
     Peering         what peers say: asks become questions, what they give becomes outcomes
     Questions       from a question to its answer: what is fetched, what an outcome means
+    Ahead           what is read before somebody asks for it
     Answers         to a request of this node, or back to a peer
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
     Asking          whom a fetch asks, one after the other, and when it reads the source
     Routing         whom to ask
     Membership      who is there, and with whom this node keeps in touch
+    Offers          what children are sent before they ask
     Trail           in which order things came, and who wants them in the same
     Links           what was asked of each peer and what each is being given, on credit
     Cache           what is held, and what of that is believed
@@ -37,6 +39,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from copperfs.core.actions import Action, CacheKey, Evict, ListingKey, ObjectKey
+from copperfs.core.ahead import Ahead
 from copperfs.core.answers import Answers
 from copperfs.core.asking import Asking
 from copperfs.core.cache import Cache
@@ -68,6 +71,7 @@ from copperfs.core.links import Links
 from copperfs.core.listing import Listing
 from copperfs.core.membership import Membership
 from copperfs.core.messages import LISTING_MAX_BYTES, GivePart, Item, What
+from copperfs.core.offers import Offers
 from copperfs.core.peering import Peering
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
@@ -97,6 +101,8 @@ class Node:
     _calls: Calls = field(init=False)
     _answers: Answers = field(init=False)
     _questions: Questions = field(init=False)
+    _ahead: Ahead = field(init=False)
+    _offers: Offers = field(init=False)
     _peering: Peering = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,9 +119,18 @@ class Node:
         # In a job of several nodes only the node can tell which questions are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
         answers = Answers(policy, stats, links, grants)
-        trail = Trail()
+        ahead = Ahead(policy, limits, stats, cache, fetches, routing, decides=not grants)
+        self._offers = offers = Offers(stats, links, cache, Trail())
         questions = Questions(
-            policy, limits, stats, pins, cache, fetches, answers, trail if self.trees else None
+            policy,
+            limits,
+            stats,
+            pins,
+            cache,
+            fetches,
+            answers,
+            offers if self.trees else None,
+            ahead,
         )
         calls = Calls(routing)
         self._peering = Peering(
@@ -128,11 +143,12 @@ class Node:
             answers,
             questions,
             calls,
-            trail,
+            offers,
             self.membership,
         )
         self.links, self._cache, self._fetches = links, cache, fetches
         self._calls, self._answers, self._questions = calls, answers, questions
+        self._ahead = ahead
 
     # --- the four verbs --------------------------------------------------------------------------
 
@@ -143,14 +159,16 @@ class Node:
                 return self._questions.ask(now, event)
             case Scanned() | Looked() | HaveRead() | Opened() | Failed():
                 return self._questions.conclude(now, event)
-            case Fetched(path, version, blob):
-                return self._cache.take_fetched(ObjectKey(path, version), blob)
+            case Fetched():
+                return self._take_fetched(event)
             case Listed(path, listing, epoch):
                 if epoch != self.stats.epoch:
                     return []
                 return self._cache.take_listed(now, path, listing)
             case Used(keys):
                 self._cache.used(keys)
+                for key in keys:
+                    self._ahead.used(key)
                 return []
             case WarmedUp(directories):
                 return self._take_back(self._answers.keep_from_front(directories))
@@ -181,7 +199,17 @@ class Node:
             actions += self.membership.tick(now)
         actions += self._fetches.asking.tick(now)
         actions += self._questions.expire(now) + self._calls.expire(now)
+        actions += self._offers.flush(now)
         return actions + self._peering.reconsider(now)
+
+    def _take_fetched(self, fetched: Fetched) -> list[Action]:
+        key = ObjectKey(fetched.path, fetched.version)
+        self.stats.fetched_on_credit += 1
+        if fetched.ahead:
+            self._ahead.fetched(key, used=fetched.used)
+        if self._ahead.is_unused(key):
+            return self._cache.take_ahead(key, fetched.blob)
+        return self._cache.take_fetched(key, fetched.blob)
 
     def _take_back(self, granted: set[Path]) -> list[Action]:
         """What was published as granted is to be asked for again."""
@@ -189,7 +217,12 @@ class Node:
 
     def deadline(self) -> float | None:
         of_members = None if self.membership is None else self.membership.deadline()
-        deadlines = (self._fetches.deadline(), self._calls.deadline(), of_members)
+        deadlines = (
+            self._fetches.deadline(),
+            self._calls.deadline(),
+            self._offers.deadline(),
+            of_members,
+        )
         return min((each for each in deadlines if each is not None), default=None)
 
     @property
@@ -212,6 +245,7 @@ class Node:
             self.membership.check_invariants()
         self._fetches.check_invariants()
         self._cache.check_invariants(self._fetches.on_its_way_bytes)
+        self._ahead.check_invariants()
 
     # --- what is asked between steps -------------------------------------------------------------
 

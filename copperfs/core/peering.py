@@ -15,9 +15,9 @@ Of a working set this part only passes batches on; what is in them comes as ``Pu
 import errno
 from dataclasses import dataclass
 
-from copperfs.core.actions import Action, CacheKey, ListingKey, ObjectKey, ReleaseBlob, Send
+from copperfs.core.actions import Action, ListingKey, ObjectKey, ReleaseBlob, Send
 from copperfs.core.answers import Answers
-from copperfs.core.cache import Cache, Held, believed
+from copperfs.core.cache import Cache, believed
 from copperfs.core.calls import Calls
 from copperfs.core.events import (
     BatchTaken,
@@ -52,19 +52,17 @@ from copperfs.core.messages import (
     GivePart,
     Heartbeat,
     Hello,
-    Item,
     News,
-    Offer,
     Refuse,
     Return,
     What,
     Withdraw,
 )
+from copperfs.core.offers import Offers
 from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Kind, NodeStats
-from copperfs.core.trail import ITEM_BYTES_MAX, OFFER_BYTES_MAX, OFFER_PATH_BYTES_MAX, Trail
 from copperfs.types import BlobId, NodeId, PeerRequest, Version
 
 # What is true of the file itself, whoever looks. Of anything else only the parent, or its client of
@@ -99,7 +97,7 @@ class Peering:
     answers: Answers
     questions: Questions
     calls: Calls
-    trail: Trail
+    offers: Offers
     membership: Membership | None
     """None for a node that is a job by itself."""
 
@@ -149,7 +147,7 @@ class Peering:
             case Pushed(path, version, blob, offered):
                 if self.policy.place(path) is not Place.SHARED:
                     return [ReleaseBlob(blob)]  # what a peer has there is something else
-                self.trail.note(ObjectKey(path, version))
+                self.offers.noted(now, ObjectKey(path, version))
                 return self.cache.take_pushed(ObjectKey(path, version), blob, offered=offered)
             case PushedListing():
                 return self._take_pushed_listing(now, event)
@@ -160,7 +158,7 @@ class Peering:
         that was started anew counts from the beginning."""
         actions, lost = self.links.down(peer)
         self.fetches.forget_questions_of(peer)
-        self.trail.forget(peer)
+        self.offers.forget(peer)
         actions += self.calls.peer_changed(peer)
         if up:
             self.links.up(peer)
@@ -218,54 +216,13 @@ class Peering:
                 return self.questions.ask(now, Look(request, ask.path))
             case What.LISTING:
                 actions = self.questions.ask(now, List(request, ask.path))
-                return actions + self._offer(now, peer, ListingKey(ask.path))
+                return actions + self.offers.asked(now, peer, ListingKey(ask.path))
             case What.OBJECT:
                 assert ask.version is not None, "the codec sees to it"
                 first = min(ask.first, parts_in(ask.version.size) - 1)
                 question = Read(request, ask.path, ask.version, first)
                 actions = self.questions.ask(now, question)
-                return actions + self._offer(now, peer, ObjectKey(ask.path, ask.version))
-
-    def _offer(self, now: float, peer: NodeId, key: ListingKey | ObjectKey) -> list[Action]:
-        """Give a child that follows the trail what it will want next."""
-        ahead = self.trail.ahead(peer, key)
-        if not ahead or not self.links.may_offer(peer):
-            return []
-        items: list[Item] = []
-        contents: list[BlobId | Listing] = []
-        size = path_size = 0
-        for each in ahead:
-            found = self._item(now, each)
-            if found is None:
-                continue
-            item, content = found
-            size, path_size = size + item.length, path_size + len(item.path)
-            if size > OFFER_BYTES_MAX or path_size > OFFER_PATH_BYTES_MAX:
-                break
-            items.append(item)
-            contents.append(content)
-            self.trail.offered(peer, each)
-        if not items:
-            return []
-        self.stats.offers += len(items)
-        return self.links.offer(peer, Offer(self.stats.epoch, tuple(items)), tuple(contents))
-
-    def _item(self, now: float, key: CacheKey) -> tuple[Item, BlobId | Listing] | None:
-        """What is held under *key*, if it is small enough to be offered."""
-        value = self.cache.offerable(key, now)
-        if isinstance(key, ObjectKey):
-            size = key.version.size
-            if value is None or isinstance(value, Held) or size > ITEM_BYTES_MAX:
-                return None
-            return Item(What.OBJECT, key.path, key.version, size, 0, size), value
-        if not isinstance(value, Held) or not isinstance(value.source, Listing):
-            return None
-        size = len(value.source.packed)
-        if size > ITEM_BYTES_MAX:
-            return None
-        left = None if value.fresh_until is None else max(0.0, value.fresh_until - now)
-        listing = value.source
-        return Item(What.LISTING, key.path, listing.directory, size, 0, size, left), listing
+                return actions + self.offers.asked(now, peer, ObjectKey(ask.path, ask.version))
 
     # --- what they give --------------------------------------------------------------------------
 
@@ -369,7 +326,7 @@ class Peering:
         actions = self._hear_epoch(now, event.epoch)
         if event.epoch < self.stats.epoch or self.policy.place(event.path) is not Place.SHARED:
             return actions
-        self.trail.note(ListingKey(event.path))
+        self.offers.noted(now, ListingKey(event.path))
         return actions + self.cache.take_pushed_listing(
             now, event.path, event.listing, event.fresh_for_s, offered=event.offered
         )

@@ -28,6 +28,7 @@ from copperfs.core.actions import (
     ReleaseBlob,
     ReleaseHandle,
 )
+from copperfs.core.ahead import Ahead, is_nobodys
 from copperfs.core.answers import Answers
 from copperfs.core.asking import Fetch
 from copperfs.core.cache import Cache, until
@@ -47,10 +48,10 @@ from copperfs.core.fetches import Fetches
 from copperfs.core.links import parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import PATH_BYTES_MAX
+from copperfs.core.offers import Offers
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
-from copperfs.core.trail import Trail
 from copperfs.types import BlobId, Entry, PeerRequest, Version, split
 
 
@@ -63,8 +64,9 @@ class Questions:
     cache: Cache
     fetches: Fetches
     answers: Answers
-    trail: Trail | None
+    offers: Offers | None
     """None for a node alone, which nobody follows."""
+    ahead: Ahead
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -111,6 +113,11 @@ class Questions:
         return self.answers.with_listing(now, question, question.path, held)
 
     def _read(self, now: float, question: Read) -> list[Action]:
+        if not question.alone:
+            self.ahead.asked(ObjectKey(question.path, question.version))
+        return self._read_one(now, question) + self.ahead.go_on(now)
+
+    def _read_one(self, now: float, question: Read) -> list[Action]:
         key = ObjectKey(question.path, question.version)
         blob = self.cache.blob(key)
         if blob is not None:
@@ -168,8 +175,11 @@ class Questions:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
                 actions += self.answers.with_listing(now, question, path, held)
-        self._note(ListingKey(path))
-        return actions + self.cache.admit_listing(path, held) + self._room_was_made(now)
+        actions += self.cache.admit_listing(path, held)
+        if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch):
+            actions += self.cache.publish_listing(path, held)
+        self._note(now, ListingKey(path))
+        return actions + self._room_was_made(now)
 
     def take_entry(
         self,
@@ -197,21 +207,34 @@ class Questions:
         streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
         for question in fetch.asked:
             assert isinstance(question, Read)
-            if question.request not in streaming:
+            if question.request not in streaming and not is_nobodys(question):
                 actions += self.answers.with_object(now, question, key, blob)
         if fetch.blob not in (None, blob):
             actions += self._drop_partial(fetch)
-        self._note(key)
-        return actions + self.cache.admit_object(key, blob) + self._room_was_made(now)
+        self._note(now, key)
+        if self.ahead.is_unused(key):
+            actions += self.cache.take_ahead(key, blob)
+        else:
+            actions += self.cache.admit_object(key, blob)
+        if self._is_of_all(key) and not _is_asked_here(fetch):
+            actions += self.cache.publish_object(key)
+        return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
 
-    def _note(self, key: ListingKey | ObjectKey) -> None:
-        if self.trail is None or len(key.path) > PATH_BYTES_MAX:
-            return
-        if self.policy.place(key.path) is Place.SHARED:
-            self.trail.note(key)
+    def _note(self, now: float, key: ListingKey | ObjectKey) -> None:
+        if self._is_of_all(key):
+            assert self.offers is not None
+            self.offers.noted(now, key)
+
+    def _is_of_all(self, key: ListingKey | ObjectKey) -> bool:
+        """Whether the other nodes of a job can have it from this one."""
+        if self.offers is None or len(key.path) > PATH_BYTES_MAX:
+            return False
+        return self.policy.place(key.path) is Place.SHARED
 
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
-        actions = self.fetches.end(fetch)
+        actions = self.fetches.end(fetch) + self.ahead.ended(now, fetch)
+        if all(is_nobodys(each) for each in fetch.asked) and fetch.asked:
+            return actions + self._room_was_made(now)
         self.stats.failures += 1
         kind, path, _ = fetch.subject
         if kind is Kind.SCAN and error == errno.EACCES:
@@ -220,7 +243,7 @@ class Questions:
             self.stats.version_changes += 1
             actions += self.cache.forget_name(path)
         actions += self._drop_partial(fetch)
-        for question in fetch.asked:
+        for question in _of_somebody(fetch):
             actions += self.answers.with_error(question, error)
         return actions + self._room_was_made(now)
 
@@ -250,16 +273,17 @@ class Questions:
         for fetch in overdue:
             self.stats.overdue += 1
             actions += self.fetches.end(fetch)
-            actions += self._drop_partial(fetch)
-            for question in fetch.asked:
+            actions += self._drop_partial(fetch) + self.ahead.ended(now, fetch)
+            for question in _of_somebody(fetch):
                 actions += self.answers.with_error(question, errno.ETIMEDOUT)
         return actions + self._room_was_made(now) if overdue else actions
 
     def clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch
         self.answers.forget_warm()
-        if self.trail is not None:
-            self.trail.clear()
+        self.ahead.clear()
+        if self.offers is not None:
+            self.offers.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]
         # What is being looked for now may be what it was before; it is looked for again.
         for fetch in self.fetches.of_names():
@@ -267,6 +291,15 @@ class Questions:
             for question in fetch.asked:
                 actions += self._fetch(now, fetch.subject, question)
         return actions
+
+
+def _of_somebody(fetch: Fetch) -> list[Question]:
+    return [each for each in fetch.asked if not is_nobodys(each)]
+
+
+def _is_asked_here(fetch: Fetch) -> bool:
+    """Whether a request of this node is answered with it, and publishes it."""
+    return any(not isinstance(each.request, PeerRequest) for each in _of_somebody(fetch))
 
 
 def _too_late(outcome: Outcome) -> list[Action]:

@@ -15,7 +15,7 @@ from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Subject
 from copperfs.core.trees import Trees
-from copperfs.types import NodeId, split
+from copperfs.types import NodeId, Path, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,20 @@ class Routing:
     def _way_around(self, membership: Membership, tree: int, passed: Collection[NodeId]) -> Way:
         assert self.trees is not None
         excluded = membership.view.gone | set(passed)
-        not_before, meanwhile = float("-inf"), None
+        not_before, meanwhile, skipped = float("-inf"), None, False
         for _ in range(CANDIDATES_MAX):
             peer = self.trees.parent(tree, excluded)
             if peer is None:
-                return Way(None, not_before, meanwhile, in_place=True)
+                # The next root, if only those are not there who were passed over.
+                others = bool(passed) and skipped
+                return Way(None, not_before, meanwhile, in_place=True, many_might=others)
             if membership.is_good(peer):
                 return Way(peer)
             not_before = max(not_before, membership.doubted_until(peer))
             if meanwhile is None and self.links.is_up(peer):
                 meanwhile = peer
             excluded.add(peer)
+            skipped = True
         return Way(None, not_before, meanwhile, in_place=True, many_might=True)
 
     def is_good(self, peer: NodeId) -> bool:
@@ -93,6 +96,13 @@ class Routing:
         """It is being asked."""
         assert self.membership is not None
         self.membership.owes(now, peer)
+
+    def is_root(self, file: Path) -> bool:
+        """Whether this node is the one that reads *file* from the source while nobody is gone. Who
+        takes its place reads only what is asked for: others may hold the rest."""
+        if self.trees is None:
+            return True
+        return self.trees.parent(self.trees.tree_of(split(file)[0])) is None
 
     def neighbours(self) -> list[NodeId]:
         """All that can be talked to in the first tree, which is how a call reaches everybody."""

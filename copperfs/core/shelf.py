@@ -77,10 +77,13 @@ class Shelf(Generic[K, V]):
         assert size <= self.reserved_bytes
         self.reserved_bytes -= size
 
-    def admit(self, key: K, value: V, size: int) -> list[tuple[K, V]]:
-        """Hold *value*. What had to go for it, and what it replaces."""
+    def admit(self, key: K, value: V, size: int, *, oldest: bool = False) -> list[tuple[K, V]]:
+        """Hold *value*. What had to go for it, and what it replaces. *oldest*: as if it were what
+        was used longest ago."""
         gone = self.drop(key)
         self._items[key] = (value, size)
+        if oldest:
+            self._items.move_to_end(key, last=False)
         self.held_bytes += size
         return gone + self._evict()
 

@@ -36,6 +36,8 @@ class Limits:
     credit_bytes: int = 0
     """Reserved for files that the front reads without asking. What it has read counts as held from
     when the node hears of it, and is then given back to the credit."""
+    ahead_max: int = 0
+    """So many files at a time are read ahead; 0: none ever."""
     trees: int = 1
     """Among which the room for what is on its way is divided."""
     ask_deadline_s: float = float("inf")
@@ -68,6 +70,11 @@ class NodeStats:
     fetches: int = 0
     fetched_on_credit: int = 0
     listed_on_credit: int = 0
+    read_ahead: int = 0
+    """Files that were read before somebody asked for them, or while the first one did."""
+    read_ahead_bytes: int = 0
+    read_ahead_used: int = 0
+    """How many of them were asked for."""
     failures: int = 0
     overdue: int = 0
     version_changes: int = 0

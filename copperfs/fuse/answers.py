@@ -44,8 +44,9 @@ class Asker(Protocol):
         """Put a question; what *deliver* made of the answer. SourceError if there is none."""
         ...
 
-    def take(self, key: ObjectKey, blob: Blob) -> None:
-        """The front has read this without asking."""
+    def take(self, key: ObjectKey, blob: Blob, *, ahead: bool, used: bool) -> None:
+        """The front has read this without asking. *ahead*: before anybody had asked for it; *used*:
+        somebody has since."""
         ...
 
     def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:

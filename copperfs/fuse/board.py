@@ -39,7 +39,7 @@ class Board:
 
     # --- publishing ------------------------------------------------------------------------------
 
-    def publish_listing(
+    def publish_listing_for(
         self,
         number: int,
         path: Path,
@@ -48,9 +48,10 @@ class Board:
         *,
         granted: bool,
         granted_below: bool,
+        read_ahead: bool,
     ) -> None:
         if self.front.publish_listing(
-            number, listing.packed, _seconds(fresh_s), granted, granted_below
+            number, listing.packed, _seconds(fresh_s), granted, granted_below, read_ahead
         ):
             self._note(ListingKey(path), number)
 
@@ -66,9 +67,23 @@ class Board:
     ) -> None:
         self.front.publish_attributes(number, attributes.packed, _seconds(fresh_s))
 
-    def publish_object(self, number: int, key: ObjectKey, blob: Blob) -> None:
+    def publish_object_for(self, number: int, key: ObjectKey, blob: Blob) -> None:
         if self.front.publish_object(number, blob):
             self._note(key, number)
+
+    # What no request of this node has asked for yet.
+
+    def publish_object(self, key: ObjectKey, blob: Blob) -> None:
+        """As a file of its directory's listing, if that is published."""
+        number = self.front.publish_file(key.path, key.version, blob)
+        if number is not None:
+            self._note(key, number)
+
+    def publish_listing(self, path: Path, listing: Listing) -> None:
+        """As a directory of the listing that it is found in, if that is published."""
+        number = self.front.publish_directory(path, listing.packed)
+        if number is not None:
+            self._note(ListingKey(path), number)
 
     def publish_handle(self, number: int, fd: int) -> None:
         """Takes the descriptor."""
@@ -77,7 +92,7 @@ class Board:
     def hear(self, asker: Asker) -> None:
         """Tell the core what the front has fetched without asking, and give back the credit for it
         once the core has made room."""
-        for number, path, attributes, content, epoch, credit in self.front.fetched():
+        for number, path, attributes, content, epoch, credit, ahead, used in self.front.fetched():
             version = Attributes(attributes).version
             if isinstance(content, bytes):
                 self._note(ListingKey(Path(path)), number)
@@ -85,7 +100,7 @@ class Board:
             else:
                 key = ObjectKey(Path(path), version)
                 self._note(key, number)
-                asker.take(key, content)
+                asker.take(key, content, ahead=ahead, used=used)
             self.front.add_credit(credit)
 
     def _note(self, key: CacheKey, number: int) -> None:

@@ -170,13 +170,14 @@ class FrontHandlers(pyfuse3.Operations):
 
     def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
         left = remaining(answer.fresh_until)
-        self._board.publish_listing(
+        self._board.publish_listing_for(
             number,
             answer.directory,
             answer.listing,
             left,
             granted=answer.granted,
             granted_below=answer.granted_below,
+            read_ahead=answer.read_ahead,
         )
 
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
@@ -190,7 +191,7 @@ class FrontHandlers(pyfuse3.Operations):
             elif isinstance(answer, AnswerObject):
                 assert content is not None
                 assert not isinstance(content, int)
-                self._board.publish_object(number, ObjectKey(path, version), content)
+                self._board.publish_object_for(number, ObjectKey(path, version), content)
                 if full:
                     return bytes(content.view[offset : offset + size])
             return None

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import pyfuse3
 import trio
 
-from copperfs.core.actions import AnswerEntry, AnswerListing, CacheKey
+from copperfs.blob import Blob
+from copperfs.core.actions import AnswerEntry, AnswerListing, CacheKey, ObjectKey
 from copperfs.core.events import List, Look, Question, Read
 from copperfs.core.listing import Listing
 from copperfs.fuse.answers import Answered, Asker, Content, SourceError
@@ -56,6 +57,12 @@ class PlainPublications:
 
     def withdraw_all(self) -> None:
         """Nothing was published anywhere."""
+
+    def publish_object(self, key: ObjectKey, blob: Blob) -> None:
+        """There is nowhere to publish to."""
+
+    def publish_listing(self, path: Path, listing: Listing) -> None:
+        """There is nowhere to publish to."""
 
     def used(self) -> list[CacheKey]:
         return []

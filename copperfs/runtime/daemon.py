@@ -85,6 +85,8 @@ SHED_EVERY_S = 1.0
 FALLBACK_JITTER_S = 0.1
 # What the front may read before the core has heard of it: some milliseconds' worth.
 CREDIT_MAX = 64 << 20
+# Lustre's client has no more requests than this under way to one metadata server.
+AHEAD_MAX = 8
 # The core is told of many files at once, so that trio is not woken for each.
 FETCHED_EVERY_S = 0.005
 # How soon directories are listed without asking again, if nobody asks after a mount was made.
@@ -159,7 +161,10 @@ class Daemon:
             kernel_cache=settings.kernel_cache,
         )
         self._cleanup.callback(front.stop)
-        front.set_reader(fetcher.reader(), node.limits.whole_max_bytes, node.limits.credit_bytes)
+        limits = node.limits
+        front.set_reader(
+            fetcher.reader(), limits.whole_max_bytes, limits.credit_bytes, limits.ahead_max
+        )
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
         engine = Engine(node, fetcher, board)
@@ -345,6 +350,7 @@ class Daemon:
             tree_max_bytes=self.settings.tree_max_bytes,
             bypass_above_bytes=self.settings.bypass_above_bytes,
             fetch_deadline_s=self.settings.source_deadline_s,
+            ahead_max=self._ahead_max(),
             trees=1 if trees is None else trees.count,
             ask_deadline_s=self.settings.fetch_deadline_s,
             fallbacks_max=self.settings.fallback_concurrency if self.settings.fallback else 0,
@@ -358,6 +364,12 @@ class Daemon:
             dead_s=self.settings.dead_after_s,
             reach_s=self.settings.launch_timeout_s,
         )
+
+    def _ahead_max(self) -> int:
+        """How many files at a time: who asks for one finds a thread free, and a server that is not
+        busy with many others."""
+        half = max(1, self.settings.source_concurrency // 2)
+        return min(AHEAD_MAX, half) if self.settings.read_ahead else 0
 
     def _nodes_max(self) -> int:
         return min(NODES_MAX, max(NODES_MIN, self.settings.memory_bytes // 16 // NODE_BYTES))

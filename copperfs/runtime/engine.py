@@ -39,6 +39,7 @@ from copperfs.core.actions import (
     OpenSource,
     PerformCall,
     Probe,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -88,6 +89,12 @@ class Publications(Protocol):
 
     def withdraw_all(self) -> None:
         """Nothing is held, and nothing is fresh."""
+
+    def publish_object(self, key: ObjectKey, blob: Blob) -> None:
+        """Answer with this who asks for it."""
+
+    def publish_listing(self, path: Path, listing: Listing) -> None:
+        """The same, for as long as the epoch."""
 
     def used(self) -> list[CacheKey]:
         """What was used without the core being asked."""
@@ -239,9 +246,9 @@ class Engine:
             self.publications.invalidate_all, abandon_on_cancel=True
         )
 
-    def take(self, key: ObjectKey, blob: Blob) -> None:
+    def take(self, key: ObjectKey, blob: Blob, *, ahead: bool, used: bool) -> None:
         """A file that was read without the core being asked."""
-        self.post(Fetched(key.path, key.version, self.blobs.keep(blob)))
+        self.post(Fetched(key.path, key.version, self.blobs.keep(blob), ahead, used))
 
     def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:
         """A directory that was listed without the core being asked."""
@@ -272,6 +279,8 @@ class Engine:
                 self._answer_handle(request, action, handle)
             case AnswerError(request, error):
                 self._finish(request, SourceError(error))
+            case Publish():
+                self._publish(action)
             case Evict(key):
                 self.publications.withdraw(key)
             case ReleaseBlob(blob):
@@ -313,6 +322,13 @@ class Engine:
 
     async def _probe(self, peers: Peers, peer: NodeId) -> None:
         self.post(Probed(peer, await peers.transport.refuses(peer)))
+
+    def _publish(self, action: Publish) -> None:
+        match action:
+            case Publish(ObjectKey() as key, int() as blob):
+                self.publications.publish_object(key, self.blobs.held[blob])
+            case Publish(key, Listing() as listing):
+                self.publications.publish_listing(key.path, listing)
 
     def _answer(self, request: RequestId, answer: Answered, content: Content) -> None:
         waiting = self._waiting.get(request)

@@ -49,7 +49,18 @@ CLEAR_WITHIN_S = 15.0
 FRONT_GRACE_S = 5.0
 # Node by node only up to here; beyond, sums tell more.
 NODES_SHOWN_MAX = 256
-SUMMED = ("hits", "misses", "negative", "bytes", "source", "cache", "node", "members", "transport")
+SUMMED = (
+    "hits",
+    "misses",
+    "negative",
+    "bytes",
+    "source",
+    "cache",
+    "node",
+    "members",
+    "transport",
+    "process",
+)
 
 
 def agreement_of(settings: Settings) -> bytes:

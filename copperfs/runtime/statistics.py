@@ -8,7 +8,10 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import trio
 
 from copperfs.core.state import NodeStats
 from copperfs.net.transport import TransportStats
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from copperfs.fuse._front import Front, Latencies
 
 VERSION = 1
+PROCESS = Path("/proc/self/status")
 QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
@@ -78,6 +82,9 @@ class Statistics:
                 "fetches": node.fetches,
                 "fetched_on_credit": node.fetched_on_credit,
                 "listed_on_credit": node.listed_on_credit,
+                "read_ahead": node.read_ahead,
+                "read_ahead_bytes": node.read_ahead_bytes,
+                "read_ahead_used": node.read_ahead_used,
                 "fetching": node.fetching,
                 "failures": node.failures,
                 "overdue": node.overdue,
@@ -95,6 +102,7 @@ class Statistics:
             },
             "members": self._members(node),
             "transport": self._transport(),
+            "process": _process(),
             "front": {
                 key: front[key]
                 for key in (
@@ -138,6 +146,17 @@ class Statistics:
         if self.engine.peers is not None:
             self.engine.peers.reset_statistics()
         self.since = time.time()
+
+
+def _process() -> dict[str, int]:
+    """What the daemon takes of the machine now."""
+    status = dict(line.split(":", 1) for line in PROCESS.read_text().splitlines())
+    return {
+        "tasks": trio.lowlevel.current_statistics().tasks_living,
+        "threads": int(status["Threads"]),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "resident_bytes": int(status["VmRSS"].split()[0]) * 1024,
+    }
 
 
 def _timed(count: int, latencies: "Latencies") -> dict[str, float]:

@@ -308,7 +308,7 @@ class Warmup:
             return content
 
         def question(request: RequestId) -> Read:
-            return Read(request, path, version)
+            return Read(request, path, version, alone=True)
 
         return await self.engine.ask(question, take)
 

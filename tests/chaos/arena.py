@@ -189,7 +189,7 @@ class Arena:
             outcome.nodes = document["by_node"]
         outcome.whole_s = time.monotonic() - healed
         for each in outcome.nodes:
-            each["process"] = taken_by(self.cluster.pid(each["number"]))
+            each["process"] |= taken_by(self.cluster.pid(each["number"]))
 
     def _ask_all(self, node: int) -> dict[str, Any] | None:
         try:

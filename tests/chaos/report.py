@@ -154,7 +154,7 @@ def _leaks(outcomes: Sequence[Outcome]) -> Table:
         for each in outcome.nodes:
             lives.setdefault(each["process"]["pid"], []).append(each)
     table = Table("node", title="Daemons after their first schedule and after their last")
-    for name in ("schedules", "fds", "threads", "RSS MiB"):
+    for name in ("schedules", "fds", "threads", "tasks", "RSS MiB"):
         table.add_column(name, justify="right")
     for life in sorted(lives.values(), key=lambda each: int(each[0]["number"])):
         if len(life) > 1:
@@ -162,7 +162,7 @@ def _leaks(outcomes: Sequence[Outcome]) -> Table:
             table.add_row(
                 life[0]["name"],
                 str(len(life)),
-                *(f"{first[key]} -> {last[key]}" for key in ("fds", "threads")),
+                *(f"{first[key]} -> {last[key]}" for key in ("fds", "threads", "tasks")),
                 f"{first['rss_kib'] / 1024:.1f} -> {last['rss_kib'] / 1024:.1f}",
             )
     return table

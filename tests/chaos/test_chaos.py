@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.arena import Arena, Setup
-from tests.chaos.judge import judge, more_than_once
+from tests.chaos.judge import beyond_faults, judge, more_than_once
 from tests.chaos.report import complaints
 from tests.chaos.schedule import Fault, Schedule, draw
 from tests.cluster.test_links import namespaces, networks_can_be_made
@@ -53,6 +53,7 @@ def test_nobody_sees_an_error_or_a_wrong_byte(arena: Arena, seed: int) -> None:
     verdict = judge(outcome)
     said = [f"seed {seed}", str(outcome.schedule), *complaints(outcome, verdict)]
     assert verdict.is_good, "\n".join(said)
+    assert not beyond_faults(outcome), "\n".join(said)
     assert len({each.node for each in outcome.reads}) == SETUP.nodes
     assert len(outcome.imports) == SETUP.nodes
 

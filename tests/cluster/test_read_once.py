@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from copperfs.pfs.client import Counts
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import digests, digests_at_once, import_at_once
+from tests.cluster.helpers import Cluster, digests, digests_at_once, import_at_once
 from tests.standin import StandIn
 
 NODES = 8
@@ -84,6 +86,97 @@ def test_all_files_read_on_all_nodes_in_any_order_are_the_sources_and_are_read_o
     for node, found in enumerate(digests_at_once(cluster.mountpoints)):
         assert found == wanted, f"node {node}"
     assert standin.counts().total("open") == counts.total("open")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_read_ahead_is_the_same_for_one_node_and_for_many_in_any_order(
+    started: Starter, standin: StandIn, source: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    names = []
+    for number in range(12):
+        directory = source / f"d{number}"
+        directory.mkdir()
+        for each in range(draw.randrange(3, 30)):
+            name = f"d{number}/{each:02}{draw.choice(('.p', '.q', ''))}"
+            (source / name).write_bytes(draw.randbytes(draw.choice((100, 5000, 200_000))))
+            names.append(name)
+    asked = draw.sample(names, len(names) // 4)
+    found = []
+    for nodes, flags in ((1, ()), (4, ("--fanout", "2", "--trees", "2"))):
+        cluster = started(nodes, *flags, of=standin.mountpoint)
+        standin.reset()
+
+        def read_all(node: int, cluster: Cluster = cluster) -> None:
+            shuffled = asked.copy()
+            random.Random(100 * seed + node).shuffle(shuffled)
+            for each in shuffled:
+                assert (cluster.mnt(node) / each).read_bytes() == (source / each).read_bytes()
+
+        with ThreadPoolExecutor(nodes) as pool:
+            list(pool.map(read_all, range(nodes)))
+        settled(standin)
+        found.append(standin.counts())
+        cluster.remove()
+    assert not differences(*found)
+    opened = {path: found[0].total("open", path) for path in found[0].paths("open")}
+    assert set(opened.values()) == {1}
+    assert set(opened) > set(asked), "some were read ahead"
+
+
+def settled(standin: StandIn) -> None:
+    """Until what is read ahead is read: nothing was asked of the source for a while."""
+    before = -1
+    while (now := standin.counts().total()) != before:
+        before = now
+        time.sleep(0.5)
+
+
+def test_who_follows_has_most_answered_without_python(started: Starter, source: Path) -> None:
+    files = [f"d{number}/{each}.p" for number in range(10) for each in range(20)]
+    for each in files:
+        (source / each).parent.mkdir(exist_ok=True)
+        (source / each).write_bytes(each.encode() * 100)
+    cluster = started(3, "--fanout", "2")
+    for each in files:
+        assert (cluster.mnt(1) / each).read_bytes() == each.encode() * 100
+    cluster.reset()
+    for each in files:
+        assert (cluster.mnt(2) / each).read_bytes() == each.encode() * 100
+    stats = [cluster.stats(node) for node in cluster.everywhere()]
+    # each ask is answered before the next: what is offered with it comes first, or soon
+    assert stats[2]["node"]["asks"] < 60
+    assert stats[2]["node"]["offered"] > 150
+    assert stats[2]["handlers"]["requests"] < 80
+    assert stats[0]["source"]["open"] == 0
+
+
+def test_who_is_level_with_another_is_sent_what_that_one_asks_for(
+    started: Starter, source: Path
+) -> None:
+    files = [f"{number}.{number}" for number in range(60)]
+    for each in files:
+        (source / each).write_bytes(each.encode())
+    cluster = started(3, "--fanout", "2", "--no-read-ahead")
+    for node in (1, 2, 1):
+        for each in files[:40]:
+            (cluster.mnt(node) / each).read_bytes()
+    cluster.reset()
+    for each in files[40:]:
+        (cluster.mnt(1) / each).read_bytes()
+    wait_until(lambda: cluster.stats(2)["node"]["offered"] == 20)
+    for each in files[40:]:
+        assert (cluster.mnt(2) / each).read_bytes() == each.encode()
+    stats = cluster.stats(2)
+    assert stats["node"]["asks"] == stats["node"]["questions"] == 0
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    """The core wakes by its own deadlines, and by nothing that a test does."""
+    until = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)
 
 
 def test_with_four_trees_four_roots_share_the_work_evenly(started: Starter, source: Path) -> None:

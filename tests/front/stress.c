@@ -84,7 +84,7 @@ static void attributes_of(unsigned name, unsigned version, struct fuse_attr *att
 	}
 }
 
-static size_t name_of(unsigned name, char *to) { return (size_t)sprintf(to, "name%u", name); }
+static size_t name_of(unsigned name, char *to) { return (size_t)sprintf(to, "name%u.n", name); }
 
 static void pack_names(void)
 {
@@ -117,6 +117,11 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	CHECK(listing);
 	listing->granted = random_of(state) % 2;
 	listing->granted_below = random_of(state) % 2;
+	listing->read_ahead = random_of(state) % 2;
+	/* as if one file had been asked for: two of one listing seldom are */
+	listing->endings = calloc(1, sizeof(*listing->endings));
+	CHECK(listing->endings);
+	listing->endings->first = listing_row(listing, 2);
 	tables_lock(&front->tables);
 	node = node_by_id(&front->tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
@@ -225,12 +230,13 @@ struct fetch {
 	uint64_t tag;
 };
 
-static _Atomic unsigned reads, lists;
+static _Atomic unsigned reads, lists, ahead;
 
 static bool start_fetch(const struct fetch *fetch, const char *path)
 {
 	*(fetch->done ? &reads : &lists) += 1;
 	CHECK(*path && *path != '/');
+	ahead += fetch->done && fetch->done != read_done;
 	if (fetch->tag % 16 == 0) {
 		/* so that others join what never starts */
 		for (int i = 0; i < 20; i++)
@@ -719,6 +725,7 @@ int main(int argc, char **argv)
 	front->reader = &reader;
 	front->whole_max = 200000;
 	front->credit = CREDIT;
+	front->ahead_max = 3;
 	front->tables.root->attr.mode = S_IFDIR | 0755;
 	CHECK(!front_start(front));
 	for (int i = 0; i < SOURCES; i++)
@@ -746,11 +753,11 @@ int main(int argc, char **argv)
 	take_fetched();
 	end_check();
 	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads, "
-	       "%u reads and %u lists on credit\n",
+	       "%u reads, %u of them ahead, and %u lists on credit\n",
 	       (unsigned long)answered, (unsigned long)succeeded,
 	       (unsigned long)front->statistics.handler_requests,
-	       (unsigned long)front->statistics.overflows, front->bypass_threads, reads, lists);
-	CHECK(reads && lists);
+	       (unsigned long)front->statistics.overflows, front->bypass_threads, reads, ahead, lists);
+	CHECK(reads && ahead && lists);
 	CHECK(succeeded > requests / 4);
 	front_destroy(front);
 	close(front->fuse_fd);

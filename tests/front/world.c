@@ -315,6 +315,7 @@ static size_t pick_name(struct input *in, char *name)
 
 	memset(name, 'n', 256);
 	name[0] = (char)('a' + which);
+	name[1] = '.'; /* an ending, where it is long enough */
 	return which == 11 ? 255 : which == 10 ? 120 : 1;
 }
 
@@ -385,6 +386,7 @@ static void publish_listing(struct input *in)
 	granted = take_byte(in);
 	listing->granted = granted & 1;
 	listing->granted_below = granted & 2;
+	listing->read_ahead = granted & 4;
 	tables_lock(&world->front.tables);
 	node = node_by_id(&world->front.tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
@@ -626,6 +628,7 @@ void world_begin(unsigned nodes_max)
 	f->reader = &reader;
 	f->whole_max = 5000;
 	f->credit = CREDIT;
+	f->ahead_max = 3;
 	f->deadline_ns = UINT64_MAX;
 	f->tables.root->attr.mode = S_IFDIR | 0755;
 }

@@ -367,6 +367,7 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
         "gone", "suspects", "deaths", "max_detection_ms", "returns", "refutations",
         "reparentings", "resent", "hedges",
     }  # fmt: skip
+    assert set(stats["process"]) >= {"tasks", "threads", "descriptors", "resident_bytes"}
     assert set(stats["front"]) >= {
         "nodes", "nodes_max", "pending", "forgets", "interrupts", "overdue", "overflows",
         "protocol_errors", "notifications", "max_pages",

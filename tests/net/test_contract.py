@@ -108,6 +108,21 @@ async def test_the_death_and_the_return_of_a_parent_are_told(make_world: MakeWor
 
 
 @trio_test
+async def test_who_has_ended_refuses_and_who_runs_does_not(make_world: MakeWorld) -> None:
+    async with make_world(2) as world:
+        parent, child = await two(world)
+        assert not await child.transport.refuses(parent.id)
+        assert not await parent.transport.refuses(child.id)
+        await parent.stop()
+        await child.hears(Lost(parent.id))
+        assert await child.transport.refuses(parent.id)
+        assert not child.send(parent, ask(1)), "that it was tried makes no connection"
+        await world.start(0)
+        await child.hears(Connected(parent.id), times=2)
+        assert not await child.transport.refuses(parent.id)
+
+
+@trio_test
 async def test_the_death_and_the_return_of_a_child_are_told(make_world: MakeWorld) -> None:
     async with make_world(2) as world:
         parent, child = await two(world)

@@ -89,6 +89,7 @@ class Lab:
     tree_max_bytes: int = MIB
     bypass_above_bytes: int | None = None
     credit_bytes: int = 0
+    ahead_max: int = 0
     policy: Policy = field(default_factory=lambda: Policy(source=b"/src", mountpoint=b"/mnt"))
     now: float = 0.0
     node: Node = field(init=False)
@@ -101,6 +102,7 @@ class Lab:
             self.bypass_above_bytes,
             DEADLINE_S,
             self.credit_bytes,
+            self.ahead_max,
         )
         self.node = Node(self.policy, limits)
 

@@ -30,6 +30,7 @@ from copperfs.core.actions import (
     OpenSource,
     PerformCall,
     Probe,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -177,6 +178,7 @@ class Job:
     """Of nodes that have another size."""
     tree_max_bytes: int = 10 * MIB
     revalidate_s: float | None = None
+    ahead_max: int = 0
     seed: int = 0
     tree: Tree = field(default_factory=Tree)
     now: float = 0.0
@@ -213,6 +215,7 @@ class Job:
                 self.tree_max_bytes,
                 None,
                 self.deadline_s,
+                ahead_max=self.ahead_max,
                 trees=self.count,
                 ask_deadline_s=ASK_DEADLINE_S,
                 fallbacks_max=self.fallbacks_max,
@@ -402,7 +405,7 @@ class Job:
                 daemon.probes.append(peer)
             case Happened():
                 daemon.happened.append(action)
-            case Evict() | LookAgain():
+            case Evict() | LookAgain() | Publish():
                 pass
 
     def _send(

@@ -41,6 +41,7 @@ EXAMPLES: dict[str, Value] = {
     "revalidate_s": 2.5,
     "listing_max": 10,
     "kernel_cache": False,
+    "read_ahead": False,
     "source_concurrency": 7,
     "source_deadline_s": 0.25,
     "bootstrap": "mpi",

@@ -25,6 +25,7 @@ from copperfs.core.actions import (
     ScanSource,
 )
 from copperfs.core.events import Clear, Failed, List, Look, Looked, Opened, Read, Scanned
+from copperfs.core.listing import Listing
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
@@ -85,6 +86,12 @@ class FakePublications:
     told: list[tuple[str, object]] = field(default_factory=list)
     in_use: list[CacheKey] = field(default_factory=list)
     tell: Callable[[], object] | None = None
+
+    def publish_object(self, key: ObjectKey, blob: Blob) -> None:
+        self.told.append(("publish", key))
+
+    def publish_listing(self, path: Path, listing: Listing) -> None:
+        self.told.append(("publish", ListingKey(path)))
 
     def withdraw(self, key: CacheKey) -> None:
         self.told.append(("withdraw", key))

@@ -42,6 +42,7 @@ from copperfs.core.actions import (
     OpenSource,
     PerformCall,
     Probe,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -297,9 +298,9 @@ class NodeMachine(RuleBasedStateMachine):
                 self.published.discard(key)
             case LookAgain() | NewEpoch() | Happened():
                 pass
-            case (
-                Send() | Connect() | Disconnect() | Probe() | PerformCall() | EndCall() | DropCall()
-            ):
+            case Send() | Connect() | Disconnect() | Probe():
+                raise AssertionError("it has no peers")
+            case PerformCall() | EndCall() | DropCall() | Publish():
                 raise AssertionError("it has no peers")
             case _:
                 self.check(self.asked.pop(action.request), action)

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from copperfs.core.actions import AnswerError, AnswerListing, ListingKey, ObjectKey, ReleaseBlob
 from copperfs.core.events import Failed, Heard, Look, Pushed, PushedListing
 from copperfs.core.messages import PATH_BYTES_MAX, Hello
-from copperfs.core.trail import FOLLOWS_AFTER, OFFER_BYTES_MAX, STEP_MAX, TRAIL_MAX, Trail
+from copperfs.core.offers import DELAY_S
+from copperfs.core.trail import (
+    FOLLOWS_AFTER,
+    LEADS_MAX,
+    OFFER_BYTES_MAX,
+    SILENT_BYTES_MAX,
+    STEP_MAX,
+    TRAIL_MAX,
+    Trail,
+)
 from copperfs.types import BlobId, NodeId, Path, Version
 from tests.unit.core_lab import version
 from tests.unit.overlay_lab import MIB, Job, content
@@ -66,6 +75,63 @@ def test_who_leads_is_offered_nothing_and_stays_a_follower() -> None:
     trail.note(key(10))
     trail.note(key(11))
     assert trail.ahead(CHILD, key(10)) == [key(11)]
+
+
+def test_an_ask_that_crosses_an_offer_leaves_its_asker_a_follower() -> None:
+    trail = trail_of(200)
+    for number in range(FOLLOWS_AFTER):
+        trail.ahead(CHILD, key(number))
+    for each in trail.ahead(CHILD, key(FOLLOWS_AFTER)):
+        trail.offered(CHILD, each)
+    assert trail.ahead(CHILD, key(FOLLOWS_AFTER + 5)), "it was offered this a moment ago"
+
+
+def test_what_it_led_to_is_not_offered_to_who_asked_for_it() -> None:
+    trail = trail_of(10)
+    for number in range(10):
+        trail.ahead(CHILD, key(number))
+    trail.ahead(CHILD, key(10))
+    for number in range(10, 13):
+        trail.note(key(number))
+    assert trail.behind(CHILD) == [key(11), key(12)]
+
+
+def test_who_only_leads_follows_no_more() -> None:
+    trail = trail_of(10)
+    for number in range(10):
+        trail.ahead(CHILD, key(number))
+    for number in range(LEADS_MAX + 1):
+        trail.ahead(CHILD, key(1000 + number))
+    trail.note(key(10))
+    assert not trail.behind(CHILD)
+    assert not list(trail.followers())
+
+
+def test_who_says_nothing_is_offered_no_more_until_it_asks() -> None:
+    trail = trail_of(10)
+    for number in range(10):
+        trail.ahead(CHILD, key(number))
+    trail.note(key(10))
+    trail.offered(CHILD, key(10), SILENT_BYTES_MAX)
+    trail.note(key(11))
+    assert not trail.behind(CHILD)
+    trail.note(key(12))
+    assert trail.ahead(CHILD, key(11)) == [key(12)]
+
+
+def test_what_comes_for_one_is_offered_to_the_others_after_a_moment() -> None:
+    job = Job(3, fanout=16)
+    versions = files(job, 1, 12)
+    first, last = dict(list(versions.items())[:8]), dict(list(versions.items())[8:])
+    walk(job, 1, first)
+    walk(job, 2, first)
+    walk(job, 1, last)
+    asks, offers = job.sent["Ask"], job.sent["Offer"]
+    job.tick(DELAY_S)
+    job.run()
+    assert job.sent["Offer"] == offers + 1, "in one message"
+    walk(job, 2, last)
+    assert job.sent["Ask"] == asks
 
 
 def test_who_reads_its_own_part_of_everything_is_never_offered_much() -> None:
@@ -213,7 +279,7 @@ def test_a_path_that_no_message_can_carry_is_not_offered() -> None:
         job.read(0, path, wanted)
     job.run()
     walk(job, 1, dict(list(versions.items())[:10]))
-    assert all(key.path != deep for key in job.daemons[0].node._peering.trail._keys)
+    assert all(key.path != deep for key in job.daemons[0].node._offers.trail._keys)
 
 
 def test_what_is_local_to_this_node_is_not_taken_from_an_offer() -> None:

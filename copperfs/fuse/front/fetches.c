@@ -26,15 +26,10 @@
  * less, and one that needs more has to find the rest. */
 enum { LISTING_CREDIT = 16 * 1024 };
 
-static int64_t nanoseconds(uint64_t seconds, uint32_t rest)
-{
-	return (int64_t)seconds * 1000000000 + rest;
-}
-
 static struct version version_of(const struct fuse_attr *a)
 {
-	return (struct version){ a->size, nanoseconds(a->mtime, a->mtimensec),
-				 nanoseconds(a->ctime, a->ctimensec), a->ino };
+	return (struct version){ a->size, attr_nanoseconds(a->mtime, a->mtimensec),
+				 attr_nanoseconds(a->ctime, a->ctimensec), a->ino };
 }
 
 static bool take_credit(struct front *f, uint64_t bytes)
@@ -58,7 +53,7 @@ void give_credit(struct front *f, uint64_t bytes)
 
 /* With the tables locked: the path to fetch for a node, whose version is noted then, or NULL
  * if there is no credit. */
-static char *begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
+char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
 {
 	char path[65536], *copy;
 	int length = node_path(node, path, sizeof(path) - 1);
@@ -86,7 +81,8 @@ char *read_begin(struct front *f, struct node *file, struct version *version)
 	if (!f->reader || file->fetching || !file->attached || !S_ISREG(a->mode) || !a->size ||
 	    a->size > f->whole_max || !file->parent->listing || !file->parent->listing->granted)
 		return NULL;
-	return begin(f, file, a->size, version);
+	ahead_note(f, file);
+	return fetch_begin(f, file, a->size, version);
 }
 
 static bool may_list(const struct node *directory)
@@ -104,7 +100,7 @@ char *list_begin(struct front *f, struct node *directory, struct version *versio
 	if (directory->listing || directory->fetching || !S_ISDIR(directory->attr.mode))
 		return NULL;
 	if (f->reader && !directory->asked && may_list(directory))
-		path = begin(f, directory, LISTING_CREDIT, version);
+		path = fetch_begin(f, directory, LISTING_CREDIT, version);
 	directory->asked = !path;
 	return path;
 }
@@ -175,8 +171,7 @@ static void answer_waiters(struct front *f, uint64_t id, bool have_it)
 }
 
 /* In a thread of the source. What went wrong, the handlers find out for themselves. */
-static void read_done(void *context, uint64_t id, const struct version *version,
-		      struct blob *blob)
+void read_done(void *context, uint64_t id, const struct version *version, struct blob *blob)
 {
 	struct front *f = context;
 	struct fetched fetched = { .credit = version->size, .blob = blob };
@@ -186,7 +181,9 @@ static void read_done(void *context, uint64_t id, const struct version *version,
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, id);
 	if (node) {
-		node->fetching = false;
+		fetched.ahead = node->ahead;
+		fetched.used = node->touched;
+		node->fetching = node->ahead = false;
 		if (blob && !node->object && note(f, node, &fetched)) {
 			node->object = blob_ref(blob);
 			published = true;
@@ -228,7 +225,7 @@ static struct listing *own_listing(struct front *f, const char *packed, size_t s
 		listing = NULL;
 	}
 	if (listing)
-		listing->granted = listing->granted_below = true;
+		listing->granted = listing->granted_below = listing->read_ahead = true;
 	return listing;
 }
 

@@ -100,6 +100,8 @@ struct fetched {
 	uint64_t id;
 	uint64_t epoch;
 	uint64_t credit; /* what it took, and takes until they have heard */
+	bool ahead;	 /* it was read ahead */
+	bool used;	 /* ... and asked for meanwhile */
 	struct fuse_attr attr;
 	struct blob *blob; /* NULL: it is a listing */
 	char *packed;
@@ -144,6 +146,10 @@ struct front {
 	uint64_t credit; /* bytes that may be read without asking */
 	int fetched_fd;
 
+	unsigned ahead_max; /* so many files at a time are read ahead; 0: none ever */
+	unsigned ahead_running; /* this and the list under the tables' lock */
+	struct ahead *ahead_first, **ahead_end;
+
 	pthread_t *threads;
 	pthread_t replier;
 	struct front_statistics statistics;
@@ -187,9 +193,16 @@ char *read_begin(struct front *f, struct node *file, struct version *version);
 void read_start(struct front *f, uint64_t id, char *path, const struct version *version);
 char *list_begin(struct front *f, struct node *directory, struct version *version);
 void list_start(struct front *f, uint64_t id, char *path, const struct version *version);
+char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version);
+reader_done read_done;
 void give_credit(struct front *f, uint64_t bytes);
 void fetched_free(struct fetched *fetched);
 void fetches_destroy(struct front *f);
+
+/* ahead.c: files that will be asked for, as far as one can tell. */
+void ahead_note(struct front *f, const struct node *file);
+void ahead_start(struct front *f);
+void ahead_destroy(struct front *f);
 
 /* bypass.c: reads that go straight to the source's file. */
 bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,

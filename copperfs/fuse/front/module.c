@@ -210,9 +210,10 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 	double fresh_s;
 	struct listing *listing;
 	struct node *node = NULL;
-	int error = 0, granted, granted_below;
+	int error = 0, granted, granted_below, read_ahead;
 
-	if (!PyArg_ParseTuple(args, "Ky*dpp", &id, &packed, &fresh_s, &granted, &granted_below))
+	if (!PyArg_ParseTuple(args, "Ky*dppp", &id, &packed, &fresh_s, &granted, &granted_below,
+			      &read_ahead))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len,
@@ -221,6 +222,7 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 	if (listing) {
 		listing->granted = granted;
 		listing->granted_below = granted_below;
+		listing->read_ahead = read_ahead;
 		tables_lock(&f->tables);
 		node = node_by_id(&f->tables, id);
 		if (node && S_ISDIR(node->attr.mode)) {
@@ -335,6 +337,84 @@ static PyObject *py_publish_object(PyObject *object, PyObject *args)
 	blob_unref(blob);
 	Py_END_ALLOW_THREADS
 	return PyBool_FromLong(node != NULL);
+}
+
+/* --- publishing what nobody has asked for yet; None: its directory is not known --- */
+
+static PyObject *number_or_none(uint64_t id)
+{
+	if (!id)
+		Py_RETURN_NONE;
+	return PyLong_FromUnsignedLongLong(id);
+}
+
+static PyObject *py_publish_file(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	const char *path;
+	Py_ssize_t length;
+	unsigned long long size, ino;
+	long long mtime_ns, ctime_ns;
+	PyObject *python_blob;
+	struct blob *blob;
+	struct node *node;
+	uint64_t id = 0;
+
+	if (!PyArg_ParseTuple(args, "y#(KLLK)O", &path, &length, &size, &mtime_ns, &ctime_ns,
+			      &ino, &python_blob))
+		return NULL;
+	blob = blob_api->get(python_blob);
+	if (!blob)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_reach(&f->tables, path, (size_t)length);
+	if (node && S_ISREG(node->attr.mode) && node->attr.size == size &&
+	    node->attr.size == blob->size && node->attr.ino == ino &&
+	    attr_nanoseconds(node->attr.mtime, node->attr.mtimensec) == mtime_ns &&
+	    attr_nanoseconds(node->attr.ctime, node->attr.ctimensec) == ctime_ns) {
+		id = node->id;
+		if (!node->object) {
+			node->object = blob;
+			blob = NULL;
+		}
+	}
+	tables_unlock(&f->tables);
+	blob_unref(blob);
+	Py_END_ALLOW_THREADS
+	return number_or_none(id);
+}
+
+static PyObject *py_publish_directory(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	const char *path;
+	Py_ssize_t length;
+	Py_buffer packed;
+	struct listing *listing;
+	struct node *node;
+	uint64_t id = 0;
+
+	if (!PyArg_ParseTuple(args, "y#y*", &path, &length, &packed))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len, FRESH_FOREVER);
+	if (listing) {
+		tables_lock(&f->tables);
+		node = node_reach(&f->tables, path, (size_t)length);
+		if (node && S_ISDIR(node->attr.mode)) {
+			id = node->id;
+			if (!node->listing) {
+				node_set_listing(node, listing);
+				listing = NULL;
+			}
+		}
+		tables_unlock(&f->tables);
+		listing_free(listing);
+	}
+	Py_END_ALLOW_THREADS
+	PyBuffer_Release(&packed);
+	return number_or_none(id);
 }
 
 /* Takes the descriptor, whatever happens. */
@@ -452,9 +532,10 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 {
 	struct front_object *self = (struct front_object *)object;
 	unsigned long long whole_max, credit;
+	unsigned ahead_max;
 	PyObject *capsule;
 
-	if (!PyArg_ParseTuple(args, "OKK", &capsule, &whole_max, &credit))
+	if (!PyArg_ParseTuple(args, "OKKI", &capsule, &whole_max, &credit, &ahead_max))
 		return NULL;
 	if (self->reader || self->started) {
 		PyErr_SetString(PyExc_ValueError, "the reader is set once, before the start");
@@ -466,6 +547,7 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 	self->reader = Py_NewRef(capsule);
 	self->front->whole_max = whole_max;
 	self->front->credit = credit;
+	self->front->ahead_max = ahead_max;
 	Py_RETURN_NONE;
 }
 
@@ -477,6 +559,9 @@ static PyObject *py_add_credit(PyObject *object, PyObject *arg)
 	if (bytes == (uint64_t)-1 && PyErr_Occurred())
 		return NULL;
 	give_credit(f, bytes);
+	Py_BEGIN_ALLOW_THREADS
+	ahead_start(f);
+	Py_END_ALLOW_THREADS
 	Py_RETURN_NONE;
 }
 
@@ -515,11 +600,12 @@ static PyObject *py_fetched(PyObject *object, PyObject *unused)
 	pthread_mutex_unlock(&f->fetched_lock);
 	while (fetched) {
 		struct fetched *next = fetched->next;
-		PyObject *each = Py_BuildValue("(Ky#y#NKK)", (unsigned long long)fetched->id,
+		PyObject *each = Py_BuildValue("(Ky#y#NKKNN)", (unsigned long long)fetched->id,
 			fetched->path, (Py_ssize_t)fetched->path_length,
 			(const char *)&fetched->attr, (Py_ssize_t)sizeof(fetched->attr),
 			content_of(fetched), (unsigned long long)fetched->epoch,
-			(unsigned long long)fetched->credit);
+			(unsigned long long)fetched->credit,
+			PyBool_FromLong(fetched->ahead), PyBool_FromLong(fetched->used));
 
 		fetched_free(fetched);
 		fetched = next;
@@ -704,7 +790,7 @@ static PyMethodDef front_methods[] = {
 	{ "find", py_find, METH_O, "find(path) -> id or None: what the path leads to now." },
 	{ "touched", py_touched, METH_O, "touched(ids) -> those used since last asked." },
 	{ "publish_listing", py_publish_listing, METH_VARARGS,
-	  "publish_listing(id, packed, fresh_s, granted, granted_below) -> bool; "
+	  "publish_listing(id, packed, fresh_s, granted, granted_below, read_ahead) -> bool; "
 	  "fresh_s < 0 is forever." },
 	{ "publish_entry", py_publish_entry, METH_VARARGS,
 	  "publish_entry(parent_id, name, attributes or None, target, fresh_s) -> bool" },
@@ -716,14 +802,18 @@ static PyMethodDef front_methods[] = {
 	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },
 	{ "withdraw_statfs", py_withdraw_statfs, METH_NOARGS,
 	  "withdraw_statfs(): let the handlers be asked for it." },
+	{ "publish_file", py_publish_file, METH_VARARGS,
+	  "publish_file(path, version, blob) -> id or None" },
+	{ "publish_directory", py_publish_directory, METH_VARARGS,
+	  "publish_directory(path, packed) -> id or None" },
 	{ "set_reader", py_set_reader, METH_VARARGS,
-	  "set_reader(capsule, whole_max, credit): fetch with it what was granted." },
+	  "set_reader(capsule, whole_max, credit, ahead_max): fetch with it what was granted." },
 	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },
 	{ "fetched_fileno", py_fetched_fileno, METH_NOARGS,
 	  "fetched_fileno(): readable when there is something in fetched()." },
 	{ "fetched", py_fetched, METH_NOARGS,
-	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, credit)] of what "
-	  "was not asked for." },
+	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, credit, ahead, "
+	  "used)] of what the handlers were not asked for." },
 	{ "revoke_below", py_revoke_below, METH_NOARGS,
 	  "revoke_below(): list nothing without asking, until a listing is granted again." },
 	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },

@@ -502,8 +502,10 @@ static void wait_for_fetch(struct asked *a, struct pending *pending)
 		read_start(f, id, a->path, &a->version);
 	else if (a->path)
 		list_start(f, id, a->path, &a->version);
-	if (a->path)
+	if (a->path) {
+		ahead_start(f); /* after what is asked for */
 		return;
+	}
 	if (!kept || is_being_fetched(f, id))
 		return;
 	pending = pending_claim(f, unique);

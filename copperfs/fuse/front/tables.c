@@ -42,6 +42,12 @@ void listing_free(struct listing *listing)
 {
 	if (!listing)
 		return;
+	while (listing->endings) {
+		struct ending *next = listing->endings->next;
+
+		free(listing->endings);
+		listing->endings = next;
+	}
 	free(listing->rows);
 	free(listing->offsets);
 	free(listing->index);
@@ -372,6 +378,34 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 	if (!node->nlookup)
 		idle_append(t, node);
 	limit_idle(t); /* idle_max is two at least: not the directory, not the node */
+	return node;
+}
+
+struct node *node_reach(struct tables *t, const char *path, size_t length)
+{
+	struct node *node = t->root;
+
+	for (const char *end = path + length; node && path < end;) {
+		const char *slash = memchr(path, '/', (size_t)(end - path));
+		size_t size = (size_t)((slash ? slash : end) - path);
+		struct listing *listing = node->listing;
+		const struct row *row = NULL;
+		struct node *child = NULL;
+
+		if (listing && !listing->bare)
+			row = listing_find(t, listing, path, size);
+		/* on the way down a node is enough; at the end it must be the one that is listed */
+		if (slash || !row)
+			child = node_by_name(t, node, path, size);
+		if (child && child->negative)
+			child = NULL;
+		if (!child && row && t->nodes < t->nodes_max)
+			child = node_obtain(t, node, path, size, &row->attr,
+					    row->name + row->name_length, row->target_length,
+					    listing->fresh_until);
+		node = child;
+		path += size + 1;
+	}
 	return node;
 }
 

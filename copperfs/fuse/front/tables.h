@@ -49,12 +49,21 @@ struct row {
 	char name[];
 };
 
+/* What files end in, of which one was asked for: see ahead.c. */
+struct ending {
+	struct ending *next;
+	const struct row *first;
+	bool begun; /* another one was asked for, too: the rest is read ahead */
+};
+
 struct listing {
 	char *rows; /* a private copy of the packed listing */
 	uint32_t count;
 	bool bare;
 	bool granted; /* its files may be read without asking the handlers */
 	bool granted_below; /* and all directories below it listed, and their files read */
+	bool read_ahead;    /* its files may be read before they are asked for */
+	struct ending *endings;
 	uint64_t fresh_until;
 	uint32_t index_mask;
 	uint32_t *offsets; /* of row i */
@@ -90,6 +99,7 @@ struct node {
 	bool idle : 1;	   /* in the list of those the kernel does not refer to */
 	bool touched : 1;  /* its content was used since last asked */
 	bool fetching : 1; /* its bytes or names are being read for it */
+	bool ahead : 1;	   /* ... and nobody had asked for them */
 	bool outdated : 1; /* ... since before a time from which on others may be there */
 	bool asked : 1;	   /* the handlers were asked for its names and gave none yet */
 	char name[];
@@ -133,6 +143,10 @@ const struct row *listing_find(const struct tables *t, const struct listing *lis
 			       const char *name, size_t length);
 
 void handle_unref(struct handle *handle);
+static inline int64_t attr_nanoseconds(uint64_t seconds, uint32_t rest)
+{
+	return (int64_t)seconds * 1000000000 + rest;
+}
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b);
 
 /* --- everything below wants the lock held --- */
@@ -145,6 +159,9 @@ struct node *node_by_name(struct tables *t, struct node *parent, const char *nam
 struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
 			 size_t length, const struct fuse_attr *attr, const char *target,
 			 size_t target_length, uint64_t fresh_until);
+/* What a path leads to by what is known, its nodes being made where they are in a listing; NULL
+ * if that does not tell. */
+struct node *node_reach(struct tables *t, const char *path, size_t length);
 /* Remembers that a name does not exist; false when there is no room for that. */
 bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
 		   uint64_t fresh_until);

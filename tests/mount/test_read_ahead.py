@@ -1,0 +1,136 @@
+"""The rest of an ending is read after its second file: by the front and by the core alike."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from copperfs.pfs.client import Counts
+from tests.mount.conftest import Mounter
+from tests.mount.helpers import Mount, errno_of, eventually
+from tests.standin import StandIn
+
+# The front reads ahead, the core does without it, and nobody does.
+WAYS = {"front": (), "plain": ("--front-threads", "0"), "off": ("--no-read-ahead",)}
+
+
+def fill(directory: Path, ending: str, count: int, size: int = 1000) -> dict[str, bytes]:
+    directory.mkdir(exist_ok=True)
+    data = {f"{n:03}{ending}": random.Random(n).randbytes(size) for n in range(count)}
+    for name, content in data.items():
+        (directory / name).write_bytes(content)
+    return data
+
+
+def opened(counts: Counts) -> dict[str, int]:
+    return {path: counts.total("open", path) for path in counts.paths("open")}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_what_is_read_of_the_source_follows_from_what_was_asked_for(
+    source: Path, mounted: Mounter, way: str
+) -> None:
+    for name, ending, count, size in (
+        ("some", ".p", 20, 1000),
+        ("some", ".q", 5, 1000),
+        ("many", ".p", 513, 10),
+        ("large", ".p", 33, 128 << 10),
+        ("apart", ".p", 3, (128 << 10) + 1),
+        ("bare", "", 6, 100),
+    ):
+        fill(source / name, ending, count, size)
+    asked = [
+        *("some/007.p", "some/003.p", "some/001.q"),
+        *("many/000.p", "many/001.p", "large/000.p", "large/001.p"),
+        *("apart/000.p", "apart/001.p", "bare/000", "bare/001"),
+    ]
+    wanted = set(asked)
+    if way != "off":
+        wanted |= {f"some/{n:03}.p" for n in range(20)}
+    with StandIn(source) as standing:
+        mount = mounted(*WAYS[way], of=standing.mountpoint)
+        for path in asked:
+            assert (mount / path).read_bytes() == (source / path).read_bytes()
+        eventually(lambda: set(opened(standing.counts())) == wanted, "all is read")
+        for n in range(20):
+            assert (mount / f"some/{n:03}.p").read_bytes() == (
+                source / f"some/{n:03}.p"
+            ).read_bytes()
+        found = opened(standing.counts())
+        assert set(found) == wanted | {f"some/{n:03}.p" for n in range(20)}
+        assert set(found.values()) == {1}
+        mount.__exit__(None, None, None)  # while the source is there
+
+
+def read_two(mount: Mount, directory: str) -> None:
+    for name in ("000.p", "001.p"):
+        (mount / directory / name).read_bytes()
+
+
+def test_what_was_read_ahead_is_counted_and_answers_without_python(
+    source: Path, mounted: Mounter
+) -> None:
+    data = fill(source / "d", ".p", 20)
+    mount = mounted()
+    os.listdir(mount / "d")
+    mount.reset()
+    read_two(mount, "d")
+    eventually(lambda: mount.stats()["node"]["read_ahead"] == 18, "it was read ahead")
+    stats = mount.stats()
+    assert stats["node"]["read_ahead_bytes"] == 18_000
+    assert stats["node"]["read_ahead_used"] == 0
+    assert stats["source"]["open"] == 20
+    assert stats["node"]["fetched_on_credit"] == 20
+    for name, content in data.items():
+        assert (mount / "d" / name).read_bytes() == content
+    assert mount.stats()["source"]["open"] == 20
+    assert mount.stats()["handlers"]["requests"] == stats["handlers"]["requests"]
+    eventually(lambda: mount.stats()["node"]["read_ahead_used"] == 18, "all was used")
+
+
+def test_a_file_that_changes_before_it_is_read_ahead_is_read_as_it_is(
+    source: Path, mounted: Mounter
+) -> None:
+    data = fill(source / "d", ".p", 6)
+    mount = mounted()
+    os.listdir(mount / "d")
+    for name in ("004.p", "005.p"):
+        new = source / "d" / "new"
+        new.write_bytes(data[name] * 2)
+        new.rename(source / "d" / name)
+    read_two(mount, "d")
+    eventually(lambda: mount.stats()["node"]["read_ahead"] == 2, "what is as it was came")
+    assert mount.stats()["node"]["failures"] == 0
+    assert (mount / "d" / "002.p").read_bytes() == data["002.p"]
+    for name in ("004.p", "005.p"):
+        # who asks is told, as if nothing had been tried before
+        assert errno_of((mount / "d" / name).read_bytes) in (None, errno.ESTALE)
+        assert (mount / "d" / name).read_bytes() == data[name] * 2
+
+
+def test_a_budget_that_has_no_room_for_it_keeps_what_was_asked_for(
+    source: Path, mounted: Mounter
+) -> None:
+    data = fill(source / "d", ".p", 30, 100_000)
+    mount = mounted("--memory", "2MiB")
+    for _ in range(2):
+        for name, content in data.items():
+            assert (mount / "d" / name).read_bytes() == content
+    cache = mount.stats()["cache"]
+    assert cache["held_bytes"] + cache["reserved_bytes"] <= cache["budget_bytes"]
+
+
+def test_after_a_clear_it_begins_anew(source: Path, mounted: Mounter) -> None:
+    data = fill(source / "d", ".p", 10)
+    mount = mounted()
+    read_two(mount, "d")
+    eventually(lambda: mount.stats()["node"]["read_ahead"] == 8, "it was read ahead")
+    mount.clear()
+    mount.reset()
+    for name in ("003.p", "002.p"):
+        assert (mount / "d" / name).read_bytes() == data[name]
+    eventually(lambda: mount.stats()["node"]["read_ahead"] == 8, "and again")

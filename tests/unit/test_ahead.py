@@ -1,0 +1,254 @@
+"""What is read ahead follows from what was asked for, and takes nothing from anybody."""
+
+import errno
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from copperfs.core.actions import (
+    Action,
+    AnswerError,
+    AnswerObject,
+    Evict,
+    ObjectKey,
+    ReadSource,
+    ReleaseBlob,
+)
+from copperfs.core.ahead import BYTES_MAX, FILE_BYTES_MAX, FILES_MAX, NOBODY, ending_of
+from copperfs.core.events import Fetched, Look
+from copperfs.core.listing import pack_listing
+from copperfs.core.policy import Policy
+from copperfs.types import BlobId, Path, Version
+from tests.unit.core_lab import DEADLINE_S, MIB, Lab, file, version
+from tests.unit.overlay_lab import Job, content
+
+
+def lab_of(sizes: dict[bytes, int], **options: object) -> Lab:
+    """A node that has listed ``d`` with these files."""
+    lab = Lab(ahead_max=4, **options)  # type: ignore[arg-type]
+    lab.list(b"d")
+    lab.scanned(1, pack_listing([(name, file(size)) for name, size in sizes.items()]))
+    return lab
+
+
+def read(actions: list[Action]) -> list[bytes]:
+    return [each.path for each in actions if isinstance(each, ReadSource)]
+
+
+def named(count: int, ending: bytes = b".p") -> dict[bytes, int]:
+    return {b"%03d%s" % (number, ending): 10 for number in range(count)}
+
+
+# --- the rule -------------------------------------------------------------------------------------
+
+
+def test_the_second_file_of_an_ending_has_the_others_read_a_few_at_a_time() -> None:
+    lab = lab_of(named(9) | named(3, b".q"))
+    assert read(lab.read(b"d/000.p")) == [b"d/000.p"]
+    assert read(lab.read(b"d/000.q")) == [b"d/000.q"]
+    assert read(lab.read(b"d/003.p")) == [
+        b"d/003.p", b"d/001.p", b"d/002.p", b"d/004.p", b"d/005.p",
+    ]  # fmt: skip
+    ahead = {b"d/006.p", b"d/007.p", b"d/008.p"}
+    for number in (5, 6, 7):  # of what is read ahead
+        ahead -= set(read(lab.have_read(number, number)))
+    assert not ahead
+
+
+def test_the_same_file_twice_is_one_file() -> None:
+    lab = lab_of(named(9))
+    lab.read(b"d/000.p")
+    assert read(lab.read(b"d/000.p")) == []
+    lab.have_read(2, 1)
+    assert read(lab.read(b"d/000.p")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [(b"a.pyc", b".pyc"), (b"a.so.0", b".0"), (b"a", b""), (b".a", b""), (b".a.b", b".b")],
+)
+def test_an_ending_begins_at_the_last_dot_of_a_name(name: bytes, ending: bytes) -> None:
+    assert ending_of(name) == ending
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        named(FILES_MAX + 1),
+        dict.fromkeys(named(BYTES_MAX // FILE_BYTES_MAX + 1), FILE_BYTES_MAX),
+        {b"one": 10, b"two": 10, b"three": 10},
+        {b"1.p": FILE_BYTES_MAX + 1, b"2.p": FILE_BYTES_MAX + 1, b"3.p": 10},
+    ],
+    ids=["too many", "too much", "without an ending", "large ones do not count"],
+)
+def test_where_it_would_be_too_much_nothing_is_read_ahead(sizes: dict[bytes, int]) -> None:
+    lab = lab_of(sizes, memory_bytes=64 * MIB)
+    first, second = list(sizes)[:2]
+    lab.read(b"d/" + first, sizes[first])
+    assert read(lab.read(b"d/" + second, sizes[second])) == [b"d/" + second]
+
+
+def test_it_can_be_turned_off() -> None:
+    lab = lab_of(named(9))
+    lab.node.limits = lab.node._ahead.limits = type(lab.node.limits)(MIB, MIB, None, DEADLINE_S)
+    lab.read(b"d/000.p")
+    assert read(lab.read(b"d/001.p")) == [b"d/001.p"]
+
+
+def test_what_is_local_is_not_read_ahead() -> None:
+    policy = Policy(source=b"/src", mountpoint=b"/mnt", local=(Path(b"d"),))
+    lab = lab_of(named(9), policy=policy)
+    lab.read(b"d/000.p")
+    assert read(lab.read(b"d/001.p")) == [b"d/001.p"]
+
+
+def test_after_a_clear_files_are_counted_anew() -> None:
+    lab = lab_of(named(3))
+    lab.read(b"d/000.p")
+    lab.clear()
+    assert read(lab.read(b"d/001.p")) == [b"d/001.p"]
+
+
+@given(st.permutations(range(12)), st.integers(0, 12), st.integers(1, 6), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
+    order: list[int], wanted: int, nodes: int, seed: int
+) -> None:
+    names = [b"d%d/%d%s" % (n % 3, n, b".q" if n % 4 == 0 else b".p") for n in range(24)]
+    asked = [names[n] for n in order[:wanted]]
+    counts = []
+    for how_many, paths in ((1, sorted(asked)), (nodes, asked)):
+        job = Job(how_many, fanout=2, ahead_max=2, seed=seed)
+        versions = {name: job.tree.add(name) for name in names}
+        for place, path in enumerate(paths):
+            for number in range(how_many):
+                if number == 0 or job.random.random() < 0.6:
+                    at = (place + number) % how_many
+                    job.ask(at, Look, path)
+                    for _ in range(job.random.randrange(6)):
+                        job.move()
+                    job.run()  # who reads has looked
+                    job.read(at, path, versions[path])
+        job.run()
+        job.check_at_rest()
+        counts.append({path: n for (kind, path), n in job.source_reads().items() if kind == "read"})
+    assert counts[0] == counts[1]
+    assert set(counts[0].values()) <= {1}
+
+
+# --- who asks for it ------------------------------------------------------------------------------
+
+
+def test_who_asks_for_what_is_being_read_ahead_waits_for_that() -> None:
+    lab = lab_of(named(3))
+    lab.read(b"d/000.p")
+    lab.read(b"d/001.p")  # fetches 2, 3, and 4 for the third file
+    assert read(lab.read(b"d/002.p")) == []
+    answers = [each for each in lab.have_read(4, 7) if isinstance(each, AnswerObject)]
+    assert [each.request for each in answers] == [4]
+    stats = lab.node.statistics()
+    assert (stats.read_ahead, stats.read_ahead_bytes, stats.read_ahead_used) == (1, 10, 1)
+
+
+def test_what_was_read_ahead_answers_who_asks_later_and_counts_as_used_once() -> None:
+    lab = lab_of(named(3))
+    lab.read(b"d/000.p")
+    lab.read(b"d/001.p")
+    assert not [each for each in lab.have_read(4, 7) if isinstance(each, AnswerObject)]
+    assert lab.node.statistics().read_ahead_used == 0
+    for _ in range(2):
+        (answer,) = lab.read(b"d/002.p")
+        assert isinstance(answer, AnswerObject)
+    stats = lab.node.statistics()
+    assert (stats.read_ahead, stats.read_ahead_used) == (1, 1)
+
+
+def test_an_error_is_for_who_asks_and_for_nobody_else() -> None:
+    lab = lab_of(named(4))
+    lab.read(b"d/000.p")
+    lab.read(b"d/001.p")
+    lab.read(b"d/003.p")
+    assert lab.failed(4, errno.ESTALE) == [], "nobody asked for the third"
+    assert lab.node.statistics().failures == 0
+    assert AnswerError(4, errno.EIO) in lab.failed(5, errno.EIO)  # type: ignore[arg-type]
+    assert read(lab.read(b"d/002.p")) == [b"d/002.p"]
+
+
+def test_what_takes_too_long_is_given_up_in_silence() -> None:
+    lab = lab_of(named(3))
+    lab.read(b"d/000.p")
+    lab.read(b"d/001.p")
+    errors = [each for each in lab.tick(DEADLINE_S + 1) if isinstance(each, AnswerError)]
+    assert [each.request for each in errors] == [2, 3]
+    assert NOBODY not in [each.request for each in errors]
+    assert lab.node.statistics().fetching == 0
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+def test_nothing_goes_for_what_is_read_ahead_and_it_goes_first() -> None:
+    sizes = dict.fromkeys(named(12), 20_000)
+    lab = lab_of(sizes, memory_bytes=100_000)
+    running = [*read(lab.read(b"d/000.p", 20_000)), *read(lab.read(b"d/001.p", 20_000))]
+    number = 2
+    while number < 2 + len(running):  # fetches come in their order
+        running += read(lab.have_read(number, number))
+        number += 1
+    asked = {Path(b"d/000.p"), Path(b"d/001.p")}
+    held = {key.path for key in lab.held() if isinstance(key, ObjectKey)}
+    assert asked < held, "two were asked for, and there was room for another"
+    assert lab.node.statistics().evictions == 0
+    lab.read(b"e", 20_000)
+    lab.have_read(number, number)
+    held = {key.path for key in lab.held() if isinstance(key, ObjectKey)}
+    assert asked | {Path(b"e")} <= held
+    assert lab.node.statistics().evictions == 1
+
+
+def test_what_the_front_read_ahead_is_dropped_where_there_is_no_room() -> None:
+    lab = Lab(memory_bytes=40_000, credit_bytes=10_000)
+    lab.fetched(b"d/asked", 29_000, 1)
+    key = ObjectKey(Path(b"d/ahead"), version(2000))
+    came = Fetched(key.path, key.version, BlobId(2), ahead=True, used=False)
+    assert lab.step(came) == [Evict(key), ReleaseBlob(BlobId(2))]
+
+
+def test_what_the_front_read_ahead_counts_as_used_when_it_is() -> None:
+    lab = Lab(credit_bytes=10_000)
+    keys = [ObjectKey(Path(b"d/%d" % n), version(2000)) for n in range(3)]
+    for number, key in enumerate(keys):
+        lab.step(Fetched(key.path, key.version, BlobId(number), ahead=True, used=number == 0))
+    stats = lab.node.statistics()
+    assert (stats.fetched_on_credit, stats.read_ahead, stats.read_ahead_used) == (3, 3, 1)
+    lab.used(*keys[:2])
+    lab.used(*keys[:2])
+    assert lab.node.statistics().read_ahead_used == 2
+
+
+# --- in a job -------------------------------------------------------------------------------------
+
+
+def test_only_who_reads_the_source_reads_ahead_and_offers_what_came() -> None:
+    job = Job(3, fanout=16, ahead_max=4)
+    names = [b"d/%02d.p" % n for n in range(30)]
+    versions: dict[bytes, Version] = {name: job.tree.add(name) for name in names}
+    job.ask(1, Look, names[0])
+    job.run()
+    for path in names[:2]:
+        job.read(1, path, versions[path])
+        job.run()
+    assert [each.node.stats.read_ahead for each in job.daemons] == [28, 0, 0]
+    came = [key.path for key, _ in job.daemons[0].node.held()]
+    job.ask(2, Look, names[0])
+    job.run()
+    asks = job.sent["Ask"]
+    in_order = [*names[:2], *reversed(came)]  # what nobody asked for is held as the oldest
+    for path in [each for each in in_order if each != b"d"]:
+        request = job.read(2, path, versions[path])
+        job.run()
+        assert job.answer(2, request) == content(Path(path), versions[path])
+    assert job.sent["Ask"] - asks <= 4, "the rest was offered"
+    assert set(job.source_reads().values()) == {1}
+    job.check_at_rest()
