@@ -10,6 +10,7 @@ wrong with either is an AssertionError here, where it happens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from copperfs.core.actions import (
     Action,
@@ -30,6 +31,7 @@ from copperfs.core.actions import (
     OpenSource,
     PerformCall,
     Probe,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -245,8 +247,10 @@ class Host:
                 self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
             case Happened():
                 self.happened.append((self.clock.now, action))
-            case Evict() | LookAgain() | NewEpoch():
-                pass  # there is no kernel to be told
+            case Evict() | LookAgain() | NewEpoch() | Publish():
+                pass  # there is neither a front nor a kernel to be told
+            case _:
+                assert_never(action)
 
     def _answer(self, request: RequestId, answer: Answered) -> None:
         waiting = self._waiting.pop(request, None)
