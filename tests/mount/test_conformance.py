@@ -345,8 +345,9 @@ def test_a_cold_import_asks_the_source_once_and_python_hardly_ever(
     files = {each for each in done.stdout.split() if os.path.isfile(each)}
     opened = asked["source"]["open"]
     assert len(files) > 80
-    # the source is opened once for each file, and for nothing else to speak of
-    assert opened <= len(files) * 1.1 + 1, "more files were read than used"
+    # the source is opened once for each file, and for little else: what is read ahead is used but
+    # for a tenth (decision 41)
+    assert opened <= len(files) * 1.25 + 1, "more files were read than used"
     assert asked["source"]["scandir"] <= len({os.path.dirname(each) for each in files}) * 2 + 2
     # the root of the mount; what is below it was granted with it. Whenever anything is mounted on
     # this machine, by other tests maybe, it takes one more.
