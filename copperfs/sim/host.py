@@ -62,7 +62,7 @@ from copperfs.sim.port import Port
 from copperfs.sim.process import Process
 from copperfs.sim.source import Arrived, ContentRead, FileOpened, Hands
 from copperfs.sim.trace import Trace
-from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
+from copperfs.types import CallId, FetchId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
 
 Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
 """How a question ended; an object as its pieces."""
@@ -102,6 +102,7 @@ class Host:
     """Of all answers."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
+    _at_source: set[FetchId] = field(default_factory=set)
     _doing: set[CallId] = field(default_factory=set)
     _alarm: float | None = None
     _gone: Callable[[], None] | None = None
@@ -217,6 +218,8 @@ class Host:
     def _perform(self, action: Action) -> None:
         match action:
             case ScanSource() | LookSource() | ReadSource() | OpenSource():
+                assert action.fetch not in self._at_source, f"{action} is begun twice"
+                self._at_source.add(action.fetch)
                 self.hands.start(action, self._source_said)
             case Send():
                 self.peers.send(action)
@@ -267,6 +270,7 @@ class Host:
         self.process.take(self._take_arrived, arrived)
 
     def _take_arrived(self, arrived: Arrived) -> None:
+        self._at_source.remove(arrived.fetch)
         match arrived:
             case ContentRead(fetch, content):
                 self.post(HaveRead(fetch, self.blobs.keep(content)))
