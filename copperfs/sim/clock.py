@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Clock:
     now: float = 0.0
     done: int = 0

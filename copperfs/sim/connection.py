@@ -28,7 +28,7 @@ Frame = tuple[float, Message | Greeting, Sequence[Piece]]
 """When it left its sender's machine, what is said, and the bytes beside it."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class End:
     """What one of the two nodes has of a connection."""
 

@@ -10,6 +10,7 @@ wrong with either is an AssertionError here, where it happens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from copperfs.core.actions import (
     Action,
@@ -30,6 +31,7 @@ from copperfs.core.actions import (
     OpenSource,
     PerformCall,
     Probe,
+    Publish,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -60,7 +62,7 @@ from copperfs.sim.port import Port
 from copperfs.sim.process import Process
 from copperfs.sim.source import Arrived, ContentRead, FileOpened, Hands
 from copperfs.sim.trace import Trace
-from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
+from copperfs.types import CallId, FetchId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
 
 Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
 """How a question ended; an object as its pieces."""
@@ -80,7 +82,7 @@ class _Waiting:
     """That the process had stood still before."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Host:
     me: NodeId
     clock: Clock
@@ -100,6 +102,7 @@ class Host:
     """Of all answers."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
+    _at_source: set[FetchId] = field(default_factory=set)
     _doing: set[CallId] = field(default_factory=set)
     _alarm: float | None = None
     _gone: Callable[[], None] | None = None
@@ -215,6 +218,8 @@ class Host:
     def _perform(self, action: Action) -> None:
         match action:
             case ScanSource() | LookSource() | ReadSource() | OpenSource():
+                assert action.fetch not in self._at_source, f"{action} is begun twice"
+                self._at_source.add(action.fetch)
                 self.hands.start(action, self._source_said)
             case Send():
                 self.peers.send(action)
@@ -245,8 +250,10 @@ class Host:
                 self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
             case Happened():
                 self.happened.append((self.clock.now, action))
-            case Evict() | LookAgain() | NewEpoch():
-                pass  # there is no kernel to be told
+            case Evict() | LookAgain() | NewEpoch() | Publish():
+                pass  # there is neither a front nor a kernel to be told
+            case _:
+                assert_never(action)
 
     def _answer(self, request: RequestId, answer: Answered) -> None:
         waiting = self._waiting.pop(request, None)
@@ -263,6 +270,7 @@ class Host:
         self.process.take(self._take_arrived, arrived)
 
     def _take_arrived(self, arrived: Arrived) -> None:
+        self._at_source.remove(arrived.fetch)
         match arrived:
             case ContentRead(fetch, content):
                 self.post(HaveRead(fetch, self.blobs.keep(content)))

@@ -77,7 +77,7 @@ class Timeouts:
     """Of a connection until it is greeted on: TCP, ZMTP, greetings."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Network:
     clock: Clock
     random: Random

@@ -61,7 +61,7 @@ class Blobs:
         return number
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Peers:
     port: Port
     node: Node

@@ -40,7 +40,7 @@ class _Keeper:
     end: End | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Port:
     me: NodeId
     network: "Network"

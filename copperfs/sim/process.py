@@ -22,7 +22,7 @@ class State(Enum):
     DEAD = "dead"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Process:
     clock: Clock
     state: State = State.RUNS

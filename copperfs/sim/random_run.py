@@ -26,7 +26,7 @@ CALM = 0.15
 """Of the seeds, those without faults."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RandomRun:
     seed: int
     exact: bool = True
@@ -110,6 +110,7 @@ class RandomRun:
             self._be_late,
             self._cut,
             self._part,
+            self._isolate,
             self._heal,
             self._break,
             self._spoil,
@@ -164,6 +165,13 @@ class RandomRun:
     def _part(self) -> None:
         nodes = self.world.job.nodes
         self.world.part(set(self._draw.sample(range(nodes), self._draw.randint(1, nodes - 1))))
+
+    def _isolate(self) -> None:
+        """A node that wants many things is cut off."""
+        node = self._draw.choice(self._upright())
+        for path in self.world.source.files():
+            self.world.read(node, path)
+        self.world.isolate(node)
 
     def _heal(self) -> None:
         self.world.heal()

@@ -42,7 +42,7 @@ class Unmet(AssertionError):
     """Something that was expected is not so."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Scenario:
     """One that is being told."""
 
@@ -174,7 +174,8 @@ class Scenario:
         self.world.source.failing[_path(path)] = getattr(errno, name)
 
     def slow_source(self, path: str, seconds: str) -> None:
-        self.world.source.slow[_path(path)] = float(seconds)
+        for each in self.paths(path):
+            self.world.source.slow[each] = float(seconds)
 
     def stall_source(self, seconds: str) -> None:
         self.world.source.stalled_until = self.world.clock.now + float(seconds)

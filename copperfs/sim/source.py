@@ -66,7 +66,7 @@ def kind_of(fetch: Fetch) -> str:
             return "open"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Source:
     clock: Clock
     costs: SourceCosts = field(default_factory=SourceCosts)

@@ -17,7 +17,7 @@ from copperfs.core.messages import Batch, GivePart, Offer
 from copperfs.types import Entry, NodeId, PeerRequest, Version
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trace:
     most: int = 2000
     hashing: bool = False

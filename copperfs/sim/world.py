@@ -56,7 +56,7 @@ class Job:
     patience: Patience = field(default_factory=Patience)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class World:
     seed: int
     job: Job
