@@ -294,7 +294,6 @@ class Asking:
             # It is not wanted, so there is only waiting for the others.
             self._look_by(fetch, now + self.slow_s)
             return []
-        self.stats.fallbacks += 1
         fetch.in_place = True
         self._look_by(fetch, self._patient_until(now, fetch))
         if not many_might:
@@ -325,9 +324,9 @@ class Asking:
             actions += self._read_source(fetch)
         return actions
 
-    @staticmethod
-    def _read_source(fetch: Fetch) -> list[Action]:
+    def _read_source(self, fetch: Fetch) -> list[Action]:
         assert not fetch.at_source
+        self.stats.fallbacks += fetch.in_place
         fetch.at_source = True
         return [_at_source(fetch)]
 
