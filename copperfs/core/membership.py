@@ -1,19 +1,16 @@
-"""Membership: who is there, and with whom this node keeps in touch.
+"""Membership: who is there.
 
-It watches every peer that it has a connection to or wants one to: those above it in the trees of
-the roster, those that it asks now because others are gone, and for each tree the one that it would
-ask next, so that no connection has to be made when a parent fails; and those who should ask it.
-What is seen of a peer becomes a standing by ``suspicion``; only a peer that is *gone* is told of to
-others, as a fate that spreads over all connections (``view``), a moment later so that many at once
-are one message.
+It watches every peer that it has a connection to or wants one to, and those who should ask it
+(``company``). What is seen of a peer becomes a standing by ``suspicion``; only one that is *gone* is
+told of to others, as a fate that spreads over all connections (``view``), a moment later so that
+many at once are one message.
 
 A node that lost a connection tries whether anybody listens at the other end: of a process that
 ended it knows so within milliseconds. A node that is told that another is gone, which it hears
 itself, does not believe it, and passes the rumour to that one, who refutes it.
 
-Who was cut off goes on trying those above it in the roster. So whichever nodes were parted, when
-the network heals some connection between both sides is made, and both hear what the other believes;
-heartbeats carry a digest of that, so that nothing that was lost on the way stays unknown.
+Two who connect tell each other all that they believe, and heartbeats carry a digest of it, so that
+nothing that was lost on the way stays unknown.
 """
 
 from collections.abc import Iterator
@@ -21,7 +18,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-from copperfs.core.actions import Action, Connect, Disconnect, Happened, Probe, Send
+from copperfs.core.actions import Action, Happened, Probe, Send
+from copperfs.core.company import CONNECTS_WITHIN_S, Company, Peer
 from copperfs.core.links import Links
 from copperfs.core.messages import FATES_MAX, Fate, Heartbeat, News
 from copperfs.core.state import NodeStats
@@ -40,26 +38,10 @@ from copperfs.types import NodeId
 
 # Fates that come within this time of each other go on in one message.
 SPREAD_S = 0.02
-# Whoever would be asked after so many others is not asked: the source is read.
-CANDIDATES_MAX = 4
 # A heartbeat to one that is only kept for when a parent fails, in those of a parent.
 STANDBY_BEATS = 4
 # What is seen of this node's own lateness holds for so long.
 LATE_FOR_S = 5.0
-# A connection that is not made within this time is no reason to wait for it with the next one.
-CONNECTS_WITHIN_S = 1.0
-
-
-@dataclass(slots=True)
-class _Peer:
-    seen: Seen
-    standing: Standing = Standing.LOST
-    look_at: float | None = None
-    dropped: bool = False
-    """This node itself has ended the connection."""
-    probed: bool = False
-    """Whether anybody listens there is being tried."""
-    told_all_at: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -70,16 +52,10 @@ class Membership:
     links: Links
     random: Random
     view: View = field(init=False)
-    parents: list[NodeId | None] = field(init=False)
-    """Whom this node asks in each tree, as it believes now."""
-    _peers: dict[NodeId, _Peer] = field(default_factory=dict)
-    _wanted: set[NodeId] = field(default_factory=set)
-    _near: set[NodeId] = field(default_factory=set)
-    """Those of them whom it asks, or is pushed to by."""
+    company: Company = field(init=False)
+    _peers: dict[NodeId, Peer] = field(default_factory=dict)
     _looks: list[tuple[float, NodeId]] = field(default_factory=list)
     """When to look at a peer again; a heap in which some are out of date."""
-    _expected: set[NodeId] = field(default_factory=set)
-    """Those who should ask this node, as it believes now."""
     _untold: dict[Fate, NodeId | None] = field(default_factory=dict)
     """Fates that are to be spread, and from whom they are."""
     _tell_at: float | None = None
@@ -89,29 +65,25 @@ class Membership:
     """When the view changed last."""
     _stale: bool = False
     """Whom this node needs may be others now; see ``settle``."""
-    _wired: int = -1
-    """The number of the view by which parents and children were found."""
-    _trial: NodeId | None = None
-    """One that is believed to be gone, and is tried to be reached."""
-    _trial_at: float = 0.0
     _changed: bool = False
     _started: bool = False
 
     def __post_init__(self) -> None:
         self.view = View(self.trees.me, self.trees.nodes)
-        self.parents = [self.trees.parent(tree) for tree in range(self.trees.count)]
+        self.company = Company(
+            self.trees, self.patience, self.stats, self.links, self.random, self.view, self._peers
+        )
 
     # --- what others ask -------------------------------------------------------------------------
 
     def is_good(self, peer: NodeId) -> bool:
         """Whether to ask it."""
-        found = self._peers.get(peer)
-        return (
-            found is not None
-            and found.standing is Standing.GOOD
-            and found.seen.up
-            and peer not in self.view.gone
-        )
+        return self.company.is_good(peer)
+
+    @property
+    def parents(self) -> list[NodeId | None]:
+        """Whom this node asks in each tree, as it believes now."""
+        return self.company.parents
 
     def doubted_until(self, peer: NodeId) -> float:
         """Until when the source is not to be read in the place of a peer that is not good."""
@@ -122,11 +94,11 @@ class Membership:
 
     def is_in_touch(self) -> bool:
         """Whether all whom this node asks, or is pushed to by, can be talked to."""
-        return self._started and all(self.is_good(peer) for peer in self._near)
+        return self._started and all(self.is_good(peer) for peer in self.company.near)
 
     def is_wanted(self, peer: NodeId) -> bool:
         """Whether it is one of those above, whom this node keeps in touch with."""
-        return peer in self._wanted
+        return peer in self.company.wanted
 
     def suspects(self) -> list[NodeId]:
         """Those that are doubted, and not told of."""
@@ -135,7 +107,7 @@ class Membership:
             for peer, each in self._peers.items()
             if each.standing in (Standing.SILENT, Standing.LOST)
             and peer not in self.view.gone
-            and (each.seen.was_up or peer in self._near)
+            and (each.seen.was_up or peer in self.company.near)
         )
 
     def take_changed(self) -> bool:
@@ -177,9 +149,7 @@ class Membership:
         return actions
 
     def up(self, now: float, peer: NodeId) -> list[Action]:
-        self._peers[peer] = _Peer(
-            Seen(now, up=True, was_up=True, heard_at=now), Standing.GOOD, None
-        )
+        self._peers[peer] = Peer(Seen(now, up=True, was_up=True, heard_at=now), Standing.GOOD)
         self._changed = self._stale = True
         self._look_again(now, peer)
         return self._tell_all(now, peer)
@@ -261,7 +231,7 @@ class Membership:
             heappop(self._looks)
         times = [] if self._tell_at is None else [self._tell_at]
         if self.view.gone and not self.view.leaving:
-            times.append(self._trial_at)
+            times.append(self.company.try_gone_at)
         if self._looks:
             times.append(self._looks[0][0])
         return min(times, default=None)
@@ -275,7 +245,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        self._try_the_gone(now)
+        self._stale |= self.company.try_the_gone(now)
         while (at := self.deadline()) is not None and at <= now:
             if self._tell_at == at:
                 actions += self._spread()
@@ -307,7 +277,7 @@ class Membership:
             actions += self._ask_for_sign(now, peer)
             if seen.owed_since is not None:
                 # If it is stuck, those who would be asked next must not be found so one by one.
-                for other in sorted(self._wanted):
+                for other in sorted(self.company.wanted):
                     rest = self._peers[other].seen
                     if rest.up and rest.asked_at is None:
                         actions += self._ask_for_sign(now, other)
@@ -343,9 +313,9 @@ class Membership:
         return Heartbeat(self.stats.epoch, self.view.digest, wants_answer)
 
     def _beat_s(self, peer: NodeId) -> float:
-        if peer in self._near:
+        if peer in self.company.near:
             return self.patience.heartbeat_s
-        if peer in self._wanted:
+        if peer in self.company.wanted:
             return self.patience.heartbeat_s * STANDBY_BEATS
         return self.patience.dead_s / 2  # those who ask this node see to it themselves
 
@@ -382,8 +352,7 @@ class Membership:
         assert told is not None, "it was news"
         self._changed = self._stale = True
         self._believed_at = now
-        if self._trial_at <= now:
-            self._trial_at = now + self.patience.try_gone_s
+        self.company.view_changed(now)
         here = self._peers.get(told.node)
         if not told.is_gone and here is not None and not here.seen.up:
             here.seen.since, here.seen.refused = now, False
@@ -430,92 +399,15 @@ class Membership:
         if not self._stale or not self._started or self.view.leaving:
             return []
         self._stale = False
-        actions: list[Action] = []
-        if self._wired != self.view.number:
-            self._wired = self.view.number
-            actions += self._find_place(now)
-        wanted = set(self.trees.parents()) | self._near
-        for tree in range(self.trees.count):
-            wanted.update(self._candidates(now, tree))
-        if self._trial is not None:
-            wanted.add(self._trial)
-        for peer in sorted(wanted - self._wanted):
-            actions.append(Connect(peer))
-            if peer not in self._peers:
-                self._peers[peer] = _Peer(Seen(now))
-                self._look_again(now, peer)
-            self._peers[peer].dropped = False
-        kept = {each for each in self._wanted - wanted if self.links[each].asked}
-        for peer in sorted(self._wanted - wanted - kept):
-            self._peers[peer].dropped = True
-            actions.append(Disconnect(peer))
-        self._wanted = wanted | kept
-        self._forget_strangers()
+        actions = self.company.settle(now)
+        for peer in self.company.new:
+            self._look_again(now, peer)
+        self.company.new.clear()
         return actions
-
-    def _find_place(self, now: float) -> list[Action]:
-        """Who is above and below this node among those that are there."""
-        trees, gone = self.trees, self.view.gone
-        actions: list[Action] = []
-        self._near.clear()
-        self._expected.clear()
-        for tree in range(trees.count):
-            parent, push_parent = trees.parent(tree, gone), trees.push_parent(tree, gone)
-            self._near.update(each for each in (parent, push_parent) if each is not None)
-            if parent != self.parents[tree]:
-                self.stats.reparentings += 1
-                actions.append(Happened("has another parent", parent, f"in tree {tree}"))
-                self.parents[tree] = parent
-            self._expect(now, trees.children(tree, gone), trees.children(tree))
-        return actions
-
-    def _forget_strangers(self) -> None:
-        """Of those whom nobody needs nothing is believed, unless they are connected."""
-        needed = self._wanted | self._expected
-        for peer, found in list(self._peers.items()):
-            if not found.seen.up and not found.probed and peer not in needed:
-                del self._peers[peer]
-
-    def _try_the_gone(self, now: float) -> None:
-        """While anybody is believed to be gone, try to reach one after the other: after a network
-        fell apart there may be no other way in which both sides hear of each other."""
-        if not self.view.gone:
-            self._trial = None
-        elif now >= self._trial_at:
-            self._trial_at = now + self.patience.try_gone_s
-            self._trial = self.random.choice(sorted(self.view.gone))
-            self._stale = True
-
-    def _expect(self, now: float, children: list[NodeId], of_roster: list[NodeId]) -> None:
-        """Those who should ask this node are gone if they do not come: there is nobody else who
-        would notice. Those of the roster may not have been started yet."""
-        for child in children:
-            self._expected.add(child)
-            if child not in self._peers:
-                self._peers[child] = _Peer(Seen(now, was_up=child not in of_roster))
-                self._look_again(now, child)
-
-    def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
-        """Whom to ask, the one after it, and more while none of them answers."""
-        passed = set(self.view.gone)
-        last = False
-        for _ in range(CANDIDATES_MAX):
-            peer = self.trees.parent(tree, passed)
-            if peer is None:
-                return
-            yield peer
-            if last:
-                return
-            found = self._peers.get(peer)
-            connecting = found is None or (
-                not found.seen.was_up and now < found.seen.since + CONNECTS_WITHIN_S
-            )
-            last = connecting or self.is_good(peer)
-            passed.add(peer)
 
     def check_invariants(self) -> None:
         self.view.check_invariants()
-        assert self.view.leaving or self._wanted <= set(self._peers)
+        assert self.view.leaving or self.company.wanted <= set(self._peers)
         for peer, found in self._peers.items():
             assert not (found.seen.up and found.seen.refused), peer
             assert found.look_at is None or (found.look_at, peer) in self._looks

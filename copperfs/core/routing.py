@@ -9,8 +9,9 @@ If that is so only because others are doubted, it waits for as long as they may 
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from copperfs.core.company import CANDIDATES_MAX
 from copperfs.core.links import Links
-from copperfs.core.membership import CANDIDATES_MAX, Membership
+from copperfs.core.membership import Membership
 from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Subject

@@ -1,0 +1,173 @@
+"""Company: with whom a node keeps in touch.
+
+It keeps connections to those above it in the trees of the roster; to those that it asks now because
+others are gone; for each tree to the one that it would ask next, so that no connection has to be
+made when a parent fails; and, while anybody is believed to be gone, to one of them after the other.
+
+The first and the last let a network that fell apart become one again: whichever nodes were parted,
+some connection between both sides is made when it heals, and both hear what the other believes. The
+first alone is not enough: when the one above two others is dead, neither has the other above it.
+
+It also knows who should ask this node: they are gone if they do not come, and nobody else would
+notice.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from copperfs.core.actions import Action, Connect, Disconnect, Happened
+from copperfs.core.links import Links
+from copperfs.core.state import NodeStats
+from copperfs.core.suspicion import Patience, Seen, Standing
+from copperfs.core.trees import Trees
+from copperfs.core.view import View
+from copperfs.types import NodeId
+
+# Whoever would be asked after so many others is not asked: the source is read.
+CANDIDATES_MAX = 4
+# A connection that is not made within this time is no reason to wait for it with the next one.
+CONNECTS_WITHIN_S = 1.0
+
+
+@dataclass(slots=True)
+class Peer:
+    """One that is watched."""
+
+    seen: Seen
+    standing: Standing = Standing.LOST
+    look_at: float | None = None
+    """When to see what has become of it."""
+    dropped: bool = False
+    """This node itself has ended the connection."""
+    probed: bool = False
+    """Whether anybody listens there is being tried."""
+    told_all_at: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Company:
+    trees: Trees
+    patience: Patience
+    stats: NodeStats
+    links: Links
+    random: Random
+    view: View
+    peers: dict[NodeId, Peer]
+    """All that are watched; whoever is wanted is among them."""
+    parents: list[NodeId | None] = field(init=False)
+    """Whom this node asks in each tree, as it believes now."""
+    wanted: set[NodeId] = field(default_factory=set)
+    """To whom it keeps a connection."""
+    near: set[NodeId] = field(default_factory=set)
+    """Those of them whom it asks, or is pushed to by."""
+    expected: set[NodeId] = field(default_factory=set)
+    """Those who should ask this node, as it believes now."""
+    new: list[NodeId] = field(default_factory=list)
+    """Those who are watched since ``settle``."""
+    try_gone_at: float = 0.0
+    _trial: NodeId | None = None
+    _found: int = -1
+    """The number of the view by which parents and children were found."""
+
+    def __post_init__(self) -> None:
+        self.parents = [self.trees.parent(tree) for tree in range(self.trees.count)]
+
+    def is_good(self, peer: NodeId) -> bool:
+        """Whether to ask it."""
+        found = self.peers.get(peer)
+        return (
+            found is not None
+            and found.standing is Standing.GOOD
+            and found.seen.up
+            and peer not in self.view.gone
+        )
+
+    def settle(self, now: float) -> list[Action]:
+        """Connect to whom this node needs now, and no longer to whom it does not."""
+        actions: list[Action] = []
+        if self._found != self.view.number:
+            self._found = self.view.number
+            actions += self._find_place(now)
+        wanted = set(self.trees.parents()) | self.near
+        for tree in range(self.trees.count):
+            wanted.update(self._candidates(now, tree))
+        if self._trial is not None:
+            wanted.add(self._trial)
+        for peer in sorted(wanted - self.wanted):
+            actions.append(Connect(peer))
+            self._watch(peer, Seen(now))
+            self.peers[peer].dropped = False
+        kept = {each for each in self.wanted - wanted if self.links[each].asked}
+        for peer in sorted(self.wanted - wanted - kept):
+            self.peers[peer].dropped = True
+            actions.append(Disconnect(peer))
+        self.wanted = wanted | kept
+        self._forget_strangers()
+        return actions
+
+    def view_changed(self, now: float) -> None:
+        """Whoever is gone now may be back in a moment, and is not tried before."""
+        if self.try_gone_at <= now:
+            self.try_gone_at = now + self.patience.try_gone_s
+
+    def try_the_gone(self, now: float) -> bool:
+        """While anybody is believed to be gone, try to reach one after the other; whether it is
+        another one now."""
+        if not self.view.gone:
+            self._trial = None
+        elif now >= self.try_gone_at:
+            self.try_gone_at = now + self.patience.try_gone_s
+            self._trial = self.random.choice(sorted(self.view.gone))
+            return True
+        return False
+
+    def _find_place(self, now: float) -> list[Action]:
+        """Who is above and below this node among those that are there."""
+        trees, gone = self.trees, self.view.gone
+        actions: list[Action] = []
+        self.near.clear()
+        self.expected.clear()
+        for tree in range(trees.count):
+            parent, push_parent = trees.parent(tree, gone), trees.push_parent(tree, gone)
+            self.near.update(each for each in (parent, push_parent) if each is not None)
+            if parent != self.parents[tree]:
+                self.stats.reparentings += 1
+                actions.append(Happened("has another parent", parent, f"in tree {tree}"))
+                self.parents[tree] = parent
+            of_roster = trees.children(tree)
+            for child in trees.children(tree, gone):
+                self.expected.add(child)
+                # Those of the roster may not have been started yet.
+                self._watch(child, Seen(now, was_up=child not in of_roster))
+        return actions
+
+    def _watch(self, peer: NodeId, seen: Seen) -> None:
+        if peer not in self.peers:
+            self.peers[peer] = Peer(seen)
+            self.new.append(peer)
+
+    def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
+        """Whom to ask, the one after it, and more while none of them answers."""
+        passed = set(self.view.gone)
+        last = False
+        for _ in range(CANDIDATES_MAX):
+            peer = self.trees.parent(tree, passed)
+            if peer is None:
+                return
+            yield peer
+            if last:
+                return
+            found = self.peers.get(peer)
+            connecting = found is None or (
+                not found.seen.was_up and now < found.seen.since + CONNECTS_WITHIN_S
+            )
+            last = connecting or self.is_good(peer)
+            passed.add(peer)
+
+    def _forget_strangers(self) -> None:
+        """Of those whom nobody needs nothing is believed, unless they are connected."""
+        needed = self.wanted | self.expected
+        for peer, found in list(self.peers.items()):
+            if not found.seen.up and not found.probed and peer not in needed:
+                del self.peers[peer]
