@@ -1,8 +1,8 @@
 """Membership: who is there.
 
 It watches every peer that it has a connection to or wants one to, and those who should ask it
-(``company``). What is seen of a peer becomes a standing by ``suspicion``; only one that is *gone* is
-told of to others, as a fate that spreads over all connections (``view``), a moment later so that
+(``company``). What is seen of a peer becomes a standing by ``suspicion``; only one that is *gone*
+is told of to others, as a fate that spreads over all connections (``view``), a moment later so that
 many at once are one message.
 
 A node that lost a connection tries whether anybody listens at the other end: of a process that
