@@ -292,6 +292,13 @@ class Node:
         """To whom it passes on what is pushed."""
         return [] if self.trees is None else self.trees.push_children(tree, self.gone())
 
+    def is_back(self) -> bool:
+        """Whether others had taken this node for gone, and it has said that it is not."""
+        if self.membership is None:
+            return False
+        view = self.membership.view
+        return view.incarnation(view.me) > 0
+
     def is_in_touch(self) -> bool:
         """Whether all whom this node asks, or is pushed to by, can be talked to."""
         return self.membership is None or self.membership.is_in_touch()

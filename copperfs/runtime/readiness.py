@@ -60,14 +60,28 @@ class Readiness:
         parents = list(trees.parents())
         with trio.move_on_after(self.settings.launch_timeout_s):
             await peers.wait_in_touch()
-            if self.settings.wait_all and trees.me == ASKS_ALL:
-                await self._call_until_all_answer("ready", len(self.roster))
-                await self._call_until_all_answer("all-ready", len(self.roster))
-            elif self.settings.wait_all:
-                await self._all_are.wait()
+            if self.settings.wait_all:
+                await self._wait_all(trees.me, len(self.roster))
             return
         unreached = [each for each in parents if each not in peers.connected]
         raise MountError(self._why_not(self.roster, unreached))
+
+    async def _wait_all(self, me: NodeId, count: int) -> None:
+        """Until all are ready; or until this node hears that it was taken for gone: then it comes
+        back to a job that has begun long ago, and perhaps without some of the others."""
+        async with trio.open_nursery() as nursery:
+
+            async def wait_to_be_back() -> None:
+                await self.engine.wait_until(self.engine.node.is_back)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(wait_to_be_back)
+            if me == ASKS_ALL:
+                await self._call_until_all_answer("ready", count)
+                await self._call_until_all_answer("all-ready", count)
+            else:
+                await self._all_are.wait()
+            nursery.cancel_scope.cancel()
 
     async def _call_until_all_answer(self, operation: str, count: int) -> None:
         while True:

@@ -57,6 +57,20 @@ def test_a_node_that_was_killed_comes_back_as_the_same_node(started: Starter, so
     assert cluster.stats(2)["bytes"]["to_children"] > 0
 
 
+def test_who_comes_back_does_not_wait_for_those_that_never_will(
+    started: Starter, source: Path
+) -> None:
+    """With ``--wait-all``, to a job that has begun long ago."""
+    (source / "file").write_text("hello")
+    cluster = started(4, "--wait-all")
+    for number in (0, 2, 3):
+        cluster.kill(number)
+    eventually(lambda: cluster.stats(1)["members"]["gone"] == 3, "they are missed")
+    for number in (2, 0):
+        command(cluster, "start", str(number))
+        assert (cluster.mnt(number) / "file").read_text() == "hello"
+
+
 def test_all_nodes_but_one_are_killed_and_come_back_at_once(started: Starter) -> None:
     cluster = started(5, "--fanout", "2")
     peers = cluster.stats(2)["job"]["connected"]
