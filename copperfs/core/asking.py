@@ -182,16 +182,19 @@ class Asking:
         return actions + self._fall(now, fetch, many_might=True)
 
     def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
-        """The source could not be read in the place of others; None if that is the last word."""
+        """The source could not be read in the place of others. None if that is the last word:
+        nobody else was asked, or can be."""
         if not fetch.in_place:
             return None
+        peer = None
+        if not self._has_good_ask(fetch):
+            peer = self.routing.way(fetch.subject, fetch.tree, fetch.passed).peer
+            if peer is None and not fetch.asks:
+                return None
         fetch.at_source = fetch.in_place = False
         actions = self._stop_falling(fetch)
-        if not self._has_good_ask(fetch):
-            way = self.routing.way(fetch.subject, fetch.tree, fetch.passed)
-            if way.peer is None:
-                return None
-            actions += self._ask(now, fetch, way.peer)
+        if peer is not None:
+            actions += self._ask(now, fetch, peer)
         self._look_by(fetch, self._patient_until(now, fetch))
         return actions
 

@@ -1,11 +1,13 @@
 """Nodes that end, hang or are cut off: whoever asks the others gets what it wants, and in time."""
 
+import errno
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from copperfs.core.actions import AnswerError
 from copperfs.core.events import Leave, List
 from copperfs.core.messages import PART_BYTES
 from copperfs.core.suspicion import Patience
@@ -299,3 +301,31 @@ def test_who_is_not_answered_for_too_long_reads_the_source() -> None:
     job.pass_time(1.5, step_s=0.25)
     assert has(job, LEAF, request, b"lib/a")
     assert job.daemons[LEAF].node.stats.fallbacks == 1
+
+
+def test_an_error_of_ones_own_source_lets_the_next_have_its_turn() -> None:
+    """Who reads in the place of others, and fails for good, makes room for those that wait."""
+    job = Job(8, fallbacks_max=1, deadline_s=60.0)
+    for number in range(3):
+        job.tree.add(b"lib/%d" % number, 10)
+    job.tree.failing[Path(b"lib/0")] = errno.EIO
+    cut_off(job, LEAF)
+    requests = [begin(job, LEAF, b"lib/%d" % number) for number in range(3)]
+    job.pass_time(1.5)
+    answers = job.daemons[LEAF].answers
+    assert answers[requests[0]] == AnswerError(requests[0], errno.EIO)  # type: ignore[index,arg-type]
+    assert all(has(job, LEAF, requests[n], b"lib/%d" % n) for n in (1, 2))
+
+
+def test_an_error_of_ones_own_source_is_not_believed_while_another_may_answer() -> None:
+    job = eight()
+    job.tree.failing[Path(b"lib/a")] = errno.EIO
+    job.frozen |= {NodeId(number) for number in range(LEAF)}
+    request = begin(job, LEAF, b"lib/a")
+    job.pass_time(2.0)
+    assert job.daemons[LEAF].node.stats.fallbacks > 0
+    assert request not in job.daemons[LEAF].answers
+    job.tree.failing.clear()
+    job.frozen.clear()
+    job.pass_time(1.0)
+    assert has(job, LEAF, request, b"lib/a")
