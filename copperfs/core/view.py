@@ -18,8 +18,8 @@ import xxhash
 from copperfs.core.messages import Fate
 from copperfs.types import NodeId
 
-INCARNATION_LEAP_MAX = 1 << 16
-"""More at once is somebody's mistake, and would leave no room for the incarnations to come."""
+INCARNATION_LEAP_MAX = 1 << 10
+"""More at once is somebody's mistake. There are 2**63 of them, so that nobody can use them up."""
 
 
 @dataclass(slots=True)

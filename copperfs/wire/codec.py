@@ -65,7 +65,7 @@ PAYLOAD_BYTES_MAX = 2 * PART_BYTES
 """A part has at most one; a batch is sent once it has one, and its last item may be another."""
 OBJECT_BYTES_MAX = 1 << 40
 PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
-INCARNATION_MAX = (1 << 32) - 1
+INCARNATION_MAX = (1 << 63) - 1
 TREES_MAX = 64
 OFFER_ITEMS_MAX = 64
 OFFERED_HEADER_BYTES_MAX = 512
