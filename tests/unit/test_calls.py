@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.actions import EndCall
+from copperfs.core.actions import EndCall, PerformCall
 from copperfs.core.calls import CALLS_MAX
 from copperfs.core.events import Heard
 from copperfs.core.messages import Call
-from copperfs.types import NodeId, RequestId
+from copperfs.types import CallId, NodeId, PeerRequest, RequestId
 from tests.unit.overlay_lab import Job, Never
 
 
@@ -72,3 +72,12 @@ def test_a_node_alone_calls_itself() -> None:
     request = job.call(0, "op")
     job.run()
     assert job.daemons[0].called == {RequestId(request): b"op:x:0"}
+
+
+def test_a_call_that_comes_by_two_ways_is_done_once() -> None:
+    """As it may while nodes believe different things of each other."""
+    node = Job(7).daemons[0].node
+    first = node.step(0, Heard(NodeId(1), Call(1, "op", identity=5)))
+    assert sum(isinstance(each, PerformCall) for each in first) == 1
+    again = node.step(0, Heard(NodeId(2), Call(9, "op", identity=5)))
+    assert again == [EndCall(CallId(0), PeerRequest(NodeId(2), 9), "op", ())]
