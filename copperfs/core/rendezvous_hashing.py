@@ -1,8 +1,8 @@
 """Rendezvous hashing: for every key each node has a score, and the highest one owns it.
 
 The keys of a node that goes spread over all others, and shares are as even as they can be without
-remembering anything; but every lookup looks at all nodes, which at 10,000 of them takes a
-hundred times as long as on the ring. docs/placement.md has the figures.
+remembering anything; but every lookup looks at all nodes, which at 10,000 of them takes
+400 times as long as on the ring. docs/placement.md has the figures.
 
 The score is the xxh3 of the key's digest, seeded with that of the node's name, so the nodes' places
 in the roster do not matter but for ties. While all weights are equal, scores are compared as the
@@ -62,7 +62,7 @@ class RendezvousHashing:
         return {node: weight / total for node, weight in there.items()}
 
     def _scores(self, key: bytes, gone: Set[NodeId]) -> list[float]:
-        # The digest first, because xxh3 is slow to begin with a seed on more than 240 bytes.
+        # The digest first: of more than 240 bytes a seeded xxh3 takes 54 ns, of 16 bytes 31.
         hashes = map(xxh3_64_intdigest, repeat(xxh3_128_digest(key)), self._seeds)
         scores: list[float]
         if self._equal:
