@@ -28,3 +28,7 @@ class LaunchError(CopperError):
 
 class ClusterError(CopperError):
     """A cluster on this machine could not be started, looked at or ended."""
+
+
+class SimulationError(CopperError):
+    """What was to be simulated cannot be, or not as asked."""

@@ -33,6 +33,7 @@ from copperfs.cli import (
     pfs_ask,
     pfs_sim,
     record,
+    sim_ring,
     stats,
     tree,
     umount,
@@ -75,6 +76,7 @@ COMMANDS: tuple[Command, ...] = (
     cluster_heal,
     pfs_sim,
     pfs_ask,
+    sim_ring,
 )
 
 

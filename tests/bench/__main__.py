@@ -22,6 +22,7 @@ from tests.bench import (
     bench_import,
     bench_job,
     bench_memory,
+    bench_placement,
     bench_push,
     bench_sequential,
     bench_transport,
@@ -46,6 +47,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "tree": bench_transport.run,
     "push": bench_push.run,
     "job": bench_job.run,
+    "placement": bench_placement.run,
 }
 
 
