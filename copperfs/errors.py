@@ -28,3 +28,7 @@ class LaunchError(CopperError):
 
 class ClusterError(CopperError):
     """A cluster on this machine could not be started, looked at or ended."""
+
+
+class StoreError(CopperError):
+    """A directory cannot be used to hold chunks."""
