@@ -234,14 +234,16 @@ class Directory:
     def try_to_write(self, size: int) -> None:
         """Raises OSError if *size* bytes cannot be written now."""
         name = Place(bytes(16), 0, size).file
-        fd = self.files.open(name, CREATE, self.tmp)
-        try:
+        # Nothing is filled that cannot be deleted: so first with an empty file.
+        for data in (b"", bytes(size)):
+            fd = self.files.open(name, CREATE, self.tmp)
             try:
-                self._write_all(fd, [memoryview(bytes(size))])
+                try:
+                    self._write_all(fd, [memoryview(data)] if data else [])
+                finally:
+                    self.files.close(fd)
             finally:
-                self.files.close(fd)
-        finally:
-            self.files.unlink(name, self.tmp)
+                self.files.unlink(name, self.tmp)
 
 
 def open_directory(path: str, files: Files, device: int | None = None) -> Directory:
@@ -345,7 +347,7 @@ def _locked(path: str, files: Files, top: int) -> int:
         text = bytearray(len(LOCK_TEXT) + 1)
         got = files.preadv(fd, [text], 0)
         if not got:
-            files.writev(fd, [LOCK_TEXT])
+            _write_lock(files, top)
         elif text[:got] != LOCK_TEXT:
             raise StoreError(
                 f"{path} was not written by this version of copperfs: remove it, or give another"
@@ -355,3 +357,11 @@ def _locked(path: str, files: Files, top: int) -> int:
         files.close(fd)
         raise
     return fd
+
+
+def _write_lock(files: Files, top: int) -> None:
+    fd = files.open("lock", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, top)
+    try:
+        files.writev(fd, [LOCK_TEXT])
+    finally:
+        files.close(fd)

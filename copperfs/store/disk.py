@@ -7,7 +7,7 @@ never holds more than the budget. One task, ``run``, gives the mover its work.
 
 A disk that fails is no error of anybody's. On the first write that fails, or takes too long, the
 store is *degraded*: it lets go of its backlog and refuses chunks. Reads go on, because a full disk
-still reads. From time to time, at most ``PROBE_MAX_S`` apart, it is tried whether a chunk can be
+still reads. From time to time, at most ``probe_max_s`` apart, it is tried whether a chunk can be
 written; if the directory is another by then, or gone, it is opened again from the beginning.
 
 A chunk that is being read is not evicted, and the reader of one that was dropped meanwhile has the
@@ -49,8 +49,6 @@ log = logging.getLogger(__name__)
 
 EVICT_AT_ONCE = 256
 """So many files are chosen and deleted before trio and the readers have their turn again."""
-PROBE_MIN_S = 1.0
-PROBE_MAX_S = 30.0
 PROBE_BYTES = 1 << 20
 CLOSING_S = 2.0
 """For what is being read and written when the store ends."""
@@ -75,6 +73,9 @@ class DiskLimits:
     """Threads. Two keep a core busy with bytes that the kernel has cached; NVMe wants more."""
     deadline_s: float = 10.0
     """After this a read is given up, and a write degrades the store."""
+    probe_min_s: float = 1.0
+    probe_max_s: float = 30.0
+    """How long after it was degraded it is tried again; each time twice as long, up to this."""
 
 
 @dataclass(slots=True)
@@ -121,7 +122,9 @@ class DiskStore:
     _reading: Counter[bytes] = field(default_factory=Counter)
     _serial: int = 1
     _device: int | None = None
-    _probe_pause_s: float = PROBE_MIN_S
+    _known: bool = False
+    """The index is that of the directory."""
+    _probe_pause_s: float = 0.0
     _ended: bool = False
     _stats: StoreStats = field(default_factory=StoreStats)
     _news: trio.Event = field(default_factory=trio.Event)
@@ -398,11 +401,10 @@ class DiskStore:
             assert directory is not None
             self._install(directory, await self._patiently(lambda: _look_through(directory)))
         except OSError as error:
-            self._directory = None
             self._degrade(error)
 
     def _install(self, directory: Directory, found: Found) -> None:
-        self._directory, self._device = directory, directory.device
+        self._directory, self._device, self._known = directory, directory.device, True
         self._index, self._index_bytes = found.index, found.bytes
         self._doomed = deque(found.superseded)
         self._doomed_bytes = sum(place.cost for place in found.superseded)
@@ -415,12 +417,12 @@ class DiskStore:
         if self._stats.degraded_since is None:
             self._stats.degraded_since = trio.current_time()
             self._stats.degradations += 1
-            self._probe_pause_s = PROBE_MIN_S
+            self._probe_pause_s = self.limits.probe_min_s
             log.warning("nothing more is written to %s for now: %s", self.path, error.strerror)
 
     async def _recover(self) -> None:
         await trio.sleep(self._probe_pause_s)
-        self._probe_pause_s = min(2 * self._probe_pause_s, PROBE_MAX_S)
+        self._probe_pause_s = min(2 * self._probe_pause_s, self.limits.probe_max_s)
         try:
             fresh = await self._patiently(self._probe)
         except (OSError, StoreError) as error:
@@ -437,12 +439,19 @@ class DiskStore:
         directory, found = self._directory, None
         if directory is None or not directory.is_there():
             directory = open_directory(self.path, self.files, self._device)
-            found = _look_through(directory)
-        else:
-            directory.sweep()
-        if directory.free_bytes() < self.limits.free_bytes_min + PROBE_BYTES and not self._index:
-            raise _NoRoom(PROBE_BYTES)
-        directory.try_to_write(PROBE_BYTES)
+        try:
+            if directory is not self._directory or not self._known:
+                found = _look_through(directory)
+            else:
+                directory.sweep()
+            free_bytes = directory.free_bytes() - self.limits.free_bytes_min
+            if free_bytes < PROBE_BYTES and not (found.index if found else self._index):
+                raise _NoRoom(PROBE_BYTES - free_bytes)
+            directory.try_to_write(PROBE_BYTES)
+        except BaseException:
+            if directory is not self._directory:
+                directory.close()
+            raise
         return None if found is None else (directory, found)
 
     async def _close(self) -> None:

@@ -30,8 +30,12 @@ class Job(Generic[T]):
 
     async def wait(self) -> T:
         await self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or it and this frame keep each other, and all that the work used
         return self._result[0]
 
     def perform(self) -> None:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 import trio
@@ -19,7 +20,7 @@ CHUNK_BYTES = 1 << 20
 SIZE = 10_000
 COST = in_pages(4096 + SIZE)
 """Of a chunk of SIZE bytes on disk; in memory it is a page less."""
-AMPLE = DiskLimits(64 << 20, free_bytes_min=0)
+AMPLE = DiskLimits(64 << 20, free_bytes_min=0, probe_min_s=0.01, probe_max_s=0.01)
 
 
 def key(number: int, version: int = 1) -> ChunkKey:
@@ -43,7 +44,7 @@ def chunk(number: int, size: int = SIZE, version: int = 1) -> Chunk:
 
 def limits(chunks: int, **others: int | float) -> DiskLimits:
     """A budget for so many chunks of SIZE bytes on disk."""
-    return DiskLimits(chunks * COST, **{"free_bytes_min": 0, **others})  # type: ignore[arg-type]
+    return replace(AMPLE, budget_bytes=chunks * COST, **others)  # type: ignore[arg-type]
 
 
 async def holds_bytes(store: Store, number: int, size: int = SIZE, version: int = 1) -> bool:
