@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from copperfs.blob import new_blob
 from copperfs.errors import StoreError
@@ -197,7 +198,7 @@ class Directory:
                     superseded.append(unpacked(key, min(packed, other)))
                     packed = max(packed, other)
                 newest[key] = packed
-        index = OrderedDict(sorted(newest.items(), key=lambda item: item[1]))
+        index = OrderedDict(sorted(newest.items(), key=itemgetter(1)))
         held = sum(in_pages(size_of(packed)) for packed in newest.values())
         last = max((place.serial for place in superseded), default=0)
         if index:
