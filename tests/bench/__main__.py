@@ -24,6 +24,7 @@ from tests.bench import (
     bench_memory,
     bench_push,
     bench_sequential,
+    bench_store,
     bench_transport,
     packages,
 )
@@ -46,6 +47,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "tree": bench_transport.run,
     "push": bench_push.run,
     "job": bench_job.run,
+    "store": bench_store.run,
 }
 
 
