@@ -19,6 +19,7 @@ would have to be a filesystem after a crash; a database for the index, which is 
 
 import errno
 import logging
+import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -491,7 +492,7 @@ async def open_store(
 ) -> DiskStore:
     """The store in *path*, for chunks of that size of that source. Raises StoreError for a
     directory that must not be used; a disk that fails gives a degraded store."""
-    files = files or RealFiles()
+    path, files = os.path.abspath(path), files or RealFiles()  # noqa: ASYNC240  # asks no disk
     directory = trouble = None
     try:
         directory = await trio.to_thread.run_sync(open_directory, path, files)

@@ -80,7 +80,8 @@ class Hands:
 
         job = Job(work, ended)
         self._unfinished += 1
-        self._all_done = trio.Event()
+        if self._all_done.is_set():
+            self._all_done = trio.Event()
         with self._condition:
             assert not self._closed
             self._jobs.append(job)
@@ -130,7 +131,7 @@ class Hands:
 
     async def wait_idle(self) -> None:
         """Until no job is under way."""
-        if self._unfinished:
+        while self._unfinished:
             await self._all_done.wait()
 
     def _withdraw(self, job: Job[T]) -> bool:
@@ -139,7 +140,9 @@ class Hands:
             if job not in self._jobs:
                 return False
             self._jobs.remove(job)
+        stuck = self._stuck
         job.end()
+        self._stuck = stuck  # no thread has come back
         return True
 
     def _work(self) -> None:

@@ -116,8 +116,11 @@ async def test_whoever_waits_in_vain_for_a_thread_has_the_others_refused_at_once
     gate = threading.Event()
     with trio.move_on_after(0.01):
         await hands.run(gate.wait, 1000)
-    with pytest.raises(TimeoutError):
-        await hands.run(lambda: 5, 0.01)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hands.run, lambda: 5, 1000)
+        with pytest.raises(TimeoutError):
+            await hands.run(lambda: 5, 0.01)
+        nursery.cancel_scope.cancel()  # no thread has come back by that
     with pytest.raises(TimeoutError), trio.fail_after(5):
         await hands.run(lambda: 5, 1000)
     gate.set()
