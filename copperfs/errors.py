@@ -32,3 +32,7 @@ class ClusterError(CopperError):
 
 class SimulationError(CopperError):
     """What was to be simulated cannot be, or not as asked."""
+
+
+class StoreError(CopperError):
+    """A directory cannot be used to hold chunks."""

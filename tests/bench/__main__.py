@@ -25,6 +25,7 @@ from tests.bench import (
     bench_placement,
     bench_push,
     bench_sequential,
+    bench_store,
     bench_transport,
     packages,
 )
@@ -48,6 +49,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "push": bench_push.run,
     "job": bench_job.run,
     "placement": bench_placement.run,
+    "store": bench_store.run,
 }
 
 

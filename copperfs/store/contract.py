@@ -1,0 +1,123 @@
+"""What every store does: the seam that the engine will know.
+
+A store is asked on trio's thread and never blocks it. It owes nobody anything: what it cannot hold,
+no longer has, or finds damaged it says by False and None, and whoever asked goes to the source. So
+there is no error for a full, slow or broken disk, only numbers in the statistics and a warning in
+the log.
+
+- ``put_nowait`` takes a chunk or refuses it at once; it is readable from then on, before it has
+  been written anywhere.
+- What was put under a key stays as it is until it is evicted or dropped: chunks are immutable, and
+  a second put of the same key changes nothing.
+- ``read`` gives the bytes with the digest that was taken where the source was read, so that they go
+  on to other nodes without a new one. A store that keeps bytes where they can rot checks them
+  first; what fails is an *erasure*: dropped, counted, None.
+- ``held_bytes`` never exceeds the budget. Reading is using; what was used longest ago goes first,
+  and never what is being read.
+
+Chunks of another version of a file have other keys: they are never asked for again, grow old, and
+go."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import trio
+
+from copperfs.blob import Blob
+from copperfs.types import Path, Version
+
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """The name of a piece of a file: the *index*-th, in one version of it."""
+
+    path: Path
+    version: Version
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Sealed bytes, and their xxh3-128 as it was taken where the source was read."""
+
+    blob: Blob
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """What a scrub has looked at, and what of that was damaged."""
+
+    chunks: int
+    bytes: int
+    erasures: int
+
+
+@dataclass(slots=True)
+class StoreStats:
+    """Since the store was made; *held* is what it has now."""
+
+    held_bytes: int = 0
+    """What the budget is compared with: whole pages, headers, and what is still to be deleted."""
+    held_chunks: int = 0
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+    """Reads that were given up because the disk did not answer in time; counted as misses, too."""
+    writes: int = 0
+    written_bytes: int = 0
+    backlog_chunks: int = 0
+    backlog_bytes: int = 0
+    """Taken, and not written yet."""
+    refused: int = 0
+    """Puts that found no room in the backlog, or a store that takes nothing."""
+    evictions: int = 0
+    evicted_bytes: int = 0
+    erasures: int = 0
+    degradations: int = 0
+    """How often it stopped taking chunks because of its disk."""
+    degraded_since: float | None = None
+    """A time of ``trio.current_time``; None while all is well."""
+
+
+class Store(Protocol):
+    """Holds chunks within a budget. For trio's thread only."""
+
+    def holds(self, key: ChunkKey) -> bool:
+        """Whether a read would probably find it; no use of it."""
+        ...
+
+    def put_nowait(self, key: ChunkKey, chunk: Chunk) -> bool:
+        """Hold it from now on. False: refused. True as well for what is held already."""
+        ...
+
+    async def read(self, key: ChunkKey) -> Chunk | None:
+        """What is held under *key*, or None."""
+        ...
+
+    def drop(self, key: ChunkKey) -> bool:
+        """Hold it no longer; whether it was held."""
+        ...
+
+    async def scrub(self, rate_bytes_s: int = 0) -> ScrubReport:
+        """Check all that is held now, at most so many bytes a second (0: as fast as it goes), and
+        drop what is damaged."""
+        ...
+
+    async def wait_moved(self) -> None:
+        """Until all that was taken is where it belongs, or was given up."""
+        ...
+
+    def statistics(self) -> StoreStats: ...
+
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        """What the store does by itself; started when it has found what it held before. It ends
+        only by being cancelled, and the store with it."""
+        ...
+
+
+def in_pages(size: int) -> int:
+    """*size* bytes as the budget counts them."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES

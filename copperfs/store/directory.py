@@ -1,0 +1,368 @@
+"""The directory of a store: opened safely, held by one daemon, found again after a restart.
+
+Blocking calls only, for the threads of ``disk.py``. What is refused, with a sentence: a symbolic
+link, a directory of somebody else, one that others may write to, one that is something else, and
+one that another daemon uses. Behind the descriptors that were opened here nobody else can put
+anything, so paths below them are followed without looking again.
+
+Nothing is synced to disk: a chunk that a crash of the machine has left without its bytes is an
+erasure like any other, and costs one read of the source; fsync would cost every chunk
+(decision 61). A killed process loses nothing that it had written: the kernel has it.
+"""
+
+import errno
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from copperfs.blob import new_blob
+from copperfs.errors import StoreError
+from copperfs.store.contract import Chunk, in_pages
+from copperfs.store.files import CREATE, DIRECTORY, LOCK, READ, Files
+from copperfs.store.layout import (
+    LOCK_TEXT,
+    Erasure,
+    Place,
+    header,
+    header_bytes,
+    name_of,
+    parsed,
+    read_header,
+    size_of,
+    unpacked,
+)
+from copperfs.wire.payload import digest
+
+Index = OrderedDict[bytes, int]
+"""By name, the packed place of each chunk; what was used longest ago is first."""
+
+# What a directory says that cannot be meant: a setting to correct, not a disk to wait for.
+_WRONG = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EINVAL)
+_LINKED = (errno.ELOOP, errno.ENOTDIR)
+_FAN = re.compile("[0-9a-f]{2}")
+
+
+@dataclass(slots=True)
+class Found:
+    """What lay in the directory."""
+
+    index: Index
+    bytes: int
+    serial: int
+    """Higher than any that is there."""
+    superseded: list[Place]
+    """Older files of the same key: a deletion that did not happen."""
+
+
+@dataclass(slots=True)
+class Directory:
+    """An open store directory, locked."""
+
+    path: str
+    files: Files
+    device: int
+    top: int
+    lock: int
+    tmp: int
+    chunks: int
+    _closed: bool = field(default=False)
+
+    def close(self) -> None:
+        """Nobody may be using it."""
+        if not self._closed:
+            self._closed = True
+            for fd in (self.chunks, self.tmp, self.lock, self.top):
+                self.files.close(fd)
+
+    def __del__(self) -> None:
+        # A thread that hangs in the disk may be the last to let go of it.
+        self.close()
+
+    # --- one chunk -------------------------------------------------------------------------------
+
+    def write(self, place: Place, encoded_key: bytes, chunk: Chunk) -> None:
+        """All of it, or nothing under its name."""
+        head = header(encoded_key, len(chunk.blob), chunk.digest)
+        assert len(head) + len(chunk.blob) == place.size
+        fd = self.files.open(place.file, CREATE, self.tmp)
+        try:
+            try:
+                self._write_all(fd, [memoryview(head), chunk.blob.view])
+            finally:
+                self.files.close(fd)
+            self._settle(place)
+        except OSError:
+            with suppress(OSError):
+                self.files.unlink(place.file, self.tmp)
+            raise
+
+    def _write_all(self, fd: int, buffers: list[memoryview]) -> None:
+        while buffers:
+            done = self.files.writev(fd, buffers)
+            while buffers and done >= len(buffers[0]):
+                done -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][done:]
+
+    def _settle(self, place: Place) -> None:
+        try:
+            self.files.rename(place.file, self.tmp, place.path, self.chunks)
+        except FileNotFoundError:
+            self.files.mkdir(place.directory, self.chunks)
+            self.files.rename(place.file, self.tmp, place.path, self.chunks)
+
+    def load(self, place: Place, encoded_key: bytes) -> Chunk:
+        """The chunk, straight into a blob, checked. Raises Erasure."""
+        head = bytearray(header_bytes(encoded_key))
+        with self._opened(place) as fd:
+            blob = new_blob(max(0, place.size - len(head)))
+            self._read_all(fd, [memoryview(head), blob.view])
+        found = read_header(head)
+        if found.encoded_key != encoded_key:
+            raise Erasure("it is another chunk")
+        blob.seal(found.size if found.size <= len(blob) else 0)
+        if found.size != place.size - len(head) or digest(blob.view) != found.digest:
+            raise Erasure("the bytes are not what their digest says")
+        return Chunk(blob, found.digest)
+
+    def check(self, place: Place) -> int:
+        """The same for whoever does not know the key: the size. Raises Erasure."""
+        with self._opened(place) as fd:
+            raw = memoryview(bytearray(place.size))
+            self._read_all(fd, [raw])
+        found = read_header(raw)
+        start = header_bytes(found.encoded_key)
+        if name_of(found.encoded_key) != place.name:
+            raise Erasure("it is another chunk")
+        if start + found.size != place.size or digest(raw[start:]) != found.digest:
+            raise Erasure("the bytes are not what their digest says")
+        return found.size
+
+    @contextmanager
+    def _opened(self, place: Place) -> Iterator[int]:
+        fd = self.files.open(place.path, READ, self.chunks)
+        try:
+            # Before room is made for so many bytes.
+            if self.files.stat(fd).st_size != place.size:
+                raise Erasure("the file is not as long as it was")
+            yield fd
+        finally:
+            self.files.close(fd)
+
+    def _read_all(self, fd: int, buffers: list[memoryview]) -> None:
+        offset = 0
+        while buffers:
+            got = self.files.preadv(fd, buffers, offset)
+            if not got:
+                raise Erasure("the file is too short")
+            offset += got
+            while buffers and got >= len(buffers[0]):
+                got -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][got:]
+
+    def delete(self, place: Place) -> None:
+        """Also what is gone already."""
+        with suppress(FileNotFoundError):
+            self.files.unlink(place.path, self.chunks)
+
+    # --- all of it -------------------------------------------------------------------------------
+
+    def free_bytes(self) -> int:
+        return self.files.free_bytes(self.top)
+
+    def sweep(self) -> int:
+        """Delete what an earlier daemon, or a failed write, has not finished; how many."""
+        names = [name for name in self.files.names(self.tmp) if parsed(name)]
+        for name in names:
+            self.files.unlink(name, self.tmp)
+        return len(names)
+
+    def scan(self) -> Found:
+        """What is there, oldest first, by the names alone."""
+        newest: dict[bytes, int] = {}
+        superseded = []
+        for name in self.files.names(self.chunks):
+            files = self._files_in(name) if _FAN.fullmatch(name) else []
+            for file in files:
+                found = parsed(file)
+                if found is None or not file.startswith(name):
+                    continue
+                key, packed = found
+                other = newest.get(key)
+                if other is not None:
+                    superseded.append(unpacked(key, min(packed, other)))
+                    packed = max(packed, other)
+                newest[key] = packed
+        index = OrderedDict(sorted(newest.items(), key=itemgetter(1)))
+        held = sum(in_pages(size_of(packed)) for packed in newest.values())
+        last = max((place.serial for place in superseded), default=0)
+        if index:
+            last = max(last, unpacked(b"", next(reversed(index.values()))).serial)
+        return Found(index, held, last + 1, superseded)
+
+    def _files_in(self, name: str) -> list[str]:
+        try:
+            fd = self.files.open(name, DIRECTORY, self.chunks)
+        except OSError as error:
+            if error.errno not in _LINKED:
+                raise
+            self.files.unlink(name, self.chunks)  # a link, or a file: none of ours
+            return []
+        try:
+            return self.files.names(fd)
+        finally:
+            self.files.close(fd)
+
+    def is_there(self) -> bool:
+        """Whether the path still leads here."""
+        try:
+            fd = self.files.open(self.path, DIRECTORY)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, *_LINKED):
+                return False
+            raise
+        try:
+            found, own = self.files.stat(fd), self.files.stat(self.top)
+        finally:
+            self.files.close(fd)
+        return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+    def try_to_write(self, size: int) -> None:
+        """Raises OSError if *size* bytes cannot be written now."""
+        name = Place(bytes(16), 0, size).file
+        # Nothing is filled that cannot be deleted: so first with an empty file.
+        for data in (b"", bytes(size)):
+            fd = self.files.open(name, CREATE, self.tmp)
+            try:
+                try:
+                    self._write_all(fd, [memoryview(data)] if data else [])
+                finally:
+                    self.files.close(fd)
+            finally:
+                self.files.unlink(name, self.tmp)
+
+
+def open_directory(path: str, files: Files, device: int | None = None) -> Directory:
+    """Raises StoreError for a directory that must not be used, OSError for a disk that fails.
+
+    *device* is where it has to be: when a disk has been unmounted, its path leads to another one,
+    which is not to be filled in its place.
+    """
+    opened: list[int] = []
+    try:
+        return _open(path, files, opened, device)
+    except BaseException as error:
+        for fd in reversed(opened):
+            with suppress(OSError):
+                files.close(fd)
+        if isinstance(error, OSError) and error.errno in _WRONG:
+            raise StoreError(
+                f"Cannot keep chunks in {path}: {error.strerror}."
+                " Give a --tier-dir that you can write to, on a disk of this node."
+            ) from error
+        raise
+
+
+def _open(path: str, files: Files, opened: list[int], device: int | None) -> Directory:
+    if device is None or _device(os.path.dirname(os.path.abspath(path)), files) == device:
+        with suppress(FileExistsError):
+            files.mkdir(path)
+    top = _safe(path, path, files, None)
+    opened.append(top)
+    found = files.stat(top).st_dev
+    if device not in (None, found):
+        raise OSError(errno.ENODEV, "its disk is not mounted")
+    names = files.names(top)
+    if names and "lock" not in names:
+        raise StoreError(
+            f"{path} is not empty and holds no chunks of copperfs: give a --tier-dir of its own,"
+            f" such as {path}/copperfs."
+        )
+    lock = _locked(path, files, top)
+    opened.append(lock)
+    inner = []
+    for name in ("tmp", "chunks"):
+        with suppress(FileExistsError):
+            files.mkdir(name, top)
+        inner.append(_safe(name, f"{path}/{name}", files, top))
+        opened.append(inner[-1])
+    return Directory(path, files, found, top, lock, tmp=inner[0], chunks=inner[1])
+
+
+def _device(path: str, files: Files) -> int:
+    # Not DIRECTORY: what is above the store may well be a link.
+    fd = files.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return files.stat(fd).st_dev
+    finally:
+        files.close(fd)
+
+
+def _safe(path: str, shown: str, files: Files, directory: int | None) -> int:
+    """A directory that is ours, and that nobody else can put anything into."""
+    try:
+        fd = files.open(path, DIRECTORY, directory)
+    except OSError as error:
+        if error.errno not in _LINKED:
+            raise
+        raise StoreError(
+            f"{shown} is a symbolic link or no directory: chunks are kept only in a real directory."
+            " Give the directory itself as --tier-dir."
+        ) from error
+    try:
+        found = files.stat(fd)
+        if found.st_uid != os.geteuid():
+            raise StoreError(
+                f"{shown} belongs to somebody else (uid {found.st_uid}): give a --tier-dir that is"
+                " yours, or one that does not exist yet."
+            )
+        if found.st_mode & 0o022:
+            raise StoreError(
+                f"Others may write to {shown}: chmod go-w it, or give another --tier-dir."
+            )
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
+
+
+def _locked(path: str, files: Files, top: int) -> int:
+    try:
+        fd = files.open("lock", LOCK, top)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise StoreError(f"{path}/lock is not what copperfs has made: remove {path}.") from error
+    try:
+        try:
+            files.lock(fd)
+        except BlockingIOError:
+            raise StoreError(
+                f"Another copperfs daemon keeps its chunks in {path}: give each its own --tier-dir."
+            ) from None
+        text = bytearray(len(LOCK_TEXT) + 1)
+        got = files.preadv(fd, [text], 0)
+        if not got:
+            _write_lock(files, top)
+        elif text[:got] != LOCK_TEXT:
+            raise StoreError(
+                f"{path} was not written by this version of copperfs: remove it, or give another"
+                " --tier-dir."
+            )
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
+
+
+def _write_lock(files: Files, top: int) -> None:
+    fd = files.open("lock", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, top)
+    try:
+        files.writev(fd, [LOCK_TEXT])
+    finally:
+        files.close(fd)

@@ -1,0 +1,501 @@
+"""Chunks on the disk of this node.
+
+All that is known is kept on trio's thread: the index (what lies on disk, in the order of use), the
+backlog (what was taken and is not written yet), the doomed (what is to be deleted). Only calls to
+the disk are made by threads: readers, and one mover, which deletes, then writes, so that the disk
+never holds more than the budget. One task, ``run``, gives the mover its work.
+
+A disk that fails is no error of anybody's. On the first write that fails, or takes too long, the
+store is *degraded*: it lets go of its backlog and refuses chunks. Reads go on, because a full disk
+still reads. From time to time, at most ``probe_max_s`` apart, it is tried whether a chunk can be
+written; if the directory is another by then, or gone, it is opened again from the beginning.
+
+A chunk that is being read is not evicted, and the reader of one that was dropped meanwhile has the
+file open. ``_reading`` is changed when a thread has really ended (``hands.py``).
+
+Tried in thought and rejected: one large file with a map of its own, which saves opening files and
+would have to be a filesystem after a crash; a database for the index, which is the names already.
+"""
+
+import errno
+import logging
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import trio
+
+from copperfs.errors import StoreError
+from copperfs.store.contract import Chunk, ChunkKey, ScrubReport, StoreStats
+from copperfs.store.directory import Directory, Found, Index, open_directory
+from copperfs.store.files import Files, RealFiles
+from copperfs.store.hands import Hands
+from copperfs.store.layout import (
+    Erasure,
+    Place,
+    encoded,
+    header_bytes,
+    name_of,
+    scope_of,
+    unpacked,
+)
+from copperfs.store.pace import Pace
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+EVICT_AT_ONCE = 256
+"""So many files are chosen and deleted before trio and the readers have their turn again."""
+PROBE_BYTES = 1 << 20
+CLOSING_S = 2.0
+"""For what is being read and written when the store ends."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What a read may meet that is not the chunk's fault.
+_OWN_TROUBLE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """How much, how fast, how long."""
+
+    budget_bytes: int
+    backlog_bytes_max: int = 64 << 20
+    """What may wait to be written. It is memory that counts on top of every other budget."""
+    mover_rate_bytes_s: int = 0
+    """0: as fast as the disk takes it."""
+    free_bytes_min: int = 1 << 30
+    """Left free on the filesystem, for others: chunks are evicted for it, too."""
+    readers: int = 4
+    """Threads. Two keep a core busy with bytes that the kernel has cached; NVMe wants more."""
+    deadline_s: float = 10.0
+    """After this a read is given up, and a write degrades the store."""
+    probe_min_s: float = 1.0
+    probe_max_s: float = 30.0
+    """How long after it was degraded it is tried again; each time twice as long, up to this."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A chunk in the backlog."""
+
+    encoded_key: bytes
+    chunk: Chunk
+
+    @property
+    def size(self) -> int:
+        return len(self.chunk.blob)
+
+    def place(self, name: bytes, serial: int) -> Place:
+        return Place(name, serial, header_bytes(self.encoded_key) + self.size)
+
+
+class _NoRoom(OSError):
+    """So many bytes are missing to what has to stay free."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(errno.ENOSPC, "others need what is left of its disk")
+        self.missing = missing
+
+
+@dataclass(slots=True, eq=False)
+class DiskStore:
+    """Made by ``open_store``. For trio's thread only."""
+
+    path: str
+    scope: bytes
+    limits: DiskLimits
+    files: Files
+    _directory: Directory | None
+    _trouble: OSError | None
+    """Why there was no directory at the beginning."""
+    _index: Index = field(default_factory=OrderedDict)
+    _index_bytes: int = 0
+    _backlog: OrderedDict[bytes, _Waiting] = field(default_factory=OrderedDict)
+    _doomed: deque[Place] = field(default_factory=deque)
+    _doomed_bytes: int = 0
+    _writing_bytes: int = 0
+    """Of the chunk that is being written: on disk already, perhaps."""
+    _reading: Counter[bytes] = field(default_factory=Counter)
+    _serial: int = 1
+    _device: int | None = None
+    _known: bool = False
+    """The index is that of the directory."""
+    _probe_pause_s: float = 0.0
+    _ended: bool = False
+    _stats: StoreStats = field(default_factory=StoreStats)
+    _news: trio.Event = field(default_factory=trio.Event)
+    _moved: trio.Event = field(default_factory=trio.Event)
+    _pace: Pace = field(init=False)
+    _readers: Hands = field(init=False)
+    _mover: Hands = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pace = Pace(self.limits.mover_rate_bytes_s)
+        self._readers = Hands(self.limits.readers, "copperfs-store")
+        self._mover = Hands(1, "copperfs-mover")
+
+    # --- what is asked of it ---------------------------------------------------------------------
+
+    def holds(self, key: ChunkKey) -> bool:
+        name = name_of(encoded(self.scope, key))
+        return name in self._backlog or name in self._index
+
+    def put_nowait(self, key: ChunkKey, chunk: Chunk) -> bool:
+        encoded_key = encoded(self.scope, key)
+        name = name_of(encoded_key)
+        if name in self._index or name in self._backlog:
+            return True
+        waiting = _Waiting(encoded_key, chunk)
+        if (
+            self._ended
+            or self._stats.degraded_since is not None
+            or waiting.place(name, 0).cost > self.limits.budget_bytes
+            or self._stats.backlog_bytes + waiting.size > self.limits.backlog_bytes_max
+        ):
+            self._stats.refused += 1
+            return False
+        self._backlog[name] = waiting
+        self._stats.backlog_bytes += waiting.size
+        self._news.set()
+        return True
+
+    async def read(self, key: ChunkKey) -> Chunk | None:
+        encoded_key = encoded(self.scope, key)
+        name = name_of(encoded_key)
+        waiting = self._backlog.get(name)
+        packed = self._index.get(name)
+        found: Chunk | Erasure | None
+        if waiting is not None or packed is None or self._directory is None:
+            await trio.lowlevel.checkpoint()
+            found = waiting.chunk if waiting else None
+        else:
+            self._index.move_to_end(name)
+            place = unpacked(name, packed)
+            found = await self._attempt(place, partial(self._directory.load, place, encoded_key))
+        if isinstance(found, Chunk):
+            self._stats.hits += 1
+            return found
+        self._stats.misses += 1
+        return None
+
+    def drop(self, key: ChunkKey) -> bool:
+        name = name_of(encoded(self.scope, key))
+        waiting = self._forget_waiting(name)
+        return self._doom(name) or waiting
+
+    async def scrub(self, rate_bytes_s: int = 0) -> ScrubReport:
+        pace = Pace(rate_bytes_s)
+        chunks = size = erasures = 0
+        for name, packed in list(self._index.items()):
+            await trio.sleep(pace.delay_s(trio.current_time()))
+            if self._index.get(name) != packed or self._directory is None:
+                continue
+            place = unpacked(name, packed)
+            pace.spend(trio.current_time(), place.size)
+            found = await self._attempt(place, partial(self._directory.check, place))
+            if found is not None:
+                chunks += 1
+                size += place.size
+                erasures += isinstance(found, Erasure)
+        return ScrubReport(chunks, size, erasures)
+
+    async def wait_moved(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while self._has_work():
+            if self._moved.is_set():
+                self._moved = trio.Event()
+            await self._moved.wait()
+
+    def statistics(self) -> StoreStats:
+        held = self._index_bytes + self._doomed_bytes + self._writing_bytes
+        return replace(
+            self._stats,
+            held_bytes=held,
+            held_chunks=len(self._index),
+            backlog_chunks=len(self._backlog),
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        try:
+            await self._begin()
+            task_status.started()
+            while True:
+                await trio.lowlevel.checkpoint()
+                if self._stats.degraded_since is not None:
+                    await self._recover()
+                elif self._has_work():
+                    await self._work()
+                else:
+                    self._moved.set()
+                    await self._news.wait()
+                    self._news = trio.Event()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._close()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def _attempt(self, place: Place, work: Callable[[], T]) -> T | Erasure | None:
+        """What *work* gives; an Erasure if the chunk was at fault, and dropped; None if not."""
+        self._reading[place.name] += 1
+        over = partial(self._has_read, place.name)
+        try:
+            return await self._readers.run(work, self.limits.deadline_s, over)
+        except Erasure as error:
+            return self._erased(place, error)
+        except TimeoutError:
+            self._stats.late += 1
+        except OSError as error:
+            if error.errno not in _OWN_TROUBLE:
+                return self._erased(place, Erasure(error.strerror))
+        except MemoryError:
+            log.info("no memory to read a chunk into")
+        return None
+
+    def _has_read(self, name: bytes) -> None:
+        self._reading[name] -= 1
+        if not self._reading[name]:
+            del self._reading[name]
+
+    def _erased(self, place: Place, erasure: Erasure) -> Erasure | None:
+        if self._index.get(place.name) != place.packed:
+            return None  # it was dropped while it was read
+        log.info("the chunk in %s/chunks/%s is lost: %s", self.path, place.path, erasure)
+        self._stats.erasures += 1
+        self._doom(place.name)
+        return erasure
+
+    # --- the mover -------------------------------------------------------------------------------
+
+    def _has_work(self) -> bool:
+        degraded = self._stats.degraded_since is not None
+        over = self._index_bytes > self.limits.budget_bytes
+        return not degraded and bool(self._doomed or self._backlog or over)
+
+    async def _work(self) -> None:
+        """One step towards having none."""
+        if self._doomed:
+            await self._delete_doomed()
+        elif self._index_bytes > self.limits.budget_bytes:  # it was larger before the restart
+            self._evict(self._index_bytes - self.limits.budget_bytes)
+        else:
+            await trio.sleep(self._pace.delay_s(trio.current_time()))
+            if self._backlog and not self._doomed:
+                await self._write(*next(iter(self._backlog.items())))
+
+    async def _delete_doomed(self) -> None:
+        directory = self._directory
+        assert directory is not None
+        doomed = list(islice(self._doomed, EVICT_AT_ONCE))
+        try:
+            await self._patiently(partial(_delete, directory, doomed))
+        except OSError as error:
+            self._degrade(error)  # they are tried again after it
+        else:
+            for place in doomed:
+                self._doomed.popleft()
+                self._doomed_bytes -= place.cost
+
+    async def _write(self, name: bytes, waiting: _Waiting) -> None:
+        directory = self._directory
+        assert directory is not None
+        place = waiting.place(name, self._serial)
+        missing = self._index_bytes + place.cost - self.limits.budget_bytes
+        if name in self._index:
+            self._forget_waiting(name)  # it was found after it was taken
+            return
+        if missing > 0:
+            if not self._evict(missing):
+                self._refuse(name)  # all is being read
+            return
+        self._serial += 1
+        self._writing_bytes = place.cost
+        self._pace.spend(trio.current_time(), place.size)
+        free_min = self.limits.free_bytes_min
+
+        def work() -> None:
+            missing = free_min + place.cost - directory.free_bytes()
+            if missing > 0:
+                raise _NoRoom(missing)
+            directory.write(place, waiting.encoded_key, waiting.chunk)
+
+        try:
+            await self._patiently(work)
+        except OSError as error:
+            missing = error.missing if isinstance(error, _NoRoom) else place.cost
+            if error.errno not in _FULL or not self._evict(missing):
+                self._degrade(error)
+        else:
+            self._written(place, waiting)
+        finally:
+            self._writing_bytes = 0
+
+    def _written(self, place: Place, waiting: _Waiting) -> None:
+        self._stats.writes += 1
+        self._stats.written_bytes += waiting.size
+        wanted = self._backlog.get(place.name) is waiting
+        if wanted:
+            self._forget_waiting(place.name)
+        self._index[place.name] = place.packed
+        self._index_bytes += place.cost
+        if not wanted:  # it was dropped while it was written
+            self._doom(place.name)
+
+    async def _patiently(self, work: Callable[[], T]) -> T:
+        """A disk that takes too long degrades the store; what is there only its answer tells."""
+        job = self._mover.start(work)
+        with trio.move_on_after(self.limits.deadline_s):
+            return await job.wait()
+        self._degrade(TimeoutError(errno.ETIMEDOUT, "it does not answer"))
+        return await job.wait()
+
+    def _evict(self, wanted: int) -> int:
+        """Let go of *wanted* bytes or more, if there are so many; how many."""
+        victims: list[bytes] = []
+        got = 0
+        for name, packed in self._index.items():
+            if got >= wanted or len(victims) >= EVICT_AT_ONCE:
+                break
+            if name not in self._reading:
+                victims.append(name)
+                got += unpacked(name, packed).cost
+        for name in victims:
+            self._doom(name)
+        self._stats.evictions += len(victims)
+        self._stats.evicted_bytes += got
+        return got
+
+    def _doom(self, name: bytes) -> bool:
+        """Not to be read any more, and to be deleted; whether there was such a chunk."""
+        packed = self._index.pop(name, None)
+        if packed is None:
+            return False
+        place = unpacked(name, packed)
+        self._index_bytes -= place.cost
+        self._doomed.append(place)
+        self._doomed_bytes += place.cost
+        self._news.set()
+        return True
+
+    def _forget_waiting(self, name: bytes) -> bool:
+        waiting = self._backlog.pop(name, None)
+        if waiting is not None:
+            self._stats.backlog_bytes -= waiting.size
+        return waiting is not None
+
+    def _refuse(self, name: bytes) -> None:
+        self._forget_waiting(name)
+        self._stats.refused += 1
+
+    # --- beginning, failing, ending --------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        directory = self._directory
+        try:
+            if self._trouble is not None:
+                raise self._trouble
+            assert directory is not None
+            self._install(directory, await self._patiently(lambda: _look_through(directory)))
+        except OSError as error:
+            self._degrade(error)
+
+    def _install(self, directory: Directory, found: Found) -> None:
+        self._directory, self._device, self._known = directory, directory.device, True
+        self._index, self._index_bytes = found.index, found.bytes
+        self._doomed = deque(found.superseded)
+        self._doomed_bytes = sum(place.cost for place in found.superseded)
+        self._serial = found.serial
+
+    def _degrade(self, error: OSError) -> None:
+        while self._backlog:
+            self._refuse(next(iter(self._backlog)))
+        self._moved.set()
+        if self._stats.degraded_since is None:
+            self._stats.degraded_since = trio.current_time()
+            self._stats.degradations += 1
+            self._probe_pause_s = self.limits.probe_min_s
+            log.warning("nothing more is written to %s for now: %s", self.path, error.strerror)
+
+    async def _recover(self) -> None:
+        await trio.sleep(self._probe_pause_s)
+        self._probe_pause_s = min(2 * self._probe_pause_s, self.limits.probe_max_s)
+        try:
+            fresh = await self._patiently(self._probe)
+        except (OSError, StoreError) as error:
+            log.debug("%s still takes nothing: %s", self.path, error)
+            return
+        if fresh is not None:
+            self._install(*fresh)
+        self._stats.degraded_since = None
+        log.info("%s takes chunks again", self.path)
+
+    def _probe(self) -> tuple[Directory, Found] | None:
+        """In the mover's thread: whether a chunk can be written. What is there, if it was opened
+        anew."""
+        directory, found = self._directory, None
+        if directory is None or not directory.is_there():
+            directory = open_directory(self.path, self.files, self._device)
+        try:
+            if directory is not self._directory or not self._known:
+                found = _look_through(directory)
+            else:
+                directory.sweep()
+            free_bytes = directory.free_bytes() - self.limits.free_bytes_min
+            if free_bytes < PROBE_BYTES and not (found.index if found else self._index):
+                raise _NoRoom(PROBE_BYTES - free_bytes)
+            directory.try_to_write(PROBE_BYTES)
+        except BaseException:
+            if directory is not self._directory:
+                directory.close()
+            raise
+        return None if found is None else (directory, found)
+
+    async def _close(self) -> None:
+        """A disk that hangs keeps its directory, and the lock, until it answers or the process
+        ends."""
+        self._ended = True
+        self._backlog.clear()
+        self._stats.backlog_bytes = 0
+        self._moved.set()
+        self._readers.close()
+        self._mover.close()
+        directory, self._directory = self._directory, None
+        with trio.move_on_after(CLOSING_S):
+            await self._readers.wait_idle()
+            await self._mover.wait_idle()
+            if directory is not None:
+                directory.close()
+
+
+def _look_through(directory: Directory) -> Found:
+    directory.sweep()
+    return directory.scan()
+
+
+def _delete(directory: Directory, doomed: list[Place]) -> None:
+    for place in doomed:
+        directory.delete(place)
+
+
+async def open_store(
+    path: str,
+    limits: DiskLimits,
+    *,
+    source: bytes,
+    chunk_bytes: int,
+    files: Files | None = None,
+) -> DiskStore:
+    """The store in *path*, for chunks of that size of that source. Raises StoreError for a
+    directory that must not be used; a disk that fails gives a degraded store."""
+    path, files = os.path.abspath(path), files or RealFiles()  # noqa: ASYNC240  # asks no disk
+    directory = trouble = None
+    try:
+        directory = await trio.to_thread.run_sync(open_directory, path, files)
+    except OSError as error:
+        trouble = error
+    return DiskStore(path, scope_of(source, chunk_bytes), limits, files, directory, trouble)

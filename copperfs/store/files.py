@@ -1,0 +1,83 @@
+"""The operations that the store does on its disk, as a seam.
+
+Small on purpose: whatever the store asks of the kernel goes through here, so a test can make the
+n-th operation fail, hang or be the last (``tests/store/faulty.py``), and has then seen all there
+is. Paths are relative to a descriptor wherever that is possible: the directory that was checked at
+the beginning is the one that is used, whatever its name means later."""
+
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_EXCL follows no link either, and never opens what somebody else has put there.
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# For reading only: a file that is open for writing keeps its filesystem from being made read-only.
+LOCK = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Files(Protocol):
+    """Raises OSError like the calls of ``os`` that these are named after."""
+
+    def open(self, path: str, flags: int, directory: int | None = None) -> int:
+        """What is created is for the owner alone."""
+        ...
+
+    def close(self, fd: int) -> None: ...
+    def stat(self, fd: int) -> os.stat_result: ...
+    def mkdir(self, path: str, directory: int | None = None) -> None:
+        """For the owner alone."""
+        ...
+
+    def names(self, fd: int) -> list[str]: ...
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int: ...
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int: ...
+    def rename(self, old: str, old_directory: int, new: str, new_directory: int) -> None: ...
+    def unlink(self, path: str, directory: int) -> None: ...
+    def free_bytes(self, fd: int) -> int:
+        """What an ordinary user may still write to this filesystem."""
+        ...
+
+    def lock(self, fd: int) -> None:
+        """For this process alone, until it is closed; BlockingIOError if another has it."""
+        ...
+
+
+class RealFiles:
+    """The kernel's."""
+
+    def open(self, path: str, flags: int, directory: int | None = None) -> int:
+        return os.open(path, flags, 0o600, dir_fd=directory)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def stat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def mkdir(self, path: str, directory: int | None = None) -> None:
+        os.mkdir(path, 0o700, dir_fd=directory)
+
+    def names(self, fd: int) -> list[str]:
+        return os.listdir(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        return os.preadv(fd, buffers, offset)
+
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
+        return os.writev(fd, buffers)
+
+    def rename(self, old: str, old_directory: int, new: str, new_directory: int) -> None:
+        os.rename(old, new, src_dir_fd=old_directory, dst_dir_fd=new_directory)
+
+    def unlink(self, path: str, directory: int) -> None:
+        os.unlink(path, dir_fd=directory)
+
+    def free_bytes(self, fd: int) -> int:
+        found = os.fstatvfs(fd)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

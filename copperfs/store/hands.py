@@ -1,0 +1,163 @@
+"""A fixed number of threads that wait for the disk, so that trio's does not.
+
+trio's own ``to_thread`` would do for a disk that answers. For one that hangs it gives no word when
+an abandoned call comes back in the end, and a chunk may not be evicted before its reader has. So a
+job here tells trio's thread that it is over, whether anybody still waits for it or not. Threads
+that hang are not replaced: a store may be slow or gone, and is then simply not used."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[T]):
+    """One piece of work. ``wait`` raises what it raised."""
+
+    work: Callable[[], T]
+    over: Callable[[], None]
+    """Called on trio's thread when it has ended, or was never begun."""
+    _result: list[T] = field(default_factory=list)
+    _error: BaseException | None = None
+    _ended: trio.Event = field(default_factory=trio.Event)
+
+    async def wait(self) -> T:
+        await self._ended.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or it and this frame keep each other, and all that the work used
+        return self._result[0]
+
+    def perform(self) -> None:
+        try:
+            self._result.append(self.work())
+        except BaseException as error:  # noqa: BLE001  # it is raised where the job is waited for
+            self._error = error
+
+    def end(self) -> None:
+        self._ended.set()
+        self.over()
+
+
+@dataclass(slots=True)
+class Hands:
+    """Made on trio's thread."""
+
+    count: int
+    name: str
+    late: int = 0
+    """Jobs that took too long, and are still at it."""
+    _stuck: bool = False
+    """A job took too long waiting for a thread, and none has ended since."""
+    _jobs: deque[Job] = field(default_factory=deque)  # type: ignore[type-arg]  # of any result
+    _condition: threading.Condition = field(default_factory=threading.Condition)
+    _trio: trio.lowlevel.TrioToken = field(default_factory=trio.lowlevel.current_trio_token)
+    _unfinished: int = 0
+    _all_done: trio.Event = field(default_factory=trio.Event)
+    _threads: int = 0
+    _idle: int = 0
+    _closed: bool = False
+
+    def start(self, work: Callable[[], T], over: Callable[[], None] | None = None) -> Job[T]:
+        """Begin as soon as a thread is free."""
+
+        def ended() -> None:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._all_done.set()
+            if over is not None:
+                over()
+
+        job = Job(work, ended)
+        self._unfinished += 1
+        if self._all_done.is_set():
+            self._all_done = trio.Event()
+        with self._condition:
+            assert not self._closed
+            self._jobs.append(job)
+            if len(self._jobs) > self._idle and self._threads < self.count:
+                self._threads += 1
+                threading.Thread(target=self._work, name=self.name, daemon=True).start()
+            self._condition.notify()
+        return job
+
+    async def run(
+        self, work: Callable[[], T], deadline_s: float, over: Callable[[], None] | None = None
+    ) -> T:
+        """What *work* gives; TimeoutError if it takes too long, and at once while all threads are
+        at jobs that did."""
+        if self._stuck or self.late >= self.count:
+            if over is not None:
+                over()
+            raise TimeoutError
+        given_up = False
+
+        def ended() -> None:
+            self.late -= given_up
+            self._stuck = False
+            if over is not None:
+                over()
+
+        job = self.start(work, ended)
+        try:
+            with trio.fail_after(deadline_s):
+                return await job.wait()
+        except trio.TooSlowError:
+            if self._withdraw(job):
+                self._stuck = True
+            else:
+                given_up = True
+                self.late += 1
+            raise TimeoutError from None
+        except trio.Cancelled:
+            self._withdraw(job)
+            raise
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    async def wait_idle(self) -> None:
+        """Until no job is under way."""
+        while self._unfinished:
+            await self._all_done.wait()
+
+    def _withdraw(self, job: Job[T]) -> bool:
+        """Whether nobody had begun it."""
+        with self._condition:
+            if job not in self._jobs:
+                return False
+            self._jobs.remove(job)
+        stuck = self._stuck
+        job.end()
+        self._stuck = stuck  # no thread has come back
+        return True
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._jobs and not self._closed:
+                    self._idle += 1
+                    self._condition.wait()
+                    self._idle -= 1
+                if not self._jobs:
+                    self._threads -= 1
+                    return
+                job = self._jobs.popleft()
+            job.perform()
+            # When trio has ended nobody waits, and nothing is counted any more.
+            with suppress(trio.RunFinishedError):
+                self._trio.run_sync_soon(job.end)
+            del job  # what it read is not kept until the next one

@@ -1,0 +1,96 @@
+"""The real files, with faults at exactly chosen moments.
+
+All operations are counted, in every thread. ``failing`` makes those of a name fail from now on,
+``at`` does something at the n-th of all, ``hold`` keeps those of a name waiting until they are let
+go. What is not hurt is done for real.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from copperfs.store.files import RealFiles
+
+
+@dataclass
+class FaultyFiles(RealFiles):
+    failing: dict[str, int] = field(default_factory=dict)
+    """By the name of an operation, the errno that it fails with."""
+    at: dict[int, Callable[[], None]] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
+    """The names of all operations so far."""
+    free: int | None = None
+    _held: dict[str, threading.Event] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hold(self, name: str) -> None:
+        self._held[name] = threading.Event()
+
+    def let_go(self, name: str) -> None:
+        self._held.pop(name).set()
+
+    def _step(self, name: str) -> None:
+        with self._lock:
+            self.done.append(name)
+            act = self.at.get(len(self.done))
+        gate = self._held.get(name)
+        if gate is not None:
+            assert gate.wait(30)
+        if act is not None:
+            act()
+        if name in self.failing:
+            raise OSError(self.failing[name], os.strerror(self.failing[name]))
+
+    def open(self, path: str, flags: int, directory: int | None = None) -> int:
+        self._step("open")
+        return super().open(path, flags, directory)
+
+    def stat(self, fd: int) -> os.stat_result:
+        self._step("stat")
+        return super().stat(fd)
+
+    def mkdir(self, path: str, directory: int | None = None) -> None:
+        self._step("mkdir")
+        super().mkdir(path, directory)
+
+    def names(self, fd: int) -> list[str]:
+        self._step("names")
+        return super().names(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        self._step("preadv")
+        return super().preadv(fd, buffers, offset)
+
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
+        self._step("writev")
+        return super().writev(fd, buffers)
+
+    def rename(self, old: str, old_directory: int, new: str, new_directory: int) -> None:
+        self._step("rename")
+        super().rename(old, old_directory, new, new_directory)
+
+    def unlink(self, path: str, directory: int) -> None:
+        self._step("unlink")
+        super().unlink(path, directory)
+
+    def free_bytes(self, fd: int) -> int:
+        self._step("free_bytes")
+        return super().free_bytes(fd) if self.free is None else self.free
+
+    def lock(self, fd: int) -> None:
+        self._step("lock")
+        super().lock(fd)
+
+
+@dataclass
+class ShortFiles(RealFiles):
+    """Reads and writes a few bytes at a time, as the kernel may."""
+
+    bytes_max: int = 1000
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        return super().preadv(fd, [memoryview(buffers[0])[: self.bytes_max]], offset)
+
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
+        return super().writev(fd, [memoryview(buffers[0])[: self.bytes_max]])

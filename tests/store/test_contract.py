@@ -1,0 +1,177 @@
+"""What every store does: one suite for the disk and for memory."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path as FilePath
+
+import pytest
+import trio
+import trio.testing
+
+from copperfs.store.contract import Store
+from copperfs.store.memory import MemoryStore
+from tests.net.world import trio_test
+from tests.store.lab import (
+    COST,
+    SIZE,
+    chunk,
+    chunk_of,
+    data_of,
+    disk_store,
+    fill,
+    holds_bytes,
+    key,
+    limits,
+    running,
+)
+
+MakeStore = Callable[[int], AbstractAsyncContextManager[Store]]
+"""A store with room for so many chunks of SIZE bytes."""
+
+
+@pytest.fixture(params=["memory", "disk"])
+def make_store(request: pytest.FixtureRequest, tmp_path: FilePath) -> MakeStore:
+    @asynccontextmanager
+    async def memory(chunks: int) -> AsyncIterator[Store]:
+        async with running(MemoryStore(chunks * COST)) as store:
+            yield store
+
+    @asynccontextmanager
+    async def disk(chunks: int) -> AsyncIterator[Store]:
+        async with disk_store(tmp_path / "store", limits(chunks)) as store:
+            yield store
+
+    return memory if request.param == "memory" else disk
+
+
+@trio_test
+async def test_what_was_put_is_read_at_once_and_later(make_store: MakeStore) -> None:
+    async with make_store(100) as store:
+        assert not store.holds(key(1))
+        assert await store.read(key(1)) is None
+        assert store.put_nowait(key(1), chunk(1))
+        assert store.holds(key(1))
+        assert await holds_bytes(store, 1)
+        await store.wait_moved()
+        assert store.holds(key(1))
+        assert await holds_bytes(store, 1)
+        stats = store.statistics()
+        assert (stats.hits, stats.misses, stats.writes) == (2, 1, 1)
+        assert (stats.held_chunks, stats.written_bytes, stats.backlog_bytes) == (1, SIZE, 0)
+        assert stats.held_bytes % 4096 == 0
+        assert SIZE < stats.held_bytes <= COST
+
+
+@trio_test
+async def test_path_version_and_index_all_tell_chunks_apart(make_store: MakeStore) -> None:
+    async with make_store(100) as store:
+        await fill(store, range(14))  # seven paths, two indexes each
+        store.put_nowait(key(1, version=2), chunk(1, version=2))
+        await store.wait_moved()
+        for number in range(14):
+            assert await holds_bytes(store, number)
+        assert await holds_bytes(store, 1, version=2)
+        assert not store.holds(key(2, version=2))
+
+
+@trio_test
+async def test_a_second_put_changes_nothing(make_store: MakeStore) -> None:
+    async with make_store(100) as store:
+        for _ in range(3):
+            assert store.put_nowait(key(1), chunk(1))
+            await store.wait_moved()
+        assert store.statistics().writes == 1
+        assert store.statistics().held_chunks == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 300_000])
+@trio_test
+async def test_chunks_of_any_size(make_store: MakeStore, size: int) -> None:
+    async with make_store(100) as store:
+        store.put_nowait(key(1), chunk(1, size))
+        assert await holds_bytes(store, 1, size)
+        await store.wait_moved()
+        assert await holds_bytes(store, 1, size)
+
+
+@trio_test
+async def test_the_budget_holds_and_what_was_used_longest_ago_goes_first(
+    make_store: MakeStore,
+) -> None:
+    async with make_store(10) as store:
+        room = 0
+        while store.statistics().evictions == 0:  # a chunk costs memory a page less
+            await fill(store, range(room, room + 1))
+            room += 1
+        assert not await holds_bytes(store, 0)
+        assert await holds_bytes(store, 1)
+        await fill(store, range(room, room + 1))
+        assert await holds_bytes(store, 1), "it was used last"
+        assert not store.holds(key(2))
+        for number in range(100, 150):
+            await fill(store, range(number, number + 1))
+            assert store.statistics().held_bytes <= 10 * COST
+        assert store.statistics().held_chunks == room - 1
+        assert store.statistics().evictions == room + 1 + 50 - (room - 1)
+        assert await holds_bytes(store, 149)
+
+
+@trio_test
+async def test_what_is_larger_than_the_budget_is_refused(make_store: MakeStore) -> None:
+    async with make_store(2) as store:
+        assert not store.put_nowait(key(1), chunk(1, 3 * COST))
+        assert not store.holds(key(1))
+        assert store.statistics().refused == 1
+
+
+@trio_test
+async def test_what_is_dropped_is_gone_and_can_be_put_again(make_store: MakeStore) -> None:
+    async with make_store(100) as store:
+        assert not store.drop(key(1))
+        for _ in range(2):
+            store.put_nowait(key(1), chunk(1))  # dropped before it can be written
+            assert store.drop(key(1))
+            assert not store.holds(key(1))
+            await fill(store, range(1, 2))
+            assert store.drop(key(1))
+            assert await store.read(key(1)) is None
+        await store.wait_moved()
+        assert store.statistics().held_bytes == 0
+        assert store.statistics().backlog_bytes == 0
+        await fill(store, range(1, 2))
+        assert await holds_bytes(store, 1)
+
+
+@trio_test
+async def test_scrub_drops_what_is_not_what_its_digest_says(make_store: MakeStore) -> None:
+    async with make_store(100) as store:
+        await fill(store, range(5))
+        # Whatever happened to it, the digest is of other bytes.
+        wrong = chunk_of(data_of(9))
+        good = chunk(8)
+        store.put_nowait(key(8), type(good)(wrong.blob, good.digest))
+        await store.wait_moved()
+        report = await store.scrub()
+        assert (report.chunks, report.erasures) == (6, 1)
+        assert report.bytes >= 6 * SIZE
+        assert not store.holds(key(8))
+        assert store.statistics().erasures == 1
+        assert (await store.scrub()).erasures == 0
+        for number in range(5):
+            assert await holds_bytes(store, number)
+
+
+@trio_test
+async def test_many_read_and_put_at_once(make_store: MakeStore) -> None:
+    async with make_store(20) as store, trio.open_nursery() as nursery:
+        served = []
+
+        async def use(start: int) -> None:
+            for number in range(start, start + 40):
+                store.put_nowait(key(number), chunk(number))
+                served.append(await holds_bytes(store, number - 3))
+                assert store.statistics().held_bytes <= 20 * COST
+
+        for start in (0, 10, 20, 30):
+            nursery.start_soon(use, start)
+    assert any(served)

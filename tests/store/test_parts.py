@@ -1,0 +1,129 @@
+"""Pace, hands and headers by themselves."""
+
+import threading
+
+import pytest
+import trio
+
+from copperfs.store.contract import ChunkKey
+from copperfs.store.hands import Hands
+from copperfs.store.layout import (
+    Erasure,
+    Place,
+    encoded,
+    header,
+    header_bytes,
+    name_of,
+    parsed,
+    read_header,
+    scope_of,
+    unpacked,
+)
+from copperfs.store.pace import Pace
+from copperfs.types import Path, Version
+from tests.net.world import trio_test
+from tests.store.lab import key
+
+
+def test_a_pace_keeps_its_rate_and_saves_nothing_up() -> None:
+    pace = Pace(100)
+    assert pace.delay_s(0.0) == 0
+    pace.spend(0.0, 50)
+    assert pace.delay_s(0.0) == 0.5
+    assert pace.delay_s(0.4) == pytest.approx(0.1)
+    pace.spend(0.5, 100)
+    assert pace.delay_s(0.5) == 1.0
+    assert pace.delay_s(1000.0) == 0
+    pace.spend(1000.0, 100)
+    assert pace.delay_s(1000.0) == 1.0
+    free = Pace(0)
+    free.spend(0.0, 1 << 40)
+    assert free.delay_s(0.0) == 0
+
+
+def test_a_header_is_read_back_and_any_changed_bit_of_it_is_found() -> None:
+    raw = header(encoded(b"s" * 16, key(5)), 1234, b"d" * 16)
+    found = read_header(raw)
+    assert (found.encoded_key, found.size) == (encoded(b"s" * 16, key(5)), 1234)
+    assert found.digest == b"d" * 16
+    used = len(raw.rstrip(b"\0"))
+    for bit in range(8 * used):
+        hurt = bytearray(raw)
+        hurt[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Erasure):
+            read_header(hurt)
+    for length in range(0, used, 7):
+        with pytest.raises(Erasure):
+            read_header(raw[:length])
+
+
+def test_the_header_of_a_very_long_path_has_more_pages() -> None:
+    long = ChunkKey(Path(b"x/" * 4000), Version(1 << 100, -(1 << 90), 0, 1), 7)
+    code = encoded(scope_of(b"/", 1), long)
+    assert header_bytes(code) == 8192 == len(header(code, 1, bytes(16)))
+    assert read_header(header(code, 1, bytes(16))).encoded_key == code
+
+
+def test_names_say_all_that_a_restart_needs() -> None:
+    place = Place(name_of(b"some key"), 12345, 1 << 20)
+    assert parsed(place.file) == (place.name, place.packed)
+    assert unpacked(place.name, place.packed) == place
+    assert place.path == f"{place.file[:2]}/{place.file}"
+    for strange in ("", "lock", "..", f"{place.file}x", place.file.upper(), "0" * 32):
+        assert parsed(strange) is None
+
+
+@pytest.mark.parametrize("other", [(b"/other", 1 << 20), (b"/source", 1 << 18)])
+def test_another_source_or_size_of_chunks_means_other_keys(other: tuple[bytes, int]) -> None:
+    assert encoded(scope_of(b"/source", 1 << 20), key(1)) != encoded(scope_of(*other), key(1))
+
+
+@trio_test
+async def test_hands_give_what_work_returns_or_raises() -> None:
+    hands = Hands(2, "test")
+    assert await hands.run(lambda: 5, 10) == 5
+    with pytest.raises(ZeroDivisionError):
+        await hands.run(lambda: 1 // 0, 10)
+    hands.close()
+    await hands.wait_idle()
+
+
+@trio_test
+async def test_hung_hands_refuse_at_once_and_serve_again_when_they_come_back() -> None:
+    hands = Hands(2, "test")
+    gate = threading.Event()
+    over: list[int] = []
+    for number in range(2):
+        with pytest.raises(TimeoutError):
+            await hands.run(gate.wait, 0.01, lambda number=number: over.append(number))  # type: ignore[misc]
+    assert hands.late == 2
+    assert over == [], "they are still at it"
+    with pytest.raises(TimeoutError), trio.fail_after(5):
+        await hands.run(lambda: 5, 1000, lambda: over.append(9))
+    assert over == [9], "never begun"
+    gate.set()
+    await hands.wait_idle()
+    assert sorted(over) == [0, 1, 9]
+    assert hands.late == 0
+    assert await hands.run(lambda: 5, 10) == 5
+    hands.close()
+
+
+@trio_test
+async def test_whoever_waits_in_vain_for_a_thread_has_the_others_refused_at_once() -> None:
+    """Cancelled readers are not late, and hold their threads all the same."""
+    hands = Hands(1, "test")
+    gate = threading.Event()
+    with trio.move_on_after(0.01):
+        await hands.run(gate.wait, 1000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hands.run, lambda: 5, 1000)
+        with pytest.raises(TimeoutError):
+            await hands.run(lambda: 5, 0.01)
+        nursery.cancel_scope.cancel()  # no thread has come back by that
+    with pytest.raises(TimeoutError), trio.fail_after(5):
+        await hands.run(lambda: 5, 1000)
+    gate.set()
+    await hands.wait_idle()
+    assert await hands.run(lambda: 5, 10) == 5
+    hands.close()
