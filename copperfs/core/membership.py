@@ -40,6 +40,9 @@ from copperfs.types import NodeId
 SPREAD_S = 0.02
 # A heartbeat to one that is only kept for when a parent fails, in those of a parent.
 STANDBY_BEATS = 4
+# Whether anybody listens at a peer that was just lost is tried so often, and for so long.
+PROBE_EVERY_S = 0.03
+PROBE_FOR_S = 0.5
 # What is seen of this node's own lateness holds for so long.
 LATE_FOR_S = 5.0
 
@@ -282,9 +285,19 @@ class Membership:
                     if rest.up and rest.asked_at is None:
                         actions += self._ask_for_sign(now, other)
         actions += self._judge(now, peer, standing(now, seen, self.patience, self._late_s))
+        if self._may_be_ending(now, peer) and not found.probed:
+            found.probed = True
+            actions.append(Probe(peer))
         self._look_again(now, peer)
         self._stale |= not seen.up
         return actions
+
+    def _may_be_ending(self, now: float, peer: NodeId) -> bool:
+        """A process that was killed closes one descriptor after the other: its connections may be
+        gone before nobody listens there any more."""
+        seen = self._peers[peer].seen
+        lost = seen.was_up and not seen.up and peer not in self.view.gone
+        return lost and now < seen.since + PROBE_FOR_S
 
     def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer].seen.asked_at = now
@@ -329,6 +342,8 @@ class Membership:
         connects_by = found.seen.since + CONNECTS_WITHIN_S
         if at is not None and not found.seen.was_up and now < connects_by:
             at = connects_by
+        if at is not None and self._may_be_ending(now, peer):
+            at = min(at, now + PROBE_EVERY_S)
         if at is not None:
             found.look_at = None
             self._look_by(peer, at)

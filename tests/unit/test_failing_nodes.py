@@ -329,3 +329,17 @@ def test_an_error_of_ones_own_source_is_not_believed_while_another_may_answer() 
     job.frozen.clear()
     job.pass_time(1.0)
     assert has(job, LEAF, request, b"lib/a")
+
+
+def test_a_process_that_still_listens_while_it_ends_is_found_out_soon() -> None:
+    """What is killed closes one descriptor after the other."""
+    job = eight()
+    job._sever(NodeId(0), NodeId(1))
+    job._sever(NodeId(0), NodeId(2))
+    job.severed |= {frozenset((NodeId(0), NodeId(other))) for other in range(1, 8)}
+    request = begin(job, LEAF, b"lib/a")
+    job.run()  # nobody refuses yet
+    assert not has(job, LEAF, request, b"lib/a")
+    job.crash(0)
+    job.pass_time(0.1, step_s=0.02)
+    assert has(job, LEAF, request, b"lib/a")
