@@ -334,9 +334,9 @@ def test_an_error_of_ones_own_source_is_not_believed_while_another_may_answer() 
 def test_a_process_that_still_listens_while_it_ends_is_found_out_soon() -> None:
     """What is killed closes one descriptor after the other."""
     job = eight()
-    job._sever(NodeId(0), NodeId(1))
-    job._sever(NodeId(0), NodeId(2))
     job.severed |= {frozenset((NodeId(0), NodeId(other))) for other in range(1, 8)}
+    for one, other in [each for each in job.queues if each[0] == 0]:
+        job._sever(one, other)
     request = begin(job, LEAF, b"lib/a")
     job.run()  # nobody refuses yet
     assert not has(job, LEAF, request, b"lib/a")
