@@ -158,5 +158,5 @@ def test_faults_are_really_in_force(arena: Arena) -> None:
             for each in outcome.reads
             if each.node == fault.node
             and not each.errno
-            and here.began + 0.5 < each.began < each.ended < here.ended
+            and here.began + 0.5 < each.began < each.ended < here.began + fault.lasts_s
         ], f"{fault}: it goes on reading"
