@@ -19,8 +19,8 @@ NODES = 8
 # A fan-out of 2 makes trees of depth 3 of so few nodes.
 SHAPES = {"one tree": ("--fanout", "2"), "four trees": ("--fanout", "2", "--trees", "4")}
 
-# On a machine that is so loaded that a node does not answer for half a second, its children read the
-# source themselves; what is counted here is what they do when nobody is suspected.
+# On a machine that is so loaded that a node does not answer for half a second, its children read
+# the source themselves; what is counted here is what they do when nobody is suspected.
 PATIENT = ("--hedge-after", "20", "--dead-after", "60")
 
 shapes = pytest.mark.parametrize("flags", list(SHAPES.values()), ids=list(SHAPES))
