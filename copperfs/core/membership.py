@@ -216,9 +216,9 @@ class Membership:
         actions: list[Action] = [] if self.view.leaving else [Happened("leaves")]
         self.view.leaving = True
         self.view.hear(fate)
+        beat = self._heartbeat(wants_answer=True)
         for peer in self._up():
             # Whoever answers the second has heard the first, and all that was said before.
-            beat = self._heartbeat(wants_answer=True)
             actions += [Send(peer, News((fate,))), Send(peer, beat)]
             self._peers[peer].seen.asked_at = now
         return actions
@@ -306,10 +306,9 @@ class Membership:
 
     def _judge(self, now: float, peer: NodeId, new: Standing) -> list[Action]:
         found = self._peers[peer]
-        if new is found.standing or peer in self.view.gone:
-            found.standing = new
+        before, found.standing = found.standing, new
+        if new is before or peer in self.view.gone:
             return []
-        found.standing = new
         self._changed = True
         if new is not Standing.GONE:
             found.seen.since = now

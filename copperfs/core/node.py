@@ -96,6 +96,7 @@ class Node:
     links: Links = field(init=False)
     membership: Membership | None = field(init=False, default=None)
     """None for a node that is a job by itself."""
+    _routing: Routing = field(init=False)
     _cache: Cache = field(init=False)
     _fetches: Fetches = field(init=False)
     _calls: Calls = field(init=False)
@@ -113,7 +114,7 @@ class Node:
         cache = Cache(policy, limits, stats, pins)
         if self.trees is not None:
             self.membership = Membership(self.trees, self.patience, stats, links, self.random)
-        routing = Routing(policy, self.trees, links, self.membership)
+        self._routing = routing = Routing(policy, self.trees, links, self.membership)
         asking = Asking(limits, stats, links, routing, self.random, self.patience.slow_s)
         fetches = Fetches(limits, stats, cache, links, routing, asking)
         # In a job of several nodes only the node can tell which questions are for the same file.
@@ -290,7 +291,7 @@ class Node:
 
     def pushes_to(self, tree: int) -> list[NodeId]:
         """To whom it passes on what is pushed."""
-        return [] if self.trees is None else self.trees.push_children(tree, self.gone())
+        return [] if self.trees is None else self._routing.push_children(tree)
 
     def is_back(self) -> bool:
         """Whether others had taken this node for gone, and it has said that it is not."""

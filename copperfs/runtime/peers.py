@@ -145,24 +145,13 @@ class Peers:
         """Until all whom this node asks can be talked to. MountError if one was started
         otherwise."""
         while not self.node.is_in_touch():
-            self._check_agreement(
-                [each for each in self.disagreeing if self.node.looks_up_to(each)]
-            )
+            wrong = [each for each in self.disagreeing if self.node.looks_up_to(each)]
+            if wrong:
+                raise MountError(
+                    f"node {min(wrong)} was started with other settings: give all nodes the same "
+                    "--source, --revalidate, --trees, --fanout and --push-fanout"
+                )
             await self._changed.wait()
-
-    async def wait_connected(self, wanted: Collection[NodeId]) -> None:
-        """Until all *wanted* can be talked to. MountError if one was started otherwise."""
-        while not self.connected.issuperset(wanted):
-            self._check_agreement(self.disagreeing.intersection(wanted))
-            await self._changed.wait()
-
-    @staticmethod
-    def _check_agreement(wrong: Collection[NodeId]) -> None:
-        if wrong:
-            raise MountError(
-                f"node {min(wrong)} was started with other settings: give all nodes the same "
-                "--source, --revalidate, --trees, --fanout and --push-fanout"
-            )
 
     async def wait_lost(self, peer: NodeId) -> None:
         """Until what passes from *peer* is interrupted; at once if there is no connection."""

@@ -118,7 +118,8 @@ async def _connected(scene: Chain) -> None:
     for number in (MIDDLE, LEAF):
         peers = scene.engines[number].peers
         assert peers is not None
-        await peers.wait_connected([NodeId(number - 1)])
+        await peers.wait_in_touch()
+        assert NodeId(number - 1) in peers.connected
 
 
 def run(test: Callable[[], object]) -> None:
@@ -275,7 +276,7 @@ def test_a_node_with_other_settings_is_not_talked_to(
             peers = scene.engines[LEAF].peers
             assert peers is not None
             with pytest.raises(MountError, match="other settings"):
-                await peers.wait_connected([NodeId(MIDDLE)])
+                await peers.wait_in_touch()
             assert await scene.read(LEAF, b"small") == (tree / "small").read_bytes()
             assert scene.source_reads() == [1, 0, 0]
 
