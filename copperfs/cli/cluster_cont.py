@@ -2,13 +2,14 @@
 
 import argparse
 
+from copperfs.cli.cluster_words import add_nodes
+
 NAME = "cluster cont"
 HELP = "let the daemons of nodes that were stopped go on"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("nodes", nargs="+", metavar="NODE", help="node3, or just 3")
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    add_nodes(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,13 +2,14 @@
 
 import argparse
 
+from copperfs.cli.cluster_words import add_node
+
 NAME = "cluster cut"
 HELP = "cut the link of a node: what it sends is lost, and so is what is sent to it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("node", metavar="NODE", help="node3, or just 3")
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    add_node(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

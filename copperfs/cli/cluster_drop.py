@@ -2,6 +2,8 @@
 
 import argparse
 
+from copperfs.cli.cluster_words import add_node
+
 NAME = "cluster drop"
 HELP = "make the link of a node lose packets, all or a share, in one direction or both"
 
@@ -9,8 +11,7 @@ DIRECTIONS = ("both", "towards", "away")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("node", metavar="NODE", help="node3, or just 3")
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    add_node(parser)
     parser.add_argument(
         "--share", type=_share, default=1.0, metavar="S", help="of the packets; default: 1, all"
     )

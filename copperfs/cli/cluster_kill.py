@@ -2,13 +2,14 @@
 
 import argparse
 
+from copperfs.cli.cluster_words import add_nodes
+
 NAME = "cluster kill"
 HELP = "kill the daemons of nodes, as a crash would, and unmount what is then dead"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("nodes", nargs="+", metavar="NODE", help="node3, or just 3")
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    add_nodes(parser)
     parser.add_argument(
         "--leave", action="store_true", help="leave the dead mounts, which answer with errors"
     )

@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from copperfs.cli.cluster_words import add_nodes
 from copperfs.cli.ending import ended_by_sigterm
 
 NAME = "cluster start"
@@ -10,8 +11,7 @@ HELP = "start nodes again that were killed or unmounted: the same nodes, with no
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("nodes", nargs="+", metavar="NODE", help="node3, or just 3")
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    add_nodes(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

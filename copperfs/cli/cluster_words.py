@@ -1,0 +1,19 @@
+"""The words that commands about single nodes of a cluster share."""
+
+import argparse
+
+
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """One node of a cluster."""
+    parser.add_argument("node", metavar="NODE", help="node3, or just 3")
+    _add_directory(parser)
+
+
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """One node of a cluster, or several."""
+    parser.add_argument("nodes", nargs="+", metavar="NODE", help="node3, or just 3")
+    _add_directory(parser)
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
