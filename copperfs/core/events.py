@@ -54,6 +54,8 @@ class Read:
     """The first part that a peer does not have."""
     alone: bool = False
     """Nothing follows from it for what is beside it: who asks reads a list."""
+    offset: int = 0
+    """Where to read: it says which chunk is asked for, if the file is one of the data tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,14 @@ class Failed:
 
     fetch: FetchId
     error: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the tier's disk has of a chunk; None: it has it not, or it was damaged."""
+
+    fetch: FetchId
+    blob: BlobId | None
 
 
 # --- calls ---------------------------------------------------------------------------------------
@@ -297,7 +307,7 @@ class Tick:
 
 
 Question = Look | List | Read
-Outcome = Scanned | Looked | HaveRead | Opened | Failed
+Outcome = Scanned | Looked | HaveRead | Opened | Failed | Loaded
 Pushing = PushBatch | BatchTaken | OfferTaken | Pushed | PushedListing
 FromPeer = (
     PeerUp
