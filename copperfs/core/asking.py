@@ -213,6 +213,14 @@ class Asking:
             fetch.how = How.DIRECT
         return actions + self._go(now, fetch)
 
+    def asked_as_owner(self, now: float, fetch: Fetch) -> list[Action]:
+        """Somebody takes this node for the owner of a chunk. Whoever is asked as such waits for
+        nobody but those before itself: the one that was named to it may be waiting for it."""
+        if fetch.named is None:
+            return []
+        fetch.named, fetch.how = None, How.DIRECT
+        return self._go(now, fetch)
+
     def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
         """The source could not be read in the place of others. None if that is the last word:
         nobody else was asked, or can be."""

@@ -10,6 +10,11 @@ to the disk nowhere else, so that each chunk is on one node's.
 
 An owner that many ask at the same time gives a chunk to some of them and sends the others there
 (``takers.py``). Who was sent asks for what is *held*, and never causes another fetch.
+
+So there are two kinds of waiting for another node: for an owner, which is before oneself in the
+chunk's order, and for one that was named, which came to the owner earlier. Mixed they could make a
+circle, when an owner is gone and one that it had sent elsewhere is the next one: therefore whoever
+is asked as an owner no longer waits for one that was named to it.
 """
 
 import errno
@@ -80,8 +85,10 @@ class Chunks:
             self.stats.tier_from_memory += 1
             return self._answer(now, question, blob)
         subject = _subject(question.key)
-        if self.fetches.join(subject, question) is not None:
-            return []
+        running = self.fetches.join(subject, question)
+        if running is not None:
+            served = isinstance(question.request, PeerRequest) and question.how is not How.HELD
+            return self.fetches.asking.asked_as_owner(now, running) if served else []
         if question.how is How.HELD:
             return self.answers.with_error(question, errno.EAGAIN)
         return self.fetches.begin(now, subject, question)
