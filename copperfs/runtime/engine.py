@@ -32,6 +32,7 @@ from copperfs.core.actions import (
     EndCall,
     Evict,
     Happened,
+    LoadChunk,
     LookAgain,
     LookSource,
     NewEpoch,
@@ -46,6 +47,7 @@ from copperfs.core.actions import (
     ReleaseHandle,
     ScanSource,
     Send,
+    StoreChunk,
 )
 from copperfs.core.events import (
     CallPerformed,
@@ -68,6 +70,7 @@ from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
 from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
+from copperfs.runtime.tier import TierDisk
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
 from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId
 
@@ -129,6 +132,8 @@ class Engine:
     blobs: Blobs = field(default_factory=Blobs)
     peers: Peers | None = None
     """Set before ``run`` in a job of several nodes."""
+    tier: TierDisk | None = None
+    """Set before ``run`` where chunks are kept on a disk."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _next: int = 1
     _clearing: bool = False
@@ -223,6 +228,8 @@ class Engine:
             nursery.start_soon(self._run_telling)
             nursery.start_soon(self._run_calls)
             self.nursery = nursery
+            if self.tier is not None:
+                nursery.start_soon(self.tier.run)
             if self.peers is not None:
                 self.post(Start())
                 self.peers.changed()  # the root is in touch with all whom it asks
@@ -273,6 +280,9 @@ class Engine:
         match action:
             case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 self.fetcher.start(action)
+            case LoadChunk() | StoreChunk():
+                assert self.tier is not None, "the core was told that there is a disk"
+                self.tier.perform(action)
             case AnswerEntry() | AnswerListing():
                 self._answer(action.request, action, None)
             case AnswerObject(request, _, blob):
