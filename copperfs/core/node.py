@@ -175,8 +175,10 @@ class Node:
     # --- the four verbs --------------------------------------------------------------------------
 
     def step(self, now: float, event: Event) -> list[Action]:
-        actions = self._step(now, event)
-        return actions + self._peering.reconsider(now)
+        if isinstance(event, MountsMoved):
+            self.policy.refused = event.refused
+            return []  # who says so performs nothing
+        return self._step(now, event) + self._peering.reconsider(now)
 
     def _step(self, now: float, event: Event) -> list[Action]:
         match event:
@@ -200,9 +202,6 @@ class Node:
                 return []
             case WarmedUp(directories):
                 return self._take_back(self._answers.keep_from_front(directories))
-            case MountsMoved(refused):
-                self.policy.refused = refused
-                return []
             case Clear(epoch):
                 return self._questions.clear(now, epoch or self.stats.epoch + 1)
             case StartCall(request, operation, argument, within_s):
@@ -215,6 +214,8 @@ class Node:
                 return self._start(now)
             case Leave():
                 return [] if self.membership is None else self.membership.leave(now)
+            case MountsMoved():
+                raise AssertionError("done with")
             case _:
                 return self._peering.step(now, event)
 

@@ -11,7 +11,7 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -20,6 +20,7 @@ import trio
 from copperfs.blob import Blob
 from copperfs.core.actions import (
     Action,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -72,7 +73,7 @@ from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
 from copperfs.runtime.tier import TierDisk
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
-from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId
+from copperfs.types import CallId, ChunkKey, HandleId, NodeId, Path, PeerRequest, RequestId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -88,7 +89,7 @@ LEAVES_WITHIN_S = 1.0
 class Publications(Protocol):
     """Where answers were published to, and what the kernel was told."""
 
-    def withdraw(self, key: CacheKey) -> None:
+    def withdraw(self, key: CacheKey | ChunkKey) -> None:
         """This is no longer held."""
 
     def withdraw_all(self) -> None:
@@ -100,7 +101,7 @@ class Publications(Protocol):
     def publish_listing(self, path: Path, listing: Listing) -> None:
         """The same, for as long as the epoch."""
 
-    def used(self) -> list[CacheKey]:
+    def used(self) -> Sequence[CacheKey | ChunkKey]:
         """What was used without the core being asked."""
         ...
 
@@ -285,7 +286,7 @@ class Engine:
                 self.tier.perform(action)
             case AnswerEntry() | AnswerListing():
                 self._answer(action.request, action, None)
-            case AnswerObject(request, _, blob):
+            case AnswerObject(request, _, blob) | AnswerChunk(request, _, blob, _):
                 self._answer(request, action, self.blobs.held[blob])
             case AnswerHandle(request, handle):
                 self._answer_handle(request, action, handle)

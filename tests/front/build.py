@@ -13,7 +13,7 @@ SOURCE_POOL = [
     HERE.parents[1] / "copperfs" / "source" / f"{name}.c"
     for name in ("pool", "files", "read", "scan")
 ]
-TABLES = [FRONT / "tables.c"]
+TABLES = [FRONT / "tables.c", FRONT / "chunks.c"]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
 # The list of idle nodes has its head within the tables, which is an extension of GNU C.
