@@ -59,6 +59,7 @@ SUMMED = (
     "source",
     "cache",
     "node",
+    "tier",
     "members",
     "transport",
     "process",
