@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from copperfs.core.actions import (
     Action,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -23,7 +24,7 @@ from copperfs.core.actions import (
 )
 from copperfs.core.asking import Fetch
 from copperfs.core.cache import Held
-from copperfs.core.events import Look, Question, Read
+from copperfs.core.events import Look, Question, Read, WantChunk
 from copperfs.core.links import Links, Stream, parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import LISTING_MAX_BYTES, GiveEntry, Refuse
@@ -101,6 +102,7 @@ class Answers:
             )
             return self.links.give(now, self.stats.epoch, request.peer, stream)
         granted = self.grants and not held.value.bare and directory not in self._warm
+        granted = granted and not self.policy.is_ring(directory)
         below = granted and directory not in self._above_warm
         return [
             AnswerListing(
@@ -122,6 +124,17 @@ class Answers:
             return []
         size = key.version.size
         stream = Stream(request.number, blob, size, question.first, parts_in(size))
+        return self.links.give(now, self.stats.epoch, request.peer, stream)
+
+    def with_chunk(
+        self, now: float, question: WantChunk, blob: BlobId, size: int, chunk_bytes: int
+    ) -> list[Action]:
+        request = question.request
+        if not isinstance(request, PeerRequest):
+            return [AnswerChunk(request, question.key, blob, chunk_bytes)]
+        if not self.links.is_serving(*request):
+            return []
+        stream = Stream(request.number, blob, size, 0, parts_in(size))
         return self.links.give(now, self.stats.epoch, request.peer, stream)
 
     def _give_entry(

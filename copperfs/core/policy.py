@@ -48,6 +48,11 @@ class Policy:
     refused: frozenset[Path] = frozenset()
     rewrite_symlinks: bool = True
     revalidate_s: float | None = None
+    ring: tuple[Path, ...] = ()
+    """Datasets: all files below one of these go through the data tier."""
+
+    def is_ring(self, path: Path) -> bool:
+        return any(is_below(path, each) for each in self.ring)
 
     def place(self, path: Path) -> Place:
         if any(is_below(path, each) for each in self.refused):
@@ -76,7 +81,7 @@ class Policy:
     def is_uniform_below(self, directory: Path) -> bool:
         """Whether all that is below *directory* is shared and one snapshot, and nothing of it has
         to be shown as something else, but for absolute links."""
-        apart = (*self.local, *self.pseudo, *self.refused)
+        apart = (*self.local, *self.pseudo, *self.refused, *self.ring)
         return (
             self.revalidate_s is None
             and self.place(directory) is Place.SHARED

@@ -41,6 +41,7 @@ from copperfs.core.actions import (
     PerformCall,
     Probe,
     Publish,
+    ReadChunk,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -271,7 +272,7 @@ class Engine:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+            case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 self.fetcher.start(action)
             case AnswerEntry() | AnswerListing():
                 self._answer(action.request, action, None)
@@ -380,6 +381,7 @@ class Engine:
         while True:
             await trio.sleep(HOUSEKEEPING_S)
             self.fetcher.replace_stuck()
+            self.fetcher.close_unused()
             used = self.publications.used()
             if used:
                 self.post(Used(tuple(used)))

@@ -14,6 +14,7 @@ from typing import assert_never
 
 from copperfs.core.actions import (
     Action,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -25,6 +26,7 @@ from copperfs.core.actions import (
     EndCall,
     Evict,
     Happened,
+    LoadChunk,
     LookAgain,
     LookSource,
     NewEpoch,
@@ -32,11 +34,13 @@ from copperfs.core.actions import (
     PerformCall,
     Probe,
     Publish,
+    ReadChunk,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
     Send,
+    StoreChunk,
 )
 from copperfs.core.events import (
     CallPerformed,
@@ -44,6 +48,7 @@ from copperfs.core.events import (
     Event,
     HaveRead,
     Leave,
+    Loaded,
     Opened,
     Probed,
     PushBatch,
@@ -62,15 +67,41 @@ from copperfs.sim.port import Port
 from copperfs.sim.process import Process
 from copperfs.sim.source import Arrived, ContentRead, FileOpened, Hands
 from copperfs.sim.trace import Trace
-from copperfs.types import CallId, FetchId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
+from copperfs.types import (
+    CallId,
+    ChunkKey,
+    FetchId,
+    HandleId,
+    NodeId,
+    Path,
+    PeerRequest,
+    RequestId,
+    Version,
+)
 
-Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
+
+@dataclass(frozen=True, slots=True)
+class ChunkGiven:
+    key: ChunkKey
+    pieces: Sequence[Piece]
+    chunk_bytes: int
+
+
+Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | ChunkGiven | Sequence[Piece]
 """How a question ended; an object as its pieces."""
 
 EPOCH_WITHIN_S, CLEAR_WITHIN_S = 5.0, 15.0
 LEAVES_WITHIN_S = 1.0
 SLACK_S = 0.01
 """That an answer may be later than its deadline: the node is woken for it at that time."""
+
+
+@dataclass(slots=True)
+class Disk:
+    """Chunks that were stored."""
+
+    latency_s: float = 200e-6
+    chunks: dict[ChunkKey, Sequence[Piece]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -95,6 +126,8 @@ class Host:
     port: Port = field(init=False)
     peers: Peers = field(init=False)
     blobs: Blobs = field(default_factory=Blobs)
+    disk: Disk = field(default_factory=Disk)
+    """Of the data tier; it outlives the process."""
     handles: set[HandleId] = field(default_factory=set)
     happened: list[tuple[float, Happened]] = field(default_factory=list)
     """What the core wrote into its log of events."""
@@ -217,7 +250,7 @@ class Host:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+            case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 assert action.fetch not in self._at_source, f"{action} is begun twice"
                 self._at_source.add(action.fetch)
                 self.hands.start(action, self._source_said)
@@ -225,6 +258,12 @@ class Host:
                 self.peers.send(action)
             case AnswerObject(request, _, blob):
                 self._answer(request, self.blobs.held[blob])
+            case AnswerChunk(request, key, blob, chunk_bytes):
+                self._answer(request, ChunkGiven(key, self.blobs.held[blob], chunk_bytes))
+            case LoadChunk(fetch, key):
+                self.process.after(self.disk.latency_s, self._load, fetch, key)
+            case StoreChunk(key, blob):
+                self.disk.chunks[key] = tuple(self.blobs.held[blob])
             case AnswerEntry() | AnswerListing() | AnswerError():
                 self._answer(action.request, action)
             case AnswerHandle(request, handle):
@@ -280,6 +319,10 @@ class Host:
                 self.post(Opened(fetch, handle))
             case _:
                 self.post(arrived)
+
+    def _load(self, fetch: FetchId, key: ChunkKey) -> None:
+        pieces = self.disk.chunks.get(key)
+        self.post(Loaded(fetch, None if pieces is None else self.blobs.keep(pieces)))
 
     # --- what the port says ----------------------------------------------------------------------
 

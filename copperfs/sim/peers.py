@@ -185,7 +185,7 @@ class Peers:
             return
         what, blob = wanted
         last = part.index + 1 == parts_in(part.total_bytes)
-        if what is What.OBJECT:
+        if what is not What.LISTING:
             if blob is None:
                 blob = self.blobs.keep(())
             held = self.blobs.held[blob]

@@ -18,13 +18,15 @@ from dataclasses import dataclass, field
 from random import Random
 
 from copperfs.core.node import Node
+from copperfs.core.placement import Placement
 from copperfs.core.policy import Policy
+from copperfs.core.ring import Ring
 from copperfs.core.state import Limits
 from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
 from copperfs.sim.clock import Clock
 from copperfs.sim.codec import transcode
-from copperfs.sim.host import Host
+from copperfs.sim.host import Disk, Host
 from copperfs.sim.network import Network, NetworkCosts, Timeouts
 from copperfs.sim.port import Port
 from copperfs.sim.process import Process, State
@@ -53,6 +55,11 @@ class Job:
     fallback_concurrency: int = 4
     source_concurrency: int = 32
     revalidate_s: float | None = None
+    chunk_bytes: int = 0
+    """Of the data tier; 0: there is none."""
+    tier_memory_bytes: int = 64 * MIB
+    tier_has_disk: bool = False
+    ring: tuple[Path, ...] = ()
     patience: Patience = field(default_factory=Patience)
 
 
@@ -74,8 +81,12 @@ class World:
     network: Network = field(init=False)
     random: Random = field(init=False)
     _pushes: int = 0
+    _disks: dict[NodeId, Disk] = field(default_factory=dict)
+    _placement: Placement | None = None
 
     def __post_init__(self) -> None:
+        if self.job.chunk_bytes:
+            self._placement = Ring([f"n{number}" for number in range(self.job.nodes)])
         self.random = Random(self.seed)
         self.source = Source(self.clock, self.source_costs, with_bytes=self.exact)
         self.network = Network(
@@ -105,13 +116,21 @@ class World:
             ask_deadline_s=job.fetch_deadline_s,
             fallbacks_max=job.fallback_concurrency,
             fallback_jitter_s=FALLBACK_JITTER_S,
+            chunk_bytes=job.chunk_bytes,
+            tier_memory_bytes=job.tier_memory_bytes,
+            tier_has_disk=job.tier_has_disk,
+            takers_max=job.fanout,
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
-        policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=job.revalidate_s)
-        node = Node(policy, limits, trees, job.patience, self._another_random())
+        policy = Policy(
+            source=b"/src", mountpoint=b"/mnt", revalidate_s=job.revalidate_s, ring=job.ring
+        )
+        own = self._another_random()
+        node = Node(policy, limits, trees, job.patience, own, self._placement)
         process = Process(self.clock)
         hands = Hands(self.source, job.source_concurrency)
         host = Host(me, self.clock, process, node, hands, self.trace, self.exact)
+        host.disk = self._disks.setdefault(me, host.disk)
         port = Port(me, self.network, process, self._another_random(), host)
         host.attach(port)
         self.network.attach(port)

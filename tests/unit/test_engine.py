@@ -54,6 +54,9 @@ class FakeFetcher:
         self.arrive = arrive
         await trio.sleep_forever()
 
+    def close_unused(self, for_s: float = 0.0) -> None:
+        """Nothing is kept open."""
+
     def replace_stuck(self) -> None:
         """Nothing hangs here."""
 
