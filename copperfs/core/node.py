@@ -225,14 +225,13 @@ class Node:
         return [Evict(ListingKey(each)) for each in granted if self._cache.held_listing(each)]
 
     def deadline(self) -> float | None:
+        """Asked after every step."""
+        soonest = self._fetches.deadline()
         of_members = None if self.membership is None else self.membership.deadline()
-        deadlines = (
-            self._fetches.deadline(),
-            self._calls.deadline(),
-            self._offers.deadline(),
-            of_members,
-        )
-        return min((each for each in deadlines if each is not None), default=None)
+        for each in (self._calls.deadline(), self._offers.deadline(), of_members):
+            if each is not None and (soonest is None or each < soonest):
+                soonest = each
+        return soonest
 
     @property
     def epoch(self) -> int:

@@ -1,7 +1,7 @@
 """What the parts of a node share: its limits, its counts, and what a fetch is after."""
 
 from dataclasses import dataclass, fields
-from enum import Enum
+from enum import IntEnum
 
 from copperfs.types import Path
 
@@ -12,13 +12,14 @@ OBJECT_OVERHEAD_BYTES = 512
 ENTRY_BYTES = 768
 
 
-class Kind(Enum):
-    """What a fetch is after."""
+class Kind(IntEnum):
+    """What a fetch is after. An integer, whose hash is made without Python: subjects are looked up
+    with every message."""
 
-    SCAN = "scan"
-    LOOK = "look"
-    READ = "read"
-    OPEN = "open"
+    SCAN = 1
+    LOOK = 2
+    READ = 3
+    OPEN = 4
 
 
 Subject = tuple[Kind, Path, object]
