@@ -92,6 +92,7 @@ class Host:
     trace: Trace
     checks: bool = True
     """Check the core's invariants after every step."""
+    with_bytes: bool = True
     port: Port = field(init=False)
     peers: Peers = field(init=False)
     blobs: Blobs = field(default_factory=Blobs)
@@ -111,7 +112,7 @@ class Host:
 
     def attach(self, port: Port) -> None:
         self.port = port
-        self.peers = Peers(port, self.node, self.blobs, self.post)
+        self.peers = Peers(port, self.node, self.blobs, self.post, self.with_bytes)
 
     def start(self) -> None:
         self.post(Start())
@@ -174,7 +175,7 @@ class Host:
             last = at + 1 == len(left)
             if last or size_of(pieces) >= PART_BYTES:
                 batch = Batch(number, tree, self.node.epoch, sequence, tuple(items), last)
-                self.post(PushBatch(batch, self.blobs.keep(pieces), size_of(pieces)))
+                self.post(PushBatch(batch, self.blobs.keep(tuple(pieces)), size_of(pieces)))
                 items, pieces, sequence = [], [], sequence + 1
 
     @property
@@ -186,14 +187,19 @@ class Host:
 
     def post(self, event: Event) -> None:
         """One step, and what it wants."""
-        now = self.clock.now
-        self.trace.event(now, self.me, event)
+        now, traced = self.clock.now, self.trace.is_on
+        if traced:
+            self.trace.event(now, self.me, event)
         actions = self.node.step(now, event)
         if self.checks:
             self.node.check_invariants()
         for action in actions:
-            self.trace.action(now, self.me, action)
-            self._perform(action)
+            if traced:
+                self.trace.action(now, self.me, action)
+            if isinstance(action, Send):
+                self.peers.send(action)
+            else:
+                self._perform(action)
         self._set_alarm()
         if self._gone is not None and self.node.may_go():
             self.process.after(0.0, self._go)
@@ -221,8 +227,6 @@ class Host:
                 assert action.fetch not in self._at_source, f"{action} is begun twice"
                 self._at_source.add(action.fetch)
                 self.hands.start(action, self._source_said)
-            case Send():
-                self.peers.send(action)
             case AnswerObject(request, _, blob):
                 self._answer(request, self.blobs.held[blob])
             case AnswerEntry() | AnswerListing() | AnswerError():
@@ -250,6 +254,8 @@ class Host:
                 self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
             case Happened():
                 self.happened.append((self.clock.now, action))
+            case Send():
+                self.peers.send(action)
             case Evict() | LookAgain() | NewEpoch() | Publish():
                 pass  # there is neither a front nor a kernel to be told
             case _:
@@ -289,7 +295,7 @@ class Host:
     def lost(self, peer: NodeId) -> None:
         self.peers.lose(peer)
 
-    def received(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None:
+    def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None:
         self.peers.take(peer, message, pieces)
 
     def corrupt(self, peer: NodeId, message: Message) -> None:

@@ -6,7 +6,7 @@ a time, never in the middle of something else (``_say``).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +26,7 @@ class Host(Protocol):
 
     def connected(self, peer: NodeId) -> None: ...
     def lost(self, peer: NodeId) -> None: ...
-    def received(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None: ...
+    def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None: ...
     def corrupt(self, peer: NodeId, message: Message) -> None: ...
 
 
@@ -81,7 +81,7 @@ class Port:
             self.network.close(keeper.end)
             self._rouse()
 
-    def send(self, peer: NodeId, message: Message, pieces: Sequence[Piece] = ()) -> bool:
+    def send(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...] = ()) -> bool:
         end = self.links.current(peer)
         if end is None:
             self.unsendable += 1
@@ -105,18 +105,26 @@ class Port:
     def reserve_sending(self, size: int) -> float:
         """When it has left this machine."""
         costs = self.network.costs
-        ready = max(self.network.clock.now, self._sending_free) + costs.send_s
-        self._sending_free = ready
-        self._nic_out_free = max(ready, self._nic_out_free) + size / costs.bytes_per_s
-        return self._nic_out_free
+        ready, now = self._sending_free, self.network.clock.now
+        if ready < now:
+            ready = now
+        self._sending_free = ready = ready + costs.send_s
+        if self._nic_out_free > ready:
+            ready = self._nic_out_free
+        self._nic_out_free = ready = ready + size / costs.bytes_per_s
+        return ready
 
     def reserve_receiving(self, size: int, comes: float) -> float:
         """When it was taken in; *comes* is when its last byte could be here."""
         costs = self.network.costs
         took = size / costs.bytes_per_s
-        self._nic_in_free = max(comes - took, self._nic_in_free) + took
-        self._receiving_free = max(self._nic_in_free, self._receiving_free) + costs.receive_s
-        return self._receiving_free
+        if comes - took < self._nic_in_free:
+            comes = self._nic_in_free + took
+        self._nic_in_free = comes
+        if comes < self._receiving_free:
+            comes = self._receiving_free
+        self._receiving_free = comes = comes + costs.receive_s
+        return comes
 
     # --- connections that this node keeps --------------------------------------------------------
 
@@ -187,16 +195,24 @@ class Port:
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def deliver(self, end: End, message: Message | Greeting, pieces: Sequence[Piece]) -> None:
+    def deliver(self, end: End, message: Message | Greeting, pieces: tuple[Piece, ...]) -> None:
         if not end.is_open:
             return
         if isinstance(message, Greeting):
             self._greeted(end)
         elif self.links.hears(end):
-            if all(each.is_sound for each in pieces):
-                self._say(self.host.received, end.peer, message, pieces)
-            else:
+            if pieces and not all(each.is_sound for each in pieces):
                 self._say(self.host.corrupt, end.peer, message)
+            elif self._to_say or self._speaking:
+                self._say(self.host.received, end.peer, message, pieces)
+            else:  # nearly always: at once
+                self._speaking = True
+                try:
+                    self.host.received(end.peer, message, pieces)
+                finally:
+                    self._speaking = False
+                if not self._to_say:
+                    return
         self._flush()
 
     def _greeted(self, end: End) -> None:

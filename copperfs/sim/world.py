@@ -111,7 +111,7 @@ class World:
         node = Node(policy, limits, trees, job.patience, self._another_random())
         process = Process(self.clock)
         hands = Hands(self.source, job.source_concurrency)
-        host = Host(me, self.clock, process, node, hands, self.trace, self.exact)
+        host = Host(me, self.clock, process, node, hands, self.trace, self.exact, self.exact)
         port = Port(me, self.network, process, self._another_random(), host)
         host.attach(port)
         self.network.attach(port)
