@@ -3,7 +3,6 @@
 Two ports without a core, so that nothing reacts to what is said.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
