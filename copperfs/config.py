@@ -32,6 +32,8 @@ Value = str | int | float | bool | tuple[str, ...] | None
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 AGE_MIN_S = 0.1
+# A chunk travels in one message, which takes 1 MiB.
+CHUNK_UNIT_BYTES, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4 * KIB, 64 * KIB, MIB
 
 # ---- sizes and durations as text -------------------------------------------------------------
 
@@ -129,6 +131,15 @@ def _parse_age(text: str) -> float:
     return seconds
 
 
+def _parse_chunk(text: str) -> int:
+    size_bytes = parse_size(text)
+    if size_bytes % CHUNK_UNIT_BYTES or not CHUNK_BYTES_MIN <= size_bytes <= CHUNK_BYTES_MAX:
+        raise ValueError(
+            f"{text!r} is no size of a chunk; write 64KiB, 1MiB or whole pages between"
+        )
+    return size_bytes
+
+
 def _count(at_least: int, at_most: int) -> Kind:
     def parse(text: str) -> int:
         # ASCII digits only, and few: int() takes other scripts, and refuses 5,000 digits.
@@ -166,6 +177,7 @@ PATH = Kind("PATH", _parse_text)
 NAME = Kind("NAME", _parse_name)
 PREFIX = Kind("PREFIX", _parse_absolute)
 SIZE = Kind("SIZE", parse_size, format_size, (str, int))
+CHUNK = Kind("SIZE", _parse_chunk, format_size, (str, int))
 AGE = Kind("SECONDS", _parse_age, format_seconds, (str, int, float))
 DEADLINE = Kind("SECONDS", _parse_deadline, format_seconds, (str, int, float))
 SWITCH = Kind("yes|no", _parse_switch, _format_switch, (bool,))
@@ -235,6 +247,7 @@ _TOML_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "tru
 
 VIEW, CACHES, SOURCE, DAEMON = "What the mount shows", "Caches", "Source", "Daemon"
 OVERLAY = "Between nodes"
+TIER = "Data tier"
 FAILURE = "When nodes fail"
 LAUNCH = "Launch on several nodes"
 
@@ -553,6 +566,100 @@ class Settings:
             "parents do. Node 0 asks all others, so give it to all nodes.",
         ),
     )
+    tier_memory_bytes: int = field(
+        default=512 * MIB,
+        metadata=_option(
+            TIER,
+            SIZE,
+            "The memory of this node in which chunks of large files and datasets lie: its own "
+            "part of them, and for a moment those that it has read. It comes on top of --memory. "
+            "With 0 and no --tier-dir this node keeps none, and with that on all nodes, large "
+            "files are read from the source by every node. A node that is a job by itself has "
+            "none without --tier-dir.",
+        ),
+    )
+    tier_dir: str | None = field(
+        default=None,
+        metadata=_option(
+            TIER,
+            PATH,
+            "A directory on a disk of this node (NVMe) where its part of the chunks is kept as "
+            "well, also for the next job. It is made if it is missing; %h in it stands for the "
+            "node's name. Two daemons cannot use one directory.",
+            optional=True,
+        ),
+    )
+    tier_size_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            TIER,
+            SIZE,
+            "How much of the disk --tier-dir may take. At least 1 GiB of it is left free for "
+            "others, whatever this says. A node's part of all chunks is in proportion to this and "
+            "--tier-memory together.",
+            default_text="half of what is free on that disk when the node starts",
+            optional=True,
+        ),
+    )
+    ring: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            TIER,
+            PREFIX,
+            "Absolute paths of datasets: all files below one of them go through the data tier, "
+            "not only those above --tree-max. The same on all nodes.",
+            multi=True,
+        ),
+    )
+    chunk_size_bytes: int = field(
+        default=MIB,
+        metadata=_option(
+            TIER,
+            CHUNK,
+            "The size of the pieces in which files go through the data tier: whole pages, from 64 "
+            "KiB to 1 MiB. Smaller ones spare bytes where little of a file is read, and cost CPU "
+            "time for each. The same on all nodes.",
+        ),
+    )
+    placement: Literal["ring", "rendezvous"] = field(
+        default="ring",
+        metadata=_option(
+            TIER,
+            _choice("ring", "rendezvous"),
+            "How a chunk's owner is found among the nodes (docs/placement.md). The same on all "
+            "nodes.",
+        ),
+    )
+    vnodes: int | None = field(
+        default=None,
+        metadata=_option(
+            TIER,
+            _count(1, 10_000),
+            "How many points each node has on the ring. More share the chunks out more evenly, and "
+            "take longer to place. The same on all nodes.",
+            default_text="100, and up to 500 in jobs of less than 10,000 nodes: a million together",
+            optional=True,
+        ),
+    )
+    mover_rate_bytes: int = field(
+        default=0,
+        metadata=_option(
+            TIER,
+            SIZE,
+            "How many bytes a second are written to --tier-dir at most; 0 is as fast as the disk "
+            "takes them.",
+        ),
+    )
+    on_failure: Literal["ring", "source"] = field(
+        default="ring",
+        metadata=_option(
+            TIER,
+            _choice("ring", "source"),
+            "Who gives the chunks of a node that is gone: the next owner on the ring, which reads "
+            "each of them from the source once (ring), or the source, for each reader anew "
+            "(source). The second is for comparison.",
+        ),
+    )
     fetch_deadline_s: float = field(
         default=30.0,
         metadata=_option(
@@ -653,7 +760,8 @@ class Settings:
     def from_json(cls, text: str) -> "Settings":
         """What ``to_json`` wrote. Both ends are of one version, so a mismatch is a bug."""
         values = json.loads(text)
-        return cls(**values | {"shared": tuple(values["shared"])})
+        tuples = {name: tuple(values[name]) for name in ("shared", "ring")}
+        return cls(**values | tuples)
 
 
 OPTIONS: tuple[Option, ...] = tuple(

@@ -53,6 +53,15 @@ class Version(NamedTuple):
     inode: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """The name of a chunk: the *index*-th piece of a file, in one version of it."""
+
+    path: Path
+    version: Version
+    index: int
+
+
 def _signed(seconds: int) -> int:
     """Times before 1970 travel as two's complement."""
     return seconds - (1 << 64) if seconds >= 1 << 63 else seconds

@@ -12,6 +12,7 @@ from copperfs.core.messages import Message
 from copperfs.types import (
     BlobId,
     CallId,
+    ChunkKey,
     Entry,
     FetchId,
     HandleId,
@@ -78,6 +79,37 @@ class OpenSource:
     fetch: FetchId
     path: Path
     version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """So many bytes of the file, from *offset*; it has to be this version before and after."""
+
+    fetch: FetchId
+    path: Path
+    version: Version
+    offset: int
+    length: int
+
+
+# --- at the disk of the data tier ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChunk:
+    """``Loaded`` tells what it has."""
+
+    fetch: FetchId
+    key: ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunk:
+    """Write it when there is time. It may be released at once: whoever stores keeps it until
+    then."""
+
+    key: ChunkKey
+    blob: BlobId
 
 
 # --- at the peers ------------------------------------------------------------------------------
@@ -183,6 +215,17 @@ class AnswerObject:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerChunk:
+    """The chunk in which the asker's offset is. All chunks of a file but the last have
+    *chunk_bytes*."""
+
+    request: RequestId
+    key: ChunkKey
+    blob: BlobId
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerHandle:
     """The file is not held; the asker owns its own handle to the open file."""
 
@@ -218,7 +261,7 @@ class DropCall:
 class Evict:
     """This is no longer held; forget where it was published."""
 
-    key: ListingKey | ObjectKey
+    key: ListingKey | ObjectKey | ChunkKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +288,9 @@ class LookAgain:
     path: Path
 
 
-Fetch = ScanSource | LookSource | ReadSource | OpenSource
-Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle | AnswerError
+Fetch = ScanSource | LookSource | ReadSource | OpenSource | ReadChunk
+AtDisk = LoadChunk | StoreChunk
+Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHandle | AnswerError
 AtPeers = Send | Connect | Disconnect | Probe | PerformCall | EndCall | DropCall
 LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | LookAgain
-Action = Fetch | AtPeers | Answer | Publish | LettingGo | Happened
+Action = Fetch | AtDisk | AtPeers | Answer | Publish | LettingGo | Happened

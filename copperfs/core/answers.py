@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from copperfs.core.actions import (
     Action,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -23,7 +24,7 @@ from copperfs.core.actions import (
 )
 from copperfs.core.asking import Fetch
 from copperfs.core.cache import Held
-from copperfs.core.events import Look, Question, Read
+from copperfs.core.events import Look, Question, Read, WantChunk
 from copperfs.core.links import Links, Stream, parts_in
 from copperfs.core.listing import Listing
 from copperfs.core.messages import LISTING_MAX_BYTES, GiveEntry, Refuse
@@ -39,6 +40,7 @@ class Answers:
     links: Links
     grants: bool
     """Whether the front may be granted the files of a listing."""
+    cut_through: bool = True
 
     _warm: set[Path] = field(default_factory=set)
     """Directories that are not granted, because the front would read what is held."""
@@ -101,6 +103,7 @@ class Answers:
             )
             return self.links.give(now, self.stats.epoch, request.peer, stream)
         granted = self.grants and not held.value.bare and directory not in self._warm
+        granted = granted and not self.policy.is_ring(directory)
         below = granted and directory not in self._above_warm
         return [
             AnswerListing(
@@ -124,6 +127,17 @@ class Answers:
         stream = Stream(request.number, blob, size, question.first, parts_in(size))
         return self.links.give(now, self.stats.epoch, request.peer, stream)
 
+    def with_chunk(
+        self, now: float, question: WantChunk, blob: BlobId, size: int, chunk_bytes: int
+    ) -> list[Action]:
+        request = question.request
+        if not isinstance(request, PeerRequest):
+            return [AnswerChunk(request, question.key, blob, chunk_bytes)]
+        if not self.links.is_serving(*request):
+            return []
+        stream = Stream(request.number, blob, size, 0, parts_in(size))
+        return self.links.give(now, self.stats.epoch, request.peer, stream)
+
     def _give_entry(
         self, now: float, request: PeerRequest, entry: Entry | None, fresh_until: float | None
     ) -> list[Action]:
@@ -139,7 +153,7 @@ class Answers:
     def pass_on(self, now: float, fetch: Fetch, question: Question) -> list[Action]:
         """Begin to give a peer what is there of an object, if anything is."""
         request = question.request
-        if fetch.blob is None or not isinstance(request, PeerRequest):
+        if fetch.blob is None or not isinstance(request, PeerRequest) or not self.cut_through:
             return []
         if not self.links.is_serving(*request):
             return []

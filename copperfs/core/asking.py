@@ -7,7 +7,11 @@ object may come from several, since bytes of a version are the same everywhere, 
 the first part that is missing. Where a peer lives and its source does not answer, the next one is
 asked after ``slow_s``.
 
-The source is read by the root of a tree, and by any node in the place of others when
+Chunks go the same way, to their owners instead of up a tree. One may name another node to ask in
+its place (``redirected``): that one gives what it has, and if it has not, the owner is asked again.
+
+The source is read by the root of a tree, by the owner of a chunk, and by any node in the place of
+others when
 
 - they are silent or lost, and the time in which they may yet answer is over, or
 - one of them cannot give it (its own client of the filesystem may be sick), or keeps giving what is
@@ -29,23 +33,28 @@ from random import Random
 
 from copperfs.core.actions import (
     Action,
+    LoadChunk,
     LookSource,
     OpenSource,
+    ReadChunk,
     ReadSource,
     ScanSource,
     Send,
 )
 from copperfs.core.events import Question, Read
 from copperfs.core.links import Links, Stream
-from copperfs.core.messages import Ask, What, Withdraw
+from copperfs.core.messages import PASSED_MAX, Ask, How, What, Withdraw
 from copperfs.core.routing import Routing
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
-from copperfs.types import BlobId, FetchId, NodeId, Version
+from copperfs.types import BlobId, ChunkKey, FetchId, NodeId, Version
 
 # So often a peer may give something spoiled for one fetch; then the source is read.
 SPOILED_MAX = 3
 # Beyond so many looks that are out of date the heap of them is made anew.
 OUTDATED_MAX = 1024
+
+# So many owners of a chunk may refuse it; then the source is read.
+REFUSING_MAX = 2
 
 _WHAT = {Kind.SCAN: What.LISTING, Kind.LOOK: What.ENTRY, Kind.READ: What.OBJECT}
 
@@ -68,12 +77,18 @@ class Fetch:
     deadline: float
     asked: list[Question]
     reserved_bytes: int = 0
+    room: int = 0
+    """Which of the rooms that is reserved in; see ``Fetches``."""
     tree: int = 0
     began: float = 0.0
     asks: dict[NodeId, Pending] = field(default_factory=dict)
     """Whom it asks."""
     passed: set[NodeId] = field(default_factory=set)
     """Whom it will not ask again: they live, and did not answer for long."""
+    named: NodeId | None = None
+    """The one that it asks for a chunk because its owner said so."""
+    how: How = How.ANY
+    """How the owner is asked."""
     slow_at: float = 0.0
     """When those whom it asks have had their time."""
     look_at: float | None = None
@@ -142,6 +157,8 @@ class Asking:
 
     def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
         """The whole answer of *peer* came, or none will."""
+        if self.routing.owners is not None and fetch.subject[0] is Kind.CHUNK:
+            self.routing.owners.answered(peer)
         return self.links.answered(peer, fetch.asks.pop(peer).number)
 
     def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
@@ -175,11 +192,34 @@ class Asking:
 
     def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* said that it cannot give it, for a reason of its own."""
-        fetch.passed.add(peer)
         actions = self.answered(fetch, peer)
+        if peer == fetch.named:
+            fetch.named, fetch.how = None, How.DIRECT
+            return actions + self._go(now, fetch)
+        fetch.passed.add(peer)
+        if fetch.subject[0] is Kind.CHUNK and len(fetch.passed) < REFUSING_MAX:
+            return actions + self._go(now, fetch)
         if self._has_good_ask(fetch):
             return actions
         return actions + self._fall(now, fetch, many_might=True)
+
+    def redirected(self, now: float, fetch: Fetch, peer: NodeId, other: NodeId) -> list[Action]:
+        """The owner *peer* says that *other* has the chunk, too, or is getting it."""
+        actions = self.answered(fetch, peer)
+        if fetch.named is None and fetch.how is How.ANY and other not in fetch.passed:
+            self.stats.redirected += 1
+            fetch.named = other
+        else:
+            fetch.how = How.DIRECT
+        return actions + self._go(now, fetch)
+
+    def asked_as_owner(self, now: float, fetch: Fetch) -> list[Action]:
+        """Somebody takes this node for the owner of a chunk. Whoever is asked as such waits for
+        nobody but those before itself: the one that was named to it may be waiting for it."""
+        if fetch.named is None:
+            return []
+        fetch.named, fetch.how = None, How.DIRECT
+        return self._go(now, fetch)
 
     def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
         """The source could not be read in the place of others. None if that is the last word:
@@ -188,7 +228,7 @@ class Asking:
             return None
         peer = None
         if not self._has_good_ask(fetch):
-            peer = self.routing.way(fetch.subject, fetch.tree, fetch.passed).peer
+            peer = self.routing.way(now, fetch.subject, fetch.tree, fetch.passed).peer
             if peer is None and not fetch.asks:
                 return None
         fetch.at_source = fetch.in_place = False
@@ -228,7 +268,7 @@ class Asking:
         if fetch.falls_at is not None and now >= fetch.falls_at:
             actions += self._take_turn(fetch)
         if now >= fetch.slow_at:
-            fetch.passed |= set(fetch.asks)
+            self._pass_over(now, fetch)
             fetch.slow_at = now + self.slow_s
         elif self._has_good_ask(fetch) and not self._is_late(now, fetch):
             self._look_by(fetch, self._patient_until(now, fetch))
@@ -238,6 +278,16 @@ class Asking:
             left_s = fetch.deadline - now
             actions += self._fall(now, fetch, many_might=True, within_s=max(0.0, left_s / 2))
         return actions + self._go(now, fetch)
+
+    def _pass_over(self, now: float, fetch: Fetch) -> None:
+        """Those whom it asks have had their time."""
+        fetch.passed |= set(fetch.asks)
+        if fetch.subject[0] is not Kind.CHUNK or self.routing.owners is None:
+            return
+        if fetch.named is not None:
+            fetch.named, fetch.how = None, How.DIRECT
+        for peer in fetch.asks:
+            self.routing.owners.timed_out(now, peer)
 
     # --- whom to ask -----------------------------------------------------------------------------
 
@@ -255,7 +305,11 @@ class Asking:
 
     def _go(self, now: float, fetch: Fetch) -> list[Action]:
         """Ask whom there is to ask, or the source."""
-        way = self.routing.way(fetch.subject, fetch.tree, fetch.passed)
+        if fetch.named is not None:
+            actions = self._ask_named(now, fetch, fetch.named)
+            if actions is not None:
+                return actions
+        way = self.routing.way(now, fetch.subject, fetch.tree, fetch.passed)
         if way.peer is None and not way.in_place and not fetch.in_place:
             return self._read_source(fetch)
         self._look_by(fetch, self._patient_until(now, fetch))
@@ -273,6 +327,18 @@ class Asking:
             return self._ask(now, fetch, way.meanwhile)
         return []
 
+    def _ask_named(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action] | None:
+        """None: it cannot be asked, so the owner is to give the chunk itself."""
+        connects_until = self.routing.reaches(now, peer)
+        if self.routing.is_good(peer):
+            self._look_by(fetch, self._patient_until(now, fetch))
+            return [] if peer in fetch.asks else self._ask(now, fetch, peer)
+        if connects_until is not None:
+            self._look_by(fetch, connects_until)
+            return []
+        fetch.named, fetch.how = None, How.DIRECT
+        return None
+
     def _ask(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         kind, path, version = fetch.subject
         number = self._next_ask
@@ -281,8 +347,22 @@ class Asking:
         self.stats.hedges += bool(fetch.asks)
         fetch.asks[peer] = Pending(number)
         self.routing.owes(now, peer)
-        wanted = version if isinstance(version, Version) else None
-        message = Ask(number, self.stats.epoch, _WHAT[kind], path, wanted, fetch.there)
+        if isinstance(version, ChunkKey):
+            how = How.HELD if peer == fetch.named else fetch.how
+            passed = tuple(sorted(fetch.passed))[:PASSED_MAX]
+            message = Ask(
+                number,
+                self.stats.epoch,
+                What.CHUNK,
+                path,
+                version.version,
+                version.index,
+                how,
+                passed,
+            )
+        else:
+            wanted = version if isinstance(version, Version) else None
+            message = Ask(number, self.stats.epoch, _WHAT[kind], path, wanted, fetch.there)
         return self.links.ask(peer, message, fetch.number)
 
     # --- the source ------------------------------------------------------------------------------
@@ -331,7 +411,28 @@ class Asking:
         assert not fetch.at_source
         self.stats.fallbacks += fetch.in_place
         fetch.at_source = True
-        return [_at_source(fetch)]
+        if isinstance(fetch.subject[2], ChunkKey) and self.limits.tier_has_disk:
+            return [LoadChunk(fetch.number, fetch.subject[2])]
+        return [self.from_source(fetch)]
+
+    def from_source(self, fetch: Fetch) -> Action:
+        """What reads it there."""
+        kind, path, version = fetch.subject
+        match kind, version:
+            case Kind.SCAN, _:
+                return ScanSource(fetch.number, path)
+            case Kind.LOOK, _:
+                return LookSource(fetch.number, path)
+            case Kind.READ, Version():
+                return ReadSource(fetch.number, path, version)
+            case Kind.CHUNK, ChunkKey():
+                offset = version.index * self.limits.chunk_bytes
+                length = min(self.limits.chunk_bytes, version.version.size - offset)
+                return ReadChunk(fetch.number, path, version.version, offset, length)
+            case _:
+                question = fetch.asked[0]
+                assert isinstance(question, Read)
+                return OpenSource(fetch.number, path, question.version)
 
     # --- when to look again ----------------------------------------------------------------------
 
@@ -370,19 +471,3 @@ class Asking:
 def _is_outdated(look: tuple[float, FetchId, Fetch]) -> bool:
     at, _, fetch = look
     return fetch.is_over or fetch.look_at != at
-
-
-def _at_source(fetch: Fetch) -> Action:
-    kind, path, version = fetch.subject
-    match kind:
-        case Kind.SCAN:
-            return ScanSource(fetch.number, path)
-        case Kind.LOOK:
-            return LookSource(fetch.number, path)
-        case Kind.READ:
-            assert isinstance(version, Version)
-            return ReadSource(fetch.number, path, version)
-        case Kind.OPEN:
-            question = fetch.asked[0]
-            assert isinstance(question, Read)
-            return OpenSource(fetch.number, path, question.version)

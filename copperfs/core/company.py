@@ -8,10 +8,15 @@ The first and the last let a network that fell apart become one again: whichever
 some connection between both sides is made when it heals, and both hear what the other believes. The
 first alone is not enough: when the one above two others is dead, neither has the other above it.
 
+Beside that it keeps connections to the owners of chunks that it asked lately (``reach``), the least
+recently asked going first. Any node may be one of them, so these are no part of the overlay: of
+what befalls others they are not told, and no sign of life is asked of them before they owe one.
+
 It also knows who should ask this node: they are gone if they do not come, and nobody else would
 notice.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -19,7 +24,7 @@ from random import Random
 from copperfs.core.actions import Action, Connect, Disconnect, Happened
 from copperfs.core.links import Links
 from copperfs.core.state import NodeStats
-from copperfs.core.suspicion import Patience, Seen, Standing
+from copperfs.core.suspicion import Patience, Seen, Standing, doubted_until
 from copperfs.core.trees import Trees
 from copperfs.core.view import View
 from copperfs.types import NodeId
@@ -28,6 +33,9 @@ from copperfs.types import NodeId
 CANDIDATES_MAX = 4
 # A connection that is not made within this time is no reason to wait for it with the next one.
 CONNECTS_WITHIN_S = 1.0
+# Owners of chunks to whom connections are kept. One costs a socket at each end; a new one costs a
+# handshake of some milliseconds.
+REACHED_MAX = 512
 
 
 @dataclass(slots=True)
@@ -59,6 +67,10 @@ class Company:
     """Whom this node asks in each tree, as it believes now."""
     wanted: set[NodeId] = field(default_factory=set)
     """To whom it keeps a connection."""
+    overlay: set[NodeId] = field(default_factory=set)
+    """Those of them who are above it in the trees, or may be."""
+    reached: OrderedDict[NodeId, None] = field(default_factory=OrderedDict)
+    """Owners of chunks to whom it keeps one, those asked last at the end."""
     near: set[NodeId] = field(default_factory=set)
     """Those of them whom it asks, or is pushed to by."""
     expected: set[NodeId] = field(default_factory=set)
@@ -83,6 +95,31 @@ class Company:
             and peer not in self.view.gone
         )
 
+    def reach(self, now: float, peer: NodeId) -> bool:
+        """Be in touch with an owner of a chunk; whether that is new."""
+        if peer in self.reached:
+            self.reached.move_to_end(peer)
+            return False
+        self.reached[peer] = None
+        if len(self.reached) > REACHED_MAX:
+            idle = (each for each in self.reached if not self.links[each].asked)
+            del self.reached[next(idle, peer)]
+        self._watch(peer, Seen(now))
+        return True
+
+    def connects_until(self, now: float, peer: NodeId) -> float | None:
+        """How long to wait for a connection that is being made; None if there is nothing to wait
+        for."""
+        found = self.peers.get(peer)
+        if found is None or found.seen.up or found.seen.was_up or peer in self.view.gone:
+            return None
+        until = doubted_until(found.seen, self.patience, 0.0)
+        return until if now < until else None
+
+    def is_close(self, peer: NodeId) -> bool:
+        """Whether this node and *peer* look after each other in the overlay."""
+        return peer in self.overlay or peer in self.expected
+
     def settle(self, now: float) -> list[Action]:
         """Connect to whom this node needs now, and no longer to whom it does not."""
         actions: list[Action] = []
@@ -94,6 +131,10 @@ class Company:
             wanted.update(self._candidates(now, tree))
         if self._trial is not None:
             wanted.add(self._trial)
+        self.overlay = set(wanted)
+        for peer in self.view.gone & set(self.reached):
+            del self.reached[peer]
+        wanted.update(self.reached)
         for peer in sorted(wanted - self.wanted):
             actions.append(Connect(peer))
             self._watch(peer, Seen(now))

@@ -8,10 +8,11 @@ so is what peers say too late."""
 from dataclasses import dataclass
 
 from copperfs.core.listing import Listing
-from copperfs.core.messages import Batch, GivePart, Message
+from copperfs.core.messages import Batch, GivePart, How, Message
 from copperfs.types import (
     BlobId,
     CallId,
+    ChunkKey,
     Entry,
     FetchId,
     HandleId,
@@ -54,6 +55,22 @@ class Read:
     """The first part that a peer does not have."""
     alone: bool = False
     """Nothing follows from it for what is beside it: who asks reads a list."""
+    offset: int = 0
+    """Where to read: it says which chunk is asked for, if the file is one of the data tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantChunk:
+    """One chunk, by itself: what a peer asks for, and what a ``Read`` of a chunked file becomes."""
+
+    request: Asker
+    key: ChunkKey
+    how: How = How.ANY
+    passed: tuple[NodeId, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return self.key.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +164,14 @@ class Failed:
 
     fetch: FetchId
     error: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the tier's disk has of a chunk; None: it has it not, or it was damaged."""
+
+    fetch: FetchId
+    blob: BlobId | None
 
 
 # --- calls ---------------------------------------------------------------------------------------
@@ -296,8 +321,8 @@ class Tick:
     """Time has passed; sent when ``deadline()`` says so."""
 
 
-Question = Look | List | Read
-Outcome = Scanned | Looked | HaveRead | Opened | Failed
+Question = Look | List | Read | WantChunk
+Outcome = Scanned | Looked | HaveRead | Opened | Failed | Loaded
 Pushing = PushBatch | BatchTaken | OfferTaken | Pushed | PushedListing
 FromPeer = (
     PeerUp

@@ -4,9 +4,9 @@ How a fetch gets there is for ``Asking``. Whatever happens, it ends once, by its
 deadline, and what its questions are told is for others to say.
 
 Bytes that are asked for have their room reserved, or they wait, as questions, until some is made.
-The room is divided among the trees, so that a node that waits in one tree never keeps another from
+Each tree has a room of its own, so that a node that waits in one tree never keeps another from
 being served: in each tree for itself, who waits is always further from the root than whom it waits
-for.
+for. The data tier has two (``tier.py``): in the one for owned chunks nobody waits for another node.
 
 Invariants: a subject has one fetch at most; what is reserved on the shelf is what the fetches have
 reserved; nobody waits for room unless somebody is left who will make some; a fetch that asks is the
@@ -21,11 +21,14 @@ from itertools import takewhile
 from copperfs.core.actions import Action
 from copperfs.core.asking import Asking, Fetch
 from copperfs.core.cache import Cache
-from copperfs.core.events import Question, Read
+from copperfs.core.events import Question, Read, WantChunk
 from copperfs.core.links import Links
 from copperfs.core.routing import Routing
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats, Subject
-from copperfs.types import FetchId, NodeId, PeerRequest
+from copperfs.core.tier import Tier, cost_of
+from copperfs.types import ChunkKey, FetchId, NodeId, PeerRequest
+
+OfBytes = Read | WantChunk
 
 
 @dataclass(slots=True)
@@ -36,24 +39,35 @@ class Fetches:
     links: Links
     routing: Routing
     asking: Asking
+    tier: Tier | None = None
     _running: dict[FetchId, Fetch] = field(default_factory=dict)
     _by_subject: dict[Subject, Fetch] = field(default_factory=dict)
     _on_its_way: list[int] = field(init=False)
-    """Bytes reserved, by tree."""
-    _no_room: list[deque[Read]] = field(init=False)
-    """Those who wait for some, by tree."""
+    """Bytes reserved, by room: first those of the trees, then the two of the tier."""
+    _no_room: list[deque[OfBytes]] = field(init=False)
+    """Those who wait for some, by room."""
     _next_fetch: int = 1
 
     def __post_init__(self) -> None:
-        self._on_its_way = [0] * self.limits.trees
-        self._no_room = [deque() for _ in range(self.limits.trees)]
+        rooms = self.limits.trees + 2
+        self._on_its_way = [0] * rooms
+        self._no_room = [deque() for _ in range(rooms)]
 
     def __len__(self) -> int:
         return len(self._running)
 
     @property
     def on_its_way_bytes(self) -> int:
-        return sum(self._on_its_way)
+        """To the cache."""
+        return sum(self._on_its_way[: self.limits.trees])
+
+    @property
+    def owned_room(self) -> int:
+        return self.limits.trees
+
+    @property
+    def guest_room(self) -> int:
+        return self.limits.trees + 1
 
     # --- the table -------------------------------------------------------------------------------
 
@@ -79,21 +93,23 @@ class Fetches:
     def begin(self, now: float, subject: Subject, question: Question) -> list[Action]:
         actions: list[Action] = []
         reserved, tree = 0, self.routing.tree_of(subject)
-        if subject[0] is Kind.READ:
-            assert isinstance(question, Read)
-            reserved = question.version.size + OBJECT_OVERHEAD_BYTES
-            evicted = self._reserve(tree, reserved)
+        room = self._room_of(subject, question, tree)
+        if isinstance(question, OfBytes) and subject[0] is not Kind.OPEN:
+            reserved = self._size_of(question)
+            evicted = self._reserve(room, reserved)
             if evicted is None:
                 # Room comes when one of those ends for whom it is reserved.
                 self.stats.waited_for_room += 1
-                self._no_room[tree].append(question)
+                self._no_room[room].append(question)
                 return []
             actions += evicted
         number = FetchId(self._next_fetch)
         self._next_fetch += 1
         self.stats.fetches += 1
         deadline = now + self.limits.fetch_deadline_s
-        fetch = Fetch(number, subject, deadline, [question], reserved, tree)
+        fetch = Fetch(number, subject, deadline, [question], reserved, room, tree)
+        if isinstance(question, WantChunk):
+            fetch.passed.update(question.passed)
         self._running[number] = self._by_subject[subject] = fetch
         return actions + self.asking.begin(now, fetch)
 
@@ -101,8 +117,11 @@ class Fetches:
         """It is over, as far as the node is concerned; what it asked for may still come."""
         del self._running[fetch.number]
         del self._by_subject[fetch.subject]
-        self.cache.unreserve(fetch.reserved_bytes)
-        self._on_its_way[fetch.tree] -= fetch.reserved_bytes
+        if self.tier is None or fetch.room < self.owned_room:
+            self.cache.unreserve(fetch.reserved_bytes)
+        else:
+            self.tier.unreserve(fetch.reserved_bytes, owned=fetch.room == self.owned_room)
+        self._on_its_way[fetch.room] -= fetch.reserved_bytes
         return self.asking.end(fetch)
 
     def running(self) -> list[Fetch]:
@@ -145,13 +164,30 @@ class Fetches:
 
     # --- room ------------------------------------------------------------------------------------
 
-    def _reserve(self, tree: int, size: int) -> list[Action] | None:
-        room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
-        if self._on_its_way[tree] and self._on_its_way[tree] + size > room:
-            return None
-        evicted = self.cache.reserve(size)
+    def _room_of(self, subject: Subject, question: Question, tree: int) -> int:
+        key = subject[2]
+        if not isinstance(key, ChunkKey):
+            return tree
+        # What a peer asks for is to wait for as few others as possible, whoever owns it.
+        served = isinstance(question.request, PeerRequest)
+        return self.owned_room if served or self.routing.is_mine(key) else self.guest_room
+
+    def _size_of(self, question: OfBytes) -> int:
+        if isinstance(question, Read):
+            return question.version.size + OBJECT_OVERHEAD_BYTES
+        assert self.tier is not None
+        return cost_of(self.tier.size_of(question.key))
+
+    def _reserve(self, room: int, size: int) -> list[Action] | None:
+        if self.tier is not None and room >= self.owned_room:
+            evicted = self.tier.reserve(size, owned=room == self.owned_room)
+        else:
+            most = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
+            if self._on_its_way[room] and self._on_its_way[room] + size > most:
+                return None
+            evicted = self.cache.reserve(size)
         if evicted is not None:
-            self._on_its_way[tree] += size
+            self._on_its_way[room] += size
         return evicted
 
     def has_room(self, subject: Subject, size: int) -> bool:
@@ -159,7 +195,7 @@ class Fetches:
         room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
         return self._on_its_way[self.routing.tree_of(subject)] + size <= room
 
-    def room_was_made(self, ask: Callable[[Read], list[Action]]) -> list[Action]:
+    def room_was_made(self, ask: Callable[[OfBytes], list[Action]]) -> list[Action]:
         """*ask* again for those who found no room; who still finds none goes to the end."""
         actions: list[Action] = []
         for waiting in self._no_room:
@@ -191,11 +227,15 @@ class Fetches:
 
     def check_invariants(self) -> None:
         assert set(self._by_subject.values()) == set(self._running.values())
-        for tree in range(self.limits.trees):
-            fetching = [f.reserved_bytes for f in self._running.values() if f.tree == tree]
-            assert sum(fetching) == self._on_its_way[tree]
+        for room, on_its_way in enumerate(self._on_its_way):
+            fetching = [f.reserved_bytes for f in self._running.values() if f.room == room]
+            assert sum(fetching) == on_its_way
         # nobody waits for room that nothing will make
-        assert self.on_its_way_bytes or not any(self._no_room)
+        assert self.on_its_way_bytes or not any(self._no_room[: self.owned_room])
+        for room in (self.owned_room, self.guest_room):
+            assert self._on_its_way[room] or not self._no_room[room]
+        if self.tier is not None:
+            self.tier.check_invariants(*self._on_its_way[self.owned_room :])
         for number, fetch in self._running.items():
             assert number == fetch.number
         self.asking.check_invariants(self._running.values())

@@ -40,6 +40,11 @@ from copperfs.types import NodeId
 SPREAD_S = 0.02
 # A heartbeat to one that is only kept for when a parent fails, in those of a parent.
 STANDBY_BEATS = 4
+# A heartbeat to one that is connected for the sake of chunks, or has another view of the trees, in
+# times of ``dead_s``: there may be as many of them as there are nodes.
+STRANGER_BEATS = 5
+# To so many of those what befell others is told at once; they hear it from their own overlay, too.
+STRANGERS_TOLD_MAX = 16
 # Whether anybody listens at a peer that was just lost is tried so often, and for so long.
 PROBE_EVERY_S = 0.03
 PROBE_FOR_S = 0.5
@@ -101,7 +106,16 @@ class Membership:
 
     def is_wanted(self, peer: NodeId) -> bool:
         """Whether it is one of those above, whom this node keeps in touch with."""
-        return peer in self.company.wanted
+        return peer in self.company.overlay
+
+    def reach(self, now: float, peer: NodeId) -> None:
+        """An owner of a chunk is about to be asked: be in touch with it."""
+        self._stale |= self.company.reach(now, peer)
+
+    def connects_until(self, now: float, peer: NodeId) -> float | None:
+        """How long to wait for a connection that is being made; None if there is nothing to wait
+        for."""
+        return self.company.connects_until(now, peer)
 
     def suspects(self) -> list[NodeId]:
         """Those that are doubted, and not told of."""
@@ -281,7 +295,7 @@ class Membership:
             actions += self._ask_for_sign(now, peer)
             if seen.owed_since is not None:
                 # If it is stuck, those who would be asked next must not be found so one by one.
-                for other in sorted(self.company.wanted):
+                for other in sorted(self.company.overlay & self.company.wanted):
                     rest = self._peers[other].seen
                     if rest.up and rest.asked_at is None:
                         actions += self._ask_for_sign(now, other)
@@ -328,8 +342,10 @@ class Membership:
     def _beat_s(self, peer: NodeId) -> float:
         if peer in self.company.near:
             return self.patience.heartbeat_s
-        if peer in self.company.wanted:
+        if peer in self.company.overlay:
             return self.patience.heartbeat_s * STANDBY_BEATS
+        if peer not in self.company.expected:
+            return self.patience.dead_s * STRANGER_BEATS
         return self.patience.dead_s / 2  # those who ask this node see to it themselves
 
     def _look_again(self, now: float, peer: NodeId) -> None:
@@ -395,7 +411,12 @@ class Membership:
     def _spread(self) -> list[Action]:
         untold, self._untold, self._tell_at = self._untold, {}, None
         actions: list[Action] = []
+        strangers = 0
         for peer in self._up():
+            if not self.company.is_close(peer):
+                strangers += 1
+                if strangers > STRANGERS_TOLD_MAX:
+                    continue
             actions += _in_messages(peer, [f for f, sender in untold.items() if sender != peer])
         return actions
 

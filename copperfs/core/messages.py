@@ -19,6 +19,8 @@ PATH_BYTES_MAX = 4096
 PART_BYTES = 1 << 20
 """Objects above this travel in parts of this size, relayed as they arrive. Smaller parts cost CPU
 per message (25 to 50 % at 256 KiB on loopback) and gain nothing; larger ones delay the relay."""
+PASSED_MAX = 4
+"""Who has asked so many owners in vain reads the source."""
 FATES_MAX = 4096
 """Of one message; a job in which more are gone says so in several."""
 LISTING_MAX_BYTES = 256 << 20
@@ -29,6 +31,18 @@ class What(IntEnum):
     ENTRY = 1
     LISTING = 2
     OBJECT = 3
+    CHUNK = 4
+
+
+class How(IntEnum):
+    """In which way a chunk is to be given."""
+
+    ANY = 0
+    """By the one that is asked, or by another one that it names."""
+    HELD = 1
+    """Only if it has it, or is about to: it was named by another."""
+    DIRECT = 2
+    """By this one: the one that it named did not have it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,10 @@ class Ask:
     version: Version | None = None
     """Of the object; it is given in this version or refused with ESTALE."""
     first: int = 0
-    """The first part that the asker does not have."""
+    """The first part that the asker does not have. Of a chunk, which of the file it is."""
+    how: How = How.ANY
+    passed: tuple[NodeId, ...] = ()
+    """Owners of the chunk that did not answer the asker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +103,15 @@ class Refuse:
     number: int
     epoch: int
     error: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Ask *peer* for this chunk: it got it a moment ago, or is getting it."""
+
+    number: int
+    epoch: int
+    peer: NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +230,7 @@ class News:
     fates: tuple[Fate, ...]
 
 
-FromParent = GiveEntry | GivePart | Refuse
+FromParent = GiveEntry | GivePart | Refuse | Redirect
 OfMembers = Heartbeat | News
 Message = (
     Hello

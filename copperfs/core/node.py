@@ -14,7 +14,9 @@ knows those below it:
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
     Asking          whom a fetch asks, one after the other, and when it reads the source
-    Routing         whom to ask
+    Chunks          large files and datasets, piece by piece; with Rows and Takers
+    Tier            the chunks that this node has in memory
+    Routing         whom to ask: a parent, or by Owners the one who keeps a chunk
     Membership      who is there, and with whom this node keeps in touch
     Offers          what children are sent before they ask
     Trail           in which order things came, and who wants them in the same
@@ -44,6 +46,7 @@ from copperfs.core.answers import Answers
 from copperfs.core.asking import Asking
 from copperfs.core.cache import Cache
 from copperfs.core.calls import Calls
+from copperfs.core.chunks import Chunks
 from copperfs.core.events import (
     CallPerformed,
     Clear,
@@ -54,6 +57,7 @@ from copperfs.core.events import (
     Leave,
     List,
     Listed,
+    Loaded,
     Look,
     Looked,
     MountsMoved,
@@ -64,6 +68,7 @@ from copperfs.core.events import (
     StartCall,
     Tick,
     Used,
+    WantChunk,
     WarmedUp,
 )
 from copperfs.core.fetches import Fetches
@@ -72,16 +77,19 @@ from copperfs.core.listing import Listing
 from copperfs.core.membership import Membership
 from copperfs.core.messages import LISTING_MAX_BYTES, GivePart, Item, What
 from copperfs.core.offers import Offers
+from copperfs.core.owners import Owners
 from copperfs.core.peering import Peering
 from copperfs.core.pins import Pins
+from copperfs.core.placement import Placement
 from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Limits, NodeStats
 from copperfs.core.suspicion import Patience
+from copperfs.core.tier import Tier
 from copperfs.core.trail import Trail
 from copperfs.core.trees import Trees
-from copperfs.types import BlobId, NodeId, Path, Version
+from copperfs.types import BlobId, ChunkKey, NodeId, Path, Version
 
 
 @dataclass(slots=True)
@@ -92,6 +100,8 @@ class Node:
     """None for a node that is a job by itself."""
     patience: Patience = field(default_factory=Patience)
     random: Random = field(default_factory=lambda: Random(0))
+    placement: Placement | None = None
+    """Who owns which chunks; None where there is no other node, or no data tier."""
     stats: NodeStats = field(default_factory=NodeStats)
     links: Links = field(init=False)
     membership: Membership | None = field(init=False, default=None)
@@ -103,6 +113,7 @@ class Node:
     _answers: Answers = field(init=False)
     _questions: Questions = field(init=False)
     _ahead: Ahead = field(init=False)
+    _tier: Tier | None = field(init=False)
     _offers: Offers = field(init=False)
     _peering: Peering = field(init=False)
 
@@ -114,14 +125,23 @@ class Node:
         cache = Cache(policy, limits, stats, pins)
         if self.trees is not None:
             self.membership = Membership(self.trees, self.patience, stats, links, self.random)
-        self._routing = routing = Routing(policy, self.trees, links, self.membership)
+        owners = None
+        if self.placement is not None and self.trees is not None:
+            owners = Owners(
+                self.placement, self.trees.me, limits.chunk_bytes, stats, limits.lost_from_source
+            )
+        self._routing = routing = Routing(policy, self.trees, links, self.membership, owners)
         asking = Asking(limits, stats, links, routing, self.random, self.patience.slow_s)
-        fetches = Fetches(limits, stats, cache, links, routing, asking)
+        tier = Tier(limits, stats, pins) if limits.chunk_bytes else None
+        fetches = Fetches(limits, stats, cache, links, routing, asking, tier)
         # In a job of several nodes only the node can tell which questions are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
-        answers = Answers(policy, stats, links, grants)
+        answers = Answers(policy, stats, links, grants, limits.cut_through)
         ahead = Ahead(policy, limits, stats, cache, fetches, routing, decides=not grants)
         self._offers = offers = Offers(stats, links, cache, Trail())
+        chunks = None
+        if tier is not None:
+            chunks = Chunks(policy, limits, stats, pins, links, tier, fetches, answers, routing)
         questions = Questions(
             policy,
             limits,
@@ -132,6 +152,7 @@ class Node:
             answers,
             offers if self.trees else None,
             ahead,
+            chunks,
         )
         calls = Calls(routing, self.random)
         self._peering = Peering(
@@ -149,16 +170,22 @@ class Node:
         )
         self.links, self._cache, self._fetches = links, cache, fetches
         self._calls, self._answers, self._questions = calls, answers, questions
-        self._ahead = ahead
+        self._ahead, self._tier = ahead, tier
 
     # --- the four verbs --------------------------------------------------------------------------
 
     def step(self, now: float, event: Event) -> list[Action]:
+        if isinstance(event, MountsMoved):
+            self.policy.refused = event.refused
+            return []  # who says so performs nothing
+        return self._step(now, event) + self._peering.reconsider(now)
+
+    def _step(self, now: float, event: Event) -> list[Action]:
         match event:
-            case Look() | List() | Read():
+            case Look() | List() | Read() | WantChunk():
                 self.stats.questions += 1
                 return self._questions.ask(now, event)
-            case Scanned() | Looked() | HaveRead() | Opened() | Failed():
+            case Scanned() | Looked() | HaveRead() | Opened() | Failed() | Loaded():
                 return self._questions.conclude(now, event)
             case Fetched():
                 return self._take_fetched(event)
@@ -170,12 +197,11 @@ class Node:
                 self._cache.used(keys)
                 for key in keys:
                     self._ahead.used(key)
+                    if self._tier is not None:
+                        self._tier.used(key)
                 return []
             case WarmedUp(directories):
                 return self._take_back(self._answers.keep_from_front(directories))
-            case MountsMoved(refused):
-                self.policy.refused = refused
-                return []
             case Clear(epoch):
                 return self._questions.clear(now, epoch or self.stats.epoch + 1)
             case StartCall(request, operation, argument, within_s):
@@ -188,6 +214,8 @@ class Node:
                 return self._start(now)
             case Leave():
                 return [] if self.membership is None else self.membership.leave(now)
+            case MountsMoved():
+                raise AssertionError("done with")
             case _:
                 return self._peering.step(now, event)
 
@@ -195,7 +223,7 @@ class Node:
         if self.membership is None:
             return []
         self.membership.start()
-        return self.membership.settle(now)
+        return []
 
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -208,8 +236,7 @@ class Node:
             actions += self.membership.tick(now)
         actions += self._fetches.asking.tick(now)
         actions += self._questions.expire(now) + self._calls.expire(now)
-        actions += self._offers.flush(now)
-        return actions + self._peering.reconsider(now)
+        return actions + self._offers.flush(now)
 
     def _take_fetched(self, fetched: Fetched) -> list[Action]:
         key = ObjectKey(fetched.path, fetched.version)
@@ -240,12 +267,16 @@ class Node:
     def statistics(self) -> NodeStats:
         self.stats.fetching = len(self._fetches)
         self._cache.count()
+        if self._tier is not None:
+            self._tier.count()
         return self.stats
 
     def reset_statistics(self) -> None:
         """Counts begin anew; the epoch does not."""
         self.stats.reset()
         self._cache.reset_counts()
+        if self._tier is not None:
+            self._tier.reset_counts()
 
     def check_invariants(self) -> None:
         self.links.check_invariants()
@@ -279,6 +310,10 @@ class Node:
     def held(self) -> list[tuple[CacheKey, int]]:
         """All that is on the shelf, oldest first, with its size."""
         return self._cache.held()
+
+    def held_chunks(self) -> list[tuple[ChunkKey, int]]:
+        """All chunks in memory, with their sizes."""
+        return [] if self._tier is None else self._tier.held()
 
     def expects(self, peer: NodeId, number: int) -> bool:
         """Whether anything is still to come for this ask."""

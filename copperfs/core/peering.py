@@ -53,6 +53,7 @@ from copperfs.core.messages import (
     Heartbeat,
     Hello,
     News,
+    Redirect,
     Refuse,
     Return,
     What,
@@ -63,7 +64,7 @@ from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import TRUE_OF_THE_FILE, Questions
 from copperfs.core.routing import Routing
 from copperfs.core.state import Kind, NodeStats
-from copperfs.types import BlobId, NodeId, PeerRequest, Version
+from copperfs.types import BlobId, ChunkKey, NodeId, PeerRequest, Version
 
 EPOCH_LEAP_MAX = 1 << 20
 # What comes from this node itself.
@@ -90,15 +91,15 @@ class Peering:
         if membership is None or isinstance(event, Alone):
             return self._take(now, event)
         if isinstance(event, Probed):
-            actions = membership.probed(now, event.peer, refused=event.refused)
-        else:
-            actions = self._take(now, event)
-            if not isinstance(event, PeerUp | PeerDown):
-                actions += membership.heard(now, event.peer)
-        return actions + self.reconsider(now)
+            return membership.probed(now, event.peer, refused=event.refused)
+        actions = self._take(now, event)
+        if not isinstance(event, PeerUp | PeerDown):
+            actions += membership.heard(now, event.peer)
+        return actions
 
     def reconsider(self, now: float) -> list[Action]:
-        """If anybody is believed to be better or worse off, others may have to be asked."""
+        """After each step: connect to whom it needs; and if anybody is believed to be better or
+        worse off, others may have to be asked."""
         if self.membership is None:
             return []
         actions = self.membership.settle(now)
@@ -146,6 +147,8 @@ class Peering:
         actions, lost = self.links.down(peer)
         self.fetches.forget_questions_of(peer)
         self.offers.forget(peer)
+        if self.questions.chunks is not None:
+            self.questions.chunks.takers.forget(peer)
         actions += self.calls.peer_changed(peer)
         if up:
             self.links.up(peer)
@@ -160,7 +163,7 @@ class Peering:
                 return self._hear_epoch(now, epoch)
             case Ask():
                 return self._hear_epoch(now, message.epoch) + self._serve(now, peer, message)
-            case GiveEntry() | Refuse():
+            case GiveEntry() | Refuse() | Redirect():
                 actions = self._hear_epoch(now, message.epoch)
                 return actions + self._take_reply(now, peer, message)
             case Heartbeat() if self.membership is not None:
@@ -204,6 +207,10 @@ class Peering:
             case What.LISTING:
                 actions = self.questions.ask(now, List(request, ask.path))
                 return actions + self.offers.asked(now, peer, ListingKey(ask.path))
+            case What.CHUNK:
+                if self.questions.chunks is None:
+                    return self.answers.with_error(Look(request, ask.path), errno.EXDEV)
+                return self.questions.chunks.serve(now, peer, ask)
             case What.OBJECT:
                 assert ask.version is not None, "the codec sees to it"
                 first = min(ask.first, parts_in(ask.version.size) - 1)
@@ -228,12 +235,21 @@ class Peering:
         if kind is Kind.READ:
             assert isinstance(version, Version)
             return (What.OBJECT, fetch.blob) if part.total_bytes == version.size else None
+        if isinstance(version, ChunkKey) and self.questions.chunks is not None:
+            size = self.questions.chunks.tier.size_of(version)
+            return (What.CHUNK, None) if part.total_bytes == size else None
         return None
 
-    def _take_reply(self, now: float, peer: NodeId, message: GiveEntry | Refuse) -> list[Action]:
+    def _take_reply(
+        self, now: float, peer: NodeId, message: GiveEntry | Refuse | Redirect
+    ) -> list[Action]:
         fetch = self.fetches.of_ask(peer, message.number)
         if fetch is None:
             return []
+        if isinstance(message, Redirect):
+            if fetch.subject[0] is not Kind.CHUNK or not self.routing.is_other(message.peer):
+                return []
+            return self.fetches.asking.redirected(now, fetch, peer, message.peer)
         if isinstance(message, Refuse) and message.error not in TRUE_OF_THE_FILE:
             return self.fetches.asking.refused(now, fetch, peer)
         if isinstance(message, Refuse):
@@ -251,6 +267,9 @@ class Peering:
     def _take_part(self, now: float, peer: NodeId, part: GivePart, blob: BlobId) -> list[Action]:
         fetch = self.fetches.of_ask(peer, part.number)
         assert fetch is not None, "it was wanted"
+        if fetch.subject[0] is Kind.CHUNK:
+            actions = self.fetches.asking.answered(fetch, peer)
+            return actions + self.questions.take_chunk(now, fetch, blob)
         fetch.blob, fetch.there = blob, part.index + 1
         if fetch.there == parts_in(part.total_bytes):
             self.stats.answers += 1

@@ -48,10 +48,15 @@ class Policy:
     refused: frozenset[Path] = frozenset()
     rewrite_symlinks: bool = True
     revalidate_s: float | None = None
+    ring: tuple[Path, ...] = ()
+    """Datasets: all files below one of these go through the data tier."""
     _all_shared: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._all_shared = self.shared == (Path(b""),) and not self.local
+
+    def is_ring(self, path: Path) -> bool:
+        return any(is_below(path, each) for each in self.ring)
 
     def place(self, path: Path) -> Place:
         if self._all_shared and not self.refused:
@@ -82,7 +87,7 @@ class Policy:
     def is_uniform_below(self, directory: Path) -> bool:
         """Whether all that is below *directory* is shared and one snapshot, and nothing of it has
         to be shown as something else, but for absolute links."""
-        apart = (*self.local, *self.pseudo, *self.refused)
+        apart = (*self.local, *self.pseudo, *self.refused, *self.ring)
         return (
             self.revalidate_s is None
             and self.place(directory) is Place.SHARED

@@ -6,6 +6,7 @@
 * a name is looked for by fetching its directory's listing, which then answers for all its names,
   also the missing ones. Only where a listing tells too little (a very large directory, one that may
   be searched but not read) a name is looked up by itself;
+* a file of the data tier is read in chunks (``chunks.py``);
 * the front may read files of a listing that was *granted* by itself, and list the directories below
   it if all below is alike, on a credit of bytes that is reserved for it; otherwise a file's bytes
   are fetched whole up to ``whole_max_bytes``; above that the asker gets a handle.
@@ -32,10 +33,12 @@ from copperfs.core.ahead import Ahead, is_nobodys
 from copperfs.core.answers import Answers
 from copperfs.core.asking import Fetch
 from copperfs.core.cache import Cache, until
+from copperfs.core.chunks import Chunks
 from copperfs.core.events import (
     Failed,
     HaveRead,
     List,
+    Loaded,
     Look,
     Looked,
     Opened,
@@ -43,6 +46,7 @@ from copperfs.core.events import (
     Question,
     Read,
     Scanned,
+    WantChunk,
 )
 from copperfs.core.fetches import Fetches
 from copperfs.core.links import parts_in
@@ -82,6 +86,8 @@ class Questions:
     offers: Offers | None
     """None for a node alone, which nobody follows."""
     ahead: Ahead
+    chunks: Chunks | None = None
+    """None without a data tier."""
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -95,8 +101,8 @@ class Questions:
                 return self._look(now, question)
             case List():
                 return self._list(now, question)
-            case Read():
-                return self._read(now, question)
+            case Read() | WantChunk():
+                return self._ask_bytes(now, question)
 
     def _look(self, now: float, question: Look) -> list[Action]:
         path = question.path
@@ -126,6 +132,20 @@ class Questions:
             return self._fetch(now, (Kind.SCAN, question.path, None), question)
         self.stats.answered_from_shelf += 1
         return self.answers.with_listing(now, question, question.path, held)
+
+    def _ask_bytes(self, now: float, question: Read | WantChunk) -> list[Action]:
+        if isinstance(question, Read) and not self._is_chunked(question):
+            return self._read(now, question)
+        assert self.chunks is not None
+        if isinstance(question, WantChunk):
+            return self.chunks.want(now, question)
+        return self.chunks.read(now, question)
+
+    def _is_chunked(self, question: Read) -> bool:
+        """Peers ask for chunks by themselves, or mean the whole file."""
+        if self.chunks is None or isinstance(question.request, PeerRequest):
+            return False
+        return self.chunks.is_chunked(question.path, question.version)
 
     def _read(self, now: float, question: Read) -> list[Action]:
         if not question.alone:
@@ -165,8 +185,13 @@ class Questions:
             case Looked(_, entry):
                 fresh_until = until(now, self.policy.fresh_s(path))
                 return self.take_entry(now, fetch, entry, fresh_until, now)
+            case HaveRead() | Loaded() if fetch.subject[0] is Kind.CHUNK:
+                assert self.chunks is not None
+                return self.chunks.conclude(now, fetch, outcome) + self._room_was_made(now)
             case HaveRead(_, blob):
                 return self.take_object(now, fetch, blob)
+            case Loaded():
+                raise AssertionError("only chunks are loaded")
             case Opened(_, handle):
                 ended = self.fetches.end(fetch)
                 answers = self.answers.with_handle(fetch.asked[0], handle)
@@ -198,6 +223,10 @@ class Questions:
             actions += self.cache.publish_listing(path, held)
         self._note(now, ListingKey(path))
         return actions + self._room_was_made(now)
+
+    def take_chunk(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
+        assert self.chunks is not None
+        return self.chunks.take_given(now, fetch, blob) + self._room_was_made(now)
 
     def take_entry(
         self,
@@ -281,7 +310,7 @@ class Questions:
         return [] if fetch.blob is None else self.pins.release(fetch.blob)
 
     def _room_was_made(self, now: float) -> list[Action]:
-        return self.fetches.room_was_made(lambda question: self._read(now, question))
+        return self.fetches.room_was_made(lambda question: self._ask_bytes(now, question))
 
     # --- time passes, and all is forgotten -------------------------------------------------------
 
@@ -322,7 +351,7 @@ def _is_asked_here(fetch: Fetch) -> bool:
 
 def _too_late(outcome: Outcome) -> list[Action]:
     match outcome:
-        case HaveRead(_, blob):
+        case HaveRead(_, blob) | Loaded(_, int() as blob):
             return [ReleaseBlob(blob)]
         case Opened(_, handle):
             return [ReleaseHandle(handle)]

@@ -1,22 +1,27 @@
 """Whom to ask: the one place of the core that knows how the nodes are arranged.
 
+There are two arrangements, which are used in one way. In the trees a node asks its parent, in the
+ring of owners (``owners.py``) the owner of a chunk; who has nobody above reads the source.
+
 Everybody else asks here, at the time when they need it, and remembers at most whom they asked. A
 node asks its parent in the tree of the directory; if that one is doubted, the one that it would ask
 if that one were gone, and so on. Where nobody is left above it is the root, and reads the source.
 If that is so only because others are doubted, it waits for as long as they may yet answer.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from copperfs.core.company import CANDIDATES_MAX
 from copperfs.core.links import Links
 from copperfs.core.membership import Membership
 from copperfs.core.messages import PATH_BYTES_MAX
+from copperfs.core.owners import Owners
 from copperfs.core.policy import Place, Policy
 from copperfs.core.state import Kind, Subject
 from copperfs.core.trees import Trees
-from copperfs.types import NodeId, Path, split
+from copperfs.types import ChunkKey, NodeId, Path, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Routing:
     """None for a node that is a job by itself."""
     links: Links
     membership: Membership | None
+    owners: Owners | None = None
+    """None where there is no data tier, or no other node."""
 
     def tree_of(self, subject: Subject) -> int:
         """A directory and what is in it are asked for in one tree."""
@@ -53,9 +60,9 @@ class Routing:
         kind, path, _ = subject
         return self.trees.tree_of(path if kind is Kind.SCAN else split(path)[0])
 
-    def way(self, subject: Subject, tree: int, passed: Collection[NodeId] = ()) -> Way:
+    def way(self, now: float, subject: Subject, tree: int, passed: Collection[NodeId] = ()) -> Way:
         """How to get this now, not by those who are *passed* over."""
-        kind, path, _ = subject
+        kind, path, key = subject
         membership = self.membership
         if (
             membership is None
@@ -64,25 +71,59 @@ class Routing:
             or self.policy.place(path) is not Place.SHARED
         ):
             return _SOURCE
+        if isinstance(key, ChunkKey):
+            return self._way_to_owner(now, membership, key, passed)
         parent = membership.parents[tree]
         if parent is None:
             return _SOURCE
         if parent not in passed and membership.is_good(parent):
             return Way(parent)
-        return self._way_around(membership, tree, passed)
-
-    def _way_around(self, membership: Membership, tree: int, passed: Collection[NodeId]) -> Way:
         assert self.trees is not None
-        excluded = membership.view.gone | set(passed)
+        above = partial(self.trees.parent, tree)
+        return self._way_around(now, membership, above, passed, membership.view.gone)
+
+    def _way_to_owner(
+        self, now: float, membership: Membership, key: ChunkKey, passed: Collection[NodeId]
+    ) -> Way:
+        owners, gone = self.owners, membership.view.gone
+        if owners is None:
+            return _SOURCE
+        if owners.from_source and gone and owners.owner(key, ()) in gone:
+            return Way(in_place=True)
+        gone = gone.union(owners.without(now))
+        first = owners.before_me(key, gone)
+        if first is None and not passed:
+            return _SOURCE
+        above = partial(owners.before_me, key)
+        return self._way_around(now, membership, above, passed, gone, reach=True)
+
+    def _way_around(
+        self,
+        now: float,
+        membership: Membership,
+        above: Callable[[Collection[NodeId]], NodeId | None],
+        passed: Collection[NodeId],
+        gone: Collection[NodeId],
+        *,
+        reach: bool = False,
+    ) -> Way:
+        """*above* says whom to ask if those are gone. *reach*: this node is not in touch with them
+        anyway."""
+        excluded = set(gone) | set(passed)
         not_before, meanwhile, skipped = float("-inf"), None, False
         for _ in range(CANDIDATES_MAX):
-            peer = self.trees.parent(tree, excluded)
+            peer = above(excluded)
             if peer is None:
                 # The next root, if only those are not there who were passed over.
                 others = bool(passed) and skipped
                 return Way(None, not_before, meanwhile, in_place=True, many_might=others)
+            if reach:
+                membership.reach(now, peer)
             if membership.is_good(peer):
                 return Way(peer)
+            connects_until = membership.connects_until(now, peer) if reach else None
+            if connects_until is not None:
+                return Way(None, max(not_before, connects_until), meanwhile, in_place=True)
             not_before = max(not_before, membership.doubted_until(peer))
             if meanwhile is None and self.links.is_up(peer):
                 meanwhile = peer
@@ -92,6 +133,33 @@ class Routing:
 
     def is_good(self, peer: NodeId) -> bool:
         return self.membership is not None and self.membership.is_good(peer)
+
+    def reaches(self, now: float, peer: NodeId) -> float | None:
+        """Be in touch with one that another named; until when to wait for it if it is not good,
+        None if that is in vain."""
+        assert self.membership is not None
+        self.membership.reach(now, peer)
+        return self.membership.connects_until(now, peer)
+
+    def is_other(self, node: NodeId) -> bool:
+        """Whether it is a node of this job, and not this one."""
+        return self.trees is not None and node < self.trees.nodes and node != self.trees.me
+
+    def gone(self) -> Collection[NodeId]:
+        """Those whom this node believes to be gone."""
+        return () if self.membership is None else self.membership.view.gone
+
+    def passed_over(self, now: float, peer: NodeId, owners: Collection[NodeId]) -> None:
+        """*peer* says that these did not give it a chunk in time."""
+        for each in owners:
+            if self.owners is not None and each != peer:
+                self.owners.told_of(now, each)
+
+    def is_mine(self, key: ChunkKey) -> bool:
+        """Whether this node is the one to keep it, as far as it knows."""
+        if self.owners is None or self.membership is None:
+            return True
+        return self.owners.is_mine(key, self.membership.view.gone)
 
     def owes(self, now: float, peer: NodeId) -> None:
         """It is being asked."""

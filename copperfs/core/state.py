@@ -20,10 +20,12 @@ class Kind(IntEnum):
     LOOK = 2
     READ = 3
     OPEN = 4
+    CHUNK = 5
 
 
 Subject = tuple[Kind, Path, object]
-"""Fetches of one subject are one fetch; the third part is the version, for bytes."""
+"""Fetches of one subject are one fetch; the third part is the version, for bytes, and the key, for
+a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,18 @@ class Limits:
     """So many reads of the source at once in the place of others; 0 for none at all."""
     fallback_jitter_s: float = 0.0
     """Each begins at a random moment of so long."""
+
+    cut_through: bool = True
+    """Large objects are passed on while they arrive. False: when they are whole, for comparison."""
+    chunk_bytes: int = 0
+    """Of the data tier; 0: there is none, here or anywhere."""
+    tier_memory_bytes: int = 0
+    """For the chunks that this node owns. What it needs to pass chunks on it has in any case."""
+    tier_has_disk: bool = False
+    lost_from_source: bool = False
+    """What an owner had that is gone is read from the source by each reader, for comparison."""
+    takers_max: int = 16
+    """To so many nodes an owner gives a chunk; who comes later is sent to one of them."""
 
     @property
     def whole_max_bytes(self) -> int:
@@ -110,6 +124,28 @@ class NodeStats:
     """Times that others took this node for gone, and it said that it is not."""
     reparentings: int = 0
     """Changes of whom this node asks, in any tree."""
+    tier_from_memory: int = 0
+    """Chunks that were asked for, here or by a peer, and found in this node's memory,"""
+    tier_from_disk: int = 0
+    """on its disk,"""
+    tier_from_peers: int = 0
+    """at another node,"""
+    tier_from_source: int = 0
+    """and nowhere but there."""
+    tier_ahead: int = 0
+    """Chunks of them that were fetched because those before them were read in a row."""
+    redirects: int = 0
+    """Peers that were sent to another one for a chunk."""
+    redirected: int = 0
+    """Times that this node was sent to another one."""
+    tier_timeouts: int = 0
+    """Chunks that an owner did not give in time, though it lives."""
+    tier_exclusions: int = 0
+    """Owners that this node did without for a while, because that went on."""
+    tier_memory_held_bytes: int = 0
+    tier_memory_held_count: int = 0
+    tier_memory_budget_bytes: int = 0
+    tier_evictions: int = 0
     spoiled: int = 0
     """Parts that were not what their digest says."""
     fetching: int = 0

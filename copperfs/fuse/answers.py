@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from copperfs.blob import Blob
 from copperfs.core.actions import (
+    AnswerChunk,
     AnswerEntry,
     AnswerHandle,
     AnswerListing,
@@ -22,9 +23,9 @@ from copperfs.types import Path, RequestId
 
 T = TypeVar("T")
 
-Answered = AnswerEntry | AnswerListing | AnswerObject | AnswerHandle
+Answered = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHandle
 Content = Blob | int | None
-"""The bytes behind an object, the descriptor behind a handle."""
+"""The bytes behind an object or a chunk, the descriptor behind a handle."""
 Deliver = Callable[[Answered, Content, Callable[[float | None], float | None]], T]
 """Takes an answer, its content, and what turns a time of the core's clock into seconds from now."""
 

@@ -17,7 +17,7 @@ from copperfs.blob import Blob
 from copperfs.core.actions import CacheKey, ListingKey, ObjectKey
 from copperfs.core.listing import Listing
 from copperfs.fuse.answers import Asker
-from copperfs.types import Attributes, Entry, Path
+from copperfs.types import Attributes, ChunkKey, Entry, Path
 
 if TYPE_CHECKING:
     from copperfs.fuse._front import Front
@@ -31,6 +31,10 @@ NUMBERS_MAX = 4
 class Board:
     front: "Front"
     _where: dict[CacheKey, set[int]] = field(default_factory=dict)
+    _chunked: dict[ObjectKey, set[int]] = field(default_factory=dict)
+    """Files of which chunks are published. Which ones they are the front knows."""
+    _files: dict[int, ObjectKey] = field(default_factory=dict)
+    """The same by number."""
 
     def node(self, number: int) -> tuple[Path, Attributes] | None:
         """What a node number stands for; None if the kernel has forgotten it."""
@@ -70,6 +74,19 @@ class Board:
     def publish_object_for(self, number: int, key: ObjectKey, blob: Blob) -> None:
         if self.front.publish_object(number, blob):
             self._note(key, number)
+
+    def publish_chunk_for(self, number: int, key: ChunkKey, chunk_bytes: int, blob: Blob) -> None:
+        if not self.front.publish_chunk(number, key.index, chunk_bytes, blob):
+            return
+        if number not in self._files:
+            file = ObjectKey(key.path, key.version)
+            self._files[number] = file
+            self._chunked.setdefault(file, set()).add(number)
+
+    def missing_chunks(self, number: int, offset: int, size: int) -> list[int]:
+        """Where to ask for those chunks of what is read that are not published; nothing if it is
+        not known that there are any."""
+        return self.front.missing_chunks(number, offset, size)
 
     # What no request of this node has asked for yet.
 
@@ -111,18 +128,38 @@ class Board:
 
     # --- letting go ------------------------------------------------------------------------------
 
-    def withdraw(self, key: CacheKey) -> None:
+    def withdraw(self, key: CacheKey | ChunkKey) -> None:
+        if isinstance(key, ChunkKey):
+            self._withdraw_chunk(key)
+            return
         for number in self._where.pop(key, ()):
             self.front.withdraw(number)
 
+    def _withdraw_chunk(self, key: ChunkKey) -> None:
+        file = ObjectKey(key.path, key.version)
+        numbers = self._chunked.get(file, set())
+        for number in tuple(numbers):
+            if not self.front.withdraw_chunk(number, key.index):
+                numbers.discard(number)  # the last one, or the kernel has forgotten the node
+                del self._files[number]
+        if not numbers:
+            self._chunked.pop(file, None)
+
     def withdraw_all(self) -> None:
         self._where.clear()
+        self._chunked.clear()
+        self._files.clear()
         self.front.clear()
 
-    def used(self) -> list[CacheKey]:
+    def used(self) -> list[CacheKey | ChunkKey]:
         """What the front has answered from since this was last asked."""
         owners = {number: key for key, numbers in self._where.items() for number in numbers}
-        return [owners[number] for number in self.front.touched(owners)]
+        used: list[CacheKey | ChunkKey] = [owners[number] for number in self.front.touched(owners)]
+        for number, index in self.front.touched_chunks():
+            file = self._files.get(number)
+            if file is not None:
+                used.append(ChunkKey(file.path, file.version, index))
+        return used
 
     def look_again(self, path: Path) -> Callable[[], object] | None:
         """What a worker thread is to do so that the kernel looks *path* up again."""

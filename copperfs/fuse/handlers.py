@@ -17,6 +17,7 @@ from typing import TypeVar
 import pyfuse3
 
 from copperfs.core.actions import (
+    AnswerChunk,
     AnswerEntry,
     AnswerHandle,
     AnswerListing,
@@ -28,6 +29,7 @@ from copperfs.core.listing import Listing
 from copperfs.errors import CopperError
 from copperfs.fuse.answers import Answered, Asker, Content, SourceError
 from copperfs.fuse.board import Board
+from copperfs.fuse.pieces import Pieces, ask_at_each
 from copperfs.fuse.statfs import Statfs
 from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join
 
@@ -183,20 +185,32 @@ class FrontHandlers(pyfuse3.Operations):
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
         path, attributes = self._node(number)
         version = attributes.version
+        pieces = Pieces(offset, size, version.size)
 
-        def publish(answer: Answered, content: Content, _: Remaining) -> bytes | None:
+        def publish(answer: Answered, content: Content, _: Remaining) -> None:
             if isinstance(answer, AnswerHandle):
                 assert isinstance(content, int)
                 self._board.publish_handle(number, content)
-            elif isinstance(answer, AnswerObject):
-                assert content is not None
-                assert not isinstance(content, int)
+                return
+            assert content is not None
+            assert not isinstance(content, int)
+            if isinstance(answer, AnswerChunk):
+                self._board.publish_chunk_for(number, answer.key, answer.chunk_bytes, content)
+            else:
+                assert isinstance(answer, AnswerObject)
                 self._board.publish_object_for(number, ObjectKey(path, version), content)
-                if full:
-                    return bytes(content.view[offset : offset + size])
-            return None
+            pieces.take(answer, content)
 
-        data = await self._ask(lambda request: Read(request, path, version), publish)
+        async def ask(at: int) -> None:
+            await self._ask(lambda request: Read(request, path, version, offset=at), publish)
+
+        missing = [] if full else self._board.missing_chunks(number, offset, size)
+        if missing:
+            await ask_at_each(ask, missing)
+        else:
+            await ask(pieces.first_byte)
+            await ask_at_each(ask, pieces.missing())
+        data = pieces.joined() if full else None
         if data is None:
             raise pyfuse3.FUSEError(RETRY)
         return data

@@ -16,7 +16,14 @@ import pyfuse3
 import trio
 
 from copperfs.blob import Blob
-from copperfs.core.actions import AnswerEntry, AnswerListing, CacheKey, ObjectKey
+from copperfs.core.actions import (
+    AnswerChunk,
+    AnswerEntry,
+    AnswerListing,
+    AnswerObject,
+    CacheKey,
+    ObjectKey,
+)
 from copperfs.core.events import List, Look, Question, Read
 from copperfs.core.listing import Listing
 from copperfs.fuse.answers import Answered, Asker, Content, SourceError
@@ -29,8 +36,9 @@ from copperfs.fuse.handlers import (
     guarded,
 )
 from copperfs.fuse.inodes import Inode, Inodes
+from copperfs.fuse.pieces import Pieces, ask_at_each
 from copperfs.fuse.statfs import Statfs
-from copperfs.types import Attributes, Entry, Path, RequestId, join, split
+from copperfs.types import Attributes, ChunkKey, Entry, Path, RequestId, join, split
 
 FOREVER_S = 10 * 365 * 24 * 3600.0
 NAME_MAX = 255
@@ -52,7 +60,7 @@ class PlainPublications:
 
     inodes: Inodes
 
-    def withdraw(self, key: CacheKey) -> None:
+    def withdraw(self, key: CacheKey | ChunkKey) -> None:
         """Nothing was published anywhere."""
 
     def withdraw_all(self) -> None:
@@ -64,7 +72,7 @@ class PlainPublications:
     def publish_listing(self, path: Path, listing: Listing) -> None:
         """There is nowhere to publish to."""
 
-    def used(self) -> list[CacheKey]:
+    def used(self) -> list[CacheKey | ChunkKey]:
         return []
 
     def look_again(self, path: Path) -> Callable[[], object] | None:
@@ -245,16 +253,8 @@ class PlainHandlers(pyfuse3.Operations):
         version = inode.attributes.version
         fd = self._handles.get(number)
         if fd is None:
-
-            def take(answer: Answered, content: Content, _: Remaining) -> bytes | None:
-                if isinstance(content, int):
-                    self._handles.put(number, content)
-                    return None
-                assert content is not None
-                return bytes(content.view[offset : offset + size])
-
             try:
-                data = await self._asker.ask(_reading(inode.path, inode.attributes), take)
+                data = await self._read_held(number, inode, Pieces(offset, size, version.size))
             except SourceError as error:
                 if error.errno in LOOK_AGAIN:
                     await self._asker.wait_kernel_told()
@@ -276,6 +276,24 @@ class PlainHandlers(pyfuse3.Operations):
             raise SourceError(errno.ESTALE)
         return data
 
+    async def _read_held(self, number: int, inode: Inode, pieces: Pieces) -> bytes | None:
+        """From what the core holds; None if it gives a handle."""
+
+        def take(answer: Answered, content: Content, _: Remaining) -> None:
+            if isinstance(content, int):
+                self._handles.put(number, content)
+                return
+            assert content is not None
+            assert isinstance(answer, AnswerObject | AnswerChunk)
+            pieces.take(answer, content)
+
+        async def ask(at: int) -> None:
+            await self._asker.ask(_reading(inode.path, inode.attributes, at), take)
+
+        await ask(pieces.first_byte)
+        await ask_at_each(ask, pieces.missing())
+        return pieces.joined()
+
     def _timeout(self, fresh_s: float | None) -> float:
         if not self._kernel_cache:
             return 0.0
@@ -296,10 +314,10 @@ class PlainHandlers(pyfuse3.Operations):
         return shown
 
 
-def _reading(path: Path, attributes: Attributes) -> Callable[[RequestId], Question]:
+def _reading(path: Path, attributes: Attributes, at: int) -> Callable[[RequestId], Question]:
     if not stat.S_ISREG(attributes.mode):
         raise pyfuse3.FUSEError(errno.EINVAL)
-    return lambda request: Read(request, path, attributes.version)
+    return lambda request: Read(request, path, attributes.version, offset=at)
 
 
 def _read_version(fd: int, offset: int, size: int, version: tuple[int, int]) -> bytes | None:

@@ -11,7 +11,7 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -20,6 +20,7 @@ import trio
 from copperfs.blob import Blob
 from copperfs.core.actions import (
     Action,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -40,6 +41,7 @@ from copperfs.core.actions import (
     PerformCall,
     Probe,
     Publish,
+    ReadChunk,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -68,7 +70,7 @@ from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
 from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
-from copperfs.types import CallId, HandleId, NodeId, Path, PeerRequest, RequestId
+from copperfs.types import CallId, ChunkKey, HandleId, NodeId, Path, PeerRequest, RequestId
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -84,7 +86,7 @@ LEAVES_WITHIN_S = 1.0
 class Publications(Protocol):
     """Where answers were published to, and what the kernel was told."""
 
-    def withdraw(self, key: CacheKey) -> None:
+    def withdraw(self, key: CacheKey | ChunkKey) -> None:
         """This is no longer held."""
 
     def withdraw_all(self) -> None:
@@ -96,7 +98,7 @@ class Publications(Protocol):
     def publish_listing(self, path: Path, listing: Listing) -> None:
         """The same, for as long as the epoch."""
 
-    def used(self) -> list[CacheKey]:
+    def used(self) -> Sequence[CacheKey | ChunkKey]:
         """What was used without the core being asked."""
         ...
 
@@ -270,11 +272,11 @@ class Engine:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+            case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 self.fetcher.start(action)
             case AnswerEntry() | AnswerListing():
                 self._answer(action.request, action, None)
-            case AnswerObject(request, _, blob):
+            case AnswerObject(request, _, blob) | AnswerChunk(request, _, blob, _):
                 self._answer(request, action, self.blobs.held[blob])
             case AnswerHandle(request, handle):
                 self._answer_handle(request, action, handle)
@@ -379,6 +381,7 @@ class Engine:
         while True:
             await trio.sleep(HOUSEKEEPING_S)
             self.fetcher.replace_stuck()
+            self.fetcher.close_unused()
             used = self.publications.used()
             if used:
                 self.post(Used(tuple(used)))

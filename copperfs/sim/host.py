@@ -10,10 +10,11 @@ wrong with either is an AssertionError here, where it happens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from copperfs.core.actions import (
     Action,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -25,18 +26,23 @@ from copperfs.core.actions import (
     EndCall,
     Evict,
     Happened,
+    ListingKey,
+    LoadChunk,
     LookAgain,
     LookSource,
     NewEpoch,
+    ObjectKey,
     OpenSource,
     PerformCall,
     Probe,
     Publish,
+    ReadChunk,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
     Send,
+    StoreChunk,
 )
 from copperfs.core.events import (
     CallPerformed,
@@ -44,6 +50,7 @@ from copperfs.core.events import (
     Event,
     HaveRead,
     Leave,
+    Loaded,
     Opened,
     Probed,
     PushBatch,
@@ -56,21 +63,47 @@ from copperfs.core.links import parts_in
 from copperfs.core.messages import PART_BYTES, Batch, Item, Message, Return, What
 from copperfs.core.node import Node
 from copperfs.sim.clock import Clock
+from copperfs.sim.disk import Disk
 from copperfs.sim.peers import Blobs, Peers
 from copperfs.sim.pieces import Piece, size_of
 from copperfs.sim.port import Port
 from copperfs.sim.process import Process
 from copperfs.sim.source import Arrived, ContentRead, FileOpened, Hands
 from copperfs.sim.trace import Trace
-from copperfs.types import CallId, FetchId, HandleId, NodeId, Path, PeerRequest, RequestId, Version
+from copperfs.types import (
+    CallId,
+    ChunkKey,
+    FetchId,
+    HandleId,
+    NodeId,
+    Path,
+    PeerRequest,
+    RequestId,
+    Version,
+)
 
-Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | Sequence[Piece]
+
+@dataclass(frozen=True, slots=True)
+class ChunkGiven:
+    key: ChunkKey
+    pieces: Sequence[Piece]
+    chunk_bytes: int
+
+
+Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | ChunkGiven | Sequence[Piece]
 """How a question ended; an object as its pieces."""
 
 EPOCH_WITHIN_S, CLEAR_WITHIN_S = 5.0, 15.0
 LEAVES_WITHIN_S = 1.0
 SLACK_S = 0.01
 """That an answer may be later than its deadline: the node is woken for it at that time."""
+
+
+class Front(Protocol):
+    """Answers by itself what was published."""
+
+    def publish(self, key: ListingKey | ObjectKey) -> None: ...
+    def forget(self, key: ListingKey | ObjectKey | ChunkKey) -> None: ...
 
 
 @dataclass(slots=True)
@@ -96,6 +129,10 @@ class Host:
     port: Port = field(init=False)
     peers: Peers = field(init=False)
     blobs: Blobs = field(default_factory=Blobs)
+    disk: Disk = field(init=False)
+    """Of the data tier; it outlives the process."""
+    front: Front | None = None
+    """What stands between applications and the daemon, if anything does."""
     handles: set[HandleId] = field(default_factory=set)
     happened: list[tuple[float, Happened]] = field(default_factory=list)
     """What the core wrote into its log of events."""
@@ -223,12 +260,18 @@ class Host:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+            case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 assert action.fetch not in self._at_source, f"{action} is begun twice"
                 self._at_source.add(action.fetch)
                 self.hands.start(action, self._source_said)
             case AnswerObject(request, _, blob):
                 self._answer(request, self.blobs.held[blob])
+            case AnswerChunk(request, key, blob, chunk_bytes):
+                self._answer(request, ChunkGiven(key, self.blobs.held[blob], chunk_bytes))
+            case LoadChunk(fetch, key):
+                self.clock.at(self.disk.loaded_at(key), self.process.take, self._load, fetch, key)
+            case StoreChunk(key, blob):
+                self.disk.store(key, self.blobs.held[blob])
             case AnswerEntry() | AnswerListing() | AnswerError():
                 self._answer(action.request, action)
             case AnswerHandle(request, handle):
@@ -256,8 +299,14 @@ class Host:
                 self.happened.append((self.clock.now, action))
             case Send():
                 self.peers.send(action)
-            case Evict() | LookAgain() | NewEpoch() | Publish():
-                pass  # there is neither a front nor a kernel to be told
+            case Publish(key):
+                if self.front is not None:
+                    self.front.publish(key)
+            case Evict(key):
+                if self.front is not None:
+                    self.front.forget(key)
+            case LookAgain() | NewEpoch():
+                pass  # there is no kernel to be told
             case _:
                 assert_never(action)
 
@@ -286,6 +335,10 @@ class Host:
                 self.post(Opened(fetch, handle))
             case _:
                 self.post(arrived)
+
+    def _load(self, fetch: FetchId, key: ChunkKey) -> None:
+        pieces = self.disk.load(key)
+        self.post(Loaded(fetch, None if pieces is None else self.blobs.keep(pieces)))
 
     # --- what the port says ----------------------------------------------------------------------
 

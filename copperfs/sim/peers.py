@@ -189,7 +189,7 @@ class Peers:
             return
         what, blob = wanted
         last = part.index + 1 == parts_in(part.total_bytes)
-        if what is What.OBJECT:
+        if what is not What.LISTING:
             if blob is None:
                 assert part.index == 0, "parts come in order"
                 blob = self.blobs.keep(piece.alone)

@@ -78,6 +78,12 @@ def content_of(path: Path, version: Version, *, with_bytes: bool) -> tuple[Piece
     return tuple(made)
 
 
+def chunk_of(path: Path, version: Version, offset: int, length: int, *, with_bytes: bool) -> Piece:
+    """A chunk of such a file; one piece, since it travels in one message."""
+    seed = digest(b"chunk %d %s %s" % (offset, repr(tuple(version)).encode(), path))
+    return piece_of(seed[:length].ljust(length, seed[:1])) if with_bytes else Piece(length, seed)
+
+
 def listing_piece(listing: Listing, index: int, *, with_bytes: bool) -> Piece:
     """A part of a listing; the digest is taken once, and remembered with the listing as the daemon
     does it. Without bytes the listing itself goes from node to node: the core looks into it."""

@@ -51,6 +51,9 @@ class Port:
     """The open ones, in the order in which they came."""
     links: Links = field(init=False)
     unsendable: int = 0
+    weight: int = 1
+    """It stands for so many nodes that do the same at the same time: what passes between them and
+    another one costs that one so many times."""
     _keepers: dict[NodeId, _Keeper] = field(default_factory=dict)
     _to_say: deque[tuple[Callable[..., None], tuple[object, ...]]] = field(default_factory=deque)
     _speaking: bool = False
@@ -102,29 +105,45 @@ class Port:
 
     # --- what a message takes --------------------------------------------------------------------
 
-    def reserve_sending(self, size: int) -> float:
-        """When it has left this machine."""
+    def reserve_sending(self, size: int, times: int) -> float:
+        """When it has left this machine; the last one, if it goes to several."""
         costs = self.network.costs
         ready, now = self._sending_free, self.network.clock.now
         if ready < now:
             ready = now
-        self._sending_free = ready = ready + costs.send_s
+        took = costs.send_s + size * costs.send_byte_s
+        if times > 1:
+            took, size = took * times, size * times
+        self._sending_free = ready = ready + took
+        if self._receiving_free > now:
+            self._receiving_free += took
         if self._nic_out_free > ready:
             ready = self._nic_out_free
         self._nic_out_free = ready = ready + size / costs.bytes_per_s
         return ready
 
-    def reserve_receiving(self, size: int, comes: float) -> float:
+    def reserve_receiving(self, size: int, comes: float, times: int) -> float:
         """When it was taken in; *comes* is when its last byte could be here."""
         costs = self.network.costs
+        work = costs.receive_s + size * costs.receive_byte_s
+        if times > 1:
+            work, size = work * times, size * times
         took = size / costs.bytes_per_s
         if comes - took < self._nic_in_free:
             comes = self._nic_in_free + took
         self._nic_in_free = comes
         if comes < self._receiving_free:
             comes = self._receiving_free
-        self._receiving_free = comes = comes + costs.receive_s
+        self._receiving_free = comes = comes + work
         return comes
+
+    def compute(self, seconds: float) -> float:
+        """When the daemon has done something else for so long."""
+        now = self.network.clock.now
+        self._sending_free = ready = max(now, self._sending_free) + seconds
+        if self._receiving_free > now:
+            self._receiving_free += seconds
+        return ready
 
     # --- connections that this node keeps --------------------------------------------------------
 

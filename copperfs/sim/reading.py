@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from copperfs.core.actions import AnswerEntry, AnswerError, AnswerHandle, AnswerListing
 from copperfs.core.events import Look, Read
-from copperfs.sim.host import Answered, Host
+from copperfs.sim.host import Answered, ChunkGiven, Host
 from copperfs.sim.pieces import Piece, same
 from copperfs.sim.source import Source
 from copperfs.types import Entry, Path, Version, split
@@ -81,10 +81,12 @@ class Reading:
         self._ask()
         self.host.ask(lambda request: Look(request, path), self._answered)
 
-    def _read(self, version: Version) -> None:
+    def _read(self, version: Version, offset: int = 0) -> None:
         self._version = version
         self._ask()
-        self.host.ask(lambda request: Read(request, self.path, version), self._answered)
+        self.host.ask(
+            lambda request: Read(request, self.path, version, offset=offset), self._answered
+        )
 
     def _ask(self) -> None:
         self._asked_at, self._still_s = self.host.clock.now, self.host.process.still_s()
@@ -101,6 +103,8 @@ class Reading:
                 self._fail(answer.error)
             case AnswerHandle():
                 self._end()
+            case ChunkGiven():
+                self._compare_chunk(answer)
             case _:
                 self._compare(answer)
 
@@ -117,6 +121,19 @@ class Reading:
     def _compare(self, pieces: Sequence[Piece]) -> None:
         assert self._version is not None
         assert same(pieces, self.source.content(self.path, self._version)), "wrong bytes"
+        self.has_bytes = True
+        self._end()
+
+    def _compare_chunk(self, chunk: ChunkGiven) -> None:
+        """One after the other, to the end."""
+        key, offset = chunk.key, chunk.key.index * chunk.chunk_bytes
+        assert key.version == self._version
+        length = min(chunk.chunk_bytes, key.version.size - offset)
+        expected = self.source.chunk(self.path, key.version, offset, length)
+        assert same(chunk.pieces, [expected]), "wrong bytes"
+        if offset + length < key.version.size:
+            self.host.process.after(0.0, self._read, key.version, offset + length)
+            return
         self.has_bytes = True
         self._end()
 

@@ -16,11 +16,18 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadSource, ScanSource
+from copperfs.core.actions import (
+    Fetch,
+    LookSource,
+    OpenSource,
+    ReadChunk,
+    ReadSource,
+    ScanSource,
+)
 from copperfs.core.events import Failed, Looked, Scanned
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.sim.clock import Clock
-from copperfs.sim.pieces import Piece, content_of
+from copperfs.sim.pieces import Piece, chunk_of, content_of
 from copperfs.types import ROOT, Attributes, Entry, FetchId, Path, Version, join, split
 
 
@@ -36,6 +43,8 @@ class SourceCosts:
     """For each name of a directory that is scanned."""
     latency_s: float = 300e-6
     bytes_per_s: float = 2e9
+    client_bytes_per_s: float = 2e9
+    """That one node gets at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,8 @@ def kind_of(fetch: Fetch) -> str:
             return "read"
         case OpenSource():
             return "open"
+        case ReadChunk():
+            return "chunk"
 
 
 @dataclass(slots=True, repr=False)
@@ -72,7 +83,11 @@ class Source:
     costs: SourceCosts = field(default_factory=SourceCosts)
     with_bytes: bool = True
     counts: Counter[tuple[str, Path]] = field(default_factory=Counter)
-    """Operations by kind and path: scan, look, read, open."""
+    """Operations by kind and path: scan, look, read, open, chunk."""
+    chunk_counts: Counter[tuple[Path, int]] = field(default_factory=Counter)
+    """Of chunks, also by offset."""
+    streamed_bytes: int = 0
+    """Read through handles."""
     failing: dict[Path, int] = field(default_factory=dict)
     """The errno that every operation on a path gets."""
     slow: dict[Path, float] = field(default_factory=dict)
@@ -106,6 +121,10 @@ class Source:
         self._listings.pop(directory, None)
         return entry.attributes.version
 
+    def add_directory(self, path: Path) -> None:
+        if path not in self._directories:
+            self._add_name(path, b"")
+
     def change(self, path: Path) -> Version:
         """The file has other bytes from now on, as many."""
         old = self._files[path].attributes.version
@@ -135,6 +154,9 @@ class Source:
             self._contents[path, version] = found
         return found
 
+    def chunk(self, path: Path, version: Version, offset: int, length: int) -> Piece:
+        return chunk_of(path, version, offset, length, with_bytes=self.with_bytes)
+
     def _add_name(self, directory: Path, name: bytes) -> None:
         if directory not in self._directories:
             self._directories[directory] = {}
@@ -150,12 +172,25 @@ class Source:
         path = fetch.path
         self.counts[kind_of(fetch), path] += 1
         ends = self._serve(path, isinstance(fetch, ScanSource))
+        size = 0
         if isinstance(fetch, ReadSource):
+            size = fetch.version.size
+        elif isinstance(fetch, ReadChunk):
+            self.chunk_counts[path, fetch.offset] += 1
+            size = fetch.length
+        if size:
             begins = max(ends, self._pipe_free)
-            ends = self._pipe_free = begins + fetch.version.size / self.costs.bytes_per_s
+            ends = self._pipe_free = begins + size / self.costs.bytes_per_s
         was = self._files.get(path)
         ends += self.costs.latency_s + self.slow.get(path, 0.0)
         self.clock.at(ends, self._end, fetch, was, done)
+
+    def stream(self, size: int, done: Callable[[], None]) -> None:
+        """So many bytes of a file that is open, by a node that holds none of it."""
+        self.streamed_bytes += size
+        self._pipe_free = max(self.clock.now, self._pipe_free) + size / self.costs.bytes_per_s
+        least = self.clock.now + size / self.costs.client_bytes_per_s
+        self.clock.at(max(self._pipe_free, least) + self.costs.latency_s, done)
 
     def _serve(self, path: Path, scan: bool) -> float:
         """Reserve a metadata server; when it is through."""
@@ -187,7 +222,7 @@ class Source:
                 if path not in self._directories:
                     return Failed(fetch.fetch, errno.ENOTDIR)
                 return Scanned(fetch.fetch, self.listing(path))
-            case ReadSource(_, _, version) | OpenSource(_, _, version):
+            case ReadSource(_, _, version) | OpenSource(_, _, version) | ReadChunk(_, _, version):
                 # the same before and after, as the real source sees to it
                 if was is None or {version} != {
                     was.attributes.version,
@@ -196,6 +231,9 @@ class Source:
                     return Failed(fetch.fetch, errno.ESTALE)
                 if isinstance(fetch, OpenSource):
                     return FileOpened(fetch.fetch)
+                if isinstance(fetch, ReadChunk):
+                    piece = self.chunk(path, version, fetch.offset, fetch.length)
+                    return ContentRead(fetch.fetch, (piece,))
                 return ContentRead(fetch.fetch, self.content(path, version))
         raise AssertionError("unreachable")
 

@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from random import Random
 
 from copperfs.core.node import Node
+from copperfs.core.placement import Placement
 from copperfs.core.policy import Policy
+from copperfs.core.ring import Ring
 from copperfs.core.state import Limits
 from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
 from copperfs.sim.clock import Clock
 from copperfs.sim.codec import transcode
+from copperfs.sim.disk import Disk, DiskCosts
 from copperfs.sim.host import Host
 from copperfs.sim.network import Network, NetworkCosts, Timeouts
 from copperfs.sim.port import Port
@@ -53,6 +56,15 @@ class Job:
     fallback_concurrency: int = 4
     source_concurrency: int = 32
     revalidate_s: float | None = None
+    ahead_max: int = 0
+    """So many files at a time are read ahead; a daemon has 8."""
+    cut_through: bool = True
+    chunk_bytes: int = 0
+    """Of the data tier; 0: there is none."""
+    tier_memory_bytes: int = 64 * MIB
+    tier_has_disk: bool = False
+    tier_disk_bytes: int = 1 << 40
+    ring: tuple[Path, ...] = ()
     patience: Patience = field(default_factory=Patience)
 
 
@@ -65,6 +77,7 @@ class World:
     network_costs: NetworkCosts = field(default_factory=NetworkCosts)
     timeouts: Timeouts = field(default_factory=Timeouts)
     source_costs: SourceCosts = field(default_factory=SourceCosts)
+    disk_costs: DiskCosts = field(default_factory=DiskCosts)
     trace: Trace = field(default_factory=Trace)
     clock: Clock = field(default_factory=Clock)
     hosts: list[Host] = field(default_factory=list)
@@ -74,8 +87,12 @@ class World:
     network: Network = field(init=False)
     random: Random = field(init=False)
     _pushes: int = 0
+    _disks: dict[NodeId, Disk] = field(default_factory=dict)
+    _placement: Placement | None = None
 
     def __post_init__(self) -> None:
+        if self.job.chunk_bytes:
+            self._placement = Ring([f"n{number}" for number in range(self.job.nodes)])
         self.random = Random(self.seed)
         self.source = Source(self.clock, self.source_costs, with_bytes=self.exact)
         self.network = Network(
@@ -94,6 +111,15 @@ class World:
             self.hosts.append(self._new_host(NodeId(number)))
         self.run(settle_s)
 
+    def start_some(self, weights: dict[int, int], settle_s: float) -> None:
+        """Of a job that is too large only these, each of which stands for so many; the others are
+        as if they had not been started yet. ``hosts`` then has them in this order."""
+        for number, weight in weights.items():
+            host = self._new_host(NodeId(number))
+            host.port.weight = weight
+            self.hosts.append(host)
+        self.run(settle_s)
+
     def _new_host(self, me: NodeId) -> Host:
         job = self.job
         limits = Limits(
@@ -105,13 +131,25 @@ class World:
             ask_deadline_s=job.fetch_deadline_s,
             fallbacks_max=job.fallback_concurrency,
             fallback_jitter_s=FALLBACK_JITTER_S,
+            chunk_bytes=job.chunk_bytes,
+            tier_memory_bytes=job.tier_memory_bytes,
+            tier_has_disk=job.tier_has_disk,
+            takers_max=job.fanout,
+            ahead_max=job.ahead_max,
+            cut_through=job.cut_through,
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
-        policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=job.revalidate_s)
-        node = Node(policy, limits, trees, job.patience, self._another_random())
+        policy = Policy(
+            source=b"/src", mountpoint=b"/mnt", revalidate_s=job.revalidate_s, ring=job.ring
+        )
+        own = self._another_random()
+        node = Node(policy, limits, trees, job.patience, own, self._placement)
         process = Process(self.clock)
         hands = Hands(self.source, job.source_concurrency)
         host = Host(me, self.clock, process, node, hands, self.trace, self.exact, self.exact)
+        if me not in self._disks:
+            self._disks[me] = Disk(self.clock, self.disk_costs, job.tier_disk_bytes)
+        host.disk = self._disks[me]
         port = Port(me, self.network, process, self._another_random(), host)
         host.attach(port)
         self.network.attach(port)

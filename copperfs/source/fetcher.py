@@ -20,7 +20,8 @@ from copperfs.types import Attributes, Entry, FetchId, HandleId, Path, is_below,
 
 @dataclass(frozen=True, slots=True)
 class BlobRead:
-    """A file was read; whoever gets this keeps the bytes and gives the core a handle to them."""
+    """A file or chunk was read; whoever gets this keeps the bytes and gives the core a handle to
+    them."""
 
     fetch: FetchId
     blob: Blob
@@ -86,6 +87,11 @@ class Fetcher(Protocol):
 
     def replace_stuck(self) -> None:
         """Start other threads for what waits behind those that hang; called once a second."""
+        ...
+
+    def close_unused(self, for_s: float = ...) -> None:
+        """Close files that were kept open for their next chunk, and not used for so long; called
+        once a second."""
         ...
 
     def counts(self) -> dict[str, int]: ...

@@ -94,20 +94,22 @@ static bool copy_names(struct job *job, PyObject *tuple)
 static PyObject *py_submit(PyObject *object, PyObject *args)
 {
 	struct pool *pool = ((struct fetcher *)object)->pool;
-	unsigned long long id, size = 0, ino = 0;
+	unsigned long long id, size = 0, ino = 0, offset = 0, length = 0;
 	long long mtime_ns = 0, ctime_ns = 0;
 	PyObject *untouchable;
 	const char *path;
 	struct job *job;
 	int kind;
 
-	if (!PyArg_ParseTuple(args, "Kiy(KLLK)O!", &id, &kind, &path, &size, &mtime_ns,
-			      &ctime_ns, &ino, &PyTuple_Type, &untouchable))
+	if (!PyArg_ParseTuple(args, "Kiy(KLLK)O!|KK", &id, &kind, &path, &size, &mtime_ns,
+			      &ctime_ns, &ino, &PyTuple_Type, &untouchable, &offset, &length))
 		return NULL;
 	job = pool_job(pool, (enum kind)kind, path,
 		       &(struct version){ size, mtime_ns, ctime_ns, ino }, id);
 	if (!job)
 		return PyErr_NoMemory();
+	job->offset = offset;
+	job->length = (size_t)length;
 	if (!copy_names(job, untouchable)) {
 		job_free(job);
 		return NULL;
@@ -136,11 +138,14 @@ static PyObject *outcome(struct job *job)
 				     job->buffer.bytes ? job->buffer.bytes : "",
 				     (Py_ssize_t)job->buffer.used);
 	case READ:
+	case CHUNK:
 		job->blob = NULL; /* the Python object has it now */
 		return Py_BuildValue("(KiN)", job->id, 0, blob_api->wrap(blob));
 	case OPEN:
 		job->fd = -1;
 		return Py_BuildValue("(Kii)", job->id, 0, fd);
+	case CLOSE: /* nobody is told */
+		break;
 	}
 	Py_UNREACHABLE();
 }
@@ -240,6 +245,16 @@ static PyObject *py_replace_stuck(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_close_unused(PyObject *object, PyObject *arg)
+{
+	double for_s = PyFloat_AsDouble(arg);
+
+	if (for_s == -1.0 && PyErr_Occurred())
+		return NULL;
+	pool_close_unused(((struct fetcher *)object)->pool, for_s);
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_statistics(PyObject *object, PyObject *unused)
 {
 	struct pool *pool = ((struct fetcher *)object)->pool;
@@ -257,7 +272,7 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 
 static PyMethodDef methods[] = {
 	{ "submit", py_submit, METH_VARARGS,
-	  "submit(id, kind, path, version, untouchable): do it in a thread." },
+	  "submit(id, kind, path, version, untouchable, offset=0, length=0): do it in a thread." },
 	{ "drain", py_drain, METH_NOARGS, "drain() -> [(id, errno, result)] of what has ended." },
 	{ "fileno", py_fileno, METH_NOARGS, "fileno(): readable when there is something to drain." },
 	{ "close", py_close, METH_NOARGS, "close(): start nothing more." },
@@ -266,6 +281,8 @@ static PyMethodDef methods[] = {
 	{ "count_stats", py_count_stats, METH_O, "count_stats(more): names looked at in a scan." },
 	{ "replace_stuck", py_replace_stuck, METH_NOARGS,
 	  "replace_stuck(): start threads for those that hang, if there is work." },
+	{ "close_unused", py_close_unused, METH_O,
+	  "close_unused(for_s): close files that were kept open, and not used for so long." },
 	{ "reader", py_reader, METH_NOARGS, "reader() -> capsule: for the front, see reader.h." },
 	{ "watch_mounts", py_watch_mounts, METH_NOARGS,
 	  "watch_mounts() -> bool: nothing is listed for the front; notice mounts from now on." },
@@ -307,7 +324,8 @@ PyMODINIT_FUNC PyInit__native(void)
 	    PyModule_AddIntConstant(module, "SCAN", SCAN) < 0 ||
 	    PyModule_AddIntConstant(module, "LOOK", LOOK) < 0 ||
 	    PyModule_AddIntConstant(module, "READ", READ) < 0 ||
-	    PyModule_AddIntConstant(module, "OPEN", OPEN) < 0) {
+	    PyModule_AddIntConstant(module, "OPEN", OPEN) < 0 ||
+	    PyModule_AddIntConstant(module, "CHUNK", CHUNK) < 0) {
 		Py_DECREF(module);
 		return NULL;
 	}

@@ -60,5 +60,26 @@ int source_read(const char *path, const struct version *version, uint64_t device
 		struct blob **blob, struct source_counts *counts);
 int source_open(const char *path, const struct version *version, uint64_t device, int *fd,
 		struct source_counts *counts);
+/* For reading pieces here and there: what was not asked for is not read ahead. */
+int source_open_for_pieces(const char *path, const struct version *version, uint64_t device,
+			   int *fd, struct source_counts *counts);
+
+/* Files that stay open for a while; files.c. */
+struct files;
+struct open_file;
+struct files *files_new(void);
+void files_free(struct files *files);
+/* Lends the descriptor until it is returned; `is_good` keeps it for the next. */
+int files_borrow(struct files *files, const char *path, const struct version *version,
+		 uint64_t device, struct source_counts *counts, struct open_file **borrowed,
+		 int *fd, bool *was_open);
+void files_return(struct files *files, struct open_file *file, bool is_good);
+/* One that nobody has used for so long, for the caller to close; -1 if there is none. */
+int files_take_unused(struct files *files, double for_s);
+
+/* A piece of a file, by a descriptor that is kept. */
+int source_read_chunk(struct files *files, const char *path, const struct version *version,
+		      uint64_t offset, size_t length, uint64_t device, struct blob **blob,
+		      struct source_counts *counts);
 
 #endif

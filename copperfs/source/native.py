@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import trio
 
-from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadSource, ScanSource
+from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadChunk, ReadSource, ScanSource
 from copperfs.core.events import Failed, Looked, Opened, Outcome, Scanned
 from copperfs.core.listing import Listing
 from copperfs.source import _native
@@ -22,6 +22,7 @@ from copperfs.source.fetcher import (
     names_in,
     refused,
 )
+from copperfs.source.files import UNUSED_S
 from copperfs.types import Attributes, Entry, FetchId, HandleId, Path
 
 _NO_VERSION = (0, 0, 0, 0)
@@ -56,6 +57,7 @@ class NativeFetcher:
             return
         kind, version = _native.LOOK, _NO_VERSION
         names: tuple[bytes, ...] = ()
+        offset = length = 0
         match fetch:
             case ScanSource():
                 kind, names = _native.SCAN, names_in(fetch.path, untouchable)
@@ -63,10 +65,13 @@ class NativeFetcher:
                 kind, version = _native.READ, fetch.version
             case OpenSource():
                 kind, version = _native.OPEN, fetch.version
+            case ReadChunk():
+                kind, version = _native.CHUNK, fetch.version
+                offset, length = fetch.offset, fetch.length
             case LookSource():
                 pass
         self._started[fetch.fetch] = type(fetch)
-        self._pool.submit(fetch.fetch, kind, fetch.path, version, names)
+        self._pool.submit(fetch.fetch, kind, fetch.path, version, names, offset, length)
 
     async def run(self, arrive: Arrive) -> None:
         async with trio.open_nursery() as nursery:
@@ -101,7 +106,7 @@ class NativeFetcher:
             case int():
                 return Opened(fetch, HandleId(result))
             case _:
-                assert kind is ReadSource
+                assert kind in (ReadSource, ReadChunk)
                 return BlobRead(fetch, result)
 
     def close_handle(self, handle: HandleId) -> None:
@@ -119,6 +124,9 @@ class NativeFetcher:
 
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()
+
+    def close_unused(self, for_s: float = UNUSED_S) -> None:
+        self._pool.close_unused(for_s)
 
     def counts(self) -> dict[str, int]:
         return self._pool.counts()

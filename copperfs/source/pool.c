@@ -79,6 +79,7 @@ void pool_unref(struct pool *pool)
 		return;
 	jobs_free(pool->first);
 	jobs_free(pool->done);
+	files_free(pool->files);
 	close(pool->event_fd);
 	if (pool->mounts_fd >= 0)
 		close(pool->mounts_fd);
@@ -89,6 +90,11 @@ void pool_unref(struct pool *pool)
 }
 
 static bool is_for_the_front(const struct job *job) { return job->told || job->told_names; }
+
+static bool is_for_python(const struct job *job)
+{
+	return !is_for_the_front(job) && job->kind != CLOSE;
+}
 
 /* Whether anything was mounted since this was last asked. */
 static bool mounts_changed(struct pool *pool)
@@ -161,6 +167,15 @@ static void run(struct pool *pool, struct job *job)
 					 &pool->counts);
 		if (job->error)
 			job->fd = -1;
+		break;
+	case CHUNK:
+		job->error = source_read_chunk(pool->files, job->path, &job->version, job->offset,
+					       job->length, pool->device, &job->blob,
+					       &pool->counts);
+		break;
+	case CLOSE:
+		close(job->fd);
+		job->fd = -1;
 		break;
 	}
 }
@@ -341,7 +356,7 @@ static void put_back(struct pool *pool, struct job *job)
 {
 	uint64_t one = 1;
 
-	if (is_for_the_front(job)) {
+	if (!is_for_python(job)) {
 		job_free(job);
 		return;
 	}
@@ -440,7 +455,8 @@ bool pool_submit(struct pool *pool, struct job *job)
 
 	pthread_mutex_lock(&pool->lock);
 	give_up_on_stuck(pool);
-	if (pool->closed || (pool->stuck >= STUCK_MAX && !pool->idle)) {
+	if (job->kind != CLOSE &&
+	    (pool->closed || (pool->stuck >= STUCK_MAX && !pool->idle))) {
 		job->error = EIO;
 		taken = !is_for_the_front(job);
 	}
@@ -534,6 +550,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pool->listing_max = listing_max;
 	pool->root = strdup(root);
 	pool->deadline_s = deadline_s;
+	pool->files = files_new();
 	pool->reader = (struct reader){ pool, read_for, list_for };
 	/* where there is none, nothing is ever trusted */
 	pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -543,7 +560,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pthread_mutex_init(&pool->lock, NULL);
 	pthread_cond_init(&pool->work, NULL);
 	pool->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (pool->event_fd < 0 || !pool->root) {
+	if (pool->event_fd < 0 || !pool->root || !pool->files) {
 		int error = errno;
 
 		pool_unref(pool);
@@ -583,6 +600,24 @@ void pool_replace_stuck(struct pool *pool)
 	for (unsigned i = pool->idle; i < pool->queued && !pool->closed; i++)
 		start_thread(pool);
 	pthread_mutex_unlock(&pool->lock);
+}
+
+/* By threads, because closing may hang as well. */
+void pool_close_unused(struct pool *pool, double for_s)
+{
+	static const struct version none;
+	int fd;
+
+	while (!pool->closed && (fd = files_take_unused(pool->files, for_s)) >= 0) {
+		struct job *job = pool_job(pool, CLOSE, "", &none, 0);
+
+		if (!job) {
+			close(fd);
+			return;
+		}
+		job->fd = fd;
+		pool_submit(pool, job);
+	}
 }
 
 bool pool_watch_mounts(struct pool *pool)

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-enum kind { SCAN, LOOK, READ, OPEN };
+enum kind { SCAN, LOOK, READ, OPEN, CHUNK, CLOSE };
 
 struct job {
 	struct job *next;
@@ -16,6 +16,8 @@ struct job {
 	enum kind kind;
 	char *path;
 	struct version version;
+	uint64_t offset; /* of a chunk */
+	size_t length;
 	char **untouchable; /* NULL-terminated */
 	double deadline_s;
 	/* who is told, instead of Python: one of these */
@@ -60,6 +62,7 @@ struct pool {
 	char *root; /* with a slash at its end */
 	double deadline_s;
 	struct source_counts counts;
+	struct files *files;
 	struct reader reader;
 	/* The kernel flags this descriptor when anything is mounted. Then directories are
 	 * listed for Python alone, until it has seen what was mounted where. */
@@ -79,6 +82,8 @@ bool pool_submit(struct pool *pool, struct job *job);
 /* What has ended since this was last asked; the caller frees it. */
 struct job *pool_drain(struct pool *pool);
 void pool_replace_stuck(struct pool *pool);
+/* Files that were kept open and not used for so long. */
+void pool_close_unused(struct pool *pool, double for_s);
 /* Whether nothing is listed for the front; mounts are noticed from now on. */
 bool pool_watch_mounts(struct pool *pool);
 void pool_trust_mounts(struct pool *pool);

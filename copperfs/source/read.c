@@ -23,6 +23,9 @@ enum {
 	/* Of a large file so much is asked for ahead, as pieces that come side by side: what
 	 * Lustre's client has under way to one server (osc.*.max_rpcs_in_flight). */
 	AHEAD_BYTES = 8 * READ_BYTES,
+	/* What the kernel reads in one go of most filesystems. */
+	ASK_BYTES = 128 * 1024,
+	CHUNK_TRIES = 2,
 	LINK_TRIES = 8,
 };
 
@@ -98,7 +101,7 @@ bool is_version(const struct attributes *a, const struct version *version)
 	       since_epoch(a->ctime, a->ctimensec) == version->ctime_ns;
 }
 
-static int check(int fd, const struct version *version, uint64_t device)
+static int check_kept(int fd, const struct version *version, uint64_t device, nlink_t links_min)
 {
 	struct stat now;
 
@@ -107,9 +110,15 @@ static int check(int fd, const struct version *version, uint64_t device)
 	if (!S_ISREG(now.st_mode) || (uint64_t)now.st_size != version->size ||
 	    nanoseconds(&now.st_mtim) != version->mtime_ns ||
 	    nanoseconds(&now.st_ctim) != version->ctime_ns ||
-	    shown_inode(now.st_ino, now.st_dev, device) != version->ino)
+	    shown_inode(now.st_ino, now.st_dev, device) != version->ino ||
+	    now.st_nlink < links_min)
 		return ESTALE;
 	return 0;
+}
+
+static int check(int fd, const struct version *version, uint64_t device)
+{
+	return check_kept(fd, version, device, 0);
 }
 
 static void let_settle(const struct version *version)
@@ -159,6 +168,16 @@ int source_open(const char *path, const struct version *version, uint64_t device
 	return error;
 }
 
+int source_open_for_pieces(const char *path, const struct version *version, uint64_t device,
+			   int *fd, struct source_counts *counts)
+{
+	int error = source_open(path, version, device, fd, counts);
+
+	if (!error)
+		posix_fadvise(*fd, 0, 0, POSIX_FADV_RANDOM);
+	return error;
+}
+
 static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 {
 	size_t done = 0, asked = 0;
@@ -203,6 +222,64 @@ int source_read(const char *path, const struct version *version, uint64_t device
 		*blob = NULL;
 	}
 	close(fd);
+	return error;
+}
+
+static int read_piece(int fd, struct blob *blob, uint64_t offset, struct source_counts *counts)
+{
+	size_t done = 0;
+
+	/* all of it at once, since nothing is read ahead */
+	for (size_t asked = 0; blob->size > ASK_BYTES && asked < blob->size; asked += ASK_BYTES)
+		posix_fadvise(fd, (off_t)(offset + asked), ASK_BYTES, POSIX_FADV_WILLNEED);
+	while (done < blob->size) {
+		ssize_t got = pread(fd, blob->data + done, blob->size - done,
+				    (off_t)(offset + done));
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return errno;
+		if (got == 0)
+			return ESTALE;
+		counts->read++;
+		done += (size_t)got;
+	}
+	counts->read_bytes += done;
+	return 0;
+}
+
+int source_read_chunk(struct files *files, const char *path, const struct version *version,
+		      uint64_t offset, size_t length, uint64_t device, struct blob **blob,
+		      struct source_counts *counts)
+{
+	struct open_file *file;
+	bool was_open = true;
+	int fd, error = 0;
+
+	*blob = blob_new(length);
+	if (!*blob)
+		return ENOMEM;
+	/* A descriptor that was kept may have lost its file, or its server: once more anew. */
+	for (int i = 0; i < CHUNK_TRIES && was_open; i++) {
+		error = files_borrow(files, path, version, device, counts, &file, &fd,
+				     &was_open);
+		if (error)
+			break;
+		if (was_open) /* it may have lost its name; one that was just opened had it */
+			error = check_kept(fd, version, device, 1);
+		if (!error) {
+			let_settle(version);
+			error = read_piece(fd, *blob, offset, counts);
+		}
+		if (!error)
+			error = check(fd, version, device);
+		files_return(files, file, !error);
+		if (!error)
+			return 0;
+	}
+	blob_unref(*blob);
+	*blob = NULL;
 	return error;
 }
 

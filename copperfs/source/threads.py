@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import trio
 
-from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadSource, ScanSource
+from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadChunk, ReadSource, ScanSource
 from copperfs.core.events import Failed, Looked, Opened, Scanned
 from copperfs.core.listing import Listing
 from copperfs.source.fetcher import (
@@ -18,6 +18,7 @@ from copperfs.source.fetcher import (
     names_in,
     refused,
 )
+from copperfs.source.files import UNUSED_S
 from copperfs.source.pool import Pool
 from copperfs.source.posix import PosixSource
 from copperfs.types import Entry, FetchId, HandleId, Path
@@ -61,6 +62,8 @@ class ThreadFetcher:
                 work = lambda: source.read(path, version)  # noqa: E731
             case OpenSource(_, path, version):
                 work = lambda: source.open(path, version)  # noqa: E731
+            case ReadChunk(_, path, version, offset, length):
+                work = lambda: source.read_chunk(path, version, offset, length)  # noqa: E731
         self._pool.submit(work, lambda result: self._done(fetch.fetch, result), self._deadline_s)
 
     async def run(self, arrive: Arrive) -> None:
@@ -94,6 +97,10 @@ class ThreadFetcher:
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()
 
+    def close_unused(self, for_s: float = UNUSED_S) -> None:
+        for fd in self._source.files.take_unused(for_s):
+            close_aside(HandleId(fd))
+
     def counts(self) -> dict[str, int]:
         return {kind: self._source.counts.counts[kind] for kind in COUNTED}
 
@@ -105,6 +112,7 @@ class ThreadFetcher:
 
     def close(self) -> None:
         self._pool.close()
+        self.close_unused(0.0)
 
 
 def _arrived(fetch: FetchId, result: object) -> Arrived:

@@ -24,18 +24,9 @@ from typing import Any, Protocol
 import trio
 
 from copperfs.blob import Blob
-from copperfs.types import Path, Version
+from copperfs.types import ChunkKey
 
 PAGE_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkKey:
-    """The name of a piece of a file: the *index*-th, in one version of it."""
-
-    path: Path
-    version: Version
-    index: int
 
 
 @dataclass(frozen=True, slots=True)

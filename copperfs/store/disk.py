@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import trio
 
 from copperfs.errors import StoreError
-from copperfs.store.contract import Chunk, ChunkKey, ScrubReport, StoreStats
+from copperfs.store.contract import Chunk, ScrubReport, StoreStats
 from copperfs.store.directory import Directory, Found, Index, open_directory
 from copperfs.store.files import Files, RealFiles
 from copperfs.store.hands import Hands
@@ -44,6 +44,7 @@ from copperfs.store.layout import (
     unpacked,
 )
 from copperfs.store.pace import Pace
+from copperfs.types import ChunkKey
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ import re
 import struct
 from dataclasses import dataclass
 
-from copperfs.store.contract import ChunkKey, in_pages
+from copperfs.store.contract import in_pages
+from copperfs.types import ChunkKey
 from copperfs.wire.payload import DIGEST_BYTES, digest
 
 MAGIC = b"COPPERCH"

@@ -11,8 +11,9 @@ from typing import Any
 
 import trio
 
-from copperfs.store.contract import Chunk, ChunkKey, ScrubReport, StoreStats, in_pages
+from copperfs.store.contract import Chunk, ScrubReport, StoreStats, in_pages
 from copperfs.store.pace import Pace
+from copperfs.types import ChunkKey
 from copperfs.wire.payload import digest
 
 

@@ -29,6 +29,7 @@ import msgpack  # type: ignore[import-untyped]
 from copperfs.core.messages import (
     FATES_MAX,
     PART_BYTES,
+    PASSED_MAX,
     Ask,
     Batch,
     Call,
@@ -38,12 +39,14 @@ from copperfs.core.messages import (
     GivePart,
     Heartbeat,
     Hello,
+    How,
     Item,
     Message,
     News,
     Offer,
     Ping,
     Pong,
+    Redirect,
     Refuse,
     Return,
     What,
@@ -55,7 +58,7 @@ from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
-VERSION = 2
+VERSION = 3
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10
@@ -65,6 +68,8 @@ PAYLOAD_BYTES_MAX = 2 * PART_BYTES
 """A part has at most one; a batch is sent once it has one, and its last item may be another."""
 OBJECT_BYTES_MAX = 1 << 40
 PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
+INDEX_MAX = 1 << 48
+"""Of a chunk: one of 64 KiB in the largest file that there may be."""
 INCARNATION_MAX = (1 << 63) - 1
 TREES_MAX = 64
 OFFER_ITEMS_MAX = 64
@@ -175,7 +180,9 @@ LAYOUTS = (
             ("what", f.enumerated(What)),
             ("path", f.PATH),
             ("version", f.VERSION),
-            ("first", f.integer(0, PARTS_MAX)),
+            ("first", f.integer(0, INDEX_MAX)),
+            ("how", f.enumerated(How)),
+            ("passed", f.several(_NODE, PASSED_MAX)),
         ),
     ),
     Layout(3, GiveEntry, (*_ANSWER, ("entry", f.ENTRY), ("fresh_for_s", f.SECONDS))),
@@ -192,6 +199,7 @@ LAYOUTS = (
         payload_bytes=_part_bytes,
     ),
     Layout(5, Refuse, (*_ANSWER, ("error", f.integer(1, f.ERRNO_MAX)))),
+    Layout(16, Redirect, (*_ANSWER, ("peer", _NODE))),
     Layout(6, Credit, (("count_bytes", _TOTAL),)),
     Layout(7, Withdraw, (("number", f.number()),)),
     Layout(
@@ -247,6 +255,7 @@ LAYOUTS = (
         header_bytes_max=HEADER_BYTES_MAX + FATES_MAX * FATE_BYTES_MAX,
     ),
 )
+_OF_A_VERSION = (What.OBJECT, What.CHUNK)
 _BY_CODE = {layout.code: layout for layout in LAYOUTS}
 _BY_KIND = {layout.kind: layout for layout in LAYOUTS}
 _PREFIX = {layout.code: MAGIC + bytes((VERSION, layout.code)) for layout in LAYOUTS}
@@ -306,8 +315,8 @@ def decode_header(frame: bytes) -> Envelope:
     except RecursionError:
         raise Malformed("values in values in values") from None
     message: Message = layout.kind(*checked)
-    if isinstance(message, Ask) and message.what is What.OBJECT and message.version is None:
-        raise Malformed("an ask for an object without its version")
+    if isinstance(message, Ask) and message.what in _OF_A_VERSION and message.version is None:
+        raise Malformed("an ask for bytes of no version")
     _check_size(layout, message, stated, size)
     return Envelope(message, stated, size, view[end:])
 

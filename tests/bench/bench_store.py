@@ -18,9 +18,9 @@ from pathlib import Path as FilePath
 import trio
 
 from copperfs.blob import new_blob
-from copperfs.store.contract import Chunk, ChunkKey
+from copperfs.store.contract import Chunk
 from copperfs.store.disk import DiskLimits, DiskStore, open_store
-from copperfs.types import Path, Version
+from copperfs.types import ChunkKey, Path, Version
 from copperfs.wire.payload import digest
 from tests.bench.lab import Context, make_file
 from tests.bench.results import JUDGED, MIB, Measure, at_least

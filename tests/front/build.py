@@ -10,9 +10,10 @@ CORPUS = HERE / "corpus"
 # All but module.c, the Python face.
 SOURCES = sorted(path for path in FRONT.glob("*.c") if path.name != "module.c")
 SOURCE_POOL = [
-    HERE.parents[1] / "copperfs" / "source" / f"{name}.c" for name in ("pool", "read", "scan")
+    HERE.parents[1] / "copperfs" / "source" / f"{name}.c"
+    for name in ("pool", "files", "read", "scan")
 ]
-TABLES = [FRONT / "tables.c"]
+TABLES = [FRONT / "tables.c", FRONT / "chunks.c"]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
 # The list of idle nodes has its head within the tables, which is an extension of GNU C.

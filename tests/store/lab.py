@@ -9,10 +9,10 @@ from pathlib import Path as FilePath
 import trio
 
 from copperfs.blob import new_blob
-from copperfs.store.contract import Chunk, ChunkKey, Store, in_pages
+from copperfs.store.contract import Chunk, Store, in_pages
 from copperfs.store.disk import DiskLimits, DiskStore, open_store
 from copperfs.store.files import Files
-from copperfs.types import Path, Version
+from copperfs.types import ChunkKey, Path, Version
 from copperfs.wire.payload import digest
 
 SOURCE = b"/some/source"

@@ -5,7 +5,6 @@ import threading
 import pytest
 import trio
 
-from copperfs.store.contract import ChunkKey
 from copperfs.store.hands import Hands
 from copperfs.store.layout import (
     Erasure,
@@ -20,7 +19,7 @@ from copperfs.store.layout import (
     unpacked,
 )
 from copperfs.store.pace import Pace
-from copperfs.types import Path, Version
+from copperfs.types import ChunkKey, Path, Version
 from tests.net.world import trio_test
 from tests.store.lab import key
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from copperfs.core.actions import (
     Action,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -24,6 +25,7 @@ from copperfs.core.actions import (
     EndCall,
     Evict,
     Happened,
+    LoadChunk,
     LookAgain,
     LookSource,
     NewEpoch,
@@ -31,11 +33,13 @@ from copperfs.core.actions import (
     PerformCall,
     Probe,
     Publish,
+    ReadChunk,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
     Send,
+    StoreChunk,
 )
 from copperfs.core.events import (
     BatchTaken,
@@ -47,6 +51,7 @@ from copperfs.core.events import (
     Heard,
     List,
     ListingTaken,
+    Loaded,
     Look,
     Looked,
     OfferTaken,
@@ -82,12 +87,14 @@ from copperfs.core.messages import (
 )
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
+from copperfs.core.ring import Ring
 from copperfs.core.state import Limits
 from copperfs.core.trees import Trees
 from copperfs.types import (
     ROOT,
     BlobId,
     CallId,
+    ChunkKey,
     Entry,
     FetchId,
     HandleId,
@@ -100,6 +107,7 @@ from copperfs.types import (
 )
 from tests.unit.core_lab import DEADLINE_S, directory, file
 
+AtSource = ScanSource | LookSource | ReadSource | OpenSource | ReadChunk
 MIB = 1 << 20
 ASK_DEADLINE_S = 30.0
 Outcome = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | bytes
@@ -114,6 +122,8 @@ class Tree:
     directories: set[Path] = field(default_factory=lambda: {ROOT})
     counts: Counter[tuple[str, Path]] = field(default_factory=Counter)
     failing: dict[Path, int] = field(default_factory=dict)
+    chunk_reads: Counter[tuple[Path, int]] = field(default_factory=Counter)
+    """By path and offset."""
 
     def add(self, path: bytes, size: int = 10, changed_s: int = 0) -> Version:
         where = Path(path)
@@ -141,7 +151,7 @@ def content(path: Path, version: Version) -> bytes:
     """What a file of this path and version has in it."""
     return (
         random.Random(repr((path, version)))
-        .randbytes(min(version.size, 64))
+        .randbytes(min(version.size, 1 << 16))
         .ljust(version.size, path[-1:] or b"/")
     )
 
@@ -155,7 +165,9 @@ class Daemon:
     listings: dict[tuple[NodeId, int], bytes] = field(default_factory=dict)
     handles: set[HandleId] = field(default_factory=set)
     answers: dict[RequestId, Outcome] = field(default_factory=dict)
-    fetches: list[ScanSource | LookSource | ReadSource | OpenSource] = field(default_factory=list)
+    fetches: list[AtSource] = field(default_factory=list)
+    loads: list[LoadChunk] = field(default_factory=list)
+    disk: dict[ChunkKey, bytes] = field(default_factory=dict)
     next: int = 1
     epochs: list[int] = field(default_factory=list)
     calls: list[tuple[CallId, str, bytes]] = field(default_factory=list)
@@ -187,6 +199,8 @@ class Job:
         default_factory=dict
     )
     sent: Counter[str] = field(default_factory=Counter)
+    gave: Counter[NodeId] = field(default_factory=Counter)
+    """Parts of objects, by who gave them."""
     in_flight: Counter[tuple[NodeId, NodeId]] = field(default_factory=Counter)
     """Bytes of payload that were sent and not yet credited."""
     in_flight_max: int = 0
@@ -202,12 +216,25 @@ class Job:
     """Whose reads of the source do not end."""
     fallbacks_max: int = 4
     deadline_s: float = DEADLINE_S
+    chunk_bytes: int = 0
+    """Of the data tier; 0: there is none."""
+    tier_memory_bytes: int = 64 * MIB
+    disks: bool = False
+    ring: tuple[bytes, ...] = ()
+    lost_from_source: bool = False
     spoil: Counter[NodeId] = field(default_factory=Counter)
     """How many of the parts that a node receives next are spoiled on the way."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        policy = Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=self.revalidate_s)
+        policy = Policy(
+            source=b"/src",
+            mountpoint=b"/mnt",
+            revalidate_s=self.revalidate_s,
+            ring=tuple(map(Path, self.ring)),
+        )
+        names = [f"n{number}" for number in range(self.nodes)]
+        placement = Ring(names) if self.chunk_bytes else None
         for number in range(self.nodes):
             memory_bytes = self.memory_bytes_of.get(number, self.memory_bytes)
             limits = Limits(
@@ -219,9 +246,14 @@ class Job:
                 trees=self.count,
                 ask_deadline_s=ASK_DEADLINE_S,
                 fallbacks_max=self.fallbacks_max,
+                chunk_bytes=self.chunk_bytes,
+                tier_memory_bytes=self.tier_memory_bytes,
+                tier_has_disk=self.disks,
+                takers_max=self.fanout,
+                lost_from_source=self.lost_from_source,
             )
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
-            self.daemons.append(Daemon(Node(policy, limits, trees)))
+            self.daemons.append(Daemon(Node(policy, limits, trees, placement=placement)))
         for number in range(self.nodes):
             self.happen(NodeId(number), Start())
         for number, daemon in enumerate(self.daemons):
@@ -252,6 +284,7 @@ class Job:
         self.crashed.add(dead)
         daemon = self.daemons[number]
         daemon.fetches.clear()
+        daemon.loads.clear()
         daemon.calls.clear()
         daemon.probes.clear()
         self.wants = {each for each in self.wants if each[0] != dead}
@@ -281,9 +314,9 @@ class Job:
         self.happen(NodeId(number), question(request, Path(path)))
         return request
 
-    def read(self, number: int, path: bytes, version: Version) -> RequestId:
+    def read(self, number: int, path: bytes, version: Version, offset: int = 0) -> RequestId:
         request = self._request(number)
-        self.happen(NodeId(number), Read(request, Path(path), version))
+        self.happen(NodeId(number), Read(request, Path(path), version, offset=offset))
         return request
 
     def call(self, number: int, operation: str, within_s: float = 10.0) -> RequestId:
@@ -312,7 +345,7 @@ class Job:
         ready += [
             n
             for n, each in enumerate(self.daemons)
-            if (each.fetches and n not in self.no_source) or each.calls or each.probes
+            if (each.fetches and n not in self.no_source) or each.calls or each.probes or each.loads
             if n not in self.frozen
         ]
         ready += self._connectable()
@@ -324,6 +357,12 @@ class Job:
             if daemon.probes:
                 peer = daemon.probes.pop(0)
                 self.happen(NodeId(chosen), Probed(peer, refused=peer in self.crashed))
+                return True
+            if daemon.loads:
+                load = daemon.loads.pop()
+                data = daemon.disk.get(load.key)
+                blob = None if data is None else self._keep(chosen, data)
+                self.happen(NodeId(chosen), Loaded(load.fetch, blob))
                 return True
             if daemon.calls:
                 call, operation, argument = daemon.calls.pop()
@@ -370,11 +409,16 @@ class Job:
     def _perform(self, number: NodeId, action: Action) -> None:
         daemon = self.daemons[number]
         match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource():
+            case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 daemon.fetches.append(action)
+            case LoadChunk():
+                daemon.loads.append(action)
+            case StoreChunk(key, blob):
+                assert key not in daemon.disk
+                daemon.disk[key] = bytes(daemon.blobs[blob])
             case Send(peer, message, content):
                 self._send(number, peer, message, content)
-            case AnswerObject(request, _, blob):
+            case AnswerObject(request, _, blob) | AnswerChunk(request, _, blob):
                 daemon.answers[request] = bytes(daemon.blobs[blob])
             case AnswerEntry() | AnswerListing() | AnswerHandle() | AnswerError():
                 assert action.request not in daemon.answers
@@ -429,6 +473,7 @@ class Job:
             if isinstance(content, Listing):
                 payload = content.packed[start : start + size]
             else:
+                self.gave[me] += 1
                 payload = bytes(self.daemons[me].blobs[content][start : start + size])
             assert len(payload) == size
             self.in_flight[me, peer] += size
@@ -482,6 +527,9 @@ class Job:
             return
         what, blob = wanted
         last = message.index + 1 == parts_in(message.total_bytes)
+        if what is What.CHUNK:
+            self.happen(me, PartTaken(sender, message, self._keep(me, payload)))
+            return
         if what is What.OBJECT:
             if blob is None:
                 blob = BlobId(self._number(me))
@@ -530,16 +578,14 @@ class Job:
         size = sum(map(len, data))
         self.happen(NodeId(number), PushBatch(batch, blob, size))
 
-    def _read_source(
-        self, number: int, fetch: ScanSource | LookSource | ReadSource | OpenSource
-    ) -> None:
+    def _read_source(self, number: int, fetch: AtSource) -> None:
         kind = type(fetch).__name__.removesuffix("Source").lower()
         self.tree.counts[kind, fetch.path] += 1
+        if isinstance(fetch, ReadChunk):
+            self.tree.chunk_reads[fetch.path, fetch.offset] += 1
         self.happen(NodeId(number), self._outcome(number, fetch))
 
-    def _outcome(
-        self, number: int, fetch: ScanSource | LookSource | ReadSource | OpenSource
-    ) -> Event:
+    def _outcome(self, number: int, fetch: AtSource) -> Event:
         daemon, path = self.daemons[number], fetch.path
         failing = self.tree.failing.get(path)
         if failing is not None:
@@ -552,6 +598,12 @@ class Job:
                 return Failed(fetch.fetch, errno.ENOENT)
             case ScanSource():
                 return Scanned(fetch.fetch, self.tree.listing(path))
+            case ReadChunk(_, _, version, offset, length):
+                if found.attributes.version != version:
+                    return Failed(fetch.fetch, errno.ESTALE)
+                data = self.tree.content(path, version)[offset : offset + length]
+                assert len(data) == length
+                return HaveRead(fetch.fetch, self._keep(number, data))
             case ReadSource(_, _, version) | OpenSource(_, _, version):
                 if found.attributes.version != version:
                     return Failed(fetch.fetch, errno.ESTALE)
@@ -564,6 +616,11 @@ class Job:
                 return HaveRead(FetchId(fetch.fetch), blob)
         raise AssertionError("unreachable")
 
+    def _keep(self, number: int, data: bytes) -> BlobId:
+        blob = BlobId(self._number(number))
+        self.daemons[number].blobs[blob] = bytearray(data)
+        return blob
+
     # --- what a test looks at --------------------------------------------------------------------
 
     def source_reads(self) -> Counter[tuple[str, Path]]:
@@ -575,7 +632,7 @@ class Job:
             stats = daemon.node.statistics()
             assert stats.fetching == 0
             held = [key for key, _ in daemon.node.held() if hasattr(key, "version")]
-            assert len(daemon.blobs) == len(held)
+            assert len(daemon.blobs) == len(held) + len(daemon.node.held_chunks())
             assert stats.reserved_bytes == 0
 
 

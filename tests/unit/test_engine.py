@@ -32,7 +32,7 @@ from copperfs.core.state import Limits
 from copperfs.fuse.answers import Answered, Content, SourceError
 from copperfs.runtime.engine import HOUSEKEEPING_S, KERNEL_TOLD_S, Engine
 from copperfs.source.fetcher import Arrive, BlobRead, PoolStats
-from copperfs.types import HandleId, Path, RequestId
+from copperfs.types import ChunkKey, HandleId, Path, RequestId
 from tests.unit.core_lab import file, files, version
 
 ABC = files(b"a", b"b", b"c")
@@ -53,6 +53,9 @@ class FakeFetcher:
     async def run(self, arrive: Arrive) -> None:
         self.arrive = arrive
         await trio.sleep_forever()
+
+    def close_unused(self, for_s: float = 0.0) -> None:
+        """Nothing is kept open."""
 
     def replace_stuck(self) -> None:
         """Nothing hangs here."""
@@ -93,7 +96,7 @@ class FakePublications:
     def publish_listing(self, path: Path, listing: Listing) -> None:
         self.told.append(("publish", ListingKey(path)))
 
-    def withdraw(self, key: CacheKey) -> None:
+    def withdraw(self, key: CacheKey | ChunkKey) -> None:
         self.told.append(("withdraw", key))
 
     def withdraw_all(self) -> None:

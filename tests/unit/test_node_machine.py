@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from copperfs.core.actions import (
     Action,
     Answer,
+    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
@@ -35,6 +36,7 @@ from copperfs.core.actions import (
     Fetch,
     Happened,
     ListingKey,
+    LoadChunk,
     LookAgain,
     LookSource,
     NewEpoch,
@@ -43,11 +45,13 @@ from copperfs.core.actions import (
     PerformCall,
     Probe,
     Publish,
+    ReadChunk,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
     ScanSource,
     Send,
+    StoreChunk,
 )
 from copperfs.core.events import (
     Clear,
@@ -269,6 +273,8 @@ class NodeMachine(RuleBasedStateMachine):
                 handle = HandleId(self.next())
                 self.handles[handle] = fetch
                 return Opened(number, handle)
+            case ReadChunk():
+                raise AssertionError("it has no data tier")
 
     # --- performing ------------------------------------------------------------------------------
 
@@ -300,6 +306,8 @@ class NodeMachine(RuleBasedStateMachine):
                 pass
             case Send() | Connect() | Disconnect() | Probe():
                 raise AssertionError("it has no peers")
+            case LoadChunk() | StoreChunk() | ReadChunk() | AnswerChunk():
+                raise AssertionError("it has no data tier")
             case PerformCall() | EndCall() | DropCall() | Publish():
                 raise AssertionError("it has no peers")
             case _:

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
@@ -24,10 +24,11 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadSource, ScanSource
+from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadChunk, ReadSource, ScanSource
 from copperfs.core.events import Failed, Looked, Opened, Scanned
 from copperfs.core.listing import Listing
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
+from copperfs.source.files import FILES_MAX
 from copperfs.source.pool import STUCK_MAX
 from copperfs.source.threads import ThreadFetcher
 from copperfs.types import ROOT, Attributes, Entry, FetchId, Path, Version
@@ -107,6 +108,11 @@ class Source:
         assert isinstance(outcome, Opened), outcome
         return int(outcome.handle)
 
+    async def chunk(self, path: bytes, version: Version, offset: int, length: int) -> bytes:
+        outcome = await self.fetch(chunk_of(path, version, offset, length))
+        assert isinstance(outcome, BlobRead), outcome
+        return bytes(outcome.blob.view)
+
     async def error_of(self, fetch: Callable[[FetchId], Fetch]) -> int:
         outcome = await self.fetch(fetch)
         assert isinstance(outcome, Failed), outcome
@@ -127,6 +133,12 @@ def read_of(path: bytes, version: Version) -> Callable[[FetchId], Fetch]:
 
 def open_of(path: bytes, version: Version) -> Callable[[FetchId], Fetch]:
     return lambda number: OpenSource(number, Path(path), version)
+
+
+def chunk_of(
+    path: bytes, version: Version, offset: int = 0, length: int = 5
+) -> Callable[[FetchId], Fetch]:
+    return lambda number: ReadChunk(number, Path(path), version, offset, length)
 
 
 @dataclass
@@ -636,6 +648,26 @@ def test_a_file_that_changed_before_it_was_wanted_is_stale(
         change(path)
         assert await source.error_of(read_of(b"file", version)) == errno.ESTALE
         assert await source.error_of(open_of(b"file", version)) == errno.ESTALE
+        assert await source.error_of(chunk_of(b"file", version)) == errno.ESTALE
+
+    with_source(play)
+
+
+@pytest.mark.parametrize("change", [*REPLACEMENTS, *CHANGES], ids=lambda change: change.__name__)
+def test_a_file_that_changed_after_its_first_chunk_is_stale(
+    change: Callable[[FilePath], None],
+    with_source: Callable[[Play], None],
+    tmp_path: FilePath,
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        assert await source.chunk(b"file", version, 0, 1) == b"h"
+        change(path)
+        assert await source.error_of(chunk_of(b"file", version)) == errno.ESTALE
+        assert not open_on(path)
+        assert not open_on(path.with_name("away"))
 
     with_source(play)
 
@@ -650,6 +682,22 @@ def test_a_file_that_vanished_is_not_there(
         path.unlink()
         assert await source.error_of(read_of(b"file", version)) == errno.ENOENT
         assert await source.error_of(open_of(b"file", version)) == errno.ENOENT
+        assert await source.error_of(chunk_of(b"file", version)) == errno.ENOENT
+
+    with_source(play)
+
+
+def test_a_file_that_vanished_after_its_first_chunk_is_not_there(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        assert await source.chunk(b"file", version, 0, 1) == b"h"
+        path.unlink()
+        assert await source.error_of(chunk_of(b"file", version)) == errno.ENOENT
+        assert not open_on(path)
 
     with_source(play)
 
@@ -738,6 +786,35 @@ def test_a_file_that_changes_while_it_is_read_is_stale(
 
 
 @as_root
+@pytest.mark.parametrize("change", CHANGES[1:], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_file_that_changes_while_a_chunk_is_read_is_stale(
+    kept: bool,
+    change: Callable[[FilePath], None],
+    with_source: Callable[[Play], None],
+    tmp_path: FilePath,
+    gate_at: GateAt,
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        gate = gate_at(path, FAN_ACCESS_PERM)
+        if kept:
+            first = source.start(chunk_of(b"file", version, 0, 1))
+            (await gate.wait_until_held())()
+            assert isinstance(await source.outcome(first), BlobRead)
+        read = source.start(chunk_of(b"file", version))
+        let_through = await gate.wait_until_held()
+        change(path)
+        let_through()
+        gate.close()
+        assert await source.outcome(read) == Failed(read, errno.ESTALE)
+
+    with_source(play)
+
+
+@as_root
 def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(
     with_source: Callable[[Play], None], tmp_path: FilePath, gate_at: GateAt
 ) -> None:
@@ -759,6 +836,207 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(
             assert bytes(outcome.blob.view) == b"hello"
         else:
             assert outcome == Failed(read, errno.ESTALE)
+
+    with_source(play)
+
+
+# ---- chunks --------------------------------------------------------------------------------------
+
+
+def content_of(size: int) -> bytes:
+    """No two places in it are alike for as long as a page."""
+    return b"".join(b"%07d\n" % at for at in range(0, size, 8))[:size]
+
+
+def open_on(path: FilePath) -> list[int]:
+    """The descriptors of this process that lead to *path*, whether it has that name still or
+    not."""
+    found = []
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{each}").removesuffix(" (deleted)") == str(path):
+                found.append(int(each))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, MIB), (MIB, MIB), (2 * MIB, 77), (4096, 65536), (8192, 200_000), (MIB + 5, 3), (7, 0)],
+)
+def test_a_chunk_is_so_many_bytes_of_the_file(
+    offset: int, length: int, with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    content = content_of(2 * MIB + 77)
+    settled(tmp_path / "file", content)
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        assert await source.chunk(b"file", version, offset, length) == content[offset:][:length]
+        assert source.fetcher.counts()["read_bytes"] == length
+
+    with_source(play)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 6), (4, 2), (5, 1), (4096, 4096)])
+def test_a_chunk_beyond_the_end_is_stale(
+    offset: int, length: int, with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        assert await source.error_of(chunk_of(b"file", version, offset, length)) == errno.ESTALE
+
+    with_source(play)
+
+
+def test_a_file_is_opened_once_for_its_chunks(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    content = content_of(40_000)
+    path = settled(tmp_path / "file", content)
+    settled(tmp_path / "other", content)
+
+    async def play(source: Source) -> None:
+        versions = {name: await source.version(name) for name in (b"file", b"other")}
+        source.fetcher.reset_counts()
+        for at in range(0, 40_000, 4000):
+            for name, version in versions.items():
+                assert await source.chunk(name, version, at, 4000) == content[at : at + 4000]
+        counts = source.fetcher.counts()
+        assert counts == {"open": 2, "read": 20, "read_bytes": 80_000, "stat": 0, "scandir": 0}
+        [fd] = open_on(path)
+        assert not os.get_inheritable(fd)
+
+    with_source(play)
+    assert not open_on(path), "with the fetcher its descriptors are closed"
+
+
+@as_root
+def test_chunks_that_are_wanted_at_once_wait_for_one_open(
+    with_source: Callable[[Play], None], tmp_path: FilePath, gate_at: GateAt
+) -> None:
+    path = settled(tmp_path / "file", b"hello, world")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        gate = gate_at(path, FAN_OPEN_PERM)
+        started = [source.start(chunk_of(b"file", version, at, 3)) for at in range(0, 12, 3)]
+        let_through = await gate.wait_until_held()
+        while source.fetcher.statistics().busy < 4:
+            await trio.lowlevel.checkpoint()
+        let_through()
+        read = [await source.outcome(each) for each in started]
+        assert b"".join(bytes(r.blob.view) for r in read if isinstance(r, BlobRead)) == (
+            b"hello, world"
+        )
+        assert gate.nobody_is_held()
+        assert source.fetcher.counts()["open"] == 1
+
+    with_source(play)
+
+
+@as_root
+def test_who_waited_for_an_open_that_failed_opens_the_file(
+    with_source: Callable[[Play], None], tmp_path: FilePath, gate_at: GateAt
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        wrong = await source.version(b"file")
+        touch(path)
+        version = await source.version(b"file")
+        gate = gate_at(path, FAN_OPEN_PERM)
+        started = [source.start(chunk_of(b"file", each)) for each in (wrong, wrong, version)]
+        for _ in started:
+            (await gate.wait_until_held())()
+        outcomes = [await source.outcome(each) for each in started]
+        assert outcomes[:2] == [Failed(each, errno.ESTALE) for each in started[:2]]
+        assert isinstance(outcomes[2], BlobRead)
+
+    with_source(play)
+
+
+def test_a_file_that_nobody_reads_any_more_is_closed(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        assert await source.chunk(b"file", version, 0, 5) == b"hello"
+        source.fetcher.close_unused(1000.0)
+        assert await source.chunk(b"file", version, 1, 4) == b"ello"
+        assert source.fetcher.counts()["open"] == 1
+        await closed(source, path)
+        assert await source.chunk(b"file", version, 2, 3) == b"llo"
+        assert source.fetcher.counts()["open"] == 2
+
+    with_source(play)
+
+
+async def closed(source: Source, path: FilePath) -> None:
+    """Until what is kept open has been closed, in a thread."""
+    source.fetcher.close_unused(0.0)
+    with trio.fail_after(WITHIN_S):
+        while open_on(path):
+            await trio.lowlevel.checkpoint()
+
+
+@as_root
+def test_a_file_that_is_being_read_is_not_closed(
+    with_source: Callable[[Play], None], tmp_path: FilePath, gate_at: GateAt
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        gate = gate_at(path, FAN_ACCESS_PERM)
+        read = source.start(chunk_of(b"file", version))
+        let_through = await gate.wait_until_held()
+        source.fetcher.close_unused(0.0)
+        let_through()
+        assert isinstance(await source.outcome(read), BlobRead)
+        assert open_on(path)
+        await closed(source, path)
+
+    with_source(play)
+
+
+def test_only_so_many_files_are_kept_open(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    paths = [settled(tmp_path / f"{number}", b"hello") for number in range(FILES_MAX + 5)]
+
+    async def play(source: Source) -> None:
+        versions = [await source.version(os.fsencode(path.name)) for path in paths]
+        for path, version in zip(paths, versions, strict=True):
+            await source.chunk(os.fsencode(path.name), version, 0, 5)
+        assert [len(open_on(path)) for path in paths] == [0] * 5 + [1] * FILES_MAX
+        source.fetcher.reset_counts()
+        for path, version in zip(paths[5:], versions[5:], strict=True):
+            await source.chunk(os.fsencode(path.name), version, 0, 5)
+        assert source.fetcher.counts()["open"] == 0
+
+    with_source(play)
+
+
+def test_a_descriptor_that_lost_its_file_is_not_the_end(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def play(source: Source) -> None:
+        version = await source.version(b"file")
+        await source.chunk(b"file", version, 0, 5)
+        # as after the eviction of a client of Lustre: what was open gives errors, the path does not
+        [fd] = open_on(path)
+        reading, writing = os.pipe()
+        os.dup2(reading, fd)
+        assert await source.chunk(b"file", version, 0, 5) == b"hello"
+        assert source.fetcher.counts()["open"] == 2
+        os.close(reading)
+        os.close(writing)
 
     with_source(play)
 
@@ -812,6 +1090,7 @@ def test_nothing_is_fetched_from_beyond_the_way_back(
         assert await source.error_of(look_at(b"d/mnt/file")) == errno.ELOOP
         assert await source.error_of(read_of(b"d/mnt/file", version)) == errno.ELOOP
         assert await source.error_of(open_of(b"d/mnt/file", version)) == errno.ELOOP
+        assert await source.error_of(chunk_of(b"d/mnt/file", version)) == errno.ELOOP
         assert source.fetcher.counts()["scandir"] == source.fetcher.counts()["open"] == 0
 
     with_a_way_back(play)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from copperfs.core.messages import (
     PART_BYTES,
+    PASSED_MAX,
     Ask,
     Batch,
     Call,
@@ -19,9 +20,11 @@ from copperfs.core.messages import (
     GiveEntry,
     GivePart,
     Hello,
+    How,
     Item,
     Message,
     Offer,
+    Redirect,
     Refuse,
     Return,
     What,
@@ -31,6 +34,7 @@ from copperfs.types import Attributes, Entry, NodeId, Path, Version
 from copperfs.wire import codec
 from copperfs.wire.codec import (
     BESIDE_BYTES_MAX,
+    INDEX_MAX,
     ITEMS_MAX,
     LAYOUTS,
     OBJECT_BYTES_MAX,
@@ -53,6 +57,7 @@ names = st.binary(min_size=1, max_size=40).filter(
 paths = st.lists(names, max_size=5).map(lambda parts: Path(b"/".join(parts)))
 nanoseconds = st.integers(-(1 << 63) * 10**9, ((1 << 63) - 1) * 10**9)
 versions = st.builds(Version, numbers, nanoseconds, nanoseconds, st.integers(0, (1 << 64) - 1))
+node_ids = st.integers(0, 199_999).map(NodeId)
 maybe_versions = st.none() | versions
 seconds = st.none() | st.floats(0, SECONDS_MAX)
 entries = st.builds(
@@ -107,8 +112,20 @@ bare: st.SearchStrategy[Message] = st.one_of(
         numbers,
     ),
     st.builds(
-        Ask, numbers, numbers, st.sampled_from(What), paths, maybe_versions, st.integers(0, 1000)
+        Ask, numbers, numbers, st.sampled_from((What.ENTRY, What.LISTING)), paths, maybe_versions
     ).filter(lambda ask: ask.what is not What.OBJECT or ask.version is not None),
+    st.builds(
+        Ask,
+        numbers,
+        numbers,
+        st.sampled_from((What.OBJECT, What.CHUNK)),
+        paths,
+        versions,
+        st.integers(0, INDEX_MAX),
+        st.sampled_from(How),
+        st.lists(node_ids, max_size=PASSED_MAX).map(tuple),
+    ),
+    st.builds(Redirect, numbers, numbers, node_ids),
     st.builds(GiveEntry, numbers, numbers, st.none() | entries, seconds),
     st.builds(Refuse, numbers, numbers, st.integers(1, 4095)),
     st.builds(Credit, st.integers(0, OBJECT_BYTES_MAX)),
@@ -231,8 +248,11 @@ BATCH = Batch(1, 0, 2, 0, (ITEM,))
         replace(ASK, number=-1),
         replace(ASK, number=1 << 63),
         replace(ASK, epoch=True),
-        replace(ASK, what=4),  # type: ignore[arg-type]
-        replace(ASK, first=OBJECT_BYTES_MAX),
+        replace(ASK, what=5),  # type: ignore[arg-type]
+        replace(ASK, first=INDEX_MAX + 1),
+        replace(ASK, how=3),  # type: ignore[arg-type]
+        replace(ASK, passed=(NodeId(200_000),)),
+        Redirect(1, 2, NodeId(200_000)),
         replace(ASK, version=Version(1 << 63, 0, 0, 0)),
         Refuse(1, 2, 0),
         Refuse(1, 2, 4096),
@@ -348,7 +368,7 @@ def test_a_path_or_target_that_nobody_would_take_cannot_be_sent() -> None:
 
 def test_an_ask_for_an_object_names_its_version() -> None:
     header = encode(replace(ASK, version=None))
-    with pytest.raises(Malformed, match="without its version"):
+    with pytest.raises(Malformed, match="of no version"):
         decode([header])
 
 

@@ -339,6 +339,126 @@ static PyObject *py_publish_object(PyObject *object, PyObject *args)
 	return PyBool_FromLong(node != NULL);
 }
 
+/* --- chunks --- */
+
+static PyObject *py_publish_chunk(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long id, index;
+	unsigned chunk_bytes;
+	PyObject *python_blob;
+	struct chunk *chunk;
+	struct blob *blob;
+	struct node *node;
+	bool published;
+
+	if (!PyArg_ParseTuple(args, "KKIO", &id, &index, &chunk_bytes, &python_blob))
+		return NULL;
+	blob = blob_api->get(python_blob);
+	if (!blob)
+		return NULL;
+	chunk = chunk_new(index, blob);
+	if (!chunk) {
+		blob_unref(blob);
+		return PyErr_NoMemory();
+	}
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	published = node && node_add_chunk(&f->tables, node, chunk_bytes, chunk);
+	tables_unlock(&f->tables);
+	if (!published)
+		chunk_free(chunk);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(published);
+}
+
+static PyObject *py_withdraw_chunk(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long id, index;
+	struct node *node;
+	uint32_t left = 0;
+
+	if (!PyArg_ParseTuple(args, "KK", &id, &index))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node) {
+		node_drop_chunk(&f->tables, node, index);
+		left = node->chunk_count;
+	}
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	return PyLong_FromUnsignedLong(left);
+}
+
+enum { MISSING_MAX = PIECES_MAX };
+
+static PyObject *py_missing_chunks(PyObject *object, PyObject *args)
+{
+	struct front *f = front_of(object);
+	unsigned long long id, offset, size;
+	uint64_t missing[MISSING_MAX], chunk_bytes = 0;
+	PyObject *offsets;
+	struct node *node;
+	int count = 0;
+
+	if (!PyArg_ParseTuple(args, "KKK", &id, &offset, &size))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	size = node ? node_cut(node, offset, size) : 0;
+	chunk_bytes = node ? node->chunk_bytes : 0;
+	for (uint64_t at = offset; chunk_bytes && at < offset + size && count < MISSING_MAX;
+	     at += chunk_bytes - at % chunk_bytes)
+		if (!chunk_find(&f->tables, node, at / chunk_bytes))
+			missing[count++] = at;
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	offsets = PyList_New(count);
+	for (int i = 0; offsets && i < count; i++) {
+		PyObject *number = PyLong_FromUnsignedLongLong(missing[i]);
+
+		if (!number)
+			Py_CLEAR(offsets);
+		else
+			PyList_SET_ITEM(offsets, i, number);
+	}
+	return offsets;
+}
+
+enum { TOUCHED_AT_ONCE = 256 };
+
+static PyObject *py_touched_chunks(PyObject *object, PyObject *unused)
+{
+	struct front *f = front_of(object);
+	PyObject *list = PyList_New(0);
+	size_t count;
+
+	(void)unused;
+	do {
+		struct touched_chunk taken[TOUCHED_AT_ONCE];
+
+		Py_BEGIN_ALLOW_THREADS
+		tables_lock(&f->tables);
+		count = tables_take_touched(&f->tables, taken, TOUCHED_AT_ONCE);
+		tables_unlock(&f->tables);
+		Py_END_ALLOW_THREADS
+		for (size_t i = 0; list && i < count; i++) {
+			PyObject *each = Py_BuildValue("(KK)", (unsigned long long)taken[i].id,
+						       (unsigned long long)taken[i].index);
+
+			if (!each || PyList_Append(list, each))
+				Py_CLEAR(list);
+			Py_XDECREF(each);
+		}
+	} while (list && count == TOUCHED_AT_ONCE);
+	return list;
+}
+
 /* --- publishing what nobody has asked for yet; None: its directory is not known --- */
 
 static PyObject *number_or_none(uint64_t id)
@@ -797,6 +917,15 @@ static PyMethodDef front_methods[] = {
 	{ "publish_attributes", py_publish_attributes, METH_VARARGS,
 	  "publish_attributes(id, attributes, fresh_s) -> bool" },
 	{ "publish_object", py_publish_object, METH_VARARGS, "publish_object(id, blob) -> bool" },
+	{ "publish_chunk", py_publish_chunk, METH_VARARGS,
+	  "publish_chunk(id, index, chunk_bytes, blob) -> bool" },
+	{ "withdraw_chunk", py_withdraw_chunk, METH_VARARGS,
+	  "withdraw_chunk(id, index) -> how many of its chunks are left." },
+	{ "missing_chunks", py_missing_chunks, METH_VARARGS,
+	  "missing_chunks(id, offset, size) -> where to read the chunks that are missing; "
+	  "nothing if it has had none so far." },
+	{ "touched_chunks", py_touched_chunks, METH_NOARGS,
+	  "touched_chunks() -> [(id, index)] of those used since last asked." },
 	{ "publish_handle", py_publish_handle, METH_VARARGS,
 	  "publish_handle(id, fd) -> bool; takes the descriptor." },
 	{ "publish_statfs", py_publish_statfs, METH_VARARGS, "publish_statfs(...)" },

@@ -189,6 +189,30 @@ static enum verdict readlink_(struct asked *a)
 	return ANSWERED;
 }
 
+static void count_read_hit(struct front *f, size_t size)
+{
+	atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_HIT], size,
+				  memory_order_relaxed);
+}
+
+/* Takes the pieces' references. The bytes are copied once, by the kernel. */
+static enum verdict answer_pieces(const struct asked *a, const struct piece *pieces, int count)
+{
+	struct iovec parts[1 + PIECES_MAX];
+	size_t size = 0;
+
+	for (int i = 0; i < count; i++) {
+		parts[1 + i] = (struct iovec){ pieces[i].blob->data + pieces[i].at,
+					       pieces[i].length };
+		size += pieces[i].length;
+	}
+	front_reply_parts(a->front, a->in->unique, parts, 1 + count);
+	count_read_hit(a->front, size);
+	for (int i = 0; i < count; i++)
+		blob_unref(pieces[i].blob);
+	return ANSWERED;
+}
+
 static enum verdict read_(struct asked *a)
 {
 	struct front *f = a->front;
@@ -196,9 +220,11 @@ static enum verdict read_(struct asked *a)
 	struct blob *object = NULL;
 	struct handle *handle = NULL;
 	struct iovec parts[2];
+	struct piece pieces[PIECES_MAX];
 	bool fetching = false, hung = false;
 	struct node *node;
 	size_t size = 0;
+	int count = -1;
 
 	if (a->body_size < sizeof(*read) || read->size > REPLY_MAX)
 		return answer_error(a, EINVAL);
@@ -207,13 +233,19 @@ static enum verdict read_(struct asked *a)
 	if (node && !S_ISLNK(node->attr.mode)) {
 		if (node->object)
 			object = blob_ref(node->object);
-		else if (node->hung_until && !a->retried && node->hung_for == a->in->pid &&
+		else if (node->chunk_bytes)
+			count = node_pieces(&f->tables, node, read->offset,
+					    node_cut(node, read->offset, read->size), pieces);
+		if (object || count >= 0) {
+			/* all that is asked for is here */
+		} else if (node->hung_until && !a->retried && node->hung_for == a->in->pid &&
 			 node->hung_until > now_ns()) {
 			hung = true;
 		} else if (node->handle) {
 			handle = node->handle;
 			atomic_fetch_add(&handle->refs, 1);
-		} else if (!a->retried) { /* once; the handlers know what to do then */
+		} else if (!a->retried && !node->chunk_bytes) {
+			/* once; the handlers know what to do then */
 			fetching = node->fetching;
 			a->path = read_begin(f, node, &a->version);
 		}
@@ -229,11 +261,12 @@ static enum verdict read_(struct asked *a)
 			size = read->size;
 		parts[1] = (struct iovec){ object->data + (size ? read->offset : 0), size };
 		front_reply_parts(f, a->in->unique, parts, size ? 2 : 1);
-		atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_HIT], size,
-					  memory_order_relaxed);
+		count_read_hit(f, size);
 		blob_unref(object);
 		return ANSWERED;
 	}
+	if (count >= 0)
+		return answer_pieces(a, pieces, count);
 	if (hung)
 		return answer_error(a, ETIMEDOUT);
 	if (!handle)

@@ -154,9 +154,12 @@ void node_drop_handle(struct tables *t, struct node *node)
 void tables_unlock(struct tables *t)
 {
 	struct handle *dropped = t->dropped;
+	struct chunk *chunks = t->dropped_chunks;
 
 	t->dropped = NULL;
+	t->dropped_chunks = NULL;
 	pthread_mutex_unlock(&t->lock);
+	chunks_free_dropped(chunks);
 	while (dropped) {
 		struct handle *handle = dropped;
 
@@ -231,6 +234,7 @@ void node_withdraw(struct tables *t, struct node *node)
 	node_set_listing(node, NULL);
 	node_set_object(node, NULL);
 	node_drop_handle(t, node);
+	node_drop_chunks(t, node);
 }
 
 /* Frees the node if nothing needs it, and then its parent if that was the reason. */
@@ -549,10 +553,13 @@ int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
 		return -1;
 	t->by_id = calloc(buckets, sizeof(*t->by_id));
 	t->by_name = calloc(buckets, sizeof(*t->by_name));
+	t->by_chunk = calloc(CHUNK_BUCKETS, sizeof(*t->by_chunk));
 	t->handle_ids = calloc(handle_max, sizeof(*t->handle_ids));
-	if (!t->by_id || !t->by_name || !t->handle_ids || pthread_mutex_init(&t->lock, NULL)) {
+	if (!t->by_id || !t->by_name || !t->by_chunk || !t->handle_ids ||
+	    pthread_mutex_init(&t->lock, NULL)) {
 		free(t->by_id);
 		free(t->by_name);
+		free(t->by_chunk);
 		free(t->handle_ids);
 		errno = ENOMEM;
 		return -1;
@@ -579,9 +586,10 @@ void tables_destroy(struct tables *t)
 			free(node);
 		}
 	tables_lock(t);
-	tables_unlock(t); /* lets go of the handles */
+	tables_unlock(t); /* lets go of the handles and chunks */
 	free(t->by_id);
 	free(t->by_name);
+	free(t->by_chunk);
 	free(t->handle_ids);
 	pthread_mutex_destroy(&t->lock);
 }

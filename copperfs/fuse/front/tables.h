@@ -6,11 +6,12 @@
  * name gets a new number, and whoever holds the old one open keeps its bytes.
  * That is how nobody ever reads a mix of two versions.
  *
- * Three things are found here: nodes by number, nodes by (parent, name), and the
- * rows of a directory's complete listing by name.  Listings, objects and handles
- * are published by the handlers and can be withdrawn at any time; nodes live as
- * long as the kernel refers to them (nlookup), which is why nodes are made only
- * when they are asked for, while a listing of 10,000 names is one flat buffer.
+ * Four things are found here: nodes by number, nodes by (parent, name), the rows of a
+ * directory's complete listing by name, and chunks of files by node and index.
+ * Listings, objects, chunks and handles are published by the handlers and can be
+ * withdrawn at any time; nodes live as long as the kernel refers to them (nlookup),
+ * which is why nodes are made only when they are asked for, while a listing of 10,000
+ * names is one flat buffer.
  *
  * One mutex guards it all, held for some 100 ns and never across a system call;
  * whoever takes it has let go of the GIL first.
@@ -78,6 +79,28 @@ struct handle {
 	struct fuse_attr version; /* size, mtime, ctime and ino as they must stay */
 };
 
+struct chunk_link {
+	struct chunk *next;
+	struct chunk **from; /* what points to this one; NULL: it is in no list */
+};
+
+/* A piece of a file: chunks.c. */
+struct chunk {
+	struct chunk *next_in_bucket; /* of those that were dropped, once it is */
+	struct chunk_link of_node, touched;
+	struct node *node;
+	uint64_t index;
+	struct blob *blob;
+};
+
+enum {
+	/* 64 GiB in chunks of a MiB have one in each; pages are only taken when touched */
+	CHUNK_BUCKETS = 1 << 16,
+	CHUNK_BYTES_MIN = 4096,
+	/* a read of a MiB that begins within a chunk of the smallest size */
+	PIECES_MAX = (1 << 20) / CHUNK_BYTES_MIN + 1,
+};
+
 struct node {
 	uint64_t id;
 	struct node *parent;
@@ -92,6 +115,9 @@ struct node {
 	struct blob *object; /* a file's bytes or a link's target */
 	struct listing *listing;
 	struct handle *handle;
+	struct chunk *first_chunk;
+	uint32_t chunk_bytes; /* of all but the last one; 0: it has had none so far */
+	uint32_t chunk_count;
 	uint32_t children;
 	uint16_t name_length;
 	bool attached : 1; /* found by (parent, name) */
@@ -111,6 +137,7 @@ struct tables {
 	uint32_t mask;
 	struct node **by_id;
 	struct node **by_name;
+	struct chunk **by_chunk;
 	struct node *root;
 	struct node idle; /* head of the list, oldest first */
 	uint64_t next_id;
@@ -120,6 +147,9 @@ struct tables {
 	uint32_t handle_next, handle_max;
 	uint64_t *handle_ids; /* a ring: publishing one handle more withdraws the oldest */
 	struct handle *dropped; /* let go of when the lock is: closing may take long */
+	uint64_t chunks;
+	struct chunk *touched; /* those used since they were last taken */
+	struct chunk *dropped_chunks; /* freed when the lock is let go of */
 	uint32_t shed_hand;
 };
 
@@ -149,6 +179,11 @@ static inline int64_t attr_nanoseconds(uint64_t seconds, uint32_t rest)
 }
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b);
 
+/* Takes the reference to the blob, unless it fails. */
+struct chunk *chunk_new(uint64_t index, struct blob *blob);
+void chunk_free(struct chunk *chunk);
+void chunks_free_dropped(struct chunk *dropped);
+
 /* --- everything below wants the lock held --- */
 
 struct node *node_by_id(struct tables *t, uint64_t id);
@@ -175,6 +210,30 @@ void node_set_listing(struct node *node, struct listing *listing);
 void node_set_object(struct node *node, struct blob *object);
 void node_set_handle(struct tables *t, struct node *node, struct handle *handle);
 void node_drop_handle(struct tables *t, struct node *node);
+/* Takes the chunk, in the place of what there was; false: it is none of this file. */
+bool node_add_chunk(struct tables *t, struct node *node, uint32_t chunk_bytes,
+		    struct chunk *chunk);
+void node_drop_chunk(struct tables *t, struct node *node, uint64_t index);
+void node_drop_chunks(struct tables *t, struct node *node);
+struct chunk *chunk_find(struct tables *t, const struct node *node, uint64_t index);
+/* How many of these bytes are within the file. */
+uint64_t node_cut(const struct node *node, uint64_t offset, uint64_t size);
+
+struct piece {
+	struct blob *blob; /* a reference of its own */
+	size_t at, length;
+};
+/* Bytes within a file that has chunks, as pieces; how many they are, at most PIECES_MAX, or
+ * -1 if a chunk is missing. */
+int node_pieces(struct tables *t, const struct node *node, uint64_t offset, size_t size,
+		struct piece *pieces);
+
+struct touched_chunk {
+	uint64_t id, index;
+};
+/* The chunks that were used since this was last asked, up to so many. */
+size_t tables_take_touched(struct tables *t, struct touched_chunk *taken, size_t room);
+/* Lets go of all its content. */
 void node_withdraw(struct tables *t, struct node *node);
 void tables_clear(struct tables *t); /* withdraws all, and nothing is fresh any more */
 void tables_revoke_below(struct tables *t); /* from now on the handlers are asked to list */

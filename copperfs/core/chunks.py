@@ -1,0 +1,159 @@
+"""Chunks: how a large file, or one of a dataset, is read.
+
+Such a file is never fetched whole. A read of it becomes a *want* of the chunk that it falls into,
+which is answered from the tier's memory (``tier.py``) or by a fetch, like everything else: from its
+owner, or where this node is the owner from its disk and at last from the source. Wants of one chunk
+wait on one fetch, by whomever they were put.
+
+What was read from the source goes to the disk after it was given to those who wait for it. It comes
+to the disk nowhere else, so that each chunk is on one node's.
+
+An owner that many ask at the same time gives a chunk to some of them and sends the others there
+(``takers.py``). Who was sent asks for what is *held*, and never causes another fetch.
+
+So there are two kinds of waiting for another node: for an owner, which is before oneself in the
+chunk's order, and for one that was named, which came to the owner earlier. Mixed they could make a
+circle, when an owner is gone and one that it had sent elsewhere is the next one: therefore whoever
+is asked as an owner no longer waits for one that was named to it.
+"""
+
+import errno
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import Action, Send, StoreChunk
+from copperfs.core.ahead import NOBODY, is_nobodys
+from copperfs.core.answers import Answers
+from copperfs.core.asking import Fetch
+from copperfs.core.events import HaveRead, Loaded, Read, WantChunk
+from copperfs.core.fetches import Fetches
+from copperfs.core.links import Links
+from copperfs.core.messages import Ask, How, Redirect
+from copperfs.core.pins import Pins
+from copperfs.core.policy import Place, Policy
+from copperfs.core.routing import Routing
+from copperfs.core.rows import Rows
+from copperfs.core.state import Kind, Limits, NodeStats, Subject
+from copperfs.core.takers import Takers
+from copperfs.core.tier import Tier, cost_of
+from copperfs.types import BlobId, ChunkKey, NodeId, Path, PeerRequest, Version
+
+
+@dataclass(slots=True)
+class Chunks:
+    policy: Policy
+    limits: Limits
+    stats: NodeStats
+    pins: Pins
+    links: Links
+    tier: Tier
+    fetches: Fetches
+    answers: Answers
+    routing: Routing
+    takers: Takers = field(init=False)
+    rows: Rows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.takers = Takers(self.limits.takers_max)
+        self.rows = Rows(self.limits.chunk_bytes)
+
+    def is_chunked(self, path: Path, version: Version) -> bool:
+        """Whether a file of that size is read in chunks here."""
+        size, bypass_above = version.size, self.limits.bypass_above_bytes
+        if not size or (bypass_above is not None and size > bypass_above):
+            return False
+        if self.policy.place(path) is not Place.SHARED:
+            return False
+        return size > self.limits.whole_max_bytes or self.policy.is_ring(path)
+
+    # --- wants -----------------------------------------------------------------------------------
+
+    def read(self, now: float, question: Read) -> list[Action]:
+        """Somebody of this node reads a chunked file."""
+        chunk_bytes = self.limits.chunk_bytes
+        last = (question.version.size - 1) // chunk_bytes
+        index = min(question.offset // chunk_bytes, last)
+        key = ChunkKey(question.path, question.version, index)
+        actions = self.want(now, WantChunk(question.request, key))
+        for each in self.rows.next(key):
+            actions += self._fetch_ahead(now, each)
+        return actions
+
+    def want(self, now: float, question: WantChunk) -> list[Action]:
+        blob = self.tier.blob(question.key)
+        if blob is not None:
+            self.stats.answered_from_shelf += 1
+            self.stats.tier_from_memory += 1
+            return self._answer(now, question, blob)
+        subject = _subject(question.key)
+        running = self.fetches.join(subject, question)
+        if running is not None:
+            served = isinstance(question.request, PeerRequest) and question.how is not How.HELD
+            return self.fetches.asking.asked_as_owner(now, running) if served else []
+        if question.how is How.HELD:
+            return self.answers.with_error(question, errno.EAGAIN)
+        return self.fetches.begin(now, subject, question)
+
+    def serve(self, now: float, peer: NodeId, ask: Ask) -> list[Action]:
+        """A peer wants one."""
+        assert ask.version is not None, "the codec sees to it"
+        request, key = PeerRequest(peer, ask.number), ChunkKey(ask.path, ask.version, ask.first)
+        question = WantChunk(request, key, ask.how, ask.passed)
+        if self.tier.size_of(key) <= 0:
+            return self.answers.with_error(question, errno.EINVAL)
+        self.routing.passed_over(now, peer, ask.passed)
+        if ask.how is How.ANY:
+            other = self.takers.other_for(now, key, peer, self.routing.gone())
+            if other is not None:
+                self.stats.redirects += 1
+                self.links.served(peer, ask.number)
+                return [Send(peer, Redirect(ask.number, self.stats.epoch, other))]
+        return self.want(now, question)
+
+    def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action]:
+        """If nobody has to wait for room, and nothing that is waited for has to go."""
+        subject = _subject(key)
+        if key in self.tier or self.fetches.is_under_way(subject):
+            return []
+        owned = self.routing.is_mine(key)
+        if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=owned):
+            return []
+        self.stats.tier_ahead += 1
+        return self.fetches.begin(now, subject, WantChunk(NOBODY, key))
+
+    def _answer(self, now: float, question: WantChunk, blob: BlobId) -> list[Action]:
+        size = self.tier.size_of(question.key)
+        return self.answers.with_chunk(now, question, blob, size, self.limits.chunk_bytes)
+
+    # --- outcomes --------------------------------------------------------------------------------
+
+    def conclude(self, now: float, fetch: Fetch, outcome: Loaded | HaveRead) -> list[Action]:
+        """The disk or the source has said something."""
+        if isinstance(outcome, HaveRead):
+            self.stats.tier_from_source += 1
+            return self._take(now, fetch, outcome.blob, stores=self.limits.tier_has_disk)
+        if outcome.blob is None:
+            return [self.fetches.asking.from_source(fetch)]
+        self.stats.tier_from_disk += 1
+        return self._take(now, fetch, outcome.blob, stores=False)
+
+    def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
+        """A peer has given it."""
+        self.stats.tier_from_peers += 1
+        return self._take(now, fetch, blob, stores=False)
+
+    def _take(self, now: float, fetch: Fetch, blob: BlobId, *, stores: bool) -> list[Action]:
+        actions = self.fetches.end(fetch)
+        key = fetch.subject[2]
+        assert isinstance(key, ChunkKey)
+        for question in fetch.asked:
+            assert isinstance(question, WantChunk)
+            if not is_nobodys(question):
+                actions += self._answer(now, question, blob)
+        owned = self.routing.is_mine(key)
+        if stores and owned:
+            actions.append(StoreChunk(key, blob))
+        return actions + self.tier.admit(key, blob, owned=owned)
+
+
+def _subject(key: ChunkKey) -> Subject:
+    return (Kind.CHUNK, key.path, key)

@@ -1,0 +1,218 @@
+/*
+ * Files of the source that stay open for a while.
+ *
+ * The owner of a file's chunks reads many of them one after the other, and on a parallel
+ * filesystem each open is a request to the metadata server.  So the descriptor of a version is
+ * kept for whoever comes next, and closed when nobody came for a while.  That a file is still this
+ * version is not believed because it is open: who reads looks before and after.
+ *
+ * At most FILES_MAX are kept, besides those that are being read.  A file that somebody is opening
+ * is waited for by others that want it.  Whoever finds that a file is not what it should be says
+ * so, and it is opened anew for the next.
+ */
+#include "native.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+	/* Twice what is at work by default (--source-concurrency); each is state on a server. */
+	FILES_MAX = 64,
+};
+
+struct open_file {
+	struct open_file *next;
+	char *path;
+	struct version version;
+	int fd; /* -1: it is being opened */
+	unsigned users;
+	bool kept; /* it is in the list */
+	double used_s;
+};
+
+struct files {
+	pthread_mutex_t lock;
+	pthread_cond_t opened;
+	struct open_file *first; /* what was used last */
+	unsigned count;
+};
+
+struct files *files_new(void)
+{
+	struct files *files = calloc(1, sizeof(*files));
+
+	if (files) {
+		pthread_mutex_init(&files->lock, NULL);
+		pthread_cond_init(&files->opened, NULL);
+	}
+	return files;
+}
+
+static double now_s(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void file_free(struct open_file *file)
+{
+	if (!file)
+		return;
+	if (file->fd >= 0)
+		close(file->fd);
+	free(file->path);
+	free(file);
+}
+
+/* --- under the lock --- */
+
+static struct open_file **place_of(struct files *files, const char *path,
+				   const struct version *version)
+{
+	struct open_file **each = &files->first;
+
+	while (*each && (memcmp(&(*each)->version, version, sizeof(*version)) ||
+			 strcmp((*each)->path, path)))
+		each = &(*each)->next;
+	return each;
+}
+
+static void keep(struct files *files, struct open_file *file)
+{
+	file->kept = true;
+	file->next = files->first;
+	files->first = file;
+	files->count++;
+}
+
+static struct open_file *take_out(struct files *files, struct open_file **place)
+{
+	struct open_file *file = *place;
+
+	*place = file->next;
+	file->next = NULL;
+	file->kept = false;
+	files->count--;
+	return file;
+}
+
+/* One that is too many, to be closed; NULL if there is none, or all are in use. */
+static struct open_file *surplus(struct files *files)
+{
+	struct open_file **last = NULL;
+
+	if (files->count <= FILES_MAX)
+		return NULL;
+	for (struct open_file **each = &files->first; *each; each = &(*each)->next)
+		if (!(*each)->users)
+			last = each;
+	return last ? take_out(files, last) : NULL;
+}
+
+/* --- in threads of the source --- */
+
+int files_borrow(struct files *files, const char *path, const struct version *version,
+		 uint64_t device, struct source_counts *counts, struct open_file **borrowed,
+		 int *fd, bool *was_open)
+{
+	struct open_file *file, **place, *other;
+	int error;
+
+	pthread_mutex_lock(&files->lock);
+	while (*(place = place_of(files, path, version)) && (*place)->fd < 0)
+		pthread_cond_wait(&files->opened, &files->lock);
+	*was_open = *place;
+	if (*was_open) {
+		file = take_out(files, place);
+		keep(files, file);
+		file->users++;
+		*fd = file->fd;
+		*borrowed = file;
+		pthread_mutex_unlock(&files->lock);
+		return 0;
+	}
+	file = calloc(1, sizeof(*file));
+	if (!file || !(file->path = strdup(path))) {
+		pthread_mutex_unlock(&files->lock);
+		free(file);
+		return ENOMEM;
+	}
+	file->version = *version;
+	file->fd = -1;
+	file->users = 1;
+	keep(files, file);
+	other = surplus(files);
+	pthread_mutex_unlock(&files->lock);
+	file_free(other);
+
+	error = source_open_for_pieces(path, version, device, fd, counts);
+
+	pthread_mutex_lock(&files->lock);
+	if (error)
+		take_out(files, place_of(files, path, version));
+	else
+		file->fd = *fd;
+	pthread_cond_broadcast(&files->opened);
+	pthread_mutex_unlock(&files->lock);
+	if (error)
+		file_free(file);
+	*borrowed = error ? NULL : file;
+	return error;
+}
+
+void files_return(struct files *files, struct open_file *file, bool is_good)
+{
+	struct open_file *other = NULL;
+
+	pthread_mutex_lock(&files->lock);
+	file->users--;
+	file->used_s = now_s();
+	if (file->kept && !is_good)
+		take_out(files, place_of(files, file->path, &file->version));
+	if (!file->kept && !file->users)
+		other = file;
+	else
+		other = surplus(files);
+	pthread_mutex_unlock(&files->lock);
+	file_free(other);
+}
+
+/* --- whoever has the pool --- */
+
+int files_take_unused(struct files *files, double for_s)
+{
+	double before = now_s() - for_s;
+	int fd = -1;
+
+	pthread_mutex_lock(&files->lock);
+	for (struct open_file **each = &files->first; *each; each = &(*each)->next) {
+		struct open_file *file = *each;
+
+		if (file->users || file->used_s > before)
+			continue;
+		take_out(files, each);
+		fd = file->fd;
+		file->fd = -1;
+		file_free(file);
+		break;
+	}
+	pthread_mutex_unlock(&files->lock);
+	return fd;
+}
+
+void files_free(struct files *files)
+{
+	if (!files)
+		return;
+	while (files->first)
+		file_free(take_out(files, &files->first));
+	pthread_mutex_destroy(&files->lock);
+	pthread_cond_destroy(&files->opened);
+	free(files);
+}

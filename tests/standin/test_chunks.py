@@ -1,0 +1,93 @@
+"""Chunks of a file on the stand-in: what reaches its servers, counted there."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+
+import pytest
+import trio
+
+from copperfs.source.fetcher import BlobRead
+from tests.standin import StandIn
+from tests.unit.test_source_contract import FETCHERS, Make, chunk_of, content_of, settled
+
+pytestmark = pytest.mark.mount
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=FETCHERS, ids=lambda kind: kind.__name__)
+def make(request: pytest.FixtureRequest) -> Make:
+    return Make(request.param)
+
+
+@pytest.fixture
+def standin(tmp_path: FilePath) -> Iterator[StandIn]:
+    settled(tmp_path / "file", content_of(6 * MIB))
+    with StandIn(tmp_path, page_cache=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize("size", [64 * 1024, 256 * 1024, MIB])
+@pytest.mark.parametrize("order", [[3], [0], [5], [0, 1, 2], [4, 2, 0]])
+def test_nothing_but_the_chunks_is_read(
+    order: list[int], size: int, make: Make, standin: StandIn
+) -> None:
+    """The kernel would read on behind them, at once or when the next one follows."""
+    content = content_of(6 * MIB)
+
+    async def main() -> None:
+        async with make(standin.mountpoint) as source:
+            version = await source.version(b"file")
+            standin.reset_counts()
+            for index in order:
+                at = index * size
+                assert await source.chunk(b"file", version, at, size) == content[at : at + size]
+            counts = standin.counts()
+            assert counts.read_bytes == {"file": len(order) * size}
+            assert counts.total("open", "file") == 1
+
+    trio.run(main)
+
+
+def test_a_chunk_that_cannot_be_read_is_tried_once_more_with_a_new_descriptor(
+    make: Make, standin: StandIn
+) -> None:
+    """A client of Lustre that was evicted gets errors from what was open, and from nothing else."""
+
+    async def main() -> None:
+        async with make(standin.mountpoint) as source:
+            version = await source.version(b"file")
+            await source.chunk(b"file", version, 0, 4096)
+            standin.reset_counts()
+            rule = standin.fail("file", errno.EIO, ops=["read"])
+            assert await source.error_of(chunk_of(b"file", version, MIB, 4096)) == errno.EIO
+            assert standin.counts().total("open", "file") == 1
+            standin.release(rule)
+            outcome = await source.fetch(chunk_of(b"file", version, MIB, 4096))
+            assert isinstance(outcome, BlobRead)
+            assert standin.counts().total("open", "file") == 2
+
+    trio.run(main)
+
+
+def test_descriptors_are_released_on_the_servers(make: Make, standin: StandIn) -> None:
+    async def main() -> None:
+        async with make(standin.mountpoint) as source:
+            version = await source.version(b"file")
+            await source.chunk(b"file", version, 0, 4096)
+            standin.reset_counts()
+            source.fetcher.close_unused(0.0)
+            with trio.fail_after(20):
+                while not standin.counts().total("release", "file"):
+                    await trio.lowlevel.checkpoint()
+            assert not [each for each in os.listdir("/proc/self/fd") if leads_to_file(each)]
+
+    def leads_to_file(fd: str) -> bool:
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}") == str(standin.mountpoint / "file")
+        except OSError:
+            return False
+
+    trio.run(main)

@@ -1,0 +1,476 @@
+"""Large files and datasets: each chunk has an owner, and is read from the source once."""
+
+import errno
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, StoreChunk
+from copperfs.core.events import HaveRead, Loaded
+from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
+from copperfs.core.ring import Ring
+from copperfs.core.state import NodeStats
+from copperfs.core.suspicion import Patience
+from copperfs.types import ChunkKey, NodeId, Path, RequestId, Version
+from tests.unit.overlay_lab import Job, content
+
+KIB, MIB = 1 << 10, 1 << 20
+CHUNK = 4 * KIB
+PATIENCE = Patience()
+HEDGED_S = PATIENCE.probe_s + PATIENCE.silent_s + 0.1
+DOUBTED_S = PATIENCE.doubt_s + 0.1
+SLOW_S = PATIENCE.slow_s + 0.1
+
+LARGE = Path(b"lib/large")
+SIZE = 10 * CHUNK + 100
+
+
+def tiered(nodes: int = 8, **more: object) -> Job:
+    """Files above 8 KiB are read in chunks of 4 KiB."""
+    job = Job(nodes, tree_max_bytes=2 * CHUNK, chunk_bytes=CHUNK, deadline_s=60.0, **more)  # type: ignore[arg-type]
+    job.tree.add(LARGE, SIZE)
+    return job
+
+
+def version(job: Job, path: bytes = LARGE) -> Version:
+    return job.tree.files[Path(path)].attributes.version
+
+
+def begin(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
+    return job.read(number, path, version(job, path), index * CHUNK)
+
+
+def has(job: Job, number: int, request: RequestId, index: int, path: bytes = LARGE) -> bool:
+    """Whether it was answered, and with the right bytes."""
+    answers = job.daemons[number].answers
+    if request not in answers:
+        return False
+    whole = content(Path(path), version(job, path))
+    assert answers[request] == whole[index * CHUNK : (index + 1) * CHUNK]
+    return True
+
+
+def read(job: Job, number: int, index: int, path: bytes = LARGE) -> None:
+    request = begin(job, number, index, path)
+    job.run()
+    assert has(job, number, request, index, path)
+
+
+def chunks(job: Job, path: bytes = LARGE) -> range:
+    return range(-(-version(job, path).size // CHUNK))
+
+
+def owner(job: Job, path: bytes = LARGE, index: int = 0, gone: tuple[int, ...] = ()) -> int:
+    owners = Owners(Ring([f"n{n}" for n in range(job.nodes)]), NodeId(0), CHUNK, NodeStats())
+    found = owners.owner(ChunkKey(Path(path), version(job, path), index), set(map(NodeId, gone)))
+    assert found is not None
+    return found
+
+
+def reads(job: Job) -> list[int]:
+    """How often each chunk that was read from the source was."""
+    return sorted(job.tree.chunk_reads.values())
+
+
+def not_owner(job: Job, *others: int) -> int:
+    return next(n for n in range(job.nodes) if n != owner(job) and n not in others)
+
+
+# --- who reads what -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_chunk_is_read_once_for_all_nodes(seed: int) -> None:
+    job = tiered(seed=seed)
+    requests = [(n, i, begin(job, n, i)) for n in range(job.nodes) for i in chunks(job)]
+    job.run()
+    assert all(has(job, n, request, i) for n, i, request in requests)
+    assert reads(job) == [1] * len(chunks(job))
+    job.pass_time(1.0)
+    job.check_at_rest()
+
+
+def test_a_chunk_is_read_by_its_owner_and_by_nobody_else() -> None:
+    job = tiered()
+    read(job, not_owner(job), 0)
+    stats = [each.node.statistics() for each in job.daemons]
+    assert [n for n, each in enumerate(stats) if each.tier_from_source] == [owner(job)]
+    assert [n for n, each in enumerate(stats) if each.tier_from_peers] == [not_owner(job)]
+    assert not any(each.fallbacks for each in stats)
+
+
+def test_chunks_side_by_side_have_one_owner_and_far_ones_another() -> None:
+    owners = Owners(Ring([f"n{n}" for n in range(64)]), NodeId(0), MIB, NodeStats())
+    of = [
+        owners.owner(ChunkKey(LARGE, Version(1 << 40, 0, 0, 0), index), ()) for index in range(512)
+    ]
+    group = GROUP_BYTES // MIB
+    assert all(len(set(of[at : at + group])) == 1 for at in range(0, 512, group))
+    assert len(set(of)) > 30
+
+
+def test_small_files_of_a_dataset_go_to_their_owners_and_others_up_the_tree() -> None:
+    job = tiered(ring=(b"data",))
+    for n in range(20):
+        job.tree.add(b"data/%d" % n, 100)
+        job.tree.add(b"lib/%d" % n, 100)
+    for n in range(20):
+        for path in (b"data/%d" % n, b"lib/%d" % n):
+            for node in range(job.nodes):
+                read(job, node, 0, path)
+    assert reads(job) == [1] * 20
+    readers = {n for n, each in enumerate(job.daemons) if each.node.stats.tier_from_source}
+    assert readers == {owner(job, b"data/%d" % n) for n in range(20)}
+    assert {path for kind, path in job.source_reads() if kind == "read"} == {
+        Path(b"lib/%d" % n) for n in range(20)
+    }
+
+
+def test_what_is_above_the_bypass_is_opened_by_each_reader() -> None:
+    job = tiered(2)
+    limits = job.daemons[1].node.limits
+    object.__setattr__(limits, "bypass_above_bytes", SIZE - 1)
+    request = begin(job, 1, 0)
+    job.run()
+    assert isinstance(job.daemons[1].answers[request], AnswerHandle)
+
+
+def test_an_empty_file_of_a_dataset_is_whole() -> None:
+    job = tiered(ring=(b"data",))
+    job.tree.add(b"data/empty", 0)
+    request = begin(job, 3, 0, b"data/empty")
+    job.run()
+    assert job.daemons[3].answers[request] == b""
+
+
+def test_a_file_that_changed_is_looked_up_again() -> None:
+    job = tiered()
+    old = version(job)
+    read(job, 1, 0)
+    job.tree.add(LARGE, SIZE, changed_s=5)
+    request = job.read(2, LARGE, old, 3 * CHUNK)
+    job.run()
+    assert job.daemons[2].answers[request] == AnswerError(request, errno.ESTALE)
+    assert job.daemons[2].node.stats.version_changes == 1
+    read(job, 2, 3)
+
+
+def test_a_chunk_beyond_the_end_is_refused() -> None:
+    job = tiered()
+    request = job.read(2, LARGE, version(job), 1 << 40)
+    job.run()
+    assert has(job, 2, request, len(chunks(job)) - 1)  # the last one is what there is
+
+
+# --- memory and disk ------------------------------------------------------------------------------
+
+
+def disk_job() -> Job:
+    """Chunks of 1 MiB, of which memory has room for some 60."""
+    return Job(
+        2,
+        tree_max_bytes=1,
+        chunk_bytes=MIB,
+        tier_memory_bytes=MIB,
+        disks=True,
+        memory_bytes=8 * MIB,
+        deadline_s=60.0,
+    )
+
+
+def test_what_was_evicted_from_memory_comes_from_the_disk() -> None:
+    job = disk_job()
+    files = [b"data/%d" % n for n in range(90)]
+    for path in files:
+        job.tree.add(path, MIB)
+    for _ in range(2):
+        for path in files:
+            request = job.read(0, path, version(job, path))
+            job.run()
+            assert job.daemons[0].answers[request] == content(Path(path), version(job, path))
+    assert reads(job) == [1] * 90, "the source is read once, whatever the memory"
+    stats = [each.node.statistics() for each in job.daemons]
+    assert all(each.tier_from_disk for each in stats)
+    assert all(each.tier_memory_held_bytes <= each.tier_memory_budget_bytes for each in stats)
+    assert sum(len(each.disk) for each in job.daemons) == 90, "each chunk is on one disk"
+    job.check_at_rest()
+
+
+def test_a_chunk_is_given_before_it_is_stored() -> None:
+    job = tiered(1, disks=True)
+    node = job.daemons[0].node
+    job.read(0, LARGE, version(job))
+    load = job.daemons[0].loads.pop()
+    node.step(0.0, Loaded(load.fetch, None))
+    blob = job._keep(0, content(LARGE, version(job))[:CHUNK])
+    actions = node.step(0.0, HaveRead(load.fetch, blob))
+    kinds = [type(each) for each in actions]
+    assert kinds.index(AnswerChunk) < kinds.index(StoreChunk)
+
+
+def test_guests_do_not_wash_out_what_is_owned() -> None:
+    job = disk_job()
+    mine = next(p for n in range(100) if owner_of(job, p := b"data/mine%d" % n) == 0)
+    job.tree.add(mine, MIB)
+    request = job.read(0, mine, version(job, mine))
+    job.run()
+    others = [p for n in range(300) if owner_of(job, p := b"data/%d" % n) == 1][:90]
+    for path in others:
+        job.tree.add(path, MIB)
+        job.read(0, path, version(job, path))
+        job.run()
+    before = job.daemons[0].node.stats.tier_from_memory
+    request = job.read(0, mine, version(job, mine))
+    assert request in job.daemons[0].answers
+    assert job.daemons[0].node.stats.tier_from_memory == before + 1
+
+
+def owner_of(job: Job, path: bytes) -> int:
+    job.tree.add(path, MIB)
+    owners = Owners(Ring([f"n{n}" for n in range(job.nodes)]), NodeId(0), MIB, NodeStats())
+    found = owners.owner(ChunkKey(Path(path), version(job, path), 0), ())
+    assert found is not None
+    return found
+
+
+# --- everybody at once ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_owner_gives_a_chunk_fan_out_times_however_many_want_it(seed: int) -> None:
+    job = tiered(32, fanout=3, seed=seed)
+    requests = [begin(job, n, 0) for n in range(32)]
+    job.run()
+    assert all(has(job, n, request, 0) for n, request in enumerate(requests))
+    assert reads(job) == [1]
+    assert job.gave[NodeId(owner(job))] == 3
+    assert max(job.gave.values()) == 3, "nor does anybody else more often"
+    assert sum(job.gave.values()) == 31
+
+
+def test_who_comes_later_is_sent_to_one_that_has_it() -> None:
+    job = tiered(8, fanout=1)
+    others = [n for n in range(8) if n != owner(job)]
+    for n in others:
+        read(job, n, 0)
+    assert job.gave[NodeId(owner(job))] == 1
+    assert job.daemons[owner(job)].node.stats.redirects == 6
+    assert sum(each.node.stats.redirected for each in job.daemons) == 6
+
+
+def test_who_was_sent_in_vain_is_given_it_by_the_owner() -> None:
+    job = tiered(4, fanout=1)
+    one, other = not_owner(job), not_owner(job, not_owner(job))
+    read(job, one, 0)
+    tier = job.daemons[one].node._tier
+    assert tier is not None
+    for key, _ in list(tier.held()):
+        for action in tier._gone(tier._guests.drop(key), None):
+            job._perform(NodeId(one), action)
+    read(job, other, 0)
+    assert job.gave[NodeId(owner(job))] == 2
+    assert reads(job) == [1]
+
+
+def test_nobody_is_sent_to_one_that_had_it_long_ago() -> None:
+    job = tiered(4, fanout=1)
+    one, other = not_owner(job), not_owner(job, not_owner(job))
+    read(job, one, 0)
+    job.pass_time(11.0, step_s=0.5)
+    read(job, other, 0)
+    assert job.daemons[owner(job)].node.stats.redirects == 0
+
+
+def test_the_one_that_others_were_sent_to_may_end() -> None:
+    job = tiered(8, fanout=1)
+    one, *others = [n for n in range(8) if n != owner(job)]
+    job.no_source.add(NodeId(owner(job)))
+    requests = [begin(job, n, 0) for n in (one, *others)]
+    job.run()
+    job.crash(one)
+    job.no_source.clear()
+    job.pass_time(1.0)
+    assert all(has(job, n, r, 0) for n, r in zip(others, requests[1:], strict=True))
+    assert reads(job) == [1]
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def test_who_reads_in_a_row_is_read_ahead_for() -> None:
+    job = tiered()
+    node = not_owner(job)
+    waited = 0
+    for index in chunks(job):
+        request = begin(job, node, index)
+        waited += request not in job.daemons[node].answers
+        job.run()
+        assert has(job, node, request, index)
+    assert waited < 5
+    assert reads(job) == [1] * len(chunks(job))
+    assert job.daemons[node].node.stats.tier_ahead > 5
+
+
+def test_who_jumps_about_gets_what_it_asks_for_and_nothing_else() -> None:
+    job = tiered()
+    for index in (5, 0, 9, 3, 7):
+        read(job, not_owner(job), index)
+    assert reads(job) == [1] * 5
+
+
+# --- owners that end, hang, or are slow -----------------------------------------------------------
+
+
+def test_what_a_dead_owner_had_is_read_once_more_and_no_oftener() -> None:
+    job = tiered()
+    for index in chunks(job):
+        read(job, not_owner(job), index)
+    dead = owner(job)
+    job.crash(dead)
+    living = [n for n in range(job.nodes) if n != dead]
+    requests = [(n, i, begin(job, n, i)) for n in living for i in chunks(job)]
+    job.pass_time(1.0)
+    assert all(has(job, n, request, i) for n, i, request in requests)
+    assert max(reads(job)) <= 2
+    assert job.daemons[owner(job, gone=(dead,))].node.stats.tier_from_source > 0
+
+
+def test_an_owner_that_ends_while_it_is_asked() -> None:
+    job = tiered()
+    dead = owner(job)
+    job.no_source.add(NodeId(dead))
+    living = [n for n in range(job.nodes) if n != dead]
+    requests = [begin(job, n, 0) for n in living]
+    job.run()
+    job.crash(dead)
+    job.pass_time(0.5)
+    assert all(has(job, n, request, 0) for n, request in zip(living, requests, strict=True))
+    assert reads(job) == [1]
+
+
+def test_an_owner_that_hangs_costs_a_moment() -> None:
+    job = tiered()
+    node = not_owner(job)
+    read(job, node, 0)  # they are in touch
+    job.frozen.add(NodeId(owner(job)))
+    request = begin(job, node, 5)
+    job.pass_time(DOUBTED_S + HEDGED_S)  # the next one finds out by itself
+    assert has(job, node, request, 5)
+
+
+def test_two_owners_that_end_one_after_the_other() -> None:
+    job = tiered()
+    first = owner(job)
+    second = owner(job, gone=(first,))
+    node = not_owner(job, second)
+    read(job, node, 0)
+    job.crash(first)
+    job.crash(second)
+    request = begin(job, node, 1)
+    job.pass_time(2.0)
+    assert has(job, node, request, 1)
+
+
+def test_an_owner_that_lives_and_does_not_answer_is_done_without() -> None:
+    job = tiered()
+    stuck = owner(job)
+    job.no_source.add(NodeId(stuck))
+    node = not_owner(job, owner(job, gone=(stuck,)))
+    requests = [begin(job, node, index) for index in (0, 2, 4)]
+    job.pass_time(SLOW_S, step_s=0.25)
+    assert all(has(job, node, r, i) for r, i in zip(requests, (0, 2, 4), strict=True))
+    stats = job.daemons[node].node.stats
+    assert stats.tier_timeouts == TIMEOUTS_MAX
+    assert stats.tier_exclusions == 1
+    read(job, node, 7)  # at once, by the next one
+    assert stats.deaths == 0, "nobody takes it for gone"
+    other = not_owner(job, node, owner(job, gone=(stuck,)))
+    assert job.daemons[owner(job, gone=(stuck,))].node.stats.fallbacks > 0
+    request = begin(job, other, 8)
+    job.pass_time(SLOW_S, step_s=0.25)
+    assert has(job, other, request, 8)
+
+
+def test_one_that_is_back_has_its_own_chunks_again() -> None:
+    job = tiered()
+    dead = owner(job)
+    node = not_owner(job)
+    read(job, node, 0)
+    for peer in range(job.nodes):
+        if peer != dead and (NodeId(peer), NodeId(dead)) in job.queues:
+            job.cut(NodeId(dead), NodeId(peer))
+    job.pass_time(5.0, step_s=0.25)
+    read(job, node, 5)
+    assert job.daemons[dead].node.stats.tier_from_source == 1
+    job.severed.clear()
+    job.pass_time(12.0, step_s=0.25)
+    read(job, node, 9)
+    assert job.daemons[dead].node.stats.tier_from_source == 2
+
+
+def test_for_comparison_each_reads_by_itself_what_was_lost() -> None:
+    job = tiered(lost_from_source=True)
+    dead = owner(job)
+    for n in range(job.nodes):
+        if n != dead:
+            read(job, n, 0)
+    job.crash(dead)
+    job.pass_time(4.0, step_s=0.25)
+    living = [n for n in range(job.nodes) if n != dead]
+    for n in living:
+        read(job, n, 1)
+    assert job.tree.chunk_reads[LARGE, CHUNK] == len(living)
+
+
+# --- alone ----------------------------------------------------------------------------------------
+
+
+def test_a_node_alone_reads_in_chunks_as_well() -> None:
+    job = tiered(1, disks=True)
+    for index in chunks(job):
+        read(job, 0, index)
+    assert reads(job) == [1] * len(chunks(job))
+    assert len(job.daemons[0].disk) == len(chunks(job))
+
+
+def test_without_a_tier_a_large_file_is_opened_by_each_reader() -> None:
+    job = tiered(2)
+    for daemon in job.daemons:
+        daemon.node._questions.chunks = None
+    request = begin(job, 1, 0)
+    job.run()
+    assert isinstance(job.daemons[1].answers[request], AnswerHandle)
+
+
+# --- whatever happens -----------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_readers_get_the_right_bytes_whatever_happens(data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 1 << 16))
+    nodes = data.draw(st.integers(2, 7))
+    job = tiered(
+        nodes, seed=seed, fanout=data.draw(st.integers(1, 3)), disks=data.draw(st.booleans())
+    )
+    job.tree.add(b"lib/other", 30 * CHUNK)
+    asked = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        living = [n for n in range(nodes) if NodeId(n) not in job.crashed | job.frozen]
+        what = data.draw(st.sampled_from(("read", "read", "read", "crash", "freeze", "time")))
+        node = data.draw(st.sampled_from(living))
+        if what == "read":
+            path = data.draw(st.sampled_from((LARGE, Path(b"lib/other"))))
+            index = data.draw(st.sampled_from(list(chunks(job, path))))
+            asked.append((node, begin(job, node, index, path), index, path))
+        elif what == "crash" and len(living) > 1:
+            job.crash(node)
+        elif what == "freeze" and len(living) > 1:
+            job.frozen.add(NodeId(node))
+        else:
+            job.pass_time(data.draw(st.sampled_from((0.05, 0.5))))
+    job.pass_time(4.0, step_s=0.1)
+    for node, request, index, path in asked:
+        if NodeId(node) not in job.crashed | job.frozen:
+            assert has(job, node, request, index, path)
