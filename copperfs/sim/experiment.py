@@ -14,7 +14,7 @@ import gc
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from copperfs.sim.costs import Costs
 from copperfs.sim.program import Plan, Program
@@ -42,6 +42,8 @@ class Experiment:
     skew_s: float = 0.3
     """The Copper paper found 0.1 to 0.3 s for ``mpiexec`` (section V)."""
     push: bool = False
+    by_name: bool = False
+    """Directories cannot be listed, only searched: names are looked up one by one."""
     stand_for: int = 1
 
 
@@ -87,6 +89,9 @@ def run(experiment: Experiment, tell: Tell = lambda _: None) -> Result:
 
 class _Run:
     def __init__(self, experiment: Experiment, tell: Tell) -> None:
+        if experiment.by_name:
+            workload = experiment.workload
+            experiment = replace(experiment, workload=replace(workload, wants=workload.by_name))
         self.experiment, self.tell = experiment, tell
         costs = experiment.costs
         self.world = world = World(
@@ -103,6 +108,7 @@ class _Run:
         for want in experiment.workload.wants:
             if want.size is None:
                 world.source.add_directory(want.path)
+        world.source.only_searched = experiment.by_name
         self.plan = Plan(experiment.workload, world.source, costs.node)
         self.programs: list[Program] = []
         self.left = 0

@@ -21,7 +21,7 @@ from copperfs.core.events import Look, Read
 from copperfs.sim.costs import NodeCosts
 from copperfs.sim.host import Answered, ChunkGiven, Host
 from copperfs.sim.source import Source
-from copperfs.sim.workload import Want, Workload
+from copperfs.sim.workload import NAME, Want, Workload
 from copperfs.types import ChunkKey, Path, join
 
 
@@ -42,6 +42,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for number, want in enumerate(self.workload.wants):
+            if want.size == NAME:
+                continue  # is not published
             numbers = self.number_of_listing if want.size is None else self.number_of
             numbers[want.path] = number
 
@@ -119,7 +121,9 @@ class Program:
             self.host.process.after(wait_s, self._ask, self.plan.workload.wants[self._number(at)])
 
     def _ask(self, want: Want) -> None:
-        if want.size is None:
+        if want.size == NAME:
+            self.host.ask(lambda request: Look(request, want.path), self._answered)
+        elif want.size is None:
             # A directory is listed because some name in it is looked for.
             self.host.ask(lambda request: Look(request, join(want.path, b"?")), self._answered)
         else:

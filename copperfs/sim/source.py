@@ -86,6 +86,8 @@ class Source:
     """Operations by kind and path: scan, look, read, open, chunk."""
     chunk_counts: Counter[tuple[Path, int]] = field(default_factory=Counter)
     """Of chunks, also by offset."""
+    only_searched: bool = False
+    """Its directories may be searched, and not be listed."""
     streamed_bytes: int = 0
     """Read through handles."""
     failing: dict[Path, int] = field(default_factory=dict)
@@ -221,6 +223,8 @@ class Source:
             case ScanSource():
                 if path not in self._directories:
                     return Failed(fetch.fetch, errno.ENOTDIR)
+                if self.only_searched:
+                    return Failed(fetch.fetch, errno.EACCES)
                 return Scanned(fetch.fetch, self.listing(path))
             case ReadSource(_, _, version) | OpenSource(_, _, version) | ReadChunk(_, _, version):
                 # the same before and after, as the real source sees to it

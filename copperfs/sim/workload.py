@@ -29,6 +29,7 @@ TORCH_COMPUTE_S = 0.92
 MPI4PY_COMPUTE_S = 0.06
 TORCH_TOUCHED = 0.13
 """Of the bytes of its large libraries, so much is read: 61 MB of pages of 490 (../workload)."""
+NAME = -1
 PROCESSES = 12
 """On each node, as in the paper."""
 
@@ -39,7 +40,7 @@ class Want:
 
     path: Path
     size: int | None = None
-    """None: a directory."""
+    """None: a directory's listing; ``NAME``: what is at this path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,25 @@ class Workload:
     opens: int = 0
     touched: float = 1.0
     """Of the bytes of files that are too large to be held whole, the share that is read."""
+    by_name: Sequence[Want] = ()
+    """The same, where directories cannot be listed: names, also those that are not there, and
+    files."""
     orders: Callable[[int], Sequence[int]] | None = None
     """By node: which of the wants it has, in its order. None: all have all of them."""
 
     def small_only(self, most: int) -> "Workload":
         """Without files above *most*."""
-        wants = [each for each in self.wants if each.size is None or each.size <= most]
-        files = {path: size for path, size in self.files.items() if size <= most}
-        return replace(self, name=f"{self.name}, small files", files=files, wants=wants)
+
+        def small(wants: Sequence[Want]) -> list[Want]:
+            return [each for each in wants if each.size is None or each.size <= most]
+
+        return replace(
+            self,
+            name=f"{self.name}, small files",
+            files={path: size for path, size in self.files.items() if size <= most},
+            wants=small(self.wants),
+            by_name=small(self.by_name),
+        )
 
     @property
     def bytes_wanted(self) -> int:
@@ -120,7 +132,12 @@ def from_trace(name: str, lines: Iterable[str], compute_s: float) -> Workload:
         if what == "stat" and size is not None and path not in directories:
             files.setdefault(path, 0)
     wants: dict[Want, None] = {}
+    by_name: dict[Want, None] = {}
     for what, path, size in operations:
+        if split(path)[0] in directories:
+            by_name[Want(path, NAME)] = None
+        if what == "open" and path in found:
+            by_name[Want(path, found[path])] = None
         for above in _way(path):
             if above in directories:
                 wants[Want(above)] = None
@@ -130,7 +147,10 @@ def from_trace(name: str, lines: Iterable[str], compute_s: float) -> Workload:
             wants[Want(path, found[path])] = None
     names = {path for _, path, _ in operations}
     opens = sum(what == "open" for what, _, _ in operations)
-    return Workload(name, files, list(wants), compute_s, PROCESSES, len(names), opens)
+    return Workload(
+        *(name, files, list(wants), compute_s, PROCESSES, len(names), opens),
+        by_name=list(by_name),
+    )
 
 
 def from_manifest(
