@@ -437,7 +437,8 @@ class Membership:
         self._stale = False
         actions = self.company.settle(now)
         for peer in self.company.new:
-            self._look_again(now, peer)
+            if peer in self._peers:  # it was wanted for a moment, and is gone
+                self._look_again(now, peer)
         self.company.new.clear()
         return actions
 

@@ -59,10 +59,12 @@ from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
-from copperfs.runtime.places import OwnMounts, policy_for
+from copperfs.runtime.places import OwnMounts, policy_for, ring_prefix
 from copperfs.runtime.statistics import Statistics
+from copperfs.runtime.tier import TierDisk, chunk_bytes_of, open_tier_store, placement_of
 from copperfs.source.fetcher import Fetcher
 from copperfs.source.threads import ThreadFetcher
+from copperfs.store.disk import DiskStore
 from copperfs.types import Path
 
 if TYPE_CHECKING:
@@ -128,9 +130,11 @@ class Daemon:
         grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
+        store = await open_tier_store(settings, self.source_root)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(credit=use_front and trees is None, trees=trees)
-        node = Node(policy, limits, trees, self._patience(), Random())
+        placement = placement_of(settings, self.launch)
+        node = Node(policy, limits, trees, self._patience(), Random(), placement)
         fetcher = self._fetcher(
             use_front, lambda: grants[0].renew() if grants else node.policy.refused
         )
@@ -140,7 +144,7 @@ class Daemon:
             log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
         options = mount_options(settings.source, allow_other=settings.allow_other)
         if not use_front:
-            await self._run_plain(node, fetcher, options, ready)
+            await self._run_plain(node, fetcher, store, options, ready)
             return
 
         from copperfs.fuse._front import Front  # may not be there
@@ -168,6 +172,7 @@ class Daemon:
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
         engine = Engine(node, fetcher, board)
+        self._equip(engine, store)
         self._join(engine)
         statfs = Statfs(self._ask_statfs, lambda found: _publish_statfs(front, found))
         handlers = FrontHandlers(engine, board, statfs)
@@ -197,6 +202,7 @@ class Daemon:
             await server.run()  # until the mount is gone
             log.info("%s was unmounted", settings.mountpoint)
             await engine.leave()
+            await self._finish_writing(engine)
             pyfuse3.terminate()
             nursery.cancel_scope.cancel()
         if self._failed is not None:
@@ -206,12 +212,14 @@ class Daemon:
         self,
         node: Node,
         fetcher: Fetcher,
+        store: DiskStore | None,
         options: list[str],
         ready: Callable[[], None],
     ) -> None:
         """The mount without the front."""
         inodes = Inodes()
         engine = Engine(node, fetcher, PlainPublications(inodes))
+        self._equip(engine, store)
         self._join(engine)
         job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
@@ -230,9 +238,16 @@ class Daemon:
             nursery.start_soon(self._become_ready, job, ready, nursery)
             await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
             await engine.leave()
+            await self._finish_writing(engine)
             nursery.cancel_scope.cancel()
         if self._failed is not None:
             raise self._failed
+
+    @staticmethod
+    def _equip(engine: Engine, store: DiskStore | None) -> None:
+        """With the disk of the data tier, if there is one."""
+        if store is not None:
+            engine.tier = TierDisk(store, engine.blobs, engine.post)
 
     def _join(self, engine: Engine) -> None:
         """Take part in the job, if there are other nodes."""
@@ -246,6 +261,12 @@ class Daemon:
         self._cleanup.callback(transport.close)
         join_job(self.settings, self.launch, engine, transport)
 
+    @staticmethod
+    async def _finish_writing(engine: Engine) -> None:
+        """What was read from the source is there for the next job."""
+        if engine.tier is not None:
+            await engine.tier.wait_moved()
+
     @property
     def _roster(self) -> Roster | None:
         return None if self.launch is None else self.launch.roster
@@ -256,6 +277,8 @@ class Daemon:
         self, job: Job, ready: Callable[[], None], nursery: trio.Nursery
     ) -> None:
         """Say so when the mount answers, which it does when the nodes that it asks do."""
+        if job.engine.tier is not None:
+            await job.engine.tier.wait_begun()
         try:
             await job.readiness.wait()
         except MountError as error:
@@ -345,6 +368,9 @@ class Daemon:
                 "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
                 "nodes that are well are taken for gone"
             )
+        for each in self.settings.ring:
+            if ring_prefix(self.settings, self.source_root, each) is None:
+                raise MountError(f"--ring {each} is not below the source, {source}")
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
 
@@ -361,6 +387,11 @@ class Daemon:
             ask_deadline_s=self.settings.fetch_deadline_s,
             fallbacks_max=self.settings.fallback_concurrency if self.settings.fallback else 0,
             fallback_jitter_s=FALLBACK_JITTER_S,
+            chunk_bytes=chunk_bytes_of(self.settings, self.launch),
+            tier_memory_bytes=self.settings.tier_memory_bytes,
+            tier_has_disk=self.settings.tier_dir is not None,
+            lost_from_source=self.settings.on_failure == "source",
+            **({} if trees is None else {"takers_max": trees.fanout}),
         )
 
     def _patience(self) -> Patience:
