@@ -97,9 +97,10 @@ def _measure(files: int) -> Measured:
             direct_s, _, _ = _read(source, small, nodes)
             direct_large_s, _, _ = _read(source, large, nodes)
             alone_s, alone_cpu, _ = _read(nodes[0].mountpoint, small, nodes)
-            asked_s, served_cpu, asked_cpu = _read(nodes[1].mountpoint, small, nodes)
+            # Backwards: who goes along the same way is offered what comes next, and asks nothing.
+            asked_s, served_cpu, asked_cpu = _read(nodes[1].mountpoint, small[::-1], nodes)
             _read(nodes[0].mountpoint, large, nodes)
-            _, sent_cpu, received_cpu = _read(nodes[1].mountpoint, large, nodes)
+            _, sent_cpu, received_cpu = _read(nodes[1].mountpoint, large[::-1], nodes)
     count, size = len(small), len(large) * LARGE_BYTES
     return Measured(
         direct_s / count,
