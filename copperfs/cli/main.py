@@ -33,7 +33,11 @@ from copperfs.cli import (
     pfs_ask,
     pfs_sim,
     record,
+    sim_calibrate,
+    sim_replay,
     sim_ring,
+    sim_run,
+    sim_sweep,
     stats,
     tree,
     umount,
@@ -76,6 +80,10 @@ COMMANDS: tuple[Command, ...] = (
     cluster_heal,
     pfs_sim,
     pfs_ask,
+    sim_run,
+    sim_sweep,
+    sim_replay,
+    sim_calibrate,
     sim_ring,
 )
 

@@ -391,7 +391,7 @@ class Daemon:
             tier_memory_bytes=self.settings.tier_memory_bytes,
             tier_has_disk=self.settings.tier_dir is not None,
             lost_from_source=self.settings.on_failure == "source",
-            **({} if trees is None else {"takers_max": trees.fanout}),
+            takers_max=1 if trees is None else trees.fanout,
         )
 
     def _patience(self) -> Patience:
