@@ -33,6 +33,7 @@ from copperfs.cli import (
     pfs_ask,
     pfs_sim,
     record,
+    run,
     sim_ring,
     stats,
     tree,
@@ -57,6 +58,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     mount,
     umount,
+    run,
     stats,
     tree,
     clear,

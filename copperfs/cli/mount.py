@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         way, launched = launch(
             settings,
             os.environ,
-            prepare=lambda: _refuse_if_mounted(settings.mountpoint),
+            prepare=lambda: refuse_if_mounted(settings.mountpoint),
             tell=print_progress,
         )
     if not settings.foreground:
@@ -61,7 +61,7 @@ def _of_this_node(path: str | None, name: str) -> str | None:
     return path and os.path.abspath(path.replace("%h", name))
 
 
-def _refuse_if_mounted(mountpoint: str) -> None:
+def refuse_if_mounted(mountpoint: str) -> None:
     from copperfs.fuse.mounting import FSTYPE, absolute, answers, clean_up_stale, mount_at
 
     mountpoint = absolute(mountpoint)

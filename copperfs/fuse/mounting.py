@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 FSTYPE = "fuse.copperfs"
 PFS_SIM_FSTYPE = "fuse.pfs-sim"
+# Where ``copperfs run`` mounts unless it is told: user, job, digest of the options.
+RUN_MOUNTPOINT = re.compile(r"/tmp/copperfs-\d+-[\w.-]+-[0-9a-f]{8}", re.ASCII)
 # fusermount3 may wait for a busy kernel, but not for ever.
 HELPER_TIMEOUT_S = 30.0
 ANSWERS_WITHIN_S = 5.0
@@ -170,14 +172,14 @@ def announced(mount: Mount) -> int | None:
         except OSError:
             return None
     pid, uid, _ = _PEER.unpack(peer)
-    return pid if pid and uid == _owner(mount) else None
+    return pid if pid and uid == owner_of(mount) else None
 
 
 def _announcement_of(mount: Mount) -> str:
     return f"\0copperfs/{mount.device}"
 
 
-def _owner(mount: Mount) -> int | None:
+def owner_of(mount: Mount) -> int | None:
     """As the kernel has it, whatever anybody says."""
     found = re.search(r"(?:^|,)user_id=(\d+)", mount.super_options)
     return None if found is None else int(found[1])
