@@ -106,7 +106,7 @@ def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None
 
 def open_channel(mountpoint: str, options: list[str]) -> int:
     """Mount; the ``/dev/fuse`` descriptor."""
-    library = ctypes.CDLL(_libfuse(), use_errno=True)
+    library = ctypes.CDLL(libfuse_path(), use_errno=True)
     library.fuse_open_channel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.fuse_open_channel.restype = ctypes.c_int
     fd = int(library.fuse_open_channel(os.fsencode(mountpoint), ",".join(options).encode()))
@@ -196,7 +196,7 @@ def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:
     return cleaned
 
 
-def _libfuse() -> str:
+def libfuse_path() -> str:
     """The libfuse that is loaded already, since pyfuse3 is."""
     import pyfuse3  # noqa: F401  # loads it
 
