@@ -226,7 +226,7 @@ _RAISE_READ_AHEAD = (
 
 def mount_state(machine: Machine) -> Iterator[Check]:
     """Mounts that hang or whose daemons are gone."""
-    from copperfs.fuse.mounting import FSTYPE, mounts
+    from copperfs.fuse.mounting import FSTYPE, absolute, mounts
 
     name = "mounts"
     asked = {
@@ -236,15 +236,17 @@ def mount_state(machine: Machine) -> Iterator[Check]:
         for each in mounts()
         if each.fstype == FSTYPE
     }
+    mounted_there = machine.mountpoint and absolute(machine.mountpoint)
     deadline = time.monotonic() + ASIDE_S
     well = 0
     for mountpoint, aside in asked.items():
         said = aside.said(max(deadline - time.monotonic(), 0.1))
         if said.code is None:
-            yield failed(
+            # Others can be made all the same.
+            yield (failed if mounted_there == mountpoint else warning)(
                 name,
                 f"{mountpoint} does not answer",
-                f"copperfs bugreport, then: copperfs umount --lazy {mountpoint}",
+                f"copperfs bugreport {mountpoint}, then: copperfs umount --lazy {mountpoint}",
             )
         elif said.code:
             yield warning(name, f"the daemon of {mountpoint} is gone", "copperfs umount --stale")

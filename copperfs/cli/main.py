@@ -16,6 +16,7 @@ from typing import Protocol
 
 from copperfs import __version__
 from copperfs.cli import (
+    bugreport,
     clear,
     cluster_cont,
     cluster_cut,
@@ -67,6 +68,7 @@ COMMANDS: tuple[Command, ...] = (
     record,
     config_show,
     doctor,
+    bugreport,
     keygen,
     cluster_up,
     cluster_status,
