@@ -118,8 +118,9 @@ class Node:
     _peering: Peering = field(init=False)
 
     def __post_init__(self) -> None:
-        self.policy = replace(self.policy)  # its own: what it refuses changes
         policy, limits, stats = self.policy, self.limits, self.stats
+        # Its own: what it refuses changes. Without a data tier nothing goes there.
+        self.policy = policy = replace(policy, ring=policy.ring if limits.chunk_bytes else ())
         pins = Pins()
         links = Links(pins)
         cache = Cache(policy, limits, stats, pins)
@@ -301,8 +302,13 @@ class Node:
             return item.total_bytes <= LISTING_MAX_BYTES
         if item.version is None or item.version.size != item.total_bytes:
             return False
-        fits = 0 < item.total_bytes <= self.limits.whole_max_bytes
+        fits = item.total_bytes > 0 and self.is_whole(item.path, item.version)
         return fits and not self.holds(item.path, item.version)
+
+    def is_whole(self, path: Path, version: Version) -> bool:
+        """Whether a file is held whole, and by every node: others are read in chunks or by handle,
+        and are not pushed."""
+        return version.size <= self.limits.whole_max_bytes and not self.policy.is_ring(path)
 
     def holds(self, path: Path, version: Version) -> bool:
         return self._cache.holds(path, version)

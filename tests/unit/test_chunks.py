@@ -137,6 +137,17 @@ def test_what_is_above_the_bypass_is_opened_by_each_reader() -> None:
     assert isinstance(job.daemons[1].answers[request], AnswerHandle)
 
 
+def test_what_is_read_in_chunks_is_not_pushed() -> None:
+    job = tiered(2, ring=(b"data",))
+    node = job.daemons[0].node
+    small, large = Version(100, 1, 1, 1), Version(SIZE, 1, 1, 1)
+    assert node.is_whole(Path(b"lib/x"), small)
+    assert not node.is_whole(Path(b"lib/x"), large)
+    assert not node.is_whole(Path(b"data/x"), small)
+    without = Job(2, ring=(b"data",)).daemons[0].node
+    assert without.is_whole(Path(b"data/x"), small), "there is no data tier"
+
+
 def test_an_empty_file_of_a_dataset_is_whole() -> None:
     job = tiered(ring=(b"data",))
     job.tree.add(b"data/empty", 0)
