@@ -14,7 +14,7 @@ knows those below it:
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
     Asking          whom a fetch asks, one after the other, and when it reads the source
-    Chunks          large files and datasets, piece by piece; with Rows and Takers
+    Chunks          large files and datasets, piece by piece; with Rows, Takers and Crowds
     Tier            the chunks that this node has in memory
     Routing         whom to ask: a parent, or by Owners the one who keeps a chunk
     Membership      who is there, and with whom this node keeps in touch

@@ -324,6 +324,67 @@ def test_one_that_is_sent_to_a_node_that_is_gone_asks_the_owner() -> None:
     assert has(job, node, request, 5)
 
 
+# --- crowds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_crowd_gets_a_large_file_up_the_tree(seed: int) -> None:
+    job = tiered(32, fanout=3, seed=seed, crowds_above=16)
+    for index in chunks(job):
+        requests = [begin(job, n, index) for n in range(32)]
+        job.run()
+        assert all(has(job, n, request, index) for n, request in enumerate(requests))
+    assert reads(job) == [1] * len(chunks(job))
+    others = len(chunks(job)) * 31
+    assert sum(job.gave.values()) == others
+    assert max(job.gave.values()) <= len(chunks(job)) * 4, "to its children, and to the root"
+    assert job.sent["Redirect"] == 0
+    job.pass_time(1.0)
+    job.check_at_rest()
+
+
+def test_who_reads_what_nobody_else_does_soon_asks_the_owner() -> None:
+    job = tiered(32, fanout=3, crowds_above=16)
+    far = [n for n in range(20, 32) if n != owner(job)]
+    sizes = {n: b"lib/data%d" % n for n in far}
+    for path in sizes.values():
+        job.tree.add(path, 100 * CHUNK)
+    for n, path in sizes.items():
+        for index in range(0, 100, 2):
+            read(job, n, index, path)
+    assert reads(job) == [1] * len(far) * 50
+    # 16 chunks of each file come through up to three others; the rest straight from the owner
+    assert sum(job.gave.values()) < len(far) * (50 + 3 * 17)
+
+
+def test_a_dataset_never_goes_up() -> None:
+    job = tiered(32, fanout=3, crowds_above=16, ring=(b"lib",))
+    read(job, 31, 0)
+    assert sum(job.gave.values()) == 1
+
+
+def test_who_waits_for_a_parent_that_hangs_asks_another() -> None:
+    job = tiered(13, fanout=3, crowds_above=4)
+    leaf = next(n for n in (12, 11, 10) if n != owner(job))
+    job.frozen.add(NodeId(3))
+    request = begin(job, leaf, 0)
+    job.pass_time(2 * HEDGED_S)  # the next one asks it as well
+    assert owner(job) != 3
+    assert has(job, leaf, request, 0)
+
+
+def test_the_root_of_a_crowd_ends() -> None:
+    job = tiered(13, fanout=3, crowds_above=4)
+    job.no_source.add(NodeId(owner(job)))
+    requests = {n: begin(job, n, 0) for n in range(1, 13)}
+    job.run()
+    job.crash(0)
+    job.no_source.clear()
+    job.pass_time(2.0)
+    assert all(has(job, n, request, 0) for n, request in requests.items())
+    assert max(reads(job)) <= 2
+
+
 # --- rows -----------------------------------------------------------------------------------------
 
 
@@ -481,7 +542,11 @@ def test_readers_get_the_right_bytes_whatever_happens(data: st.DataObject) -> No
     seed = data.draw(st.integers(0, 1 << 16))
     nodes = data.draw(st.integers(2, 7))
     job = tiered(
-        nodes, seed=seed, fanout=data.draw(st.integers(1, 3)), disks=data.draw(st.booleans())
+        nodes,
+        seed=seed,
+        fanout=data.draw(st.integers(1, 3)),
+        disks=data.draw(st.booleans()),
+        crowds_above=data.draw(st.sampled_from((2, 256))),
     )
     job.tree.add(b"lib/other", 30 * CHUNK)
     asked = []
