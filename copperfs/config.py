@@ -34,6 +34,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 AGE_MIN_S = 0.1
 # A chunk travels in one message, which takes 1 MiB.
 CHUNK_UNIT_BYTES, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4 * KIB, 64 * KIB, MIB
+# On disk it has up to two pages more, for its header (``store/layout.py``).
+CHUNK_HEADER_BYTES_MAX = 8 * KIB
 
 # ---- sizes and durations as text -------------------------------------------------------------
 
@@ -752,6 +754,17 @@ class Settings:
         ),
     )
 
+    @property
+    def has_tier(self) -> bool:
+        """Whether this node keeps chunks, in memory or on a disk."""
+        return self.tier_memory_bytes > 0 or self.tier_dir is not None
+
+    @property
+    def tier_bytes(self) -> int:
+        """What this node's part of all chunks is in proportion to; once --tier-size is known."""
+        disk_bytes = 0 if self.tier_dir is None else self.tier_size_bytes or 0
+        return self.tier_memory_bytes + disk_bytes
+
     def to_json(self) -> str:
         # ASCII, with names that are not UTF-8 as escaped surrogates: it survives any pipe.
         return json.dumps(asdict(self))
@@ -773,6 +786,33 @@ OPTIONS: tuple[Option, ...] = tuple(
     for entry in fields(Settings)
     if entry.metadata
 )
+
+
+def check_tier(settings: Settings) -> None:
+    """Raise ConfigError if what is said of the data tier does not fit together."""
+    if settings.tier_dir is None:
+        for given, flag, what in (
+            (settings.tier_size_bytes is not None, "--tier-size", "how much of its disk is used"),
+            (settings.mover_rate_bytes > 0, "--mover-rate", "how fast is written to it"),
+        ):
+            if given:
+                raise ConfigError(
+                    f"{flag} says {what}, and there is no --tier-dir: give one, or leave {flag} out"
+                )
+        return
+    least = settings.chunk_size_bytes + CHUNK_HEADER_BYTES_MAX
+    size = settings.tier_size_bytes
+    if size is not None and size < least:
+        raise ConfigError(
+            f"--tier-size {format_size(size)} has no room for one chunk: give at least "
+            f"{format_size(least)}, or leave --tier-dir out"
+        )
+    # A cluster has mount points of its own, which are not known here.
+    if settings.mountpoint and f"{settings.tier_dir}/".startswith(f"{settings.mountpoint}/"):
+        raise ConfigError(
+            f"--tier-dir {settings.tier_dir} lies in the mount point: give a directory outside "
+            f"{settings.mountpoint}"
+        )
 
 
 def default_memory_bytes(physical_memory_bytes: int) -> int:

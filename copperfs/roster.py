@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from copperfs.types import NodeId
 
 NODES_MAX = 200_000
+# Sums and quotients of the sizes of all nodes stay exact enough.
+TIER_BYTES_MAX = 1 << 60
 
 
 class BadRoster(ValueError):
@@ -26,6 +28,8 @@ class Member:
     """``tcp://HOST:PORT`` where it listens."""
     public_key: str = ""
     """CURVE, in z85; empty without security."""
+    tier_bytes: int = 0
+    """Of its data tier, memory and disk: its part of all chunks is in proportion to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Roster:
                         f"two nodes have the {word} {value!r}: start one daemon on each node"
                     )
                 seen.add(value)
+        if any(not 0 <= each.tier_bytes <= TIER_BYTES_MAX for each in self.members):
+            raise BadRoster("the size of a node's tier is no size: give it as 512MiB or 1TiB")
         with_key = sum(bool(each.public_key) for each in self.members)
         if with_key not in (0, len(self.members)):
             raise BadRoster("some nodes have a key and some have not: give all the same --security")
@@ -75,7 +81,9 @@ class Roster:
                 for each in members
                 for field in (each.name, each.endpoint, each.public_key)
             ):
-                raise TypeError("a member's fields are strings")
+                raise TypeError("a member's name, endpoint and key are strings")
+            if not all(type(each.tier_bytes) is int for each in members):
+                raise TypeError("the size of a tier is a number of bytes")
         except (KeyError, TypeError, ValueError) as error:
             raise BadRoster(f"this is no roster: {error}") from error
         roster.check()

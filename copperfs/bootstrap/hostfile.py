@@ -1,7 +1,9 @@
 """Launch by a file that names all nodes: nothing is exchanged, so nobody waits for anybody.
 
 A line is a set of nodes, ``node[001-128]``, with ``:PORT`` behind it if it is not the one of
-``--port``; ``#`` begins a comment. The order of the file is that of the roster. Every node must
+``--port``, and ``tier=SIZE`` where the data tiers of the nodes differ in size; ``#`` begins a
+comment. Nodes that cannot tell each other the size of their tiers all get the same part of the
+chunks, unless the file says otherwise. The order of the file is that of the roster. Every node must
 read the same file, and the same key file (``keys.py``): nodes whose files differ have rosters with
 different job names, which refuse each other.
 """
@@ -18,7 +20,7 @@ from copperfs.bootstrap.address import Address, choose_address, interface_addres
 from copperfs.bootstrap.invitation import Invitation, own_name
 from copperfs.bootstrap.keys import NO_KEYS, derive_pair, read_key_file
 from copperfs.bootstrap.nodesets import expand, fold
-from copperfs.config import Settings
+from copperfs.config import Settings, parse_size
 from copperfs.errors import LaunchError
 from copperfs.roster import NODES_MAX, Member, Roster
 from copperfs.types import NodeId
@@ -30,6 +32,8 @@ PORT_DEFAULT = 4711
 class Host:
     name: str
     port: int
+    tier_bytes: int | None = None
+    """Its data tier, if the file tells."""
 
 
 def parse_hostfile(text: str, path: str, port: int) -> tuple[Host, ...]:
@@ -39,15 +43,32 @@ def parse_hostfile(text: str, path: str, port: int) -> tuple[Host, ...]:
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = re.fullmatch(r"([^\s:]+)(?::(\d{1,5}))?", entry, re.ASCII)
+        match = re.fullmatch(r"([^\s:]+)(?::(\d{1,5}))?(?:\s+tier=(\S+))?", entry, re.ASCII)
         if match is None or not 1 <= int(match[2] or port) <= 65535:
-            raise LaunchError(f"{where}: {entry!r} is not HOST, HOST:PORT or a set such as n[1-8]")
-        hosts += [Host(name, int(match[2] or port)) for name in expand(match[1], where)]
+            raise LaunchError(
+                f"{where}: {entry!r} is not HOST, HOST:PORT or a set such as n[1-8], with or "
+                "without tier=SIZE behind it"
+            )
+        tier_bytes = None if match[3] is None else _tier_bytes(match[3], where)
+        names = expand(match[1], where)
+        hosts += [Host(name, int(match[2] or port), tier_bytes) for name in names]
         if len(hosts) > NODES_MAX:
             raise LaunchError(f"{path} names more than {NODES_MAX} nodes")
     if not hosts:
         raise LaunchError(f"{path} names no node; write one on each line")
+    silent = [each.name for each in hosts if each.tier_bytes is None]
+    if 0 < len(silent) < len(hosts):
+        raise LaunchError(
+            f"{path} says tier= for some nodes and not for {silent[0]}: say it for all, or for none"
+        )
     return tuple(hosts)
+
+
+def _tier_bytes(text: str, where: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise LaunchError(f"{where}: tier: {error}") from None
 
 
 def read_hostfile(path: str, port: int) -> tuple[Host, ...]:
@@ -66,8 +87,15 @@ def launch_by_hostfile(
     me = _find_me(settings, [each.name for each in hosts])
     secret = _secret(settings)
     pairs = [derive_pair(secret, each.name) if secret else NO_KEYS for each in hosts]
+    # Others with another opinion have a job of another name: all have a tier, or none.
+    unsaid = 1 if settings.has_tier else 0
     members = tuple(
-        Member(host.name, f"tcp://{host.name}:{host.port}", pair.public)
+        Member(
+            host.name,
+            f"tcp://{host.name}:{host.port}",
+            pair.public,
+            unsaid if host.tier_bytes is None else host.tier_bytes,
+        )
         for host, pair in zip(hosts, pairs, strict=True)
     )
     roster = Roster(_job_name(job, secret, members), members)

@@ -1,4 +1,4 @@
-"""What a node brings to the launch: its name, a socket that listens, and its keys."""
+"""What a node brings to the launch: its name, a socket that listens, its keys, and its tier."""
 
 import socket
 from dataclasses import dataclass, field
@@ -20,7 +20,8 @@ def invite(settings: Settings) -> Invitation:
     """This node, as the others are to reach it. LaunchError says why it cannot be."""
     keys = draw_pair() if settings.security == "curve" else NO_KEYS
     listener = open_listener(choose_address(settings.listen), settings.port or 0)
-    member = Member(own_name(settings), endpoint_of(listener), keys.public)
+    endpoint = endpoint_of(listener)
+    member = Member(own_name(settings), endpoint, keys.public, settings.tier_bytes)
     return Invitation(member, listener, keys.secret)
 
 

@@ -10,7 +10,7 @@ from copperfs.cli.cluster_status import as_json, show
 from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_json, print_progress
-from copperfs.config import MIB, Origin, settings_of
+from copperfs.config import MIB, Origin, check_tier, settings_of
 
 NAME = "cluster up"
 HELP = "start a whole job on this machine, each node a daemon with a mount, for trying it out"
@@ -50,15 +50,21 @@ def run(arguments: argparse.Namespace) -> int:
     nodes: int = vars(arguments).pop("nodes")  # here it is no setting of the daemons
     resolved = resolve_options(arguments)
     settings = settings_of("", resolved)
-    memory_bytes = settings.memory_bytes
-    if any(
-        each.option.name == "memory_bytes" and each.origin is Origin.DEFAULT for each in resolved
-    ):
+    by_default = {each.option.name for each in resolved if each.origin is Origin.DEFAULT}
+    memory_bytes, tier_memory_bytes = settings.memory_bytes, settings.tier_memory_bytes
+    if "memory_bytes" in by_default:  # all nodes together have that of one
         memory_bytes = max(MEMORY_MIN_BYTES, memory_bytes // nodes // MIB * MIB)
+    if "tier_memory_bytes" in by_default:
+        tier_memory_bytes = min(tier_memory_bytes, memory_bytes)
+    check_tier(settings)
+    tier_dir = settings.tier_dir and os.path.abspath(settings.tier_dir)
     settings = replace(
         settings,
         source=os.path.abspath(settings.source),
         memory_bytes=memory_bytes,
+        tier_memory_bytes=tier_memory_bytes,
+        tier_dir=tier_dir,
+        tier_size_bytes=_tier_size_bytes(tier_dir, settings.tier_size_bytes, nodes),
         bootstrap="auto",
         **dict.fromkeys(OWN - {"bootstrap", "foreground"}),  # type: ignore[arg-type]
         foreground=False,
@@ -81,6 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show(cluster, found)
     return 0
+
+
+def _tier_size_bytes(tier_dir: str | None, given: int | None, nodes: int) -> int | None:
+    """The nodes share one disk."""
+    if tier_dir is None or given is not None:
+        return given
+    from copperfs.store.room import default_budget_bytes
+
+    return default_budget_bytes(tier_dir) // nodes
 
 
 def _teller(nodes: int) -> Callable[[int], None]:

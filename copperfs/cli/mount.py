@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import print_progress
-from copperfs.config import Settings
+from copperfs.config import Settings, check_tier
 from copperfs.errors import MountError
 
 if TYPE_CHECKING:
@@ -35,18 +35,22 @@ def run(arguments: argparse.Namespace) -> int:
     from copperfs.bootstrap.invitation import own_name
     from copperfs.bootstrap.launch import ByMpi, launch
 
+    name = own_name(settings)
     settings = replace(
         settings,
         source=os.path.abspath(settings.source),
-        log_file=_of_this_node(settings.log_file, own_name(settings)),
-        events=_of_this_node(settings.events, own_name(settings)),
+        log_file=_of_this_node(settings.log_file, name),
+        events=_of_this_node(settings.events, name),
+        tier_dir=_of_this_node(settings.tier_dir, name),
         mountpoint=os.path.abspath(settings.mountpoint),
     )
+    check_tier(settings)
+    settings = _with_tier_size(settings)
     with ended_by_sigterm():
         way, launched = launch(
             settings,
             os.environ,
-            prepare=lambda: _refuse_if_mounted(settings.mountpoint),
+            prepare=lambda: refuse_if_mounted(settings.mountpoint),
             tell=print_progress,
         )
     if not settings.foreground:
@@ -61,7 +65,16 @@ def _of_this_node(path: str | None, name: str) -> str | None:
     return path and os.path.abspath(path.replace("%h", name))
 
 
-def _refuse_if_mounted(mountpoint: str) -> None:
+def _with_tier_size(settings: Settings) -> Settings:
+    """Said here, once, because the other nodes are told of it."""
+    if settings.tier_dir is None or settings.tier_size_bytes is not None:
+        return settings
+    from copperfs.store.room import default_budget_bytes
+
+    return replace(settings, tier_size_bytes=default_budget_bytes(settings.tier_dir))
+
+
+def refuse_if_mounted(mountpoint: str) -> None:
     from copperfs.fuse.mounting import FSTYPE, absolute, answers, clean_up_stale, mount_at
 
     mountpoint = absolute(mountpoint)

@@ -117,6 +117,8 @@ def _job_tables(document: Any) -> Group:
     if total:
         rows = list(zip(_JOB_COLUMNS, _job_row(total), strict=True))
         parts.append(table(("all nodes", "amount"), rows, right=("amount",), title="Job"))
+    if _has_tier(total):
+        parts.append(_tier_table(total["tier"]))
     if "by_node" in document and document["roster"] > 1:
         lines = [(each["name"], *_job_row(each)) for each in document["by_node"]]
         lines += [
@@ -187,6 +189,45 @@ def _overlay_table(document: Any) -> Table:
     return table(("between nodes", "amount"), rows, right=("amount",), title=title)
 
 
+def _tier_table(tier: Any) -> Table:
+    """The data tier: where chunks were found, and what lies where."""
+    hits, memory, disk = tier["hits"], tier["memory"], tier["disk"]
+    rows = [
+        ("chunks from this node's memory", str(hits["memory"])),
+        ("from its disk", str(hits["nvme"])),
+        ("from other nodes", str(hits["peer"])),
+        ("from the source", str(hits["source"])),
+        ("fetched before they were asked for", str(tier["ahead"])),
+        ("sent elsewhere, was sent elsewhere", f"{tier['redirects']}, {tier['redirected']}"),
+        ("held in memory", _of(memory)),
+        ("held on the disk", _of(disk)),
+        ("evicted from memory, from the disk", f"{memory['evictions']}, {disk['evictions']}"),
+        ("written to the disk", _bytes(disk["written_bytes"])),
+        ("waiting to be written", _bytes(disk["backlog_bytes"])),
+        ("refused by the disk", str(disk["refused"])),
+        ("damaged on the disk", str(disk["erasures"])),
+    ]
+    if tier["timeouts"]:
+        left_out = f"{tier['timeouts']}, {tier['exclusions']}"
+        rows.append(("owners that were late, and were done without", left_out))
+    if disk["late"]:
+        rows.append(("not given by the disk in time", str(disk["late"])))
+    if disk["degraded"]:
+        nodes = "" if disk["degraded"] == 1 else f" on {disk['degraded']} nodes"
+        rows.append(("the disk takes nothing", f"for {disk['max_degraded_s']:.0f} s{nodes}"))
+    return table(("chunks", "amount"), rows, right=("amount",), title="Data tier")
+
+
+def _of(level: Any) -> str:
+    budget, held = _bytes(level["budget_bytes"]), _bytes(level["held_bytes"])
+    return f"{held} of {budget}, {level['held']} chunks"
+
+
+def _has_tier(document: Any) -> bool:
+    tier = document.get("tier")
+    return tier is not None and bool(tier["memory"]["budget_bytes"] or tier["disk"]["budget_bytes"])
+
+
 def _tables(document: Any) -> Group:
     hits, misses = document["hits"], document["misses"]
     share = f"{hits / (hits + misses):.1%}" if hits + misses else "-"
@@ -230,6 +271,7 @@ def _tables(document: Any) -> Group:
         table(("operation", "answer", *numbers), operations, right=numbers, title="Operations"),
         table(("at the source", "count"), at_source, right=("count",), title="Source"),
         table(("memory", "amount"), memory, right=("amount",), title="Cache"),
+        *([_tier_table(document["tier"])] if _has_tier(document) else []),
         *([_overlay_table(document)] if document["job"]["roster"] > 1 else []),
     )
 

@@ -1,6 +1,7 @@
 """Ending a cluster, however it is: running, half started, or with daemons that were killed."""
 
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -50,7 +51,11 @@ def take_down(cluster: Cluster) -> None:
     if cluster.network is not None:
         Network(cluster.network).remove()
     for each in cluster.nodes:
+        _remove_tier(each)
         _remove_directory(Path(each.directory))
+    if cluster.made_tier_top is not None:
+        with suppress(OSError):  # something else is in it, or it was never made
+            os.rmdir(cluster.made_tier_top)
     cluster.forget()
     if cluster.made_directory:
         with suppress(OSError):  # something else is in it
@@ -101,6 +106,20 @@ def _unmount(mountpoint: str) -> None:
         raise ClusterError(
             f"{mountpoint} cannot be unmounted; try: copperfs umount --lazy {mountpoint}"
         )
+
+
+def _remove_tier(node: ClusterNode) -> None:
+    """What was there before stays, for the next cluster."""
+    if node.tier_dir is None or not node.made_tier_dir:
+        return
+    try:
+        shutil.rmtree(node.tier_dir)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ClusterError(
+            f"the chunks in {node.tier_dir} cannot be removed: {error.strerror}"
+        ) from None
 
 
 def _remove_directory(directory: Path) -> None:

@@ -33,6 +33,10 @@ class ClusterNode:
     """Whom it asks, by tree; None where it is the root and reads the source."""
     depths: list[int] = field(default_factory=list)
     """Hops to the root, by tree."""
+    tier_dir: str | None = None
+    """Where it keeps chunks."""
+    made_tier_dir: bool = False
+    """It was not there before."""
     pid: int = 0
     started: int = 0
     """In the kernel's clock ticks."""
@@ -77,6 +81,8 @@ class Cluster:
     made_directory: bool
     settings: dict[str, Any] = field(default_factory=dict)
     """Those that all nodes have in common."""
+    made_tier_top: str | None = None
+    """The directory that was made for the directories in which the nodes keep chunks."""
     network: str | None = None
     """What the names of its network namespaces begin with."""
     complete: bool = False

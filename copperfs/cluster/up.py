@@ -54,10 +54,13 @@ def up(
             ],
             made,
             _shown(settings),
-            draw_name() if own_networks else None,
+            network=draw_name() if own_networks else None,
         )
+        if settings.tier_dir is not None:
+            _place_tiers(cluster, settings.tier_dir)
         cluster.save()
         try:
+            _make_tier_top(cluster)
             _start(cluster, settings, environ, tell)
             cluster.complete = True
             cluster.save()
@@ -93,6 +96,27 @@ def _make_room(directory: str) -> bool:
     return found.made_directory
 
 
+def _place_tiers(cluster: Cluster, tier_dir: str) -> None:
+    """A directory for each node: where its name is in the path, or one below."""
+    if "%h" not in tier_dir:
+        if not os.path.isdir(tier_dir):
+            cluster.made_tier_top = tier_dir
+        tier_dir = os.path.join(tier_dir, "%h")
+    for each in cluster.nodes:
+        each.tier_dir = tier_dir.replace("%h", each.name)
+        each.made_tier_dir = not os.path.lexists(each.tier_dir)
+
+
+def _make_tier_top(cluster: Cluster) -> None:
+    """The nodes make their own."""
+    if cluster.made_tier_top is None:
+        return
+    try:
+        os.mkdir(cluster.made_tier_top, 0o700)
+    except OSError as error:
+        raise ClusterError(f"{cluster.made_tier_top} cannot be made: {error.strerror}") from None
+
+
 def _shown(settings: Settings) -> dict[str, object]:
     common = asdict(settings)
     for name in ("mountpoint", "node_name", "log_file", "events", "listen", "port"):
@@ -116,6 +140,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
                 node_name=each.name,
                 log_file=each.log,
                 events=each.events,
+                tier_dir=each.tier_dir,
             )
             for each in cluster.nodes
         ]
@@ -142,9 +167,8 @@ def _launches(
         )
         stack.callback(listener.close)
         node.endpoint = endpoint_of(listener)
-        invitations.append(
-            Invitation(Member(node.name, node.endpoint, keys.public), listener, keys.secret)
-        )
+        member = Member(node.name, node.endpoint, keys.public, settings.tier_bytes)
+        invitations.append(Invitation(member, listener, keys.secret))
     roster = Roster(secrets.token_hex(8), tuple(each.member for each in invitations))
     roster.check()
     launches: list[Launch | None] = []

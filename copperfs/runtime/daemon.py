@@ -59,10 +59,13 @@ from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
-from copperfs.runtime.places import OwnMounts, policy_for
+from copperfs.runtime.places import OwnMounts, policy_for, ring_prefix
 from copperfs.runtime.statistics import Statistics
+from copperfs.runtime.tier import TierDisk, chunk_bytes_of, open_tier_store, placement_of
+from copperfs.runtime.users import Users
 from copperfs.source.fetcher import Fetcher
 from copperfs.source.threads import ThreadFetcher
+from copperfs.store.disk import DiskStore
 from copperfs.types import Path
 
 if TYPE_CHECKING:
@@ -96,9 +99,13 @@ MOUNTS_EVERY_S = 1.0
 class Daemon:
     """One mount, from the settings to its end."""
 
-    def __init__(self, settings: Settings, launch: Launch | None = None) -> None:
+    def __init__(
+        self, settings: Settings, launch: Launch | None = None, users: Users | None = None
+    ) -> None:
         self.launch = launch
         """The other nodes; None if there are none."""
+        self.users = users
+        """For whom alone it runs (``copperfs run``); None if it runs until it is told to end."""
         self.settings = replace(settings, mountpoint=absolute(settings.mountpoint))
         self.source_root = os.path.realpath(os.fsencode(settings.source))
         self._front_wanted = settings.front_threads > 0
@@ -111,6 +118,8 @@ class Daemon:
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or told to end, and leave nothing behind."""
         with self._cleanup:
+            if self.users is not None:
+                self._cleanup.callback(self.users.clean_up)
             if self.launch is not None:
                 self._cleanup.callback(self.launch.listener.close)
                 me, roster = self.launch.me, self.launch.roster
@@ -128,9 +137,11 @@ class Daemon:
         grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
+        store = await open_tier_store(settings, self.source_root)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(credit=use_front and trees is None, trees=trees)
-        node = Node(policy, limits, trees, self._patience(), Random())
+        placement = placement_of(settings, self.launch)
+        node = Node(policy, limits, trees, self._patience(), Random(), placement)
         fetcher = self._fetcher(
             use_front, lambda: grants[0].renew() if grants else node.policy.refused
         )
@@ -140,7 +151,7 @@ class Daemon:
             log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
         options = mount_options(settings.source, allow_other=settings.allow_other)
         if not use_front:
-            await self._run_plain(node, fetcher, options, ready)
+            await self._run_plain(node, fetcher, store, options, ready)
             return
 
         from copperfs.fuse._front import Front  # may not be there
@@ -168,6 +179,7 @@ class Daemon:
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
         engine = Engine(node, fetcher, board)
+        self._equip(engine, store)
         self._join(engine)
         statfs = Statfs(self._ask_statfs, lambda found: _publish_statfs(front, found))
         handlers = FrontHandlers(engine, board, statfs)
@@ -188,6 +200,7 @@ class Daemon:
             nursery.start_soon(_hear_of_fetched, engine, board)
             nursery.start_soon(grants[0].run)
             nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
             _publish_statfs(front, statfs.known)
             nursery.start_soon(_withdraw_statfs, front)
@@ -197,6 +210,7 @@ class Daemon:
             await server.run()  # until the mount is gone
             log.info("%s was unmounted", settings.mountpoint)
             await engine.leave()
+            await self._finish_writing(engine)
             pyfuse3.terminate()
             nursery.cancel_scope.cancel()
         if self._failed is not None:
@@ -206,12 +220,14 @@ class Daemon:
         self,
         node: Node,
         fetcher: Fetcher,
+        store: DiskStore | None,
         options: list[str],
         ready: Callable[[], None],
     ) -> None:
         """The mount without the front."""
         inodes = Inodes()
         engine = Engine(node, fetcher, PlainPublications(inodes))
+        self._equip(engine, store)
         self._join(engine)
         job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
@@ -227,12 +243,20 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_users)
             nursery.start_soon(self._become_ready, job, ready, nursery)
             await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
             await engine.leave()
+            await self._finish_writing(engine)
             nursery.cancel_scope.cancel()
         if self._failed is not None:
             raise self._failed
+
+    @staticmethod
+    def _equip(engine: Engine, store: DiskStore | None) -> None:
+        """With the disk of the data tier, if there is one."""
+        if store is not None:
+            engine.tier = TierDisk(store, engine.blobs, engine.post)
 
     def _join(self, engine: Engine) -> None:
         """Take part in the job, if there are other nodes."""
@@ -246,6 +270,12 @@ class Daemon:
         self._cleanup.callback(transport.close)
         join_job(self.settings, self.launch, engine, transport)
 
+    @staticmethod
+    async def _finish_writing(engine: Engine) -> None:
+        """What was read from the source is there for the next job."""
+        if engine.tier is not None:
+            await engine.tier.wait_moved()
+
     @property
     def _roster(self) -> Roster | None:
         return None if self.launch is None else self.launch.roster
@@ -256,14 +286,28 @@ class Daemon:
         self, job: Job, ready: Callable[[], None], nursery: trio.Nursery
     ) -> None:
         """Say so when the mount answers, which it does when the nodes that it asks do."""
+        if job.engine.tier is not None:
+            await job.engine.tier.wait_begun()
         try:
             await job.readiness.wait()
         except MountError as error:
             self._failed = error
+            if self.users is not None:
+                self.users.refuse(str(error))
             nursery.cancel_scope.cancel()
             return
         log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
         ready()
+        if self.users is not None:
+            self.users.ready.set()
+
+    async def _run_users(self) -> None:
+        """End when the last one has gone."""
+        if self.users is None:
+            return
+        await self.users.run()
+        log.info("nobody uses %s any more: unmounting", self.settings.mountpoint)
+        await trio.to_thread.run_sync(self._unmount_or_detach)
 
     async def _serve_handlers(self) -> None:
         await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
@@ -345,6 +389,9 @@ class Daemon:
                 "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
                 "nodes that are well are taken for gone"
             )
+        for each in self.settings.ring:
+            if ring_prefix(self.settings, self.source_root, each) is None:
+                raise MountError(f"--ring {each} is not below the source, {source}")
         if os.path.realpath(source) == mountpoint:
             raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
 
@@ -361,6 +408,11 @@ class Daemon:
             ask_deadline_s=self.settings.fetch_deadline_s,
             fallbacks_max=self.settings.fallback_concurrency if self.settings.fallback else 0,
             fallback_jitter_s=FALLBACK_JITTER_S,
+            chunk_bytes=chunk_bytes_of(self.settings, self.launch),
+            tier_memory_bytes=self.settings.tier_memory_bytes,
+            tier_has_disk=self.settings.tier_dir is not None,
+            lost_from_source=self.settings.on_failure == "source",
+            takers_max=1 if trees is None else trees.fanout,
         )
 
     def _patience(self) -> Patience:
@@ -573,6 +625,7 @@ def main() -> int:
     with channel.makefile("r", encoding="ascii") as lines:
         settings = Settings.from_json(lines.readline())
         launch = Launch.receive_from(lines)
+        users = Users.receive_from(lines, settings)
 
     def tell(**outcome: object) -> None:
         with suppress(OSError):
@@ -581,7 +634,7 @@ def main() -> int:
 
     try:
         set_up_logging(settings, to_stderr=settings.foreground)
-        Daemon(settings, launch).run(lambda: tell(pid=os.getpid()))
+        Daemon(settings, launch, users).run(lambda: tell(pid=os.getpid()))
     except CopperError as error:
         tell(error=str(error))
         return 1

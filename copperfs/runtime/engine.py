@@ -33,6 +33,7 @@ from copperfs.core.actions import (
     EndCall,
     Evict,
     Happened,
+    LoadChunk,
     LookAgain,
     LookSource,
     NewEpoch,
@@ -47,6 +48,7 @@ from copperfs.core.actions import (
     ReleaseHandle,
     ScanSource,
     Send,
+    StoreChunk,
 )
 from copperfs.core.events import (
     CallPerformed,
@@ -69,6 +71,7 @@ from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
 from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
+from copperfs.runtime.tier import TierDisk
 from copperfs.source.fetcher import Arrived, BlobRead, Fetcher
 from copperfs.types import CallId, ChunkKey, HandleId, NodeId, Path, PeerRequest, RequestId
 
@@ -130,6 +133,8 @@ class Engine:
     blobs: Blobs = field(default_factory=Blobs)
     peers: Peers | None = None
     """Set before ``run`` in a job of several nodes."""
+    tier: TierDisk | None = None
+    """Set before ``run`` where chunks are kept on a disk."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _next: int = 1
     _clearing: bool = False
@@ -224,6 +229,8 @@ class Engine:
             nursery.start_soon(self._run_telling)
             nursery.start_soon(self._run_calls)
             self.nursery = nursery
+            if self.tier is not None:
+                nursery.start_soon(self.tier.run)
             if self.peers is not None:
                 self.post(Start())
                 self.peers.changed()  # the root is in touch with all whom it asks
@@ -274,6 +281,9 @@ class Engine:
         match action:
             case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 self.fetcher.start(action)
+            case LoadChunk() | StoreChunk():
+                assert self.tier is not None, "the core was told that there is a disk"
+                self.tier.perform(action)
             case AnswerEntry() | AnswerListing():
                 self._answer(action.request, action, None)
             case AnswerObject(request, _, blob) | AnswerChunk(request, _, blob, _):

@@ -15,7 +15,6 @@ all that was wanted; and no node is left in a later epoch than the others, which
 once more at some later time.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from copperfs.core.trees import Trees
 from copperfs.errors import ControlError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
+from copperfs.runtime.agreement import agreement_of
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operations, Result, numbers_in
 from copperfs.runtime.peers import Peers
@@ -59,17 +59,11 @@ SUMMED = (
     "source",
     "cache",
     "node",
+    "tier",
     "members",
     "transport",
     "process",
 )
-
-
-def agreement_of(settings: Settings) -> bytes:
-    """Digest of what has to be the same on all nodes, or they would answer each other wrongly."""
-    agreed = [settings.source, settings.revalidate_s]
-    agreed += [settings.trees, settings.fanout, settings.push_fanout]
-    return hashlib.blake2b(json.dumps(agreed).encode(), digest_size=16).digest()
 
 
 def transport_of(launch: Launch) -> Transport:

@@ -51,6 +51,7 @@ from copperfs.core.node import Node
 from copperfs.core.trail import ITEM_BYTES_MAX
 from copperfs.errors import MountError
 from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
+from copperfs.runtime.agreement import agreed_flags
 from copperfs.types import BlobId, NodeId
 from copperfs.wire.fields import Malformed
 from copperfs.wire.payload import Payload, digest
@@ -149,7 +150,7 @@ class Peers:
             if wrong:
                 raise MountError(
                     f"node {min(wrong)} was started with other settings: give all nodes the same "
-                    "--source, --revalidate, --trees, --fanout and --push-fanout"
+                    f"{agreed_flags()}"
                 )
             await self._changed.wait()
 
@@ -297,10 +298,10 @@ class Peers:
                 self.disagreeing.add(peer)
                 self.changed()
                 log.error(
-                    "node %d was started with other settings (--source, --revalidate, --trees, "
-                    "--fanout and --push-fanout have to be the same on all nodes): it is not "
-                    "talked to",
+                    "node %d was started with other settings (%s have to be the same on all "
+                    "nodes): it is not talked to",
                     peer,
+                    agreed_flags(),
                 )
             return
         self.disagreeing.discard(peer)

@@ -106,7 +106,20 @@ def policy_for(settings: Settings, all_mounts: Sequence[Mount], source: bytes) -
         refused=frozenset() if own is None else frozenset({own}),
         rewrite_symlinks=settings.symlinks == "rewrite",
         revalidate_s=settings.revalidate_s,
+        ring=tuple(
+            path
+            for each in settings.ring
+            if (path := ring_prefix(settings, source, each)) is not None
+        ),
     )
+
+
+def ring_prefix(settings: Settings, source: bytes, prefix: str) -> Path | None:
+    """A prefix of ``--ring`` as a path below the source, by the source's name or where that leads;
+    None if it is not there."""
+    path = posixpath.normpath(os.fsencode(prefix))
+    below = below_source(source, path)
+    return below_source(os.fsencode(settings.source), path) if below is None else below
 
 
 def below_source(source: bytes, absolute: bytes) -> Path | None:

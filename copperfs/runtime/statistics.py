@@ -16,6 +16,7 @@ import trio
 from copperfs.core.state import NodeStats
 from copperfs.net.transport import TransportStats
 from copperfs.runtime.engine import Engine
+from copperfs.store.contract import StoreStats
 
 if TYPE_CHECKING:
     from copperfs.fuse._front import Front, Latencies
@@ -100,6 +101,7 @@ class Statistics:
                 "fallbacks": node.fallbacks,
                 "spoiled": node.spoiled,
             },
+            "tier": self._tier(node),
             "members": self._members(node),
             "transport": self._transport(),
             "process": _process(),
@@ -118,6 +120,51 @@ class Statistics:
         if peers is None or trees is None:
             return {"roster": 1, "number": 0, "connected": 0}
         return {"roster": trees.nodes, "number": trees.me, "connected": len(peers.connected)}
+
+    def _tier(self, node: NodeStats) -> dict[str, object]:
+        """The data tier: zeros where there is none."""
+        return {
+            "hits": {
+                "memory": node.tier_from_memory,
+                "nvme": node.tier_from_disk,
+                "peer": node.tier_from_peers,
+                "source": node.tier_from_source,
+            },
+            "ahead": node.tier_ahead,
+            "redirects": node.redirects,
+            "redirected": node.redirected,
+            "timeouts": node.tier_timeouts,
+            "exclusions": node.tier_exclusions,
+            "memory": {
+                "budget_bytes": node.tier_memory_budget_bytes,
+                "held_bytes": node.tier_memory_held_bytes,
+                "held": node.tier_memory_held_count,
+                "evictions": node.tier_evictions,
+            },
+            "disk": self._tier_disk(),
+        }
+
+    def _tier_disk(self) -> dict[str, float]:
+        tier = self.engine.tier
+        stats = StoreStats() if tier is None else tier.store.statistics()
+        since = stats.degraded_since
+        return {
+            "budget_bytes": 0 if tier is None else tier.store.limits.budget_bytes,
+            "held_bytes": stats.held_bytes,
+            "held": stats.held_chunks,
+            "evictions": stats.evictions,
+            "evicted_bytes": stats.evicted_bytes,
+            "written": stats.writes,
+            "written_bytes": stats.written_bytes,
+            "backlog": stats.backlog_chunks,
+            "backlog_bytes": stats.backlog_bytes,
+            "refused": stats.refused,
+            "late": stats.late,
+            "erasures": stats.erasures,
+            "degradations": stats.degradations,
+            "degraded": int(since is not None),
+            "max_degraded_s": 0 if since is None else round(trio.current_time() - since, 3),
+        }
 
     def _members(self, node: NodeStats) -> dict[str, int]:
         """What became of the other nodes, as this one saw it."""
@@ -143,6 +190,8 @@ class Statistics:
         self.front.reset_statistics()
         self.engine.fetcher.reset_counts()
         self.engine.node.reset_statistics()
+        if self.engine.tier is not None:
+            self.engine.tier.store.reset_counts()
         if self.engine.peers is not None:
             self.engine.peers.reset_statistics()
         self.since = time.time()

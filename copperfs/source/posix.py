@@ -8,6 +8,7 @@ added to it: it is then walked in pieces.
 """
 
 import errno
+import mmap
 import os
 import stat
 import threading
@@ -114,8 +115,9 @@ class PosixSource:
             self._let_settle(version)
             blob = new_blob(version.size)
             done = asked = 0
+            ahead = version.size > READ_BYTES and _is_cached(fd)
             while done < version.size:
-                while READ_BYTES < version.size > asked < done + AHEAD_BYTES:
+                while ahead and version.size > asked < done + AHEAD_BYTES:
                     os.posix_fadvise(fd, asked, READ_BYTES, os.POSIX_FADV_WILLNEED)
                     asked += READ_BYTES
                 got = os.preadv(fd, [blob.view[done : done + READ_BYTES]], done)
@@ -169,7 +171,8 @@ class PosixSource:
 
     def _read_piece(self, fd: int, view: memoryview, offset: int) -> None:
         done = 0
-        if len(view) > ASK_BYTES:  # all of it at once, since nothing is read ahead
+        if len(view) > ASK_BYTES and _is_cached(fd):
+            # all of it at once, since nothing is read ahead otherwise
             for at in range(offset, offset + len(view), ASK_BYTES):
                 os.posix_fadvise(fd, at, ASK_BYTES, os.POSIX_FADV_WILLNEED)
         while done < len(view):
@@ -236,3 +239,13 @@ class PosixSource:
         finally:
             if directory is not None:
                 os.close(directory)
+
+
+def _is_cached(fd: int) -> bool:
+    """Whether what is asked for ahead is there for the read. A filesystem that is mounted without
+    the page cache (FUSE's direct_io) would read it twice; it is known by refusing this mapping."""
+    try:
+        mmap.mmap(fd, 1, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ).close()
+    except (OSError, ValueError):  # ValueError: it has become shorter than that
+        return False
+    return True

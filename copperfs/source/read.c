@@ -168,6 +168,18 @@ int source_open(const char *path, const struct version *version, uint64_t device
 	return error;
 }
 
+/* Whether what is asked for ahead is there for the read. A filesystem that is mounted without
+ * the page cache (FUSE's direct_io) would read it twice; it is known by refusing this mapping. */
+static bool is_cached(int fd)
+{
+	void *page = mmap(NULL, 1, PROT_READ, MAP_SHARED, fd, 0);
+
+	if (page == MAP_FAILED)
+		return false;
+	munmap(page, 1);
+	return true;
+}
+
 int source_open_for_pieces(const char *path, const struct version *version, uint64_t device,
 			   int *fd, struct source_counts *counts)
 {
@@ -181,14 +193,15 @@ int source_open_for_pieces(const char *path, const struct version *version, uint
 static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 {
 	size_t done = 0, asked = 0;
+	bool ahead = blob->size > READ_BYTES && is_cached(fd);
 
 	while (done < blob->size) {
 		size_t part = blob->size - done < READ_BYTES ? blob->size - done : READ_BYTES;
 		ssize_t got;
 
 		/* each call is good for one readahead of the filesystem at most */
-		for (; blob->size > READ_BYTES && asked < blob->size &&
-		       asked < done + AHEAD_BYTES; asked += READ_BYTES)
+		for (; ahead && asked < blob->size && asked < done + AHEAD_BYTES;
+		     asked += READ_BYTES)
 			posix_fadvise(fd, (off_t)asked, READ_BYTES, POSIX_FADV_WILLNEED);
 		got = pread(fd, blob->data + done, part, (off_t)done);
 
@@ -228,9 +241,10 @@ int source_read(const char *path, const struct version *version, uint64_t device
 static int read_piece(int fd, struct blob *blob, uint64_t offset, struct source_counts *counts)
 {
 	size_t done = 0;
+	bool ahead = blob->size > ASK_BYTES && is_cached(fd);
 
-	/* all of it at once, since nothing is read ahead */
-	for (size_t asked = 0; blob->size > ASK_BYTES && asked < blob->size; asked += ASK_BYTES)
+	/* all of it at once, since nothing is read ahead otherwise */
+	for (size_t asked = 0; ahead && asked < blob->size; asked += ASK_BYTES)
 		posix_fadvise(fd, (off_t)(offset + asked), ASK_BYTES, POSIX_FADV_WILLNEED);
 	while (done < blob->size) {
 		ssize_t got = pread(fd, blob->data + done, blob->size - done,

@@ -102,6 +102,9 @@ class Store(Protocol):
         ...
 
     def statistics(self) -> StoreStats: ...
+    def reset_counts(self) -> None:
+        """Counts begin anew; what is held, waits or is wrong now stays."""
+        ...
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """What the store does by itself; started when it has found what it held before. It ends

@@ -221,6 +221,13 @@ class DiskStore:
             backlog_chunks=len(self._backlog),
         )
 
+    def reset_counts(self) -> None:
+        """Counts begin anew; what is held, waits or is wrong now stays."""
+        kept = StoreStats(
+            backlog_bytes=self._stats.backlog_bytes, degraded_since=self._stats.degraded_since
+        )
+        self._stats = kept
+
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         try:
             await self._begin()
@@ -494,9 +501,16 @@ async def open_store(
     """The store in *path*, for chunks of that size of that source. Raises StoreError for a
     directory that must not be used; a disk that fails gives a degraded store."""
     path, files = os.path.abspath(path), files or RealFiles()  # noqa: ASYNC240  # asks no disk
-    directory = trouble = None
+    directory: Directory | None = None
+    trouble: OSError | None = None
     try:
-        directory = await trio.to_thread.run_sync(open_directory, path, files)
+        with trio.fail_after(limits.deadline_s):
+            # Whoever gives up on it lets go of what it opens later.
+            directory = await trio.to_thread.run_sync(
+                open_directory, path, files, abandon_on_cancel=True
+            )
+    except trio.TooSlowError:
+        trouble = TimeoutError(errno.ETIMEDOUT, "it does not answer")
     except OSError as error:
         trouble = error
     return DiskStore(path, scope_of(source, chunk_bytes), limits, files, directory, trouble)

@@ -20,6 +20,16 @@ def test_lines_are_sets_with_a_port_of_their_own_or_the_common_one() -> None:
     )
 
 
+def test_a_line_may_say_how_large_the_tiers_of_its_nodes_are() -> None:
+    text = "n[1-2]  tier=1.5TiB # new ones\nold:5000 tier=512MiB\nlogin tier=0\n"
+    assert parse_hostfile(text, "f", 4711) == (
+        Host("n1", 4711, 3 << 39),
+        Host("n2", 4711, 3 << 39),
+        Host("old", 5000, 1 << 29),
+        Host("login", 4711, 0),
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -29,6 +39,9 @@ def test_lines_are_sets_with_a_port_of_their_own_or_the_common_one() -> None:
         ("a:70000", "f, line 1: 'a:70000' is not HOST"),
         ("[::1]:5", "f, line 1: '[::1]:5' is not HOST"),
         ("n[1-", "f, line 1: 'n[1-' is not a set of nodes"),
+        ("a tier=lots", "f, line 1: tier: 'lots' is not a size"),
+        ("a tier=", "f, line 1: 'a tier=' is not HOST"),
+        ("a\nb tier=1G\nc", "f says tier= for some nodes and not for a: say it for all, or for"),
         ("n[1-300000]", "f, line 1: 300000 nodes are more than 200000"),
     ],
 )
@@ -64,6 +77,21 @@ def test_every_node_has_the_same_roster_with_keys_from_one_secret(
         assert each.last["has_secret"]
         assert len(me.public_key) == 40
         assert "mpi4py" not in each.last["imported"]
+
+
+def test_the_size_of_the_tiers_is_what_the_file_says_or_the_same_for_all(
+    nodes: Nodes, hostfile: Path
+) -> None:
+    def sizes(*flags: str) -> list[int]:
+        common = ("--hostfile", hostfile, "--security", "none", "--node-name", "127.0.11.2")
+        members = nodes.start(*common, *flags).ended().roster.members
+        return [each.tier_bytes for each in members]
+
+    assert sizes() == [1, 1, 1]
+    assert sizes("--tier-memory", "7G") == [1, 1, 1]
+    assert sizes("--tier-memory", "0") == [0, 0, 0]
+    hostfile.write_text("127.0.11.[1-2]:47113 tier=1G\n127.0.11.3:47113 tier=0\n")
+    assert sizes("--tier-memory", "0") == [1 << 30, 1 << 30, 0]
 
 
 def test_another_secret_or_another_file_is_another_job(

@@ -2,8 +2,10 @@
 
 import io
 import ipaddress
+import json
 import socket
 import stat
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -156,13 +158,20 @@ def gathered(rank: int, *messages: str) -> Gathered:
 
 
 def test_the_roster_is_in_order_of_rank_and_the_job_that_of_rank_0() -> None:
+    members = [Member("z", "tcp://z:1", tier_bytes=5), Member("a", "tcp://a:1")]
     texts = [
-        f'{{"name": "{name}", "job": "{name}", "member": '
-        f'{{"name": "{name}", "endpoint": "tcp://{name}:1", "public_key": ""}}}}'
-        for name in ("z", "a")
+        json.dumps({"name": each.name, "job": each.name, "member": asdict(each)})
+        for each in members
     ]
     roster, me = compose(gathered(1, *texts))
-    assert (roster.job, [each.name for each in roster.members], me) == ("z", ["z", "a"], 1)
+    assert (roster.job, list(roster.members), me) == ("z", members, 1)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 61, 1.5, "1", None, True])
+def test_the_size_of_a_tier_is_a_size(size: object) -> None:
+    member = asdict(Member("n", "tcp://h:1")) | {"tier_bytes": size}
+    with pytest.raises(BadRoster, match="tier"):
+        Roster.from_json(json.dumps({"job": "j", "members": [member]}))
 
 
 @pytest.mark.parametrize(

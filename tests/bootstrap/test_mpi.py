@@ -51,12 +51,13 @@ def attend(mpi: Mpi, ranks: int, script: str) -> list[Ended]:
 
 
 def test_all_ranks_have_one_roster_in_order_of_rank(mpi: Mpi) -> None:
-    ended = attend(mpi, 4, "exec $ATTEND --node-name n$RANK --listen lo")
+    ended = attend(mpi, 4, "exec $ATTEND --node-name n$RANK --listen lo --tier-memory ${RANK}M")
     assert sorted(each.last["me"] for each in ended) == [0, 1, 2, 3], ended
     rosters = {each.roster for each in ended}
     assert len(rosters) == 1
     (roster,) = rosters
     assert [each.name for each in roster.members] == ["n0", "n1", "n2", "n3"]
+    assert [each.tier_bytes for each in roster.members] == [0, 1 << 20, 2 << 20, 3 << 20]
     for each in ended:
         assert each.last["way"] == "ByMpi"
         assert each.last["listens"] == roster.members[each.last["me"]].endpoint

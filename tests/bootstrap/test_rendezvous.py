@@ -54,6 +54,16 @@ def kill(node: Node) -> None:
 # ---- the ordinary course -------------------------------------------------------------------------
 
 
+def test_each_node_says_how_large_its_tier_is(nodes: Nodes, directory: Path) -> None:
+    sizes = ("--tier-memory 0", "--tier-dir /n --tier-size 1GiB", "")
+    started = [
+        start(nodes, directory, f"n{place}", 3, *flags.split()) for place, flags in enumerate(sizes)
+    ]
+    for each in started:
+        members = each.ended().roster.members
+        assert [member.tier_bytes for member in members] == [0, (1 << 30) + (1 << 29), 1 << 29]
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 def test_nodes_that_start_in_any_order_have_one_roster(
     nodes: Nodes, directory: Path, order: tuple[int, ...]

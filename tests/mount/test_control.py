@@ -323,6 +323,7 @@ def test_a_c_program_can_ask(source: Path, mounted: Mounter, tmp_path: Path) -> 
 STATISTICS_KEYS = {
     "version", "pid", "started", "since", "epoch", "operations", "handlers", "hits", "misses",
     "negative", "bytes", "source", "pool", "cache", "node", "front", "job", "transport",
+    "tier",
 }  # fmt: skip
 OPERATION_KEYS = {
     "lookup", "getattr", "readlink", "read", "readdir", "statfs", "open", "ioctl", "refused",
@@ -362,6 +363,16 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
         "questions", "answered_from_cache", "joined", "fetches", "fetching", "failures", "overdue",
         "version_changes", "waited_for_room", "asks", "answers", "peer_questions", "peers_refused",
         "offers", "offered", "pushed", "fallbacks", "spoiled",
+    }  # fmt: skip
+    assert set(stats["tier"]) >= {
+        "hits", "ahead", "redirects", "redirected", "timeouts", "exclusions", "memory", "disk",
+    }  # fmt: skip
+    assert set(stats["tier"]["hits"]) >= {"memory", "nvme", "peer", "source"}
+    assert set(stats["tier"]["memory"]) >= {"budget_bytes", "held_bytes", "held", "evictions"}
+    assert set(stats["tier"]["disk"]) >= {
+        "budget_bytes", "held_bytes", "held", "evictions", "evicted_bytes", "written",
+        "written_bytes", "backlog", "backlog_bytes", "refused", "late", "erasures",
+        "degradations", "degraded", "max_degraded_s",
     }  # fmt: skip
     assert set(stats["members"]) >= {
         "gone", "suspects", "deaths", "max_detection_ms", "returns", "refutations",

@@ -22,10 +22,11 @@ def make(request: pytest.FixtureRequest) -> Make:
     return Make(request.param)
 
 
-@pytest.fixture
-def standin(tmp_path: FilePath) -> Iterator[StandIn]:
+@pytest.fixture(params=[False, True], ids=["direct", "cached"])
+def standin(request: pytest.FixtureRequest, tmp_path: FilePath) -> Iterator[StandIn]:
+    """With the kernel's page cache, and without, as some filesystems are mounted."""
     settled(tmp_path / "file", content_of(6 * MIB))
-    with StandIn(tmp_path, page_cache=True) as running:
+    with StandIn(tmp_path, page_cache=request.param) as running:
         yield running
 
 
@@ -47,6 +48,19 @@ def test_nothing_but_the_chunks_is_read(
             counts = standin.counts()
             assert counts.read_bytes == {"file": len(order) * size}
             assert counts.total("open", "file") == 1
+
+    trio.run(main)
+
+
+def test_a_whole_file_is_read_once(make: Make, standin: StandIn) -> None:
+    """What is asked for ahead goes to the page cache, where there is one."""
+
+    async def main() -> None:
+        async with make(standin.mountpoint) as source:
+            version = await source.version(b"file")
+            standin.reset_counts()
+            assert await source.read(b"file", version) == content_of(6 * MIB)
+            assert standin.counts().read_bytes == {"file": 6 * MIB}
 
     trio.run(main)
 

@@ -18,6 +18,7 @@ from copperfs.config import (
     Resolved,
     Settings,
     Value,
+    check_tier,
     default_memory_bytes,
     format_seconds,
     format_size,
@@ -284,6 +285,55 @@ def test_a_wrong_variable_is_named() -> None:
 
 def test_variables_of_others_are_left_alone() -> None:
     resolve_with(environ={"COPPERFS_CONFIG": "x", "COPPERFS_UNKNOWN": "x"})
+
+
+# ---- what has to fit together --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"tier_size_bytes": GIB},
+            "--tier-size says how much of its disk is used, and there is no --tier-dir: give one, "
+            "or leave --tier-size out",
+        ),
+        ({"mover_rate_bytes": 1}, "--mover-rate says how fast is written to it, and there is no"),
+        (
+            {"tier_dir": "/nvme", "tier_size_bytes": MIB},
+            "--tier-size 1 MiB has no room for one chunk: give at least 1032 KiB, or leave",
+        ),
+        (
+            {"tier_dir": "/mnt/nvme"},
+            "--tier-dir /mnt/nvme lies in the mount point: give a directory outside /mnt",
+        ),
+        ({"tier_dir": "/mnt"}, "--tier-dir /mnt lies in the mount point"),
+    ],
+)
+def test_a_tier_that_cannot_be_is_told_in_one_sentence(
+    values: dict[str, Value], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_tier(settings_of("/mnt", tuple(resolve_with(values).values())))
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "has_tier", "tier_bytes"),
+    [
+        ({}, True, 512 * MIB),
+        ({"tier_memory_bytes": 0}, False, 0),
+        ({"tier_dir": "/mnt2", "tier_size_bytes": GIB}, True, 512 * MIB + GIB),
+        ({"tier_dir": "/n", "tier_size_bytes": 2 * MIB, "tier_memory_bytes": 0}, True, 2 * MIB),
+        ({"tier_dir": "/n", "mover_rate_bytes": 5}, True, 512 * MIB),
+    ],
+)
+def test_a_tier_is_memory_and_disk(
+    values: dict[str, Value], has_tier: bool, tier_bytes: int
+) -> None:
+    settings = settings_of("/mnt", tuple(resolve_with(values).values()))
+    check_tier(settings)
+    assert (settings.has_tier, settings.tier_bytes) == (has_tier, tier_bytes)
 
 
 # ---- on the way to the daemon --------------------------------------------------------------------

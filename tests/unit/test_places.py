@@ -9,7 +9,7 @@ import pytest
 from copperfs.config import ConfigFile, Settings, resolve, settings_of
 from copperfs.core.policy import Place, Policy
 from copperfs.fuse.mounting import FSTYPE, Mount, mounts
-from copperfs.runtime.places import OwnMounts, below_source, policy_for
+from copperfs.runtime.places import OwnMounts, below_source, policy_for, ring_prefix
 from copperfs.types import Path
 
 
@@ -95,6 +95,26 @@ def test_what_the_settings_say_is_passed_on() -> None:
     chosen = policy(symlinks="keep", revalidate_s=5.0)
     assert (chosen.rewrite_symlinks, chosen.revalidate_s) == (False, 5.0)
     assert policy().rewrite_symlinks
+
+
+@pytest.mark.parametrize(
+    ("source", "named", "ring", "prefix"),
+    [
+        ("/", "/", "/lus/data", b"lus/data"),
+        ("/lus", "/lus", "/lus/data/", b"data"),
+        ("/lus", "/lus", "/lus", b""),
+        ("/lus/real", "/data", "/data/set", b"set"),
+        ("/lus/real", "/data", "/lus/real/./set", b"set"),
+        ("/lus", "/lus", "/lustre", None),
+    ],
+)
+def test_a_dataset_is_named_by_where_the_source_is(
+    source: str, named: str, ring: str, prefix: bytes | None
+) -> None:
+    chosen = settings(named, ring=(ring,))
+    assert ring_prefix(chosen, os.fsencode(source), ring) == prefix
+    shown = policy_for(chosen, MACHINE, os.fsencode(source))
+    assert shown.ring == (() if prefix is None else paths(prefix))
 
 
 @pytest.mark.parametrize(

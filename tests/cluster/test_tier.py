@@ -1,0 +1,109 @@
+"""The data tier of a cluster: who has how much of it, and where its chunks lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Starter
+from tests.cluster.helpers import Cluster
+from tests.mount.helpers import copperfs, eventually
+from tests.standin import StandIn
+
+MIB = 1 << 20
+SIZE = 40 * MIB + 4321
+
+
+@pytest.fixture
+def content(source: Path) -> bytes:
+    data = random.Random("large").randbytes(SIZE)
+    (source / "large").write_bytes(data)
+    os.utime(source / "large", ns=(10**18, 10**18))
+    return data
+
+
+def all_stats(cluster: Cluster) -> dict[str, Any]:
+    done = copperfs("stats", "--all", "--json", cluster.mnt(0))
+    assert done.returncode == 0, done.stderr
+    statistics: dict[str, Any] = json.loads(done.stdout)
+    return statistics
+
+
+def hits(cluster: Cluster) -> Any:
+    return all_stats(cluster)["total"]["tier"]["hits"]
+
+
+def test_each_node_has_a_directory_of_its_own_which_goes_with_the_cluster(
+    started: Starter, content: bytes, tmp_path: Path
+) -> None:
+    top = tmp_path / "tiers"
+    cluster = started(3, "--tier-dir", str(top))
+    assert (cluster.mnt(0) / "large").read_bytes() == content
+    assert sorted(each.name for each in top.iterdir()) == ["node0", "node1", "node2"]
+    cluster.remove()
+    assert not top.exists()
+
+
+def test_what_was_there_before_stays_for_the_next_cluster(
+    started: Starter, standin: StandIn, content: bytes, tmp_path: Path
+) -> None:
+    for node in range(3):
+        (tmp_path / f"nvme{node}").mkdir(mode=0o700)
+        (tmp_path / f"nvme{node}" / f"node{node}").mkdir(mode=0o700)
+    for node in range(3):  # one path for all, as the nodes of a job have it
+        (tmp_path / f"node{node}").symlink_to(tmp_path / f"nvme{node}")
+    flags = ("--tier-dir", f"{tmp_path}/%h/%h")
+    cluster = started(3, *flags, of=standin.mountpoint)
+    assert (cluster.mnt(1) / "large").read_bytes() == content
+    chunks = SIZE // MIB + 1
+    assert hits(cluster)["source"] == chunks
+    disk = "disk"
+    eventually(
+        lambda: all_stats(cluster)["total"]["tier"][disk]["held"] == chunks, "all are written"
+    )
+    cluster.remove()
+    standin.reset()
+
+    cluster = started(3, *flags, of=standin.mountpoint)
+    assert (cluster.mnt(2) / "large").read_bytes() == content
+    found = hits(cluster)
+    assert (found["source"], found["nvme"]) == (0, chunks)
+    assert standin.counts().total("read") == 0
+
+
+def test_a_killed_node_finds_its_chunks_again(
+    started: Starter, content: bytes, tmp_path: Path
+) -> None:
+    cluster = started(2, "--tier-dir", str(tmp_path / "tiers"))
+    assert (cluster.mnt(0) / "large").read_bytes() == content
+    chunks = SIZE // MIB + 1
+    eventually(lambda: all_stats(cluster)["total"]["tier"]["disk"]["held"] == chunks, "written")
+    held = cluster.stats(1)["tier"]["disk"]["held"]
+    assert held
+    cluster.kill(1)
+    assert copperfs("cluster", "start", "--dir", cluster.directory, "node1").returncode == 0
+    assert cluster.stats(1)["tier"]["disk"]["held"] == held
+
+
+def test_a_job_in_which_nobody_keeps_chunks_reads_large_files_node_by_node(
+    started: Starter, standin: StandIn, content: bytes
+) -> None:
+    cluster = started(2, "--tier-memory", "0", of=standin.mountpoint)
+    for node in cluster.everywhere():
+        assert (cluster.mnt(node) / "large").read_bytes() == content
+    assert sum(hits(cluster).values()) == 0
+    assert standin.counts().read_bytes["large"] >= 2 * SIZE
+
+
+def test_by_default_a_job_of_several_reads_a_large_file_once(
+    started: Starter, standin: StandIn, content: bytes
+) -> None:
+    cluster = started(3, of=standin.mountpoint)
+    for node in cluster.everywhere():
+        assert (cluster.mnt(node) / "large").read_bytes() == content
+    assert standin.counts().read_bytes["large"] == SIZE

@@ -1,0 +1,234 @@
+"""The disk of the data tier, on real mounts: kept for the next mount, refused, damaged, full."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from copperfs.config import MIB
+from tests.mount.conftest import Mounter
+from tests.mount.helpers import Mount, copperfs, eventually, is_mounted
+from tests.standin import StandIn
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+CHUNKS = 6
+
+
+@pytest.fixture
+def content(source: Path) -> bytes:
+    """Of the file ``large``, which has six chunks; the last is short."""
+    data = random.Random("large").randbytes((CHUNKS - 1) * MIB + 12_345)
+    path = source / "large"
+    path.write_bytes(data)
+    os.utime(path, ns=(10**18, 10**18))
+    return data
+
+
+@pytest.fixture
+def standin(source: Path, content: bytes) -> Iterator[StandIn]:
+    """The source as a filesystem that counts what is asked of it."""
+    with StandIn(source) as running:
+        yield running
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> tuple[str, ...]:
+    return ("--tree-max", "1MiB", "--tier-dir", str(tmp_path / "tier"))
+
+
+def tier(mount: Mount) -> Any:
+    return mount.stats()["tier"]
+
+
+def is_written(mount: Mount) -> None:
+    """Return when all chunks lie on the disk."""
+    eventually(lambda: tier(mount)["disk"]["held"] == CHUNKS, lambda: f"written: {tier(mount)}")
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted((directory / "chunks").glob("*/*"))
+
+
+def test_what_lies_on_the_disk_is_not_read_from_the_source_again(
+    mounted: Mounter, standin: StandIn, content: bytes, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    with Mount(standin.mountpoint, tmp_path / "first", *flags) as mount:
+        assert (mount / "large").read_bytes() == content
+        hits = tier(mount)["hits"]
+        assert (hits["source"], hits["nvme"]) == (CHUNKS, 0)
+    standin.reset()
+    mount = mounted(*flags, of=standin.mountpoint)
+    assert (mount / "large").read_bytes() == content
+    hits = tier(mount)["hits"]
+    assert (hits["source"], hits["nvme"]) == (0, CHUNKS)
+    assert standin.counts().total("read") == 0
+    assert standin.counts().total("open") == 0
+
+
+@pytest.mark.parametrize("how", ["killed", "plain"])
+def test_also_after_a_daemon_that_was_killed_and_by_one_without_its_front(
+    how: str, standin: StandIn, mounted: Mounter, content: bytes, flags: tuple[str, ...]
+) -> None:
+    mount = mounted(*flags, of=standin.mountpoint)
+    assert (mount / "large").read_bytes() == content
+    is_written(mount)
+    if how == "killed":
+        mount.kill()
+    mount.remove()
+    standin.reset()
+    plain = ("--front-threads", "0") if how == "plain" else ()
+    again = mounted(*flags, *plain, of=standin.mountpoint)
+    assert (again / "large").read_bytes() == content
+    assert standin.counts().total("read") == 0
+
+
+def test_a_file_that_has_changed_meanwhile_is_read_again(
+    source: Path, mounted: Mounter, content: bytes, flags: tuple[str, ...]
+) -> None:
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == content
+    mount.remove()
+    other = content[::-1]
+    (source / "large").write_bytes(other)
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == other
+    assert tier(mount)["hits"]["nvme"] == 0
+
+
+def test_damaged_chunks_are_dropped_counted_and_read_again(
+    mounted: Mounter, content: bytes, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == content
+    mount.remove()
+    files = files_of(tmp_path / "tier")
+    assert len(files) == CHUNKS
+    with files[0].open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"what the disk made of it")
+    os.truncate(files[1], files[1].stat().st_size - 1)
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == content
+    found = tier(mount)
+    assert found["disk"]["erasures"] == 2
+    assert (found["hits"]["nvme"], found["hits"]["source"]) == (CHUNKS - 2, 2)
+    is_written(mount)
+
+
+def refusal(source: Path, tmp_path: Path, *flags: str | Path) -> str:
+    mountpoint = tmp_path / "refused"
+    mountpoint.mkdir(exist_ok=True)
+    done = copperfs("mount", mountpoint, "--source", source, *flags)
+    assert done.returncode == 1, done.stderr
+    assert not is_mounted(mountpoint)
+    assert done.stderr.count("\n") == 1, "one sentence"
+    return done.stderr
+
+
+def test_a_directory_that_another_daemon_uses_is_refused(
+    source: Path, mounted: Mounter, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    mounted(*flags)
+    assert refusal(source, tmp_path, *flags) == (
+        f"copperfs: Another copperfs daemon keeps its chunks in {tmp_path}/tier: give each its own "
+        "--tier-dir.\n"
+    )
+    mounted("--tier-dir", str(tmp_path / "tier-%h"), "--node-name", "n7")
+    assert (tmp_path / "tier-n7" / "lock").exists()
+
+
+def test_what_cannot_be_a_tier_is_told_in_one_sentence(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir(mode=0o700)
+    (tmp_path / "full" / "file").touch()
+    said = refusal(source, tmp_path, "--tier-dir", tmp_path / "full")
+    assert "is not empty and holds no chunks of copperfs: give a --tier-dir of its own" in said
+    said = refusal(source, tmp_path, "--tier-dir", tmp_path / "no" / "such")
+    assert "No such file or directory. Give a --tier-dir that you can write to" in said
+    assert "there is no --tier-dir: give one" in refusal(source, tmp_path, "--tier-size", "1GiB")
+    said = refusal(source, tmp_path, "--tier-dir", tmp_path / "refused" / "t")
+    assert "lies in the mount point" in said
+    assert "--ring /elsewhere is not below the source" in refusal(
+        source, tmp_path, "--ring", "/elsewhere"
+    )
+
+
+def test_a_relative_directory_is_where_the_command_is_called(
+    source: Path, tmp_path: Path, mounted: Mounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mounted("--tier-dir", "here")
+    assert (tmp_path / "here" / "lock").exists()
+
+
+def test_without_a_size_it_is_half_of_what_is_free(
+    mounted: Mounter, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = os.statvfs(tmp_path)
+    free = found.f_bavail * found.f_frsize
+    budget = tier(mounted(*flags))["disk"]["budget_bytes"]
+    assert budget == pytest.approx(free / 2, rel=0.2), "others write to this disk, too"
+
+
+@as_root
+def test_a_disk_that_others_need_takes_nothing_and_nobody_sees_an_error(
+    mounted: Mounter, content: bytes, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64M", "none", disk], check=True, timeout=30)
+    try:
+        flags = ("--tree-max", "1MiB", "--tier-dir", str(disk / "tier"))
+        with Mount(tmp_path / "source", tmp_path / "mnt", *flags) as mount:
+            assert (mount / "large").read_bytes() == content
+            eventually(lambda: tier(mount)["disk"]["degraded"], "it takes nothing")
+            found = tier(mount)["disk"]
+            assert (found["held"], found["backlog"], found["written"]) == (0, 0, 0)
+            assert "the disk takes nothing" in copperfs("stats", mount.mountpoint).stdout
+            assert "nothing more is written to" in mount.log.read_text()
+            assert not files_of(disk / "tier")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True, timeout=30)
+
+
+def test_the_counts_begin_anew_and_what_is_held_stays(
+    mounted: Mounter, content: bytes, flags: tuple[str, ...]
+) -> None:
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == content
+    is_written(mount)
+    before = tier(mount)
+    assert before["disk"]["written_bytes"] == len(content)
+    mount.reset()
+    after = tier(mount)
+    assert sum(after["hits"].values()) == after["disk"]["written"] == 0
+    assert after["disk"]["held_bytes"] == before["disk"]["held_bytes"] > len(content)
+    assert after["memory"] == before["memory"] | {"evictions": 0}
+
+
+def test_stats_tell_people_what_the_tier_has(
+    mounted: Mounter, content: bytes, flags: tuple[str, ...]
+) -> None:
+    mount = mounted(*flags)
+    assert "Data tier" in copperfs("stats", mount.mountpoint).stdout
+    assert (mount / "large").read_bytes() == content
+    is_written(mount)
+    shown = copperfs("stats", mount.mountpoint).stdout
+    assert re.search(rf"^from the source +{CHUNKS}$", shown, re.MULTILINE)
+    assert f", {CHUNKS} chunks" in shown
+
+
+def test_without_a_tier_nothing_is_said_of_one(mounted: Mounter, content: bytes) -> None:
+    mount = mounted("--tree-max", "1MiB")
+    assert (mount / "large").read_bytes() == content
+    found = tier(mount)
+    assert not any(found["hits"].values())
+    assert found["memory"]["budget_bytes"] == found["disk"]["budget_bytes"] == 0
+    assert "Data tier" not in copperfs("stats", mount.mountpoint).stdout
