@@ -74,8 +74,10 @@ class Chunks:
         index = min(question.offset // chunk_bytes, last)
         key = ChunkKey(question.path, question.version, index)
         actions = self.want(now, WantChunk(question.request, key))
-        for each in self.rows.next(key):
-            actions += self._fetch_ahead(now, each)
+        if question.size:
+            ends_in = min((question.offset + question.size - 1) // chunk_bytes, last)
+            for each in self.rows.next(key, ends_in):
+                actions += self._fetch_ahead(now, each)
         return actions
 
     def want(self, now: float, question: WantChunk) -> list[Action]:

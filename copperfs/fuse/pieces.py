@@ -13,7 +13,9 @@ import trio
 
 from copperfs.blob import Blob
 from copperfs.core.actions import AnswerChunk, AnswerObject
+from copperfs.core.events import Read
 from copperfs.fuse.answers import SourceError
+from copperfs.types import Path, RequestId, Version
 
 
 @dataclass(slots=True)
@@ -35,6 +37,13 @@ class Pieces:
     def first_byte(self) -> int:
         """Where to ask for the first chunk; within the file, whatever is read."""
         return min(self.offset, max(0, self.file_size - 1))
+
+    def question(
+        self, path: Path, version: Version, at: int, *, leads: bool
+    ) -> Callable[[RequestId], Read]:
+        """For the chunk there. The one that *leads* tells how much is read."""
+        size = max(1, self.end - at) if leads else 0
+        return lambda request: Read(request, path, version, offset=at, size=size)
 
     def take(self, answer: AnswerObject | AnswerChunk, blob: Blob) -> None:
         if isinstance(answer, AnswerChunk):
