@@ -80,8 +80,10 @@ class Chunks:
         key = ChunkKey(question.path, question.version, index)
         how = How.TREE if self.crowds.goes_up(now, question.path) else How.ANY
         actions = self.want(now, WantChunk(question.request, key, how))
-        for each in self.rows.next(key):
-            actions += self._fetch_ahead(now, each)
+        if question.size:
+            ends_in = min((question.offset + question.size - 1) // chunk_bytes, last)
+            for each in self.rows.next(key, ends_in):
+                actions += self._fetch_ahead(now, each)
         return actions
 
     def want(self, now: float, question: WantChunk) -> list[Action]:

@@ -1,7 +1,9 @@
 """Reading in rows: chunks that will be asked for, because those before them were.
 
 Who reads one chunk after the other is given the next ones before it asks, twice as many with each
-chunk, up to ``ROW_BYTES_MAX``. Who jumps about in a file gets what it asks for and nothing else.
+read, up to ``ROW_BYTES_MAX``. Who jumps about in a file gets what it asks for and nothing else,
+also if a read begins in one chunk and ends in another: the kernel reads around a fault of a
+mapping, and hardly ever within one chunk.
 
 A row is known by the chunk that would come next in it, so that any number of readers may go through
 one file at different places, and one that asks for a chunk again does not break its row.
@@ -24,9 +26,9 @@ class Rows:
     _rows: OrderedDict[tuple[Path, int], int] = field(default_factory=OrderedDict)
     """By path and the chunk that comes next: how many there are behind it."""
 
-    def next(self, key: ChunkKey) -> list[ChunkKey]:
-        """Somebody asks for *key*; what to fetch with it."""
-        here, then = (key.path, key.index), (key.path, key.index + 1)
+    def next(self, key: ChunkKey, ends_in: int) -> list[ChunkKey]:
+        """Somebody asks for *key*, and reads until chunk *ends_in*; what to fetch with that."""
+        here, then = (key.path, key.index), (key.path, ends_in + 1)
         # Again the last one, or one more.
         behind = max(self._rows.pop(here, 0), self._rows.pop(then, 0) - 1) + 1
         self._rows[then] = behind
@@ -36,5 +38,5 @@ class Rows:
             return []
         chunks = -(-key.version.size // self.chunk_bytes)
         count = min(1 << (behind - 1), ROW_BYTES_MAX // self.chunk_bytes)
-        last = min(key.index + count, chunks - 1)
-        return [ChunkKey(key.path, key.version, each) for each in range(key.index + 1, last + 1)]
+        last = min(ends_in + count, chunks - 1)
+        return [ChunkKey(key.path, key.version, each) for each in range(ends_in + 1, last + 1)]
