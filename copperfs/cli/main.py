@@ -16,6 +16,7 @@ from typing import Protocol
 
 from copperfs import __version__
 from copperfs.cli import (
+    bugreport,
     clear,
     cluster_cont,
     cluster_cut,
@@ -28,14 +29,20 @@ from copperfs.cli import (
     cluster_stop,
     cluster_up,
     config_show,
+    doctor,
     keygen,
     mount,
     pfs_ask,
     pfs_sim,
     record,
     ring,
+    run,
     scrub,
+    sim_calibrate,
+    sim_replay,
     sim_ring,
+    sim_run,
+    sim_sweep,
     stats,
     tree,
     umount,
@@ -59,6 +66,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     mount,
     umount,
+    run,
     stats,
     tree,
     clear,
@@ -67,6 +75,8 @@ COMMANDS: tuple[Command, ...] = (
     ring,
     scrub,
     config_show,
+    doctor,
+    bugreport,
     keygen,
     cluster_up,
     cluster_status,
@@ -80,6 +90,10 @@ COMMANDS: tuple[Command, ...] = (
     cluster_heal,
     pfs_sim,
     pfs_ask,
+    sim_run,
+    sim_sweep,
+    sim_replay,
+    sim_calibrate,
     sim_ring,
 )
 
