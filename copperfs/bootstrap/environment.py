@@ -28,6 +28,11 @@ _RANKS = (
     *("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID"),
     *("SLURM_PROCID", "FLUX_TASK_RANK", "PBS_NODENUM"),
 )
+# How many processes the launcher put on this node.
+_SIZES_HERE = (
+    *("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
 _NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "FLUX_JOB_NNODES")
 _NODE_SETS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 # Two launches in one job differ in the second, where there is one.
@@ -44,6 +49,8 @@ _MPI_PREFIXES = (
     *("HYD_", "HYDI_", "HYDRA_", "MPIR_", "MPI_LOCAL", "MPIEXEC_", "MPICH_", "MPI4PY_"),
     *("MV2_", "I_MPI_"),
 )
+# By its value the processes of one ``copperfs run`` are known. No daemon is one of them.
+RUN_VARIABLE = "COPPERFS_RUN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +91,64 @@ def look_around(environ: Mapping[str, str], *, names_wanted: bool = False) -> Su
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """How ``copperfs run`` was started: beside how many of its kind."""
+
+    nodes: int = 1
+    """Of this launch, which may be fewer than the scheduler's job has."""
+    here: int = 1
+    """Processes on this node."""
+    by_mpi: bool = False
+    """Whether a launcher of MPI is the parent of each."""
+
+
+def companions(environ: Mapping[str, str], nodes: int | None = None) -> Companions:
+    """What launchers say of processes and nodes; LaunchError if they say half of it.
+
+    Only what is said of this launch counts: in a batch script that starts a single process the
+    scheduler's number of nodes is that of the job. *nodes* is what the user says.
+    """
+    size, here = _number(environ, _SIZES), _number(environ, _SIZES_HERE)
+    step_nodes = _number(environ, ("SLURM_STEP_NUM_NODES",))
+    by_mpi = size is not None
+    if size is not None and here:
+        if nodes is None and size % here:
+            raise LaunchError(
+                f"{size} processes were started, {here} of them on this node, which does not say "
+                "how many nodes there are; give --nodes N"
+            )
+        return Companions(nodes or size // here, here, by_mpi)
+    if step_nodes is not None:
+        return Companions(nodes or step_nodes, _tasks_of_step_here(environ) or 1, by_mpi)
+    if nodes is None and size is not None and size > 1:
+        raise LaunchError(
+            f"{size} processes were started, and nothing says on how many nodes; give --nodes N"
+        )
+    nodes = nodes or _number(environ, ("FLUX_JOB_NNODES",)) or 1
+    # Those that come are waited for, so rather too few than too many.
+    return Companions(nodes, max(1, (size or 1) // nodes), by_mpi)
+
+
+def _tasks_of_step_here(environ: Mapping[str, str]) -> int | None:
+    """Slurm writes the tasks of all nodes, in their order: ``12(x3),11``."""
+    number = _number(environ, ("SLURM_NODEID",))
+    tasks = []
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part, re.ASCII)
+        if found is None:
+            return None
+        tasks += [int(found[1])] * int(found[2] or 1)
+    return tasks[number] if number is not None and number < len(tasks) else None
+
+
 def without_mpi(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that is not to know of MPI."""
-    return {name: value for name, value in environ.items() if not name.startswith(_MPI_PREFIXES)}
+    """The environment for a daemon, which is not to know of MPI, nor to end with a run."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name != RUN_VARIABLE and not name.startswith(_MPI_PREFIXES)
+    }
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -153,10 +153,13 @@ def launch(
     *,
     prepare: Callable[[], None],
     tell: Callable[[str], None],
+    rank_is_node: bool = True,
 ) -> tuple[Way, Launch | None]:
     """Find the other nodes, if there are any to be found. LaunchError is one sentence.
 
     ``prepare`` is what has to succeed on a node before it takes part; ``tell`` is given progress.
+    ``rank_is_node``: whether the launcher started one process on each node, so that its ranks order
+    them, and there is a rank 0 among those that meet.
     """
     around = look_around(environ, names_wanted=settings.rendezvous is not None)
     way = find_way(settings, around)
@@ -173,7 +176,7 @@ def launch(
             names = around.names if len(around.names) == way.nodes else ()
             timeout_s = settings.launch_timeout_s
             meeting = Meeting(way.directory, around.job, way.nodes, names, timeout_s)
-            roster, me = meet(meeting, own.member, around.rank, tell)
+            roster, me = meet(meeting, own.member, around.rank if rank_is_node else None, tell)
         check(roster)
     except BadRoster as error:
         raise LaunchError(str(error)) from error

@@ -4,10 +4,11 @@ It takes the flags of ``copperfs mount``, so that it answers what a mount with t
 """
 
 import argparse
+from typing import Any
 
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_json, print_table
-from copperfs.config import Origin, Resolved
+from copperfs.config import OPTIONS, Origin, Resolved
 
 NAME = "config show"
 HELP = "print each setting with its value and origin"
@@ -15,10 +16,15 @@ HELP = "print each setting with its value and origin"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    parser.add_argument(
+        "--of", metavar="MNT", help="what the mount there was told, whatever else is given here"
+    )
     add_option_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.of is not None:
+        return _show_mount(arguments.of, as_json=arguments.json)
     resolved = resolve_options(arguments)
     if arguments.json:
         print_json({entry.option.key: _as_json(entry) for entry in resolved})
@@ -27,6 +33,22 @@ def run(arguments: argparse.Namespace) -> int:
             (entry.option.key, entry.text or "automatic", _origin_text(entry)) for entry in resolved
         ]
         print_table(("setting", "value", "origin"), rows)
+    return 0
+
+
+def _show_mount(path: str, *, as_json: bool) -> int:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    told: Any = ask_mount(path, Request.CONFIGURATION)
+    values = {option.key: (option, told[option.name]) for option in OPTIONS if option.name in told}
+    if as_json:
+        print_json({key: {"value": value} for key, (_, value) in values.items()})
+        return 0
+    rows = [
+        (key, option.format(tuple(value) if option.multi else value))
+        for key, (option, value) in values.items()
+    ]
+    print_table(("setting", "value"), rows)
     return 0
 
 

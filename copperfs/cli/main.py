@@ -16,6 +16,7 @@ from typing import Protocol
 
 from copperfs import __version__
 from copperfs.cli import (
+    bugreport,
     clear,
     cluster_cont,
     cluster_cut,
@@ -28,12 +29,18 @@ from copperfs.cli import (
     cluster_stop,
     cluster_up,
     config_show,
+    doctor,
     keygen,
     mount,
     pfs_ask,
     pfs_sim,
     record,
+    run,
+    sim_calibrate,
+    sim_replay,
     sim_ring,
+    sim_run,
+    sim_sweep,
     stats,
     tree,
     umount,
@@ -57,12 +64,15 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     mount,
     umount,
+    run,
     stats,
     tree,
     clear,
     warmup,
     record,
     config_show,
+    doctor,
+    bugreport,
     keygen,
     cluster_up,
     cluster_status,
@@ -76,6 +86,10 @@ COMMANDS: tuple[Command, ...] = (
     cluster_heal,
     pfs_sim,
     pfs_ask,
+    sim_run,
+    sim_sweep,
+    sim_replay,
+    sim_calibrate,
     sim_ring,
 )
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         way, launched = launch(
             settings,
             os.environ,
-            prepare=lambda: _refuse_if_mounted(settings.mountpoint),
+            prepare=lambda: refuse_if_mounted(settings.mountpoint),
             tell=print_progress,
         )
     if not settings.foreground:
@@ -74,7 +74,7 @@ def _with_tier_size(settings: Settings) -> Settings:
     return replace(settings, tier_size_bytes=default_budget_bytes(settings.tier_dir))
 
 
-def _refuse_if_mounted(mountpoint: str) -> None:
+def refuse_if_mounted(mountpoint: str) -> None:
     from copperfs.fuse.mounting import FSTYPE, absolute, answers, clean_up_stale, mount_at
 
     mountpoint = absolute(mountpoint)

@@ -8,7 +8,8 @@ filesystem need not be UTF-8.
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -92,6 +93,17 @@ def missing_names(missing: Sequence[Any]) -> str:
 def print_json(data: object) -> None:
     """One document, keys in the order given, undecodable bytes as escaped surrogates."""
     print(json.dumps(data, indent=2))
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Meanwhile a sign on standard error that something goes on, if that is a terminal."""
+    on_stderr = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    if not on_stderr.is_terminal:
+        yield
+        return
+    with on_stderr.status(Text(printable(text))):
+        yield
 
 
 def print_error(sentence: str) -> None:

@@ -1,13 +1,11 @@
 """``copperfs sim ring``: who receives the files of a lost node, by the number of virtual nodes."""
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from copperfs.cli.output import console, print_json, print_table
+from copperfs.cli.output import print_json, print_table
+from copperfs.cli.sim_parts import progress_bar, write
 from copperfs.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     check(experiment)
     if arguments.svg is not None:
         write(arguments.svg, "")  # better now than after all the work
-    with _progress(quiet=arguments.json or not sys.stdout.isatty()) as progress:
+    with progress_bar(quiet=arguments.json) as progress:
         task = progress.add_task("rings", total=experiment.steps)
         outcomes = run(experiment, lambda: progress.advance(task))
     if arguments.svg is not None:
@@ -118,14 +116,6 @@ def check(experiment: "Experiment") -> None:
             )
 
 
-def write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(text)
-    except OSError as error:
-        raise SimulationError(f"{path} could not be written: {error.strerror}") from None
-
-
 def show(outcomes: "list[Outcome]") -> None:
     columns = (
         *("virtual nodes", "receivers", "expected", "least", "most"),
@@ -147,16 +137,4 @@ def show(outcomes: "list[Outcome]") -> None:
             for each in outcomes
         ],
         right=columns,
-    )
-
-
-def _progress(*, quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console(),
-        transient=True,
-        disable=quiet,
     )

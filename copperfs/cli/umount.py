@@ -3,8 +3,11 @@
 import argparse
 import os
 import time
+from contextlib import suppress
 
+from copperfs.cli.output import console, printable
 from copperfs.errors import ControlError, MountError
+from copperfs.types import is_below
 
 NAME = "umount"
 HELP = "unmount; also cleans up after a daemon that was killed"
@@ -14,7 +17,13 @@ DAEMON_ENDS_WITHIN_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
+    parser.add_argument(
+        "--stale",
+        action="store_true",
+        help="all mounts whose daemons are gone, as after a job that was killed: those of this "
+        "user, and for root those of all; only those in MOUNTPOINT if that is given",
+    )
     parser.add_argument(
         "--lazy",
         action="store_true",
@@ -23,6 +32,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.stale:
+        return _unmount_stale(arguments.mountpoint)
+    if arguments.mountpoint is None:
+        raise MountError("nothing is named; give a mount point, or --stale")
+    return _unmount(arguments)
+
+
+def _unmount_stale(within: str | None) -> int:
+    """For the epilog of a scheduler, so it is silent where there is nothing."""
+    from copperfs.fuse.mounting import (
+        FSTYPE,
+        RUN_MOUNTPOINT,
+        absolute,
+        clean_up_stale,
+        mount_at,
+        mounts,
+        owner_of,
+    )
+
+    top = b"" if within is None else os.fsencode(absolute(within))
+    left = []
+    for each in mounts():
+        mine = os.geteuid() == 0 or owner_of(each) == os.geteuid()
+        if each.fstype != FSTYPE or not mine or not is_below(each.mountpoint, top):
+            continue
+        mountpoint = os.fsdecode(each.mountpoint)
+        try:
+            if not clean_up_stale(mountpoint):
+                continue
+        except MountError as error:
+            left.append(str(error))
+            continue
+        if RUN_MOUNTPOINT.fullmatch(mountpoint) and mount_at(mountpoint) is None:
+            with suppress(OSError):
+                os.rmdir(mountpoint)
+        console().print(f"unmounted {printable(mountpoint)}, whose daemon is gone")
+    if left:
+        raise MountError("; ".join(left))
+    return 0
+
+
+def _unmount(arguments: argparse.Namespace) -> int:
     from copperfs.cluster.state import start_of
     from copperfs.fuse.mounting import (
         FSTYPE,

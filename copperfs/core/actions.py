@@ -5,6 +5,7 @@ go to whoever asked, and what is released or dropped must not be used for answer
 """
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from copperfs.core.listing import Listing
 from copperfs.core.messages import Message
@@ -22,27 +23,29 @@ from copperfs.types import (
     Version,
 )
 
+# Keys are looked up several times for each message, so they are tuples: a dataclass is hashed and
+# compared by Python. What they have beside their fields keeps keys of two kinds apart.
 
-@dataclass(frozen=True, slots=True)
-class ObjectKey:
+
+class ObjectKey(NamedTuple):
     """Names an object: a file in one version."""
 
     path: Path
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class ListingKey:
+class ListingKey(NamedTuple):
     """Names the listing of a directory."""
 
     path: Path
+    kind: Literal["listing"] = "listing"
 
 
-@dataclass(frozen=True, slots=True)
-class EntryKey:
+class EntryKey(NamedTuple):
     """Names an entry that was looked up by itself."""
 
     path: Path
+    kind: Literal["entry"] = "entry"
 
 
 CacheKey = ObjectKey | ListingKey | EntryKey

@@ -40,6 +40,7 @@ class Answers:
     links: Links
     grants: bool
     """Whether the front may be granted the files of a listing."""
+    cut_through: bool = True
 
     _warm: set[Path] = field(default_factory=set)
     """Directories that are not granted, because the front would read what is held."""
@@ -152,7 +153,7 @@ class Answers:
     def pass_on(self, now: float, fetch: Fetch, question: Question) -> list[Action]:
         """Begin to give a peer what is there of an object, if anything is."""
         request = question.request
-        if fetch.blob is None or not isinstance(request, PeerRequest):
+        if fetch.blob is None or not isinstance(request, PeerRequest) or not self.cut_through:
             return []
         if not self.links.is_serving(*request):
             return []

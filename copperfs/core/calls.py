@@ -106,7 +106,9 @@ class Calls:
         return actions
 
     def deadline(self) -> float | None:
-        return min((each.deadline for each in self._running.values()), default=None)
+        if not self._running:
+            return None
+        return min(each.deadline for each in self._running.values())
 
     def expire(self, now: float) -> list[Action]:
         actions: list[Action] = []

@@ -211,11 +211,10 @@ class Fetches:
 
     def deadline(self) -> float | None:
         # All fetches wait equally long, so the oldest is the first to expire.
-        oldest = next((fetch.deadline for fetch in self._running.values()), None)
         look = self.asking.deadline()
-        if oldest is None or look is None:
-            return look if oldest is None else oldest
-        return min(oldest, look)
+        for oldest in self._running.values():
+            return oldest.deadline if look is None else min(oldest.deadline, look)
+        return look
 
     def slept(self, seconds: float) -> None:
         """This node did nothing for so long: answers may lie unread."""

@@ -105,7 +105,10 @@ class Links:
     _links: dict[NodeId, Link] = field(default_factory=dict)
 
     def __getitem__(self, peer: NodeId) -> Link:
-        return self._links.setdefault(peer, Link())
+        link = self._links.get(peer)
+        if link is None:  # not by setdefault, which would make one in vain for each message
+            link = self._links[peer] = Link()
+        return link
 
     def is_up(self, peer: NodeId) -> bool:
         link = self._links.get(peer)

@@ -246,12 +246,13 @@ class Membership:
     def deadline(self) -> float | None:
         while self._looks and self._is_outdated(self._looks[0]):
             heappop(self._looks)
-        times = [] if self._tell_at is None else [self._tell_at]
+        soonest = self._looks[0][0] if self._looks else None
+        if self._tell_at is not None and (soonest is None or self._tell_at < soonest):
+            soonest = self._tell_at
         if self.view.gone and not self.view.leaving:
-            times.append(self.company.try_gone_at)
-        if self._looks:
-            times.append(self._looks[0][0])
-        return min(times, default=None)
+            try_at = self.company.try_gone_at
+            soonest = try_at if soonest is None else min(soonest, try_at)
+        return soonest
 
     def woke(self, now: float, late_s: float) -> None:
         """The clock woke this node, so much too late."""
@@ -436,7 +437,8 @@ class Membership:
         self._stale = False
         actions = self.company.settle(now)
         for peer in self.company.new:
-            self._look_again(now, peer)
+            if peer in self._peers:  # it was wanted for a moment, and is gone
+                self._look_again(now, peer)
         self.company.new.clear()
         return actions
 

@@ -136,7 +136,7 @@ class Node:
         fetches = Fetches(limits, stats, cache, links, routing, asking, tier)
         # In a job of several nodes only the node can tell which questions are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
-        answers = Answers(policy, stats, links, grants)
+        answers = Answers(policy, stats, links, grants, limits.cut_through)
         ahead = Ahead(policy, limits, stats, cache, fetches, routing, decides=not grants)
         self._offers = offers = Offers(stats, links, cache, Trail())
         chunks = None
@@ -252,14 +252,13 @@ class Node:
         return [Evict(ListingKey(each)) for each in granted if self._cache.held_listing(each)]
 
     def deadline(self) -> float | None:
+        """Asked after every step."""
+        soonest = self._fetches.deadline()
         of_members = None if self.membership is None else self.membership.deadline()
-        deadlines = (
-            self._fetches.deadline(),
-            self._calls.deadline(),
-            self._offers.deadline(),
-            of_members,
-        )
-        return min((each for each in deadlines if each is not None), default=None)
+        for each in (self._calls.deadline(), self._offers.deadline(), of_members):
+            if each is not None and (soonest is None or each < soonest):
+                soonest = each
+        return soonest
 
     @property
     def epoch(self) -> int:

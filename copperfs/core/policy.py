@@ -17,7 +17,7 @@ follows one stays in the cooperative view; the size that ``lstat`` shows is that
 
 import posixpath
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from copperfs.core.listing import Listing, pack_listing
@@ -50,11 +50,17 @@ class Policy:
     revalidate_s: float | None = None
     ring: tuple[Path, ...] = ()
     """Datasets: all files below one of these go through the data tier."""
+    _all_shared: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._all_shared = self.shared == (Path(b""),) and not self.local
 
     def is_ring(self, path: Path) -> bool:
         return any(is_below(path, each) for each in self.ring)
 
     def place(self, path: Path) -> Place:
+        if self._all_shared and not self.refused:
+            return Place.SHARED  # nothing to compare with; asked several times for each message
         if any(is_below(path, each) for each in self.refused):
             return Place.REFUSED
         best_shared = max((len(p) for p in self.shared if is_below(path, p)), default=-1)

@@ -1,7 +1,7 @@
 """What the parts of a node share: its limits, its counts, and what a fetch is after."""
 
 from dataclasses import dataclass, fields
-from enum import Enum
+from enum import IntEnum
 
 from copperfs.types import Path
 
@@ -12,14 +12,15 @@ OBJECT_OVERHEAD_BYTES = 512
 ENTRY_BYTES = 768
 
 
-class Kind(Enum):
-    """What a fetch is after."""
+class Kind(IntEnum):
+    """What a fetch is after. An integer, whose hash is made without Python: subjects are looked up
+    with every message."""
 
-    SCAN = "scan"
-    LOOK = "look"
-    READ = "read"
-    OPEN = "open"
-    CHUNK = "chunk"
+    SCAN = 1
+    LOOK = 2
+    READ = 3
+    OPEN = 4
+    CHUNK = 5
 
 
 Subject = tuple[Kind, Path, object]
@@ -49,6 +50,8 @@ class Limits:
     fallback_jitter_s: float = 0.0
     """Each begins at a random moment of so long."""
 
+    cut_through: bool = True
+    """Large objects are passed on while they arrive. False: when they are whole, for comparison."""
     chunk_bytes: int = 0
     """Of the data tier; 0: there is none, here or anywhere."""
     tier_memory_bytes: int = 0

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 FSTYPE = "fuse.copperfs"
 PFS_SIM_FSTYPE = "fuse.pfs-sim"
+# Where ``copperfs run`` mounts unless it is told: user, job, digest of the options.
+RUN_MOUNTPOINT = re.compile(r"/tmp/copperfs-\d+-[\w.-]+-[0-9a-f]{8}", re.ASCII)
 # fusermount3 may wait for a busy kernel, but not for ever.
 HELPER_TIMEOUT_S = 30.0
 ANSWERS_WITHIN_S = 5.0
@@ -104,7 +106,7 @@ def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None
 
 def open_channel(mountpoint: str, options: list[str]) -> int:
     """Mount; the ``/dev/fuse`` descriptor."""
-    library = ctypes.CDLL(_libfuse(), use_errno=True)
+    library = ctypes.CDLL(libfuse_path(), use_errno=True)
     library.fuse_open_channel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.fuse_open_channel.restype = ctypes.c_int
     fd = int(library.fuse_open_channel(os.fsencode(mountpoint), ",".join(options).encode()))
@@ -170,14 +172,14 @@ def announced(mount: Mount) -> int | None:
         except OSError:
             return None
     pid, uid, _ = _PEER.unpack(peer)
-    return pid if pid and uid == _owner(mount) else None
+    return pid if pid and uid == owner_of(mount) else None
 
 
 def _announcement_of(mount: Mount) -> str:
     return f"\0copperfs/{mount.device}"
 
 
-def _owner(mount: Mount) -> int | None:
+def owner_of(mount: Mount) -> int | None:
     """As the kernel has it, whatever anybody says."""
     found = re.search(r"(?:^|,)user_id=(\d+)", mount.super_options)
     return None if found is None else int(found[1])
@@ -194,7 +196,7 @@ def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:
     return cleaned
 
 
-def _libfuse() -> str:
+def libfuse_path() -> str:
     """The libfuse that is loaded already, since pyfuse3 is."""
     import pyfuse3  # noqa: F401  # loads it
 

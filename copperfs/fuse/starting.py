@@ -143,17 +143,19 @@ def starting_daemon(
     settings: Settings,
     launch: str,
     *,
+    users: str = "null",
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     inside: Sequence[str] = (),
 ) -> Iterator[Starting]:
-    """A daemon of copperfs; *launch* is its line about the other nodes, "null" without any."""
+    """A daemon of copperfs; *launch* is its line about the other nodes, *users* the one about whom
+    it serves, each "null" without any."""
     with ExitStack() as life:
         with _stderr_of(settings) as stderr:
             daemon = life.enter_context(
                 starting(
                     "copperfs.runtime.daemon",
-                    [settings.to_json(), launch],
+                    [settings.to_json(), launch, users],
                     shown=settings.mountpoint,
                     stderr=stderr,
                     pass_fds=pass_fds,

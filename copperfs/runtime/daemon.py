@@ -62,6 +62,7 @@ from copperfs.runtime.job import Job, join_job, transport_of
 from copperfs.runtime.places import OwnMounts, policy_for, ring_prefix
 from copperfs.runtime.statistics import Statistics
 from copperfs.runtime.tier import TierDisk, chunk_bytes_of, open_tier_store, placement_of
+from copperfs.runtime.users import Users
 from copperfs.source.fetcher import Fetcher
 from copperfs.source.threads import ThreadFetcher
 from copperfs.store.disk import DiskStore
@@ -98,9 +99,13 @@ MOUNTS_EVERY_S = 1.0
 class Daemon:
     """One mount, from the settings to its end."""
 
-    def __init__(self, settings: Settings, launch: Launch | None = None) -> None:
+    def __init__(
+        self, settings: Settings, launch: Launch | None = None, users: Users | None = None
+    ) -> None:
         self.launch = launch
         """The other nodes; None if there are none."""
+        self.users = users
+        """For whom alone it runs (``copperfs run``); None if it runs until it is told to end."""
         self.settings = replace(settings, mountpoint=absolute(settings.mountpoint))
         self.source_root = os.path.realpath(os.fsencode(settings.source))
         self._front_wanted = settings.front_threads > 0
@@ -113,6 +118,8 @@ class Daemon:
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or told to end, and leave nothing behind."""
         with self._cleanup:
+            if self.users is not None:
+                self._cleanup.callback(self.users.clean_up)
             if self.launch is not None:
                 self._cleanup.callback(self.launch.listener.close)
                 me, roster = self.launch.me, self.launch.roster
@@ -193,6 +200,7 @@ class Daemon:
             nursery.start_soon(_hear_of_fetched, engine, board)
             nursery.start_soon(grants[0].run)
             nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
             _publish_statfs(front, statfs.known)
             nursery.start_soon(_withdraw_statfs, front)
@@ -235,6 +243,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_users)
             nursery.start_soon(self._become_ready, job, ready, nursery)
             await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
             await engine.leave()
@@ -283,10 +292,22 @@ class Daemon:
             await job.readiness.wait()
         except MountError as error:
             self._failed = error
+            if self.users is not None:
+                self.users.refuse(str(error))
             nursery.cancel_scope.cancel()
             return
         log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
         ready()
+        if self.users is not None:
+            self.users.ready.set()
+
+    async def _run_users(self) -> None:
+        """End when the last one has gone."""
+        if self.users is None:
+            return
+        await self.users.run()
+        log.info("nobody uses %s any more: unmounting", self.settings.mountpoint)
+        await trio.to_thread.run_sync(self._unmount_or_detach)
 
     async def _serve_handlers(self) -> None:
         await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
@@ -391,7 +412,7 @@ class Daemon:
             tier_memory_bytes=self.settings.tier_memory_bytes,
             tier_has_disk=self.settings.tier_dir is not None,
             lost_from_source=self.settings.on_failure == "source",
-            **({} if trees is None else {"takers_max": trees.fanout}),
+            takers_max=1 if trees is None else trees.fanout,
         )
 
     def _patience(self) -> Patience:
@@ -604,6 +625,7 @@ def main() -> int:
     with channel.makefile("r", encoding="ascii") as lines:
         settings = Settings.from_json(lines.readline())
         launch = Launch.receive_from(lines)
+        users = Users.receive_from(lines, settings)
 
     def tell(**outcome: object) -> None:
         with suppress(OSError):
@@ -612,7 +634,7 @@ def main() -> int:
 
     try:
         set_up_logging(settings, to_stderr=settings.foreground)
-        Daemon(settings, launch).run(lambda: tell(pid=os.getpid()))
+        Daemon(settings, launch, users).run(lambda: tell(pid=os.getpid()))
     except CopperError as error:
         tell(error=str(error))
         return 1

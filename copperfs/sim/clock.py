@@ -6,9 +6,9 @@ he is called, whether he is still meant. That is cheaper than finding it, and a 
 entry.
 """
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 
@@ -28,7 +28,9 @@ class Clock:
     def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
         """Call *do* at this time; now, if it is over."""
         self._next += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._next, do, arguments))
+        if when < self.now:
+            when = self.now
+        heappush(self._heap, (when, self._next, do, arguments))
 
     def after(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
         self.at(self.now + seconds, do, *arguments)
@@ -38,7 +40,7 @@ class Clock:
         things that were done. Whether it was; otherwise it is *until* now."""
         heap = self._heap
         while heap and heap[0][0] <= until:
-            self.now, _, do, arguments = heapq.heappop(heap)
+            self.now, _, do, arguments = heappop(heap)
             self.done += 1
             do(*arguments)
             if is_over is not None and is_over():

@@ -8,7 +8,7 @@ left.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ class Greeting:
     """The first frame in each direction."""
 
 
-Frame = tuple[float, Message | Greeting, Sequence[Piece]]
+Frame = tuple[float, Message | Greeting, tuple[Piece, ...]]
 """When it left its sender's machine, what is said, and the bytes beside it."""
 
 

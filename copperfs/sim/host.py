@@ -10,7 +10,7 @@ wrong with either is an AssertionError here, where it happens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from copperfs.core.actions import (
     Action,
@@ -26,10 +26,12 @@ from copperfs.core.actions import (
     EndCall,
     Evict,
     Happened,
+    ListingKey,
     LoadChunk,
     LookAgain,
     LookSource,
     NewEpoch,
+    ObjectKey,
     OpenSource,
     PerformCall,
     Probe,
@@ -61,6 +63,7 @@ from copperfs.core.links import parts_in
 from copperfs.core.messages import PART_BYTES, Batch, Item, Message, Return, What
 from copperfs.core.node import Node
 from copperfs.sim.clock import Clock
+from copperfs.sim.disk import Disk
 from copperfs.sim.peers import Blobs, Peers
 from copperfs.sim.pieces import Piece, size_of
 from copperfs.sim.port import Port
@@ -96,12 +99,11 @@ SLACK_S = 0.01
 """That an answer may be later than its deadline: the node is woken for it at that time."""
 
 
-@dataclass(slots=True)
-class Disk:
-    """Chunks that were stored."""
+class Front(Protocol):
+    """Answers by itself what was published."""
 
-    latency_s: float = 200e-6
-    chunks: dict[ChunkKey, Sequence[Piece]] = field(default_factory=dict)
+    def publish(self, key: ListingKey | ObjectKey) -> None: ...
+    def forget(self, key: ListingKey | ObjectKey | ChunkKey) -> None: ...
 
 
 @dataclass(slots=True)
@@ -123,11 +125,14 @@ class Host:
     trace: Trace
     checks: bool = True
     """Check the core's invariants after every step."""
+    with_bytes: bool = True
     port: Port = field(init=False)
     peers: Peers = field(init=False)
     blobs: Blobs = field(default_factory=Blobs)
-    disk: Disk = field(default_factory=Disk)
+    disk: Disk = field(init=False)
     """Of the data tier; it outlives the process."""
+    front: Front | None = None
+    """What stands between applications and the daemon, if anything does."""
     handles: set[HandleId] = field(default_factory=set)
     happened: list[tuple[float, Happened]] = field(default_factory=list)
     """What the core wrote into its log of events."""
@@ -144,7 +149,7 @@ class Host:
 
     def attach(self, port: Port) -> None:
         self.port = port
-        self.peers = Peers(port, self.node, self.blobs, self.post)
+        self.peers = Peers(port, self.node, self.blobs, self.post, self.with_bytes)
 
     def start(self) -> None:
         self.post(Start())
@@ -207,7 +212,7 @@ class Host:
             last = at + 1 == len(left)
             if last or size_of(pieces) >= PART_BYTES:
                 batch = Batch(number, tree, self.node.epoch, sequence, tuple(items), last)
-                self.post(PushBatch(batch, self.blobs.keep(pieces), size_of(pieces)))
+                self.post(PushBatch(batch, self.blobs.keep(tuple(pieces)), size_of(pieces)))
                 items, pieces, sequence = [], [], sequence + 1
 
     @property
@@ -219,14 +224,19 @@ class Host:
 
     def post(self, event: Event) -> None:
         """One step, and what it wants."""
-        now = self.clock.now
-        self.trace.event(now, self.me, event)
+        now, traced = self.clock.now, self.trace.is_on
+        if traced:
+            self.trace.event(now, self.me, event)
         actions = self.node.step(now, event)
         if self.checks:
             self.node.check_invariants()
         for action in actions:
-            self.trace.action(now, self.me, action)
-            self._perform(action)
+            if traced:
+                self.trace.action(now, self.me, action)
+            if isinstance(action, Send):
+                self.peers.send(action)
+            else:
+                self._perform(action)
         self._set_alarm()
         if self._gone is not None and self.node.may_go():
             self.process.after(0.0, self._go)
@@ -254,16 +264,14 @@ class Host:
                 assert action.fetch not in self._at_source, f"{action} is begun twice"
                 self._at_source.add(action.fetch)
                 self.hands.start(action, self._source_said)
-            case Send():
-                self.peers.send(action)
             case AnswerObject(request, _, blob):
                 self._answer(request, self.blobs.held[blob])
             case AnswerChunk(request, key, blob, chunk_bytes):
                 self._answer(request, ChunkGiven(key, self.blobs.held[blob], chunk_bytes))
             case LoadChunk(fetch, key):
-                self.process.after(self.disk.latency_s, self._load, fetch, key)
+                self.clock.at(self.disk.loaded_at(key), self.process.take, self._load, fetch, key)
             case StoreChunk(key, blob):
-                self.disk.chunks[key] = tuple(self.blobs.held[blob])
+                self.disk.store(key, self.blobs.held[blob])
             case AnswerEntry() | AnswerListing() | AnswerError():
                 self._answer(action.request, action)
             case AnswerHandle(request, handle):
@@ -289,8 +297,16 @@ class Host:
                 self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
             case Happened():
                 self.happened.append((self.clock.now, action))
-            case Evict() | LookAgain() | NewEpoch() | Publish():
-                pass  # there is neither a front nor a kernel to be told
+            case Send():
+                self.peers.send(action)
+            case Publish(key):
+                if self.front is not None:
+                    self.front.publish(key)
+            case Evict(key):
+                if self.front is not None:
+                    self.front.forget(key)
+            case LookAgain() | NewEpoch():
+                pass  # there is no kernel to be told
             case _:
                 assert_never(action)
 
@@ -321,7 +337,7 @@ class Host:
                 self.post(arrived)
 
     def _load(self, fetch: FetchId, key: ChunkKey) -> None:
-        pieces = self.disk.chunks.get(key)
+        pieces = self.disk.load(key)
         self.post(Loaded(fetch, None if pieces is None else self.blobs.keep(pieces)))
 
     # --- what the port says ----------------------------------------------------------------------
@@ -332,7 +348,7 @@ class Host:
     def lost(self, peer: NodeId) -> None:
         self.peers.lose(peer)
 
-    def received(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None:
+    def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None:
         self.peers.take(peer, message, pieces)
 
     def corrupt(self, peer: NodeId, message: Message) -> None:

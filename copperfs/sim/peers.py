@@ -51,13 +51,13 @@ JOB, AGREEMENT = "simulated", b"agreed"
 class Blobs:
     """What the core has handles for. One that is used after its release is a KeyError."""
 
-    held: dict[BlobId, list[Piece]] = field(default_factory=dict)
+    held: dict[BlobId, tuple[Piece, ...]] = field(default_factory=dict)
     _next: int = 0
 
-    def keep(self, pieces: Sequence[Piece]) -> BlobId:
+    def keep(self, pieces: tuple[Piece, ...]) -> BlobId:
         self._next += 1
         number = BlobId(self._next)
-        self.held[number] = list(pieces)
+        self.held[number] = pieces
         return number
 
 
@@ -67,6 +67,7 @@ class Peers:
     node: Node
     blobs: Blobs
     post: Callable[[Event], None]
+    with_bytes: bool = True
     connected: set[NodeId] = field(default_factory=set)
     met: set[NodeId] = field(default_factory=set)
     """With whom it ever spoke."""
@@ -83,33 +84,35 @@ class Peers:
 
     def send(self, action: Send) -> None:
         message, content = action.message, action.content
-        pieces: Sequence[Piece] = ()
+        if content is None:
+            self.port.send(action.peer, message)
+            return
+        pieces: tuple[Piece, ...]
         if isinstance(message, GivePart):
-            if isinstance(content, Listing):
-                piece = listing_piece(content, message.index)
-            else:
-                assert content is not None
-                assert not isinstance(content, tuple)
-                piece = self.blobs.held[content][message.index]
+            assert not isinstance(content, tuple)
+            piece = self._piece(content, message.index)
             assert piece.size == part_size(message.index, message.total_bytes)
-            pieces = (piece,)
+            pieces = piece.alone
         elif isinstance(message, Offer):
             assert isinstance(content, tuple)
-            pieces = tuple(
-                listing_piece(each, 0) if isinstance(each, Listing) else self.blobs.held[each][0]
-                for each in content
-            )
-            items = zip(message.items, pieces, strict=True)
-            message = replace(
-                message, items=tuple(replace(item, digest=each.digest) for item, each in items)
-            )
-        elif isinstance(message, Batch):
-            assert content is not None
+            pieces = tuple([self._piece(each, 0) for each in content])
+            if self.with_bytes:
+                items = zip(message.items, pieces, strict=True)
+                message = replace(
+                    message, items=tuple(replace(item, digest=each.digest) for item, each in items)
+                )
+        else:
             assert not isinstance(content, Listing | tuple)
-            pieces = tuple(self.blobs.held[content])
-        if self.port.send(action.peer, message, pieces) and pieces:
-            self.given_bytes[action.peer] += size_of(pieces)
-            assert self.given_bytes[action.peer] <= WINDOW_BYTES + PAYLOAD_BYTES_MAX
+            pieces = self.blobs.held[content]
+        if self.port.send(action.peer, message, pieces):
+            given = self.given_bytes[action.peer] + size_of(pieces)
+            self.given_bytes[action.peer] = given
+            assert given <= WINDOW_BYTES + PAYLOAD_BYTES_MAX
+
+    def _piece(self, content: BlobId | Listing, index: int) -> Piece:
+        if isinstance(content, Listing):
+            return listing_piece(content, index, with_bytes=self.with_bytes)
+        return self.blobs.held[content][index]
 
     def say_hello(self, peer: NodeId, *, is_answer: bool) -> None:
         epoch = self.node.epoch
@@ -129,13 +132,14 @@ class Peers:
             del self._listings[key]
         self.post(PeerDown(peer))
 
-    def take(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None:
+    def take(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None:
         if isinstance(message, Hello):
             self._hear_hello(peer, message)
             return
         if peer not in self.connected:
             return  # it has not said hello
-        self.taken_bytes += size_of(pieces)
+        if pieces:
+            self.taken_bytes += size_of(pieces)
         if isinstance(message, GivePart):
             self._take_part(peer, message, pieces[0] if pieces else EMPTY)
         elif isinstance(message, Offer):
@@ -143,8 +147,8 @@ class Peers:
                 return  # nobody else is followed
             self.post(OfferTaken(peer, size_of(pieces), message.epoch))
             for item, piece in zip(message.items, pieces, strict=True):
-                assert item.digest == piece.digest
-                self._take_item(message.epoch, item, [piece], offered=True)
+                assert item.digest == piece.digest or not self.with_bytes
+                self._take_item(message.epoch, item, piece.alone, offered=True)
         elif isinstance(message, Batch):
             self._take_batch(peer, message, pieces)
         elif isinstance(message, Ping):
@@ -187,10 +191,12 @@ class Peers:
         last = part.index + 1 == parts_in(part.total_bytes)
         if what is not What.LISTING:
             if blob is None:
-                blob = self.blobs.keep(())
-            held = self.blobs.held[blob]
-            assert len(held) == part.index, "parts come in order"
-            held.append(piece)
+                assert part.index == 0, "parts come in order"
+                blob = self.blobs.keep(piece.alone)
+            else:
+                held = self.blobs.held[blob]
+                assert len(held) == part.index, "parts come in order"
+                self.blobs.held[blob] = (*held, piece)
             self.post(PartTaken(peer, part, blob))
             return
         parts = [*self._listings.pop((peer, part.number), []), piece]
@@ -204,7 +210,7 @@ class Peers:
 
     # --- what was not asked for ------------------------------------------------------------------
 
-    def _take_batch(self, peer: NodeId, batch: Batch, pieces: Sequence[Piece]) -> None:
+    def _take_batch(self, peer: NodeId, batch: Batch, pieces: tuple[Piece, ...]) -> None:
         assert self.node.trees is not None
         self.post(BatchTaken(peer, batch, self.blobs.keep(pieces), size_of(pieces)))
         for item, piece in zip(batch.items, pieces, strict=True):
@@ -227,20 +233,26 @@ class Peers:
         if batch.last:
             self._unfinished.pop(batch.push, None)
 
-    def _take_item(self, epoch: int, item: Item, pieces: list[Piece], *, offered: bool) -> None:
+    def _take_item(self, epoch: int, item: Item, pieces: Sequence[Piece], *, offered: bool) -> None:
         """A whole listing or object."""
         if item.what is What.LISTING:
             listing = _listing_of(pieces, item.version)
             self.post(PushedListing(item.path, listing, epoch, item.fresh_for_s, offered))
         else:
             assert item.version is not None
-            self.post(Pushed(item.path, item.version, self.blobs.keep(pieces), offered))
+            self.post(Pushed(item.path, item.version, self.blobs.keep(_shared(pieces)), offered))
 
     def kept_listings(self) -> int:
         return len(self._listings)
 
 
 def _listing_of(pieces: Sequence[Piece], directory: Version | None) -> Listing:
-    """Bytes of listings are real, in every run."""
+    """Of its bytes; without bytes the listing itself came, which the source saw to."""
+    if pieces[0].listing is not None:
+        return pieces[0].listing
     packed = b"".join(each.data or b"" for each in pieces)
     return checked_listing(packed, directory, {n: each.digest for n, each in enumerate(pieces)})
+
+
+def _shared(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    return pieces[0].alone if len(pieces) == 1 else tuple(pieces)

@@ -21,17 +21,30 @@ from copperfs.wire.payload import DIGEST_BYTES, digest
 _DIFFERENT_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Piece:
     size: int
     digest: bytes
     data: bytes | None = None
     """None where only sizes are simulated."""
+    listing: Listing | None = None
+    """Where only sizes are simulated: the listing that this is a part of, which all nodes share."""
+    _alone: "tuple[Piece, ...]" = ()
+
+    @property
+    def alone(self) -> "tuple[Piece, ...]":
+        """With nothing beside it; always the same, so that a node that holds it has no more than a
+        reference."""
+        if not self._alone:
+            self._alone = (self,)
+        return self._alone
 
     @property
     def is_sound(self) -> bool:
         """Whether it is what its digest says."""
-        return self.digest != _SPOILED if self.data is None else digest(self.data) == self.digest
+        if self.data is None:
+            return self.digest is not _SPOILED
+        return digest(self.data) == self.digest
 
     def spoiled(self) -> "Piece":
         """As it comes with one bit flipped on the way. Its digest was sent beside it, and is
@@ -71,10 +84,12 @@ def chunk_of(path: Path, version: Version, offset: int, length: int, *, with_byt
     return piece_of(seed[:length].ljust(length, seed[:1])) if with_bytes else Piece(length, seed)
 
 
-def listing_piece(listing: Listing, index: int) -> Piece:
-    """A part of a listing. Its bytes are real in every run, since the core looks into them; the
-    digest is taken once, and remembered with the listing as the daemon does it."""
+def listing_piece(listing: Listing, index: int, *, with_bytes: bool) -> Piece:
+    """A part of a listing; the digest is taken once, and remembered with the listing as the daemon
+    does it. Without bytes the listing itself goes from node to node: the core looks into it."""
     start = index * PART_BYTES
+    if not with_bytes:
+        return Piece(part_size(index, len(listing.packed)), b"", listing=listing)
     data = listing.packed
     if start or len(data) > PART_BYTES:
         data = data[start : start + PART_BYTES]
@@ -85,7 +100,9 @@ def listing_piece(listing: Listing, index: int) -> Piece:
 
 
 def size_of(pieces: Sequence[Piece]) -> int:
-    return sum(each.size for each in pieces)
+    if len(pieces) == 1:
+        return pieces[0].size
+    return sum([each.size for each in pieces])
 
 
 def same(some: Sequence[Piece], others: Sequence[Piece]) -> bool:

@@ -6,7 +6,7 @@ a time, never in the middle of something else (``_say``).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +26,7 @@ class Host(Protocol):
 
     def connected(self, peer: NodeId) -> None: ...
     def lost(self, peer: NodeId) -> None: ...
-    def received(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None: ...
+    def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None: ...
     def corrupt(self, peer: NodeId, message: Message) -> None: ...
 
 
@@ -51,6 +51,9 @@ class Port:
     """The open ones, in the order in which they came."""
     links: Links = field(init=False)
     unsendable: int = 0
+    weight: int = 1
+    """It stands for so many nodes that do the same at the same time: what passes between them and
+    another one costs that one so many times."""
     _keepers: dict[NodeId, _Keeper] = field(default_factory=dict)
     _to_say: deque[tuple[Callable[..., None], tuple[object, ...]]] = field(default_factory=deque)
     _speaking: bool = False
@@ -81,7 +84,7 @@ class Port:
             self.network.close(keeper.end)
             self._rouse()
 
-    def send(self, peer: NodeId, message: Message, pieces: Sequence[Piece] = ()) -> bool:
+    def send(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...] = ()) -> bool:
         end = self.links.current(peer)
         if end is None:
             self.unsendable += 1
@@ -102,21 +105,45 @@ class Port:
 
     # --- what a message takes --------------------------------------------------------------------
 
-    def reserve_sending(self, size: int) -> float:
-        """When it has left this machine."""
+    def reserve_sending(self, size: int, times: int) -> float:
+        """When it has left this machine; the last one, if it goes to several."""
         costs = self.network.costs
-        ready = max(self.network.clock.now, self._sending_free) + costs.send_s
-        self._sending_free = ready
-        self._nic_out_free = max(ready, self._nic_out_free) + size / costs.bytes_per_s
-        return self._nic_out_free
+        ready, now = self._sending_free, self.network.clock.now
+        if ready < now:
+            ready = now
+        took = costs.send_s + size * costs.send_byte_s
+        if times > 1:
+            took, size = took * times, size * times
+        self._sending_free = ready = ready + took
+        if self._receiving_free > now:
+            self._receiving_free += took
+        if self._nic_out_free > ready:
+            ready = self._nic_out_free
+        self._nic_out_free = ready = ready + size / costs.bytes_per_s
+        return ready
 
-    def reserve_receiving(self, size: int, comes: float) -> float:
+    def reserve_receiving(self, size: int, comes: float, times: int) -> float:
         """When it was taken in; *comes* is when its last byte could be here."""
         costs = self.network.costs
+        work = costs.receive_s + size * costs.receive_byte_s
+        if times > 1:
+            work, size = work * times, size * times
         took = size / costs.bytes_per_s
-        self._nic_in_free = max(comes - took, self._nic_in_free) + took
-        self._receiving_free = max(self._nic_in_free, self._receiving_free) + costs.receive_s
-        return self._receiving_free
+        if comes - took < self._nic_in_free:
+            comes = self._nic_in_free + took
+        self._nic_in_free = comes
+        if comes < self._receiving_free:
+            comes = self._receiving_free
+        self._receiving_free = comes = comes + work
+        return comes
+
+    def compute(self, seconds: float) -> float:
+        """When the daemon has done something else for so long."""
+        now = self.network.clock.now
+        self._sending_free = ready = max(now, self._sending_free) + seconds
+        if self._receiving_free > now:
+            self._receiving_free += seconds
+        return ready
 
     # --- connections that this node keeps --------------------------------------------------------
 
@@ -187,16 +214,24 @@ class Port:
 
     # --- what comes ------------------------------------------------------------------------------
 
-    def deliver(self, end: End, message: Message | Greeting, pieces: Sequence[Piece]) -> None:
+    def deliver(self, end: End, message: Message | Greeting, pieces: tuple[Piece, ...]) -> None:
         if not end.is_open:
             return
         if isinstance(message, Greeting):
             self._greeted(end)
         elif self.links.hears(end):
-            if all(each.is_sound for each in pieces):
-                self._say(self.host.received, end.peer, message, pieces)
-            else:
+            if pieces and not all(each.is_sound for each in pieces):
                 self._say(self.host.corrupt, end.peer, message)
+            elif self._to_say or self._speaking:
+                self._say(self.host.received, end.peer, message, pieces)
+            else:  # nearly always: at once
+                self._speaking = True
+                try:
+                    self.host.received(end.peer, message, pieces)
+                finally:
+                    self._speaking = False
+                if not self._to_say:
+                    return
         self._flush()
 
     def _greeted(self, end: End) -> None:

@@ -43,6 +43,8 @@ class SourceCosts:
     """For each name of a directory that is scanned."""
     latency_s: float = 300e-6
     bytes_per_s: float = 2e9
+    client_bytes_per_s: float = 2e9
+    """That one node gets at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,10 @@ class Source:
     """Operations by kind and path: scan, look, read, open, chunk."""
     chunk_counts: Counter[tuple[Path, int]] = field(default_factory=Counter)
     """Of chunks, also by offset."""
+    only_searched: bool = False
+    """Its directories may be searched, and not be listed."""
+    streamed_bytes: int = 0
+    """Read through handles."""
     failing: dict[Path, int] = field(default_factory=dict)
     """The errno that every operation on a path gets."""
     slow: dict[Path, float] = field(default_factory=dict)
@@ -116,6 +122,10 @@ class Source:
         self._files[path] = entry
         self._listings.pop(directory, None)
         return entry.attributes.version
+
+    def add_directory(self, path: Path) -> None:
+        if path not in self._directories:
+            self._add_name(path, b"")
 
     def change(self, path: Path) -> Version:
         """The file has other bytes from now on, as many."""
@@ -177,6 +187,13 @@ class Source:
         ends += self.costs.latency_s + self.slow.get(path, 0.0)
         self.clock.at(ends, self._end, fetch, was, done)
 
+    def stream(self, size: int, done: Callable[[], None]) -> None:
+        """So many bytes of a file that is open, by a node that holds none of it."""
+        self.streamed_bytes += size
+        self._pipe_free = max(self.clock.now, self._pipe_free) + size / self.costs.bytes_per_s
+        least = self.clock.now + size / self.costs.client_bytes_per_s
+        self.clock.at(max(self._pipe_free, least) + self.costs.latency_s, done)
+
     def _serve(self, path: Path, scan: bool) -> float:
         """Reserve a metadata server; when it is through."""
         took = self.costs.operation_s
@@ -206,6 +223,8 @@ class Source:
             case ScanSource():
                 if path not in self._directories:
                     return Failed(fetch.fetch, errno.ENOTDIR)
+                if self.only_searched:
+                    return Failed(fetch.fetch, errno.EACCES)
                 return Scanned(fetch.fetch, self.listing(path))
             case ReadSource(_, _, version) | OpenSource(_, _, version) | ReadChunk(_, _, version):
                 # the same before and after, as the real source sees to it

@@ -27,6 +27,11 @@ class Trace:
     def __post_init__(self) -> None:
         self._lines = deque(maxlen=self.most)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether lines are kept at all."""
+        return self.most > 0 or self.hashing
+
     def event(self, now: float, node: NodeId, event: object) -> None:
         self._add(now, node, "", event)
 

@@ -26,7 +26,8 @@ from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
 from copperfs.sim.clock import Clock
 from copperfs.sim.codec import transcode
-from copperfs.sim.host import Disk, Host
+from copperfs.sim.disk import Disk, DiskCosts
+from copperfs.sim.host import Host
 from copperfs.sim.network import Network, NetworkCosts, Timeouts
 from copperfs.sim.port import Port
 from copperfs.sim.process import Process, State
@@ -55,10 +56,14 @@ class Job:
     fallback_concurrency: int = 4
     source_concurrency: int = 32
     revalidate_s: float | None = None
+    ahead_max: int = 0
+    """So many files at a time are read ahead; a daemon has 8."""
+    cut_through: bool = True
     chunk_bytes: int = 0
     """Of the data tier; 0: there is none."""
     tier_memory_bytes: int = 64 * MIB
     tier_has_disk: bool = False
+    tier_disk_bytes: int = 1 << 40
     ring: tuple[Path, ...] = ()
     patience: Patience = field(default_factory=Patience)
 
@@ -72,6 +77,7 @@ class World:
     network_costs: NetworkCosts = field(default_factory=NetworkCosts)
     timeouts: Timeouts = field(default_factory=Timeouts)
     source_costs: SourceCosts = field(default_factory=SourceCosts)
+    disk_costs: DiskCosts = field(default_factory=DiskCosts)
     trace: Trace = field(default_factory=Trace)
     clock: Clock = field(default_factory=Clock)
     hosts: list[Host] = field(default_factory=list)
@@ -105,6 +111,15 @@ class World:
             self.hosts.append(self._new_host(NodeId(number)))
         self.run(settle_s)
 
+    def start_some(self, weights: dict[int, int], settle_s: float) -> None:
+        """Of a job that is too large only these, each of which stands for so many; the others are
+        as if they had not been started yet. ``hosts`` then has them in this order."""
+        for number, weight in weights.items():
+            host = self._new_host(NodeId(number))
+            host.port.weight = weight
+            self.hosts.append(host)
+        self.run(settle_s)
+
     def _new_host(self, me: NodeId) -> Host:
         job = self.job
         limits = Limits(
@@ -120,6 +135,8 @@ class World:
             tier_memory_bytes=job.tier_memory_bytes,
             tier_has_disk=job.tier_has_disk,
             takers_max=job.fanout,
+            ahead_max=job.ahead_max,
+            cut_through=job.cut_through,
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
         policy = Policy(
@@ -129,8 +146,10 @@ class World:
         node = Node(policy, limits, trees, job.patience, own, self._placement)
         process = Process(self.clock)
         hands = Hands(self.source, job.source_concurrency)
-        host = Host(me, self.clock, process, node, hands, self.trace, self.exact)
-        host.disk = self._disks.setdefault(me, host.disk)
+        host = Host(me, self.clock, process, node, hands, self.trace, self.exact, self.exact)
+        if me not in self._disks:
+            self._disks[me] = Disk(self.clock, self.disk_costs, job.tier_disk_bytes)
+        host.disk = self._disks[me]
         port = Port(me, self.network, process, self._another_random(), host)
         host.attach(port)
         self.network.attach(port)

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.environment import Surroundings, look_around, without_mpi
+from copperfs.bootstrap.environment import (
+    Companions,
+    Surroundings,
+    companions,
+    look_around,
+    without_mpi,
+)
 from copperfs.bootstrap.launch import Alone, ByMpi, ByRendezvous, find_way
 from copperfs.config import Settings
 from copperfs.errors import LaunchError
@@ -199,3 +205,55 @@ def test_what_cannot_be_meant_is_told_in_one_sentence(
         find_way(settings(**values), look_around(environ))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# ---- copperfs run --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Companions()),
+        # a batch script on the first of its four nodes
+        ({"SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4", "SLURM_PROCID": "0"}, Companions()),
+        ({"PMI_SIZE": "12", "MPI_LOCALNRANKS": "4"}, Companions(3, 4, by_mpi=True)),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "24", "OMPI_COMM_WORLD_LOCAL_SIZE": "12"},
+            Companions(2, 12, by_mpi=True),
+        ),
+        # mpiexec within a step of Slurm
+        (
+            {"PMI_SIZE": "8", "MPI_LOCALNRANKS": "2", "SLURM_STEP_NUM_NODES": "1"},
+            Companions(4, 2, by_mpi=True),
+        ),
+        (
+            {
+                "SLURM_STEP_NUM_NODES": "3",
+                "SLURM_STEP_TASKS_PER_NODE": "12(x2),11",
+                "SLURM_NODEID": "2",
+            },
+            Companions(3, 11),
+        ),
+        ({"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "x"}, Companions(2, 1)),
+        ({"FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2"}, Companions(2, 1)),
+    ],
+)
+def test_a_run_knows_beside_how_many_it_was_started(
+    environ: dict[str, str], expected: Companions
+) -> None:
+    assert companions(environ) == expected
+
+
+@pytest.mark.parametrize(
+    "environ", [{"PMI_SIZE": "6", "MPI_LOCALNRANKS": "4"}, {"PALS_SIZE": "6", "PALS_RANKID": "0"}]
+)
+def test_a_run_that_cannot_know_its_nodes_asks_for_their_number(environ: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match="give --nodes N"):
+        companions(environ)
+    assert companions(environ, nodes=2).nodes == 2
+
+
+def test_no_daemon_ends_with_a_run() -> None:
+    assert without_mpi({"COPPERFS_RUN": "token", "COPPERFS_SOURCE": "/lus"}) == {
+        "COPPERFS_SOURCE": "/lus"
+    }

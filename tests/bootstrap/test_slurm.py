@@ -99,3 +99,29 @@ def test_srun_makes_one_job_of_its_nodes(slurm: Slurm, tmp_path: Path, way: str)
         # No cgroup tracks the step, so the daemons, which are of no step, outlive it.
         assert all(is_running(pid) for pid in pids)
         assert all(is_mounted(each) for each in step.mountpoints)
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_the_tasks_of_srun_share_a_mount_on_each_node(
+    slurm: Slurm, tmp_path: Path, mpi: str
+) -> None:
+    """Three nodes of two tasks; all are on this machine, so each is given a mount point."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("content\n")
+    run = [
+        *COPPERFS, "run", "--source", tmp_path / "source", "--listen", "lo",
+        "--rendezvous", tmp_path / "meet", "--wait-all",
+    ]  # fmt: skip
+    script = (
+        f'exec "$@" --mountpoint {tmp_path}/m$SLURM_NODEID --node-name n$SLURM_NODEID '
+        "-- sh -c 'cat $COPPERFS_MOUNTPOINT/file'"
+    )
+    command = slurm.srun(f"--mpi={mpi}", "sh", "-c", script, "task", *map(str, run))
+    command[command.index("--ntasks-per-node=1")] = "--ntasks-per-node=2"
+    done = subprocess.run(
+        command, env=slurm.env, capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "content\n" * 2 * NODES
+    mountpoints = [tmp_path / f"m{node}" for node in range(NODES)]
+    assert not any(is_mounted(each) for each in mountpoints)

@@ -29,7 +29,7 @@ from copperfs.cluster import hurt
 from copperfs.cluster.network import Network
 from copperfs.cluster.state import running
 from tests.chaos import reader
-from tests.chaos.content import IMPORT, Content, make_content
+from tests.chaos.content import IMPORT, Content, datasets, make_content
 from tests.chaos.judge import Applied, Imported, Outcome, Read
 from tests.chaos.schedule import Fault, Schedule
 from tests.chaos.stuck import Stuck
@@ -46,6 +46,8 @@ ASK_WITHIN_S = 40.0
 COLD_S = 1.0
 LATENCY_S = 0.0005
 MEMORY = "96MiB"
+TREE_MAX = "1MiB"
+"""What is larger goes through the data tier, and so does half of the directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Arena:
                     self.setup.nodes,
                     self.standin.mountpoint,
                     *("--netns", "--fanout", str(self.setup.fanout), "--memory", MEMORY),
+                    *("--tree-max", TREE_MAX, "--tier-memory", MEMORY),
+                    *("--ring", *datasets(self.standin.mountpoint)),
                     *self.setup.flags,
                 )
             )

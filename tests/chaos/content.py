@@ -1,4 +1,5 @@
-"""What is read: 2,000 files whose every byte is known, and a package to import.
+"""What is read: 2,000 files whose every byte is known, and a package to import. Half of the files
+go to owners on the ring, the others up a tree.
 
 The bytes of all files are one file beside the source, too, of which each is a slice. A reader maps
 it, so sixteen of them compare every byte without holding the content sixteen times.
@@ -31,6 +32,11 @@ class Content:
     """JSON: for each file its path below the source, where it begins, its size."""
     packages: str = "packages"
     """What PYTHONPATH leads to, below the source."""
+
+
+def datasets(source: Path) -> list[str]:
+    """The directories that go through the data tier: every second one."""
+    return [str(source / "data" / f"d{number:02}") for number in range(0, DIRECTORIES, 2)]
 
 
 def make_content(directory: Path, seed: int = 0, files: int = FILES) -> Content:

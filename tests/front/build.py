@@ -21,7 +21,8 @@ CLANG_WARNINGS = [*WARNINGS, "-Wno-gnu-variable-sized-type-not-at-end"]
 
 # What world.c does in their stead, so that one input always does the same.
 _WORLD_CALLS = ["writev", "send", "pthread_create", "pthread_cond_wait"]
-WORLD = [f"-D{call}=world_{call}" for call in _WORLD_CALLS]
+_FEW_BUCKETS = "-DCHUNK_BUCKETS=8"
+WORLD = [_FEW_BUCKETS, *(f"-D{call}=world_{call}" for call in _WORLD_CALLS)]
 
 # Each fuzzer, with what it is made of.
 FUZZERS: dict[str, list[str | Path]] = {
@@ -29,7 +30,7 @@ FUZZERS: dict[str, list[str | Path]] = {
     "replies": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_replies.c"],
     "listing": [*TABLES, HERE / "fuzz_listing.c"],
 }
-STRESS: list[str | Path] = [*SOURCES, HERE / "stress.c"]
+STRESS: list[str | Path] = [_FEW_BUCKETS, *SOURCES, HERE / "stress.c"]
 STRESS_SOURCE: list[str | Path] = [
     "-Dfstatat=stressed_fstatat",
     *SOURCE_POOL,

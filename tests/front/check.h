@@ -18,6 +18,24 @@
 		}                                                                         \
 	} while (0)
 
+/* Chunks of one node; how many. */
+static inline uint32_t chunks_check(struct tables *t, const struct node *n)
+{
+	uint32_t count = 0;
+
+	for (struct chunk *c = n->first_chunk; c; c = c->of_node.next) {
+		uint64_t begin = c->index * n->chunk_bytes;
+
+		CHECK(c->node == n && chunk_find(t, n, c->index) == c);
+		CHECK(*c->of_node.from == c && (!c->touched.from || *c->touched.from == c));
+		CHECK(begin < n->attr.size && c->blob->size <= n->attr.size - begin);
+		CHECK(c->blob->size == n->chunk_bytes || begin + c->blob->size == n->attr.size);
+		count++;
+	}
+	CHECK(count == n->chunk_count);
+	return count;
+}
+
 static inline void node_check(struct tables *t, struct node *n, uint32_t children)
 {
 	CHECK(n->id < t->next_id);
@@ -32,7 +50,8 @@ static inline void node_check(struct tables *t, struct node *n, uint32_t childre
 	CHECK(!n->attached || node_by_name(t, n->parent, n->name, n->name_length) == n);
 	CHECK(n->nlookup || n->children || n->idle); /* or else somebody should have freed it */
 	CHECK(!(n->idle && n->nlookup));
-	CHECK(!n->negative || (!n->nlookup && !n->object && !n->handle));
+	CHECK(!n->negative || (!n->nlookup && !n->object && !n->handle && !n->first_chunk));
+	CHECK(!n->first_chunk || S_ISREG(n->attr.mode));
 	if (n->object && !S_ISLNK(n->attr.mode))
 		CHECK(S_ISREG(n->attr.mode) && n->object->size == n->attr.size);
 	if (n->listing)
@@ -45,6 +64,7 @@ static inline void node_check(struct tables *t, struct node *n, uint32_t childre
 static inline void tables_check(struct tables *t)
 {
 	uint32_t nodes = 0, attached = 0, idle_flags = 0, idle = 0, named = 0, handles = 0;
+	uint64_t chunks = 0, touched = 0;
 	uint32_t *children = calloc(t->next_id, sizeof(*children));
 
 	CHECK(children);
@@ -56,6 +76,7 @@ static inline void tables_check(struct tables *t)
 		for (struct node *n = t->by_id[i]; n; n = n->next_by_id) {
 			CHECK((n->id & t->mask) == i);
 			node_check(t, n, children[n->id]);
+			chunks += chunks_check(t, n);
 			nodes++;
 			attached += n->attached;
 			idle_flags += n->idle;
@@ -75,7 +96,10 @@ static inline void tables_check(struct tables *t)
 	CHECK(idle == idle_flags && idle == t->idle_count && idle <= t->idle_max);
 	CHECK(handles <= t->handle_max);
 	CHECK(t->nodes / 4 <= t->nodes_max);
-	CHECK(!t->dropped);
+	CHECK(!t->dropped && !t->dropped_chunks);
+	for (const struct chunk *c = t->touched; c; c = c->touched.next)
+		touched++;
+	CHECK(chunks == t->chunks && touched <= chunks);
 }
 
 /* --- replies --- */

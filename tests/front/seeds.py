@@ -31,6 +31,26 @@ _LISTINGS = [
 ]
 
 
+# A large file, and what is done with its chunks.
+_NAME_LARGE_FILE = bytes([15, 1, 0, 1, 182, 1])
+_LOOK_IT_UP = bytes([0, 0, 1])
+_READ_ALL, _READ_SOME = bytes([19, 7, 0, 0, 255, 2]), bytes([19, 7, 31, 240, 40, 2])
+_CHUNKS = b"".join(bytes([19, 5, index, 1, 2]) for index in range(13))
+_LARGER_CHUNKS = b"".join(bytes([19, 5, index, 6, 2]) for index in range(5))
+_NO_CHUNKS = bytes([19, 5, 13, 1, 2, 19, 5, 0, 0, 2, 19, 5, 1, 250, 2])
+_WITHDRAW_CHUNK, _TAKE_TOUCHED = bytes([19, 6, 1, 2, 8]), bytes([19, 6, 0])
+_WITHDRAW, _FORGET = bytes([18, 2]), bytes([12, 3, 2, 1])
+_RETRY, _IN_FULL = bytes([20, 0, 0]), bytes([20, 0, 210])
+_BEGIN_CHUNKS = _ROOM_FOR_MANY + _NAME_LARGE_FILE + _LOOK_IT_UP
+_CHUNKED = [
+    _BEGIN_CHUNKS + _READ_ALL + _CHUNKS + _RETRY + _READ_SOME + _TAKE_TOUCHED * 4 + _READ_ALL,
+    _BEGIN_CHUNKS + _CHUNKS + _READ_ALL + _WITHDRAW_CHUNK + _READ_ALL + _RETRY + _IN_FULL,
+    _BEGIN_CHUNKS + _CHUNKS + _READ_ALL + _CHUNKS + _LARGER_CHUNKS + _READ_SOME + _WITHDRAW,
+    _BEGIN_CHUNKS + _NO_CHUNKS + _READ_ALL + _CHUNKS + _FORGET + _READ_ALL + _WITHDRAW_CHUNK,
+    _BEGIN_CHUNKS + _CHUNKS + _READ_ALL + _CLEAR + _READ_ALL + _RETRY + _CHUNKS + _IN_FULL,
+]
+
+
 def write_seeds(fuzzer: str, directory: Path) -> None:
     """Fill a new directory."""
     directory.mkdir()
@@ -41,6 +61,8 @@ def write_seeds(fuzzer: str, directory: Path) -> None:
     if fuzzer == "requests":
         for number, content in enumerate(_LISTINGS):
             (directory / f"listing-{number}").write_bytes(content)
+        for number, content in enumerate(_CHUNKED):
+            (directory / f"chunks-{number}").write_bytes(content)
 
 
 def _steps(rng: random.Random) -> bytes:

@@ -6,7 +6,8 @@
  * kernel     sends requests with up to WINDOW of them unanswered, and checks every reply:
  *            sound, to a request that waits, and only one.  It forgets what it was told of,
  *            interrupts some requests, and is also the memory of references.
- * handlers   answer misses: they publish and say RETRY, or an error, or bytes, or twice
+ * handlers   answer misses: they publish and say RETRY, or an error, or bytes, or twice;
+ *            files of one size come in chunks
  * disturber  publishes, withdraws, clears, sheds and invalidates all the time
  * sources    end the fetches that the front starts by itself
  *
@@ -27,7 +28,7 @@
 #include <unistd.h>
 
 enum { WINDOW = 64, IDS = 1 << 20, NAMES = 40, FRONT_THREADS = 3, SOURCES = 2,
-       CREDIT = 1000000 };
+       CREDIT = 1000000, CHUNK = 8192, CHUNKED = 100001 };
 
 static struct front *front;
 static int kernel_fd, handlers_fd, control_fd, source_file, source_pipe[2];
@@ -52,7 +53,9 @@ static uint32_t random_of(uint64_t *state)
 	return (uint32_t)(*state >> 33);
 }
 
-static char content(uint64_t ino, uint64_t at) { return (char)(ino * 7 + at); }
+/* What two chunks have in the same place differs. */
+static char spread(uint64_t at) { return (char)(at + at / 4096 * 31); }
+static char content(uint64_t ino, uint64_t at) { return (char)(ino * 7 + spread(at)); }
 
 /* --- the names there are: directories, files to hold, files to bypass, links --- */
 
@@ -81,6 +84,8 @@ static void attributes_of(unsigned name, unsigned version, struct fuse_attr *att
 	} else {
 		attr->mode = S_IFREG | 0644;
 		attr->size = name % 3 ? 3000 : 100000; /* malloc, mmap */
+		if (name % 8 == 2)
+			attr->size = CHUNKED;
 	}
 }
 
@@ -181,6 +186,55 @@ static void publish_name(uint64_t id, const char *name, uint64_t *state)
 		node_negative(&front->tables, parent, name, strlen(name), FRESH_FOREVER);
 	}
 	tables_unlock(&front->tables);
+}
+
+static _Atomic unsigned chunks_published, chunks_taken;
+
+/* Those of [offset, offset + size); some are not as they have to be. */
+static void publish_chunks(uint64_t id, const struct fuse_attr *attr, uint64_t offset,
+			   uint64_t size, uint64_t *state)
+{
+	uint64_t end = offset + size < attr->size ? offset + size : attr->size;
+
+	for (uint64_t index = offset / CHUNK; index * CHUNK < end; index++) {
+		uint64_t left = attr->size - index * CHUNK;
+		size_t length = left < CHUNK ? left : CHUNK;
+		bool sound = random_of(state) % 16;
+		struct blob *blob = blob_new(length - !sound);
+		struct chunk *chunk = blob ? chunk_new(index, blob) : NULL;
+		struct node *node;
+		bool taken;
+
+		CHECK(chunk);
+		for (size_t i = 0; i < blob->size; i++)
+			blob->data[i] = content(attr->ino, index * CHUNK + i);
+		tables_lock(&front->tables);
+		node = node_by_id(&front->tables, id);
+		taken = node && node_add_chunk(&front->tables, node, CHUNK, chunk);
+		tables_unlock(&front->tables);
+		CHECK(!taken || sound);
+		chunks_published += taken;
+		if (!taken)
+			chunk_free(chunk);
+	}
+}
+
+static void disturb_chunks(uint64_t id, uint64_t *state)
+{
+	struct touched_chunk touched[8];
+	struct fuse_attr attr = { 0 };
+	struct node *node;
+
+	tables_lock(&front->tables);
+	chunks_taken += (unsigned)tables_take_touched(&front->tables, touched, 8);
+	node = node_by_id(&front->tables, id);
+	if (node && random_of(state) % 2)
+		node_drop_chunk(&front->tables, node, random_of(state) % (CHUNKED / CHUNK + 1));
+	else if (node)
+		attr = node->attr;
+	tables_unlock(&front->tables);
+	if (attr.size == CHUNKED)
+		publish_chunks(id, &attr, random_of(state) % CHUNKED, 3 * CHUNK, state);
 }
 
 static void publish_content(uint64_t id)
@@ -313,6 +367,22 @@ static void handler_reply(int fd, uint64_t unique, int error, const void *data, 
 	CHECK(send(fd, message, out->len, MSG_NOSIGNAL) == (ssize_t)out->len);
 }
 
+static void publish_asked(uint64_t id, const struct fuse_read_in *read, uint64_t *state)
+{
+	struct fuse_attr attr = { 0 };
+	struct node *node;
+
+	tables_lock(&front->tables);
+	node = node_by_id(&front->tables, id);
+	if (node)
+		attr = node->attr;
+	tables_unlock(&front->tables);
+	if (attr.size == CHUNKED)
+		publish_chunks(id, &attr, read->offset, read->size, state);
+	else
+		publish_content(id);
+}
+
 static void handle_read(const struct fuse_in_header *in, uint64_t *state)
 {
 	static char bytes[REPLY_MAX];
@@ -323,7 +393,7 @@ static void handle_read(const struct fuse_in_header *in, uint64_t *state)
 
 	CHECK((read->fh & ~FRONT_FULL) == in->nodeid);
 	if (!(read->fh & FRONT_FULL)) {
-		publish_content(in->nodeid);
+		publish_asked(in->nodeid, read, state);
 		handler_reply(handlers_fd, in->unique, -FRONT_RETRY, NULL, 0);
 		if (random_of(state) % 8 == 0) /* a stale one */
 			handler_reply(handlers_fd, in->unique, -EIO, NULL, 0);
@@ -460,6 +530,9 @@ static void *disturber_main(void *unused)
 		case 11: case 12:
 			take_fetched();
 			break;
+		case 26: case 27: case 28: case 29:
+			disturb_chunks(id, &state);
+			break;
 		case 13:
 			front_invalidate_entry(front, id, name, strlen(name));
 			break;
@@ -498,10 +571,10 @@ static void bytes_check(const struct sent *asked, const char *data, size_t size)
 	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
 	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
 	/* all of it belongs to one file, whichever that is */
-	char first = size ? (char)(data[0] - read->offset) : 0;
+	char first = size ? (char)(data[0] - spread(read->offset)) : 0;
 
 	for (size_t i = 0; in->opcode == FUSE_READ && i < size; i++)
-		CHECK(data[i] == (char)(first + read->offset + i));
+		CHECK(data[i] == (char)(first + spread(read->offset + i)));
 }
 
 static void take_reply(void)
@@ -753,11 +826,14 @@ int main(int argc, char **argv)
 	take_fetched();
 	end_check();
 	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads, "
-	       "%u reads, %u of them ahead, and %u lists on credit\n",
+	       "%u reads, %u of them ahead, and %u lists on credit, %u chunks published, %u "
+	       "taken as used\n",
 	       (unsigned long)answered, (unsigned long)succeeded,
 	       (unsigned long)front->statistics.handler_requests,
-	       (unsigned long)front->statistics.overflows, front->bypass_threads, reads, ahead, lists);
-	CHECK(reads && ahead && lists);
+	       (unsigned long)front->statistics.overflows, front->bypass_threads, reads, ahead, lists,
+	       chunks_published, chunks_taken);
+	CHECK(reads && ahead && lists && chunks_published && chunks_taken);
+	CHECK(!front->tables.chunks && !front->tables.touched);
 	CHECK(succeeded > requests / 4);
 	front_destroy(front);
 	close(front->fuse_fd);

@@ -33,16 +33,21 @@ size_t take_bytes(struct input *in, void *to, size_t wanted)
 
 static char content(const struct fuse_attr *attr, uint64_t at)
 {
-	return (char)(attr->ino * 7 + at);
+	return (char)(attr->ino * 7 + at + at / 4096 * 31);
+}
+
+static struct blob *piece_blob(const struct fuse_attr *attr, uint64_t offset, size_t size)
+{
+	struct blob *blob = blob_new(size);
+
+	for (size_t i = 0; i < size; i++)
+		blob->data[i] = content(attr, offset + i);
+	return blob;
 }
 
 static struct blob *content_blob(const struct fuse_attr *attr)
 {
-	struct blob *blob = blob_new(attr->size);
-
-	for (uint64_t i = 0; i < attr->size; i++)
-		blob->data[i] = content(attr, i);
-	return blob;
+	return piece_blob(attr, 0, attr->size);
 }
 
 /* --- the kernel --- */
@@ -329,7 +334,7 @@ static void pick_attributes(struct input *in, struct fuse_attr *attr)
 	attr->mode = kinds[which % 6] | 0755;
 	attr->ino = 2 + which / 6 % 3;
 	attr->mtime = which / 18;
-	attr->size = which % 2 ? 100 : 5000;
+	attr->size = which % 2 ? 100 : which < 180 ? 5000 : 50000;
 	if (which % 6 == 5 && !fstat(source_file, &status)) {
 		attr->ino = 99;
 		attr->size = (uint64_t)status.st_size;
@@ -440,6 +445,52 @@ static void publish_content(struct input *in, bool object)
 	handle_unref(handle);
 }
 
+static void publish_chunk(struct input *in)
+{
+	struct tables *t = &world->front.tables;
+	uint8_t index = take_byte(in) % 16, how = take_byte(in);
+	uint32_t chunk_bytes = how % 8 == 0 ? 1 : how % 8 < 6 ? 4096 : 12288;
+	struct chunk *chunk = NULL;
+	struct node *node;
+
+	tables_lock(t);
+	node = node_by_id(t, pick_node(in));
+	if (node) {
+		uint64_t begin = (uint64_t)index * chunk_bytes;
+		size_t size = node_cut(node, begin, chunk_bytes) + (how >= 250);
+
+		chunk = chunk_new(index, piece_blob(&node->attr, begin, size));
+		CHECK(chunk);
+		if (node_add_chunk(t, node, chunk_bytes, chunk)) {
+			CHECK(size && how % 8 && how < 250);
+			chunk = NULL;
+		}
+	}
+	tables_unlock(t);
+	chunk_free(chunk);
+}
+
+static void withdraw_chunk(struct input *in)
+{
+	struct tables *t = &world->front.tables;
+	struct touched_chunk touched[4];
+	struct node *node;
+	size_t count;
+
+	tables_lock(t);
+	if (take_byte(in) % 4 == 0) {
+		count = tables_take_touched(t, touched, 4);
+		for (size_t i = 0; i < count; i++)
+			CHECK(chunk_find(t, node_by_id(t, touched[i].id), touched[i].index));
+		CHECK(count == 4 || !t->touched);
+	} else {
+		node = node_by_id(t, pick_node(in));
+		if (node)
+			node_drop_chunk(t, node, take_byte(in) % 16);
+	}
+	tables_unlock(t);
+}
+
 static void withdraw(struct input *in)
 {
 	struct tables *t = &world->front.tables;
@@ -481,6 +532,14 @@ static void ask_read(struct input *in)
 	struct fuse_read_in read = { .offset = offsets[take_byte(in) % 8],
 				     .size = sizes[take_byte(in) % 8] };
 
+	world_ask(FUSE_READ, pick_node(in), &read, sizeof(read));
+}
+
+static void ask_read_anywhere(struct input *in)
+{
+	struct fuse_read_in read = { .offset = take_byte(in) * 256u + take_byte(in) };
+
+	read.size = take_byte(in) * 256u;
 	world_ask(FUSE_READ, pick_node(in), &read, sizeof(read));
 }
 
@@ -586,6 +645,12 @@ void world_step(struct input *in)
 			tables_lock(&f->tables);
 			tables_revoke_below(&f->tables);
 			tables_unlock(&f->tables);
+		} else if (flags % 8 == 5) {
+			publish_chunk(in);
+		} else if (flags % 8 == 6) {
+			withdraw_chunk(in);
+		} else {
+			ask_read_anywhere(in);
 		}
 		break;
 	case 20: case 21: answer_one(in); break;

@@ -35,9 +35,9 @@ def judge(world: World) -> None:
 
 def test_wrong_bytes_are_seen_where_they_are_read(world: World) -> None:
     [key] = [key for key, _ in world[0].node.held() if isinstance(key, ObjectKey)]
-    [pieces] = world[0].blobs.held.values()
+    [blob] = world[0].blobs.held
     assert key.path == FILE
-    pieces[0] = piece_of(bytes(100))
+    world[0].blobs.held[blob] = (piece_of(bytes(100)),)
     world.read(1, FILE)
     with pytest.raises(AssertionError, match="wrong bytes"):
         world.run_until_read()

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from copperfs.sim.codec import transcode
-from copperfs.sim.pieces import size_of
 from copperfs.sim.random_run import RandomRun
 
 PROGRAM = """
@@ -48,9 +47,10 @@ def test_the_fast_path_is_equal(seed: int) -> None:
         network = run.world.network
         if exact:
             header_bytes = network.costs.header_bytes
-            network.transcode = lambda message, pieces, header_bytes=header_bytes: (
+            rest_bytes = network.payload_and_items_bytes
+            network.transcode = lambda message, pieces, h=header_bytes, rest=rest_bytes: (
                 transcode(message, pieces)[0],
-                header_bytes + size_of(pieces),
+                h + rest(message, pieces),
             )
         run.world.trace.hashing = True
         run.run()

@@ -3,7 +3,6 @@
 Two ports without a core, so that nothing reacts to what is said.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -34,7 +33,7 @@ class Listener:
     def lost(self, peer: NodeId) -> None:
         self.heard.append((self.clock.now, "lost"))
 
-    def received(self, peer: NodeId, message: Message, pieces: Sequence[Piece]) -> None:
+    def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None:
         assert isinstance(message, Ping)
         self.heard.append((self.clock.now, message.number))
 
@@ -73,7 +72,7 @@ class Pair:
         assert isinstance(listener, Listener)
         return listener
 
-    def send(self, me: NodeId, number: int, pieces: Sequence[Piece] = ()) -> bool:
+    def send(self, me: NodeId, number: int, pieces: tuple[Piece, ...] = ()) -> bool:
         return self.ports[me].send(NodeId(1 - me), Ping(number), pieces)
 
     def stop(self, me: NodeId, state: State) -> None:

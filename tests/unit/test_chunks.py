@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, StoreChunk
-from copperfs.core.events import HaveRead, Loaded
+from copperfs.core.events import HaveRead, Heard, Loaded
+from copperfs.core.messages import Ask, Redirect
 from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
 from copperfs.core.ring import Ring
 from copperfs.core.state import NodeStats
@@ -293,6 +294,23 @@ def test_the_one_that_others_were_sent_to_may_end() -> None:
     job.pass_time(1.0)
     assert all(has(job, n, r, 0) for n, r in zip(others, requests[1:], strict=True))
     assert reads(job) == [1]
+
+
+def test_one_that_is_sent_to_a_node_that_is_gone_asks_the_owner() -> None:
+    job = tiered(8)
+    node, gone = not_owner(job), not_owner(job, not_owner(job))
+    read(job, node, 0)
+    job.crash(gone)
+    job.pass_time(4.0, step_s=0.25)
+    assert NodeId(gone) in job.daemons[node].node.gone()
+    job.frozen.add(NodeId(owner(job)))
+    request = begin(job, node, 5)
+    asked = job.queues[NodeId(node), NodeId(owner(job))][-1][0]
+    assert isinstance(asked, Ask)
+    job.happen(NodeId(node), Heard(NodeId(owner(job)), Redirect(asked.number, 1, NodeId(gone))))
+    job.frozen.clear()
+    job.run()
+    assert has(job, node, request, 5)
 
 
 # --- rows -----------------------------------------------------------------------------------------

@@ -93,9 +93,13 @@ struct chunk {
 	struct blob *blob;
 };
 
+/* 64 GiB in chunks of a MiB have one in each; pages are only taken when touched. Tests have
+ * fewer, so that there is more than one in some. */
+#ifndef CHUNK_BUCKETS
+#define CHUNK_BUCKETS (1u << 16)
+#endif
+
 enum {
-	/* 64 GiB in chunks of a MiB have one in each; pages are only taken when touched */
-	CHUNK_BUCKETS = 1 << 16,
 	CHUNK_BYTES_MIN = 4096,
 	/* a read of a MiB that begins within a chunk of the smallest size */
 	PIECES_MAX = (1 << 20) / CHUNK_BYTES_MIN + 1,

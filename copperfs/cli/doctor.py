@@ -1,0 +1,90 @@
+"""``copperfs doctor``: whether this node can mount, and reach the others; if not, what to do."""
+
+import argparse
+import os
+
+from rich.text import Text
+
+from copperfs.cli.options import add_option_flags, resolve_settings
+from copperfs.cli.output import console, print_json, printable
+
+NAME = "doctor"
+HELP = "check whether mounts can work on this node, and say what to do where they cannot"
+EPILOG = """\
+It takes the options of copperfs mount, and judges by them. Nothing is mounted, and nothing that
+hangs is waited for longer than some seconds.
+
+exit codes: 0 if nothing has failed, warnings or not; 1 if something has.
+"""
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "path",
+        metavar="MNT",
+        nargs="?",
+        help="a mount whose readahead and nodes are looked at, too",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--peer",
+        metavar="HOST[:PORT]",
+        action="append",
+        default=[],
+        help="a node that is to be reached, besides those of --hostfile; repeatable",
+    )
+    add_option_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = resolve_settings(os.devnull, arguments)
+    from copperfs.bootstrap.hostfile import PORT_DEFAULT
+    from copperfs.cli.examination import LOCAL_CHECKS, Machine, Verdict
+    from copperfs.cli.examination_peers import PEER_CHECKS
+
+    machine = Machine(
+        settings,
+        peers=arguments.peer,
+        port=settings.port or PORT_DEFAULT,
+        mountpoint=arguments.path,
+    )
+    found = []
+    for check in (*LOCAL_CHECKS, *PEER_CHECKS):
+        for each in check(machine):
+            found.append(each)
+            if not arguments.json:
+                _print(each.name, each.verdict.value, each.found, each.remedy)
+    count = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
+    if arguments.json:
+        print_json(
+            {
+                "version": 1,
+                "failed": count[Verdict.FAILED],
+                "warnings": count[Verdict.WARNING],
+                "checks": [
+                    {
+                        "name": each.name,
+                        "verdict": each.verdict.value,
+                        "found": each.found,
+                        "remedy": each.remedy or None,
+                    }
+                    for each in found
+                ],
+            }
+        )
+    else:
+        console().print(
+            f"{count[Verdict.OK]} ok, {count[Verdict.WARNING]} warnings, "
+            f"{count[Verdict.FAILED]} failed"
+        )
+    return 1 if count[Verdict.FAILED] else 0
+
+
+def _print(name: str, verdict: str, found: str, remedy: str) -> None:
+    """One by one, as they come: some take seconds."""
+    console().print(Text.assemble((f"{verdict:8}", STYLES[verdict]), f"{name}: ", printable(found)))
+    if remedy:
+        console().print(Text(f"{'':8}{printable(remedy)}", "dim"))

@@ -1,0 +1,264 @@
+"""What ``copperfs bugreport`` gathers, and the archive that it goes into.
+
+Everything that may hang is asked aside (``aside.py``) and at the same time, with one deadline for
+all; what has not answered by then is named. So is ``/proc`` before: the kernel makes whoever reads
+some of its files wait for a process that holds its own memory map, which one that hangs may.
+
+No contents of files are gathered, and no secrets: a key file is named by its path only, and of the
+environment only variables of copperfs, schedulers and launchers are taken. Paths are.
+"""
+
+import io
+import json
+import os
+import platform
+import re
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+from copperfs import __version__
+from copperfs.cli.aside import Aside, copperfs_aside, python_aside
+from copperfs.errors import ControlError
+
+# All together has to be done within ten seconds.
+PROCESSES_S, DEADLINE_S = 2.0, 5.5
+FILE_MAX = 4 << 20
+LOG_TAIL = 512 << 10
+THREADS_MAX = 300
+PACKAGES = (
+    *("copperfs", "pyfuse3", "trio", "rich", "pyzmq", "msgpack", "xxhash", "ClusterShell"),
+    "mpi4py",
+)
+_VARIABLES = re.compile(
+    r"(COPPERFS_|SLURM_|PBS_|FLUX_|LSB_|OMPI_COMM|PMI_RANK|PMI_SIZE|PMIX_RANK|MPI_LOCAL|PALS_"
+    r"|LANG|LC_|PATH$|LD_LIBRARY_PATH$|PYTHONPATH$)"
+)
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Files of the archive by their names, and who did not answer."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    silent: list[str] = field(default_factory=list)
+
+
+def gather(mountpoints: Sequence[str], environ: Mapping[str, str]) -> Gathered:
+    gathered = Gathered()
+    with ExitStack() as stack:
+        logs = _processes(stack, gathered)
+        asked = _ask(stack, mountpoints, logs)
+        gathered.files["about.json"] = _json(_about(environ))
+        gathered.files["mounts.txt"] = _read(Path("/proc/self/mountinfo"))
+        for name, content in _waiting():
+            gathered.files[name] = content
+        deadline = time.monotonic() + DEADLINE_S
+        for each in asked:
+            gathered.files[each.name] = each.wait(gathered, deadline - time.monotonic())
+    return gathered
+
+
+def _processes(stack: ExitStack, gathered: Gathered) -> dict[int, list[str]]:
+    """What the kernel knows of each daemon, and where their logs are."""
+    script = "from copperfs.cli.report import print_processes; print_processes()"
+    asked = _Asked.start(stack, "daemons.txt", python_aside(script))
+    said = asked.wait(gathered, PROCESSES_S).splitlines()
+    logs = {}
+    for line in said:
+        try:
+            pid, name, content = json.loads(line)
+        except ValueError:  # how it ended
+            gathered.files["daemons.txt"] = line + b"\n"
+            continue
+        if name == "logs":
+            logs[pid] = content
+        else:
+            gathered.files[f"daemon-{pid}/{name}"] = content.encode("utf-8", "backslashreplace")
+    return logs
+
+
+def write(gathered: Gathered, path: str) -> None:
+    """As .tar.gz, for its owner only. ControlError if it cannot be."""
+    top = Path(path).name.partition(".")[0]
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            for name, content in sorted(gathered.files.items()):
+                about = tarfile.TarInfo(f"{top}/{name}")
+                about.size, about.mode, about.mtime = len(content), 0o600, int(time.time())
+                archive.addfile(about, io.BytesIO(content))
+    except OSError as error:
+        raise ControlError(
+            f"{path} cannot be written: {error.strerror}; give another --output"
+        ) from None
+
+
+# ---- what is asked aside -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    name: str
+    aside: Aside
+    output: IO[str]
+
+    @classmethod
+    def start(cls, stack: ExitStack, name: str, command: Sequence[str]) -> "_Asked":
+        """Its output goes to a file: pipes fill while others are waited for."""
+        output = stack.enter_context(
+            tempfile.TemporaryFile(  # noqa: SIM115 - it ends with the stack
+                "w+", errors="backslashreplace", dir=_scratch()
+            )
+        )
+        return cls(name, Aside.start(command, output=output), output)
+
+    def wait(self, gathered: Gathered, within_s: float) -> bytes:
+        said = self.aside.said(max(within_s, 0.01))
+        self.output.seek(0)
+        content = self.output.read(FILE_MAX).encode("utf-8", "replace")
+        if said.code is None:
+            gathered.silent.append(self.name)
+            content += f"\n(did not end within {within_s:.1f} s)\n".encode()
+        elif said.code or said.errors:
+            content += f"\n(exit code {said.code})\n{said.errors}".encode()
+        return content
+
+
+def _ask(
+    stack: ExitStack, mountpoints: Sequence[str], logs: Mapping[int, Sequence[str]]
+) -> list[_Asked]:
+    commands = {
+        "doctor.txt": copperfs_aside("doctor"),
+        "config.json": copperfs_aside("config", "show", "--json"),
+        "kernel-log.txt": ["sh", "-c", "dmesg | grep -i -e fuse -e oom -e killed | tail -n 200"],
+    }
+    for number, mountpoint in enumerate(mountpoints):
+        top = f"mount-{number}"
+        commands |= {
+            f"{top}/stats.json": copperfs_aside("stats", "--json", mountpoint),
+            f"{top}/stats-all.json": copperfs_aside("stats", "--all", "--json", mountpoint),
+            f"{top}/tree.json": copperfs_aside("tree", "--json", mountpoint),
+            f"{top}/settings.json": copperfs_aside("config", "show", "--json", "--of", mountpoint),
+        }
+    for pid, paths in logs.items():
+        for number, log in enumerate(paths):
+            # It may lie on a filesystem that hangs.
+            commands[f"daemon-{pid}/log-{number}.txt"] = ["tail", "-c", f"{LOG_TAIL}", "--", log]
+    return [_Asked.start(stack, name, command) for name, command in commands.items()]
+
+
+def _scratch() -> str:
+    """In memory if possible: TMPDIR may be on what hangs."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
+
+
+# ---- what this process can read ------------------------------------------------------------------
+
+
+def _about(environ: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "version": 1,
+        "copperfs": __version__,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "uid": os.getuid(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "environment": {
+            name: value for name, value in sorted(environ.items()) if _VARIABLES.match(name)
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def print_processes() -> None:
+    """In a process of its own: a line of JSON for each file, as far as it gets."""
+    for pid in daemons_here():
+        for name, content in _of_process(pid):
+            print(json.dumps([pid, name, content.decode("utf-8", "backslashreplace")]), flush=True)
+        print(json.dumps([pid, "logs", _logs(pid)]), flush=True)
+
+
+def daemons_here() -> list[int]:
+    """Those of this user, and for root all."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                mine = os.geteuid() in (0, process.stat().st_uid)
+                if mine and b"copperfs.runtime.daemon" in words:
+                    found.append(int(process.name))
+    return sorted(found)
+
+
+def _of_process(pid: int) -> Iterator[tuple[str, bytes]]:
+    process = Path("/proc") / f"{pid}"
+    for name in ("status", "limits", "smaps_rollup", "cgroup", "io"):
+        yield f"{name}.txt", _read(process / name)
+    fds = []
+    with suppress(OSError):
+        for each in sorted((process / "fd").iterdir(), key=lambda each: int(each.name)):
+            with suppress(OSError):
+                fds.append(f"{each.name} -> {os.readlink(each)}")
+    yield "descriptors.txt", "\n".join(fds).encode("utf-8", "backslashreplace")
+    threads = []
+    with suppress(OSError):
+        for task in sorted((process / "task").iterdir())[:THREADS_MAX]:
+            parts = [_read(task / each).strip() for each in ("comm", "wchan", "syscall", "stack")]
+            state = re.search(rb"^State:\s+(.*)$", _read(task / "status"), re.MULTILINE)
+            threads.append(
+                task.name.encode() + b" " + b"\n  ".join([state[1] if state else b"?", *parts])
+            )
+    yield "threads.txt", b"\n".join(threads)
+
+
+def _logs(pid: int) -> list[str]:
+    """Regular files that it has open to append to."""
+    found = []
+    with suppress(OSError):
+        for each in (Path("/proc") / f"{pid}" / "fd").iterdir():
+            with suppress(OSError):
+                path = os.readlink(each)
+                flags = _read(each.parents[1] / "fdinfo" / each.name)
+                octal = re.search(rb"^flags:\s+(\d+)", flags, re.MULTILINE)
+                if path.startswith("/") and octal and int(octal[1], 8) & os.O_APPEND:
+                    found.append(path)
+    return list(dict.fromkeys(path for path in found if not path.startswith("/dev/")))
+
+
+def _waiting() -> Iterator[tuple[str, bytes]]:
+    """How many requests wait in each FUSE connection; the number is the mount's minor device."""
+    top = Path("/sys/fs/fuse/connections")
+    lines = []
+    with suppress(OSError):
+        for each in sorted(top.iterdir()):
+            with suppress(OSError):
+                lines.append(f"{each.name}: {(each / 'waiting').read_text().strip()} waiting")
+    yield "fuse-connections.txt", "\n".join(lines).encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_MAX)
+    except OSError as error:
+        return f"({error.strerror})".encode()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=2).encode("ascii")

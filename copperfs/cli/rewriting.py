@@ -1,0 +1,72 @@
+"""Leading a command's environment through the mount: ``/lus/me/env`` becomes ``MNT/lus/me/env``.
+
+Only what is on shared filesystems changes; what is of this node, or not of this world (empty and
+relative entries), stays. Where an entry leads is asked of the mount, not of the source: thousands
+of processes do this at the same time, and the links on the way are then looked up once.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from copperfs.core.policy import Place, Policy
+from copperfs.types import Path, is_below
+
+PREFIX_ENV_DEFAULT = ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriter:
+    """What is below *source* is seen below *mountpoint*."""
+
+    mountpoint: str
+    source: str
+    """As the user wrote it, absolute."""
+    source_root: str
+    """The same without symbolic links."""
+    policy: Policy
+    realpath: Callable[[str], str] = os.path.realpath
+
+    def environment(
+        self, environ: Mapping[str, str], names: Iterable[str], given: Mapping[str, str]
+    ) -> dict[str, str]:
+        """*environ* with the paths in *names* rewritten, and so *given*, which wins."""
+        result = dict(environ)
+        for name in names:
+            if name in environ:
+                result[name] = self.value(environ[name])
+        return result | {name: self.value(value) for name, value in given.items()}
+
+    def value(self, value: str) -> str:
+        """A list of paths as in PATH, or a single one."""
+        return ":".join(map(self.path, value.split(":")))
+
+    def path(self, path: str) -> str:
+        """*path* below the mount point if it is on a shared filesystem, else as it is."""
+        if not path.startswith("/") or is_below(os.fsencode(path), os.fsencode(self.mountpoint)):
+            return path
+        below = self._below_source(path)
+        if below is None:
+            return path
+        shown = os.path.join(self.mountpoint, below) if below else self.mountpoint
+        real = os.fsencode(self.realpath(shown))
+        top = os.fsencode(self.mountpoint)
+        if not is_below(real, top):
+            return path  # a link led out of the mount, to what is of this node
+        place = self.policy.place(Path(real[len(top) :].strip(b"/")))
+        return shown if place is Place.SHARED else path
+
+    def _below_source(self, path: str) -> str | None:
+        """As it is written; only if that is elsewhere, where it leads to."""
+        written = os.path.normpath(path)
+        for top in (self.source, self.source_root):
+            if (below := _below(written, top)) is not None:
+                return below
+        return _below(self.realpath(path), self.source_root)
+
+
+def _below(path: str, top: str) -> str | None:
+    top = top.rstrip("/")
+    if not is_below(os.fsencode(path), os.fsencode(top)):
+        return None
+    return path[len(top) :].strip("/")

@@ -1,0 +1,270 @@
+"""``copperfs run``: a command that sees its environment through the mount.
+
+Mount, rewrite the environment, run, unmount. Any number of them on a node share one daemon, as the
+ranks of ``mpiexec`` or ``srun`` do: the first to come starts it and the last to go ends it
+(``bootstrap/users.py``). None of them ever speaks MPI, since the command may: the nodes of a launch
+find each other by a rendezvous.
+
+This process stays beside the command, and does not become it, so that the mount is gone when the
+job's script goes on.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import uuid
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from copperfs.cli.ending import ended_by_sigterm
+from copperfs.cli.options import add_option_flags, resolve_settings
+from copperfs.cli.output import print_error, print_progress
+from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
+from copperfs.config import Settings
+from copperfs.errors import ConfigError, CopperError, LaunchError, MountError
+
+if TYPE_CHECKING:
+    from copperfs.bootstrap.environment import Companions
+    from copperfs.bootstrap.users import First, Use
+
+NAME = "run"
+HELP = "run a command that reads its environment through a mount of its own"
+EPILOG = f"""\
+The mount is shared by all that run on this node with the same options in one launch, and is gone
+when the last of them has ended, or was killed. What is on shared filesystems (--shared) is read
+through it: the entries of {", ".join(PREFIX_ENV_DEFAULT)}, and the command if it is given as an
+absolute path. COPPERFS_MOUNTPOINT tells the command where the mount is.
+
+exit codes: that of the command; 128 and the number of the signal that ended it; 125 if copperfs
+failed, which standard error explains; 126 if the command cannot be executed; 127 if there is none.
+"""
+
+FAILED = 125
+RENDEZVOUS_DEFAULT = "~/.copperfs/rendezvous"
+# A daemon that ends, or a first one that fails, sends whoever waits back to the start.
+TRIES_MAX = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--mountpoint",
+        metavar="DIR",
+        help="where to mount; made if it is missing (a directory in /tmp that is named after user, "
+        "job and options)",
+    )
+    parser.add_argument(
+        "--prefix-env",
+        metavar="NAMES",
+        default=",".join(PREFIX_ENV_DEFAULT),
+        help="variables with a path or a list of paths, separated by commas, that are led through "
+        "the mount as far as they are on shared filesystems; none for none (%(default)s)",
+    )
+    parser.add_argument(
+        "--env",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="set a variable of the command, its paths led through the mount likewise; repeatable",
+    )
+    add_option_flags(parser, without=("foreground",))
+    parser.add_argument("program", metavar="COMMAND", nargs="+", help="after --, as on its own")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        return _run(arguments)
+    except CopperError as error:
+        print_error(str(error))
+        return FAILED
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from copperfs.bootstrap.environment import RUN_VARIABLE, companions, look_around
+
+    given = _given(arguments.env)
+    settings = resolve_settings("/", arguments)
+    beside = companions(os.environ, settings.nodes)
+    job = look_around(os.environ).job
+    settings = _settings(settings, arguments.mountpoint, beside, job)
+    token = uuid.uuid4().hex
+    with ended_by_sigterm():
+        use = _use(settings, beside, token, remove=arguments.mountpoint is None)
+        names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
+        rewriter = _rewriter(settings)
+        environ = rewriter.environment(os.environ, names, given)
+        command = [rewriter.path(arguments.program[0]), *arguments.program[1:]]
+    environ |= {"COPPERFS_MOUNTPOINT": settings.mountpoint, RUN_VARIABLE: token}
+    code = _command(command, environ, with_parent=beside.by_mpi)
+    _leave(use, settings, remove=arguments.mountpoint is None)
+    return code
+
+
+def _given(variables: list[str]) -> dict[str, str]:
+    given = {}
+    for each in variables:
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--env {each} sets nothing; write --env NAME=VALUE")
+        given[name] = value
+    return given
+
+
+def _settings(
+    settings: Settings, mountpoint: str | None, beside: "Companions", job: str
+) -> Settings:
+    """What the daemon is told, the same for all that are to share it."""
+    from copperfs.bootstrap.invitation import own_name
+    from copperfs.fuse.mounting import absolute
+
+    if settings.bootstrap == "mpi":
+        raise LaunchError(
+            "copperfs run leaves MPI to its command; leave out --bootstrap mpi, and give "
+            "--rendezvous DIR if the nodes share no home directory"
+        )
+    if beside.nodes == 1 and settings.hostfile is None:
+        settings = replace(settings, bootstrap="none", rendezvous=None)
+    elif settings.hostfile is None and settings.bootstrap != "none":
+        directory = settings.rendezvous or os.path.expanduser(RENDEZVOUS_DEFAULT)
+        settings = replace(settings, rendezvous=directory, nodes=beside.nodes)
+    name = own_name(settings)
+    settings = replace(
+        settings,
+        source=os.path.abspath(settings.source),
+        log_file=_of_this_node(settings.log_file, name),
+        events=_of_this_node(settings.events, name),
+    )
+    if mountpoint is None:
+        digest = hashlib.blake2b(f"{job} {settings.to_json()}".encode(), digest_size=4)
+        mountpoint = f"/tmp/copperfs-{os.getuid()}-{job[:40]}-{digest.hexdigest()}"
+    return replace(settings, mountpoint=absolute(mountpoint))
+
+
+def _of_this_node(path: str | None, name: str) -> str | None:
+    return path and os.path.abspath(path.replace("%h", name))
+
+
+def _rewriter(settings: Settings) -> Rewriter:
+    from copperfs.fuse.mounting import mounts
+    from copperfs.runtime.places import policy_for
+
+    root = os.path.realpath(settings.source)
+    policy = policy_for(settings, mounts(), os.fsencode(root))
+    # Its own mount point is refused there, but this is about what is seen in it.
+    policy.refused = frozenset()
+    return Rewriter(settings.mountpoint, settings.source, root, policy)
+
+
+def _command(command: list[str], environ: dict[str, str], *, with_parent: bool) -> int:
+    from copperfs.cli.command import NOT_EXECUTABLE, NOT_FOUND, run_command
+
+    try:
+        return run_command(command, environ, with_parent=with_parent)
+    except OSError as error:
+        print_error(f"{command[0]} cannot be started: {error.strerror}")
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+
+
+# ---- the mount -----------------------------------------------------------------------------------
+
+
+def _use(settings: Settings, beside: "Companions", token: str, *, remove: bool) -> "Use":
+    """Have a mount that is ready, whoever has started its daemon."""
+    from copperfs.bootstrap.users import First, Vanished, come
+    from copperfs.fuse.starting import DAEMON_STARTS_WITHIN_S
+
+    # The others may have to wait for those on other nodes, and then for the daemon.
+    timeout_s = DAEMON_STARTS_WITHIN_S + 2 * settings.launch_timeout_s
+    hello: dict[str, object] = {"settings": asdict(settings), "token": token}
+    for _ in range(TRIES_MAX):
+        came = come(settings.mountpoint, hello)
+        if isinstance(came, First):
+            try:
+                use = _begin(settings, came, hello, beside.here, remove=remove)
+            except BaseException as error:
+                sentence = str(error) if isinstance(error, CopperError) else "it was ended"
+                came.refuse(f"the mount of this node failed: {sentence}")
+                raise
+        else:
+            use = came
+        with contextlib.suppress(Vanished):
+            use.wait_ready(timeout_s)
+            return use
+    raise MountError(f"the daemon of {settings.mountpoint} ended {TRIES_MAX} times; see its log")
+
+
+def _begin(
+    settings: Settings, first: "First", hello: dict[str, object], here: int, *, remove: bool
+) -> "Use":
+    """Start the daemon. Its first user is this process, from its first moment."""
+    from copperfs.bootstrap.environment import without_mpi
+    from copperfs.bootstrap.launch import launch, line_of
+    from copperfs.bootstrap.users import Line, Use
+    from copperfs.bootstrap.users import line_of as line_of_users
+    from copperfs.cli.mount import refuse_if_mounted
+    from copperfs.fuse.starting import DAEMON_STARTS_WITHIN_S, let_live, starting_daemon
+
+    _make(settings.mountpoint, private=remove)
+    _, launched = launch(
+        settings,
+        os.environ,
+        prepare=lambda: refuse_if_mounted(settings.mountpoint),
+        tell=print_progress,
+        rank_is_node=False,
+    )
+    ours, theirs = socket.socketpair()
+    fds = [first.counter.fileno(), theirs.fileno()]
+    with (
+        theirs,
+        starting_daemon(
+            settings,
+            line_of(launched),
+            users=line_of_users(first.counter, theirs, here, remove=remove),
+            pass_fds=[*fds, *([] if launched is None else [launched.listener.fileno()])],
+            env=without_mpi(os.environ),
+        ) as daemon,
+    ):
+        use = Use(Line(ours))
+        use.line.say(**hello)
+        daemon.outcome(
+            DAEMON_STARTS_WITHIN_S + (0 if launched is None else settings.launch_timeout_s)
+        )
+        let_live(daemon)
+    if launched is not None:
+        launched.listener.close()
+    first.counter.close()
+    return use
+
+
+def _make(mountpoint: str, *, private: bool) -> None:
+    """The directory, which nobody else may have put there if its name can be known."""
+    from copperfs.fuse.mounting import clean_up_stale
+
+    clean_up_stale(mountpoint)
+    try:
+        os.makedirs(mountpoint, mode=0o700, exist_ok=True)
+        found = os.lstat(mountpoint)
+    except OSError as error:
+        raise MountError(f"{mountpoint} cannot be made: {error.strerror}") from None
+    if private and found.st_uid != os.getuid():
+        raise MountError(f"{mountpoint} is of user {found.st_uid}; give another --mountpoint")
+
+
+def _leave(use: "Use", settings: Settings, *, remove: bool) -> None:
+    from copperfs.bootstrap.users import Ending
+    from copperfs.fuse.mounting import clean_up_stale, mount_at
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it is ending, and that takes a moment
+    if use.leave() is not Ending.LOST:
+        return
+    print_error(f"the daemon of {settings.mountpoint} had ended before the command did")
+    with contextlib.suppress(MountError):  # others here may do the same
+        clean_up_stale(settings.mountpoint)
+    if mount_at(settings.mountpoint) is None and remove:
+        with contextlib.suppress(OSError):
+            os.rmdir(settings.mountpoint)

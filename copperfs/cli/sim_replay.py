@@ -1,0 +1,31 @@
+"""``copperfs sim replay``: what happened in a random run, or in a scenario, line by line."""
+
+import argparse
+import sys
+from pathlib import Path
+
+NAME = "sim replay"
+HELP = "carry out a random run or a scenario again, and print its trace"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seed", type=int, metavar="N", help="a random run, as sim sweep seeds does")
+    what.add_argument("scenario", nargs="?", type=Path, help="a file of tests/scenarios/jobs/")
+    parser.add_argument("--node", type=int, metavar="N", help="only what happened to this one")
+    parser.add_argument(
+        "--last", type=int, default=200, metavar="N", help="so many lines (200; 0: none)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.sim.replay import replay_scenario, replay_seed
+
+    if arguments.seed is not None:
+        replayed = replay_seed(arguments.seed)
+    else:
+        replayed = replay_scenario(arguments.scenario)
+    for line in replayed.lines(arguments.node, arguments.last):
+        print(line)
+    print(f"FAILED: {replayed.fault}" if replayed.fault else "well", file=sys.stderr)
+    return 1 if replayed.fault else 0

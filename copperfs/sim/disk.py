@@ -1,0 +1,87 @@
+"""The disk of the data tier, in virtual time: what ``store/`` does, as far as the core sees it.
+
+Writes and reads queue for one device, first come first served. The budget is kept by evicting what
+was used longest ago, which no other process fills up: of that ``is_full`` is the fault. Neither
+side ever sees an error: a store that fails leaves the chunk out, a load that fails finds nothing.
+
+A damaged chunk is found by its digest when it is loaded, and dropped. What is on the disk outlives
+the process.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from copperfs.sim.clock import Clock
+from copperfs.sim.pieces import Piece, size_of
+from copperfs.types import ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCosts:
+    """Of an NVMe drive of the middle class, with the check of what was read."""
+
+    latency_s: float = 100e-6
+    read_bytes_per_s: float = 3e9
+    write_bytes_per_s: float = 1.5e9
+
+
+@dataclass(slots=True, repr=False)
+class Disk:
+    clock: Clock
+    costs: DiskCosts = field(default_factory=DiskCosts)
+    budget_bytes: int = 1 << 40
+    is_full: bool = False
+    """Somebody else has filled it: nothing is taken any more, what is there is still read."""
+    damaged: int = 0
+    """How many chunks were found to be."""
+    refused: int = 0
+    """How many were not taken."""
+    held_bytes: int = 0
+    chunks: OrderedDict[ChunkKey, tuple[Piece, ...]] = field(default_factory=OrderedDict)
+    _free: float = 0.0
+
+    def store(self, key: ChunkKey, pieces: tuple[Piece, ...]) -> None:
+        """It is there from when it was written; who asks before that is given it from memory, so
+        nobody sees the difference."""
+        size = size_of(pieces)
+        if self.is_full or size > self.budget_bytes:
+            self.refused += 1
+            return
+        self.drop(key)
+        while self.held_bytes + size > self.budget_bytes:
+            self.drop(next(iter(self.chunks)))
+        self._take(size / self.costs.write_bytes_per_s)
+        self.chunks[key] = pieces
+        self.held_bytes += size
+
+    def loaded_at(self, key: ChunkKey) -> float:
+        """When it is known what the disk has of a chunk."""
+        pieces = self.chunks.get(key)
+        if pieces is None:
+            return self.clock.now  # the index is in memory
+        return self._take(self.costs.latency_s + size_of(pieces) / self.costs.read_bytes_per_s)
+
+    def load(self, key: ChunkKey) -> tuple[Piece, ...] | None:
+        pieces = self.chunks.get(key)
+        if pieces is None:
+            return None
+        if not all(each.is_sound for each in pieces):
+            self.damaged += 1
+            self.drop(key)
+            return None
+        self.chunks.move_to_end(key)
+        return pieces
+
+    def drop(self, key: ChunkKey) -> None:
+        pieces = self.chunks.pop(key, None)
+        if pieces is not None:
+            self.held_bytes -= size_of(pieces)
+
+    def damage(self, key: ChunkKey) -> None:
+        """Flip a bit of what lies there."""
+        first, *others = self.chunks[key]
+        self.chunks[key] = (first.spoiled(), *others)
+
+    def _take(self, seconds: float) -> float:
+        self._free = max(self._free, self.clock.now) + seconds
+        return self._free

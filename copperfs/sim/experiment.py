@@ -1,0 +1,217 @@
+"""An experiment: a job of so many nodes carries out a workload, and what that took.
+
+All programs begin within ``skew_s``, as launchers start them. The first time is *cold*: nothing is
+held anywhere. The second is *warm*. For a *push* the root of the tree reads the set, spreads it,
+and the programs begin when all have all of it.
+
+Up to some ten thousand nodes every node is simulated. Beyond, memory is what is short, and of the
+leaves below one parent only every *n*-th is (``stand_for``): it stands for *n* that do the same at
+the same time, and what passes between them and their parent costs the parent *n* times. Nodes with
+children are all there. How far that is from the whole is measured in docs/simulator.md.
+"""
+
+import gc
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from copperfs.sim.costs import Costs
+from copperfs.sim.program import Plan, Program
+from copperfs.sim.workload import Workload
+from copperfs.sim.world import Job, World
+from copperfs.types import NodeId
+
+SETTLE_S = 1.0
+STEP_S = 0.05
+"""So often is told how far it is."""
+LIMIT_S = 3600.0
+Tell = Callable[[float], None]
+
+
+class Stuck(AssertionError):
+    """Programs that do not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    workload: Workload
+    job: Job
+    costs: Costs = field(default_factory=Costs)
+    seed: int = 1
+    skew_s: float = 0.3
+    """The Copper paper found 0.1 to 0.3 s for ``mpiexec`` (section V)."""
+    push: bool = False
+    by_name: bool = False
+    """Directories cannot be listed, only searched: names are looked up one by one."""
+    stand_for: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    nodes: int
+    cold_s: float
+    """From the first program's beginning to the last one's end."""
+    warm_s: float
+    pushed_s: float | None
+    """Until all had all, before the programs began."""
+    messages: dict[str, int]
+    message_bytes: int
+    source: dict[str, int]
+    """Operations by kind."""
+    source_most: int
+    """Of one kind on one path."""
+    streamed_bytes: int
+    misses: float
+    """That a program had to wait for, in the mean."""
+    simulated: int
+    """Nodes that were simulated by themselves."""
+    cpu_s: float
+    """That the simulation took."""
+    memory_bytes: int
+
+    @property
+    def messages_total(self) -> int:
+        return sum(self.messages.values())
+
+
+def run(experiment: Experiment, tell: Tell = lambda _: None) -> Result:
+    """*tell* is called with the share of the programs that have ended."""
+    began = time.process_time()
+    collects = gc.isenabled()
+    gc.disable()  # there is nothing to collect, and much to look through
+    try:
+        return _Run(experiment, tell).run(began)
+    finally:
+        if collects:
+            gc.enable()
+
+
+class _Run:
+    def __init__(self, experiment: Experiment, tell: Tell) -> None:
+        if experiment.by_name:
+            workload = experiment.workload
+            experiment = replace(experiment, workload=replace(workload, wants=workload.by_name))
+        self.experiment, self.tell = experiment, tell
+        costs = experiment.costs
+        self.world = world = World(
+            experiment.seed,
+            experiment.job,
+            exact=False,
+            network_costs=costs.network,
+            source_costs=costs.source,
+            disk_costs=costs.disk,
+        )
+        world.trace.keep(0)
+        for path, size in experiment.workload.files.items():
+            world.source.add(path, size)
+        for want in experiment.workload.wants:
+            if want.size is None:
+                world.source.add_directory(want.path)
+        world.source.only_searched = experiment.by_name
+        self.plan = Plan(experiment.workload, world.source, costs.node)
+        self.programs: list[Program] = []
+        self.left = 0
+
+    def run(self, began: float) -> Result:
+        world, experiment = self.world, self.experiment
+        weights = weights_of(experiment.job, experiment.stand_for)
+        world.start_some(weights, SETTLE_S)
+        orders = experiment.workload.orders
+        self.programs = [
+            Program(host, self.plan, None if orders is None else orders(host.me), self._ended)
+            for host in world.hosts
+        ]
+        pushed_s = self._push() if experiment.push else None
+        before = sum(world.network.sent.values())
+        cold_s = self._all()
+        misses = sum(each.misses for each in self.programs) / len(self.programs)
+        messages = world.network.sent
+        assert sum(messages.values()) >= before
+        warm_s = self._all()
+        source: dict[str, int] = {}
+        for (kind, _), count in world.source.counts.items():
+            source[kind] = source.get(kind, 0) + count
+        return Result(
+            nodes=experiment.job.nodes,
+            cold_s=cold_s,
+            warm_s=warm_s,
+            pushed_s=pushed_s,
+            messages=dict(sorted(messages.items())),
+            message_bytes=world.network.sent_bytes,
+            source=source,
+            source_most=max(world.source.counts.values(), default=0),
+            streamed_bytes=world.source.streamed_bytes,
+            misses=misses,
+            simulated=len(weights),
+            cpu_s=time.process_time() - began,
+            memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+    def _ended(self, program: Program) -> None:
+        self.left -= 1
+
+    def _all(self) -> float:
+        """All programs, from beginning to end."""
+        world, began = self.world, self.world.clock.now
+        self.left = len(self.programs)
+        for program in self.programs:
+            wait_s = world.random.uniform(0, self.experiment.skew_s)
+            program.host.process.after(wait_s, program.start)
+        self._run_until(lambda: self.left == 0)
+        first = min(each.began_at for each in self.programs)
+        assert first >= began
+        return max(each.ended_at or 0.0 for each in self.programs) - first
+
+    def _run_until(self, is_over: Callable[[], bool]) -> None:
+        limit = self.world.clock.now + LIMIT_S
+        while not is_over():
+            if self.world.clock.now > limit:
+                raise Stuck(f"{self.left} programs have not ended in {LIMIT_S:g} s")
+            self.world.run(STEP_S)
+            self.tell(1 - self.left / max(1, len(self.programs)))
+
+    def _push(self) -> float:
+        """The root reads the set, and spreads it."""
+        world, job = self.world, self.experiment.job
+        most = min(job.tree_max_bytes, job.memory_bytes // 2)
+        small = [w.path for w in self.plan.workload.wants if w.size is not None and w.size <= most]
+        began = world.clock.now
+        root = world.hosts[0]
+        for path in small:
+            world.read(root.me, path)
+        assert world.run_until_read()
+        full = [path for path in small if self.plan.workload.files[path]]
+        world.push(root.me, full)
+        others = world.hosts[1:]
+        entries = [world.source.entry(path) for path in full]
+        versions = [each.attributes.version for each in entries if each is not None]
+
+        def is_over() -> bool:
+            while others and all(
+                others[-1].node.holds(path, version)
+                for path, version in zip(full[-8:], versions[-8:], strict=True)
+            ):
+                others.pop()
+            return not others
+
+        self._run_until(is_over)
+        for program in self.programs:
+            for path in full:
+                program.mark(path)
+        return world.clock.now - began
+
+
+def weights_of(job: Job, stand_for: int) -> dict[int, int]:
+    """Which nodes are simulated, and for how many each stands."""
+    fanout = job.fanout
+    inner = (job.nodes - 2) // fanout + 1 if job.nodes > 1 else 1
+    weights = dict.fromkeys(range(min(inner, job.nodes)), 1)
+    for first in range(inner, job.nodes):
+        parent = NodeId((first - 1) // fanout)
+        nth = (first - 1) % fanout
+        if nth % stand_for == 0 or first == inner:
+            # as far as the others of its group are leaves of the same parent
+            end = min(parent * fanout + 1 + (nth // stand_for + 1) * stand_for, job.nodes)
+            weights[first] = min(end, (parent + 1) * fanout + 1) - first
+    return weights

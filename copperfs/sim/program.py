@@ -1,0 +1,167 @@
+"""A program on one node: the processes that carry out a workload, with the kernel and the front
+between them and the daemon.
+
+What the node has answered once is in the front's tables or in the kernel, and is not asked for
+again; so is what it *publishes*, because it was offered or read ahead. All processes of a node want
+the same in the same order: the first one who wants something waits for it, and the others with it
+(the front keeps one pending for all). They therefore go on together, and are one program here.
+
+It costs one entry on the clock for each thing that has to be waited for, and none for what is there
+already: until the next want that is not there nothing can happen to the program.
+
+A file that is too large to be held whole is read from the source by the node itself, as far as it
+is touched, or chunk by chunk through the data tier.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import AnswerError, AnswerHandle, ListingKey, ObjectKey
+from copperfs.core.events import Look, Read
+from copperfs.sim.costs import NodeCosts
+from copperfs.sim.host import Answered, ChunkGiven, Host
+from copperfs.sim.source import Source
+from copperfs.sim.workload import NAME, Want, Workload
+from copperfs.types import ChunkKey, Path, join
+
+
+class Failed(AssertionError):
+    """A program was told an error."""
+
+
+@dataclass(slots=True, repr=False)
+class Plan:
+    """A workload as all nodes of a run share it."""
+
+    workload: Workload
+    source: Source
+    node_costs: NodeCosts
+    number_of: dict[Path, int] = field(default_factory=dict)
+    """Of the want of a file."""
+    number_of_listing: dict[Path, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, want in enumerate(self.workload.wants):
+            if want.size == NAME:
+                continue  # is not published
+            numbers = self.number_of_listing if want.size is None else self.number_of
+            numbers[want.path] = number
+
+    def number(self, key: ListingKey | ObjectKey) -> int | None:
+        numbers = self.number_of if isinstance(key, ObjectKey) else self.number_of_listing
+        return numbers.get(key.path)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Program:
+    host: Host
+    plan: Plan
+    order: Sequence[int] | None
+    ended: Callable[["Program"], None]
+    began_at: float = 0.0
+    ended_at: float | None = None
+    misses: int = 0
+    _there: bytearray = field(init=False)
+    """Of each want, whether the node has it for its processes."""
+    _think_s: float = field(init=False)
+    _next: int = 0
+
+    def __post_init__(self) -> None:
+        wants = self.plan.workload.wants
+        self._there = bytearray(len(wants))
+        count = len(wants) if self.order is None else len(self.order)
+        self._think_s = self.plan.workload.compute_s / max(1, count)
+        self.host.front = self
+
+    def start(self) -> None:
+        """Also for the second time: what is there stays there."""
+        self.began_at, self.ended_at, self._next = self.host.clock.now, None, 0
+        self._go_on()
+
+    def mark(self, path: Path) -> None:
+        """The node was pushed this file; that is in the front's tables from then on."""
+        self._there[self.plan.number_of[path]] = True
+
+    # --- what the node tells the front -----------------------------------------------------------
+
+    def publish(self, key: ListingKey | ObjectKey) -> None:
+        number = self.plan.number(key)
+        if number is not None:
+            self._there[number] = True
+
+    def forget(self, key: ListingKey | ObjectKey | ChunkKey) -> None:
+        if not isinstance(key, ChunkKey):
+            number = self.plan.number(key)
+            if number is not None:
+                self._there[number] = False
+
+    # --- its way ---------------------------------------------------------------------------------
+
+    def _number(self, at: int) -> int:
+        return at if self.order is None else self.order[at]
+
+    def _go_on(self) -> None:
+        """To the next thing that is not there."""
+        end = len(self._there) if self.order is None else len(self.order)
+        at, there = self._next, self._there
+        while at < end and there[self._number(at)]:
+            at += 1
+        passed, self._next = at - self._next, at
+        if passed:
+            # It may be there by then, and more with it.
+            self.host.process.after(passed * self._think_s, self._go_on)
+        elif at == end:
+            self.ended_at = self.host.clock.now
+            self.ended(self)
+        else:
+            self.misses += 1
+            costs = self.plan.node_costs
+            begun = self.host.port.compute(costs.miss_cpu_s)
+            wait_s = begun - self.host.clock.now + costs.miss_s - costs.miss_cpu_s
+            self.host.process.after(wait_s, self._ask, self.plan.workload.wants[self._number(at)])
+
+    def _ask(self, want: Want) -> None:
+        if want.size == NAME:
+            self.host.ask(lambda request: Look(request, want.path), self._answered)
+        elif want.size is None:
+            # A directory is listed because some name in it is looked for.
+            self.host.ask(lambda request: Look(request, join(want.path, b"?")), self._answered)
+        else:
+            self._read(want, 0)
+
+    def _read(self, want: Want, offset: int) -> None:
+        entry = self.plan.source.entry(want.path)
+        assert entry is not None
+        version = entry.attributes.version
+        self.host.ask(
+            lambda request: Read(request, want.path, version, offset=offset), self._answered
+        )
+
+    def _answered(self, answer: Answered) -> None:
+        """In the middle of a step of the core: what follows is done after it."""
+        later, want = self.host.process.after, self.plan.workload.wants[self._number(self._next)]
+        if isinstance(answer, AnswerError):
+            raise Failed(f"node {self.host.me} was told {answer.error} for {want.path!r}")
+        if isinstance(answer, AnswerHandle):
+            size = round((want.size or 0) * self.plan.workload.touched)
+            self.plan.source.stream(size, lambda: self.host.process.take(self._have, want))
+        elif isinstance(answer, ChunkGiven):
+            later(0.0, self._chunk_read, want, answer)
+        else:
+            later(0.0, self._have, want)
+
+    def _chunk_read(self, want: Want, chunk: ChunkGiven) -> None:
+        """On to the next one that is touched: as if they were evenly spread over the file."""
+        assert want.size is not None
+        touched = max(1, round(1 / self.plan.workload.touched))
+        offset = (chunk.key.index + touched) * chunk.chunk_bytes
+        if offset < want.size:
+            self._read(want, offset)
+        else:
+            self._have(want)
+
+    def _have(self, want: Want) -> None:
+        number = self._number(self._next)
+        # A large file is there in the kernel's pages; the small ones until they are evicted.
+        self._there[number] = True
+        self._go_on()

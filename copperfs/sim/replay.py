@@ -1,0 +1,52 @@
+"""Replay a scenario or a seed, for its trace."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from copperfs.errors import SimulationError
+from copperfs.sim.random_run import RandomRun
+from copperfs.sim.scenario import Scenario, needs
+from copperfs.sim.world import World
+
+LINES_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    world: World | None
+    """None if it could not begin."""
+    fault: str | None
+    """Which promise was broken."""
+
+    def lines(self, node: int | None, last: int) -> list[str]:
+        """The end of the trace, of one node or of all."""
+        if self.world is None or not last:
+            return []
+        return self.world.trace.lines(node)[-last:]
+
+
+def replay_seed(seed: int) -> Replayed:
+    run = RandomRun(seed)
+    run.world.trace.keep(LINES_MAX)
+    try:
+        run.run()
+    except AssertionError as error:
+        return Replayed(run.world, repr(error))
+    return Replayed(run.world, None)
+
+
+def replay_scenario(file: Path) -> Replayed:
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SimulationError(f"{file} cannot be read: {error}") from None
+    if needs(text):
+        return Replayed(None, f"it needs {', '.join(needs(text))}")
+    scenario = Scenario()
+    try:
+        scenario.tell(text)
+    except AssertionError as error:
+        return Replayed(scenario.world, repr(error))
+    except ValueError as error:
+        raise SimulationError(f"{file}: {error}") from None
+    return Replayed(scenario.world, None)

@@ -1,0 +1,135 @@
+"""Charts as SVG text.
+
+Written by hand, because they are a few dozen shapes: a library would be more to install than
+copperfs itself, and what it writes differs from release to release. This is the same text wherever
+it is made, so a change in it is a change of the result. Colours are mid-tones on no background, to
+be read on a white page and on a dark one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+WIDTH, HEIGHT = 760, 420
+LEFT, RIGHT, TOP, BOTTOM = 60, 700, 60, 360
+BLUE, ORANGE, INK = "#5b8db8", "#d1662b", "#808080"
+COLOURS = (BLUE, ORANGE, "#6a9a4b", "#9467bd", "#b8923b", "#c2508a")
+TICKS_MAX = 8
+LEGEND_STEP = 17
+
+
+class Linear:
+    """A vertical axis from 0 to at least *most*."""
+
+    def __init__(self, most: float) -> None:
+        steps = [digit * 10.0**power for power in range(-6, 12) for digit in (1, 2, 5)]
+        step = next((each for each in steps if each * TICKS_MAX >= most), steps[-1])
+        self.ticks: list[float] = [
+            step * tick for tick in range(TICKS_MAX + 1) if step * (tick - 1) < most
+        ]
+
+    def y(self, value: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * max(value, 0) / self.ticks[-1]
+
+
+class Counts(Linear):
+    """The same for counts, which have no parts of one."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(max(most, TICKS_MAX / 2))
+        self.ticks = [round(tick) for tick in self.ticks]
+
+
+class Log:
+    """An axis of powers of ten around all that there is; from *low* to *high* on the picture."""
+
+    def __init__(self, values: Sequence[float], low: float, high: float) -> None:
+        self._from = floor(log10(min(values)) + 1e-9)
+        self._to = max(ceil(log10(max(values)) - 1e-9), self._from + 1)
+        self._low, self._high = low, high
+        self.ticks = [10.0**power for power in range(self._from, self._to + 1)]
+
+    def at(self, value: float) -> float:
+        share = (log10(value) - self._from) / (self._to - self._from)
+        return self._low + (self._high - self._low) * share
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    points: Sequence[tuple[float, float]]
+    is_joined: bool = True
+    """False: marks alone, as of something that others have published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    across: str
+    up: str
+    lines: Sequence[Line]
+    note: str = ""
+    up_from_zero: bool = False
+    """A linear axis from 0, instead of a logarithmic one."""
+
+
+def line_chart(chart: Chart) -> str:
+    """A whole SVG document: what is across goes by powers of ten, with a tick at each value."""
+    return "\n".join(_elements(chart)) + "\n"
+
+
+def _elements(chart: Chart) -> Iterator[str]:
+    xs = sorted({x for line in chart.lines for x, _ in line.points})
+    ys = [y for line in chart.lines for _, y in line.points]
+    across = Log(xs, LEFT + 20, RIGHT - 20)
+    across.ticks = [x for x in xs if x in {x for x, _ in chart.lines[0].points}]
+    up: Linear | Log = Linear(max(ys)) if chart.up_from_zero else Log(ys, BOTTOM, TOP)
+    legend = len(chart.lines) * LEGEND_STEP
+    yield head(HEIGHT + legend)
+    yield text((LEFT + RIGHT) / 2, 18, chart.title, size=14)
+    yield text(LEFT, TOP - 16, chart.up)
+    yield text((LEFT + RIGHT) / 2, BOTTOM + 38, chart.across)
+    for tick in up.ticks:
+        y = height(up, tick)
+        yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="{INK}" stroke-opacity=".3"/>'
+        yield text(LEFT - 8, y + 4, number(tick), anchor="end")
+    for tick in across.ticks:
+        yield text(across.at(tick), BOTTOM + 18, number(tick))
+    for order, line in enumerate(chart.lines):
+        colour = COLOURS[order % len(COLOURS)]
+        places = [(across.at(x), height(up, y)) for x, y in line.points]
+        if line.is_joined:
+            joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            yield f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        fill = colour if line.is_joined else "none"
+        for x, y in [*places, (LEFT + 8, BOTTOM + 66 + order * LEGEND_STEP)]:
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{fill}" stroke="{colour}"/>'
+        yield text(LEFT + 20, BOTTOM + 70 + order * LEGEND_STEP, line.name, anchor="start")
+    if chart.note:
+        yield text((LEFT + RIGHT) / 2, BOTTOM + 54, chart.note, size=11)
+    yield "</svg>"
+
+
+def height(scale: Linear | Log, value: float) -> float:
+    return scale.y(value) if isinstance(scale, Linear) else scale.at(value)
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1 and value == int(value) else f"{value:g}"
+
+
+def head(height: int = HEIGHT) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}">'
+    )
+
+
+def text(
+    x: float, y: float, words: str, *, anchor: str = "middle", colour: str = INK, size: int = 12
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" '
+        f'font-size="{size}">{escape(words)}</text>'
+    )

