@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from copperfs.config import KIB, format_size
+
 # Without a terminal rich assumes 80 columns and would fold paths in the middle.
 WIDTH_WITHOUT_TERMINAL = 200
 # A sentence names so many nodes; more are counted.
@@ -88,6 +90,15 @@ def missing_names(missing: Sequence[Any]) -> str:
     behind = [each for each in missing if each["behind"] is not None]
     text = names_of(silent)
     return f"{text}, and not reached behind them {names_of(behind)}" if behind else text
+
+
+def rounded(size_bytes: float) -> str:
+    """A size for people: three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < KIB or unit == "GiB":
+            return f"{size_bytes:.3g} {unit}" if unit != "B" else format_size(int(size_bytes))
+        size_bytes /= KIB
+    raise AssertionError("unreachable")
 
 
 def print_json(data: object) -> None:

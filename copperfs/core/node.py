@@ -315,6 +315,11 @@ class Node:
         """All chunks in memory, with their sizes."""
         return [] if self._tier is None else self._tier.held()
 
+    def is_chunked(self, path: Path, version: Version) -> bool:
+        """Whether a file of this version is read in chunks."""
+        chunks = self._questions.chunks
+        return chunks is not None and chunks.is_chunked(path, version)
+
     def expects(self, peer: NodeId, number: int) -> bool:
         """Whether anything is still to come for this ask."""
         return self._fetches.of_ask(peer, number) is not None

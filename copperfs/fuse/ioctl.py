@@ -45,6 +45,9 @@ class Request(IntEnum):
     WARM_UP = 0x18
     WARM_UP_STATE = 0x19
     RESET_ALL = 0x1A
+    SCRUB = 0x1B
+    SCRUB_STATE = 0x1C
+    RING = 0x1D
 
 
 OWNER_ONLY = frozenset(
@@ -54,6 +57,7 @@ OWNER_ONLY = frozenset(
         Request.CLEAR,
         Request.CLEAR_LOCAL,
         Request.WARM_UP,
+        Request.SCRUB,
     }
 )
 

@@ -190,7 +190,14 @@ class Daemon:
         job = Job(engine, settings, statistics.document, statistics.reset, self._roster)
         self._sockets.append(server_end)
         server = ControlServer(
-            server_end, self._answerers(job, statistics, board), {Request.WARM_UP: job.warm_up}
+            server_end,
+            self._answerers(job, statistics, board),
+            {
+                Request.WARM_UP: job.warm_up,
+                Request.SCRUB: job.scrub,
+                Request.SCRUB_STATE: job.scrub_state,
+                Request.RING: job.ring,
+            },
         )
         front.start()
         _raise_read_ahead(settings.mountpoint)

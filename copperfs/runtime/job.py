@@ -32,10 +32,12 @@ from copperfs.roster import Roster
 from copperfs.runtime.agreement import agreement_of
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operations, Result, numbers_in
+from copperfs.runtime.ownership import Ownership
 from copperfs.runtime.peers import Peers
 from copperfs.runtime.readiness import Readiness
+from copperfs.runtime.scrubbing import SCRUB_KEYS, Scrubbing
 from copperfs.runtime.shape import places_of, way_between
-from copperfs.runtime.warmup import Warmup
+from copperfs.runtime.warmup import Warmup, path_of
 from copperfs.runtime.workingset import WorkingSets
 from copperfs.types import NodeId
 
@@ -101,11 +103,14 @@ class Job:
     roster: Roster | None = None
 
     working_sets: WorkingSets = field(init=False)
+    scrubbing: Scrubbing = field(init=False)
+    ownership: Ownership = field(init=False)
     readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         warmup = Warmup(self.engine)
         self.working_sets = WorkingSets(self.engine, warmup, self.roster)
+        self.scrubbing, self.ownership = Scrubbing(self.engine), Ownership(self.engine)
         self.readiness = Readiness(self.engine, self.settings, self.roster)
         if self.engine.peers is not None:
             self.engine.peers.take_batch = warmup.take_batch
@@ -118,6 +123,9 @@ class Job:
                 "reset": self._reset,
                 "statistics": self._statistics,
                 "tree": self._tree,
+                "ring": self._ring,
+                "scrub": self._scrub,
+                "scrub state": self._scrub_state,
             }
         )
 
@@ -188,6 +196,54 @@ class Job:
                 if 0 <= number < trees.nodes
             ],
             "members": members,
+        }
+
+    async def scrub(self, request: bytes) -> Result:
+        """Begin to check what lies on the disk of this node, or on those of all."""
+        return await self._ask_scrubs("scrub", request)
+
+    async def scrub_state(self, request: bytes) -> Result:
+        return await self._ask_scrubs("scrub state", request)
+
+    async def _ask_scrubs(self, operation: str, request: bytes) -> Result:
+        try:
+            wanted = json.loads(request or b"{}")
+            rate, of_all = max(0, int(wanted.get("rate", 0))), bool(wanted.get("all"))
+        except (ValueError, TypeError, AttributeError):
+            return {"error": "the request is not what a scrub takes"}
+        if not of_all and operation == "scrub":
+            return self.scrubbing.begin(rate)
+        if not of_all:
+            return self.scrubbing.state()
+        result = await self._call(operation, CALL_WITHIN_S, rate=rate)
+        answered = self._answered(result)
+        return self._head(answered) | {key: result.get(key, 0) for key in SCRUB_KEYS}
+
+    async def ring(self, request: bytes) -> Result:
+        """Who owns what part of the chunks and holds how much; or the owners of one file's."""
+        try:
+            shown = json.loads(request or b"{}").get("path")
+            path = None if shown is None else path_of(shown)
+        except (ValueError, TypeError, AttributeError):
+            return {"error": "the request is not what ring takes"}
+        if path is not None:
+            try:
+                return await self.ownership.of_file(path)
+            except ControlError as error:
+                return {"error": str(error)}
+        result = await self._call("ring", CALL_WITHIN_S)
+        answered, gone = self._answered(result), self.engine.node.gone()
+        held = {each["number"]: each for each in result.get("held", [])}
+        shares = await self.ownership.shares()
+        return self._head(answered) | {
+            "placement": None if self.ownership.placement is None else self.settings.placement,
+            "chunk_bytes": self.engine.node.limits.chunk_bytes,
+            "members": [
+                self._member(NodeId(each))
+                | {"gone": each in gone, "share": shares.get(NodeId(each), 0.0)}
+                | held.get(each, {})
+                for each in range(self._count())
+            ],
         }
 
     async def warm_up(self, request: bytes) -> Result:
@@ -262,6 +318,16 @@ class Job:
         if self._count() <= NODES_SHOWN_MAX:
             result["by_node"] = [self._member(self._me()) | total]
         return result
+
+    async def _scrub(self, argument: Result) -> Result:
+        return self._here() | self.scrubbing.begin(max(0, int(argument["rate"])))
+
+    async def _scrub_state(self, _: Result) -> Result:
+        return self._here() | self.scrubbing.state()
+
+    async def _ring(self, _: Result) -> Result:
+        held = {"number": self._me()} | self.ownership.held_here()
+        return self._here() | {"held": [held]}
 
     async def _tree(self, _: Result) -> Result:
         membership, peers = self.engine.node.membership, self.engine.peers

@@ -1,4 +1,4 @@
-"""What every store does: the seam that the engine will know.
+"""What a store does: the seam that the engine knows.
 
 A store is asked on trio's thread and never blocks it. It owes nobody anything: what it cannot hold,
 no longer has, or finds damaged it says by False and None, and whoever asked goes to the source. So
@@ -18,6 +18,7 @@ the log.
 Chunks of another version of a file have other keys: they are never asked for again, grow old, and
 go."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,9 +93,11 @@ class Store(Protocol):
         """Hold it no longer; whether it was held."""
         ...
 
-    async def scrub(self, rate_bytes_s: int = 0) -> ScrubReport:
+    async def scrub(
+        self, rate_bytes_s: int = 0, so_far: Callable[[ScrubReport], object] = ...
+    ) -> ScrubReport:
         """Check all that is held now, at most so many bytes a second (0: as fast as it goes), and
-        drop what is damaged."""
+        drop what is damaged. *so_far* is told after each chunk."""
         ...
 
     async def wait_moved(self) -> None:

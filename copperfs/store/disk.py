@@ -189,7 +189,9 @@ class DiskStore:
         waiting = self._forget_waiting(name)
         return self._doom(name) or waiting
 
-    async def scrub(self, rate_bytes_s: int = 0) -> ScrubReport:
+    async def scrub(
+        self, rate_bytes_s: int = 0, so_far: Callable[[ScrubReport], object] = lambda _: None
+    ) -> ScrubReport:
         pace = Pace(rate_bytes_s)
         chunks = size = erasures = 0
         for name, packed in list(self._index.items()):
@@ -203,6 +205,7 @@ class DiskStore:
                 chunks += 1
                 size += place.size
                 erasures += isinstance(found, Erasure)
+                so_far(ScrubReport(chunks, size, erasures))
         return ScrubReport(chunks, size, erasures)
 
     async def wait_moved(self) -> None:

@@ -90,6 +90,59 @@ def test_a_killed_node_finds_its_chunks_again(
     assert cluster.stats(1)["tier"]["disk"]["held"] == held
 
 
+def test_ring_shows_who_owns_what_and_scrub_checks_all_of_it(
+    started: Starter, content: bytes, tmp_path: Path
+) -> None:
+    top = tmp_path / "tiers"
+    cluster = started(4, "--tier-dir", str(top), "--tier-size", "1GiB", "--chunk-size", "64KiB")
+    assert (cluster.mnt(0) / "large").read_bytes() == content
+    chunks = SIZE // (64 << 10) + 1
+    eventually(lambda: all_stats(cluster)["total"]["tier"]["disk"]["held"] == chunks, "written")
+
+    def ring(node: int, *paths: str) -> Any:
+        done = copperfs("ring", "--json", cluster.mnt(node), *paths)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    found = ring(0)
+    assert (found["nodes"], found["placement"]) == (4, "ring")
+    assert sum(each["share"] for each in found["members"]) == pytest.approx(1)
+    assert 1 <= found["max_to_mean"]["share"] < 1.3, "500 points each"
+    assert sum(each["disk_chunks"] for each in found["members"]) == chunks
+    assert all(each["memory_bytes"] for each in found["members"])
+
+    (placed,) = ring(3, "large")["paths"]
+    owned = {each["number"]: each["chunks"] for each in placed["owners"]}
+    assert owned == {
+        each["number"]: each["disk_chunks"] for each in found["members"] if each["disk_chunks"]
+    }
+    ranges = placed["ranges"]
+    assert [ranges[0]["first"], ranges[-1]["last"]] == [0, chunks - 1]
+    assert sum(each["last"] - each["first"] + 1 for each in ranges) == placed["chunks"] == chunks
+    shown = copperfs("ring", cluster.mnt(1)).stdout
+    assert "4 of 4 nodes answered" in shown
+    assert "the most to the mean: owned 1." in shown
+
+    damaged = [
+        file
+        for node in range(4)
+        for file in sorted((top / f"node{node}" / "chunks").glob("*/*"))[:3]
+    ]
+    for file in damaged:
+        os.truncate(file, 100)
+    done = copperfs("scrub", "--all", "--json", cluster.mnt(2))
+    assert done.returncode == 0, done.stderr
+    scrubbed = json.loads(done.stdout)
+    assert (scrubbed["nodes"], scrubbed["disks"]) == (4, 4)
+    assert (scrubbed["chunks"], scrubbed["damaged"]) == (chunks, len(damaged))
+
+    cluster.kill(3)
+    done = copperfs("scrub", "--all", cluster.mnt(2))
+    assert done.returncode == 1
+    assert "1 of 4 nodes did not answer: node3" in done.stderr
+    assert "missing" in copperfs("ring", cluster.mnt(1)).stdout
+
+
 def test_a_job_in_which_nobody_keeps_chunks_reads_large_files_node_by_node(
     started: Starter, standin: StandIn, content: bytes
 ) -> None:

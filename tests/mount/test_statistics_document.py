@@ -1,4 +1,4 @@
-"""docs/statistics.md names every key of what ``stats``, ``tree`` and ``clear`` give as JSON."""
+"""docs/statistics.md names every key of what the commands about a mount give as JSON."""
 
 import json
 import re
@@ -29,12 +29,22 @@ def documents(tmp_path: Path) -> Iterator[list[Any]]:
     source, mountpoint = tmp_path / "source", tmp_path / "mnt"
     source.mkdir()
     mountpoint.mkdir()
-    copperfs("mount", mountpoint, "--source", source)
+    (source / "large").write_bytes(bytes(3 << 20))
+    tier = ("--tier-dir", tmp_path / "tier", "--tree-max", "1MiB")
+    copperfs("mount", mountpoint, "--source", source, *tier)
     try:
         yield [
             json.loads(copperfs(*command, "--json", mountpoint))
-            for command in (["stats"], ["stats", "--all"], ["tree"], ["clear"])
-        ]
+            for command in (
+                ["stats"],
+                ["stats", "--all"],
+                ["tree"],
+                ["clear"],
+                ["ring"],
+                ["scrub"],
+                ["scrub", "--all"],
+            )
+        ] + [json.loads(copperfs("ring", "--json", mountpoint, "large"))]
     finally:
         copperfs("umount", mountpoint)
 

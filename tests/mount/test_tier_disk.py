@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from copperfs.config import MIB
+from copperfs.fuse.ioctl import Request, ask_mount
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import Mount, copperfs, eventually, is_mounted
+from tests.mount.helpers import COPPERFS, Mount, copperfs, eventually, is_mounted
 from tests.standin import StandIn
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -223,6 +225,95 @@ def test_stats_tell_people_what_the_tier_has(
     shown = copperfs("stats", mount.mountpoint).stdout
     assert re.search(rf"^from the source +{CHUNKS}$", shown, re.MULTILINE)
     assert f", {CHUNKS} chunks" in shown
+
+
+def scrub(mount: Mount, *flags: str) -> Any:
+    done = copperfs("scrub", mount.mountpoint, "--json", *flags)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("flags_of_scrub", [(), ("--all",), ("--rate", "1GiB")])
+def test_scrub_finds_what_is_damaged_before_anybody_reads_it(
+    flags_of_scrub: tuple[str, ...],
+    mounted: Mounter,
+    content: bytes,
+    flags: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == content
+    is_written(mount)
+    for file in files_of(tmp_path / "tier")[:2]:
+        with file.open("r+b") as damaged:
+            damaged.seek(-10, os.SEEK_END)
+            damaged.write(b"wrong")
+    found = scrub(mount, *flags_of_scrub)
+    assert (found["chunks"], found["damaged"], found["busy"]) == (CHUNKS, 2, 0)
+    assert found["done_bytes"] == found["total_bytes"] > len(content)
+    again = scrub(mount, *flags_of_scrub)
+    assert (again["chunks"], again["damaged"]) == (CHUNKS - 2, 0)
+    assert tier(mount)["disk"]["erasures"] == 2
+    shown = copperfs("scrub", mount.mountpoint).stdout
+    assert re.fullmatch(r"4 chunks, \S+ MiB: all are as they were written\n", shown)
+
+
+def test_who_scrubs_while_it_is_under_way_joins(
+    mounted: Mounter, content: bytes, flags: tuple[str, ...]
+) -> None:
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == content
+    is_written(mount)
+    slow = subprocess.Popen(
+        [*COPPERFS, "scrub", mount.mountpoint, "--rate", "4MiB", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    eventually(lambda: scrub_state(mount)["busy"], "it has begun")
+    assert scrub(mount)["chunks"] == CHUNKS
+    said, _ = slow.communicate(timeout=60)
+    assert json.loads(said)["chunks"] == CHUNKS
+
+
+def scrub_state(mount: Mount) -> Any:
+    return ask_mount(str(mount.mountpoint), Request.SCRUB_STATE)
+
+
+def test_without_a_disk_there_is_nothing_to_scrub(mounted: Mounter) -> None:
+    done = copperfs("scrub", mounted().mountpoint)
+    assert done.returncode == 1
+    assert done.stderr == "copperfs: this node does not keep chunks on a disk (--tier-dir)\n"
+
+
+def test_ring_of_a_node_alone_is_its_own(
+    source: Path, mounted: Mounter, content: bytes, flags: tuple[str, ...]
+) -> None:
+    (source / "small").write_bytes(b"x" * 1000)
+    mount = mounted(*flags)
+    assert (mount / "large").read_bytes() == content
+    is_written(mount)
+
+    def ring(*paths: str | Path) -> Any:
+        done = copperfs("ring", mount.mountpoint, "--json", *paths)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    found = ring()
+    assert (found["placement"], found["chunk_bytes"]) == (None, MIB)
+    (member,) = found["members"]
+    assert (member["share"], member["disk_chunks"], member["gone"]) == (1.0, CHUNKS, False)
+    assert member["disk_bytes"] > len(content)
+    large, small = ring("large", mount / "small")["paths"]
+    assert large["owners"] == [{"number": 0, "chunks": CHUNKS}]
+    assert large["ranges"] == [{"number": 0, "first": 0, "last": CHUNKS - 1}]
+    assert (small["size"], small["chunks"]) == (1000, 0)
+    shown = copperfs("ring", mount.mountpoint, "large", "small").stdout
+    assert "large: 5.01 MiB in 6 chunks" in shown
+    assert "small: 1000 B, not read in chunks" in shown
+    for wrong, why in (("missing", "it is no file"), (".", "is not below"), ("/etc", "not below")):
+        done = copperfs("ring", mount.mountpoint, wrong)
+        assert (done.returncode, why in done.stderr) == (1, True), done.stderr
+    assert "nobody keeps chunks here" in copperfs("ring", mounted().mountpoint).stderr
 
 
 def test_without_a_tier_nothing_is_said_of_one(mounted: Mounter, content: bytes) -> None:

@@ -671,6 +671,24 @@ async def test_a_disk_that_hangs_is_given_up_and_used_again_when_it_comes_back(
         assert not store.holds(key(9)), "it was given up, and what came of it is deleted"
 
 
+@trio_test
+async def test_a_disk_that_hangs_at_the_beginning_is_not_waited_for(
+    tmp_path: FilePath, expected_warnings: ExpectWarning
+) -> None:
+    expected_warnings(DEGRADED + ".*does not answer")
+    async with disk_store(tmp_path / "store") as store:
+        await fill(store, range(3))
+    files = FaultyFiles()
+    files.hold("lock")
+    async with disk_store(tmp_path / "store", replace(AMPLE, deadline_s=0.1), files) as store:
+        assert not store.put_nowait(key(9), chunk(9))
+        assert await store.read(key(1)) is None
+        files.let_go("lock")
+        await recovered(store)
+        for number in range(3):
+            assert await holds_bytes(store, number)
+
+
 # ---- whose directory -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,117 @@
+"""``copperfs ring``: which node owns what part of the chunks, and what each holds."""
+
+import argparse
+import json
+import os
+from typing import Any
+
+from rich.console import Group
+
+from copperfs.cli.output import answered_text, console, print_json, printable, rounded, table
+from copperfs.errors import ControlError
+
+NAME = "ring"
+HELP = "show which node owns what part of the data tier and what it holds, or who owns a file"
+
+LINES_MAX = 64
+COLUMNS = ("owns", "in memory", "on disk")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("mountpoint", metavar="MNT", help="the mount point")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        help="files in the mount: show the owners of their chunks instead",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    document: Any = ask_mount(arguments.mountpoint, Request.RING)
+    if document["placement"] is None and not document["chunk_bytes"]:
+        raise ControlError(
+            "nobody keeps chunks here: give --tier-dir, or in a job of several nodes --tier-memory"
+        )
+    document |= imbalance(document["members"])
+    if arguments.paths:
+        document["paths"] = [_owners(arguments.mountpoint, each) for each in arguments.paths]
+    if arguments.json:
+        print_json(document)
+    elif arguments.paths:
+        names = {each["number"]: each["name"] for each in document["members"]}
+        console().print(Group(*(_path_table(each, names) for each in document["paths"])))
+    else:
+        console().print(_tables(document))
+    return 0
+
+
+def _owners(mountpoint: str, path: str) -> dict[str, Any]:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    top = os.path.realpath(mountpoint)
+    full = os.path.realpath(path if os.path.isabs(path) else os.path.join(top, path))
+    if not full.startswith(f"{top}/"):
+        raise ControlError(f"{path} is not below {mountpoint}")
+    request = json.dumps({"path": os.path.relpath(full, top)}).encode()
+    answer = ask_mount(mountpoint, Request.RING, request)
+    assert isinstance(answer, dict)
+    if "error" in answer:
+        raise ControlError(f"{path}: {answer['error']}")
+    return {"path": path} | answer
+
+
+def imbalance(members: list[dict[str, Any]]) -> dict[str, Any]:
+    """The most of any node to the mean of those that own anything; None where there is nothing."""
+    owning = [each for each in members if each["share"]]
+    found: dict[str, float | None] = {}
+    for key in ("share", "memory_bytes", "disk_bytes"):
+        values = [each.get(key, 0) for each in owning]
+        mean = sum(values) / len(values) if values else 0
+        found[key] = round(max(values) / mean, 3) if mean else None
+    return {"max_to_mean": found}
+
+
+def _tables(document: Any) -> Group:
+    rows = [_row(each) for each in document["members"][:LINES_MAX]]
+    more = len(document["members"]) - len(rows)
+    most = document["max_to_mean"]
+    said = ", ".join(
+        f"{what} {most[key]:.2f}"
+        for key, what in (("share", "owned"), ("memory_bytes", "memory"), ("disk_bytes", "disk"))
+        if most[key] is not None
+    )
+    return Group(
+        answered_text(document),
+        table(("node", *COLUMNS), rows, right=COLUMNS, title="Data tier"),
+        *([f"and {more} more nodes"] if more > 0 else []),
+        *([f"the most to the mean: {said}"] if said else []),
+    )
+
+
+def _row(each: Any) -> tuple[str, ...]:
+    if "memory_bytes" not in each:
+        return each["name"], f"{each['share']:.2%}", "gone" if each["gone"] else "missing"
+    return (
+        each["name"],
+        f"{each['share']:.2%}",
+        f"{rounded(each['memory_bytes'])}, {each['memory_chunks']} chunks",
+        f"{rounded(each['disk_bytes'])}, {each['disk_chunks']} chunks",
+    )
+
+
+def _path_table(found: Any, names: dict[int, str]) -> Group:
+    shown = printable(found["path"])
+    if not found["chunks"]:
+        return Group(f"{shown}: {rounded(found['size'])}, not read in chunks")
+    rows = [(names[each["number"]], str(each["chunks"])) for each in found["owners"][:LINES_MAX]]
+    more = len(found["owners"]) - len(rows)
+    title = f"{shown}: {rounded(found['size'])} in {found['chunks']} chunks"
+    columns = ("owner", "chunks")
+    return Group(
+        table(columns, rows, right=("chunks",), title=title),
+        *([f"and {more} more nodes"] if more > 0 else []),
+    )

@@ -1,0 +1,86 @@
+"""``copperfs scrub``: have what lies on the disks of the data tier read and checked."""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from copperfs.cli.output import console, missing_names, print_json
+from copperfs.config import parse_size
+from copperfs.errors import ControlError
+
+NAME = "scrub"
+HELP = "check the chunks on the disk of a node, or of all, and drop those that are damaged"
+
+POLL_EVERY_S = 0.2
+POLL_ALL_EVERY_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
+    parser.add_argument("--all", action="store_true", help="the disks of all nodes of the job")
+    parser.add_argument(
+        "--rate",
+        type=_rate,
+        default=0,
+        metavar="SIZE",
+        help="read at most so many bytes a second from each disk; by default as fast as it goes",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    request = json.dumps({"all": arguments.all, "rate": arguments.rate}).encode()
+    state: Any = ask_mount(arguments.path, Request.SCRUB, request)
+    if not state["disks"]:
+        who = "no node of this job" if arguments.all else "this node does not"
+        raise ControlError(f"{who} keep{'s' * arguments.all} chunks on a disk (--tier-dir)")
+    quiet = arguments.json or not sys.stdout.isatty()
+    with _progress(quiet) as progress:
+        task = progress.add_task("checking", total=None)
+        while state["busy"]:
+            time.sleep(POLL_ALL_EVERY_S if arguments.all else POLL_EVERY_S)
+            state = ask_mount(arguments.path, Request.SCRUB_STATE, request)
+            progress.update(task, total=state["total_bytes"], completed=state["done_bytes"])
+    if arguments.json:
+        print_json(state)
+    else:
+        console().print(_sentence(state))
+    if missing := state.get("missing"):
+        raise ControlError(
+            f"{len(missing)} of {state['roster']} nodes did not answer: {missing_names(missing)}"
+        )
+    return 0
+
+
+def _sentence(state: Any) -> str:
+    chunks, damaged = state["chunks"], state["damaged"]
+    said = f"{chunks:,} chunks, {state['done_bytes'] / (1 << 20):.1f} MiB"
+    said += f" on {state['disks']} disks" if state["disks"] > 1 else ""
+    if not damaged:
+        return f"{said}: all are as they were written"
+    return f"{said}: {damaged:,} damaged, dropped; they are read from the source when wanted again"
+
+
+def _progress(quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console(),
+        transient=True,
+        disable=quiet,
+    )
+
+
+def _rate(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
