@@ -15,6 +15,7 @@ struct blob_object {
 };
 
 static PyTypeObject blob_type;
+static struct blob_pool pool = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static PyObject *blob_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -30,7 +31,7 @@ static PyObject *blob_create(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	self = (struct blob_object *)type->tp_alloc(type, 0);
 	if (!self)
 		return NULL;
-	self->blob = blob_new((size_t)capacity);
+	self->blob = blob_new_in(&pool, (size_t)capacity);
 	if (!self->blob) {
 		Py_DECREF(self);
 		return PyErr_NoMemory();
@@ -101,7 +102,7 @@ static void *blob_api_wrap(struct blob *blob)
 	return self;
 }
 
-static struct blob_api api = { .get = blob_api_get, .wrap = blob_api_wrap };
+static struct blob_api api = { .get = blob_api_get, .wrap = blob_api_wrap, .pool = &pool };
 
 static PyBufferProcs blob_buffer = { .bf_getbuffer = blob_getbuffer };
 static PySequenceMethods blob_sequence = { .sq_length = blob_length };

@@ -317,6 +317,7 @@ PyMODINIT_FUNC PyInit__native(void)
 	blob_api = PyCapsule_Import(BLOB_API_CAPSULE, 0);
 	if (!blob_api || PyType_Ready(&fetcher_type) < 0)
 		return NULL;
+	source_blobs = blob_api->pool;
 	module = PyModule_Create(&definition);
 	if (!module)
 		return NULL;

@@ -52,6 +52,9 @@ size_t scan_left(const struct scan *scan);
 bool scan_look(struct scan *scan); /* at one more name; false: there is none */
 int scan_end(struct scan *scan, struct buffer *packed);
 
+/* Where blobs come from; set once, before the first thread. */
+extern struct blob_pool *source_blobs;
+
 int source_open_directory(const char *path, uint64_t device, int *fd,
 			  struct attributes *attributes);
 int source_look(const char *path, uint64_t device, struct attributes *attributes,

@@ -33,6 +33,8 @@ enum {
  * in the version. Ticks are 4 ms and rarely 10. */
 static const int64_t tick_ns = 20000000;
 
+struct blob_pool *source_blobs;
+
 /* Finds a directory from which the rest of the path is short enough. */
 static int reach(const char *path, int *directory, const char **rest)
 {
@@ -226,7 +228,7 @@ int source_read(const char *path, const struct version *version, uint64_t device
 	if (error)
 		return error;
 	let_settle(version);
-	*blob = blob_new(version->size);
+	*blob = blob_new_in(source_blobs, version->size);
 	error = *blob ? read_whole(fd, *blob, counts) : ENOMEM;
 	if (!error)
 		error = check(fd, version, device);
@@ -271,7 +273,7 @@ int source_read_chunk(struct files *files, const char *path, const struct versio
 	bool was_open = true;
 	int fd, error = 0;
 
-	*blob = blob_new(length);
+	*blob = blob_new_in(source_blobs, length);
 	if (!*blob)
 		return ENOMEM;
 	/* A descriptor that was kept may have lost its file, or its server: once more anew. */

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from tests.bench import (
     bench_cached,
+    bench_dataset,
     bench_front,
     bench_import,
     bench_job,
@@ -26,6 +27,7 @@ from tests.bench import (
     bench_push,
     bench_sequential,
     bench_store,
+    bench_throughput,
     bench_transport,
     packages,
 )
@@ -50,6 +52,8 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "job": bench_job.run,
     "placement": bench_placement.run,
     "store": bench_store.run,
+    "dataset": bench_dataset.run,
+    "throughput": bench_throughput.run,
 }
 
 
@@ -101,6 +105,9 @@ def arguments() -> argparse.Namespace:
         "--big-mib", type=int, default=1024, metavar="N", help="size of the large file"
     )
     parser.add_argument(
+        "--files", type=int, default=4096, metavar="N", help="how many files a dataset has"
+    )
+    parser.add_argument(
         "--cache",
         type=Path,
         default=default("COPPERFS_BENCH_CACHE", f"{cache}/copperfs-bench"),
@@ -133,6 +140,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], C
         package_sets=(),
         process_counts=options.processes,
         big_mib=options.big_mib,
+        files=options.files,
         wanted=frozenset(options.contestants),
     )
     measures: list[Measure] = []

@@ -38,6 +38,7 @@ class Context:
     package_sets: Sequence[PackageSet]
     process_counts: Sequence[int]
     big_mib: int
+    files: int  # of a dataset
     wanted: frozenset[str]  # names of contestants; empty: all
     notes: list[str] = field(default_factory=list)
 

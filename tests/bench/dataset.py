@@ -1,0 +1,253 @@
+"""A dataset of many files, and a training that reads all of it, shuffled, in each epoch.
+
+The sizes of the files are spread evenly over their logarithms. What is in them is cut from one pool
+of random bytes, at another place for each file, and every file is judged by its digest whenever it
+is read: a wrong byte, or a chunk in the place of another one, is an error like a read that fails.
+
+An *epoch* deals all files out to the nodes that live, in an order drawn from its seed, so that each
+node reads other files in each epoch. Each node has some threads that read their files from its
+mount, one after the other, in reads of 1 MiB. What is done by way of a mount is in the kernel's
+page cache afterwards; all nodes of one machine share that, so a reader gives the pages of a file
+back when it has read it, or the second epoch would be served by the kernel and not by what is
+measured.
+
+Nodes may be killed while an epoch runs (``Fall``). What a killed node had still to read, and what
+it was reading, the others read. An error counts if the node that said it lives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import random
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+READ_BYTES = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
+POOL_BYTES = 17 * MIB
+DIRECTORIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    directory: Path
+    files: list[DataFile]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(each.size for each in self.files)
+
+
+def make_dataset(
+    directory: Path, count: int, smallest: int = 256 * KIB, largest: int = 8 * MIB, seed: int = 1
+) -> Dataset:
+    """Make it, or find it as it was made; in some directories, as datasets are."""
+    tree, index = directory / "data", directory / "index.json"
+    wanted = {"count": count, "smallest": smallest, "largest": largest, "seed": seed}
+    if index.exists():
+        known = json.loads(index.read_text())
+        if known["wanted"] == wanted:
+            return Dataset(tree, [DataFile(*each) for each in known["files"]])
+    numbers = random.Random(seed)
+    pool = memoryview(numbers.randbytes(POOL_BYTES))
+    files = []
+    for number in range(count):
+        size = round(smallest * math.exp(numbers.random() * math.log(largest / smallest)))
+        at = numbers.randrange(POOL_BYTES - size)
+        name = f"part{number % DIRECTORIES:02}/{number:06}.bin"
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pool[at : at + size])
+        files.append(DataFile(name, size, xxhash.xxh3_128_hexdigest(pool[at : at + size])))
+    index.write_text(
+        json.dumps(
+            {
+                "wanted": wanted,
+                "files": [(each.name, each.size, each.digest) for each in files],
+            }
+        )
+    )
+    os.sync()
+    return Dataset(tree, files)
+
+
+def give_back(path: Path) -> None:
+    """Have the kernel forget the pages of this file, as far as they are clean."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def give_back_all(*directories: Path) -> None:
+    """All files below these, with what is dirty written first."""
+    os.sync()
+    for directory in directories:
+        for above, _, names in os.walk(directory):
+            for name in names:
+                try:
+                    give_back(Path(above, name))
+                except FileNotFoundError:  # a chunk that was evicted meanwhile
+                    continue
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A node that is killed when so many files of the epoch have been read."""
+
+    node: int
+    pid: int
+    after_files: int
+
+
+@dataclass(slots=True)
+class Read:
+    """What an epoch took."""
+
+    wall_s: float
+    read_bytes: int
+    errors: list[str]
+    slowest_s: float
+    """The longest that opening and reading one file took."""
+    read_before_fall: set[str] = field(default_factory=set)
+    """Files that had been read, or were being read, when a node was killed."""
+
+
+def read_epoch(
+    dataset: Dataset,
+    mounts: Mapping[int, Path],
+    seed: int,
+    *,
+    readers: int = 2,
+    bytes_per_s: float | None = None,
+    keep_pages: bool = False,
+    fall: Fall | None = None,
+) -> Read:
+    """All files once, by the nodes that live; with *bytes_per_s* each reader computes for as long
+    as it takes at that rate after each file, as a training does."""
+    order = list(dataset.files)
+    random.Random(seed).shuffle(order)
+    nodes = sorted(mounts)
+    epoch = _Epoch(dict(mounts), bytes_per_s, keep_pages, fall)
+    for position, file in enumerate(order):
+        epoch.parts.setdefault(nodes[position % len(nodes)], deque()).append(file)
+    start = time.monotonic()
+    while any(epoch.parts.values()):
+        living = [node for node in nodes if node not in epoch.dead]
+        epoch.deal_what_is_left(living)
+        threads = [
+            threading.Thread(target=epoch.run, args=(node,))
+            for node in living
+            for _ in range(readers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    wall_s = time.monotonic() - start
+    return Read(wall_s, epoch.read_bytes, epoch.errors, epoch.slowest_s, epoch.read_before_fall)
+
+
+@dataclass(slots=True)
+class _Epoch:
+    mounts: dict[int, Path]
+    bytes_per_s: float | None
+    keep_pages: bool
+    fall: Fall | None
+    parts: dict[int, deque[DataFile]] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
+    read_files: int = 0
+    read_bytes: int = 0
+    slowest_s: float = 0.0
+    errors: list[str] = field(default_factory=list)
+    read_before_fall: set[str] = field(default_factory=set)
+    _under_way: set[str] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def deal_what_is_left(self, living: Sequence[int]) -> None:
+        """What dead nodes had still to read, to the others."""
+        left = [file for node in self.dead for file in self.parts.pop(node, ())]
+        for position, file in enumerate(left):
+            node = living[position % len(living)]
+            self.parts.setdefault(node, deque()).append(file)
+
+    def run(self, node: int) -> None:
+        """One reader."""
+        with mmap.mmap(-1, READ_BYTES) as buffer:
+            while (file := self._next(node)) is not None:
+                begun = time.monotonic()
+                error = self._try(node, file, buffer)
+                took_s = time.monotonic() - begun
+                self._done(node, file, error, took_s)
+                if self.bytes_per_s is not None and error is None:
+                    time.sleep(file.size / self.bytes_per_s)
+
+    def _next(self, node: int) -> DataFile | None:
+        with self._lock:
+            part = self.parts.get(node)
+            if node in self.dead or not part:
+                return None
+            file = part.popleft()
+            self._under_way.add(file.name)
+            return file
+
+    def _try(self, node: int, file: DataFile, buffer: mmap.mmap) -> str | None:
+        try:
+            return self._judge(self.mounts[node] / file.name, file, buffer)
+        except OSError as error:
+            return f"{error.strerror} ({file.name})"
+
+    def _judge(self, path: Path, file: DataFile, buffer: mmap.mmap) -> str | None:
+        digest = xxhash.xxh3_128()
+        size = 0
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with memoryview(buffer) as view:
+                while got := os.readv(fd, [view]):
+                    digest.update(view[:got])
+                    size += got
+            if not self.keep_pages:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+        if size != file.size:
+            return f"{size} bytes instead of {file.size} ({file.name})"
+        return None if digest.hexdigest() == file.digest else f"wrong bytes ({file.name})"
+
+    def _done(self, node: int, file: DataFile, error: str | None, took_s: float) -> None:
+        with self._lock:
+            self._under_way.discard(file.name)
+            if error is None:
+                self.read_files += 1
+                self.read_bytes += file.size
+                self.slowest_s = max(self.slowest_s, took_s)
+                self._read.add(file.name)
+            elif node in self.dead:
+                self.parts.setdefault(node, deque()).append(file)
+            else:
+                self.errors.append(f"node {node}: {error}")
+            fall = self.fall
+            if fall is not None and self.read_files >= fall.after_files:
+                self.fall = None
+                self.dead.add(fall.node)
+                self.read_before_fall = self._read | self._under_way
+                os.kill(fall.pid, signal.SIGKILL)
