@@ -54,14 +54,19 @@ from copperfs.core.events import (
     Failed,
     Fetched,
     HaveRead,
+    Heard,
     Leave,
     List,
     Listed,
+    ListingTaken,
     Loaded,
     Look,
     Looked,
     MountsMoved,
     Opened,
+    PartTaken,
+    Pushed,
+    PushedListing,
     Read,
     Scanned,
     Start,
@@ -183,6 +188,8 @@ class Node:
 
     def _step(self, now: float, event: Event) -> list[Action]:
         match event:
+            case Pushed() | PushedListing() | Heard() | PartTaken() | ListingTaken():
+                return self._peering.step(now, event)  # most of what happens
             case Look() | List() | Read() | WantChunk():
                 self.stats.questions += 1
                 return self._questions.ask(now, event)

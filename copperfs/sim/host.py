@@ -149,7 +149,7 @@ class Host:
 
     def attach(self, port: Port) -> None:
         self.port = port
-        self.peers = Peers(port, self.node, self.blobs, self.post, self.with_bytes)
+        self.peers = Peers(port, self.node, self.blobs, self.post, self.post_all, self.with_bytes)
 
     def start(self) -> None:
         self.post(Start())
@@ -224,6 +224,18 @@ class Host:
 
     def post(self, event: Event) -> None:
         """One step, and what it wants."""
+        self._step(event)
+        self._set_alarm()
+        if self._gone is not None and self.node.may_go():
+            self.process.after(0.0, self._go)
+
+    def post_all(self, events: Sequence[Event]) -> None:
+        """The same for several; when to be woken is asked once."""
+        for event in events[:-1]:
+            self._step(event)
+        self.post(events[-1])
+
+    def _step(self, event: Event) -> None:
         now, traced = self.clock.now, self.trace.is_on
         if traced:
             self.trace.event(now, self.me, event)
@@ -237,9 +249,6 @@ class Host:
                 self.peers.send(action)
             else:
                 self._perform(action)
-        self._set_alarm()
-        if self._gone is not None and self.node.may_go():
-            self.process.after(0.0, self._go)
 
     def _set_alarm(self) -> None:
         deadline = self.node.deadline()
@@ -260,6 +269,9 @@ class Host:
 
     def _perform(self, action: Action) -> None:
         match action:
+            case Publish(key):
+                if self.front is not None:
+                    self.front.publish(key)
             case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 assert action.fetch not in self._at_source, f"{action} is begun twice"
                 self._at_source.add(action.fetch)
@@ -299,9 +311,6 @@ class Host:
                 self.happened.append((self.clock.now, action))
             case Send():
                 self.peers.send(action)
-            case Publish(key):
-                if self.front is not None:
-                    self.front.publish(key)
             case Evict(key):
                 if self.front is not None:
                     self.front.forget(key)
