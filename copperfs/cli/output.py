@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from copperfs.config import KIB, format_size
+
 # Without a terminal rich assumes 80 columns and would fold paths in the middle.
 WIDTH_WITHOUT_TERMINAL = 200
 # A sentence names so many nodes; more are counted.
@@ -65,6 +67,15 @@ def print_table(
     right: Sequence[str] = (),
 ) -> None:
     console().print(table(columns, rows, title=title, right=right))
+
+
+def bytes_text(count: int) -> str:
+    """Rounded for people: three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < KIB or unit == "GiB":
+            return f"{count:.3g} {unit}" if unit != "B" else format_size(count)
+        count /= KIB  # type: ignore[assignment]  # a share of the unit from here on
+    raise AssertionError("unreachable")
 
 
 def names_of(members: Sequence[Any]) -> str:

@@ -12,15 +12,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from copperfs.cli.output import answered_text, console, missing_names, print_json, table
-from copperfs.config import format_size
+from copperfs.cli.output import (
+    answered_text,
+    bytes_text,
+    console,
+    missing_names,
+    print_json,
+    table,
+)
 from copperfs.errors import ControlError
 
 NAME = "stats"
 HELP = "show what a mount, or a job, did: operations, hits, bytes, what reached the source"
 
 WATCH_INTERVAL_S = 1.0
-KIB = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +107,7 @@ def _show_objects(objects: Any, *, as_json: bool) -> None:
     if as_json:
         print_json(objects)
         return
-    rows = [(each["kind"], _bytes(each["bytes"]), "/" + each["path"]) for each in objects]
+    rows = [(each["kind"], bytes_text(each["bytes"]), "/" + each["path"]) for each in objects]
     console().print(table(("kind", "size", "path"), rows, right=("size",)))
 
 
@@ -147,12 +152,12 @@ def _job_row(each: Any) -> tuple[str, ...]:
         return ("-",) * len(_JOB_COLUMNS)
     passed = each["bytes"]
     return (
-        _bytes(each["source"]["read_bytes"] + passed["from_source_files"]),
+        bytes_text(each["source"]["read_bytes"] + passed["from_source_files"]),
         str(each["source"]["open"]),
-        _bytes(passed["from_parents"]),
-        _bytes(passed["to_children"]),
-        _bytes(passed["from_memory"]),
-        _bytes(each["cache"]["held_bytes"]),
+        bytes_text(passed["from_parents"]),
+        bytes_text(passed["to_children"]),
+        bytes_text(passed["from_memory"]),
+        bytes_text(each["cache"]["held_bytes"]),
         str(each["hits"]),
         str(each["misses"]),
         str(each["node"]["fallbacks"]),
@@ -167,10 +172,13 @@ def _overlay_table(document: Any) -> Table:
         ("asks to parents", str(node["asks"])),
         ("answers of parents", str(node["answers"])),
         ("questions of children", str(node["peer_questions"])),
-        ("from parents", _bytes(passed["from_parents"])),
-        ("to children", _bytes(passed["to_children"])),
-        ("sent", f"{_bytes(transport['sent_bytes'])} in {transport['sent']} messages"),
-        ("received", f"{_bytes(transport['received_bytes'])} in {transport['received']} messages"),
+        ("from parents", bytes_text(passed["from_parents"])),
+        ("to children", bytes_text(passed["to_children"])),
+        ("sent", f"{bytes_text(transport['sent_bytes'])} in {transport['sent']} messages"),
+        (
+            "received",
+            f"{bytes_text(transport['received_bytes'])} in {transport['received']} messages",
+        ),
         ("joined a fetch under way", str(node["joined"])),
         ("read from the source in another's place", str(node["fallbacks"])),
         ("nodes gone, suspected", f"{members['gone']}, {members['suspects']}"),
@@ -211,18 +219,18 @@ def _tables(document: Any) -> Group:
     at_source = [
         ("opens", str(source["open"])),
         ("reads", str(source["read"])),
-        ("bytes read", _bytes(source["read_bytes"])),
+        ("bytes read", bytes_text(source["read_bytes"])),
         ("stats", str(source["stat"])),
         ("directories scanned", str(source["scandir"])),
-        ("bytes read past the cache", _bytes(document["bytes"]["from_source_files"])),
+        ("bytes read past the cache", bytes_text(document["bytes"]["from_source_files"])),
     ]
     memory = [
-        ("held", f"{_bytes(cache['held_bytes'])} of {_bytes(cache['budget_bytes'])}"),
+        ("held", f"{bytes_text(cache['held_bytes'])} of {bytes_text(cache['budget_bytes'])}"),
         ("things held", str(cache["held"])),
-        ("bytes of files", _bytes(cache["object_bytes"])),
-        ("on its way", _bytes(cache["reserved_bytes"])),
-        ("evicted", f"{cache['evictions']} things, {_bytes(cache['evicted_bytes'])}"),
-        ("given out from memory", _bytes(document["bytes"]["from_memory"])),
+        ("bytes of files", bytes_text(cache["object_bytes"])),
+        ("on its way", bytes_text(cache["reserved_bytes"])),
+        ("evicted", f"{cache['evictions']} things, {bytes_text(cache['evicted_bytes'])}"),
+        ("given out from memory", bytes_text(document["bytes"]["from_memory"])),
     ]
     numbers = ("count", "p50 us", "p90 us", "p99 us")
     return Group(
@@ -232,12 +240,3 @@ def _tables(document: Any) -> Group:
         table(("memory", "amount"), memory, right=("amount",), title="Cache"),
         *([_overlay_table(document)] if document["job"]["roster"] > 1 else []),
     )
-
-
-def _bytes(count: int) -> str:
-    """Rounded for people: three digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < KIB or unit == "GiB":
-            return f"{count:.3g} {unit}" if unit != "B" else format_size(count)
-        count /= KIB  # type: ignore[assignment]  # a share of the unit from here on
-    raise AssertionError("unreachable")

@@ -45,6 +45,8 @@ class Request(IntEnum):
     WARM_UP = 0x18
     WARM_UP_STATE = 0x19
     RESET_ALL = 0x1A
+    PROFILE_BEGIN = 0x1B
+    PROFILE_END = 0x1C
 
 
 OWNER_ONLY = frozenset(
@@ -54,6 +56,8 @@ OWNER_ONLY = frozenset(
         Request.CLEAR,
         Request.CLEAR_LOCAL,
         Request.WARM_UP,
+        Request.PROFILE_BEGIN,
+        Request.PROFILE_END,
     }
 )
 

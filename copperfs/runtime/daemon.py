@@ -60,6 +60,7 @@ from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
 from copperfs.runtime.places import OwnMounts, policy_for
+from copperfs.runtime.profile import Profiler
 from copperfs.runtime.statistics import Statistics
 from copperfs.runtime.users import Users
 from copperfs.source.fetcher import Fetcher
@@ -183,9 +184,15 @@ class Daemon:
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
         job = Job(engine, settings, statistics.document, statistics.reset, self._roster)
+        profiler = Profiler(front, engine, board)
         self._sockets.append(server_end)
         server = ControlServer(
-            server_end, self._answerers(job, statistics, board), {Request.WARM_UP: job.warm_up}
+            server_end,
+            {
+                **self._answerers(job, statistics, board),
+                Request.PROFILE_END: profiler.end,
+            },
+            {Request.WARM_UP: job.warm_up, Request.PROFILE_BEGIN: profiler.begin},
         )
         front.start()
         _raise_read_ahead(settings.mountpoint)
@@ -194,6 +201,7 @@ class Daemon:
             nursery.start_soon(self._run_shedding, front)
             nursery.start_soon(_hear_of_fetched, engine, board)
             nursery.start_soon(grants[0].run)
+            nursery.start_soon(profiler.run)
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
