@@ -33,11 +33,12 @@ def test_rates_are_of_what_happened_between_two_looks(mounted: Mounter, source: 
         [*COPPERFS, "top", "--json", "--count", "4", "--interval", "0.5", mount.mountpoint],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert watching.stdout is not None
-    first = watching.stdout.readline()
-    (mount / "file").read_bytes()
-    rest = watching.stdout.read()
-    assert watching.wait(60) == 0
+    with watching:
+        assert watching.stdout is not None
+        first = watching.stdout.readline()
+        (mount / "file").read_bytes()
+        rest = watching.stdout.read()
+    assert watching.returncode == 0
     views = [json.loads(each + "\n}") for each in (first + rest).split("\n}\n") if each.strip()]
     assert len(views) == 4
     for view in views:
@@ -106,13 +107,14 @@ def test_it_ends_when_the_mount_does(mounted: Mounter) -> None:
         [*COPPERFS, "top", "--interval", "0.2", "--count", "1000", "--json", mount.mountpoint],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert watching.stdout is not None
-    assert watching.stdout.readline() == "{\n"
-    assert mount.umount("--lazy").returncode == 0
-    watching.stdout.read()
-    assert watching.wait(30) == 0
-    assert watching.stderr is not None
-    assert watching.stderr.read() == ""
+    with watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert watching.stdout.readline() == "{\n"
+        assert mount.umount("--lazy").returncode == 0
+        watching.stdout.read()
+        assert watching.stderr.read() == ""
+    assert watching.returncode == 0
 
 
 def test_what_is_no_mount_is_said(tmp_path: Path) -> None:
