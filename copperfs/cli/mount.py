@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         source=os.path.abspath(settings.source),
         log_file=_of_this_node(settings.log_file, own_name(settings)),
         events=_of_this_node(settings.events, own_name(settings)),
+        metrics=metrics_of_this_node(settings.metrics, own_name(settings)),
         mountpoint=os.path.abspath(settings.mountpoint),
     )
     with ended_by_sigterm():
@@ -55,6 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(way, ByMpi):
         return _attend(_start(settings, launched))
     return _run_here(settings, launched)
+
+
+def metrics_of_this_node(where: str | None, name: str) -> str | None:
+    return where if where is None or where.isdecimal() else _of_this_node(where, name)
 
 
 def _of_this_node(path: str | None, name: str) -> str | None:

@@ -95,7 +95,7 @@ def _make_room(directory: str) -> bool:
 
 def _shown(settings: Settings) -> dict[str, object]:
     common = asdict(settings)
-    for name in ("mountpoint", "node_name", "log_file", "events", "listen", "port"):
+    for name in ("mountpoint", "node_name", "log_file", "events", "listen", "port", "metrics"):
         del common[name]
     return common
 
@@ -116,6 +116,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
                 node_name=each.name,
                 log_file=each.log,
                 events=each.events,
+                metrics=None,
             )
             for each in cluster.nodes
         ]
