@@ -69,6 +69,10 @@ list_missing() {
         fi
         need iproute2 has ip
         need util-linux has nsenter
+        # Where it has another name, the tests that need a browser are skipped.
+        if has apt-get >/dev/null; then
+            need chromium has chromium
+        fi
         need nftables has nft
         ;;
     esac

@@ -34,6 +34,7 @@ from copperfs.cli import (
     mount,
     pfs_ask,
     pfs_sim,
+    profile,
     record,
     ring,
     run,
@@ -44,6 +45,7 @@ from copperfs.cli import (
     sim_run,
     sim_sweep,
     stats,
+    top,
     tree,
     umount,
     warmup,
@@ -68,12 +70,14 @@ COMMANDS: tuple[Command, ...] = (
     umount,
     run,
     stats,
+    top,
     tree,
     clear,
     warmup,
     record,
     ring,
     scrub,
+    profile,
     config_show,
     doctor,
     bugreport,
@@ -119,8 +123,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """What follows ``--`` is given to these commands as it is: argparse takes a positional that may
+    be missing for missing as soon as an option stands before it."""
+    if words[:1] != [profile.NAME] or "--" not in words:
+        return build_parser().parse_args(words)
+    end = words.index("--")
+    arguments = build_parser().parse_args(words[:end])
+    arguments.program = list(words[end + 1 :])
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
+    arguments = _parse(sys.argv[1:] if argv is None else list(argv))
     command: Command = arguments.command
     try:
         return command.run(arguments)

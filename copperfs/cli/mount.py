@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         log_file=_of_this_node(settings.log_file, name),
         events=_of_this_node(settings.events, name),
         tier_dir=_of_this_node(settings.tier_dir, name),
+        metrics=metrics_of_this_node(settings.metrics, name),
         mountpoint=os.path.abspath(settings.mountpoint),
     )
     check_tier(settings)
@@ -59,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(way, ByMpi):
         return _attend(_start(settings, launched))
     return _run_here(settings, launched)
+
+
+def metrics_of_this_node(where: str | None, name: str) -> str | None:
+    return where if where is None or where.isdecimal() else _of_this_node(where, name)
 
 
 def _of_this_node(path: str | None, name: str) -> str | None:

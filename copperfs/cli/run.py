@@ -119,6 +119,7 @@ def _settings(
 ) -> Settings:
     """What the daemon is told, the same for all that are to share it."""
     from copperfs.bootstrap.invitation import own_name
+    from copperfs.cli.mount import metrics_of_this_node
     from copperfs.fuse.mounting import absolute
 
     if settings.bootstrap == "mpi":
@@ -137,6 +138,7 @@ def _settings(
         source=os.path.abspath(settings.source),
         log_file=_of_this_node(settings.log_file, name),
         events=_of_this_node(settings.events, name),
+        metrics=metrics_of_this_node(settings.metrics, name),
     )
     if mountpoint is None:
         digest = hashlib.blake2b(f"{job} {settings.to_json()}".encode(), digest_size=4)

@@ -2,8 +2,8 @@
 
 A library that every process maps would have each of thousands of nodes ask its owner, if only to be
 sent elsewhere. So in a job of many nodes (``Limits.crowds_above``) a large file is first asked for
-*up* the tree, like a small one: a parent that reads it, too, has the chunk or is getting it, and the
-root asks the owner. No connection has to be made for that, and nobody is asked by more than its
+*up* the tree, like a small one: a parent that reads it, too, has the chunk or is getting it, and
+the root asks the owner. No connection has to be made for that, and nobody is asked by more than its
 children.
 
 A dataset in large files is no crowd: there each node reads something else, and would have it come
