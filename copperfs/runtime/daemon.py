@@ -82,6 +82,8 @@ HANDLER_TASKS_MAX = 1024
 # What one request or reply on the miss socket may take; without CAP_NET_ADMIN the system's limit
 # (about 400 KiB) holds, and the front asks the kernel for smaller reads.
 SOCKET_BYTES = 4 << 20
+# A sequential reader then has two requests of 1 MiB under way. It is also what is read around each
+# fault of a mapping, so more of it costs chunks that nobody wants (docs/hazards.md).
 READ_AHEAD_KIB = 1024
 # A node takes some 350 bytes in the front's tables; they may use a sixteenth of the budget.
 NODE_BYTES = 350

@@ -5,6 +5,8 @@
  * would bring the GIL's delays to every reader.  Methods that write to /dev/fuse
  * (invalidate_*, shed) may wait for the handlers, so they are called from a
  * worker thread, never from the handlers' own.
+ *
+ * It is long because there are many methods, each of which only converts what it is given.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
