@@ -109,9 +109,8 @@ def _path_table(found: Any, names: dict[int, str]) -> Group:
         return Group(f"{shown}: {bytes_text(found['size'])}, not read in chunks")
     rows = [(names[each["number"]], str(each["chunks"])) for each in found["owners"][:LINES_MAX]]
     more = len(found["owners"]) - len(rows)
-    title = f"{shown}: {bytes_text(found['size'])} in {found['chunks']} chunks"
-    columns = ("owner", "chunks")
     return Group(
-        table(columns, rows, right=("chunks",), title=title),
+        f"{shown}: {bytes_text(found['size'])} in {found['chunks']} chunks",
+        table(("owner", "chunks"), rows, right=("chunks",)),
         *([f"and {more} more nodes"] if more > 0 else []),
     )
