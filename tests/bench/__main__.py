@@ -23,6 +23,7 @@ from tests.bench import (
     bench_import,
     bench_job,
     bench_memory,
+    bench_owners_die,
     bench_placement,
     bench_push,
     bench_sequential,
@@ -53,6 +54,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "placement": bench_placement.run,
     "store": bench_store.run,
     "dataset": bench_dataset.run,
+    "owners-die": bench_owners_die.run,
     "throughput": bench_throughput.run,
 }
 

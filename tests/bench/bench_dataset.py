@@ -166,7 +166,7 @@ def checked(read: Read) -> Read:
 def _directly(dataset: Dataset) -> Trained:
     with stand_in(dataset, NODES) as standing:
         give_back_all(dataset.directory)
-        read = checked(read_epoch(dataset, dict(enumerate(standing.mountpoints)), seed=1))
+        read = checked(read_epoch(dataset, dict(enumerate(standing.mountpoints)), 0))
         return Trained([read.wall_s])
 
 
@@ -177,7 +177,7 @@ def _through_copperfs(context: Context, dataset: Dataset, security: str) -> Trai
         for epoch in range(1 + COLD_EPOCHS + WARM_EPOCHS):
             ready(standing, dataset, *([tiers] if epoch <= COLD_EPOCHS else []))
             before = job.cpu_s()
-            read = checked(read_epoch(dataset, mounts, seed=epoch + 1))
+            read = checked(read_epoch(dataset, mounts, epoch))
             trained.walls_s.append(read.wall_s)
             trained.cpu_s.append(job.cpu_s() - before)
             counted = standing.counts().read_bytes

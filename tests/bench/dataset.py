@@ -4,12 +4,12 @@ The sizes of the files are spread evenly over their logarithms. What is in them 
 of random bytes, at another place for each file, and every file is judged by its digest whenever it
 is read: a wrong byte, or a chunk in the place of another one, is an error like a read that fails.
 
-An *epoch* deals all files out to the nodes that live, in an order drawn from its seed, so that each
-node reads other files in each epoch. Each node has some threads that read their files from its
-mount, one after the other, in reads of 1 MiB. What is done by way of a mount is in the kernel's
-page cache afterwards; all nodes of one machine share that, so a reader gives the pages of a file
-back when it has read it, or the second epoch would be served by the kernel and not by what is
-measured.
+An *epoch* deals all files out to the nodes that live, so that each node reads another part in each
+of as many epochs as there are nodes, and in another order. Each node has some threads that read
+their files from its mount, one after the other, in reads of 1 MiB. What is done by way of a mount
+is in the kernel's page cache afterwards; all nodes of one machine share that, so a reader gives the
+pages of a file back when it has read it, or the second epoch would be served by the kernel and not
+by what is measured.
 
 Nodes may be killed while an epoch runs (``Fall``). What a killed node had still to read, and what
 it was reading, the others read. An error counts if the node that said it lives.
@@ -127,14 +127,24 @@ class Read:
     errors: list[str]
     slowest_s: float
     """The longest that opening and reading one file took."""
-    read_before_fall: set[str] = field(default_factory=set)
-    """Files that had been read, or were being read, when a node was killed."""
+
+
+def deal(dataset: Dataset, nodes: Sequence[int], epoch: int) -> dict[int, list[DataFile]]:
+    """Which node reads which files, in which order."""
+    files = list(dataset.files)
+    random.Random("parts").shuffle(files)
+    parts: dict[int, list[DataFile]] = {node: [] for node in nodes}
+    for position, file in enumerate(files):
+        parts[nodes[(position + epoch) % len(nodes)]].append(file)
+    for node, part in parts.items():
+        random.Random(f"{epoch} {node}").shuffle(part)
+    return parts
 
 
 def read_epoch(
     dataset: Dataset,
     mounts: Mapping[int, Path],
-    seed: int,
+    number: int,
     *,
     readers: int = 2,
     bytes_per_s: float | None = None,
@@ -143,12 +153,10 @@ def read_epoch(
 ) -> Read:
     """All files once, by the nodes that live; with *bytes_per_s* each reader computes for as long
     as it takes at that rate after each file, as a training does."""
-    order = list(dataset.files)
-    random.Random(seed).shuffle(order)
     nodes = sorted(mounts)
     epoch = _Epoch(dict(mounts), bytes_per_s, keep_pages, fall)
-    for position, file in enumerate(order):
-        epoch.parts.setdefault(nodes[position % len(nodes)], deque()).append(file)
+    for node, part in deal(dataset, nodes, number).items():
+        epoch.parts[node] = deque(part)
     start = time.monotonic()
     while any(epoch.parts.values()):
         living = [node for node in nodes if node not in epoch.dead]
@@ -163,7 +171,7 @@ def read_epoch(
         for thread in threads:
             thread.join()
     wall_s = time.monotonic() - start
-    return Read(wall_s, epoch.read_bytes, epoch.errors, epoch.slowest_s, epoch.read_before_fall)
+    return Read(wall_s, epoch.read_bytes, epoch.errors, epoch.slowest_s)
 
 
 @dataclass(slots=True)
@@ -178,9 +186,6 @@ class _Epoch:
     read_bytes: int = 0
     slowest_s: float = 0.0
     errors: list[str] = field(default_factory=list)
-    read_before_fall: set[str] = field(default_factory=set)
-    _under_way: set[str] = field(default_factory=set)
-    _read: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def deal_what_is_left(self, living: Sequence[int]) -> None:
@@ -206,9 +211,7 @@ class _Epoch:
             part = self.parts.get(node)
             if node in self.dead or not part:
                 return None
-            file = part.popleft()
-            self._under_way.add(file.name)
-            return file
+            return part.popleft()
 
     def _try(self, node: int, file: DataFile, buffer: mmap.mmap) -> str | None:
         try:
@@ -235,12 +238,10 @@ class _Epoch:
 
     def _done(self, node: int, file: DataFile, error: str | None, took_s: float) -> None:
         with self._lock:
-            self._under_way.discard(file.name)
             if error is None:
                 self.read_files += 1
                 self.read_bytes += file.size
                 self.slowest_s = max(self.slowest_s, took_s)
-                self._read.add(file.name)
             elif node in self.dead:
                 self.parts.setdefault(node, deque()).append(file)
             else:
@@ -249,5 +250,4 @@ class _Epoch:
             if fall is not None and self.read_files >= fall.after_files:
                 self.fall = None
                 self.dead.add(fall.node)
-                self.read_before_fall = self._read | self._under_way
                 os.kill(fall.pid, signal.SIGKILL)
