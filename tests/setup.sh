@@ -69,6 +69,7 @@ list_missing() {
         fi
         need iproute2 has ip
         need util-linux has nsenter
+        need bubblewrap has bwrap
         # Where they have other names, the tests that need them are skipped.
         if has apt-get >/dev/null; then
             need chromium has chromium
