@@ -69,9 +69,13 @@ list_missing() {
         fi
         need iproute2 has ip
         need util-linux has nsenter
-        # Where it has another name, the tests that need a browser are skipped.
+        need bubblewrap has bwrap
+        # Where they have other names, the tests that need them are skipped.
         if has apt-get >/dev/null; then
             need chromium has chromium
+            need zsh has zsh
+            need fish has fish
+            need mandoc has mandoc
         fi
         need nftables has nft
         ;;

@@ -28,6 +28,7 @@ from copperfs.cli import (
     cluster_status,
     cluster_stop,
     cluster_up,
+    completion,
     config_show,
     doctor,
     keygen,
@@ -52,6 +53,12 @@ from copperfs.cli import (
 )
 from copperfs.cli.output import print_error
 from copperfs.errors import CopperError
+
+# What --help, the man pages and docs/commands.md say of commands that say nothing else.
+EXIT_CODES = """\
+exit codes: 0 done; 1 an error, told in a sentence on standard error; 2 wrong usage; 130
+interrupted.
+"""
 
 
 class Command(Protocol):
@@ -82,6 +89,7 @@ COMMANDS: tuple[Command, ...] = (
     doctor,
     bugreport,
     keygen,
+    completion,
     cluster_up,
     cluster_status,
     cluster_down,
@@ -119,6 +127,9 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=command.HELP, description=command.HELP[0].upper() + command.HELP[1:] + "."
         )
         command.add_arguments(command_parser)
+        command_parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        if "exit codes:" not in (command_parser.epilog or ""):
+            command_parser.epilog = f"{command_parser.epilog or ''}\n{EXIT_CODES}".lstrip("\n")
         command_parser.set_defaults(command=command)
     return parser
 

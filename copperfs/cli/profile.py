@@ -37,7 +37,6 @@ ROWS_SHOWN = 15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("mountpoint", metavar="MNT")
     parser.add_argument("--html", metavar="FILE", help="write a report for a browser as well")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it")

@@ -50,7 +50,6 @@ TRIES_MAX = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--mountpoint",
         metavar="DIR",

@@ -37,7 +37,6 @@ SVG_COLUMNS = 118
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
     parser.add_argument("--all", action="store_true", help="all nodes of the job, as their tree")
     parser.add_argument(
