@@ -11,6 +11,7 @@ from copperfs.core.events import HaveRead, Heard, Loaded
 from copperfs.core.messages import Ask, Redirect
 from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
 from copperfs.core.ring import Ring
+from copperfs.core.rows import Rows
 from copperfs.core.state import NodeStats
 from copperfs.core.suspicion import Patience
 from copperfs.types import ChunkKey, NodeId, Path, RequestId, Version
@@ -318,16 +319,32 @@ def test_one_that_is_sent_to_a_node_that_is_gone_asks_the_owner() -> None:
 
 def test_who_reads_in_a_row_is_read_ahead_for() -> None:
     job = tiered()
+    path = b"lib/larger"
+    job.tree.add(Path(path), 3 * SIZE)
     node = not_owner(job)
     waited = 0
-    for index in chunks(job):
-        request = begin(job, node, index)
+    for index in chunks(job, path):
+        request = begin(job, node, index, path)
         waited += request not in job.daemons[node].answers
         job.run()
-        assert has(job, node, request, index)
-    assert waited < 5
-    assert reads(job) == [1] * len(chunks(job))
-    assert job.daemons[node].node.stats.tier_ahead > 5
+        assert has(job, node, request, index, path)
+    assert waited < 10
+    assert reads(job) == [1] * len(chunks(job, path))
+    assert job.daemons[node].node.stats.tier_ahead > len(chunks(job, path)) - 10
+
+
+@pytest.mark.parametrize(("chunk_bytes", "around"), [(MIB, 2), (256 * KIB, 5), (64 * KIB, 5)])
+def test_what_the_kernel_reads_around_a_page_is_no_row(chunk_bytes: int, around: int) -> None:
+    rows = Rows(chunk_bytes)
+    whole = Version(1000 * chunk_bytes, 1, 2, 3)
+
+    def ahead(index: int) -> list[int]:
+        return [each.index for each in rows.next(ChunkKey(LARGE, whole, index))]
+
+    for start in (500, 100, 900):
+        assert [ahead(start + each) for each in range(around)] == [[]] * around
+    assert ahead(900 + around) == [901 + around]
+    assert ahead(901 + around) == [902 + around, 903 + around]
 
 
 def test_who_jumps_about_gets_what_it_asks_for_and_nothing_else() -> None:
