@@ -161,6 +161,12 @@ def _choice(*choices: str) -> Kind:
     return Kind("|".join(choices), parse)
 
 
+def _parse_metrics(text: str) -> str:
+    if text.isdecimal() and not 1 <= int(text) <= 65535:
+        raise ValueError(f"{text!r} is no port; write a number from 1 to 65535, or a file")
+    return _parse_text(text)
+
+
 def _parse_fanout(text: str) -> str:
     if text == "copper":
         return text
@@ -724,6 +730,17 @@ class Settings:
             "What happens to the nodes is appended to this file, a line of JSON each, in which %h "
             "stands for the node's name: who was lost, silent, gone or back, and who turned to "
             "another parent.",
+            optional=True,
+        ),
+    )
+    metrics: str | None = field(
+        default=None,
+        metadata=_option(
+            DAEMON,
+            Kind("PORT|FILE", _parse_metrics),
+            "Give the statistics to Prometheus: at http://127.0.0.1:PORT/metrics, for processes of "
+            "this node only, or in a file that is written each 15 seconds (for the textfile "
+            "collector of its node_exporter), in which %h stands for the node's name.",
             optional=True,
         ),
     )

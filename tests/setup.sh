@@ -69,6 +69,14 @@ list_missing() {
         fi
         need iproute2 has ip
         need util-linux has nsenter
+        need bubblewrap has bwrap
+        # Where they have other names, the tests that need them are skipped.
+        if has apt-get >/dev/null; then
+            need chromium has chromium
+            need zsh has zsh
+            need fish has fish
+            need mandoc has mandoc
+        fi
         need nftables has nft
         ;;
     esac

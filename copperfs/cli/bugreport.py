@@ -18,7 +18,6 @@ no keys, but paths: look into it before you send it.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "mountpoints", metavar="MNT", nargs="*", help="mount points (all of this user, here)"
     )

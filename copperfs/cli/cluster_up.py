@@ -23,6 +23,7 @@ OWN = frozenset(
     [
         *("bootstrap", "rendezvous", "nodes", "hostfile", "key_file"),
         *("node_name", "listen", "port", "foreground", "log_file", "events"),
+        "metrics",
     ]
 )
 

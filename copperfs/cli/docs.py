@@ -1,11 +1,14 @@
-"""``python -m copperfs.cli.docs > docs/options.md``: the option table as a document.
+"""Documents made from what the program itself says; tests compare them.
 
-A test compares the document with the table.
+python -m copperfs.cli.docs > docs/options.md
+python -m copperfs.cli.docs commands > docs/commands.md
 """
 
 import sys
 
+from copperfs.cli.main import build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE, default_text
+from copperfs.cli.pages import Argument, Page, pages
 from copperfs.config import OPTIONS, SWITCH, Option
 
 HEADER = f"""\
@@ -50,5 +53,55 @@ def _section(option: Option) -> str:
     )
 
 
+# ---- the commands --------------------------------------------------------------------------------
+
+COMMANDS_HEADER = """\
+# Commands
+
+<!-- Made by `python -m copperfs.cli.docs commands > docs/commands.md` from what --help says. -->
+
+Every command has `--help` and a man page (`man copperfs-mount`), and ends with one sentence on
+standard error if it cannot do what it was asked for. Those that print have `--json`. Colours are
+shown on terminals only, and not if `NO_COLOR` is set; bars of progress on terminals only.
+`copperfs completion` has shells complete all of this.
+
+"""
+
+
+def render_commands() -> str:
+    found = list(pages(build_parser()))
+    lines = ["| command | |", "| --- | --- |"]
+    for page in found:
+        anchor = f"copperfs-{page.name.replace(' ', '-')}"
+        lines.append(f"| [`{page.name}`](#{anchor}) | {_cell(page.summary)} |")
+    return COMMANDS_HEADER + "\n".join(lines) + "\n" + "".join(map(_command_section, found))
+
+
+def _command_section(page: Page) -> str:
+    text, codes = page.paragraphs
+    own = [each for each in page.arguments if each.group == "" and each.flags != ("-h", "--help")]
+    rows = "".join(
+        f"| `{_cell(_spelled(each))}` | {_cell(each.help or 'the command, after --')} |\n"
+        for each in own
+    )
+    table = f"| | |\n| --- | --- |\n{rows}" if rows else ""
+    options = any(each.group for each in page.arguments)
+    return (
+        f"\n## copperfs {page.name}\n\n`{page.usage}`\n\n{page.summary}.\n"
+        + (f"\n{' '.join(text.split())}\n" if text else "")
+        + (f"\n{table}" if table else "")
+        + ("\nIt also takes the [options](options.md) of a mount.\n" if options else "")
+        + f"\nExit codes: {' '.join(codes.split())}\n"
+    )
+
+
+def _spelled(argument: Argument) -> str:
+    return " ".join(filter(None, [", ".join(argument.flags), argument.metavar]))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.stdout.write(render_commands() if sys.argv[1:] == ["commands"] else render())

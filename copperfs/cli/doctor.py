@@ -21,7 +21,6 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "path",
         metavar="MNT",

@@ -28,12 +28,14 @@ from copperfs.cli import (
     cluster_status,
     cluster_stop,
     cluster_up,
+    completion,
     config_show,
     doctor,
     keygen,
     mount,
     pfs_ask,
     pfs_sim,
+    profile,
     record,
     ring,
     run,
@@ -44,12 +46,19 @@ from copperfs.cli import (
     sim_run,
     sim_sweep,
     stats,
+    top,
     tree,
     umount,
     warmup,
 )
 from copperfs.cli.output import print_error
 from copperfs.errors import CopperError
+
+# What --help, the man pages and docs/commands.md say of commands that say nothing else.
+EXIT_CODES = """\
+exit codes: 0 done; 1 an error, told in a sentence on standard error; 2 wrong usage; 130
+interrupted.
+"""
 
 
 class Command(Protocol):
@@ -68,16 +77,19 @@ COMMANDS: tuple[Command, ...] = (
     umount,
     run,
     stats,
+    top,
     tree,
     clear,
     warmup,
     record,
     ring,
     scrub,
+    profile,
     config_show,
     doctor,
     bugreport,
     keygen,
+    completion,
     cluster_up,
     cluster_status,
     cluster_down,
@@ -115,12 +127,26 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=command.HELP, description=command.HELP[0].upper() + command.HELP[1:] + "."
         )
         command.add_arguments(command_parser)
+        command_parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        if "exit codes:" not in (command_parser.epilog or ""):
+            command_parser.epilog = f"{command_parser.epilog or ''}\n{EXIT_CODES}".lstrip("\n")
         command_parser.set_defaults(command=command)
     return parser
 
 
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """What follows ``--`` is given to these commands as it is: argparse takes a positional that may
+    be missing for missing as soon as an option stands before it."""
+    if words[:1] != [profile.NAME] or "--" not in words:
+        return build_parser().parse_args(words)
+    end = words.index("--")
+    arguments = build_parser().parse_args(words[:end])
+    arguments.program = list(words[end + 1 :])
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
+    arguments = _parse(sys.argv[1:] if argv is None else list(argv))
     command: Command = arguments.command
     try:
         return command.run(arguments)

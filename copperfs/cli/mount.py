@@ -14,7 +14,6 @@ from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import print_progress
 from copperfs.config import Settings, check_tier
-from copperfs.errors import MountError
 
 if TYPE_CHECKING:
     import subprocess
@@ -32,25 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = resolve_settings(arguments.mountpoint, arguments)
-    from copperfs.bootstrap.invitation import own_name
     from copperfs.bootstrap.launch import ByMpi, launch
+    from copperfs.cli.this_node import on_this_node, prepare, with_tier_size
 
-    name = own_name(settings)
-    settings = replace(
-        settings,
-        source=os.path.abspath(settings.source),
-        log_file=_of_this_node(settings.log_file, name),
-        events=_of_this_node(settings.events, name),
-        tier_dir=_of_this_node(settings.tier_dir, name),
-        mountpoint=os.path.abspath(settings.mountpoint),
-    )
+    settings = replace(on_this_node(settings), mountpoint=os.path.abspath(settings.mountpoint))
     check_tier(settings)
-    settings = _with_tier_size(settings)
+    settings = with_tier_size(settings)
     with ended_by_sigterm():
         way, launched = launch(
             settings,
             os.environ,
-            prepare=lambda: refuse_if_mounted(settings.mountpoint),
+            prepare=lambda: prepare(settings),
             tell=print_progress,
         )
     if not settings.foreground:
@@ -59,37 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(way, ByMpi):
         return _attend(_start(settings, launched))
     return _run_here(settings, launched)
-
-
-def _of_this_node(path: str | None, name: str) -> str | None:
-    return path and os.path.abspath(path.replace("%h", name))
-
-
-def _with_tier_size(settings: Settings) -> Settings:
-    """Said here, once, because the other nodes are told of it."""
-    if settings.tier_dir is None or settings.tier_size_bytes is not None:
-        return settings
-    from copperfs.store.room import default_budget_bytes
-
-    return replace(settings, tier_size_bytes=default_budget_bytes(settings.tier_dir))
-
-
-def refuse_if_mounted(mountpoint: str) -> None:
-    from copperfs.fuse.mounting import FSTYPE, absolute, answers, clean_up_stale, mount_at
-
-    mountpoint = absolute(mountpoint)
-    clean_up_stale(mountpoint)
-    mounted = mount_at(mountpoint)
-    if mounted is None or mounted.fstype != FSTYPE:
-        return
-    if answers(mountpoint):
-        raise MountError(
-            f"{mountpoint} is mounted already; unmount it with: copperfs umount {mountpoint}"
-        )
-    raise MountError(
-        f"{mountpoint} is mounted and does not answer; "
-        f"clean it up with: copperfs umount --lazy {mountpoint}"
-    )
 
 
 def _run_here(settings: Settings, launch: "Launch | None") -> int:

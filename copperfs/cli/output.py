@@ -69,6 +69,15 @@ def print_table(
     console().print(table(columns, rows, title=title, right=right))
 
 
+def bytes_text(count: int) -> str:
+    """Rounded for people: three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < KIB or unit == "GiB":
+            return f"{count:.3g} {unit}" if unit != "B" else format_size(count)
+        count /= KIB  # type: ignore[assignment]  # a share of the unit from here on
+    raise AssertionError("unreachable")
+
+
 def names_of(members: Sequence[Any]) -> str:
     """Nodes, as the documents about all nodes have them, for a sentence."""
     names = [printable(each["name"]) for each in members[:NAMES_MAX]]
@@ -90,15 +99,6 @@ def missing_names(missing: Sequence[Any]) -> str:
     behind = [each for each in missing if each["behind"] is not None]
     text = names_of(silent)
     return f"{text}, and not reached behind them {names_of(behind)}" if behind else text
-
-
-def rounded(size_bytes: float) -> str:
-    """A size for people: three digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < KIB or unit == "GiB":
-            return f"{size_bytes:.3g} {unit}" if unit != "B" else format_size(int(size_bytes))
-        size_bytes /= KIB
-    raise AssertionError("unreachable")
 
 
 def print_json(data: object) -> None:

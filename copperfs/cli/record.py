@@ -16,7 +16,14 @@ NAME = "record"
 HELP = "write down what a command reads through the mount"
 
 
+EPILOG = """\
+exit codes: that of the command; 128 and the number of the signal that ended it; 1 if copperfs
+failed.
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
     parser.add_argument("mountpoint", metavar="MOUNTPOINT")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the manifest")
     parser.add_argument("program", metavar="COMMAND", nargs="+", help="after --, as on its own")

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group
 
-from copperfs.cli.output import answered_text, console, print_json, printable, rounded, table
+from copperfs.cli.output import answered_text, bytes_text, console, print_json, printable, table
 from copperfs.errors import ControlError
 
 NAME = "ring"
@@ -98,20 +98,19 @@ def _row(each: Any) -> tuple[str, ...]:
     return (
         each["name"],
         f"{each['share']:.2%}",
-        f"{rounded(each['memory_bytes'])}, {each['memory_chunks']} chunks",
-        f"{rounded(each['disk_bytes'])}, {each['disk_chunks']} chunks",
+        f"{bytes_text(each['memory_bytes'])}, {each['memory_chunks']} chunks",
+        f"{bytes_text(each['disk_bytes'])}, {each['disk_chunks']} chunks",
     )
 
 
 def _path_table(found: Any, names: dict[int, str]) -> Group:
     shown = printable(found["path"])
     if not found["chunks"]:
-        return Group(f"{shown}: {rounded(found['size'])}, not read in chunks")
+        return Group(f"{shown}: {bytes_text(found['size'])}, not read in chunks")
     rows = [(names[each["number"]], str(each["chunks"])) for each in found["owners"][:LINES_MAX]]
     more = len(found["owners"]) - len(rows)
-    title = f"{shown}: {rounded(found['size'])} in {found['chunks']} chunks"
-    columns = ("owner", "chunks")
     return Group(
-        table(columns, rows, right=("chunks",), title=title),
+        f"{shown}: {bytes_text(found['size'])} in {found['chunks']} chunks",
+        table(("owner", "chunks"), rows, right=("chunks",)),
         *([f"and {more} more nodes"] if more > 0 else []),
     )

@@ -23,7 +23,7 @@ from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import print_error, print_progress
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
-from copperfs.config import Settings
+from copperfs.config import Settings, check_tier
 from copperfs.errors import ConfigError, CopperError, LaunchError, MountError
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ TRIES_MAX = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--mountpoint",
         metavar="DIR",
@@ -118,7 +117,7 @@ def _settings(
     settings: Settings, mountpoint: str | None, beside: "Companions", job: str
 ) -> Settings:
     """What the daemon is told, the same for all that are to share it."""
-    from copperfs.bootstrap.invitation import own_name
+    from copperfs.cli.this_node import on_this_node
     from copperfs.fuse.mounting import absolute
 
     if settings.bootstrap == "mpi":
@@ -131,21 +130,13 @@ def _settings(
     elif settings.hostfile is None and settings.bootstrap != "none":
         directory = settings.rendezvous or os.path.expanduser(RENDEZVOUS_DEFAULT)
         settings = replace(settings, rendezvous=directory, nodes=beside.nodes)
-    name = own_name(settings)
-    settings = replace(
-        settings,
-        source=os.path.abspath(settings.source),
-        log_file=_of_this_node(settings.log_file, name),
-        events=_of_this_node(settings.events, name),
-    )
+    settings = on_this_node(settings)
     if mountpoint is None:
         digest = hashlib.blake2b(f"{job} {settings.to_json()}".encode(), digest_size=4)
         mountpoint = f"/tmp/copperfs-{os.getuid()}-{job[:40]}-{digest.hexdigest()}"
-    return replace(settings, mountpoint=absolute(mountpoint))
-
-
-def _of_this_node(path: str | None, name: str) -> str | None:
-    return path and os.path.abspath(path.replace("%h", name))
+    settings = replace(settings, mountpoint=absolute(mountpoint))
+    check_tier(settings)
+    return settings
 
 
 def _rewriter(settings: Settings) -> Rewriter:
@@ -205,14 +196,15 @@ def _begin(
     from copperfs.bootstrap.launch import launch, line_of
     from copperfs.bootstrap.users import Line, Use
     from copperfs.bootstrap.users import line_of as line_of_users
-    from copperfs.cli.mount import refuse_if_mounted
+    from copperfs.cli.this_node import prepare, with_tier_size
     from copperfs.fuse.starting import DAEMON_STARTS_WITHIN_S, let_live, starting_daemon
 
     _make(settings.mountpoint, private=remove)
+    settings = with_tier_size(settings)
     _, launched = launch(
         settings,
         os.environ,
-        prepare=lambda: refuse_if_mounted(settings.mountpoint),
+        prepare=lambda: prepare(settings),
         tell=print_progress,
         rank_is_node=False,
     )

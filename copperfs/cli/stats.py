@@ -12,7 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from copperfs.cli.output import answered_text, console, missing_names, print_json, rounded, table
+from copperfs.cli.output import (
+    answered_text,
+    bytes_text,
+    console,
+    missing_names,
+    print_json,
+    table,
+)
 from copperfs.errors import ControlError
 
 NAME = "stats"
@@ -100,7 +107,7 @@ def _show_objects(objects: Any, *, as_json: bool) -> None:
     if as_json:
         print_json(objects)
         return
-    rows = [(each["kind"], rounded(each["bytes"]), "/" + each["path"]) for each in objects]
+    rows = [(each["kind"], bytes_text(each["bytes"]), "/" + each["path"]) for each in objects]
     console().print(table(("kind", "size", "path"), rows, right=("size",)))
 
 
@@ -147,12 +154,12 @@ def _job_row(each: Any) -> tuple[str, ...]:
         return ("-",) * len(_JOB_COLUMNS)
     passed = each["bytes"]
     return (
-        rounded(each["source"]["read_bytes"] + passed["from_source_files"]),
+        bytes_text(each["source"]["read_bytes"] + passed["from_source_files"]),
         str(each["source"]["open"]),
-        rounded(passed["from_parents"]),
-        rounded(passed["to_children"]),
-        rounded(passed["from_memory"]),
-        rounded(each["cache"]["held_bytes"]),
+        bytes_text(passed["from_parents"]),
+        bytes_text(passed["to_children"]),
+        bytes_text(passed["from_memory"]),
+        bytes_text(each["cache"]["held_bytes"]),
         str(each["hits"]),
         str(each["misses"]),
         str(each["node"]["fallbacks"]),
@@ -167,10 +174,13 @@ def _overlay_table(document: Any) -> Table:
         ("asks to parents", str(node["asks"])),
         ("answers of parents", str(node["answers"])),
         ("questions of children", str(node["peer_questions"])),
-        ("from parents", rounded(passed["from_parents"])),
-        ("to children", rounded(passed["to_children"])),
-        ("sent", f"{rounded(transport['sent_bytes'])} in {transport['sent']} messages"),
-        ("received", f"{rounded(transport['received_bytes'])} in {transport['received']} messages"),
+        ("from parents", bytes_text(passed["from_parents"])),
+        ("to children", bytes_text(passed["to_children"])),
+        ("sent", f"{bytes_text(transport['sent_bytes'])} in {transport['sent']} messages"),
+        (
+            "received",
+            f"{bytes_text(transport['received_bytes'])} in {transport['received']} messages",
+        ),
         ("joined a fetch under way", str(node["joined"])),
         ("read from the source in another's place", str(node["fallbacks"])),
         ("nodes gone, suspected", f"{members['gone']}, {members['suspects']}"),
@@ -200,8 +210,8 @@ def _tier_table(tier: Any) -> Table:
         ("held in memory", _of(memory)),
         ("held on the disk", _of(disk)),
         ("evicted from memory, from the disk", f"{memory['evictions']}, {disk['evictions']}"),
-        ("written to the disk", rounded(disk["written_bytes"])),
-        ("waiting to be written", rounded(disk["backlog_bytes"])),
+        ("written to the disk", bytes_text(disk["written_bytes"])),
+        ("waiting to be written", bytes_text(disk["backlog_bytes"])),
         ("refused by the disk", str(disk["refused"])),
         ("damaged on the disk", str(disk["erasures"])),
     ]
@@ -217,7 +227,7 @@ def _tier_table(tier: Any) -> Table:
 
 
 def _of(level: Any) -> str:
-    budget, held = rounded(level["budget_bytes"]), rounded(level["held_bytes"])
+    budget, held = bytes_text(level["budget_bytes"]), bytes_text(level["held_bytes"])
     return f"{held} of {budget}, {level['held']} chunks"
 
 
@@ -250,18 +260,18 @@ def _tables(document: Any) -> Group:
     at_source = [
         ("opens", str(source["open"])),
         ("reads", str(source["read"])),
-        ("bytes read", rounded(source["read_bytes"])),
+        ("bytes read", bytes_text(source["read_bytes"])),
         ("stats", str(source["stat"])),
         ("directories scanned", str(source["scandir"])),
-        ("bytes read past the cache", rounded(document["bytes"]["from_source_files"])),
+        ("bytes read past the cache", bytes_text(document["bytes"]["from_source_files"])),
     ]
     memory = [
-        ("held", f"{rounded(cache['held_bytes'])} of {rounded(cache['budget_bytes'])}"),
+        ("held", f"{bytes_text(cache['held_bytes'])} of {bytes_text(cache['budget_bytes'])}"),
         ("things held", str(cache["held"])),
-        ("bytes of files", rounded(cache["object_bytes"])),
-        ("on its way", rounded(cache["reserved_bytes"])),
-        ("evicted", f"{cache['evictions']} things, {rounded(cache['evicted_bytes'])}"),
-        ("given out from memory", rounded(document["bytes"]["from_memory"])),
+        ("bytes of files", bytes_text(cache["object_bytes"])),
+        ("on its way", bytes_text(cache["reserved_bytes"])),
+        ("evicted", f"{cache['evictions']} things, {bytes_text(cache['evicted_bytes'])}"),
+        ("given out from memory", bytes_text(document["bytes"]["from_memory"])),
     ]
     numbers = ("count", "p50 us", "p90 us", "p99 us")
     return Group(

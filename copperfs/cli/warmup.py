@@ -24,7 +24,14 @@ POLL_EVERY_S = 0.1
 LINKS_MAX = 40
 
 
+EPILOG = """\
+exit codes: 0 if every node holds the set; 1 if not, or if nothing was done; 2 wrong usage; 130
+interrupted.
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
     parser.add_argument("mountpoint", metavar="MOUNTPOINT")
     parser.add_argument(
         "paths",

@@ -119,7 +119,7 @@ def _make_tier_top(cluster: Cluster) -> None:
 
 def _shown(settings: Settings) -> dict[str, object]:
     common = asdict(settings)
-    for name in ("mountpoint", "node_name", "log_file", "events", "listen", "port"):
+    for name in ("mountpoint", "node_name", "log_file", "events", "listen", "port", "metrics"):
         del common[name]
     return common
 
@@ -141,6 +141,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
                 log_file=each.log,
                 events=each.events,
                 tier_dir=each.tier_dir,
+                metrics=None,
             )
             for each in cluster.nodes
         ]

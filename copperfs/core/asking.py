@@ -44,7 +44,7 @@ from copperfs.core.actions import (
 from copperfs.core.events import Question, Read
 from copperfs.core.links import Links, Stream
 from copperfs.core.messages import PASSED_MAX, Ask, How, What, Withdraw
-from copperfs.core.routing import Routing
+from copperfs.core.routing import Routing, Way
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
 from copperfs.types import BlobId, ChunkKey, FetchId, NodeId, Version
 
@@ -89,6 +89,8 @@ class Fetch:
     """The one that it asks for a chunk because its owner said so."""
     how: How = How.ANY
     """How the owner is asked."""
+    goes_up: bool = False
+    """It goes up the tree for a chunk, and not to its owner."""
     slow_at: float = 0.0
     """When those whom it asks have had their time."""
     look_at: float | None = None
@@ -193,6 +195,9 @@ class Asking:
     def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* said that it cannot give it, for a reason of its own."""
         actions = self.answered(fetch, peer)
+        if fetch.goes_up:
+            fetch.goes_up = False
+            return actions + self._go(now, fetch)
         if peer == fetch.named:
             fetch.named, fetch.how = None, How.DIRECT
             return actions + self._go(now, fetch)
@@ -216,25 +221,30 @@ class Asking:
     def asked_as_owner(self, now: float, fetch: Fetch) -> list[Action]:
         """Somebody takes this node for the owner of a chunk. Whoever is asked as such waits for
         nobody but those before itself: the one that was named to it may be waiting for it."""
-        if fetch.named is None:
+        if fetch.at_source or (fetch.named is None and not fetch.goes_up):
             return []
-        fetch.named, fetch.how = None, How.DIRECT
-        return self._go(now, fetch)
+        waits_for = list(fetch.asks) if fetch.goes_up else [fetch.named]
+        actions: list[Action] = []
+        for peer in waits_for:
+            if peer in fetch.asks:
+                actions += self.withdraw(fetch, peer)
+        fetch.named, fetch.how, fetch.goes_up = None, How.DIRECT, False
+        return actions + self._go(now, fetch)
 
     def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
         """The source could not be read in the place of others. None if that is the last word:
         nobody else was asked, or can be."""
         if not fetch.in_place:
             return None
-        peer = None
+        way = Way()
         if not self._has_good_ask(fetch):
-            peer = self.routing.way(now, fetch.subject, fetch.tree, fetch.passed).peer
-            if peer is None and not fetch.asks:
+            way = self._way(now, fetch)
+            if way.peer is None and not fetch.asks:
                 return None
         fetch.at_source = fetch.in_place = False
         actions = self._stop_falling(fetch)
-        if peer is not None:
-            actions += self._ask(now, fetch, peer)
+        if way.peer is not None:
+            actions += self._ask(now, fetch, way.peer, goes_up=way.goes_up)
         self._look_by(fetch, self._patient_until(now, fetch))
         return actions
 
@@ -281,6 +291,9 @@ class Asking:
 
     def _pass_over(self, now: float, fetch: Fetch) -> None:
         """Those whom it asks have had their time."""
+        if fetch.goes_up:
+            fetch.goes_up = False  # to the owner, then, who may be one of them
+            return
         fetch.passed |= set(fetch.asks)
         if fetch.subject[0] is not Kind.CHUNK or self.routing.owners is None:
             return
@@ -309,12 +322,14 @@ class Asking:
             actions = self._ask_named(now, fetch, fetch.named)
             if actions is not None:
                 return actions
-        way = self.routing.way(now, fetch.subject, fetch.tree, fetch.passed)
+        way = self._way(now, fetch)
         if way.peer is None and not way.in_place and not fetch.in_place:
             return self._read_source(fetch)
         self._look_by(fetch, self._patient_until(now, fetch))
         if way.peer is not None:
-            return [] if way.peer in fetch.asks else self._ask(now, fetch, way.peer)
+            if way.peer in fetch.asks:
+                return []
+            return self._ask(now, fetch, way.peer, goes_up=way.goes_up)
         if fetch.in_place:
             return []
         if fetch.passed and way.many_might:
@@ -326,6 +341,9 @@ class Asking:
         if way.meanwhile is not None and not fetch.asks:
             return self._ask(now, fetch, way.meanwhile)
         return []
+
+    def _way(self, now: float, fetch: Fetch) -> Way:
+        return self.routing.way(now, fetch.subject, fetch.tree, fetch.passed, goes_up=fetch.goes_up)
 
     def _ask_named(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action] | None:
         """None: it cannot be asked, so the owner is to give the chunk itself."""
@@ -339,7 +357,9 @@ class Asking:
         fetch.named, fetch.how = None, How.DIRECT
         return None
 
-    def _ask(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+    def _ask(
+        self, now: float, fetch: Fetch, peer: NodeId, *, goes_up: bool = False
+    ) -> list[Action]:
         kind, path, version = fetch.subject
         number = self._next_ask
         self._next_ask += 1
@@ -348,7 +368,7 @@ class Asking:
         fetch.asks[peer] = Pending(number)
         self.routing.owes(now, peer)
         if isinstance(version, ChunkKey):
-            how = How.HELD if peer == fetch.named else fetch.how
+            how = How.HELD if peer == fetch.named else How.TREE if goes_up else fetch.how
             passed = tuple(sorted(fetch.passed))[:PASSED_MAX]
             message = Ask(
                 number,

@@ -9,12 +9,13 @@ What was read from the source goes to the disk after it was given to those who w
 to the disk nowhere else, so that each chunk is on one node's.
 
 An owner that many ask at the same time gives a chunk to some of them and sends the others there
-(``takers.py``). Who was sent asks for what is *held*, and never causes another fetch.
+(``takers.py``). Who was sent asks for what is *held*, and never causes another fetch. In a job of
+very many nodes what they all read comes up the tree instead (``crowds.py``).
 
-So there are two kinds of waiting for another node: for an owner, which is before oneself in the
-chunk's order, and for one that was named, which came to the owner earlier. Mixed they could make a
-circle, when an owner is gone and one that it had sent elsewhere is the next one: therefore whoever
-is asked as an owner no longer waits for one that was named to it.
+So there are three kinds of waiting for another node: for one above in the tree; for an owner, which
+is before oneself in the chunk's order; and for one that was named, which came to the owner earlier.
+Mixed they could make a circle, when an owner is gone and one that it had sent elsewhere is the next
+one: therefore whoever is asked as an owner waits for other owners only.
 """
 
 import errno
@@ -24,6 +25,7 @@ from copperfs.core.actions import Action, Send, StoreChunk
 from copperfs.core.ahead import NOBODY, is_nobodys
 from copperfs.core.answers import Answers
 from copperfs.core.asking import Fetch
+from copperfs.core.crowds import Crowds
 from copperfs.core.events import HaveRead, Loaded, Read, WantChunk
 from copperfs.core.fetches import Fetches
 from copperfs.core.links import Links
@@ -49,10 +51,13 @@ class Chunks:
     fetches: Fetches
     answers: Answers
     routing: Routing
+    crowds: Crowds = field(init=False)
     takers: Takers = field(init=False)
     rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:
+        nodes = 1 if self.routing.trees is None else self.routing.trees.nodes
+        self.crowds = Crowds(self.policy, nodes > self.limits.crowds_above)
         self.takers = Takers(self.limits.takers_max)
         self.rows = Rows(self.limits.chunk_bytes)
 
@@ -73,13 +78,18 @@ class Chunks:
         last = (question.version.size - 1) // chunk_bytes
         index = min(question.offset // chunk_bytes, last)
         key = ChunkKey(question.path, question.version, index)
-        actions = self.want(now, WantChunk(question.request, key))
-        for each in self.rows.next(key):
-            actions += self._fetch_ahead(now, each)
+        how = How.TREE if self.crowds.goes_up(now, question.path) else How.ANY
+        actions = self.want(now, WantChunk(question.request, key, how))
+        if question.size:
+            ends_in = min((question.offset + question.size - 1) // chunk_bytes, last)
+            for each in self.rows.next(key, ends_in):
+                actions += self._fetch_ahead(now, each)
         return actions
 
     def want(self, now: float, question: WantChunk) -> list[Action]:
         blob = self.tier.blob(question.key)
+        if question.how is How.TREE and not self._is_shared(now, question, blob):
+            return self.answers.with_error(question, errno.EAGAIN)
         if blob is not None:
             self.stats.answered_from_shelf += 1
             self.stats.tier_from_memory += 1
@@ -87,8 +97,10 @@ class Chunks:
         subject = _subject(question.key)
         running = self.fetches.join(subject, question)
         if running is not None:
-            served = isinstance(question.request, PeerRequest) and question.how is not How.HELD
-            return self.fetches.asking.asked_as_owner(now, running) if served else []
+            as_owner = question.how in (How.ANY, How.DIRECT)
+            if as_owner and isinstance(question.request, PeerRequest):
+                return self.fetches.asking.asked_as_owner(now, running)
+            return []
         if question.how is How.HELD:
             return self.answers.with_error(question, errno.EAGAIN)
         return self.fetches.begin(now, subject, question)
@@ -109,6 +121,18 @@ class Chunks:
                 return [Send(peer, Redirect(ask.number, self.stats.epoch, other))]
         return self.want(now, question)
 
+    def _is_shared(self, now: float, question: WantChunk, blob: BlobId | None) -> bool:
+        """Whether what goes up the tree for this file is wanted by more than one. This node itself
+        is never refused: its parent says."""
+        subject = _subject(question.key)
+        shared = blob is not None or self.fetches.is_under_way(subject)
+        is_crowd = self.crowds.asked(now, question.path, shared=shared)
+        return shared or is_crowd or not isinstance(question.request, PeerRequest)
+
+    def goes_alone(self, now: float, fetch: Fetch) -> None:
+        """A parent has said that nobody else reads this file where this node does."""
+        self.crowds.goes_alone(now, fetch.subject[1])
+
     def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action]:
         """If nobody has to wait for room, and nothing that is waited for has to go."""
         subject = _subject(key)
@@ -118,7 +142,8 @@ class Chunks:
         if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=owned):
             return []
         self.stats.tier_ahead += 1
-        return self.fetches.begin(now, subject, WantChunk(NOBODY, key))
+        how = How.TREE if self.crowds.goes_up(now, key.path) else How.ANY
+        return self.fetches.begin(now, subject, WantChunk(NOBODY, key, how))
 
     def _answer(self, now: float, question: WantChunk, blob: BlobId) -> list[Action]:
         size = self.tier.size_of(question.key)

@@ -57,6 +57,9 @@ class Read:
     """Nothing follows from it for what is beside it: who asks reads a list."""
     offset: int = 0
     """Where to read: it says which chunk is asked for, if the file is one of the data tier."""
+    size: int = 1
+    """How many bytes are read there at once: chunks that one read spans do not make a row. 0: the
+    question for its first chunk has told."""
 
 
 @dataclass(frozen=True, slots=True)

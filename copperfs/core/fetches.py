@@ -23,6 +23,7 @@ from copperfs.core.asking import Asking, Fetch
 from copperfs.core.cache import Cache
 from copperfs.core.events import Question, Read, WantChunk
 from copperfs.core.links import Links
+from copperfs.core.messages import How
 from copperfs.core.routing import Routing
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats, Subject
 from copperfs.core.tier import Tier, cost_of
@@ -110,6 +111,7 @@ class Fetches:
         fetch = Fetch(number, subject, deadline, [question], reserved, room, tree)
         if isinstance(question, WantChunk):
             fetch.passed.update(question.passed)
+            fetch.goes_up = question.how is How.TREE
         self._running[number] = self._by_subject[subject] = fetch
         return actions + self.asking.begin(now, fetch)
 
@@ -168,9 +170,12 @@ class Fetches:
         key = subject[2]
         if not isinstance(key, ChunkKey):
             return tree
-        # What a peer asks for is to wait for as few others as possible, whoever owns it.
-        served = isinstance(question.request, PeerRequest)
-        return self.owned_room if served or self.routing.is_mine(key) else self.guest_room
+        if self.routing.is_mine(key):
+            return self.owned_room
+        # Who is asked as an owner is to wait for as few others as possible, though it is none.
+        assert isinstance(question, WantChunk)
+        served = isinstance(question.request, PeerRequest) and question.how is not How.TREE
+        return self.owned_room if served else self.guest_room
 
     def _size_of(self, question: OfBytes) -> int:
         if isinstance(question, Read):

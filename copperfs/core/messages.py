@@ -43,6 +43,8 @@ class How(IntEnum):
     """Only if it has it, or is about to: it was named by another."""
     DIRECT = 2
     """By this one: the one that it named did not have it any more."""
+    TREE = 3
+    """Through this one, which is above in the tree; unless nobody but the asker wants it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ knows those below it:
     Calls           what all nodes do together
     Fetches         what is on its way, who waits for it, and the room for it
     Asking          whom a fetch asks, one after the other, and when it reads the source
-    Chunks          large files and datasets, piece by piece; with Rows and Takers
+    Chunks          large files and datasets, piece by piece; with Rows, Takers and Crowds
     Tier            the chunks that this node has in memory
     Routing         whom to ask: a parent, or by Owners the one who keeps a chunk
     Membership      who is there, and with whom this node keeps in touch
@@ -54,14 +54,19 @@ from copperfs.core.events import (
     Failed,
     Fetched,
     HaveRead,
+    Heard,
     Leave,
     List,
     Listed,
+    ListingTaken,
     Loaded,
     Look,
     Looked,
     MountsMoved,
     Opened,
+    PartTaken,
+    Pushed,
+    PushedListing,
     Read,
     Scanned,
     Start,
@@ -118,8 +123,9 @@ class Node:
     _peering: Peering = field(init=False)
 
     def __post_init__(self) -> None:
-        self.policy = replace(self.policy)  # its own: what it refuses changes
         policy, limits, stats = self.policy, self.limits, self.stats
+        # Its own: what it refuses changes. Without a data tier nothing goes there.
+        self.policy = policy = replace(policy, ring=policy.ring if limits.chunk_bytes else ())
         pins = Pins()
         links = Links(pins)
         cache = Cache(policy, limits, stats, pins)
@@ -182,6 +188,8 @@ class Node:
 
     def _step(self, now: float, event: Event) -> list[Action]:
         match event:
+            case Pushed() | PushedListing() | Heard() | PartTaken() | ListingTaken():
+                return self._peering.step(now, event)  # most of what happens
             case Look() | List() | Read() | WantChunk():
                 self.stats.questions += 1
                 return self._questions.ask(now, event)
@@ -301,8 +309,13 @@ class Node:
             return item.total_bytes <= LISTING_MAX_BYTES
         if item.version is None or item.version.size != item.total_bytes:
             return False
-        fits = 0 < item.total_bytes <= self.limits.whole_max_bytes
+        fits = item.total_bytes > 0 and self.is_whole(item.path, item.version)
         return fits and not self.holds(item.path, item.version)
+
+    def is_whole(self, path: Path, version: Version) -> bool:
+        """Whether a file is held whole, and by every node: others are read in chunks or by handle,
+        and are not pushed."""
+        return version.size <= self.limits.whole_max_bytes and not self.policy.is_ring(path)
 
     def holds(self, path: Path, version: Version) -> bool:
         return self._cache.holds(path, version)

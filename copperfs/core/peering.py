@@ -251,6 +251,9 @@ class Peering:
                 return []
             return self.fetches.asking.redirected(now, fetch, peer, message.peer)
         if isinstance(message, Refuse) and message.error not in TRUE_OF_THE_FILE:
+            if fetch.goes_up and message.error == errno.EAGAIN:
+                assert self.questions.chunks is not None
+                self.questions.chunks.goes_alone(now, fetch)
             return self.fetches.asking.refused(now, fetch, peer)
         if isinstance(message, Refuse):
             self.stats.answers += 1

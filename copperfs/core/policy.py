@@ -56,7 +56,7 @@ class Policy:
         self._all_shared = self.shared == (Path(b""),) and not self.local
 
     def is_ring(self, path: Path) -> bool:
-        return any(is_below(path, each) for each in self.ring)
+        return bool(self.ring) and any(is_below(path, each) for each in self.ring)
 
     def place(self, path: Path) -> Place:
         if self._all_shared and not self.refused:

@@ -36,6 +36,8 @@ class Way:
     """Until then this one may be asked: it is connected, and silent."""
     in_place: bool = False
     """The source is read in the place of others, who may be there."""
+    goes_up: bool = False
+    """The peer is asked as the one above in the tree, though the chunk has an owner."""
     many_might: bool = False
     """Other nodes may do the same at this time: it is not the one that would be the root next."""
 
@@ -60,8 +62,17 @@ class Routing:
         kind, path, _ = subject
         return self.trees.tree_of(path if kind is Kind.SCAN else split(path)[0])
 
-    def way(self, now: float, subject: Subject, tree: int, passed: Collection[NodeId] = ()) -> Way:
-        """How to get this now, not by those who are *passed* over."""
+    def way(
+        self,
+        now: float,
+        subject: Subject,
+        tree: int,
+        passed: Collection[NodeId] = (),
+        *,
+        goes_up: bool = False,
+    ) -> Way:
+        """How to get this now, not by those who are *passed* over. *goes_up*: a chunk is to come
+        from above in the tree, if this node is not its owner, nor the root."""
         kind, path, key = subject
         membership = self.membership
         if (
@@ -72,7 +83,16 @@ class Routing:
         ):
             return _SOURCE
         if isinstance(key, ChunkKey):
+            if goes_up and not self.is_mine(key):
+                above = self._way_up(now, membership, tree, passed).peer
+                if above is not None:
+                    return Way(above, goes_up=True)
             return self._way_to_owner(now, membership, key, passed)
+        return self._way_up(now, membership, tree, passed)
+
+    def _way_up(
+        self, now: float, membership: Membership, tree: int, passed: Collection[NodeId]
+    ) -> Way:
         parent = membership.parents[tree]
         if parent is None:
             return _SOURCE

@@ -59,6 +59,9 @@ class Limits:
     tier_has_disk: bool = False
     lost_from_source: bool = False
     """What an owner had that is gone is read from the source by each reader, for comparison."""
+    crowds_above: int = 256
+    """In a job of more nodes large files are asked for up the tree first. An owner that sends so
+    many elsewhere is kept busy for some 50 ms."""
     takers_max: int = 16
     """To so many nodes an owner gives a chunk; who comes later is sent to one of them."""
 

@@ -24,7 +24,7 @@ from copperfs.core.actions import (
     AnswerObject,
     ObjectKey,
 )
-from copperfs.core.events import List, Look, Question, Read
+from copperfs.core.events import List, Look, Question
 from copperfs.core.listing import Listing
 from copperfs.errors import CopperError
 from copperfs.fuse.answers import Answered, Asker, Content, SourceError
@@ -201,14 +201,16 @@ class FrontHandlers(pyfuse3.Operations):
                 self._board.publish_object_for(number, ObjectKey(path, version), content)
             pieces.take(answer, content)
 
-        async def ask(at: int) -> None:
-            await self._ask(lambda request: Read(request, path, version, offset=at), publish)
-
         missing = [] if full else self._board.missing_chunks(number, offset, size)
+        first = missing[0] if missing else pieces.first_byte
+
+        async def ask(at: int) -> None:
+            await self._ask(pieces.question(path, version, at, leads=at == first), publish)
+
         if missing:
             await ask_at_each(ask, missing)
         else:
-            await ask(pieces.first_byte)
+            await ask(first)
             await ask_at_each(ask, pieces.missing())
         data = pieces.joined() if full else None
         if data is None:

@@ -48,6 +48,8 @@ class Request(IntEnum):
     SCRUB = 0x1B
     SCRUB_STATE = 0x1C
     RING = 0x1D
+    PROFILE_BEGIN = 0x1E
+    PROFILE_END = 0x1F
 
 
 OWNER_ONLY = frozenset(
@@ -58,6 +60,8 @@ OWNER_ONLY = frozenset(
         Request.CLEAR_LOCAL,
         Request.WARM_UP,
         Request.SCRUB,
+        Request.PROFILE_BEGIN,
+        Request.PROFILE_END,
     }
 )
 

@@ -13,7 +13,9 @@ import trio
 
 from copperfs.blob import Blob
 from copperfs.core.actions import AnswerChunk, AnswerObject
+from copperfs.core.events import Read
 from copperfs.fuse.answers import SourceError
+from copperfs.types import Path, RequestId, Version
 
 
 @dataclass(slots=True)
@@ -35,6 +37,13 @@ class Pieces:
     def first_byte(self) -> int:
         """Where to ask for the first chunk; within the file, whatever is read."""
         return min(self.offset, max(0, self.file_size - 1))
+
+    def question(
+        self, path: Path, version: Version, at: int, *, leads: bool
+    ) -> Callable[[RequestId], Read]:
+        """For the chunk there. The one that *leads* tells how much is read."""
+        size = max(1, self.end - at) if leads else 0
+        return lambda request: Read(request, path, version, offset=at, size=size)
 
     def take(self, answer: AnswerObject | AnswerChunk, blob: Blob) -> None:
         if isinstance(answer, AnswerChunk):
@@ -74,7 +83,11 @@ class Pieces:
 
 
 async def ask_at_each(ask: Callable[[int], Awaitable[object]], offsets: Sequence[int]) -> None:
-    """Ask at all of these at once. With the first that fails, the others are given up."""
+    """Ask at all of these at once. With the first that fails, the others are given up.
+
+    The questions are put in this order, by which the core knows who reads on; tasks that are
+    started together trio runs in any order.
+    """
     if len(offsets) == 1:  # nearly always, and a nursery costs as much as the question
         await ask(offsets[0])
         return
@@ -91,5 +104,6 @@ async def ask_at_each(ask: Callable[[int], Awaitable[object]], offsets: Sequence
 
         for offset in offsets:
             nursery.start_soon(ask_at, offset)
+            await trio.lowlevel.checkpoint()  # it has asked before the next one is started
     if errors:
         raise errors[0]

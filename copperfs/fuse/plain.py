@@ -7,7 +7,6 @@ as much, and there are no ioctls, so ``copperfs stats`` and ``copperfs clear`` d
 
 import errno
 import os
-import stat
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from copperfs.core.actions import (
     CacheKey,
     ObjectKey,
 )
-from copperfs.core.events import List, Look, Question, Read
+from copperfs.core.events import List, Look
 from copperfs.core.listing import Listing
 from copperfs.fuse.answers import Answered, Asker, Content, SourceError
 from copperfs.fuse.handlers import (
@@ -38,7 +37,7 @@ from copperfs.fuse.handlers import (
 from copperfs.fuse.inodes import Inode, Inodes
 from copperfs.fuse.pieces import Pieces, ask_at_each
 from copperfs.fuse.statfs import Statfs
-from copperfs.types import Attributes, ChunkKey, Entry, Path, RequestId, join, split
+from copperfs.types import Attributes, ChunkKey, Entry, Path, join, split
 
 FOREVER_S = 10 * 365 * 24 * 3600.0
 NAME_MAX = 255
@@ -278,6 +277,8 @@ class PlainHandlers(pyfuse3.Operations):
 
     async def _read_held(self, number: int, inode: Inode, pieces: Pieces) -> bytes | None:
         """From what the core holds; None if it gives a handle."""
+        if not inode.attributes.is_file():
+            raise pyfuse3.FUSEError(errno.EINVAL)
 
         def take(answer: Answered, content: Content, _: Remaining) -> None:
             if isinstance(content, int):
@@ -287,10 +288,12 @@ class PlainHandlers(pyfuse3.Operations):
             assert isinstance(answer, AnswerObject | AnswerChunk)
             pieces.take(answer, content)
 
-        async def ask(at: int) -> None:
-            await self._asker.ask(_reading(inode.path, inode.attributes, at), take)
+        path, version, first = inode.path, inode.attributes.version, pieces.first_byte
 
-        await ask(pieces.first_byte)
+        async def ask(at: int) -> None:
+            await self._asker.ask(pieces.question(path, version, at, leads=at == first), take)
+
+        await ask(first)
         await ask_at_each(ask, pieces.missing())
         return pieces.joined()
 
@@ -312,12 +315,6 @@ class PlainHandlers(pyfuse3.Operations):
         shown.st_rdev, shown.st_blksize = values[13], values[14]
         shown.entry_timeout = shown.attr_timeout = self._timeout(fresh_s)
         return shown
-
-
-def _reading(path: Path, attributes: Attributes, at: int) -> Callable[[RequestId], Question]:
-    if not stat.S_ISREG(attributes.mode):
-        raise pyfuse3.FUSEError(errno.EINVAL)
-    return lambda request: Read(request, path, attributes.version, offset=at)
 
 
 def _read_version(fd: int, offset: int, size: int, version: tuple[int, int]) -> bytes | None:

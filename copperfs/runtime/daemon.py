@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path as FilePath
 from random import Random
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ import pyfuse3
 import trio
 
 from copperfs.blob import BLOBS_ARE_SHARED
+from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch, trees_of
 from copperfs.config import Settings
 from copperfs.core.actions import EntryKey, ListingKey, ObjectKey
@@ -59,7 +61,9 @@ from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
+from copperfs.runtime.metrics import open_port, render, serve, write
 from copperfs.runtime.places import OwnMounts, policy_for, ring_prefix
+from copperfs.runtime.profile import Profiler
 from copperfs.runtime.statistics import Statistics
 from copperfs.runtime.tier import TierDisk, chunk_bytes_of, open_tier_store, placement_of
 from copperfs.runtime.users import Users
@@ -78,6 +82,8 @@ HANDLER_TASKS_MAX = 1024
 # What one request or reply on the miss socket may take; without CAP_NET_ADMIN the system's limit
 # (about 400 KiB) holds, and the front asks the kernel for smaller reads.
 SOCKET_BYTES = 4 << 20
+# A sequential reader then has two requests of 1 MiB under way. It is also what is read around each
+# fault of a mapping, so more of it costs chunks that nobody wants (docs/hazards.md).
 READ_AHEAD_KIB = 1024
 # A node takes some 350 bytes in the front's tables; they may use a sixteenth of the budget.
 NODE_BYTES = 350
@@ -134,6 +140,10 @@ class Daemon:
         settings = self.settings
         self._check()
         _raise_descriptor_limit()
+        metrics = settings.metrics
+        listener = open_port(int(metrics)) if metrics is not None and metrics.isdecimal() else None
+        if listener is not None:
+            self._cleanup.callback(listener.close)
         grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
@@ -188,15 +198,20 @@ class Daemon:
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
         job = Job(engine, settings, statistics.document, statistics.reset, self._roster)
+        profiler = Profiler(front, engine, board)
         self._sockets.append(server_end)
         server = ControlServer(
             server_end,
-            self._answerers(job, statistics, board),
+            {
+                **self._answerers(job, statistics, board),
+                Request.PROFILE_END: profiler.end,
+            },
             {
                 Request.WARM_UP: job.warm_up,
                 Request.SCRUB: job.scrub,
                 Request.SCRUB_STATE: job.scrub_state,
                 Request.RING: job.ring,
+                Request.PROFILE_BEGIN: profiler.begin,
             },
         )
         front.start()
@@ -206,6 +221,11 @@ class Daemon:
             nursery.start_soon(self._run_shedding, front)
             nursery.start_soon(_hear_of_fetched, engine, board)
             nursery.start_soon(grants[0].run)
+            nursery.start_soon(profiler.run)
+            if listener is not None:
+                nursery.start_soon(serve, listener, partial(self._metrics, statistics))
+            elif metrics is not None:
+                nursery.start_soon(write, metrics, partial(self._metrics, statistics))
             nursery.start_soon(self._run_signals)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
@@ -232,6 +252,8 @@ class Daemon:
         ready: Callable[[], None],
     ) -> None:
         """The mount without the front."""
+        if self.settings.metrics is not None:
+            log.warning("--metrics is left out: there are no statistics without the C front")
         inodes = Inodes()
         engine = Engine(node, fetcher, PlainPublications(inodes))
         self._equip(engine, store)
@@ -335,6 +357,9 @@ class Daemon:
             excess = counts["nodes"] - counts["nodes_max"]
             if excess > 0:
                 await trio.to_thread.run_sync(front.shed, excess + counts["nodes_max"] // 8)
+
+    def _metrics(self, statistics: Statistics) -> str:
+        return render(statistics.document(), self.settings, own_name(self.settings))
 
     # --- what can be asked -----------------------------------------------------------------------
 

@@ -183,6 +183,8 @@ class Users:
 
     def _difference(self, wanted: dict[str, Any]) -> str | None:
         mine = json.loads(json.dumps(asdict(self.settings)))
+        if wanted.get("tier_size_bytes") is None:  # it is what the daemon was started with
+            wanted = wanted | {"tier_size_bytes": mine["tier_size_bytes"]}
         keys = [key for key in mine if mine[key] != wanted.get(key)]
         if not keys:
             return None

@@ -261,7 +261,6 @@ class Warmup:
     ) -> None:
         """Listings and files of *directories*; what cannot be read is left out."""
         ahead = _Ahead()
-        whole_max = self.engine.node.limits.whole_max_bytes
         async with send, trio.open_nursery() as nursery:
             for name, names in directories.items():
                 directory = path_of(name)
@@ -283,7 +282,7 @@ class Warmup:
                         _Content(What.LISTING, directory, version, listing.packed, epoch, left)
                     )
                 for path, version in files_in(directory, listing, names):
-                    if version.size <= whole_max:
+                    if self.engine.node.is_whole(path, version):
                         await ahead.begin(version.size)
                         nursery.start_soon(self._read_one, push, path, version, send, ahead)
 

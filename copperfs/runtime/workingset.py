@@ -12,7 +12,7 @@ import errno
 import json
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ from copperfs.runtime.warmup import (
     path_of,
     text,
 )
-from copperfs.types import ROOT, NodeId, Path, join, split
+from copperfs.types import ROOT, NodeId, Path, Version, join, split
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class Part:
 class Plan:
     """The files of a set, by directory."""
 
-    whole_max: int
+    is_whole: Callable[[Path, Version], bool]
+    """Whether a file is one to be pushed."""
     parts: dict[Path, Part] = field(default_factory=dict)
     apart: list[Path] = field(default_factory=list)
     """Directories on the way that no listing of the set tells of."""
@@ -101,8 +102,8 @@ class Plan:
             elif not is_readable(entry.attributes):
                 part.unreadable += 1
         shown = None if names is None else [text(name) for name in names]
-        for _, version in files_in(directory, listing, shown):
-            if version.size > self.whole_max:
+        for path, version in files_in(directory, listing, shown):
+            if not self.is_whole(path, version):
                 part.too_large += 1
             else:
                 part.files += 1
@@ -235,7 +236,7 @@ class WorkingSets:
 
     async def _plan(self, request: dict[str, Any]) -> Plan:
         """All that was named is there, or it is an error; of a manifest some may be gone."""
-        plan = Plan(self.engine.node.limits.whole_max_bytes)
+        plan = Plan(self.engine.node.is_whole)
         limiter = trio.CapacityLimiter(LISTS_AT_ONCE)
         await self._plan_files(plan, request["paths"], limiter, below=True)
         if plan.missing:
@@ -443,7 +444,7 @@ class WorkingSets:
 
     async def _holds(self, argument: Result) -> Result:
         """What this node has of these directories, in the versions of its own listings."""
-        node, whole_max = self.engine.node, self.engine.node.limits.whole_max_bytes
+        node = self.engine.node
         lacks, objects, held_bytes = False, 0, 0
         for shown, names in argument["directories"].items():
             directory = path_of(shown)
@@ -453,7 +454,7 @@ class WorkingSets:
                 continue
             held_bytes += 2 * len(found[0].packed)
             for path, version in files_in(directory, found[0], names):
-                if version.size > whole_max:
+                if not node.is_whole(path, version):
                     continue
                 if node.holds(path, version):
                     objects += 1

@@ -12,12 +12,12 @@ A preset, or a file as ``copperfs sim calibrate`` writes it. The sources of the 
   one client thread, 400,000 stats a second at best in aggregate);
 * that of ``10gbe`` is a busy one of a small cluster: 1 ms an operation on 4 servers, as in ``make
   bench``'s stand-in;
-* what a daemon takes for a message and for a byte was measured on the machine that this was built
-  on (docs/simulator.md), and is the same in both.
+* what a daemon takes for a message, for a byte and for a miss was measured by ``sim calibrate`` on
+  the machine that this was built on, with CURVE (docs/simulator.md), and is the same in both.
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from copperfs.errors import SimulationError
@@ -32,9 +32,9 @@ T = TypeVar("T")
 class NodeCosts:
     """What an application notices of its own node."""
 
-    miss_s: float = 400e-6
+    miss_s: float = 300e-6
     """From a request that the front cannot answer to the core, and from its answer back."""
-    miss_cpu_s: float = 200e-6
+    miss_cpu_s: float = 230e-6
     """Of that, computing time of the daemon: while it does this, it does nothing for others."""
 
 
@@ -50,15 +50,16 @@ class Costs:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
+_DAEMON = NetworkCosts(send_s=80e-6, receive_s=120e-6, send_byte_s=0.9e-9, receive_byte_s=1.6e-9)
 PRESETS = {
     "10gbe": Costs(
         "10gbe",
-        NetworkCosts(latency_s=25e-6, bytes_per_s=1.25e9),
+        replace(_DAEMON, latency_s=25e-6, bytes_per_s=1.25e9),
         SourceCosts(servers=4, operation_s=1e-3, latency_s=200e-6, bytes_per_s=1e9),
     ),
     "slingshot": Costs(
         "slingshot",
-        NetworkCosts(latency_s=10e-6, bytes_per_s=25e9),
+        replace(_DAEMON, latency_s=10e-6, bytes_per_s=25e9),
         SourceCosts(servers=40, operation_s=100e-6, latency_s=400e-6, bytes_per_s=650e9),
     ),
 }

@@ -123,8 +123,8 @@ class Host:
     node: Node
     hands: Hands
     trace: Trace
-    checks: bool = True
-    """Check the core's invariants after every step."""
+    check_every: int = 1
+    """So many steps the core's invariants are checked once; 0: never."""
     with_bytes: bool = True
     port: Port = field(init=False)
     peers: Peers = field(init=False)
@@ -142,6 +142,7 @@ class Host:
     _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
     _at_source: set[FetchId] = field(default_factory=set)
     _doing: set[CallId] = field(default_factory=set)
+    _steps: int = 0
     _alarm: float | None = None
     _gone: Callable[[], None] | None = None
     """Called when this node, which leaves, may go."""
@@ -149,7 +150,7 @@ class Host:
 
     def attach(self, port: Port) -> None:
         self.port = port
-        self.peers = Peers(port, self.node, self.blobs, self.post, self.with_bytes)
+        self.peers = Peers(port, self.node, self.blobs, self.post, self.post_all, self.with_bytes)
 
     def start(self) -> None:
         self.post(Start())
@@ -224,11 +225,24 @@ class Host:
 
     def post(self, event: Event) -> None:
         """One step, and what it wants."""
+        self._step(event)
+        self._set_alarm()
+        if self._gone is not None and self.node.may_go():
+            self.process.after(0.0, self._go)
+
+    def post_all(self, events: Sequence[Event]) -> None:
+        """The same for several; when to be woken is asked once."""
+        for event in events[:-1]:
+            self._step(event)
+        self.post(events[-1])
+
+    def _step(self, event: Event) -> None:
         now, traced = self.clock.now, self.trace.is_on
         if traced:
             self.trace.event(now, self.me, event)
         actions = self.node.step(now, event)
-        if self.checks:
+        self._steps += 1
+        if self.check_every and self._steps % self.check_every == 0:
             self.node.check_invariants()
         for action in actions:
             if traced:
@@ -237,9 +251,6 @@ class Host:
                 self.peers.send(action)
             else:
                 self._perform(action)
-        self._set_alarm()
-        if self._gone is not None and self.node.may_go():
-            self.process.after(0.0, self._go)
 
     def _set_alarm(self) -> None:
         deadline = self.node.deadline()
@@ -260,6 +271,9 @@ class Host:
 
     def _perform(self, action: Action) -> None:
         match action:
+            case Publish(key):
+                if self.front is not None:
+                    self.front.publish(key)
             case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 assert action.fetch not in self._at_source, f"{action} is begun twice"
                 self._at_source.add(action.fetch)
@@ -299,9 +313,6 @@ class Host:
                 self.happened.append((self.clock.now, action))
             case Send():
                 self.peers.send(action)
-            case Publish(key):
-                if self.front is not None:
-                    self.front.publish(key)
             case Evict(key):
                 if self.front is not None:
                     self.front.forget(key)

@@ -67,6 +67,8 @@ class Peers:
     node: Node
     blobs: Blobs
     post: Callable[[Event], None]
+    post_all: Callable[[Sequence[Event]], None]
+    """One after the other, at the same time."""
     with_bytes: bool = True
     connected: set[NodeId] = field(default_factory=set)
     met: set[NodeId] = field(default_factory=set)
@@ -145,10 +147,11 @@ class Peers:
         elif isinstance(message, Offer):
             if not self.node.looks_up_to(peer):
                 return  # nobody else is followed
-            self.post(OfferTaken(peer, size_of(pieces), message.epoch))
+            events: list[Event] = [OfferTaken(peer, size_of(pieces), message.epoch)]
             for item, piece in zip(message.items, pieces, strict=True):
                 assert item.digest == piece.digest or not self.with_bytes
-                self._take_item(message.epoch, item, piece.alone, offered=True)
+                events.append(self._item(message.epoch, item, piece.alone, offered=True))
+            self.post_all(events)
         elif isinstance(message, Batch):
             self._take_batch(peer, message, pieces)
         elif isinstance(message, Ping):
@@ -229,18 +232,17 @@ class Peers:
             so_far.append(piece)
             if item.offset + item.length == item.total_bytes:
                 del self._unfinished[batch.push]
-                self._take_item(batch.epoch, item, so_far, offered=False)
+                self.post(self._item(batch.epoch, item, so_far, offered=False))
         if batch.last:
             self._unfinished.pop(batch.push, None)
 
-    def _take_item(self, epoch: int, item: Item, pieces: Sequence[Piece], *, offered: bool) -> None:
+    def _item(self, epoch: int, item: Item, pieces: Sequence[Piece], *, offered: bool) -> Event:
         """A whole listing or object."""
         if item.what is What.LISTING:
             listing = _listing_of(pieces, item.version)
-            self.post(PushedListing(item.path, listing, epoch, item.fresh_for_s, offered))
-        else:
-            assert item.version is not None
-            self.post(Pushed(item.path, item.version, self.blobs.keep(_shared(pieces)), offered))
+            return PushedListing(item.path, listing, epoch, item.fresh_for_s, offered)
+        assert item.version is not None
+        return Pushed(item.path, item.version, self.blobs.keep(_shared(pieces)), offered)
 
     def kept_listings(self) -> int:
         return len(self._listings)

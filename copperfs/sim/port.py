@@ -51,6 +51,8 @@ class Port:
     """The open ones, in the order in which they came."""
     links: Links = field(init=False)
     unsendable: int = 0
+    slowness: float = 1.0
+    """Its processor takes so many times as long as others."""
     weight: int = 1
     """It stands for so many nodes that do the same at the same time: what passes between them and
     another one costs that one so many times."""
@@ -111,7 +113,7 @@ class Port:
         ready, now = self._sending_free, self.network.clock.now
         if ready < now:
             ready = now
-        took = costs.send_s + size * costs.send_byte_s
+        took = (costs.send_s + size * costs.send_byte_s) * self.slowness
         if times > 1:
             took, size = took * times, size * times
         self._sending_free = ready = ready + took
@@ -125,7 +127,7 @@ class Port:
     def reserve_receiving(self, size: int, comes: float, times: int) -> float:
         """When it was taken in; *comes* is when its last byte could be here."""
         costs = self.network.costs
-        work = costs.receive_s + size * costs.receive_byte_s
+        work = (costs.receive_s + size * costs.receive_byte_s) * self.slowness
         if times > 1:
             work, size = work * times, size * times
         took = size / costs.bytes_per_s

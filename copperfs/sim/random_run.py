@@ -1,16 +1,26 @@
-"""A random run: a job of 5 to 30 nodes that read and are hurt, drawn from one seed.
+"""A random run: a job of 5 to 60 nodes that read and are hurt, drawn from one seed.
 
-First rounds of reads and faults; then the faults end, and every node that lives has to get every
-file. What may be asked of a job meanwhile, and at the end, is in ``checkers.py``; what is more,
+First rounds of reads and faults, one by one, of whole racks, and in some runs at random times all
+the while (Poisson, with a mean time between failures); then the faults end, and every node that
+lives has to get every file. What may be asked of a job meanwhile, and at the end, is in
+``checkers.py``; what is more,
 
 * no application on a node that lives is told an error: a deadline is a minute, and nothing that is
-  drawn here lasts for longer than a third of it;
-* wrong bytes are never given to anybody, and what is damaged on the way is asked for again;
+  drawn here lasts for longer than a third of it. Only where the source itself gave errors, to this
+  node or for this file, may it be told of them;
+* wrong bytes are never given to anybody, and what is damaged on the way or on a disk is asked for
+  again;
 * without any fault every object is read from the source once, and every directory scanned once.
 
-The run is the same for a seed wherever it is made; ``python -m copperfs.sim --seed N`` shows it.
+What is not drawn, because no node can ever see it: a message that comes twice or overtakes another
+on one connection. TCP is under it. What is seen of both is drawn: connections that break and are
+made anew, with what was under way asked again while the first answer may still come, and two
+connections to one peer.
+
+The run is the same for a seed wherever it is made; ``copperfs sim replay --seed N`` shows it.
 """
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -22,6 +32,13 @@ from copperfs.types import Path
 SIZES = (0, 1, 300, 4096, 70_000, 1 << 20, (1 << 20) + 1, 3 * MIB + 17, 9 * MIB, 12 * MIB)
 """One of several parts, one that is on the edge, and one that is too large for the tree."""
 FAULT_S_MAX = 20.0
+MTBF_S = (1.0, 5.0, 20.0)
+"""Of the whole job, in the runs in which nodes fail at random times."""
+REPAIRED_S = 5.0
+CHECKED_ALWAYS_MAX, CHECK_EVERY = 12, 10
+"""In jobs of more nodes invariants are checked after every tenth step of a node: they are half of
+what a run takes, and a core that broke one mostly still has it broken ten steps later."""
+CHUNKS_BYTES = (256 << 10, 1 << 20)
 CALM = 0.15
 """Of the seeds, those without faults."""
 
@@ -36,27 +53,53 @@ class RandomRun:
     _calm: bool = field(init=False)
     _lame: dict[int, float] = field(default_factory=dict)
     """Nodes that stand still, and until when."""
+    _excused: set[tuple[Path | None, int | None]] = field(default_factory=set)
+    """Files and nodes for which the source gave errors."""
+    _mtbf_s: float | None = None
 
     def __post_init__(self) -> None:
         draw = self._draw = Random(self.seed)
         job = Job(
-            nodes=draw.randint(5, 30),
+            nodes=draw.choice((draw.randint(5, 20), draw.randint(5, 60))),
             fanout=draw.choice((1, 2, 3, 4, 16)),
+            rack=draw.choice((2, 4, 8)),
             push_fanout=draw.choice((2, 3)),
             trees=draw.choice((1, 1, 2, 3)),
             memory_bytes=draw.choice((24, 64, 256)) * MIB,
+            ahead_max=draw.choice((0, 8)),
+            chunk_bytes=draw.choice((0, 0, *CHUNKS_BYTES)),
+            tier_has_disk=draw.random() < 0.5,
+            tier_disk_bytes=draw.choice((4, 1024)) * MIB,
+            ring=draw.choice(((), (Path(b"d1"),))),
         )
         self._calm = draw.random() < CALM
+        if not self._calm and draw.random() < 0.25:
+            self._mtbf_s = draw.choice(MTBF_S)
         self.world = World(self.seed, job, self.exact)
+        if job.nodes > CHECKED_ALWAYS_MAX:
+            self.world.check_every = CHECK_EVERY
         for number in range(draw.randint(1, 12)):
             path = Path(b"d%d/f%d" % (number % 3, number))
             self.world.source.add(path, draw.choice(SIZES))
 
     def run(self) -> None:
-        """AssertionError if a promise is broken."""
+        """Violation if a promise is broken: with the seed and the time of it."""
+        try:
+            self._run()
+        except checkers.Violation:
+            raise
+        except AssertionError as broken:
+            raise checkers.Violation(
+                f"seed {self.seed}, at {self.world.clock.now:.6f}, node {self.world.acting}: "
+                f"{str(broken) or 'an invariant of the core'}"
+            ) from broken
+
+    def _run(self) -> None:
         world, draw = self.world, self._draw
         # Who reads before its parents are connected reads the source itself.
         world.start(settle_s=1.0 if self._calm else draw.choice((0.0, 0.001, 1.0)))
+        if self._mtbf_s is not None:
+            self._await_failure()
         for _ in range(draw.randint(2, 8)):
             self._read_some()
             self._pass(draw.choice((0.0, 0.0005, 0.003, 0.02)))
@@ -75,11 +118,15 @@ class RandomRun:
 
     def _judge(self) -> None:
         checkers.check_answered(self.world)
-        checkers.check_errors(self.world)
+        checkers.check_errors(self.world, self._excused)
         checkers.check_at_rest(self.world)
         checkers.check_views(self.world)
+        checkers.check_overlay(self.world)
+        checkers.check_limits(self.world)
         if self._calm and self.world.job.memory_bytes > 100 * MIB:  # nothing is evicted
             checkers.check_source_reads(self.world, 1)
+        elif self.world.job.memory_bytes > 100 * MIB:
+            checkers.check_reads_bounded(self.world, self.world.lives, self._excused)
 
     def _read_some(self) -> None:
         world, draw = self.world, self._draw
@@ -116,6 +163,13 @@ class RandomRun:
             self._spoil,
             self._delay,
             self._slow_source,
+            self._lose_rack,
+            self._part_one_way,
+            self._slow_node,
+            self._sicken,
+            self._fail_source,
+            self._stall_source,
+            self._hurt_disk,
         )
         for _ in range(self._draw.randint(0, 3)):
             self.faults += 1
@@ -198,10 +252,80 @@ class RandomRun:
         path = self._draw.choice(self.world.source.files())
         self.world.source.slow[path] = self._draw.choice((0.05, 1.0, FAULT_S_MAX))
 
+    def _lose_rack(self) -> None:
+        """Its power, its switch, or all that runs there."""
+        nodes = self.world.rack(self._draw.choice(self._upright()))
+        how = self._draw.random()
+        if how < 0.3:
+            self.world.part(set(nodes))
+            return
+        for node in nodes:
+            if len(self._upright()) > 2 and self.world.hosts[node].process.is_alive:
+                if how < 0.6:
+                    self.world.power_off(node)
+                else:
+                    self.world.crash(node)
+
+    def _part_one_way(self) -> None:
+        """Some are not heard by the others, and hear them."""
+        nodes = range(self.world.job.nodes)
+        group = set(self._draw.sample(nodes, self._draw.randint(1, len(nodes) // 2)))
+        for one in sorted(group):
+            for other in nodes:
+                if other not in group:
+                    self.world.cut(one, other, both_ways=False)
+
+    def _slow_node(self) -> None:
+        self.world.slow_down(self._draw.choice(self._upright()), self._draw.choice((10, 100, 1000)))
+
+    def _sicken(self) -> None:
+        node = self._draw.choice(self._upright())
+        self._excused.add((None, node))
+        self.world.sicken(node, is_sick=True)
+
+    def _fail_source(self) -> None:
+        path = self._draw.choice(self.world.source.files())
+        self._excused.add((path, None))
+        self.world.fail_source(path, errno.EIO)
+
+    def _stall_source(self) -> None:
+        self.world.stall_source(self._draw.uniform(0.1, FAULT_S_MAX / 2))
+
+    def _hurt_disk(self) -> None:
+        node = self._draw.choice(self._upright())
+        if self._draw.random() < 0.5:
+            self.world.fill_disk(node, is_full=True)
+        else:
+            self.world.damage_disk(node)
+
+    def _await_failure(self) -> None:
+        if self._mtbf_s is not None:
+            wait_s = self._draw.expovariate(1 / self._mtbf_s)
+            self.world.clock.after(wait_s, self._fail_some)
+
+    def _fail_some(self) -> None:
+        """One fails, and is repaired after a while."""
+        if self._mtbf_s is None:
+            return  # the faults have ended
+        if len(self._upright()) > 2:
+            self.faults += 1
+            node = self._draw.choice(self._upright())
+            self.world.crash(node)
+            self.world.clock.after(REPAIRED_S, self._repair, node)
+        self._await_failure()
+
+    def _repair(self, node: int) -> None:
+        if not self.world.hosts[node].process.is_alive:
+            self.world.restart(node)
+
     def _end_faults(self) -> None:
         world = self.world
+        self._mtbf_s = None
         world.heal()
-        world.source.slow.clear()
+        world.heal_source()
+        for host in world.hosts:
+            host.port.slowness = 1.0
+            host.hands.is_sick = host.disk.is_full = False
         for node in list(self._lame):
             del self._lame[node]
             world.go_on(node)

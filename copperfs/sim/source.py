@@ -248,6 +248,8 @@ class Hands:
 
     source: Source
     count: int
+    is_sick: bool = False
+    """This node's own client of the filesystem gives errors, and no other's does."""
     busy: int = 0
     _waiting: deque[tuple[Fetch, Callable[[Arrived], None]]] = field(default_factory=deque)
 
@@ -260,6 +262,8 @@ class Hands:
 
     def _end(self, arrived: Arrived, done: Callable[[Arrived], None]) -> None:
         self.busy -= 1
+        if self.is_sick:
+            arrived = Failed(arrived.fetch, errno.EIO)
         if self._waiting:
             self.start(*self._waiting.popleft())
         done(arrived)

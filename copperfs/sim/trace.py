@@ -49,6 +49,10 @@ class Trace:
         if self.hashing:
             self._digest.update(_line(*line).encode() + b"\n")
 
+    def last_node(self) -> NodeId | None:
+        """Whom the last line is about."""
+        return next((line[1] for line in reversed(self._lines) if line[1] is not None), None)
+
     def keep(self, most: int) -> None:
         """So many lines from now on."""
         self.most = most

@@ -47,6 +47,8 @@ class Job:
 
     nodes: int
     fanout: int = 16
+    rack: int = 8
+    """So many neighbours in the roster share power and a switch."""
     push_fanout: int = 2
     trees: int = 1
     memory_bytes: int = 64 * MIB
@@ -73,7 +75,9 @@ class World:
     seed: int
     job: Job
     exact: bool = True
-    """Real bytes, the real codec, and invariants checked after every step."""
+    """Real bytes, the real codec, and invariants checked."""
+    check_every: int = 1
+    """After so many steps of a node."""
     network_costs: NetworkCosts = field(default_factory=NetworkCosts)
     timeouts: Timeouts = field(default_factory=Timeouts)
     source_costs: SourceCosts = field(default_factory=SourceCosts)
@@ -86,6 +90,8 @@ class World:
     source: Source = field(init=False)
     network: Network = field(init=False)
     random: Random = field(init=False)
+    lives: int = 0
+    """How often a node was started."""
     _pushes: int = 0
     _disks: dict[NodeId, Disk] = field(default_factory=dict)
     _placement: Placement | None = None
@@ -122,6 +128,7 @@ class World:
 
     def _new_host(self, me: NodeId) -> Host:
         job = self.job
+        self.lives += 1
         limits = Limits(
             memory_bytes=job.memory_bytes,
             tree_max_bytes=job.tree_max_bytes,
@@ -145,8 +152,9 @@ class World:
         own = self._another_random()
         node = Node(policy, limits, trees, job.patience, own, self._placement)
         process = Process(self.clock)
+        every = self.check_every if self.exact else 0
         hands = Hands(self.source, job.source_concurrency)
-        host = Host(me, self.clock, process, node, hands, self.trace, self.exact, self.exact)
+        host = Host(me, self.clock, process, node, hands, self.trace, every, self.exact)
         if me not in self._disks:
             self._disks[me] = Disk(self.clock, self.disk_costs, job.tier_disk_bytes)
         host.disk = self._disks[me]
@@ -155,6 +163,11 @@ class World:
         self.network.attach(port)
         process.after(0.0, host.start)
         return host
+
+    @property
+    def acting(self) -> int | None:
+        """Whose step was the last one."""
+        return self.trace.last_node()
 
     def _another_random(self) -> Random:
         return Random(self.random.getrandbits(64))
@@ -276,6 +289,49 @@ class World:
                 self.network.died(NodeId(node))
 
         host.process.take(host.leave, gone)
+
+    def slow_down(self, node: int, times: float) -> None:
+        """Its processor takes so many times as long from now on; 1 is well."""
+        self._tell(f"node {node} is {times:g} times as slow")
+        self.hosts[node].port.slowness = times
+
+    def sicken(self, node: int, *, is_sick: bool) -> None:
+        """Its own client of the source's filesystem gives errors."""
+        self._tell(f"the source gives {'errors' if is_sick else 'no errors'} to node {node}")
+        self.hosts[node].hands.is_sick = is_sick
+
+    def rack(self, node: int) -> list[int]:
+        """Those that share power and a switch with it."""
+        first = node - node % self.job.rack
+        return list(range(first, min(first + self.job.rack, self.job.nodes)))
+
+    # --- what happens to the source and to disks --------------------------------------------------
+
+    def stall_source(self, seconds: float) -> None:
+        self._tell(f"the source stalls for {seconds:g} s")
+        self.source.stalled_until = self.clock.now + seconds
+
+    def fail_source(self, path: Path, error: int) -> None:
+        """For everybody, until ``heal_source``."""
+        self._tell(f"the source fails for {path.decode()}")
+        self.source.failing[path] = error
+
+    def heal_source(self) -> None:
+        self._tell("the source is well again")
+        self.source.failing.clear()
+        self.source.slow.clear()
+        self.source.stalled_until = 0.0
+
+    def fill_disk(self, node: int, *, is_full: bool) -> None:
+        self._tell(f"the disk of node {node} {'is full' if is_full else 'has room again'}")
+        self.hosts[node].disk.is_full = is_full
+
+    def damage_disk(self, node: int) -> None:
+        """A bit of each chunk that lies there."""
+        disk = self.hosts[node].disk
+        self._tell(f"{len(disk.chunks)} chunks on the disk of node {node} are damaged")
+        for key in list(disk.chunks):
+            disk.damage(key)
 
     # --- what happens to cables ------------------------------------------------------------------
 

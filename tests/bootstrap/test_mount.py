@@ -110,6 +110,19 @@ def test_nodes_of_a_rendezvous_mount_when_all_have_come(tmp_path: Path, stack: E
     assert list((tmp_path / "meet").iterdir()) == []
 
 
+def test_a_node_whose_tier_cannot_be_is_told_before_the_others_are_there(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    (tmp_path / "used").mkdir(mode=0o700)
+    (tmp_path / "used" / "by something else").touch()
+    flags = ("--rendezvous", str(tmp_path / "meet"), "--nodes", "2")
+    node = Started(tmp_path, "n0", *flags, "--tier-dir", str(tmp_path / "used"))
+    stack.callback(node.close)
+    code, said = node.ended()
+    assert (code, said.count("\n")) == (1, 1)
+    assert "is not empty and holds no chunks of copperfs" in said
+
+
 def test_the_secret_is_in_nothing_that_others_can_read(tmp_path: Path, stack: ExitStack) -> None:
     (tmp_path / "hosts").write_text("127.0.12.[1-2]:47121\n")
     write_key_file(str(key := tmp_path / "key"))

@@ -530,6 +530,17 @@ static void *disturber_main(void *unused)
 		case 11: case 12:
 			take_fetched();
 			break;
+		case 30: {
+			uint64_t lost;
+			size_t size;
+
+			free(trace_take(front, &size, &lost));
+			if (random_of(&state) % 16 == 0)
+				trace_end(front);
+			else
+				CHECK(trace_begin(front, 1 << 16));
+			break;
+		}
 		case 26: case 27: case 28: case 29:
 			disturb_chunks(id, &state);
 			break;
@@ -800,6 +811,7 @@ int main(int argc, char **argv)
 	front->credit = CREDIT;
 	front->ahead_max = 3;
 	front->tables.root->attr.mode = S_IFDIR | 0755;
+	CHECK(trace_begin(front, 1 << 20));
 	CHECK(!front_start(front));
 	for (int i = 0; i < SOURCES; i++)
 		CHECK(!pthread_create(&sources[i], NULL, source_main, NULL));

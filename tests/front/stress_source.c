@@ -11,6 +11,7 @@
  * rounds     many scans, looks and reads at once, by the handlers' way and the front's
  * hung       names that hang: one thread each, everything else goes on, and in the end the listings
  * closed     pools that are closed in the midst of scans
+ * chunks     pieces of more files than are kept open, which are closed and replaced meanwhile
  */
 #define _GNU_SOURCE
 #include "../../copperfs/source/pool.h"
@@ -24,6 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { CHUNK_FILES = 90, CHUNK_WORDS = 1024, CHUNKS_EACH = 3, CHUNK_JOBS = 200 };
 enum { DIRECTORIES = 24, CONCURRENCY = 12, LISTING_MAX = 100, AT_ONCE = 16, HUNG = 5 };
 
 static const int errors[] = { 0, 0, 0, EIO, EACCES, ENOENT, ELOOP };
@@ -289,6 +291,87 @@ static void play_closed(unsigned after)
 	pool_unref(pool); /* its threads have it now */
 }
 
+/* --- chunks --- */
+
+static struct version chunked[CHUNK_FILES];
+
+/* A file whose words say which they are. */
+static void make_chunked(unsigned file)
+{
+	static uint64_t words[CHUNK_WORDS * CHUNKS_EACH];
+	struct attributes a;
+	struct stat status;
+	char name[5000], new[5000];
+	int fd;
+
+	snprintf(name, sizeof(name), "%sc%u", root, file);
+	snprintf(new, sizeof(new), "%snew", root);
+	for (unsigned i = 0; i < CHUNK_WORDS * CHUNKS_EACH; i++)
+		words[i] = (uint64_t)file << 32 | i;
+	fd = open(new, O_CREAT | O_WRONLY | O_TRUNC, 0600);
+	CHECK(fd >= 0 && write(fd, words, sizeof(words)) == sizeof(words));
+	close(fd);
+	CHECK(!rename(new, name) && !stat(name, &status));
+	fill_attributes(&a, &status, 0);
+	chunked[file] = (struct version){ a.size, (int64_t)(a.mtime * 1000000000 + a.mtimensec),
+					  (int64_t)(a.ctime * 1000000000 + a.ctimensec), a.ino };
+}
+
+static void submit_chunk(struct pool *pool, unsigned file, unsigned chunk)
+{
+	char path[16];
+	struct job *job;
+
+	snprintf(path, sizeof(path), "c%u", file);
+	job = pool_job(pool, CHUNK, path, &chunked[file], file * CHUNKS_EACH + chunk);
+	job->length = CHUNK_WORDS * sizeof(uint64_t);
+	job->offset = chunk * job->length;
+	CHECK(pool_submit(pool, job));
+}
+
+static void check_chunk(const struct job *job, unsigned replaced)
+{
+	unsigned file = (unsigned)job->id / CHUNKS_EACH, chunk = (unsigned)job->id % CHUNKS_EACH;
+
+	if (job->error) {
+		CHECK(job->error == ESTALE && file == replaced);
+		return;
+	}
+	for (unsigned i = 0; i < CHUNK_WORDS; i++)
+		CHECK(((uint64_t *)job->blob->data)[i] ==
+		      ((uint64_t)file << 32 | (chunk * CHUNK_WORDS + i)));
+}
+
+static void play_chunks(unsigned rounds)
+{
+	struct pool *pool = new_pool(60.0);
+
+	for (unsigned i = 0; i < CHUNK_FILES; i++)
+		make_chunked(i);
+	for (unsigned round = 0; round < rounds; round++) {
+		unsigned replaced = round * 7 % CHUNK_FILES, left = CHUNK_JOBS;
+
+		for (unsigned i = 0; i < CHUNK_JOBS; i++) /* several of one file at once, too */
+			submit_chunk(pool, (round * 13 + i / 2 * (i % 5 ? 1 : 11)) % CHUNK_FILES,
+				     i % CHUNKS_EACH);
+		make_chunked(replaced);
+		while (left) {
+			struct pollfd polled = { .fd = pool->event_fd, .events = POLLIN };
+			struct job *done;
+
+			pool_close_unused(pool, round % 2 ? 0 : 1000);
+			CHECK(poll(&polled, 1, 30000) == 1);
+			done = pool_drain(pool);
+			for (struct job *job = done; job; job = job->next, left--)
+				check_chunk(job, replaced);
+			jobs_free(done);
+		}
+	}
+	CHECK(pool->counts.open < (uint64_t)rounds * CHUNK_JOBS);
+	pool_close(pool);
+	pool_unref(pool);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned rounds = argc > 2 ? (unsigned)atoi(argv[2]) : 1;
@@ -307,6 +390,7 @@ int main(int argc, char **argv)
 	play_hung();
 	for (unsigned i = 0; i < 20; i++)
 		play_closed(i);
+	play_chunks(rounds);
 	while (stats_now)
 		pause_ns(1000000);
 	pause_ns(50000000); /* for the last threads to go */

@@ -696,6 +696,25 @@ void world_begin(unsigned nodes_max)
 	f->ahead_max = 3;
 	f->deadline_ns = UINT64_MAX;
 	f->tables.root->attr.mode = S_IFDIR | 0755;
+	CHECK(trace_begin(f, 2000)); /* soon full */
+}
+
+/* Every record is whole, and its path within it. */
+static void check_trace(struct front *f)
+{
+	uint64_t lost;
+	size_t size, at = 0;
+	char *records = trace_take(f, &size, &lost);
+
+	while (records && at < size) {
+		uint16_t length;
+
+		CHECK(size - at >= 32);
+		memcpy(&length, records + at + 24, sizeof(length));
+		at += 32 + length;
+	}
+	CHECK(!records || at == size);
+	free(records);
 }
 
 void world_check(void)
@@ -727,6 +746,7 @@ void world_end(void)
 		CHECK(pending);
 		free(pending);
 	}
+	check_trace(&world->front);
 	bypass_stop(&world->front);
 	front_destroy(&world->front);
 	free(world->scratch);

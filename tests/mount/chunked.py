@@ -124,6 +124,9 @@ class ChunkingNode(Node):
             self.budget = command["budget"]
             for action in self._evict_down_to(self.budget):
                 self.engine._perform(action)
+        if "unpublish" in command:
+            for key in self.in_hand:
+                self.engine.publications.withdraw(key)
         if "reset" in command:
             self.read.clear()
             self.asked = 0

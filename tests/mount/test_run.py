@@ -271,6 +271,22 @@ def test_a_rank_that_comes_late_finds_the_mount_of_one_that_is_done(
     eventually(lambda: not is_running(daemon), "the daemon has ended")
 
 
+def test_processes_share_a_tier_of_the_size_that_the_first_one_found(
+    start: Start, source: Path, mountpoint: Path, tmp_path: Path
+) -> None:
+    (source / "large").write_bytes(bytes(3 << 20))
+    flags = ("--tier-dir", f"{tmp_path}/tier-%h", "--node-name", "n5", "--tree-max", "1MiB")
+    first = start(*flags, "--", sys.executable, "-c", "import time; print('up'); time.sleep(60)")
+    assert says(first) == "up"
+    second = start(*flags, "--", "cat", f"{mountpoint}/large")
+    code, output, errors = ended(second)
+    assert (code, errors) == (0, "")
+    assert output == "\0" * (3 << 20)
+    assert (tmp_path / "tier-n5" / "lock").exists()
+    first.terminate()
+    ended(first)
+
+
 def test_who_wants_another_mount_is_told(start: Start, mountpoint: Path) -> None:
     first = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(first) == "up"

@@ -294,7 +294,7 @@ def test_ring_of_a_node_alone_is_its_own(
     is_written(mount)
 
     def ring(*paths: str | Path) -> Any:
-        done = copperfs("ring", mount.mountpoint, "--json", *paths)
+        done = copperfs("ring", "--json", mount.mountpoint, *paths)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

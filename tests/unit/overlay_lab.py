@@ -222,6 +222,7 @@ class Job:
     disks: bool = False
     ring: tuple[bytes, ...] = ()
     lost_from_source: bool = False
+    crowds_above: int = 256
     spoil: Counter[NodeId] = field(default_factory=Counter)
     """How many of the parts that a node receives next are spoiled on the way."""
 
@@ -251,6 +252,7 @@ class Job:
                 tier_has_disk=self.disks,
                 takers_max=self.fanout,
                 lost_from_source=self.lost_from_source,
+                crowds_above=self.crowds_above,
             )
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
             self.daemons.append(Daemon(Node(policy, limits, trees, placement=placement)))

@@ -11,7 +11,6 @@ from copperfs.core.events import HaveRead, Heard, Loaded
 from copperfs.core.messages import Ask, Redirect
 from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
 from copperfs.core.ring import Ring
-from copperfs.core.rows import Rows
 from copperfs.core.state import NodeStats
 from copperfs.core.suspicion import Patience
 from copperfs.types import ChunkKey, NodeId, Path, RequestId, Version
@@ -136,6 +135,17 @@ def test_what_is_above_the_bypass_is_opened_by_each_reader() -> None:
     request = begin(job, 1, 0)
     job.run()
     assert isinstance(job.daemons[1].answers[request], AnswerHandle)
+
+
+def test_what_is_read_in_chunks_is_not_pushed() -> None:
+    job = tiered(2, ring=(b"data",))
+    node = job.daemons[0].node
+    small, large = Version(100, 1, 1, 1), Version(SIZE, 1, 1, 1)
+    assert node.is_whole(Path(b"lib/x"), small)
+    assert not node.is_whole(Path(b"lib/x"), large)
+    assert not node.is_whole(Path(b"data/x"), small)
+    without = Job(2, ring=(b"data",)).daemons[0].node
+    assert without.is_whole(Path(b"data/x"), small), "there is no data tier"
 
 
 def test_an_empty_file_of_a_dataset_is_whole() -> None:
@@ -314,37 +324,82 @@ def test_one_that_is_sent_to_a_node_that_is_gone_asks_the_owner() -> None:
     assert has(job, node, request, 5)
 
 
+# --- crowds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_crowd_gets_a_large_file_up_the_tree(seed: int) -> None:
+    job = tiered(32, fanout=3, seed=seed, crowds_above=16)
+    for index in chunks(job):
+        requests = [begin(job, n, index) for n in range(32)]
+        job.run()
+        assert all(has(job, n, request, index) for n, request in enumerate(requests))
+    assert reads(job) == [1] * len(chunks(job))
+    others = len(chunks(job)) * 31
+    assert sum(job.gave.values()) == others
+    assert max(job.gave.values()) <= len(chunks(job)) * 4, "to its children, and to the root"
+    assert job.sent["Redirect"] == 0
+    job.pass_time(1.0)
+    job.check_at_rest()
+
+
+def test_who_reads_what_nobody_else_does_soon_asks_the_owner() -> None:
+    job = tiered(32, fanout=3, crowds_above=16)
+    far = [n for n in range(20, 32) if n != owner(job)]
+    sizes = {n: b"lib/data%d" % n for n in far}
+    for path in sizes.values():
+        job.tree.add(path, 100 * CHUNK)
+    for n, path in sizes.items():
+        for index in range(0, 100, 2):
+            read(job, n, index, path)
+    assert reads(job) == [1] * len(far) * 50
+    # 16 chunks of each file come through up to three others; the rest straight from the owner
+    assert sum(job.gave.values()) < len(far) * (50 + 3 * 17)
+
+
+def test_a_dataset_never_goes_up() -> None:
+    job = tiered(32, fanout=3, crowds_above=16, ring=(b"lib",))
+    read(job, 31, 0)
+    assert sum(job.gave.values()) == 1
+
+
+def test_who_waits_for_a_parent_that_hangs_asks_another() -> None:
+    job = tiered(13, fanout=3, crowds_above=4)
+    leaf = next(n for n in (12, 11, 10) if n != owner(job))
+    job.frozen.add(NodeId(3))
+    request = begin(job, leaf, 0)
+    job.pass_time(2 * HEDGED_S)  # the next one asks it as well
+    assert owner(job) != 3
+    assert has(job, leaf, request, 0)
+
+
+def test_the_root_of_a_crowd_ends() -> None:
+    job = tiered(13, fanout=3, crowds_above=4)
+    job.no_source.add(NodeId(owner(job)))
+    requests = {n: begin(job, n, 0) for n in range(1, 13)}
+    job.run()
+    job.crash(0)
+    job.no_source.clear()
+    job.pass_time(2.0)
+    assert all(has(job, n, request, 0) for n, request in requests.items())
+    assert max(reads(job)) <= 2
+
+
 # --- rows -----------------------------------------------------------------------------------------
 
 
 def test_who_reads_in_a_row_is_read_ahead_for() -> None:
     job = tiered()
-    path = b"lib/larger"
-    job.tree.add(Path(path), 3 * SIZE)
     node = not_owner(job)
     waited = 0
-    for index in chunks(job, path):
-        request = begin(job, node, index, path)
+    for index in chunks(job):
+        request = begin(job, node, index)
         waited += request not in job.daemons[node].answers
         job.run()
-        assert has(job, node, request, index, path)
-    assert waited < 10
-    assert reads(job) == [1] * len(chunks(job, path))
-    assert job.daemons[node].node.stats.tier_ahead > len(chunks(job, path)) - 10
-
-
-@pytest.mark.parametrize(("chunk_bytes", "around"), [(MIB, 2), (256 * KIB, 5), (64 * KIB, 5)])
-def test_what_the_kernel_reads_around_a_page_is_no_row(chunk_bytes: int, around: int) -> None:
-    rows = Rows(chunk_bytes)
-    whole = Version(1000 * chunk_bytes, 1, 2, 3)
-
-    def ahead(index: int) -> list[int]:
-        return [each.index for each in rows.next(ChunkKey(LARGE, whole, index))]
-
-    for start in (500, 100, 900):
-        assert [ahead(start + each) for each in range(around)] == [[]] * around
-    assert ahead(900 + around) == [901 + around]
-    assert ahead(901 + around) == [902 + around, 903 + around]
+        assert has(job, node, request, index)
+    assert waited < 5
+    assert reads(job) == [1] * len(chunks(job))
+    assert job.daemons[node].node.stats.tier_ahead > 5
 
 
 def test_who_jumps_about_gets_what_it_asks_for_and_nothing_else() -> None:
@@ -487,7 +542,11 @@ def test_readers_get_the_right_bytes_whatever_happens(data: st.DataObject) -> No
     seed = data.draw(st.integers(0, 1 << 16))
     nodes = data.draw(st.integers(2, 7))
     job = tiered(
-        nodes, seed=seed, fanout=data.draw(st.integers(1, 3)), disks=data.draw(st.booleans())
+        nodes,
+        seed=seed,
+        fanout=data.draw(st.integers(1, 3)),
+        disks=data.draw(st.booleans()),
+        crowds_above=data.draw(st.sampled_from((2, 256))),
     )
     job.tree.add(b"lib/other", 30 * CHUNK)
     asked = []

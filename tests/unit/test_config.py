@@ -33,6 +33,7 @@ from tests.unit.test_layers import ROOT
 BY_NAME = {option.name: option for option in OPTIONS}
 EXAMPLES: dict[str, Value] = {
     "source": "/lus",
+    "metrics": "9400",
     "shared": ("/lus", "/home"),
     "symlinks": "keep",
     "allow_other": True,

@@ -328,7 +328,7 @@ def test_each_piece_fits_into_a_call() -> None:
 
 
 def test_overlapping_paths_count_once() -> None:
-    plan = Plan(whole_max=100)
+    plan = Plan(lambda _, version: version.size <= 100)
     listing = pack_listing([(b"a", file(10, 2)), (b"b", file(20, 3)), (b"large", file(101, 4))])
     plan.add(Path(b"d"), listing, {b"a"})
     plan.add(Path(b"d"), listing, {b"a", b"b"})

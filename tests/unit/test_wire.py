@@ -250,7 +250,7 @@ BATCH = Batch(1, 0, 2, 0, (ITEM,))
         replace(ASK, epoch=True),
         replace(ASK, what=5),  # type: ignore[arg-type]
         replace(ASK, first=INDEX_MAX + 1),
-        replace(ASK, how=3),  # type: ignore[arg-type]
+        replace(ASK, how=4),  # type: ignore[arg-type]
         replace(ASK, passed=(NodeId(200_000),)),
         Redirect(1, 2, NodeId(200_000)),
         replace(ASK, version=Version(1 << 63, 0, 0, 0)),

@@ -113,7 +113,8 @@ static void work(struct front *f, struct bypass_job *job, char *buffer)
 		atomic_fetch_add(&f->statistics.read_bytes[ANSWER_BYPASS], size);
 	front_reply(f, job->unique, sound ? 0 : got < 0 ? (int)-got : ESTALE, buffer,
 		    sound ? size : 0);
-	front_count(f, FUSE_READ, ANSWER_BYPASS, pending->started_ns);
+	front_count(f, (const struct fuse_in_header *)pending->request, ANSWER_BYPASS,
+		    pending->started_ns);
 	free(pending);
 }
 

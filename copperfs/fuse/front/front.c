@@ -26,6 +26,7 @@ int front_init(struct front *f, uint32_t nodes_max)
 	f->overflow_end = &f->overflow_first;
 	f->bypass_end = &f->bypass_first;
 	pthread_mutex_init(&f->fetched_lock, NULL);
+	pthread_mutex_init(&f->trace_lock, NULL);
 	f->fetched_end = &f->fetched_first;
 	f->ahead_end = &f->ahead_first;
 	f->max_pages = 32;
@@ -98,6 +99,7 @@ void front_destroy(struct front *f)
 	misses_destroy(f);
 	fetches_destroy(f);
 	ahead_destroy(f);
+	trace_end(f);
 	tables_destroy(&f->tables);
 	close(f->wake_fd);
 	close(f->fetched_fd);

@@ -56,6 +56,7 @@ enum {
 	TRIES_MAX = 16,
 	/* the handlers keep the source's deadline themselves; this is the last resort */
 	GRACE_S = 5,
+	TRACE_MAX = 32 * 1024 * 1024, /* some 250,000 records in a tenth of a second */
 	HUNG_NS = 100000000, /* the kernel tries again at once, if it does */
 };
 
@@ -150,6 +151,12 @@ struct front {
 	unsigned ahead_running; /* this and the list under the tables' lock */
 	struct ahead *ahead_first, **ahead_end;
 
+	_Atomic bool tracing;
+	pthread_mutex_t trace_lock;
+	char *trace; /* records, while somebody wants them */
+	size_t trace_room, trace_used;
+	uint64_t trace_lost;
+
 	pthread_t *threads;
 	pthread_t replier;
 	struct front_statistics statistics;
@@ -171,7 +178,8 @@ void front_retry(struct front *f, struct pending *pending, char *scratch);
 /* reply.c: what goes to the kernel. */
 bool front_reply(struct front *f, uint64_t unique, int error, const void *data, size_t size);
 bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, int count);
-void front_count(struct front *f, uint32_t opcode, enum answer answer, uint64_t started_ns);
+void front_count(struct front *f, const struct fuse_in_header *in, enum answer answer,
+		 uint64_t started_ns);
 int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, size_t length);
 int front_invalidate_inode(struct front *f, uint64_t id);
 long front_invalidate_all(struct front *f);
@@ -209,6 +217,13 @@ bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fus
 			const struct fuse_read_in *read, char *scratch);
 void bypass_queue(struct front *f, struct handle *handle, struct pending *pending);
 void bypass_stop(struct front *f);
+
+/* trace.c: what was asked of which path. */
+bool trace_begin(struct front *f, size_t room);
+void trace_end(struct front *f);
+char *trace_take(struct front *f, size_t *size, uint64_t *lost);
+void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind,
+		enum answer answer, uint64_t started_ns, uint64_t took_ns);
 
 /* init.c: the negotiation with the kernel. */
 void init_edit_request(struct front *f, char *request, size_t size);

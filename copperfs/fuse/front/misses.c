@@ -62,7 +62,7 @@ static void fail(struct front *f, struct pending *pending, int error)
 	if (error == ETIMEDOUT && in->opcode == FUSE_READ)
 		note_hung(f, in->nodeid, in->pid);
 	front_reply(f, pending->unique, error, NULL, 0);
-	front_count(f, ((struct fuse_in_header *)pending->request)->opcode, pending->answer,
+	front_count(f, (const struct fuse_in_header *)pending->request, pending->answer,
 		    pending->started_ns);
 	free(pending);
 }
@@ -410,7 +410,7 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 		atomic_fetch_add(&f->statistics.full_replies, 1);
 		atomic_fetch_add(&f->statistics.read_bytes[ANSWER_MISS], data_size);
 	}
-	front_count(f, ((struct fuse_in_header *)pending->request)->opcode, pending->answer,
+	front_count(f, (const struct fuse_in_header *)pending->request, pending->answer,
 		    pending->started_ns);
 	free(pending);
 }

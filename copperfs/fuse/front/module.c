@@ -5,6 +5,8 @@
  * would bring the GIL's delays to every reader.  Methods that write to /dev/fuse
  * (invalidate_*, shed) may wait for the handlers, so they are called from a
  * worker thread, never from the handlers' own.
+ *
+ * It is long because there are many methods, each of which only converts what it is given.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -646,6 +648,38 @@ static PyObject *py_revoke_below(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+/* --- profiles --- */
+
+static PyObject *py_trace(PyObject *object, PyObject *wanted)
+{
+	struct front *f = front_of(object);
+	int on = PyObject_IsTrue(wanted);
+
+	if (on < 0)
+		return NULL;
+	if (on && !trace_begin(f, TRACE_MAX))
+		return PyErr_NoMemory();
+	if (!on)
+		trace_end(f);
+	Py_RETURN_NONE;
+}
+
+static PyObject *py_traced(PyObject *object, PyObject *unused)
+{
+	unsigned long long lost;
+	uint64_t lost_count;
+	size_t size;
+	char *records = trace_take(front_of(object), &size, &lost_count);
+	PyObject *result;
+
+	(void)unused;
+	lost = lost_count;
+	result = Py_BuildValue("(y#K)", records ? records : "", (Py_ssize_t)(records ? size : 0),
+			       lost);
+	free(records);
+	return result;
+}
+
 /* --- fetches without the handlers --- */
 
 static PyObject *py_set_reader(PyObject *object, PyObject *args)
@@ -943,6 +977,9 @@ static PyMethodDef front_methods[] = {
 	{ "fetched", py_fetched, METH_NOARGS,
 	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, credit, ahead, "
 	  "used)] of what the handlers were not asked for." },
+	{ "trace", py_trace, METH_O, "trace(on): begin to record requests, or end it." },
+	{ "traced", py_traced, METH_NOARGS,
+	  "traced() -> (records, how many were lost since the beginning); see trace.c." },
 	{ "revoke_below", py_revoke_below, METH_NOARGS,
 	  "revoke_below(): list nothing without asking, until a listing is granted again." },
 	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },

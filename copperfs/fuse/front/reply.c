@@ -68,19 +68,22 @@ static enum kind kind_of(uint32_t opcode)
 	}
 }
 
-void front_count(struct front *f, uint32_t opcode, enum answer answer, uint64_t started_ns)
+void front_count(struct front *f, const struct fuse_in_header *in, enum answer answer,
+		 uint64_t started_ns)
 {
 	uint64_t ns = now_ns() - started_ns + 1;
 	unsigned octave = 63 - (unsigned)__builtin_clzll(ns);
 	unsigned quarter = octave >= 2 ? (unsigned)(ns >> (octave - 2)) & 3 : 0;
 	unsigned bucket = octave * 4 + quarter;
-	enum kind kind = kind_of(opcode);
+	enum kind kind = kind_of(in->opcode);
 
 	if (bucket >= LATENCY_BUCKETS)
 		bucket = LATENCY_BUCKETS - 1;
 	atomic_fetch_add_explicit(&f->statistics.answers[kind][answer], 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&f->statistics.latency[kind][answer][bucket], 1,
 				  memory_order_relaxed);
+	if (atomic_load_explicit(&f->tracing, memory_order_relaxed))
+		trace_note(f, in, kind, answer, started_ns, ns);
 }
 
 /* --- notifications: these may wait for replies that only Python can give, so they

@@ -551,7 +551,7 @@ static void conclude(struct asked *a, enum verdict verdict)
 	struct pending *pending;
 
 	if (verdict == ANSWERED) {
-		front_count(a->front, a->in->opcode,
+		front_count(a->front, a->in,
 			    a->retried ? a->retried->answer : ANSWER_HIT, a->started_ns);
 		free(a->retried);
 		return;

@@ -1,0 +1,76 @@
+"""What settings mean on this node, and what has to be well here before it takes part in a launch.
+
+For the commands that launch: ``mount`` and ``run``.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+from copperfs.bootstrap.invitation import own_name
+from copperfs.config import Settings
+from copperfs.errors import MountError
+
+
+def on_this_node(settings: Settings) -> Settings:
+    """With absolute paths, and the node's name in those that have one for each node."""
+    name = own_name(settings)
+
+    def own(path: str | None) -> str | None:
+        return path and os.path.abspath(path.replace("%h", name))
+
+    return replace(
+        settings,
+        source=os.path.abspath(settings.source),
+        log_file=own(settings.log_file),
+        events=own(settings.events),
+        tier_dir=own(settings.tier_dir),
+        metrics=settings.metrics if _is_port(settings.metrics) else own(settings.metrics),
+    )
+
+
+def _is_port(where: str | None) -> bool:
+    return where is not None and where.isdecimal()
+
+
+def with_tier_size(settings: Settings) -> Settings:
+    """Said once, before the launch, because the other nodes are told of it."""
+    if settings.tier_dir is None or settings.tier_size_bytes is not None:
+        return settings
+    from copperfs.store.room import default_budget_bytes
+
+    return replace(settings, tier_size_bytes=default_budget_bytes(settings.tier_dir))
+
+
+def prepare(settings: Settings) -> None:
+    """Raise a CopperError if this node cannot take part: the others would wait for it."""
+    _refuse_if_mounted(settings.mountpoint)
+    if settings.tier_dir is not None:
+        _try_tier_dir(settings.tier_dir)
+
+
+def _try_tier_dir(path: str) -> None:
+    from copperfs.store.directory import open_directory
+    from copperfs.store.files import RealFiles
+
+    # A disk that fails is no reason to stay away: the tier does without it.
+    with suppress(OSError):
+        open_directory(path, RealFiles()).close()
+
+
+def _refuse_if_mounted(mountpoint: str) -> None:
+    from copperfs.fuse.mounting import FSTYPE, absolute, answers, clean_up_stale, mount_at
+
+    mountpoint = absolute(mountpoint)
+    clean_up_stale(mountpoint)
+    mounted = mount_at(mountpoint)
+    if mounted is None or mounted.fstype != FSTYPE:
+        return
+    if answers(mountpoint):
+        raise MountError(
+            f"{mountpoint} is mounted already; unmount it with: copperfs umount {mountpoint}"
+        )
+    raise MountError(
+        f"{mountpoint} is mounted and does not answer; "
+        f"clean it up with: copperfs umount --lazy {mountpoint}"
+    )

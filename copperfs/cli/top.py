@@ -1,0 +1,205 @@
+"""``copperfs top``: what a mount, or all nodes of its job, do now."""
+
+import argparse
+import io
+import os
+import re
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from copperfs.cli.output import console, print_json
+from copperfs.cli.top_rates import of_job, of_node
+from copperfs.cli.top_view import frame
+from copperfs.errors import ControlError
+
+NAME = "top"
+HELP = "show what a mount, or all nodes of its job, do now, until told to end"
+EPILOG = """\
+keys: a all nodes or this one, q end. Where standard output is no terminal it shows one frame and
+ends.
+
+exit codes: 0, also when the mount is unmounted meanwhile; 1 if it cannot be asked.
+"""
+# Asking for the tree pings parents; who is where changes rarely.
+TREE_EVERY_S = 5.0
+INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 3600.0
+SVG_COLUMNS = 118
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
+    parser.add_argument("--all", action="store_true", help="all nodes of the job, as their tree")
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks (%(default)s)",
+    )
+    parser.add_argument("--count", type=_count, metavar="N", help="end after so many frames")
+    parser.add_argument("--json", action="store_true", help="print JSON, one document for a frame")
+    parser.add_argument("--svg", metavar="FILE", help="write one frame as a picture, and end")
+
+
+def _interval(text: str) -> float:
+    value = float(text)
+    if not INTERVAL_MIN_S <= value <= INTERVAL_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text} is not from {INTERVAL_MIN_S} to 3600 seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is no number of frames")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    look = _Look(arguments.path, all_nodes=arguments.all)
+    if arguments.svg is not None:
+        time.sleep(arguments.interval)
+        _write_svg(arguments.svg, frame(look.again(), title=look.title))
+        return 0
+    live = not arguments.json and sys.stdout.isatty()
+    frames = arguments.count or (None if live or (arguments.json and sys.stdout.isatty()) else 1)
+    try:
+        if live:
+            _watch(look, arguments.interval, frames)
+        else:
+            _print(look, arguments.interval, frames, as_json=arguments.json)
+    except _UnmountedError:
+        pass
+    return 0
+
+
+class _UnmountedError(Exception):
+    """The mount went while it was looked at."""
+
+
+class _Look:
+    """Looks at the mount again and again, and keeps what it saw last."""
+
+    def __init__(self, path: str, *, all_nodes: bool) -> None:
+        self.path = path
+        self.all_nodes = all_nodes
+        self._tree: Any = None
+        self._tree_at = 0.0
+        self._begin()
+
+    @property
+    def title(self) -> str:
+        return f"copperfs top {self.path}, {'all nodes' if self.all_nodes else 'this node'}"
+
+    def toggle(self) -> None:
+        self.all_nodes = not self.all_nodes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._before = self._ask()
+        self._at = time.monotonic()
+
+    def again(self) -> dict[str, Any]:
+        try:
+            now = self._ask()
+            at = time.monotonic()
+            tree = self._ask_tree() if self.all_nodes else None
+        except ControlError:
+            raise _UnmountedError from None
+        seconds = max(at - self._at, 0.001)
+        before, self._before, self._at = self._before, now, at
+        if self.all_nodes:
+            return of_job(now, before, seconds, tree)
+        return of_node(now, before, seconds)
+
+    def _ask(self) -> Any:
+        from copperfs.fuse.ioctl import Request, ask_mount
+
+        request = Request.ALL_STATISTICS if self.all_nodes else Request.STATISTICS
+        return ask_mount(self.path, request)
+
+    def _ask_tree(self) -> Any:
+        from copperfs.fuse.ioctl import Request, ask_mount
+
+        if self._tree is None or time.monotonic() - self._tree_at > TREE_EVERY_S:
+            self._tree = ask_mount(self.path, Request.TREE)
+            self._tree_at = time.monotonic()
+        return self._tree
+
+
+def _print(look: _Look, interval_s: float, frames: int | None, *, as_json: bool) -> None:
+    shown = 0
+    while frames is None or shown < frames:
+        time.sleep(interval_s)
+        view = look.again()
+        if as_json:
+            print_json(view)
+            sys.stdout.flush()
+        else:
+            console().print(frame(view, title=look.title))
+        shown += 1
+
+
+def _watch(look: _Look, interval_s: float, frames: int | None) -> None:
+    hint = "a: all or this node, q: end"
+    shown = 0
+    with _keys() as pressed, Live(console=console(), screen=True, auto_refresh=False) as live:
+        while frames is None or shown < frames:
+            key = pressed(interval_s)
+            if key == "q":
+                return
+            if key == "a":
+                look.toggle()
+                continue
+            live.update(frame(look.again(), title=look.title, hint=hint), refresh=True)
+            shown += 1
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Waits for a key for so long, if there is a keyboard."""
+    if not sys.stdin.isatty():
+
+        def nobody(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield nobody
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([fd], [], [], seconds)
+        return os.read(fd, 1).decode("ascii", "replace") if ready else ""
+
+    try:
+        tty.setcbreak(fd)
+        yield pressed
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _write_svg(path: str, shown: Any) -> None:
+    recorder = Console(
+        record=True, width=SVG_COLUMNS, file=io.StringIO(), highlight=False, emoji=False
+    )
+    recorder.print(shown)
+    # Its fonts would be fetched from elsewhere.
+    picture = re.sub(
+        r"@font-face \{.*?\}", "", recorder.export_svg(title="copperfs top"), flags=re.DOTALL
+    )
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(picture)
+    except OSError as error:
+        raise ControlError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,206 @@
+"""The frames of ``copperfs top``: rates as people look at them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from copperfs.cli.output import bytes_text, names_of, printable, table
+
+BAR = 24
+# More nodes are counted.
+NODES_MAX = 40
+_ANSWERS = ("hit", "fetch", "miss", "bypass")
+
+
+def frame(view: Any, *, title: str, hint: str = "") -> RenderableType:
+    """A node, or a job if the document is of one."""
+    body = _job(view) if "by_node" in view else _node(view)
+    head = Text.assemble((printable(title), "bold"), f"  {hint}")
+    return Group(head, *body)
+
+
+# ---- one node ------------------------------------------------------------------------------------
+
+
+def _node(view: Any) -> Iterator[RenderableType]:
+    yield Columns(
+        [
+            Panel(_operations(view), title="requests per second", title_align="left"),
+            Panel(
+                Group(_levels(view), Text(), _memory(view), Text(), _source(view)),
+                title="where it comes from",
+                title_align="left",
+            ),
+        ]
+    )
+    members, pool = view["members"], view["pool"]
+    words = Text(
+        f"pending {view['pending']}   source threads {pool['busy']} busy of {pool['threads']}, "
+        f"{pool['queued']} queued, {pool['stuck']} stuck   "
+        f"resident {bytes_text(view['resident_bytes'])}"
+    )
+    if members["gone"] or members["suspects"]:
+        words.append(f"   nodes gone {members['gone']}, suspected {members['suspects']}", "yellow")
+    yield words
+
+
+def _operations(view: Any) -> Table:
+    rows = []
+    for kind, answers in view["operations"].items():
+        counted = [each for each in answers.values() if "p50_us" in each]
+        if counted:
+            rows.append(
+                (
+                    kind,
+                    *(_rate(answers[answer]["per_s"]) for answer in _ANSWERS),
+                    f"{max(each['p50_us'] for each in counted):,.0f}",
+                    f"{max(each['p99_us'] for each in counted):,.0f}",
+                )
+            )
+    columns = ("operation", "hit", "fetch", "miss", "bypass", "p50 us", "p99 us")
+    return table(columns, rows, right=columns[1:])
+
+
+def _levels(view: Any) -> Table:
+    """In which of them what is asked for is found."""
+    levels = view["levels"]
+    grid = Table.grid(padding=(0, 1))
+    for name, value in (
+        ("from memory", levels["memory"]),
+        ("else from parents", levels["parents"]),
+        ("else from the source", levels["source"]),
+    ):
+        grid.add_row(name, _bar(value), "-" if value is None else f"{value:.1%}")
+    return grid
+
+
+def _memory(view: Any) -> Table:
+    memory = view["memory"]
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(
+        "memory held       ",
+        _bar(memory["held_bytes"] / memory["budget_bytes"] if memory["budget_bytes"] else None),
+        f"{bytes_text(memory['held_bytes'])} of {bytes_text(memory['budget_bytes'])}",
+    )
+    return grid
+
+
+def _source(view: Any) -> Table:
+    passed, source = view["bytes"], view["source"]
+    grid = Table.grid(padding=(0, 1))
+    rows = [
+        ("given out", bytes_text(passed["from_memory_per_s"]) + "/s"),
+        ("from parents", bytes_text(passed["from_parents_per_s"]) + "/s"),
+        ("to children", bytes_text(passed["to_children_per_s"]) + "/s"),
+        (
+            "from the source",
+            f"{bytes_text(source['read_bytes_per_s'] + passed['from_source_files_per_s'])}/s, "
+            f"{_rate(source['open_per_s'])} opens, {_rate(source['stat_per_s'])} stats, "
+            f"{_rate(source['scandir_per_s'])} lists",
+        ),
+        ("evicted", f"{_rate(view['evictions_per_s'])}/s"),
+    ]
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+# ---- all nodes -----------------------------------------------------------------------------------
+
+
+def _job(view: Any) -> Iterator[RenderableType]:
+    text = Text(f"{view['nodes']} of {view['roster']} nodes answered")
+    if view["missing"]:
+        names = [{"name": name} for name in view["missing"]]
+        text.append(f"; missing: {names_of(names)}", "bold red")
+    yield text
+    total = view["total"]
+    if total:
+        yield Columns(
+            [
+                Panel(
+                    Group(_levels(total), Text(), _memory(total)),
+                    title=f"all nodes: {_rate(total['requests_per_s'])} requests/s",
+                    title_align="left",
+                ),
+                Panel(_source(total), title="bytes", title_align="left"),
+            ]
+        )
+    yield Panel.fit(_tree(view["by_node"]), title="tree", title_align="left")
+
+
+def _tree(nodes: Sequence[Any]) -> Table:
+    below: dict[int | None, list[Any]] = {}
+    for node in nodes:
+        if not node["gone"]:
+            below.setdefault(node["parent"], []).append(node)
+    columns = ("node", "requests/s", "from source", "from parents", "to children", "held", "state")
+    ordered = list(_in_order(below, None))
+    # What is remarkable is shown in any case.
+    shown = [
+        node
+        for number, node in enumerate(ordered)
+        if number < NODES_MAX or node["suspect"] or node["hot"] or not node["answered"]
+    ]
+    rows = [(_indented(node), *_node_cells(node)) for node in shown]
+    rows += [(node["name"], *("",) * 5, "gone") for node in nodes if node["gone"]]
+    if len(shown) < len(ordered):
+        rows.append((f"and {len(ordered) - len(shown):,} more", *("",) * 6))
+    result = table(columns, [], right=columns[1:-1])
+    for row in rows:
+        style = "red" if row[-1] in ("missing", "gone") else "yellow" if row[-1] else ""
+        result.add_row(*map(printable, row), style=style)
+    return result
+
+
+def _in_order(below: dict[int | None, list[Any]], top: int | None) -> Iterator[Any]:
+    waiting = list(reversed(below.get(top, [])))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += reversed(below.get(node["number"], []))
+
+
+def _indented(node: Any) -> str:
+    return f"{'  ' * (node['depth'] or 0)}{node['name']}"
+
+
+def _node_cells(node: Any) -> tuple[str, ...]:
+    state = ", ".join(
+        word
+        for word, holds in (
+            ("missing", not node["answered"]),
+            ("suspect", node["suspect"]),
+            ("hot", node["hot"]),
+        )
+        if holds
+    )
+    rates = node["rates"]
+    if rates is None:
+        return (*("-",) * 5, state)
+    passed, memory = rates["bytes"], rates["memory"]
+    return (
+        _rate(rates["requests_per_s"]),
+        bytes_text(rates["source"]["read_bytes_per_s"] + passed["from_source_files_per_s"]) + "/s",
+        bytes_text(passed["from_parents_per_s"]) + "/s",
+        bytes_text(passed["to_children_per_s"]) + "/s",
+        f"{memory['held_bytes'] / memory['budget_bytes']:.0%}" if memory["budget_bytes"] else "-",
+        state,
+    )
+
+
+# ---- odds and ends -------------------------------------------------------------------------------
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
+
+
+def _bar(value: float | None) -> Text:
+    full = round(min(value or 0, 1) * BAR)
+    return Text.assemble(("█" * full, "green"), ("░" * (BAR - full), "dim"))

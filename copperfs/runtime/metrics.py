@@ -1,0 +1,225 @@
+"""The statistics for Prometheus: over HTTP on the loopback address, or into a file.
+
+The names and what they mean are those of ``docs/statistics.md``; this only writes them in another
+way. Our own two pages of text instead of a client library: that would keep counters of its own,
+while ours are in C and put together when somebody asks.
+
+Nobody but processes on this node can connect, but any of them can: the document has counts and the
+path of the mount, no paths of files.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from copperfs import __version__
+from copperfs.config import Settings
+from copperfs.errors import MountError
+
+log = logging.getLogger(__name__)
+
+FILE_EVERY_S = 15.0
+REQUEST_MAX = 8192
+REQUEST_WITHIN_S = 5.0
+CONNECTIONS_MAX = 16
+# What is a state and not a count; docs/statistics.md marks it (now).
+_STATES = {
+    "node": {"fetching"},
+    "members": {"gone", "suspects", "max_detection_ms"},
+    "transport": {"connections"},
+    "front": {"nodes", "nodes_max", "idle_nodes", "pending", "max_pages", "bypass_threads"},
+    "process": {"tasks", "threads", "descriptors", "resident_bytes"},
+    "pool": {"threads", "busy", "queued", "stuck"},
+    "cache": {"budget_bytes", "held_bytes", "reserved_bytes", "held", "object_bytes"},
+    "source": set[str](),
+    "bytes": set[str](),
+    "job": {"roster", "connected"},
+}
+
+
+# ---- the text ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Family:
+    name: str
+    kind: str
+    about: str
+    samples: list[tuple[str, Mapping[str, str], float]] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        yield f"# HELP {self.name} {self.about}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for suffix, labels, value in self.samples:
+            inner = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+            yield f"{self.name}{suffix}{'{' + inner + '}' if inner else ''} {value:.10g}"
+
+
+def _escaped(text: str) -> str:
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def render(document: Mapping[str, Any], settings: Settings, name: str) -> str:
+    """The document of ``copperfs stats`` as Prometheus reads it."""
+    families = [
+        _info(document, settings, name),
+        _Family(
+            "copperfs_start_time_seconds",
+            "gauge",
+            "When the daemon started, since 1970.",
+            [("", {}, document["started"])],
+        ),
+        _Family("copperfs_epoch", "gauge", "Snapshots begun.", [("", {}, document["epoch"])]),
+        *_operations(document),
+        _Family(
+            "copperfs_negative_total",
+            "counter",
+            "Lookups answered with: there is no such name.",
+            [("", {}, document["negative"])],
+        ),
+    ]
+    for group, states in _STATES.items():
+        families += _group(group, document[group], states)
+    return "".join(f"{line}\n" for family in families for line in family.lines())
+
+
+def _info(document: Mapping[str, Any], settings: Settings, name: str) -> _Family:
+    labels = {
+        "version": __version__,
+        "mountpoint": settings.mountpoint,
+        "source": settings.source,
+        "node": name,
+        "number": f"{document['job']['number']}",
+    }
+    return _Family("copperfs_info", "gauge", "What runs; always 1.", [("", labels, 1)])
+
+
+def _operations(document: Mapping[str, Any]) -> list[_Family]:
+    requests = _Family(
+        "copperfs_requests_total", "counter", "Requests of the kernel, by kind and answer."
+    )
+    waits = _Family(
+        "copperfs_request_seconds",
+        "gauge",
+        "How long they took, by quantile, since counting began.",
+    )
+    for kind, answers in document["operations"].items():
+        for answer, each in answers.items():
+            labels = {"operation": kind, "answer": answer}
+            requests.samples.append(("", labels, each["count"]))
+            for share in ("50", "90", "99"):
+                if (taken := each.get(f"p{share}_us")) is not None:
+                    waits.samples.append(
+                        ("", labels | {"quantile": f"0.{share}".rstrip("0")}, taken / 1e6)
+                    )
+    return [requests, waits]
+
+
+def _group(group: str, values: Mapping[str, Any], states: set[str]) -> Iterator[_Family]:
+    for key, value in values.items():
+        if group == "job" and key not in states:
+            continue  # the number is a name
+        about = f"{group}.{key} in docs/statistics.md."
+        if key in states:
+            yield _Family(f"copperfs_{group}_{key}", "gauge", about, [("", {}, value)])
+        else:
+            yield _Family(f"copperfs_{group}_{key}_total", "counter", about, [("", {}, value)])
+
+
+# ---- where it goes -------------------------------------------------------------------------------
+
+
+def open_port(port: int) -> socket.socket:
+    """A socket that listens there, on the loopback address. MountError if it cannot."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(CONNECTIONS_MAX)
+    except OSError as error:
+        listener.close()
+        raise MountError(
+            f"metrics cannot be given at port {port} of 127.0.0.1: {error.strerror}; give another "
+            "--metrics"
+        ) from None
+    return listener
+
+
+async def serve(listener: socket.socket, text: Callable[[], str]) -> None:
+    """Answer whoever asks, until cancelled."""
+    limiter = trio.CapacityLimiter(CONNECTIONS_MAX)
+    own = trio.SocketListener(trio.socket.from_stdlib_socket(_nonblocking(listener)))
+
+    async def answer(stream: trio.SocketStream) -> None:
+        with trio.move_on_after(REQUEST_WITHIN_S):
+            async with limiter, stream:
+                try:
+                    await stream.send_all(_reply(await _request(stream), text))
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    return  # it has gone
+
+    await trio.serve_listeners(answer, [own])
+
+
+def _nonblocking(listener: socket.socket) -> socket.socket:
+    listener.setblocking(False)
+    return listener
+
+
+async def _request(stream: trio.SocketStream) -> bytes:
+    """Its head. What is longer than that is not for us."""
+    head = b""
+    while b"\r\n\r\n" not in head and len(head) < REQUEST_MAX:
+        more = await stream.receive_some(REQUEST_MAX)
+        if not more:
+            break
+        head += more
+    return head
+
+
+def _reply(request: bytes, text: Callable[[], str]) -> bytes:
+    method, path = [*request.split(b" ", 2), b"", b""][:2]
+    if method not in (b"GET", b"HEAD"):
+        status, kind, body = "405 Method Not Allowed", "text/plain", b"only GET\n"
+    elif path.partition(b"?")[0] != b"/metrics":
+        status, kind, body = "404 Not Found", "text/plain", b"see /metrics\n"
+    else:
+        status, kind, body = "200 OK", "text/plain; version=0.0.4", text().encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if method == b"HEAD" else body)
+
+
+async def write(path: str, text: Callable[[], str]) -> None:
+    """Into a file, all at once, again and again; it is removed at the end."""
+    failing = False
+    try:
+        while True:
+            problem = await trio.to_thread.run_sync(_write_once, path, text())
+            if problem and not failing:
+                log.info("metrics cannot be written to %s: %s", path, problem)
+            failing = problem is not None
+            await trio.sleep(FILE_EVERY_S)
+    finally:
+        with suppress(OSError):  # somebody else has
+            os.unlink(path)
+
+
+def _write_once(path: str, text: str) -> str | None:
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        return error.strerror
+    return None

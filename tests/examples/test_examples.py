@@ -1,0 +1,223 @@
+"""The scripts of ``examples/``, executed as they are; what differs here comes by variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bootstrap.helpers import clean_environment
+from tests.bootstrap.slurm import Slurm, lacking
+from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
+from tests.unit.test_layers import ROOT
+
+EXAMPLES = ROOT / "examples"
+WITHIN_S = 120.0
+NODES = 3
+
+pytestmark = pytest.mark.mount
+
+APP = """\
+import os, sys, mine
+os.write(1, f"PREFIX {sys.prefix} MINE {mine.__file__}\\n".encode())  # all at once
+"""
+
+
+class Site:
+    """A shared filesystem with an environment and a program, and who is asked for copperfs."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        self.shared = where / "lus"
+        self.env_dir = self.shared / "env"
+        self.app = where / "app.py"
+        self.app.write_text(APP)
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", self.env_dir],
+            check=True, timeout=WITHIN_S,
+        )  # fmt: skip
+        packages = next(self.env_dir.glob("lib/python*/site-packages"))
+        (packages / "mine.py").write_text("")
+        self.packages = packages
+
+    def variables(self, *flags: str) -> dict[str, str]:
+        """What a script is told; *flags* are for copperfs."""
+        command = self.where / "copperfs"
+        command.write_text(f'#!/bin/sh\nexec {" ".join(COPPERFS)} "$@"\n')
+        if flags:  # before what the example gives
+            given = " ".join(flags)
+            command.write_text(
+                f'#!/bin/sh\nword=$1; shift\nexec {" ".join(COPPERFS)} "$word" {given} "$@"\n'
+            )
+        command.chmod(0o755)
+        return {
+            "COPPERFS": str(command),
+            "ENV_DIR": str(self.env_dir),
+            "SHARED": str(self.shared),
+            "APP": str(self.app),
+            "HOME": str(self.where),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def check(self, output: str, lines: int, mounts: str = r"/tmp/copperfs-") -> None:
+        """That many processes ran, all with the environment as the mount shows it."""
+        found = [line.split() for line in output.splitlines() if line.startswith("PREFIX")]
+        assert len(found) == lines, output
+        for _, prefix, _, mine in found:
+            assert prefix.startswith(mounts), output
+            assert prefix.endswith(str(self.env_dir)), output
+            assert mine.startswith(prefix), output
+
+
+def example(name: str, variables: dict[str, str], environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [EXAMPLES / name],
+        env={**(environment or clean_environment()), **variables},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    yield Site(tmp_path)
+    left = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if str(tmp_path) in line and "fuse.copperfs" in line]  # fmt: skip
+    for each in left:
+        copperfs("umount", "--lazy", each)
+
+
+@pytest.mark.parametrize("name", ["venv.sh", "conda.sh"])
+def test_an_environment_is_read_through_a_mount(site: Site, name: str) -> None:
+    site.check(example(name, site.variables()), 1)
+
+
+def test_a_container_sees_the_mount(site: Site) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    if shutil.which("apptainer") or shutil.which("podman"):
+        pytest.skip("it would want an image")
+    variables = site.variables() | {"ENV_DIR": str(site.packages)}
+    output = example("container.sh", variables)
+    assert "MINE /tmp/copperfs-" in output
+    assert str(site.packages / "mine.py") in output
+
+
+# ---- PBS, by its variables -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pbs/job.sh", "aurora/job.sh"])
+def test_ranks_of_a_pbs_job_share_a_mount(site: Site, name: str) -> None:
+    mpiexec = shutil.which("mpiexec.mpich")
+    if mpiexec is None:
+        pytest.skip("MPICH is not installed")
+    nodes = site.where / "nodes"
+    nodes.write_text(f"{socket.gethostname()}\n" * 4)
+    job = {
+        "PBS_JOBID": "123.pbs", "PBS_NODEFILE": str(nodes), "PBS_O_WORKDIR": str(site.where),
+        "MPIEXEC": mpiexec, "RANKS_PER_NODE": "4", "LISTEN": "lo", "MEMORY": "64MiB",
+    }  # fmt: skip
+    site.check(example(name, site.variables() | job), 4, "/tmp/copperfs-0-pbs.123.pbs-")
+
+
+# ---- Slurm, a real one ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if lacking() or shutil.which("sbatch") is None:
+        pytest.skip(f"Slurm is not installed: there is no {', '.join(lacking())}")
+    with Slurm(tmp_path_factory.mktemp("slurm") / "own", NODES) as running:
+        yield running
+
+
+def batch(
+    slurm: Slurm,
+    name: str,
+    tasks: int,
+    variables: dict[str, str],
+    where: Path,
+    nodes: int = NODES,
+) -> str:
+    """``sbatch`` it and wait; what it printed. All nodes are this machine, and are told apart by
+    the number that Slurm gives them."""
+    output = where / "output"
+    done = subprocess.run(
+        [
+            "sbatch", "--wait", f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--account=",
+            "--gpus-per-task=0", f"--output={output}", EXAMPLES / name,
+        ],
+        env=slurm.env | variables | {"SRUN_FLAGS": "--mpi=none"},
+        capture_output=True, text=True, timeout=WITHIN_S, check=False,
+    )  # fmt: skip
+    said = output.read_text() if output.exists() else ""
+    assert done.returncode == 0, done.stderr + said
+    return said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["slurm/job.sh", "frontier/job.sh"])
+def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
+    slurm: Slurm, site: Site, name: str
+) -> None:
+    flags = (
+        f"--mountpoint {site.where}/m$SLURM_NODEID", "--node-name n$SLURM_NODEID",
+        f"--rendezvous {site.where}/meet", "--listen lo",
+    )  # fmt: skip
+    variables = site.variables(*flags) | {"LISTEN": "lo", "MEMORY": "64MiB"}
+    output = batch(slurm, name, 2, variables, site.where)
+    site.check(output, 2 * NODES, f"{site.where}/m")
+    assert not any(is_mounted(site.where / f"m{node}") for node in range(NODES))
+
+
+@pytest.mark.long
+def test_steps_share_a_mount_that_another_step_holds(slurm: Slurm, site: Site) -> None:
+    """On one node: several on one machine would need a mount point each, and a job has one."""
+    mountpoint = site.where / "mnt"
+    variables = site.variables("--listen lo") | {
+        "MNT": str(mountpoint),
+        "MEET": str(site.where / "meet"),
+    }
+    output = batch(slurm, "slurm/steps.sh", 2, variables, site.where, nodes=1)
+    site.check(output, 4, str(mountpoint))
+    eventually(lambda: not is_mounted(mountpoint), "it is unmounted")
+
+
+@pytest.mark.long
+def test_an_epilog_removes_what_a_killed_job_has_left(site: Site) -> None:
+    mountpoint = site.where / "mnt"
+    process = subprocess.Popen(
+        [*COPPERFS, "run", "--source", site.shared, "--mountpoint", mountpoint, "--", "sh", "-c",
+         "echo up; exec sleep 600"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        daemon = json.loads(copperfs("stats", "--json", mountpoint).stdout)["pid"]
+        os.kill(daemon, signal.SIGKILL)
+        process.kill()
+    eventually(lambda: not is_running(daemon), "the daemon is gone")
+    assert is_mounted(mountpoint)
+    output = example("slurm/epilog.sh", site.variables() | {"WITHIN": str(site.where)})
+    assert f"unmounted {mountpoint}" in output
+    assert not is_mounted(mountpoint)
+
+
+def test_every_example_is_named_and_executed_here() -> None:
+    scripts = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.sh")}
+    said = (EXAMPLES / "README.md").read_text()
+    here = Path(__file__).read_text()
+    for each in scripts:
+        assert f"`{each}`" in said, each
+        assert f'"{each}"' in here, each
+        assert os.access(EXAMPLES / each, os.X_OK), each
