@@ -18,6 +18,7 @@ from rich.console import Console
 
 from tests.bench import (
     bench_cached,
+    bench_chunk_size,
     bench_dataset,
     bench_front,
     bench_import,
@@ -27,6 +28,7 @@ from tests.bench import (
     bench_placement,
     bench_push,
     bench_sequential,
+    bench_small_files,
     bench_store,
     bench_throughput,
     bench_transport,
@@ -55,6 +57,8 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "store": bench_store.run,
     "dataset": bench_dataset.run,
     "owners-die": bench_owners_die.run,
+    "chunk-size": bench_chunk_size.run,
+    "small-files": bench_small_files.run,
     "throughput": bench_throughput.run,
 }
 
@@ -147,7 +151,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], C
     )
     measures: list[Measure] = []
     try:
-        if {"import", "memory", "job"} & set(chosen):
+        if {"import", "memory", "job", "chunk-size"} & set(chosen):
             context.package_sets, note = packages.find(
                 options.cache, options.packages, options.torch
             )

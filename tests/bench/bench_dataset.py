@@ -107,7 +107,9 @@ def _measures(label: str, trained: dict[str, list[Trained]]) -> Iterator[Measure
 
 
 @contextlib.contextmanager
-def stand_in(dataset: Dataset, clients: int) -> Iterator[StandIn]:
+def stand_in(
+    dataset: Dataset, clients: int, bandwidth_bytes: int = BANDWIDTH_BYTES
+) -> Iterator[StandIn]:
     with tempfile.TemporaryDirectory(prefix="copperfs-bench-pfs-") as base:
         places = [Path(base).resolve() / f"client{number}" for number in range(clients)]
         for place in places:
@@ -118,7 +120,7 @@ def stand_in(dataset: Dataset, clients: int) -> Iterator[StandIn]:
             per_op_s=LATENCY_S,
             per_read_s=LATENCY_S,
             servers=SERVERS,
-            bandwidth_bytes=BANDWIDTH_BYTES,
+            bandwidth_bytes=bandwidth_bytes,
             timeout_s=CACHE_S,
             page_cache=True,
         ) as standing:
