@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 HELLO_WITHIN_S = 10.0
+_TOKEN = re.compile(r"[0-9a-f]{32}")
 # While they are killed they may start others.
 KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
 
@@ -139,6 +141,8 @@ class Users:
             with trio.move_on_after(HELLO_WITHIN_S):
                 hello = await lines.next()
                 token = str(hello["token"])
+                if not _TOKEN.fullmatch(token):
+                    raise _Ended
             if token is None or not await self._welcome(sock, hello):
                 return
             self._come += 1
