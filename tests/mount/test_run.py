@@ -113,7 +113,12 @@ def test_a_stranger_at_the_counter_is_nobody(start: Start, mountpoint: Path) -> 
     process = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(process) == "up"
     daemon = daemon_at(mountpoint)
-    for words in (b"", b"nonsense\n", b'{"settings": {}, "token": ""}\n', b"[]\n", b"x" * 100_000):
+    token = b'"token": "%s"' % (b"0" * 32)
+    for words in (
+        *(b"", b"nonsense\n", b"[]\n", b"{}\n", b"x" * 100_000),
+        *(b'{"settings": {}, "token": ""}\n', b'{"settings": 1, %s}\n' % token),
+        b'{"settings": {}, %s}\n' % token,
+    ):
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(counter_name(str(mountpoint)))
             with suppress(BrokenPipeError):
