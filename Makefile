@@ -10,7 +10,7 @@ setup = tests/setup.sh
 bin = .venv/bin
 c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only
 
-.PHONY: help demo test test-long check chaos bench clean setup
+.PHONY: help demo docs test test-long check chaos bench clean setup
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,10 @@ check: ## format, lint, types, layers, C warnings; needs no /dev/fuse
 chaos: ## hurt a cluster at random, and judge it: make chaos SEED=1 SCHEDULES=200
 	@$(setup) test
 	$(bin)/python -m tests.chaos --report --seed $(SEED) --schedules $(SCHEDULES) $(ARGS)
+
+docs: ## the documents as a site, in build/site; a link that leads nowhere fails it
+	@$(setup) test
+	$(bin)/python -m mkdocs build --strict
 
 bench: ## measure against a bind mount and others; a table, and JSON
 	@$(setup) bench

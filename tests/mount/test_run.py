@@ -6,13 +6,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from copperfs.bootstrap.users import counter_name
 from copperfs.runtime.users import processes_with
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.mpis import Mpi, installed
@@ -95,6 +98,35 @@ def test_a_command_reads_its_environment_through_a_mount_that_is_gone_afterwards
     assert (code, errors) == (7, "")
     assert output.split() == [f"{mountpoint}/lib/mine.py", f"{mountpoint}/data"]
     assert not is_mounted(mountpoint)
+
+
+def test_without_the_front_it_works_as_well(start: Start, source: Path, mountpoint: Path) -> None:
+    (source / "file").write_text("content")
+    show = ["sh", "-c", 'cat "$COPPERFS_MOUNTPOINT/file"']
+    code, output, errors = ended(start("--front-threads", "0", "--", *show))
+    assert (code, output, errors) == (0, "content", "")
+    assert not is_mounted(mountpoint)
+
+
+def test_a_stranger_at_the_counter_is_nobody(start: Start, mountpoint: Path) -> None:
+    """What does not say what a run says is no use of the mount, and has nobody killed."""
+    process = start("--", "sh", "-c", "echo up; exec sleep 60")
+    assert says(process) == "up"
+    daemon = daemon_at(mountpoint)
+    token = b'"token": "%s"' % (b"0" * 32)
+    for words in (
+        *(b"", b"nonsense\n", b"[]\n", b"{}\n", b"x" * 100_000),
+        *(b'{"settings": {}, "token": ""}\n', b'{"settings": 1, %s}\n' % token),
+        b'{"settings": {}, %s}\n' % token,
+    ):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(counter_name(str(mountpoint)))
+            with suppress(BrokenPipeError):
+                other.sendall(words)
+    assert process.poll() is None
+    process.terminate()
+    assert ended(process)[0] == 128 + signal.SIGTERM
+    eventually(lambda: not is_running(daemon), "the daemon has ended")
 
 
 def test_its_own_mount_point_is_made_and_removed(source: Path) -> None:
@@ -233,6 +265,8 @@ def test_an_epilog_cleans_up_when_all_are_killed_at_once(
     assert done.returncode == 0, done.stderr
     assert f"unmounted {mountpoint}, whose daemon is gone\n" in done.stdout
     assert not is_mounted(mountpoint)
+    done = copperfs("umount", "--stale", "--json", mountpoint.parent)
+    assert json.loads(done.stdout) == {"version": 1, "unmounted": []}
 
 
 # ---- several ------------------------------------------------------------------------------------
