@@ -351,7 +351,10 @@ ALLREDUCE = """if True:
     from mpi4py import MPI
     import mine
     ranks = MPI.COMM_WORLD.allreduce(1)
-    print(ranks, mine.__file__, open(os.environ["COPPERFS_MOUNTPOINT"] + "/file").read())
+    content = open(os.environ["COPPERFS_MOUNTPOINT"] + "/file").read()
+    # Launchers may mix the lines of their ranks.
+    with open(sys.argv[1] + f"/{MPI.COMM_WORLD.rank}", "w") as said:
+        print(ranks, mine.__file__, content, file=said)
 """
 
 
@@ -364,20 +367,23 @@ def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
 
 
 def test_the_ranks_of_mpiexec_share_a_mount_and_speak_mpi(
-    mpi: Mpi, source: Path, mountpoint: Path
+    mpi: Mpi, source: Path, mountpoint: Path, tmp_path: Path
 ) -> None:
+    said = tmp_path / "said"
+    said.mkdir()
     (source / "mine.py").write_text("")
     (source / "file").write_text("content")
     done = subprocess.run(
         mpi.command(
             4, *COPPERFS, "run", "--source", source, "--mountpoint", mountpoint, "--",
-            sys.executable, "-Bc", ALLREDUCE,
+            sys.executable, "-Bc", ALLREDUCE, said,
         ),
         env=clean_environment() | mpi.env | {"PYTHONPATH": f"{os.getcwd()}:{source}"},
         capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"4 {mountpoint}/mine.py content"] * 4
+    lines = [(said / str(rank)).read_text() for rank in range(4)]
+    assert lines == [f"4 {mountpoint}/mine.py content\n"] * 4
     assert not is_mounted(mountpoint)
 
 
@@ -387,7 +393,8 @@ def test_two_nodes_of_two_ranks_are_one_job(mpi: Mpi, source: Path, tmp_path: Pa
     show = (
         'cat "$COPPERFS_MOUNTPOINT/file" && '
         'while [ $(ls "$0" | wc -l) -lt 2 ]; do sleep 0.05; done; '
-        '[ $((RANK % 2)) = 1 ] || "$@" stats --all --json "$COPPERFS_MOUNTPOINT" >"$0/s$RANK"; '
+        '[ $((RANK % 2)) = 1 ] || { "$@" stats --all --json "$COPPERFS_MOUNTPOINT" >"$0.$RANK" && '
+        'mv "$0.$RANK" "$0/s$RANK"; }; '
         'while [ $(ls "$0" | wc -l) -lt 4 ]; do sleep 0.05; done'
     )
     seen = tmp_path / "seen"
