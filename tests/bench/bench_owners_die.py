@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from copperfs.fuse.ioctl import Request, ask_mount
 from tests.bench.bench_dataset import checked, ready, training
@@ -182,7 +183,7 @@ def lost_with(mount: Path, dataset: Dataset, node: int) -> Counter[str]:
 
 def owners_of(mount: Path, file: DataFile) -> tuple[list[int], int]:
     """The node that owns each chunk of a file, as *mount* believes, and the size of chunks."""
-    answer = ask_mount(str(mount), Request.RING, json.dumps({"path": file.name}).encode())
+    answer: Any = ask_mount(str(mount), Request.RING, json.dumps({"path": file.name}).encode())
     owners: list[int] = []
     for each in answer["ranges"]:
         owners += [each["number"]] * (each["last"] - each["first"] + 1)
