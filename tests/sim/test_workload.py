@@ -73,7 +73,9 @@ def test_the_nodes_share_a_dataset_in_another_order_in_each_epoch() -> None:
 
 def test_each_object_is_read_once_however_many_nodes_import() -> None:
     small = workload.mpi4py()
-    results = [run(Experiment(small, effects.job_of(n), SLINGSHOT, skew_s=0.0)) for n in (2, 40, 160)]
+    results = [
+        run(Experiment(small, effects.job_of(n), SLINGSHOT, skew_s=0.0)) for n in (2, 40, 160)
+    ]
     for result in results:
         assert result.source_most == 1
         assert result.source == results[0].source
