@@ -225,7 +225,7 @@ def _wait_filled(mountpoint: str, state: dict[str, Any]) -> dict[str, Any]:
             state = _state(ask_mount(mountpoint, Request.WARM_UP_STATE))
             if state["number"] != number:
                 raise ControlError("somebody began another warm-up; --check tells how this went")
-            if state["phase"] == "filling" and state["left_bytes"] and not said:
+            if state["phase"] in ("filling", "done") and state["left_bytes"] and not said:
                 said = True
                 errors.print(_no_room(state))
             progress.update(

@@ -200,7 +200,7 @@ def test_whoever_interrupts_it_stops_all_nodes(
     started: Starter, dataset: Dataset, counted: StandIn
 ) -> None:
     cluster = with_tier(started, counted)
-    rule = counted.hang("*", ops=["read"])
+    rule = counted.hang("**", ops=["read"])
     with begun(cluster) as filling:
         counted.wait_for_hanging(NODES)
         filling.send_signal(signal.SIGINT)
@@ -255,7 +255,7 @@ def test_only_what_goes_through_the_tier_is_taken(
 
     assert "nothing of that goes through the data tier" in refusal("below/small")
     assert "not a file or directory there: nowhere" in refusal("nowhere")
-    assert "neither --manifest nor --evict" in refusal("--evict", "below")
+    assert "neither --manifest nor --evict" in refusal("below", "--evict")
 
 
 def test_where_nobody_keeps_chunks_it_is_refused(started: Starter, source: Path) -> None:
