@@ -87,6 +87,8 @@ class Chunks:
         return actions
 
     def want(self, now: float, question: WantChunk) -> list[Action]:
+        if question.keeps:
+            return self._keep(now, question)
         blob = self.tier.blob(question.key)
         if question.how is How.TREE and not self._is_shared(now, question, blob):
             return self.answers.with_error(question, errno.EAGAIN)
@@ -104,6 +106,19 @@ class Chunks:
         if question.how is How.HELD:
             return self.answers.with_error(question, errno.EAGAIN)
         return self.fetches.begin(now, subject, question)
+
+    def _keep(self, now: float, question: WantChunk) -> list[Action]:
+        """This node is told to have a chunk before somebody wants it (``runtime/filling.py``)."""
+        key = question.key
+        if self.tier.size_of(key) <= 0 or not self.routing.is_mine(key):
+            return self.answers.with_error(question, errno.EXDEV)
+        actions = self.tier.keep(key)
+        blob = self.tier.blob(key)
+        if blob is None:
+            return self.want(now, WantChunk(question.request, key))
+        if self.limits.tier_has_disk:
+            actions.append(StoreChunk(key, blob))  # it may have been refused when it came
+        return actions + self._answer(now, question, blob)
 
     def serve(self, now: float, peer: NodeId, ask: Ask) -> list[Action]:
         """A peer wants one."""

@@ -149,6 +149,13 @@ class DiskStore:
         name = name_of(encoded(self.scope, key))
         return name in self._backlog or name in self._index
 
+    def touch(self, key: ChunkKey) -> bool:
+        name = name_of(encoded(self.scope, key))
+        if name in self._index:
+            self._index.move_to_end(name)
+            return True
+        return name in self._backlog
+
     def put_nowait(self, key: ChunkKey, chunk: Chunk) -> bool:
         encoded_key = encoded(self.scope, key)
         name = name_of(encoded_key)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, StoreChunk
-from copperfs.core.events import HaveRead, Heard, Loaded
+from copperfs.core.events import HaveRead, Heard, Loaded, WantChunk
 from copperfs.core.messages import Ask, Redirect
 from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
 from copperfs.core.ring import Ring
@@ -173,6 +173,63 @@ def test_a_chunk_beyond_the_end_is_refused() -> None:
     request = job.read(2, LARGE, version(job), 1 << 40)
     job.run()
     assert has(job, 2, request, len(chunks(job)) - 1)  # the last one is what there is
+
+
+# --- what is had in advance -----------------------------------------------------------------------
+
+
+def keep(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
+    """The node is told to have a chunk before somebody wants it."""
+    request = job._request(number)
+    key = ChunkKey(Path(path), version(job, path), index)
+    job.happen(NodeId(number), WantChunk(request, key, keeps=True))
+    return request
+
+
+def test_an_owner_that_is_told_to_has_a_chunk_and_its_readers_cost_nothing() -> None:
+    job = tiered(disks=True)
+    request = keep(job, owner(job), 0)
+    job.run()
+    assert has(job, owner(job), request, 0)
+    node = job.daemons[owner(job)].node
+    assert [key.index for key, _ in node.held_chunks()] == [0]
+    assert len(job.daemons[owner(job)].disk) == 1
+    for n in range(job.nodes):
+        read(job, n, 0)
+    assert reads(job) == [1]
+    job.check_at_rest()
+
+
+def test_whoever_does_not_own_a_chunk_does_not_get_it_in_advance() -> None:
+    job = tiered()
+    node = not_owner(job)
+    request = keep(job, node, 0)
+    job.run()
+    assert job.daemons[node].answers[request] == AnswerError(request, errno.EXDEV)
+    beyond = keep(job, owner(job), len(chunks(job)))
+    job.run()
+    assert job.daemons[owner(job)].answers[beyond] == AnswerError(beyond, errno.EXDEV)
+    assert reads(job) == []
+
+
+def test_a_guest_stays_when_its_owner_is_gone_and_goes_to_the_disk() -> None:
+    job = tiered(disks=True)
+    dead = owner(job)
+    heir = owner(job, gone=(dead,))
+    read(job, heir, 0)
+    key = ChunkKey(LARGE, version(job), 0)
+    assert not job.daemons[heir].node.keeps_chunk(key)
+    assert not job.daemons[heir].disk
+    job.crash(dead)
+    job.pass_time(4.0, step_s=0.25)
+    assert job.daemons[heir].node.owns_chunk(key)
+    request = keep(job, heir, 0)
+    job.run()
+    assert has(job, heir, request, 0)
+    assert job.daemons[heir].node.keeps_chunk(key)
+    assert len(job.daemons[heir].disk) == 1
+    assert reads(job) == [1], "it was there"
+    job.daemons[heir].node.check_invariants()
 
 
 # --- memory and disk ------------------------------------------------------------------------------
