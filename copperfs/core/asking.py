@@ -390,6 +390,9 @@ class Asking:
         self._next_ask += 1
         self.stats.asks += 1
         self.stats.hedges += bool(fetch.asks)
+        if not self._has_good_ask(fetch):
+            # It has its time from now on, however long others had theirs before they were lost.
+            fetch.slow_at = now + self.slow_s
         pending = fetch.asks[peer] = Pending(number)
         self.routing.owes(now, peer)
         if isinstance(version, ChunkKey):
