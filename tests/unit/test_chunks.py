@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from copperfs.core import company
 from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, StoreChunk
 from copperfs.core.events import HaveRead, Heard, Loaded
 from copperfs.core.messages import Ask, Redirect
@@ -559,10 +560,11 @@ def test_one_that_waits_for_a_slow_owner_is_not_taken_for_another() -> None:
     assert NodeId(taker) not in owners.without(job.now)
 
 
-def test_one_that_sends_others_round_and_round_is_passed_over() -> None:
+@pytest.mark.parametrize("to_itself", [False, True])
+def test_one_that_sends_others_round_and_round_is_passed_over(to_itself: bool) -> None:
     job = tiered()
     node, sick = not_owner(job), owner(job)
-    named = not_owner(job, node)
+    named = node if to_itself else not_owner(job, node)
     read(job, node, 0)
     job.frozen.add(NodeId(sick))
     request = begin(job, node, 5)
@@ -579,6 +581,38 @@ def test_one_that_sends_others_round_and_round_is_passed_over() -> None:
     assert asks <= 2
     job.pass_time(DOUBTED_S)
     assert has(job, node, request, 5)
+
+
+def test_the_next_owner_has_its_time_from_when_it_is_asked() -> None:
+    job = tiered()
+    first = owner(job)
+    second = owner(job, gone=(first,))
+    node = not_owner(job, second, owner(job, gone=(first, second)))
+    read(job, node, 0)
+    job.no_source |= {NodeId(first), NodeId(second)}
+    request = begin(job, node, 5)
+    job.pass_time(SLOW_S - 1, step_s=0.25)
+    job.crash(first)
+    job.pass_time(2.0, step_s=0.25)
+    job.no_source.clear()
+    job.run()
+    assert has(job, node, request, 5)
+    assert max(reads(job)) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_waits_longer_because_many_owners_are_asked(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(company, "REACHED_MAX", 1)
+    job = tiered(12, seed=seed)
+    paths = [b"lib/many%d" % n for n in range(20)]
+    for path in paths:
+        job.tree.add(path, SIZE)
+    requests = [(n, path, begin(job, n, 0, path)) for n in range(12) for path in paths]
+    job.run()  # without any time
+    assert all(has(job, n, request, 0, path) for n, path, request in requests)
+    assert reads(job) == [1] * len(paths)
 
 
 def test_one_that_is_back_has_its_own_chunks_again() -> None:
