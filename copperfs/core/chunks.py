@@ -101,7 +101,7 @@ class Chunks:
         if running is not None:
             as_owner = question.how in (How.ANY, How.DIRECT)
             if as_owner and isinstance(question.request, PeerRequest):
-                return self.fetches.asking.asked_as_owner(now, running)
+                return self.fetches.asking.asked_as_owner(now, running, question.passed)
             return []
         if question.how is How.HELD:
             return self.answers.with_error(question, errno.EAGAIN)
@@ -124,10 +124,10 @@ class Chunks:
         """A peer wants one."""
         assert ask.version is not None, "the codec sees to it"
         request, key = PeerRequest(peer, ask.number), ChunkKey(ask.path, ask.version, ask.first)
-        question = WantChunk(request, key, ask.how, ask.passed)
+        passed = tuple(filter(self.routing.is_other, ask.passed))
+        question = WantChunk(request, key, ask.how, passed)
         if self.tier.size_of(key) <= 0:
             return self.answers.with_error(question, errno.EINVAL)
-        self.routing.passed_over(now, peer, ask.passed)
         if ask.how is How.ANY:
             other = self.takers.other_for(now, key, peer, self.routing.gone())
             if other is not None:
