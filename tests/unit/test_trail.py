@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from copperfs.core.actions import AnswerError, AnswerListing, ListingKey, ObjectKey, ReleaseBlob
 from copperfs.core.events import Failed, Heard, Look, Pushed, PushedListing
 from copperfs.core.messages import PATH_BYTES_MAX, Hello
+from copperfs.core.node import Node
 from copperfs.core.offers import DELAY_S
+from copperfs.core.policy import Policy
 from copperfs.core.trail import (
     FOLLOWS_AFTER,
     LEADS_MAX,
@@ -20,6 +22,7 @@ from copperfs.core.trail import (
     TRAIL_MAX,
     Trail,
 )
+from copperfs.core.trees import Trees
 from copperfs.types import BlobId, NodeId, Path, Version
 from tests.unit.core_lab import version
 from tests.unit.overlay_lab import MIB, Job, content
@@ -284,8 +287,8 @@ def test_a_path_that_no_message_can_carry_is_not_offered() -> None:
 
 def test_what_is_local_to_this_node_is_not_taken_from_an_offer() -> None:
     job = Job(2)
-    node = job.daemons[1].node
-    node.policy.local = (Path(b"d/here"),)
+    policy = Policy(b"/src", b"/mnt", local=(Path(b"d/here"),))
+    node = Node(policy, job.daemons[1].node.limits, Trees(2, NodeId(1)))
     listing = job.tree.listing(Path(b""))
     assert node.step(0, PushedListing(Path(b"d/here"), listing, 1, None, offered=True)) == []
     pushed = Pushed(Path(b"d/here/f"), version(3), BlobId(5), offered=True)
