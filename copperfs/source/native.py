@@ -23,6 +23,7 @@ from copperfs.source.fetcher import (
     refused,
 )
 from copperfs.source.files import UNUSED_S
+from copperfs.source.turns import Turns
 from copperfs.types import Attributes, Entry, FetchId, HandleId, Path
 
 _NO_VERSION = (0, 0, 0, 0)
@@ -48,19 +49,30 @@ class NativeFetcher:
         self._started: dict[int, type[Fetch]] = {}
         self._refused: list[Outcome] = []
         self._woken = trio.Event()
+        self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
 
     def start(self, fetch: Fetch) -> None:
-        untouchable = self._untouchable()
-        if (outcome := refused(fetch, untouchable)) is not None:
-            self._refused.append(outcome)
-            self._woken.set()
-            return
+        if (outcome := refused(fetch, self._untouchable())) is not None:
+            self._refuse(outcome)
+        elif isinstance(fetch, ReadChunk):
+            self._turns.start(fetch)
+        else:
+            self._submit(fetch)
+
+    def _refuse(self, outcome: Outcome) -> None:
+        self._refused.append(outcome)
+        self._woken.set()
+
+    def _fail(self, fetch: FetchId, error: int) -> None:
+        self._refuse(Failed(fetch, error))
+
+    def _submit(self, fetch: Fetch) -> None:
         kind, version = _native.LOOK, _NO_VERSION
         names: tuple[bytes, ...] = ()
         offset = length = 0
         match fetch:
             case ScanSource():
-                kind, names = _native.SCAN, names_in(fetch.path, untouchable)
+                kind, names = _native.SCAN, names_in(fetch.path, self._untouchable())
             case ReadSource():
                 kind, version = _native.READ, fetch.version
             case OpenSource():
@@ -79,6 +91,7 @@ class NativeFetcher:
             while True:
                 await trio.lowlevel.wait_readable(self._pool.fileno())
                 for number, error, result in self._pool.drain():
+                    self._turns.ended(FetchId(number))
                     arrive(self._arrived(FetchId(number), error, result))
 
     async def _run_refusals(self, arrive: Arrive) -> None:
@@ -124,6 +137,7 @@ class NativeFetcher:
 
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()
+        self._turns.give_up_on_stuck()
 
     def close_unused(self, for_s: float = UNUSED_S) -> None:
         self._pool.close_unused(for_s)
@@ -138,4 +152,5 @@ class NativeFetcher:
         return PoolStats(*self._pool.statistics())
 
     def close(self) -> None:
+        self._turns.close()
         self._pool.close()

@@ -21,6 +21,7 @@ from copperfs.source.fetcher import (
 from copperfs.source.files import UNUSED_S
 from copperfs.source.pool import Pool
 from copperfs.source.posix import PosixSource
+from copperfs.source.turns import Turns
 from copperfs.types import Entry, FetchId, HandleId, Path
 
 
@@ -41,20 +42,28 @@ class ThreadFetcher:
         self._untouchable = untouchable
         self._trio = trio.lowlevel.current_trio_token()
         self._pool = Pool(concurrency, self._trio.run_sync_soon)
+        self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
         self._arrive: Arrive | None = None
         self._early: list[Arrived] = []  # what arrived before anybody listened
 
     def start(self, fetch: Fetch) -> None:
-        untouchable = self._untouchable()
-        outcome = refused(fetch, untouchable)
+        outcome = refused(fetch, self._untouchable())
         if outcome is not None:
             self._trio.run_sync_soon(self._hand_over, outcome)
-            return
+        elif isinstance(fetch, ReadChunk):
+            self._turns.start(fetch)
+        else:
+            self._submit(fetch)
+
+    def _fail(self, fetch: FetchId, error: int) -> None:
+        self._trio.run_sync_soon(self._hand_over, Failed(fetch, error))
+
+    def _submit(self, fetch: Fetch) -> None:
         source = self._source
         work: Callable[[], object]
         match fetch:
             case ScanSource(_, path):
-                names = names_in(path, untouchable)
+                names = names_in(path, self._untouchable())
                 work = lambda: source.scan(path, names)  # noqa: E731
             case LookSource(_, path):
                 work = lambda: source.look(path)  # noqa: E731
@@ -74,6 +83,7 @@ class ThreadFetcher:
         await trio.sleep_forever()
 
     def _done(self, fetch: FetchId, result: object) -> None:
+        self._turns.ended(fetch)
         self._hand_over(_arrived(fetch, result))
 
     def _hand_over(self, outcome: Arrived) -> None:
@@ -96,6 +106,7 @@ class ThreadFetcher:
 
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()
+        self._turns.give_up_on_stuck()
 
     def close_unused(self, for_s: float = UNUSED_S) -> None:
         for fd in self._source.files.take_unused(for_s):
@@ -111,6 +122,7 @@ class ThreadFetcher:
         return self._pool.statistics()
 
     def close(self) -> None:
+        self._turns.close()
         self._pool.close()
         self.close_unused(0.0)
 

@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 import pytest
 import trio
 
+from copperfs.core.events import Failed
 from copperfs.source.fetcher import BlobRead
 from tests.standin import StandIn
 from tests.unit.test_source_contract import FETCHERS, Make, chunk_of, content_of, settled
@@ -105,3 +106,62 @@ def test_descriptors_are_released_on_the_servers(make: Make, standin: StandIn) -
             return False
 
     trio.run(main)
+
+
+def test_a_file_that_hangs_leaves_threads_for_the_others(make: Make, tmp_path: FilePath) -> None:
+    """Without a deadline that would replace them; then with one that is over at once."""
+    settled(tmp_path / "hung", content_of(MIB))
+    settled(tmp_path / "other", content_of(MIB))
+
+    async def main() -> None:
+        async with make(slow.mountpoint, concurrency=4) as source:
+            hung, other = await source.version(b"hung"), await source.version(b"other")
+            rule = slow.hang("hung", ops=["read"])
+            chunks = [source.start(chunk_of(b"hung", hung, n * 4096, 4096)) for n in range(40)]
+            await trio.to_thread.run_sync(slow.wait_for_hanging, 2)
+            assert await source.chunk(b"other", other, 0, 4096) == content_of(MIB)[:4096]
+            assert source.fetcher.statistics().busy == 2
+            slow.release(rule)
+            for each in chunks:
+                assert isinstance(await source.outcome(each), BlobRead)
+        async with make(slow.mountpoint, concurrency=4, deadline_s=0.0) as source:
+            rule = slow.hang("hung", ops=["read"])
+            chunks = [source.start(chunk_of(b"hung", hung, n * 4096, 4096)) for n in range(2)]
+            await trio.to_thread.run_sync(slow.wait_for_hanging, 2)
+            for index in range(200):
+                error = await source.error_of(chunk_of(b"hung", hung, index * 4096, 4096))
+                assert error == errno.EIO
+            assert await source.chunk(b"other", other, 0, 4096) == content_of(MIB)[:4096]
+            source.fetcher.replace_stuck()
+            assert source.fetcher.statistics().stuck == 2
+            slow.release(rule)
+            for each in chunks:
+                assert isinstance(await source.outcome(each), BlobRead)
+            assert await source.chunk(b"hung", hung, 0, 4096) == content_of(MIB)[:4096]
+
+    with StandIn(tmp_path) as slow:
+        trio.run(main)
+
+
+def test_chunks_that_wait_behind_some_that_hang_fail_with_them(
+    make: Make, tmp_path: FilePath
+) -> None:
+    settled(tmp_path / "hung", content_of(MIB))
+
+    async def main() -> None:
+        async with make(slow.mountpoint, concurrency=4, deadline_s=1.0) as source:
+            hung = await source.version(b"hung")
+            rule = slow.hang("hung", ops=["read"])
+            chunks = [source.start(chunk_of(b"hung", hung, n * 4096, 4096)) for n in range(10)]
+            with trio.fail_after(30):
+                while len(source.arrived) < 8:  # as the engine does each second
+                    await trio.sleep(0.05)
+                    source.fetcher.replace_stuck()
+            for each in chunks[2:]:
+                assert source.arrived.pop(each) == Failed(each, errno.EIO)
+            slow.release(rule)
+            for each in chunks[:2]:
+                assert isinstance(await source.outcome(each), BlobRead)
+
+    with StandIn(tmp_path) as slow:
+        trio.run(main)
