@@ -9,8 +9,7 @@ at a mount. Before the epochs that are called cold the pages of all chunks on th
 too, so that they come from the disk or the memory of the tier; before the others they are not.
 
 What the source has read is counted there, by file, and has to be every byte once in the first epoch
-and nothing later. The pages of the stand-in's own mount are dropped before each epoch, so that
-nothing is read there without being counted.
+and nothing later. Its mount keeps no pages, so nothing is read there without being counted.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.bench.results import JUDGED, Measure, Target, at_most
 from tests.standin import StandIn
 
 NODES = 8
-COLD_EPOCHS, WARM_EPOCHS = 3, 2
+COLD_EPOCHS, WARM_EPOCHS = 2, 2
 """After the first; the warm ones last."""
 LATENCY_S = 1e-3
 SERVERS = 4
@@ -60,6 +59,8 @@ def run(context: Context) -> Iterator[Measure]:
     trained: dict[str, list[Trained]] = {}
     for turn in range(context.repeats):
         for name in (DIRECT, *SECURITY):
+            if context.wanted and name not in context.wanted:
+                continue
             context.progress(f"dataset, {name}, round {turn + 1} of {context.repeats}")
             if name == DIRECT:
                 done = _directly(dataset)
@@ -81,7 +82,7 @@ def _measures(label: str, trained: dict[str, list[Trained]]) -> Iterator[Measure
     details = {
         f"{what} ({name})": value
         for name in SECURITY
-        for each in trained[name][:1]
+        for each in trained.get(name, [])[:1]
         for what, value in (
             ("each byte once in epoch 1", float(each.each_once)),
             ("source bytes in epoch 1", float(each.source_bytes[0])),
@@ -122,7 +123,6 @@ def stand_in(
             servers=SERVERS,
             bandwidth_bytes=bandwidth_bytes,
             timeout_s=CACHE_S,
-            page_cache=True,
         ) as standing:
             yield standing
 
@@ -153,9 +153,7 @@ def training(
 
 def ready(standing: StandIn, dataset: Dataset, *more: Path) -> None:
     """Nothing of the source, or below *more*, is in the kernel's pages; the source is at zero."""
-    standing.set_latency(per_op_s=0.0)
-    give_back_all(dataset.directory, standing.mountpoint, *more)
-    standing.set_latency(per_op_s=LATENCY_S)
+    give_back_all(dataset.directory, *more)
     standing.reset_counts()
 
 

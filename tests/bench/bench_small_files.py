@@ -86,13 +86,16 @@ def _train(dataset: Dataset, name: str) -> Iterator[dict[str, float]]:
 def _one_reader(dataset: Dataset) -> dict[str, dict[str, float]]:
     """On the owner, and on a node that has to ask it, after all was read once."""
     taken: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory(prefix="copperfs-bench-") as base, Job(
-        dataset.directory,
-        Path(base).resolve() / "job",
-        2,
-        *("--security", "none", "--ring", str(dataset.directory)),
-        only={0: ("--tier-memory", "1GiB"), 1: ("--tier-memory", "0")},
-    ) as job:
+    with (
+        tempfile.TemporaryDirectory(prefix="copperfs-bench-") as base,
+        Job(
+            dataset.directory,
+            Path(base).resolve() / "job",
+            2,
+            *("--security", "none", "--ring", str(dataset.directory)),
+            only={0: ("--tier-memory", "1GiB"), 1: ("--tier-memory", "0")},
+        ) as job,
+    ):
         pids = [each.pid for each in job.nodes]
         checked(read_epoch(dataset, {0: job[0].mountpoint}, 0, readers=1))
         for name, node in ((OWNER, 0), (JUDGED, 1)):

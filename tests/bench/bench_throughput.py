@@ -31,7 +31,7 @@ SMALL_CHUNKS, WITH_CURVE = f"{JUDGED}, chunks of 256 KiB", f"{JUDGED}, CURVE"
 MOVED_WITHIN_S = 120.0
 POLL_S = 0.02
 # A reader has 8 MiB read ahead of it.
-AHEAD_BYTES = 32 * MIB
+AHEAD_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def fill(tier: Path, mounted: Path) -> None:
     with mounted.open("rb", buffering=0) as reading:
         while got := reading.read(MIB):
             done += len(got)
-            while owned_bytes(tier) < done - AHEAD_BYTES:
+            while done % AHEAD_BYTES == 0 and owned_bytes(tier) < done - AHEAD_BYTES:
                 _look_again(deadline)
     while owned_bytes(tier) < done:
         _look_again(deadline)
