@@ -4,13 +4,14 @@ PYTHON ?= python3
 ARGS ?=
 SEED ?= 1
 SCHEDULES ?= 1
+SEEDS ?= 300
 export PYTHON
 
 setup = tests/setup.sh
 bin = .venv/bin
 c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only
 
-.PHONY: help demo test test-long check chaos bench clean setup
+.PHONY: help demo docs test test-long check chaos sim sim-night bench clean setup
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +41,18 @@ check: ## format, lint, types, layers, C warnings; needs no /dev/fuse
 chaos: ## hurt a cluster at random, and judge it: make chaos SEED=1 SCHEDULES=200
 	@$(setup) test
 	$(bin)/python -m tests.chaos --report --seed $(SEED) --schedules $(SCHEDULES) $(ARGS)
+
+docs: ## the documents as a site, in build/site; a link that leads nowhere fails it
+	@$(setup) test
+	$(bin)/python -m mkdocs build --strict
+
+sim: ## 300 random jobs with all faults, simulated (SEED=1000 SEEDS=50: others)
+	@$(setup) check
+	$(bin)/copperfs sim sweep seeds --first $(SEED) --count $(SEEDS) \
+	    --failed tests/sim/failed-seeds.txt $(ARGS)
+
+sim-night: ## 20,000 of them; what fails is written into tests/sim/failed-seeds.txt
+	@$(MAKE) --no-print-directory sim SEED=100000 SEEDS=20000
 
 bench: ## measure against a bind mount and others; a table, and JSON
 	@$(setup) bench

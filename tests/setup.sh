@@ -70,6 +70,9 @@ list_missing() {
         need iproute2 has ip
         need util-linux has nsenter
         need bubblewrap has bwrap
+        if has apt-get >/dev/null; then
+            need environment-modules test -e /usr/share/modules/init/bash
+        fi
         # Where they have other names, the tests that need them are skipped.
         if has apt-get >/dev/null; then
             need chromium has chromium

@@ -19,6 +19,7 @@ from copperfs.cli.output import (
     print_json,
     print_progress,
     table,
+    waiting,
 )
 from copperfs.errors import ControlError
 
@@ -91,7 +92,9 @@ def _profile(arguments: argparse.Namespace) -> int:
     if document is None:
         raise ControlError("another profile of this mount was taken meanwhile; take it again")
     rows = rows_of(document)
-    report = analyse(document, [whole(mountpoint, each, rows) for each in wholes])
+    with waiting("walking what --whole names"):
+        shares = [whole(mountpoint, each, rows) for each in wholes]
+    report = analyse(document, shares)
     report |= {"mountpoint": mountpoint, "command": arguments.program or None, "exit_code": code}
     if arguments.html is not None:
         from copperfs.cli.profile_html import render

@@ -16,6 +16,7 @@ NAME = "sim run"
 HELP = "simulate a job of any size that carries out a workload"
 
 NODES_MAX = 200_000
+WHOLE_MAX = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stand-for",
         type=int,
         metavar="N",
-        help="of the leaves below one parent simulate one for each N (1; 8 above 10,000 nodes)",
+        help="of siblings simulate one for each N, with what is below it (1; 8 above 10,000 nodes)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", metavar="FILE", help="write JSON there, too")
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.sim.costs import costs_of
-    from copperfs.sim.effects import AHEAD_MAX, ALL_MAX, STAND_FOR
+    from copperfs.sim.effects import AHEAD_MAX, STAND_FOR
     from copperfs.sim.experiment import Experiment, run
     from copperfs.sim.world import Job
 
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise SimulationError("--fanout, --push-fanout and --trees are at least 1")
     stand_for = arguments.stand_for
     if stand_for is None:
-        stand_for = 1 if nodes <= ALL_MAX or arguments.push else STAND_FOR
+        stand_for = 1 if nodes <= WHOLE_MAX or arguments.push else STAND_FOR
     if stand_for < 1 or (stand_for > 1 and (arguments.trees > 1 or arguments.push)):
         raise SimulationError(
             "--stand-for is at least 1, and more only for one tree and without --push: in "

@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 
-from copperfs.cli.output import console, printable
+from copperfs.cli.output import console, print_json, printable
 from copperfs.errors import ControlError, MountError
 from copperfs.types import is_below
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="all mounts whose daemons are gone, as after a job that was killed: those of this "
         "user, and for root those of all; only those in MOUNTPOINT if that is given",
     )
+    parser.add_argument("--json", action="store_true", help="with --stale, print JSON")
     parser.add_argument(
         "--lazy",
         action="store_true",
@@ -33,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.stale:
-        return _unmount_stale(arguments.mountpoint)
+        return _unmount_stale(arguments.mountpoint, as_json=arguments.json)
     if arguments.mountpoint is None:
         raise MountError("nothing is named; give a mount point, or --stale")
     return _unmount(arguments)
 
 
-def _unmount_stale(within: str | None) -> int:
+def _unmount_stale(within: str | None, *, as_json: bool) -> int:
     """For the epilog of a scheduler, so it is silent where there is nothing."""
     from copperfs.fuse.mounting import (
         FSTYPE,
@@ -52,7 +53,8 @@ def _unmount_stale(within: str | None) -> int:
     )
 
     top = b"" if within is None else os.fsencode(absolute(within))
-    left = []
+    left: list[str] = []
+    removed: list[str] = []
     for each in mounts():
         mine = os.geteuid() == 0 or owner_of(each) == os.geteuid()
         if each.fstype != FSTYPE or not mine or not is_below(each.mountpoint, top):
@@ -67,7 +69,11 @@ def _unmount_stale(within: str | None) -> int:
         if RUN_MOUNTPOINT.fullmatch(mountpoint) and mount_at(mountpoint) is None:
             with suppress(OSError):
                 os.rmdir(mountpoint)
-        console().print(f"unmounted {printable(mountpoint)}, whose daemon is gone")
+        removed.append(mountpoint)
+        if not as_json:
+            console().print(f"unmounted {printable(mountpoint)}, whose daemon is gone")
+    if as_json:
+        print_json({"version": 1, "unmounted": removed})
     if left:
         raise MountError("; ".join(left))
     return 0

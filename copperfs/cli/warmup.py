@@ -12,13 +12,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from copperfs.cli.output import console, print_json, printable
 from copperfs.errors import ControlError
 
 NAME = "warmup"
-HELP = "bring files into the memory of every node"
+HELP = "bring files into the memory of every node, or with --ring into the data tier"
 POLL_EVERY_S = 0.1
 # As many as the kernel follows.
 LINKS_MAX = 40
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evict", action="store_true", help="let what is older go, if there is no room otherwise"
     )
+    parser.add_argument(
+        "--ring",
+        action="store_true",
+        help="have each node read its own chunks of what goes through the data tier instead: large "
+        "files, and all below the --ring of the mount",
+    )
     parser.add_argument("--json", action="store_true", help="the outcome as JSON")
 
 
@@ -55,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     from copperfs.fuse.mounting import absolute
 
     mountpoint = absolute(arguments.mountpoint)
+    if arguments.ring and (arguments.manifest is not None or arguments.evict):
+        raise ControlError("--ring takes paths, and neither --manifest nor --evict")
     hello = ask_mount(mountpoint, Request.HELLO)
     assert isinstance(hello, dict)
     if hello["mountpoint"] != mountpoint:
@@ -69,6 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
         wanted.add(read_manifest(arguments.manifest))
     if not (wanted.paths or wanted.files or wanted.listings):
         raise ControlError("nothing to warm up; name paths, or a --manifest that is not empty")
+    if arguments.ring:
+        return _fill(
+            mountpoint,
+            {"ring": True, "paths": wanted.paths, "check": arguments.check},
+            as_json=arguments.json,
+        )
     request = asdict(wanted) | {"check": arguments.check, "evict": arguments.evict}
     quiet = arguments.json or not sys.stdout.isatty()
     outcome = _warm_up(mountpoint, request, quiet=quiet)
@@ -84,11 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     from copperfs.fuse.ioctl import Request, ask_mount
 
-    with tempfile.NamedTemporaryFile("w", prefix="copperfs-warmup-", encoding="ascii") as file:
-        json.dump(request, file)
-        file.flush()
-        named = json.dumps({"file": file.name}).encode()
-        state = _state(ask_mount(mountpoint, Request.WARM_UP, named))
+    state = _begin(mountpoint, request)
     number = state["number"]
     with _progress(quiet) as progress:
         task = progress.add_task("planning", total=None)
@@ -104,6 +115,17 @@ def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[s
                 completed=state["done_bytes"],
             )
     return state
+
+
+def _begin(mountpoint: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Have the daemon read what to do; the state of it."""
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    with tempfile.NamedTemporaryFile("w", prefix="copperfs-warmup-", encoding="ascii") as file:
+        json.dump(request, file)
+        file.flush()
+        named = json.dumps({"file": file.name}).encode()
+        return _state(ask_mount(mountpoint, Request.WARM_UP, named))
 
 
 def _progress(quiet: bool) -> Progress:
@@ -155,6 +177,103 @@ _LEFT = {
     "unreadable": "must not be read",
     "missing": "of the manifest not there any more",
     "failed": "could not be read",
+}
+
+
+# --- the data tier -------------------------------------------------------------------------------
+
+
+def _fill(mountpoint: str, request: dict[str, Any], *, as_json: bool) -> int:
+    outcome = _begin(mountpoint, request)
+    try:
+        outcome = _wait_filled(mountpoint, outcome)
+    except KeyboardInterrupt:
+        _begin(mountpoint, {"paths": [], "stop": outcome["number"]})
+        raise
+    if outcome["phase"] == "failed":
+        raise ControlError(outcome["error"])
+    if as_json:
+        print_json(outcome)
+    else:
+        console().print(_ring_sentence(outcome))
+    return 0 if is_filled(outcome) else 1
+
+
+def is_filled(outcome: dict[str, Any]) -> bool:
+    """Whether all of it is held by those that live."""
+    return outcome["held_chunks"] == outcome["chunks"] and not outcome["unheard"]
+
+
+def _wait_filled(mountpoint: str, state: dict[str, Any]) -> dict[str, Any]:
+    from copperfs.fuse.ioctl import Request, ask_mount
+
+    number, said = state["number"], False
+    errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[files]} files"),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=errors,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as progress:
+        task = progress.add_task("planning", total=None, files="0/0")
+        while state["phase"] not in ("done", "failed"):
+            time.sleep(POLL_EVERY_S)
+            state = _state(ask_mount(mountpoint, Request.WARM_UP_STATE))
+            if state["number"] != number:
+                raise ControlError("somebody began another warm-up; --check tells how this went")
+            if state["phase"] in ("filling", "done") and state["left_bytes"] and not said:
+                said = True
+                errors.print(_no_room(state))
+            progress.update(
+                task,
+                description=state["phase"],
+                total=state["total_bytes"] or None,
+                completed=state["done_bytes"],
+                files=f"{state['files_done']:,}/{state['files']:,}",
+            )
+    return state
+
+
+def _no_room(state: dict[str, Any]) -> str:
+    return (
+        f"the set takes more than the data tier holds: {_mib(state['left_bytes'])} of "
+        f"{_mib(state['total_bytes'])} will be read from the source when they are wanted; give the "
+        "mount a larger --tier-size, or --tier-memory where there is no disk"
+    )
+
+
+def _ring_sentence(outcome: dict[str, Any]) -> str:
+    said = f"{_files(outcome['files'])}, {_mib(outcome['total_bytes'])} in "
+    said += f"{outcome['chunks']:,} chunk{'s' * (outcome['chunks'] != 1)}: "
+    if is_filled(outcome):
+        said += "all are held by their owners"
+    else:
+        said += f"{outcome['held_chunks']:,} are held by their owners"
+        said += f", not all of {', '.join(outcome['lacking'])}" if outcome["lacking"] else ""
+    if outcome["left_bytes"]:
+        said += f"; there is no room for {_mib(outcome['left_bytes'])}"
+    for key, what in _RING_LEFT.items():
+        if outcome[key]:
+            said += f"; {outcome[key]:,} {what}"
+    if outcome["gone"]:
+        said += f"; gone: {', '.join(outcome['gone'])}"
+    if outcome["unheard"]:
+        said += f"; not heard of: {', '.join(outcome['unheard'])}"
+    return printable(said)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+_RING_LEFT = {
+    "failed": "chunks could not be read",
+    "unlisted": "files or directories could not be listed",
+    "unreadable": "files must not be read",
 }
 
 

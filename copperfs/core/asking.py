@@ -66,6 +66,12 @@ class Pending:
     number: int
     there: int = 0
     """Of a listing, how many parts have come; of an object the fetch knows."""
+    how: How = How.ANY
+    """Of a chunk."""
+
+    @property
+    def is_as_owner(self) -> bool:
+        return self.how in (How.ANY, How.DIRECT)
 
 
 @dataclass(slots=True, eq=False)
@@ -159,8 +165,6 @@ class Asking:
 
     def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
         """The whole answer of *peer* came, or none will."""
-        if self.routing.owners is not None and fetch.subject[0] is Kind.CHUNK:
-            self.routing.owners.answered(peer)
         return self.links.answered(peer, fetch.asks.pop(peer).number)
 
     def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
@@ -194,12 +198,14 @@ class Asking:
 
     def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* said that it cannot give it, for a reason of its own."""
+        how = fetch.asks[peer].how
         actions = self.answered(fetch, peer)
-        if fetch.goes_up:
+        if how is How.TREE:
             fetch.goes_up = False
             return actions + self._go(now, fetch)
-        if peer == fetch.named:
-            fetch.named, fetch.how = None, How.DIRECT
+        if how is How.HELD:
+            if peer == fetch.named:
+                fetch.named, fetch.how = None, How.DIRECT
             return actions + self._go(now, fetch)
         fetch.passed.add(peer)
         if fetch.subject[0] is Kind.CHUNK and len(fetch.passed) < REFUSING_MAX:
@@ -210,6 +216,9 @@ class Asking:
 
     def redirected(self, now: float, fetch: Fetch, peer: NodeId, other: NodeId) -> list[Action]:
         """The owner *peer* says that *other* has the chunk, too, or is getting it."""
+        if fetch.asks[peer].how is not How.ANY:
+            # It was to give the chunk itself. Who says so again and again would be asked for ever.
+            return self.refused(now, fetch, peer)
         actions = self.answered(fetch, peer)
         if fetch.named is None and fetch.how is How.ANY and other not in fetch.passed:
             self.stats.redirected += 1
@@ -218,17 +227,23 @@ class Asking:
             fetch.how = How.DIRECT
         return actions + self._go(now, fetch)
 
-    def asked_as_owner(self, now: float, fetch: Fetch) -> list[Action]:
+    def asked_as_owner(
+        self, now: float, fetch: Fetch, passed: tuple[NodeId, ...] = ()
+    ) -> list[Action]:
         """Somebody takes this node for the owner of a chunk. Whoever is asked as such waits for
-        nobody but those before itself: the one that was named to it may be waiting for it."""
-        if fetch.at_source or (fetch.named is None and not fetch.goes_up):
+        nobody but those before itself, the one that was named to it may be waiting for it; and not
+        for those who did not answer the asker (*passed*)."""
+        if fetch.at_source:
             return []
-        waits_for = list(fetch.asks) if fetch.goes_up else [fetch.named]
+        waits_for = [peer for peer, each in fetch.asks.items() if not each.is_as_owner]
+        if not waits_for and fetch.named is None and not fetch.goes_up and not passed:
+            return []
         actions: list[Action] = []
         for peer in waits_for:
-            if peer in fetch.asks:
-                actions += self.withdraw(fetch, peer)
-        fetch.named, fetch.how, fetch.goes_up = None, How.DIRECT, False
+            actions += self.withdraw(fetch, peer)
+        if fetch.named is not None or fetch.goes_up:
+            fetch.named, fetch.how, fetch.goes_up = None, How.DIRECT, False
+        fetch.passed.update(passed)
         return actions + self._go(now, fetch)
 
     def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
@@ -294,12 +309,14 @@ class Asking:
         if fetch.goes_up:
             fetch.goes_up = False  # to the owner, then, who may be one of them
             return
-        fetch.passed |= set(fetch.asks)
+        # One that was named, or is above in the tree, has no chunk to give: it waits itself.
+        as_owners = [peer for peer, each in fetch.asks.items() if each.is_as_owner]
+        fetch.passed.update(as_owners)
         if fetch.subject[0] is not Kind.CHUNK or self.routing.owners is None:
             return
         if fetch.named is not None:
             fetch.named, fetch.how = None, How.DIRECT
-        for peer in fetch.asks:
+        for peer in as_owners:
             self.routing.owners.timed_out(now, peer)
 
     # --- whom to ask -----------------------------------------------------------------------------
@@ -309,7 +326,12 @@ class Asking:
         return (fetch.at_source and not fetch.in_place) or self._has_good_ask(fetch)
 
     def _has_good_ask(self, fetch: Fetch) -> bool:
-        return any(self.routing.is_good(peer) for peer in fetch.asks)
+        for peer, each in fetch.asks.items():
+            # One that was named, and is still asked beside the owner, may itself be waiting.
+            counts = each.how is not How.HELD or peer == fetch.named
+            if counts and self.routing.is_good(peer):
+                return True
+        return False
 
     def _is_late(self, now: float, fetch: Fetch) -> bool:
         """It has waited for others long enough."""
@@ -327,9 +349,12 @@ class Asking:
             return self._read_source(fetch)
         self._look_by(fetch, self._patient_until(now, fetch))
         if way.peer is not None:
-            if way.peer in fetch.asks:
+            pending = fetch.asks.get(way.peer)
+            if pending is not None and pending.how is not How.HELD:
                 return []
-            return self._ask(now, fetch, way.peer, goes_up=way.goes_up)
+            # It was named by another, and is the owner now.
+            withdrawn = [] if pending is None else self.withdraw(fetch, way.peer)
+            return withdrawn + self._ask(now, fetch, way.peer, goes_up=way.goes_up)
         if fetch.in_place:
             return []
         if fetch.passed and way.many_might:
@@ -365,11 +390,15 @@ class Asking:
         self._next_ask += 1
         self.stats.asks += 1
         self.stats.hedges += bool(fetch.asks)
-        fetch.asks[peer] = Pending(number)
+        if not self._has_good_ask(fetch):
+            # It has its time from now on, however long others had theirs before they were lost.
+            fetch.slow_at = now + self.slow_s
+        pending = fetch.asks[peer] = Pending(number)
         self.routing.owes(now, peer)
         if isinstance(version, ChunkKey):
             how = How.HELD if peer == fetch.named else How.TREE if goes_up else fetch.how
-            passed = tuple(sorted(fetch.passed))[:PASSED_MAX]
+            pending.how = how
+            passed = tuple(sorted(self.routing.not_asked(now, version, fetch.passed)))[:PASSED_MAX]
             message = Ask(
                 number,
                 self.stats.epoch,

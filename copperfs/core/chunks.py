@@ -87,6 +87,8 @@ class Chunks:
         return actions
 
     def want(self, now: float, question: WantChunk) -> list[Action]:
+        if question.keeps:
+            return self._keep(now, question)
         blob = self.tier.blob(question.key)
         if question.how is How.TREE and not self._is_shared(now, question, blob):
             return self.answers.with_error(question, errno.EAGAIN)
@@ -99,20 +101,33 @@ class Chunks:
         if running is not None:
             as_owner = question.how in (How.ANY, How.DIRECT)
             if as_owner and isinstance(question.request, PeerRequest):
-                return self.fetches.asking.asked_as_owner(now, running)
+                return self.fetches.asking.asked_as_owner(now, running, question.passed)
             return []
         if question.how is How.HELD:
             return self.answers.with_error(question, errno.EAGAIN)
         return self.fetches.begin(now, subject, question)
 
+    def _keep(self, now: float, question: WantChunk) -> list[Action]:
+        """This node is told to have a chunk before somebody wants it (``runtime/filling.py``)."""
+        key = question.key
+        if self.tier.size_of(key) <= 0 or not self.routing.is_mine(key):
+            return self.answers.with_error(question, errno.EXDEV)
+        actions = self.tier.keep(key)
+        blob = self.tier.blob(key)
+        if blob is None:
+            return self.want(now, WantChunk(question.request, key))
+        if self.limits.tier_has_disk:
+            actions.append(StoreChunk(key, blob))  # it may have been refused when it came
+        return actions + self._answer(now, question, blob)
+
     def serve(self, now: float, peer: NodeId, ask: Ask) -> list[Action]:
         """A peer wants one."""
         assert ask.version is not None, "the codec sees to it"
         request, key = PeerRequest(peer, ask.number), ChunkKey(ask.path, ask.version, ask.first)
-        question = WantChunk(request, key, ask.how, ask.passed)
+        passed = tuple(filter(self.routing.is_other, ask.passed))
+        question = WantChunk(request, key, ask.how, passed)
         if self.tier.size_of(key) <= 0:
             return self.answers.with_error(question, errno.EINVAL)
-        self.routing.passed_over(now, peer, ask.passed)
         if ask.how is How.ANY:
             other = self.takers.other_for(now, key, peer, self.routing.gone())
             if other is not None:

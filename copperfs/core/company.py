@@ -101,11 +101,17 @@ class Company:
             self.reached.move_to_end(peer)
             return False
         self.reached[peer] = None
-        if len(self.reached) > REACHED_MAX:
-            idle = (each for each in self.reached if not self.links[each].asked)
-            del self.reached[next(idle, peer)]
         self._watch(peer, Seen(now))
+        if len(self.reached) > REACHED_MAX:
+            # One that is asked stays, and so does one that is about to be: whoever waits for the
+            # connection would begin to wait anew. If there are no others they are more for a while.
+            idle = [each for each in self.reached if self._is_idle(now, each)]
+            for each in idle[: len(self.reached) - REACHED_MAX]:
+                del self.reached[each]
         return True
+
+    def _is_idle(self, now: float, peer: NodeId) -> bool:
+        return not self.links[peer].asked and self.connects_until(now, peer) is None
 
     def connects_until(self, now: float, peer: NodeId) -> float | None:
         """How long to wait for a connection that is being made; None if there is nothing to wait

@@ -70,6 +70,8 @@ class WantChunk:
     key: ChunkKey
     how: How = How.ANY
     passed: tuple[NodeId, ...] = ()
+    keeps: bool = False
+    """It is not for a reader: this node is to have it, if it is the one to keep it."""
 
     @property
     def path(self) -> Path:

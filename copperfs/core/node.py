@@ -333,6 +333,18 @@ class Node:
         chunks = self._questions.chunks
         return chunks is not None and chunks.is_chunked(path, version)
 
+    def owns_chunk(self, key: ChunkKey) -> bool:
+        """Whether this node is the one to keep it."""
+        return self._tier is not None and self._routing.is_mine(key)
+
+    def keeps_chunk(self, key: ChunkKey) -> bool:
+        """Whether it does, in memory."""
+        return self._tier is not None and self._tier.owns(key)
+
+    def chunks_budget_bytes(self) -> int:
+        """What there is of memory for the chunks that this node owns."""
+        return 0 if self._tier is None else self._tier.owned_budget_bytes
+
     def expects(self, peer: NodeId, number: int) -> bool:
         """Whether anything is still to come for this ask."""
         return self._fetches.of_ask(peer, number) is not None

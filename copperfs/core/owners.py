@@ -8,8 +8,10 @@ is opened by one node instead of by as many as it has chunks.
 An owner may live, give signs of life, and not answer: its disk hangs, or its own client of the
 source. Each chunk that it does not give in time is a *timeout*, and one that it gives sets the
 count to zero. After ``TIMEOUTS_MAX`` this node does without it for ``WITHOUT_S``, as if it were
-gone. Nobody is told but the next owner, who is told with each ask (``Ask.passed``) and so does
-without it, too: only it has to know, because all who are in the same trouble come to it.
+gone. Nobody is told but the next owner, who is told with each ask (``Ask.passed``) and does not ask
+it for this chunk either: only it has to know, because all who are in the same trouble come to it.
+It believes it for that ask only. If it did without that one for a while, too, both would go on to
+tell each other so when it is long well again.
 
 Invariant: nodes that believe the same of others ask the same one. A node asks only those before
 itself in a chunk's order, so asks never go round in a circle, whatever they believe.
@@ -64,18 +66,20 @@ class Owners:
             else:
                 yield peer
 
-    def answered(self, peer: NodeId) -> None:
+    def done_without(self, now: float, key: ChunkKey, gone: Collection[NodeId]) -> Iterator[NodeId]:
+        """Of these, those who would be asked before the one that is."""
+        without, excluded = set(self.without(now)), set(gone)
+        while without and (owner := self.owner(key, excluded)) in without:
+            assert owner is not None
+            excluded.add(owner)
+            yield owner
+
+    def gave(self, peer: NodeId) -> None:
         self._timeouts.pop(peer, None)
 
     def timed_out(self, now: float, peer: NodeId) -> None:
         """It did not answer this node."""
         self.stats.tier_timeouts += 1
-        self.told_of(now, peer)
-
-    def told_of(self, now: float, peer: NodeId) -> None:
-        """It did not answer another one, who says so with its ask; or this one."""
-        if peer == self.me:
-            return
         self._timeouts[peer] = self._timeouts.get(peer, 0) + 1
         if self._timeouts[peer] >= TIMEOUTS_MAX:
             del self._timeouts[peer]

@@ -247,8 +247,10 @@ class Peering:
         if fetch is None:
             return []
         if isinstance(message, Redirect):
-            if fetch.subject[0] is not Kind.CHUNK or not self.routing.is_other(message.peer):
+            if fetch.subject[0] is not Kind.CHUNK:
                 return []
+            if not self.routing.is_other(message.peer):
+                return self.fetches.asking.refused(now, fetch, peer)
             return self.fetches.asking.redirected(now, fetch, peer, message.peer)
         if isinstance(message, Refuse) and message.error not in TRUE_OF_THE_FILE:
             if fetch.goes_up and message.error == errno.EAGAIN:
@@ -271,6 +273,8 @@ class Peering:
         fetch = self.fetches.of_ask(peer, part.number)
         assert fetch is not None, "it was wanted"
         if fetch.subject[0] is Kind.CHUNK:
+            if self.routing.owners is not None:
+                self.routing.owners.gave(peer)
             actions = self.fetches.asking.answered(fetch, peer)
             return actions + self.questions.take_chunk(now, fetch, blob)
         fetch.blob, fetch.there = blob, part.index + 1

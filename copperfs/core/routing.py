@@ -169,11 +169,14 @@ class Routing:
         """Those whom this node believes to be gone."""
         return () if self.membership is None else self.membership.view.gone
 
-    def passed_over(self, now: float, peer: NodeId, owners: Collection[NodeId]) -> None:
-        """*peer* says that these did not give it a chunk in time."""
-        for each in owners:
-            if self.owners is not None and each != peer:
-                self.owners.told_of(now, each)
+    def not_asked(
+        self, now: float, key: ChunkKey, passed: Collection[NodeId]
+    ) -> Collection[NodeId]:
+        """Of the owners of a chunk, those who did not answer: what the next one is told. *passed*:
+        for this one; others this node does without."""
+        if self.owners is None:
+            return passed
+        return {*passed, *self.owners.done_without(now, key, {*self.gone(), *passed})}
 
     def is_mine(self, key: ChunkKey) -> bool:
         """Whether this node is the one to keep it, as far as it knows."""

@@ -62,6 +62,22 @@ class Tier:
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._owned or key in self._guests
 
+    def owns(self, key: ChunkKey) -> bool:
+        """Whether it is held to stay."""
+        return key in self._owned
+
+    @property
+    def owned_budget_bytes(self) -> int:
+        return self._owned.budget_bytes
+
+    def keep(self, key: ChunkKey) -> list[Action]:
+        """A guest that is this node's own by now stays as such."""
+        blob = self._guests.peek(key)
+        if blob is None:
+            return []
+        self._guests.drop(key)
+        return self._gone(self._owned.admit(key, blob, cost_of(self.size_of(key))), None)
+
     def used(self, key: object) -> None:
         if isinstance(key, ChunkKey):
             self._owned.touch(key)

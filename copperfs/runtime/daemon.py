@@ -7,6 +7,8 @@ back when the mount answers, or when it is clear why it never will.
 Start: policy, mount, front, handlers. End, in the reverse order: the mount goes first, so that
 nobody is left waiting. A mount that is in use when the daemon is told to end is detached, and those
 who use it get ENOTCONN once the daemon is gone.
+
+Longer than most modules, so that all parts and their order can be read in one place.
 """
 
 import json
@@ -140,10 +142,6 @@ class Daemon:
         settings = self.settings
         self._check()
         _raise_descriptor_limit()
-        metrics = settings.metrics
-        listener = open_port(int(metrics)) if metrics is not None and metrics.isdecimal() else None
-        if listener is not None:
-            self._cleanup.callback(listener.close)
         grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
@@ -163,6 +161,11 @@ class Daemon:
         if not use_front:
             await self._run_plain(node, fetcher, store, options, ready)
             return
+
+        metrics = settings.metrics
+        listener = open_port(int(metrics)) if metrics is not None and metrics.isdecimal() else None
+        if listener is not None:
+            self._cleanup.callback(listener.close)
 
         from copperfs.fuse._front import Front  # may not be there
 

@@ -244,6 +244,8 @@ class Peers:
             case Received(peer, message, payload):
                 if peer not in self.connected:
                     return  # it has not said hello, or does not agree
+                if payload is not None:
+                    self.taken_bytes += len(payload.data)
                 if isinstance(message, GivePart):
                     self._take_part(peer, message, payload or Payload(b"", b""))
                 elif isinstance(message, Offer):
@@ -317,7 +319,6 @@ class Peers:
         self.changed()
 
     def _take_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
-        self.taken_bytes += len(payload.data)
         wanted = self.node.wanted(peer, part)
         if wanted is None:
             self.post(PartPassed(peer, part))

@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 HELLO_WITHIN_S = 10.0
+_TOKEN = re.compile(r"[0-9a-f]{32}")
 # While they are killed they may start others.
 KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
 
@@ -56,6 +58,8 @@ class Users:
     _here: set[socket.socket] = field(default_factory=set)
     _come: int = 0
     _killed: bool = False
+    _ending: bool = False
+    """Somebody was told to be the last, and waits for that."""
     _changed: trio.Event = field(default_factory=trio.Event)
     """Somebody came or went."""
     _parting: list[socket.socket] = field(default_factory=list)
@@ -102,9 +106,11 @@ class Users:
     # --- who is there ----------------------------------------------------------------------------
 
     async def _nobody_comes(self) -> bool:
-        while not self._is_empty():
+        while not self._ending and not self._is_empty():
             self._changed = trio.Event()
             await self._changed.wait()
+        if self._ending or self._error is not None:
+            return True
         if self._killed or self._come >= self.expected:
             return True
         self._changed = trio.Event()
@@ -118,6 +124,8 @@ class Users:
     async def _accept(self, nursery: trio.Nursery) -> None:
         while True:
             await trio.lowlevel.wait_readable(self.counter)
+            if self._ending:
+                return  # whoever comes now is the first of the next
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 sock, _ = self.counter.accept()
                 sock.setblocking(False)
@@ -138,13 +146,13 @@ class Users:
             lines = _Lines(sock)
             with trio.move_on_after(HELLO_WITHIN_S):
                 hello = await lines.next()
-                token = str(hello["token"])
+                token = _token_of(hello)
             if token is None or not await self._welcome(sock, hello):
                 return
             self._come += 1
             await lines.next()
             self._part(sock)
-        except (_Ended, ValueError, KeyError):
+        except (_Ended, ValueError):
             if token is not None:
                 log.info("a user of the mount was killed")
                 self._killed = True
@@ -178,6 +186,7 @@ class Users:
         others = len(self._here) > 1 or _is_readable(self.counter)
         last = not others and (self._killed or self._come >= self.expected)
         if last:
+            self._ending = True
             self._parting.append(sock)
         _say(sock, last=last)
 
@@ -221,6 +230,13 @@ class _Lines:
         if not isinstance(words, dict):
             raise _Ended
         return words
+
+
+def _token_of(hello: dict[str, Any]) -> str | None:
+    """None if this is not what a run says."""
+    token, settings = hello.get("token"), hello.get("settings")
+    sound = isinstance(token, str) and _TOKEN.fullmatch(token) and isinstance(settings, dict)
+    return token if sound else None
 
 
 def _say(sock: socket.socket, **words: object) -> None:

@@ -28,6 +28,7 @@ from copperfs.fuse.answers import SourceError
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operation, Result, numbers_in, pack
+from copperfs.runtime.ringwarmup import RingState, RingWarmup
 from copperfs.runtime.warmup import (
     Directories,
     Push,
@@ -161,13 +162,18 @@ class WorkingSets:
     engine: Engine
     warmup: Warmup
     roster: Roster | None = None
-    _state: State = field(default_factory=State)
+    ring: RingWarmup = field(init=False)
+    _state: State | RingState = field(default_factory=State)
     _pushes: list[Push] = field(default_factory=list)
     """Of the warm-up that is under way."""
     _busy: bool = False
 
+    def __post_init__(self) -> None:
+        self.ring = RingWarmup(self.engine, self.roster)
+
     def operations(self) -> dict[str, Operation]:
         return {
+            **self.ring.operations(),
             "push": self.warmup.push,
             "look": self._look,
             "room": self._room,
@@ -175,23 +181,26 @@ class WorkingSets:
         }
 
     async def start(self, nursery: trio.Nursery, request_file: str) -> Result:
-        """Begin what the file asks for; ``state`` tells how it goes."""
+        """Begin what the file asks for, or stop it; ``state`` tells how it goes."""
+        request = await trio.to_thread.run_sync(_read_request, request_file)
+        if "stop" in request:
+            if request["stop"] == self._state.number:
+                self.ring.stop()
+            return self.state()
         if self._busy:
             raise ControlError("a warm-up is under way already; wait for it")
         self._busy = True
-        try:
-            request = await trio.to_thread.run_sync(_read_request, request_file)
-        except BaseException:
-            self._busy = False
-            raise
-        self._state = State(self._state.number + 1, "planning", roster=self._nodes)
+        kind = RingState if request.get("ring") else State
+        self._state = kind(self._state.number + 1, "planning", roster=self._nodes)
         self._pushes.clear()
         nursery.start_soon(self._run, request)
         return self.state()
 
     def state(self) -> Result:
         state = self._state
-        if self._pushes:
+        if isinstance(state, RingState):
+            self.ring.asked()
+        elif self._pushes:
             state.done_bytes = min(state.total_bytes, sum(push.bytes for push in self._pushes))
         return asdict(state)
 
@@ -202,7 +211,10 @@ class WorkingSets:
     async def _run(self, request: dict[str, Any]) -> None:
         state = self._state
         try:
-            await self._warm_up(state, request)
+            if isinstance(state, RingState):
+                await self.ring.run(state, request)
+            else:
+                await self._warm_up(state, request)
             state.phase = "done"
         except ControlError as error:
             state.phase, state.error = "failed", str(error)

@@ -18,8 +18,8 @@ from copperfs.types import Path
 MEMORY_BYTES = 1024 * MIB
 AHEAD_MAX = 8
 """The daemon's."""
-ALL_MAX = 10_000
-"""Up to so many nodes each is simulated by itself."""
+ALL_MAX = 600
+"""Up to so many nodes each is simulated by itself; beyond that only if it is asked for."""
 STAND_FOR = 8
 
 

@@ -4,25 +4,27 @@ All programs begin within ``skew_s``, as launchers start them. The first time is
 held anywhere. The second is *warm*. For a *push* the root of the tree reads the set, spreads it,
 and the programs begin when all have all of it.
 
-Up to some ten thousand nodes every node is simulated. Beyond, memory is what is short, and of the
-leaves below one parent only every *n*-th is (``stand_for``): it stands for *n* that do the same at
-the same time, and what passes between them and their parent costs the parent *n* times. Nodes with
-children are all there. How far that is from the whole is measured in docs/simulator.md.
+Every node can be simulated. For the largest jobs time and memory are short, and then of siblings
+only every *n*-th is (``stand_for``), with what is below it: it stands for *n* that do the same at
+the same time, and what passes between them and their parent costs the parent *n* times. How far
+that is from the whole is measured in docs/simulator.md.
 """
 
 import gc
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from copperfs.core.seats import child_positions
 from copperfs.sim.costs import Costs
 from copperfs.sim.program import Plan, Program
 from copperfs.sim.workload import Workload
 from copperfs.sim.world import Job, World
-from copperfs.types import NodeId
 
 SETTLE_S = 1.0
+WHOLE_LEVEL_MAX = 300
+"""A level of the tree with so many seats is simulated whole."""
 STEP_S = 0.05
 """So often is told how far it is."""
 LIMIT_S = 3600.0
@@ -203,15 +205,42 @@ class _Run:
 
 
 def weights_of(job: Job, stand_for: int) -> dict[int, int]:
-    """Which nodes are simulated, and for how many each stands."""
-    fanout = job.fanout
-    inner = (job.nodes - 2) // fanout + 1 if job.nodes > 1 else 1
-    weights = dict.fromkeys(range(min(inner, job.nodes)), 1)
-    for first in range(inner, job.nodes):
-        parent = NodeId((first - 1) // fanout)
-        nth = (first - 1) % fanout
-        if nth % stand_for == 0 or first == inner:
-            # as far as the others of its group are leaves of the same parent
-            end = min(parent * fanout + 1 + (nth // stand_for + 1) * stand_for, job.nodes)
-            weights[first] = min(end, (parent + 1) * fanout + 1) - first
+    """Which nodes are simulated, and for how many each stands.
+
+    Of siblings with equally many nodes below them in the pull tree one stands for up to
+    *stand_for*, and what is below it for what is below the others. Where a level of the tree has
+    few nodes all are there: it would save nothing, and the ways to the root begin there."""
+    fanout, nodes = job.fanout, job.nodes
+    weights, level, width = {0: 1}, [0], 1
+    while level:
+        width *= fanout
+        together = 1 if width <= WHOLE_LEVEL_MAX else stand_for
+        below: list[int] = []
+        for parent in level:
+            for group in _alike(child_positions(parent, fanout, nodes), job, together):
+                weights[group[0]] = weights[parent] * len(group)
+                below.append(group[0])
+        level = below
     return weights
+
+
+def _alike(siblings: Iterable[int], job: Job, most: int) -> list[list[int]]:
+    """Neighbours with as many nodes below them, in groups of so many at most."""
+    groups: list[list[int]] = []
+    size = -1
+    for each in siblings:
+        before, size = size, _below(each, job)
+        if groups and size == before and len(groups[-1]) < most:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _below(position: int, job: Job) -> int:
+    """How many nodes are in its branch, itself included."""
+    count, low, high = 0, position, position
+    while low < job.nodes:
+        count += min(high + 1, job.nodes) - low
+        low, high = low * job.fanout + 1, high * job.fanout + job.fanout
+    return count

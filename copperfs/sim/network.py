@@ -162,20 +162,17 @@ class Network:
                 message, size = self.transcode(message, pieces)
             elif pieces:
                 size += self.payload_and_items_bytes(message, pieces)
-            if port.weight == other.port.weight:
-                self._sent[type(message)] += 1
-                self.sent_bytes += size
-            else:
-                times = max(port.weight, other.port.weight)
-                self._sent[type(message)] += times
-                self.sent_bytes += times * size
+            times = max(port.weight, other.port.weight)
+            self._sent[type(message)] += times
+            self.sent_bytes += times * size
             if self.watch is not None:
                 self.watch("sends", port.me, end.peer, message)
             if self._spoil and pieces:
                 pieces = self._spoiled(port.me, end.peer, pieces)
-        left = port.reserve_sending(size, other.port.weight)
+        mine, theirs = port.weight, other.port.weight
+        left = port.reserve_sending(size, theirs // mine)
         reaches = left + self.latency_s(port.me, end.peer)
-        arrives = other.port.reserve_receiving(size, reaches, port.weight)
+        arrives = other.port.reserve_receiving(size, reaches, mine // theirs)
         if arrives < other.last:
             arrives = other.last
         other.last = arrives

@@ -54,8 +54,8 @@ class Port:
     slowness: float = 1.0
     """Its processor takes so many times as long as others."""
     weight: int = 1
-    """It stands for so many nodes that do the same at the same time: what passes between them and
-    another one costs that one so many times."""
+    """It stands for so many nodes that do the same at the same time. What passes between them and
+    one that stands for fewer costs that one as often as there are more of them."""
     _keepers: dict[NodeId, _Keeper] = field(default_factory=dict)
     _to_say: deque[tuple[Callable[..., None], tuple[object, ...]]] = field(default_factory=deque)
     _speaking: bool = False

@@ -144,7 +144,9 @@ class Program:
             raise Failed(f"node {self.host.me} was told {answer.error} for {want.path!r}")
         if isinstance(answer, AnswerHandle):
             size = round((want.size or 0) * self.plan.workload.touched)
-            self.plan.source.stream(size, lambda: self.host.process.take(self._have, want))
+            self.plan.source.stream(
+                size, lambda: self.host.process.take(self._have, want), self.host.hands.times
+            )
         elif isinstance(answer, ChunkGiven):
             later(0.0, self._chunk_read, want, answer)
         else:

@@ -169,11 +169,12 @@ class Source:
 
     # --- what is done to it ----------------------------------------------------------------------
 
-    def begin(self, fetch: Fetch, done: Callable[[Arrived], None]) -> None:
-        """Perform a fetch, and say *done* with its outcome when it ends."""
+    def begin(self, fetch: Fetch, done: Callable[[Arrived], None], times: int = 1) -> None:
+        """Perform a fetch, and say *done* with its outcome when it ends. *times*: for so many nodes
+        that do the same at the same time; it ends when the last one is served."""
         path = fetch.path
-        self.counts[kind_of(fetch), path] += 1
-        ends = self._serve(path, isinstance(fetch, ScanSource))
+        self.counts[kind_of(fetch), path] += times
+        ends = self._serve(path, isinstance(fetch, ScanSource), times)
         size = 0
         if isinstance(fetch, ReadSource):
             size = fetch.version.size
@@ -182,24 +183,29 @@ class Source:
             size = fetch.length
         if size:
             begins = max(ends, self._pipe_free)
-            ends = self._pipe_free = begins + size / self.costs.bytes_per_s
+            ends = self._pipe_free = begins + times * size / self.costs.bytes_per_s
         was = self._files.get(path)
         ends += self.costs.latency_s + self.slow.get(path, 0.0)
         self.clock.at(ends, self._end, fetch, was, done)
 
-    def stream(self, size: int, done: Callable[[], None]) -> None:
-        """So many bytes of a file that is open, by a node that holds none of it."""
-        self.streamed_bytes += size
-        self._pipe_free = max(self.clock.now, self._pipe_free) + size / self.costs.bytes_per_s
+    def stream(self, size: int, done: Callable[[], None], times: int = 1) -> None:
+        """So many bytes of a file that is open, by a node that holds none of it, or by several."""
+        self.streamed_bytes += times * size
+        took = times * size / self.costs.bytes_per_s
+        self._pipe_free = max(self.clock.now, self._pipe_free) + took
         least = self.clock.now + size / self.costs.client_bytes_per_s
         self.clock.at(max(self._pipe_free, least) + self.costs.latency_s, done)
 
-    def _serve(self, path: Path, scan: bool) -> float:
-        """Reserve a metadata server; when it is through."""
+    def _serve(self, path: Path, scan: bool, times: int) -> float:
+        """Reserve a metadata server, or all of them for their part of many operations; when it is
+        through."""
         took = self.costs.operation_s
         if scan:
             took += self.costs.name_s * len(self._directories.get(path, ()))
         free = self._servers_free
+        if times > 1:
+            share_s = took * (times - 1) / len(free)
+            free[:] = [max(self.clock.now, each, self.stalled_until) + share_s for each in free]
         server = free.index(min(free))
         free[server] = max(self.clock.now, free[server], self.stalled_until) + took
         return free[server]
@@ -248,6 +254,8 @@ class Hands:
 
     source: Source
     count: int
+    times: int = 1
+    """For so many nodes this one stands."""
     is_sick: bool = False
     """This node's own client of the filesystem gives errors, and no other's does."""
     busy: int = 0
@@ -258,7 +266,7 @@ class Hands:
             self._waiting.append((fetch, done))
             return
         self.busy += 1
-        self.source.begin(fetch, lambda arrived: self._end(arrived, done))
+        self.source.begin(fetch, lambda arrived: self._end(arrived, done), self.times)
 
     def _end(self, arrived: Arrived, done: Callable[[Arrived], None]) -> None:
         self.busy -= 1

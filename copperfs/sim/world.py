@@ -122,7 +122,7 @@ class World:
         as if they had not been started yet. ``hosts`` then has them in this order."""
         for number, weight in weights.items():
             host = self._new_host(NodeId(number))
-            host.port.weight = weight
+            host.port.weight = host.hands.times = weight
             self.hosts.append(host)
         self.run(settle_s)
 

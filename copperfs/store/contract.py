@@ -81,6 +81,10 @@ class Store(Protocol):
         """Whether a read would probably find it; no use of it."""
         ...
 
+    def touch(self, key: ChunkKey) -> bool:
+        """Whether it is held, and taken for used if so."""
+        ...
+
     def put_nowait(self, key: ChunkKey, chunk: Chunk) -> bool:
         """Hold it from now on. False: refused. True as well for what is held already."""
         ...

@@ -74,7 +74,10 @@ class DiskLimits:
     readers: int = 4
     """Threads. Two keep a core busy with bytes that the kernel has cached; NVMe wants more."""
     deadline_s: float = 10.0
-    """After this a read is given up, and a write degrades the store."""
+    """After this a write degrades the store: one may have to wait until a disk empties a cache."""
+    read_deadline_s: float = 2.0
+    """After this a read is given up, and the source is asked. Those who ask an owner turn away from
+    it after 10 s (``Patience.slow_s``), and the source takes its time, too."""
     probe_min_s: float = 1.0
     probe_max_s: float = 30.0
     """How long after it was degraded it is tried again; each time twice as long, up to this."""
@@ -145,6 +148,13 @@ class DiskStore:
     def holds(self, key: ChunkKey) -> bool:
         name = name_of(encoded(self.scope, key))
         return name in self._backlog or name in self._index
+
+    def touch(self, key: ChunkKey) -> bool:
+        name = name_of(encoded(self.scope, key))
+        if name in self._index:
+            self._index.move_to_end(name)
+            return True
+        return name in self._backlog
 
     def put_nowait(self, key: ChunkKey, chunk: Chunk) -> bool:
         encoded_key = encoded(self.scope, key)
@@ -256,7 +266,7 @@ class DiskStore:
         self._reading[place.name] += 1
         over = partial(self._has_read, place.name)
         try:
-            return await self._readers.run(work, self.limits.deadline_s, over)
+            return await self._readers.run(work, self.limits.read_deadline_s, over)
         except Erasure as error:
             return self._erased(place, error)
         except TimeoutError:

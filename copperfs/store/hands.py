@@ -16,6 +16,9 @@ import trio
 
 T = TypeVar("T")
 
+QUEUED_MAX = 4
+"""With 2 s a read, 8 s: in less than the 10 that those who ask an owner wait for it."""
+
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[T]):
@@ -59,6 +62,8 @@ class Hands:
     """Jobs that took too long, and are still at it."""
     _stuck: bool = False
     """A job took too long waiting for a thread, and none has ended since."""
+    _ended: int = 0
+    """So many jobs have ended that somebody waited for."""
     _jobs: deque[Job] = field(default_factory=deque)  # type: ignore[type-arg]  # of any result
     _condition: threading.Condition = field(default_factory=threading.Condition)
     _trio: trio.lowlevel.TrioToken = field(default_factory=trio.lowlevel.current_trio_token)
@@ -95,7 +100,8 @@ class Hands:
         self, work: Callable[[], T], deadline_s: float, over: Callable[[], None] | None = None
     ) -> T:
         """What *work* gives; TimeoutError if it takes too long, and at once while all threads are
-        at jobs that did."""
+        at jobs that did. To wait for a thread while others come back is not too long yet, up to
+        ``QUEUED_MAX`` times *deadline_s*: that is a queue, and no disk that hangs."""
         if self._stuck or self.late >= self.count:
             if over is not None:
                 over()
@@ -105,23 +111,31 @@ class Hands:
         def ended() -> None:
             self.late -= given_up
             self._stuck = False
+            self._ended += 1
             if over is not None:
                 over()
 
         job = self.start(work, ended)
+        # Whether it waits for a thread, as far as one can tell before one had time to take it.
+        was_queued = self._unfinished > self.count
         try:
-            with trio.fail_after(deadline_s):
-                return await job.wait()
-        except trio.TooSlowError:
-            if self._withdraw(job):
-                self._stuck = True
-            else:
-                given_up = True
-                self.late += 1
-            raise TimeoutError from None
+            for _ in range(QUEUED_MAX):
+                ended_before = self._ended
+                with trio.move_on_after(deadline_s):
+                    return await job.wait()
+                is_queued = self._is_queued(job)
+                if not was_queued or (is_queued and self._ended == ended_before):
+                    break
+                was_queued = is_queued
         except trio.Cancelled:
             self._withdraw(job)
             raise
+        if self._withdraw(job):
+            self._stuck = True
+        else:
+            given_up = True
+            self.late += 1
+        raise TimeoutError
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -134,15 +148,19 @@ class Hands:
         while self._unfinished:
             await self._all_done.wait()
 
+    def _is_queued(self, job: Job[T]) -> bool:
+        with self._condition:
+            return job in self._jobs
+
     def _withdraw(self, job: Job[T]) -> bool:
         """Whether nobody had begun it."""
         with self._condition:
             if job not in self._jobs:
                 return False
             self._jobs.remove(job)
-        stuck = self._stuck
+        stuck, ended = self._stuck, self._ended
         job.end()
-        self._stuck = stuck  # no thread has come back
+        self._stuck, self._ended = stuck, ended  # no thread has come back
         return True
 
     def _work(self) -> None:

@@ -6,13 +6,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from copperfs.bootstrap.users import counter_name
 from copperfs.runtime.users import processes_with
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.mpis import Mpi, installed
@@ -95,6 +98,35 @@ def test_a_command_reads_its_environment_through_a_mount_that_is_gone_afterwards
     assert (code, errors) == (7, "")
     assert output.split() == [f"{mountpoint}/lib/mine.py", f"{mountpoint}/data"]
     assert not is_mounted(mountpoint)
+
+
+def test_without_the_front_it_works_as_well(start: Start, source: Path, mountpoint: Path) -> None:
+    (source / "file").write_text("content")
+    show = ["sh", "-c", 'cat "$COPPERFS_MOUNTPOINT/file"']
+    code, output, errors = ended(start("--front-threads", "0", "--", *show))
+    assert (code, output, errors) == (0, "content", "")
+    assert not is_mounted(mountpoint)
+
+
+def test_a_stranger_at_the_counter_is_nobody(start: Start, mountpoint: Path) -> None:
+    """What does not say what a run says is no use of the mount, and has nobody killed."""
+    process = start("--", "sh", "-c", "echo up; exec sleep 60")
+    assert says(process) == "up"
+    daemon = daemon_at(mountpoint)
+    token = b'"token": "%s"' % (b"0" * 32)
+    for words in (
+        *(b"", b"nonsense\n", b"[]\n", b"{}\n", b"x" * 100_000),
+        *(b'{"settings": {}, "token": ""}\n', b'{"settings": 1, %s}\n' % token),
+        b'{"settings": {}, %s}\n' % token,
+    ):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(counter_name(str(mountpoint)))
+            with suppress(BrokenPipeError):
+                other.sendall(words)
+    assert process.poll() is None
+    process.terminate()
+    assert ended(process)[0] == 128 + signal.SIGTERM
+    eventually(lambda: not is_running(daemon), "the daemon has ended")
 
 
 def test_its_own_mount_point_is_made_and_removed(source: Path) -> None:
@@ -233,6 +265,8 @@ def test_an_epilog_cleans_up_when_all_are_killed_at_once(
     assert done.returncode == 0, done.stderr
     assert f"unmounted {mountpoint}, whose daemon is gone\n" in done.stdout
     assert not is_mounted(mountpoint)
+    done = copperfs("umount", "--stale", "--json", mountpoint.parent)
+    assert json.loads(done.stdout) == {"version": 1, "unmounted": []}
 
 
 # ---- several ------------------------------------------------------------------------------------
@@ -317,7 +351,10 @@ ALLREDUCE = """if True:
     from mpi4py import MPI
     import mine
     ranks = MPI.COMM_WORLD.allreduce(1)
-    print(ranks, mine.__file__, open(os.environ["COPPERFS_MOUNTPOINT"] + "/file").read())
+    content = open(os.environ["COPPERFS_MOUNTPOINT"] + "/file").read()
+    # Launchers may mix the lines of their ranks.
+    with open(sys.argv[1] + f"/{MPI.COMM_WORLD.rank}", "w") as said:
+        print(ranks, mine.__file__, content, file=said)
 """
 
 
@@ -330,20 +367,23 @@ def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
 
 
 def test_the_ranks_of_mpiexec_share_a_mount_and_speak_mpi(
-    mpi: Mpi, source: Path, mountpoint: Path
+    mpi: Mpi, source: Path, mountpoint: Path, tmp_path: Path
 ) -> None:
+    said = tmp_path / "said"
+    said.mkdir()
     (source / "mine.py").write_text("")
     (source / "file").write_text("content")
     done = subprocess.run(
         mpi.command(
             4, *COPPERFS, "run", "--source", source, "--mountpoint", mountpoint, "--",
-            sys.executable, "-Bc", ALLREDUCE,
+            sys.executable, "-Bc", ALLREDUCE, said,
         ),
         env=clean_environment() | mpi.env | {"PYTHONPATH": f"{os.getcwd()}:{source}"},
         capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"4 {mountpoint}/mine.py content"] * 4
+    lines = [(said / str(rank)).read_text() for rank in range(4)]
+    assert lines == [f"4 {mountpoint}/mine.py content\n"] * 4
     assert not is_mounted(mountpoint)
 
 
@@ -353,7 +393,8 @@ def test_two_nodes_of_two_ranks_are_one_job(mpi: Mpi, source: Path, tmp_path: Pa
     show = (
         'cat "$COPPERFS_MOUNTPOINT/file" && '
         'while [ $(ls "$0" | wc -l) -lt 2 ]; do sleep 0.05; done; '
-        '[ $((RANK % 2)) = 1 ] || "$@" stats --all --json "$COPPERFS_MOUNTPOINT" >"$0/s$RANK"; '
+        '[ $((RANK % 2)) = 1 ] || { "$@" stats --all --json "$COPPERFS_MOUNTPOINT" >"$0.$RANK" && '
+        'mv "$0.$RANK" "$0/s$RANK"; }; '
         'while [ $(ls "$0" | wc -l) -lt 4 ]; do sleep 0.05; done'
     )
     seen = tmp_path / "seen"

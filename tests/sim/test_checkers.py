@@ -1,5 +1,7 @@
 """The checkers can fail: each promise is broken here once, by hand."""
 
+import errno
+
 import pytest
 
 from copperfs.core.actions import ObjectKey
@@ -86,3 +88,60 @@ def test_a_late_answer_is_seen(world: World) -> None:
         checkers.check_answered(world)
     with pytest.raises(AssertionError, match=r"was answered after 3\.\d+ s"):
         world.run(5.0)
+
+
+def test_a_circle_is_no_overlay(world: World) -> None:
+    checkers.check_overlay(world)
+    for node, parent in ((1, 2), (2, 1)):
+        membership = world[node].node.membership
+        assert membership is not None
+        membership.parents[0] = NodeId(parent)
+    with pytest.raises(Violation, match="in a circle"):
+        checkers.check_overlay(world)
+
+
+def test_whoever_asks_the_dead_is_seen(world: World) -> None:
+    world.crash(0)
+    with pytest.raises(Violation, match="asks 0, which is gone"):
+        checkers.check_overlay(world)
+
+
+def test_two_roots_are_seen(world: World) -> None:
+    membership = world[2].node.membership
+    assert membership is not None
+    membership.parents[0] = None
+    with pytest.raises(Violation, match=r"has the roots \[0, 2\]"):
+        checkers.check_overlay(world)
+
+
+def test_a_disk_beyond_its_budget_is_seen(world: World) -> None:
+    checkers.check_limits(world)
+    world[1].disk.held_bytes = world[1].disk.budget_bytes + 1
+    with pytest.raises(Violation, match="node 1 has too much on its disk"):
+        checkers.check_limits(world)
+
+
+def test_reads_without_bound_are_seen(world: World) -> None:
+    checkers.check_reads_bounded(world, world.lives)
+    world.source.counts["read", FILE] = 2 * world.lives + 1
+    with pytest.raises(Violation, match="7 times"):
+        checkers.check_reads_bounded(world, world.lives)
+    checkers.check_reads_bounded(world, world.lives, {(FILE, None)})
+
+
+def test_an_error_is_excused_only_where_the_source_gave_one(world: World) -> None:
+    world.fail_source(OTHER, errno.EIO)
+    world.read(1, OTHER)
+    assert world.run_until_read()
+    checkers.check_errors(world, {(OTHER, None)})
+    with pytest.raises(Violation, match="EIO"):
+        checkers.check_errors(world, {(FILE, None), (None, 2)})
+
+
+def test_a_sick_client_of_the_source_is_passed_over(world: World) -> None:
+    """The root cannot read, and those who asked it read for themselves."""
+    world.sicken(0, is_sick=True)
+    world.read(1, OTHER)
+    assert world.run_until_read()
+    checkers.check_errors(world)
+    assert world.source.counts["read", OTHER] == 2

@@ -14,9 +14,15 @@ import pytest
 import trio
 import trio.testing
 
+from copperfs.core.actions import LoadChunk
+from copperfs.core.events import Event, Loaded
+from copperfs.core.suspicion import Patience
 from copperfs.errors import StoreError
-from copperfs.store.disk import PROBE_BYTES, DiskStore, open_store
+from copperfs.runtime.peers import Blobs
+from copperfs.runtime.tier import TierDisk
+from copperfs.store.disk import PROBE_BYTES, DiskLimits, DiskStore, open_store
 from copperfs.store.layout import LOCK_TEXT
+from copperfs.types import FetchId
 from tests.net.world import trio_test
 from tests.store.faulty import FaultyFiles, ShortFiles
 from tests.store.lab import (
@@ -237,7 +243,9 @@ def on_standing_clock(main: Callable[[], Awaitable[None]]) -> None:
 
 def test_scrub_keeps_to_its_rate(tmp_path: FilePath) -> None:
     async def main() -> None:
-        async with disk_store(tmp_path / "store", replace(AMPLE, deadline_s=math.inf)) as store:
+        async with disk_store(
+            tmp_path / "store", replace(AMPLE, deadline_s=math.inf, read_deadline_s=math.inf)
+        ) as store:
             await fill(store, range(10))
             before = trio.current_time()
             assert (await store.scrub(1000)).chunks == 10
@@ -649,7 +657,7 @@ async def test_a_disk_that_hangs_is_given_up_and_used_again_when_it_comes_back(
 ) -> None:
     expected_warnings(DEGRADED + ".*does not answer")
     files = FaultyFiles()
-    budget = replace(AMPLE, readers=2, deadline_s=0.1)
+    budget = replace(AMPLE, readers=2, deadline_s=0.1, read_deadline_s=0.1)
     async with disk_store(tmp_path / "store", budget, files) as store:
         await fill(store, range(5))
         files.hold("preadv")
@@ -669,6 +677,47 @@ async def test_a_disk_that_hangs_is_given_up_and_used_again_when_it_comes_back(
         await store.wait_moved()
         await until(lambda: store.statistics().held_bytes == disk_bytes(tmp_path / "store"))
         assert not store.holds(key(9)), "it was given up, and what came of it is deleted"
+
+
+def test_reads_of_a_disk_that_hangs_go_to_the_source_before_those_who_ask_turn_away(
+    tmp_path: FilePath,
+) -> None:
+    """As the core has it: of a chunk that is not loaded it reads the source."""
+    files = FaultyFiles()
+    loaded: list[tuple[Event, float]] = []
+
+    async def fetched(tier: TierDisk, *numbers: int) -> float:
+        """How long it took until these were given up, all of them."""
+        loaded.clear()
+        before = trio.current_time()
+        for number in numbers:
+            tier.perform(LoadChunk(FetchId(number), key(number)))
+        await until(lambda: len(loaded) == len(numbers))
+        assert {event for event, _ in loaded} == {Loaded(FetchId(n), None) for n in numbers}
+        return max(at for _, at in loaded) - before
+
+    async def main() -> None:
+        # As a daemon has it, but that what is written is waited for on a clock that jumps.
+        limits = DiskLimits(64 << 20, free_bytes_min=0, deadline_s=math.inf)
+        store = await open_store(
+            str(tmp_path / "store"), limits, source=SOURCE, chunk_bytes=CHUNK_BYTES, files=files
+        )
+        post = lambda event: loaded.append((event, trio.current_time()))  # noqa: E731
+        tier = TierDisk(store, Blobs(), post)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tier.run)
+            await tier.wait_begun()
+            await fill(store, range(12))
+            files.hold("preadv")
+            assert await fetched(tier, *range(8)) < Patience().slow_s / 2
+            assert await fetched(tier, *range(8, 12)) < 0.1, "at once while it hangs"
+            assert store.statistics().late == 12
+            files.let_go("preadv")
+            await until(lambda: not store._readers.late)
+            assert await holds_bytes(store, 0)
+            nursery.cancel_scope.cancel()
+
+    on_standing_clock(main)
 
 
 @trio_test

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import trio
+import trio.testing
 
 from copperfs.store.hands import Hands
 from copperfs.store.layout import (
@@ -126,3 +127,40 @@ async def test_whoever_waits_in_vain_for_a_thread_has_the_others_refused_at_once
     await hands.wait_idle()
     assert await hands.run(lambda: 5, 10) == 5
     hands.close()
+
+
+def test_whoever_waits_in_a_queue_that_moves_is_not_given_up() -> None:
+    """Five jobs of 0.6 s and one thread: the last one has waited for twice what a job may take, and
+    then hangs for as long as that."""
+    gate = threading.Event()
+
+    async def main() -> None:
+        hands = Hands(1, "test")
+        steps = [threading.Event() for _ in range(5)]
+        given: list[int] = []
+
+        async def run(number: int) -> None:
+            await hands.run(steps[number].wait, 1.0)
+            given.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(run, number)
+                await trio.testing.wait_all_tasks_blocked()
+            for step in steps:
+                await trio.sleep(0.6)
+                step.set()
+                while steps.index(step) not in given:
+                    await trio.lowlevel.checkpoint()
+        assert given == list(range(5))
+        assert trio.current_time() == pytest.approx(before + 3.0)
+        with pytest.raises(TimeoutError):
+            await hands.run(gate.wait, 1.0)
+        assert trio.current_time() == pytest.approx(before + 4.0)
+        gate.set()
+        await hands.wait_idle()
+        hands.close()
+
+    clock = trio.testing.MockClock(autojump_threshold=0.01)
+    before = clock.current_time()
+    trio.run(main, clock=clock)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from copperfs.core import company
 from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, StoreChunk
-from copperfs.core.events import HaveRead, Heard, Loaded
+from copperfs.core.events import HaveRead, Heard, Loaded, WantChunk
 from copperfs.core.messages import Ask, Redirect
 from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
 from copperfs.core.ring import Ring
@@ -173,6 +174,63 @@ def test_a_chunk_beyond_the_end_is_refused() -> None:
     request = job.read(2, LARGE, version(job), 1 << 40)
     job.run()
     assert has(job, 2, request, len(chunks(job)) - 1)  # the last one is what there is
+
+
+# --- what is had in advance -----------------------------------------------------------------------
+
+
+def keep(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
+    """The node is told to have a chunk before somebody wants it."""
+    request = job._request(number)
+    key = ChunkKey(Path(path), version(job, path), index)
+    job.happen(NodeId(number), WantChunk(request, key, keeps=True))
+    return request
+
+
+def test_an_owner_that_is_told_to_has_a_chunk_and_its_readers_cost_nothing() -> None:
+    job = tiered(disks=True)
+    request = keep(job, owner(job), 0)
+    job.run()
+    assert has(job, owner(job), request, 0)
+    node = job.daemons[owner(job)].node
+    assert [key.index for key, _ in node.held_chunks()] == [0]
+    assert len(job.daemons[owner(job)].disk) == 1
+    for n in range(job.nodes):
+        read(job, n, 0)
+    assert reads(job) == [1]
+    job.check_at_rest()
+
+
+def test_whoever_does_not_own_a_chunk_does_not_get_it_in_advance() -> None:
+    job = tiered()
+    node = not_owner(job)
+    request = keep(job, node, 0)
+    job.run()
+    assert job.daemons[node].answers[request] == AnswerError(request, errno.EXDEV)
+    beyond = keep(job, owner(job), len(chunks(job)))
+    job.run()
+    assert job.daemons[owner(job)].answers[beyond] == AnswerError(beyond, errno.EXDEV)
+    assert reads(job) == []
+
+
+def test_a_guest_stays_when_its_owner_is_gone_and_goes_to_the_disk() -> None:
+    job = tiered(disks=True)
+    dead = owner(job)
+    heir = owner(job, gone=(dead,))
+    read(job, heir, 0)
+    key = ChunkKey(LARGE, version(job), 0)
+    assert not job.daemons[heir].node.keeps_chunk(key)
+    assert not job.daemons[heir].disk
+    job.crash(dead)
+    job.pass_time(4.0, step_s=0.25)
+    assert job.daemons[heir].node.owns_chunk(key)
+    request = keep(job, heir, 0)
+    job.run()
+    assert has(job, heir, request, 0)
+    assert job.daemons[heir].node.keeps_chunk(key)
+    assert len(job.daemons[heir].disk) == 1
+    assert reads(job) == [1], "it was there"
+    job.daemons[heir].node.check_invariants()
 
 
 # --- memory and disk ------------------------------------------------------------------------------
@@ -480,6 +538,138 @@ def test_an_owner_that_lives_and_does_not_answer_is_done_without() -> None:
     request = begin(job, other, 8)
     job.pass_time(SLOW_S, step_s=0.25)
     assert has(job, other, request, 8)
+
+
+def test_an_owner_that_hangs_is_done_without_also_by_who_reads_one_after_the_other() -> None:
+    job = tiered()
+    stuck = owner(job)
+    job.no_source.add(NodeId(stuck))
+    node = not_owner(job, owner(job, gone=(stuck,)))
+    for index in range(0, 2 * TIMEOUTS_MAX, 2):
+        request = begin(job, node, index)
+        job.pass_time(SLOW_S, step_s=0.25)
+        assert has(job, node, request, index)
+    assert job.daemons[node].node.stats.tier_exclusions == 1
+    read(job, node, 9)  # at once
+
+
+def files_of(job: Job, first: int, second: int, count: int) -> list[Path]:
+    """Files that *first* owns, and *second* if that one is gone."""
+    found = []
+    for n in range(10_000):
+        path = Path(b"lib/file%d" % n)
+        job.tree.add(path, SIZE)
+        if owner(job, path) == first and owner(job, path, gone=(first,)) == second:
+            found.append(path)
+            if len(found) == count:
+                return found
+    raise AssertionError("there are not so many")
+
+
+def test_who_does_without_an_owner_says_so_to_the_next_whichever_it_is() -> None:
+    job = tiered()
+    stuck, node, *others = range(8)
+    job.no_source.add(NodeId(stuck))
+    for path in files_of(job, stuck, others[0], 3):
+        begin(job, node, 0, path)
+    job.pass_time(SLOW_S, step_s=0.25)
+    assert job.daemons[node].node.stats.tier_exclusions == 1
+    for other in others:
+        read(job, node, 0, files_of(job, stuck, other, 1)[0])  # at once
+    asked = job.daemons[stuck].node.stats.peer_questions
+    assert asked == 3
+
+
+def test_nobody_does_without_an_owner_because_others_say_so_for_longer_than_they_do() -> None:
+    job = tiered()
+    stuck, one, other = range(3)
+    job.no_source.add(NodeId(stuck))
+    for path in files_of(job, stuck, other, 3):
+        begin(job, one, 0, path)
+    job.pass_time(SLOW_S, step_s=0.25)
+    job.no_source.clear()
+    for n in range(3, 16):  # they ask each other what is of the one that was stuck
+        job.pass_time(10.0, step_s=1.0)
+        read(job, one, n % 10, files_of(job, stuck, other, 1)[0])
+        read(job, other, n % 10, files_of(job, stuck, one, 1)[0])
+    before = job.daemons[stuck].node.stats.peer_questions
+    read(job, one, 9, files_of(job, stuck, other, 2)[1])
+    read(job, other, 9, files_of(job, stuck, one, 2)[1])
+    assert job.daemons[stuck].node.stats.peer_questions == before + 2
+
+
+def test_one_that_waits_for_a_slow_owner_is_not_taken_for_another() -> None:
+    job = tiered(8, fanout=1)
+    slow = owner(job)
+    taker, node = not_owner(job), not_owner(job, not_owner(job))
+    job.no_source.add(NodeId(slow))
+    for index in range(0, 8, 2):
+        begin(job, taker, index)
+    job.run()
+    for index in range(0, 8, 2):
+        begin(job, node, index)  # and is sent to the taker
+    job.pass_time(SLOW_S, step_s=0.25)
+    owners = job.daemons[node].node._routing.owners
+    assert owners is not None
+    assert NodeId(taker) not in owners.without(job.now)
+    owners = job.daemons[slow].node._routing.owners
+    assert owners is not None
+    assert NodeId(taker) not in owners.without(job.now)
+
+
+@pytest.mark.parametrize("to_itself", [False, True])
+def test_one_that_sends_others_round_and_round_is_passed_over(to_itself: bool) -> None:
+    job = tiered()
+    node, sick = not_owner(job), owner(job)
+    named = node if to_itself else not_owner(job, node)
+    read(job, node, 0)
+    job.frozen.add(NodeId(sick))
+    request = begin(job, node, 5)
+    queue = job.queues[NodeId(node), NodeId(sick)]
+    asks = 0
+    while queue and asks < 100:
+        message, _ = queue.popleft()
+        if isinstance(message, Ask):
+            asks += 1
+            job.happen(
+                NodeId(node), Heard(NodeId(sick), Redirect(message.number, 1, NodeId(named)))
+            )
+            job.run()
+    assert asks <= 2
+    job.pass_time(DOUBTED_S)
+    assert has(job, node, request, 5)
+
+
+def test_the_next_owner_has_its_time_from_when_it_is_asked() -> None:
+    job = tiered()
+    first = owner(job)
+    second = owner(job, gone=(first,))
+    node = not_owner(job, second, owner(job, gone=(first, second)))
+    read(job, node, 0)
+    job.no_source |= {NodeId(first), NodeId(second)}
+    request = begin(job, node, 5)
+    job.pass_time(SLOW_S - 1, step_s=0.25)
+    job.crash(first)
+    job.pass_time(2.0, step_s=0.25)
+    job.no_source.clear()
+    job.run()
+    assert has(job, node, request, 5)
+    assert max(reads(job)) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_waits_longer_because_many_owners_are_asked(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(company, "REACHED_MAX", 1)
+    job = tiered(12, seed=seed)
+    paths = [b"lib/many%d" % n for n in range(20)]
+    for path in paths:
+        job.tree.add(path, SIZE)
+    requests = [(n, path, begin(job, n, 0, path)) for n in range(12) for path in paths]
+    job.run()  # without any time
+    assert all(has(job, n, request, 0, path) for n, path, request in requests)
+    assert reads(job) == [1] * len(paths)
 
 
 def test_one_that_is_back_has_its_own_chunks_again() -> None:

@@ -2,7 +2,17 @@
 
 from copperfs.core.actions import Send
 from copperfs.core.events import Clear, Event, List
-from copperfs.core.messages import PART_BYTES, Ask, GivePart, Hello, Message
+from copperfs.core.messages import (
+    PART_BYTES,
+    Ask,
+    Batch,
+    GivePart,
+    Hello,
+    Item,
+    Message,
+    Offer,
+    What,
+)
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
@@ -10,7 +20,7 @@ from copperfs.core.trees import Trees
 from copperfs.net.memory import MemoryNetwork
 from copperfs.net.transport import Connected, Received
 from copperfs.runtime.peers import Blobs, Peers
-from copperfs.types import NodeId, Path, RequestId
+from copperfs.types import NodeId, Path, RequestId, Version
 from copperfs.wire.payload import Payload, digest
 
 PARENT, ME = NodeId(0), NodeId(1)
@@ -35,3 +45,19 @@ def test_of_a_listing_that_is_not_wanted_any_more_nothing_is_kept() -> None:
         peers.arrived(Received(PARENT, given, Payload(part, digest(part))))
         post(Clear())
     assert peers.kept_listing_bytes() <= PART_BYTES
+
+
+def test_whatever_comes_from_a_parent_is_counted() -> None:
+    def post(event: Event) -> None:
+        node.step(0.0, event)
+
+    node = Node(Policy(b"/src", b"/mnt"), Limits(1 << 30, 1 << 20, None, 10.0), Trees(2, ME))
+    peers = Peers(MemoryNetwork().transport(ME), node, Blobs(), post, "job", b"")
+    peers.arrived(Connected(PARENT))
+    peers.arrived(Received(PARENT, Hello(PARENT, "job", b"", 1), None))
+    data = Payload(bytes(100), digest(bytes(100)))
+    item = Item(What.OBJECT, Path(b"f"), Version(100, 1, 1, 1), 100, 0, 100, None, data.digest)
+    batch = Batch(1, 0, 1, 0, (item,))
+    for message in (GivePart(7, 1, 0, 100), Offer(1, (item,)), batch):
+        peers.arrived(Received(PARENT, message, data))
+    assert peers.taken_bytes == 300

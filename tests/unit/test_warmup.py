@@ -13,7 +13,14 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.cli.warmup import Places, _sentence, followed, read_manifest
+from copperfs.cli.warmup import (
+    Places,
+    _ring_sentence,
+    _sentence,
+    followed,
+    is_filled,
+    read_manifest,
+)
 from copperfs.core.actions import ObjectKey
 from copperfs.core.events import Heard, PeerDown, PeerUp, Tick
 from copperfs.core.listing import pack_listing
@@ -27,6 +34,7 @@ from copperfs.net.memory import MemoryNetwork
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operations, Result, pack
 from copperfs.runtime.peers import Peers
+from copperfs.runtime.ringwarmup import RingState
 from copperfs.runtime.warmup import (
     UNCALLED_MAX,
     UNFINISHED_SHARE,
@@ -405,4 +413,21 @@ def test_of_a_push_that_broke_off_it_says_who_got_how_much_and_whose_fault_it_wa
     assert _sentence(asdict(state)) == (
         "120 files, 0.0 MiB: held by 1 of 4 nodes, not by n1, n2, n3; who answered has at least "
         "40; not all was pushed, as n2, who reads it for all, failed or was not heard of"
+    )
+
+
+def test_what_is_missing_in_the_data_tier_is_said_in_one_sentence() -> None:
+    state = RingState(1, "done", files=2, chunks=10, held_chunks=10, total_bytes=10 * MIB)
+    state.gone = ["n4"]
+    assert is_filled(asdict(state))
+    assert _ring_sentence(asdict(state)) == (
+        "2 files, 10.0 MiB in 10 chunks: all are held by their owners; gone: n4"
+    )
+    state.held_chunks, state.lacking, state.left_bytes, state.failed = 7, ["n1", "n2"], MIB, 1
+    state.unlisted, state.unheard = 3, ["n5"]
+    assert not is_filled(asdict(state))
+    assert _ring_sentence(asdict(state)) == (
+        "2 files, 10.0 MiB in 10 chunks: 7 are held by their owners, not all of n1, n2; there is "
+        "no room for 1.0 MiB; 1 chunks could not be read; 3 files or directories could not be "
+        "listed; gone: n4; not heard of: n5"
     )

@@ -1,0 +1,56 @@
+"""The simulated disk of the data tier."""
+
+import pytest
+
+from copperfs.sim.clock import Clock
+from copperfs.sim.disk import Disk, DiskCosts
+from copperfs.sim.pieces import Piece, piece_of
+from copperfs.types import ChunkKey, Path, Version
+
+COSTS = DiskCosts(latency_s=1e-3, read_bytes_per_s=1e6, write_bytes_per_s=5e5)
+
+
+def key(index: int) -> ChunkKey:
+    return ChunkKey(Path(b"f"), Version(10_000, 0, 0, 1), index)
+
+
+def chunk(size: int = 1000) -> tuple[Piece, ...]:
+    return (piece_of(bytes(size)),)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk(Clock(), COSTS, budget_bytes=2500)
+
+
+def test_reads_and_writes_wait_for_each_other(disk: Disk) -> None:
+    disk.store(key(0), chunk())
+    assert disk.loaded_at(key(0)) == pytest.approx(2e-3 + 1e-3 + 1e-3)
+    assert disk.loaded_at(key(0)) == pytest.approx(2e-3 + 2 * 2e-3)
+    assert disk.loaded_at(key(7)) == 0.0, "that it is not there is known at once"
+
+
+def test_what_was_used_longest_ago_goes_first(disk: Disk) -> None:
+    for index in (0, 1):
+        disk.store(key(index), chunk())
+    assert disk.load(key(0)) is not None
+    disk.store(key(2), chunk())
+    assert list(disk.chunks) == [key(0), key(2)]
+    assert disk.held_bytes == 2000
+    disk.store(key(3), chunk(3000))
+    assert disk.refused == 1
+
+
+def test_a_full_disk_takes_nothing_and_is_still_read(disk: Disk) -> None:
+    disk.store(key(0), chunk())
+    disk.is_full = True
+    disk.store(key(1), chunk())
+    assert disk.load(key(1)) is None
+    assert disk.load(key(0)) is not None
+
+
+def test_damage_is_found_once_and_dropped(disk: Disk) -> None:
+    disk.store(key(0), chunk())
+    disk.damage(key(0))
+    assert disk.load(key(0)) is None
+    assert (disk.damaged, disk.held_bytes, len(disk.chunks)) == (1, 0, 0)

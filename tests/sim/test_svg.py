@@ -1,0 +1,31 @@
+"""Charts are XML, and every point is in them."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from copperfs.sim.svg import Chart, Line, Log, line_chart
+
+SVG = "{http://www.w3.org/2000/svg}"
+LINES = (
+    Line("ours & theirs", ((32, 1.5), (8300, 2.0))),
+    Line("published", ((2048, 120.0),), is_joined=False),
+)
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_a_chart(linear: bool) -> None:
+    chart = Chart("title <1>", "nodes", "seconds", LINES, "a note", up_from_zero=linear)
+    tree = ElementTree.fromstring(line_chart(chart))
+    texts = [each.text for each in tree.iter(f"{SVG}text")]
+    assert {"title <1>", "ours & theirs", "published", "a note", "32", "8,300"} <= set(texts)
+    assert len(list(tree.iter(f"{SVG}circle"))) == 3 + len(LINES)
+    assert len(list(tree.iter(f"{SVG}polyline"))) == 1
+    for circle in tree.iter(f"{SVG}circle"):
+        assert 0 <= float(circle.attrib["cx"]) <= 760
+
+
+def test_powers_of_ten_are_evenly_far_apart() -> None:
+    scale = Log([32, 8300], 0, 300)
+    assert scale.ticks == [10, 100, 1000, 10000]
+    assert [scale.at(tick) for tick in scale.ticks] == pytest.approx([0, 100, 200, 300])

@@ -1,0 +1,214 @@
+"""When the daemon of ``copperfs run`` ends: its users are sockets, and nothing is mounted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+
+import pytest
+import trio
+import trio.testing
+
+from copperfs.bootstrap.users import First, Line, Vanished, come
+from copperfs.config import MIB, Settings
+from copperfs.runtime import users as module
+from copperfs.runtime.users import Users
+
+WITHIN_S = 20.0
+
+
+class Counter:
+    """The daemon's side, and connections to it."""
+
+    def __init__(self, stack: ExitStack, expected: int, kind: type[Users] = Users) -> None:
+        self.settings = Settings(mountpoint=f"/nowhere/{uuid.uuid4()}", memory_bytes=MIB)
+        self._stack = stack
+        came = come(self.settings.mountpoint, {})
+        assert isinstance(came, First)
+        self.socket = stack.enter_context(came.counter)
+        ours, theirs = socket.socketpair()
+        for each in (self.socket, theirs):
+            each.setblocking(False)
+        self.first = Line(stack.enter_context(ours))
+        stack.enter_context(theirs)
+        self.users = kind(self.settings, self.socket, theirs, expected)
+        stack.callback(self._end)
+        self.users.ready.set()
+        self.greet(self.first)
+
+    def _end(self) -> None:
+        """As the end of the daemon's process does."""
+        for each in self.users._parting:
+            each.close()
+
+    def greet(self, line: Line, **settings: object) -> None:
+        line.say(settings=asdict(self.settings) | settings, token=uuid.uuid4().hex)
+
+    def another(self, **settings: object) -> Line:
+        sock = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        sock.connect(self.socket.getsockname())
+        line = Line(sock)
+        self.greet(line, **settings)
+        return line
+
+
+@contextmanager
+def counter(expected: int = 1) -> Iterator[Counter]:
+    with ExitStack() as stack:
+        yield Counter(stack, expected)
+
+
+async def hears(line: Line) -> dict[str, object]:
+    return await trio.to_thread.run_sync(line.hear, WITHIN_S)
+
+
+def run(shared: Counter, story: object) -> None:
+    async def main() -> None:
+        with trio.fail_after(WITHIN_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(story)  # type: ignore[arg-type]  # an async function
+                await shared.users.run()
+
+    trio.run(main)
+
+
+def test_the_last_one_is_told_so_and_waits_for_the_end() -> None:
+    with counter() as shared:
+
+        async def story() -> None:
+            assert await hears(shared.first) == {"ready": True}
+            second = shared.another()
+            assert await hears(second) == {"ready": True}
+            shared.first.say(bye=True)
+            assert await hears(shared.first) == {"last": False}
+            with pytest.raises(Vanished):
+                await hears(shared.first)
+            second.say(bye=True)
+            assert await hears(second) == {"last": True}
+
+        run(shared, story)
+
+
+def test_who_comes_when_the_last_one_was_told_is_not_let_in() -> None:
+    """Else that one would wait for an end that does not come."""
+    late: list[Line] = []
+
+    class Watched(Users):
+        def _part(self, sock: socket.socket) -> None:
+            super()._part(sock)
+            late.append(shared.another())
+
+    with ExitStack() as stack:
+        shared = Counter(stack, 1, Watched)
+
+        async def story() -> None:
+            assert await hears(shared.first) == {"ready": True}
+            shared.first.say(bye=True)
+            assert await hears(shared.first) == {"last": True}
+
+        run(shared, story)
+        (line,) = late
+        line.sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            line.sock.recv(1)  # in the backlog, until the daemon's process has ended
+
+
+def test_ranks_that_have_not_come_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER_S", WITHIN_S)
+    with counter(expected=2) as shared:
+
+        async def story() -> None:
+            assert await hears(shared.first) == {"ready": True}
+            shared.first.say(bye=True)
+            assert await hears(shared.first) == {"last": False}
+            second = shared.another()
+            assert await hears(second) == {"ready": True}
+            second.say(bye=True)
+            assert await hears(second) == {"last": True}
+
+        run(shared, story)
+
+
+def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER_S", 0.05)
+    with counter(expected=2) as shared:
+
+        async def story() -> None:
+            shared.first.say(bye=True)
+            assert await hears(shared.first) == {"ready": True}
+            assert await hears(shared.first) == {"last": False}
+
+        run(shared, story)
+
+
+def test_when_one_was_killed_nobody_else_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER_S", 10 * WITHIN_S)
+    with counter(expected=12) as shared:
+
+        async def story() -> None:
+            assert await hears(shared.first) == {"ready": True}
+            shared.first.sock.close()
+
+        run(shared, story)
+
+
+def test_who_wants_something_else_is_refused_and_the_others_stay() -> None:
+    with counter() as shared:
+
+        async def story() -> None:
+            other = shared.another(tree_max_bytes=1)
+            said = await hears(other)
+            assert "with another tree-max-bytes" in str(said["error"])
+            assert await hears(shared.first) == {"ready": True}
+            shared.first.say(bye=True)
+            assert await hears(shared.first) == {"last": True}
+
+        run(shared, story)
+
+
+def test_a_mount_that_fails_is_told_to_all() -> None:
+    with counter() as shared:
+        shared.users.ready = trio.Event()
+
+        async def story() -> None:
+            second = shared.another()
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            shared.users.refuse("it is broken")
+            for line in (shared.first, second):
+                assert await hears(line) == {"error": "it is broken"}
+
+        run(shared, story)
+
+
+def test_a_token_ends_what_was_started_with_it_and_nothing_else() -> None:
+    token = uuid.uuid4().hex
+    own, other = (
+        subprocess.Popen(["sleep", "60"], env={**os.environ, "COPPERFS_RUN": value})
+        for value in (token, token[:-1])
+    )
+    try:
+        module.kill_all_with(token)
+        assert own.wait(WITHIN_S) == -9
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait(WITHIN_S)
+
+
+def test_lines_that_come_in_pieces_are_put_together() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b'{"ready"')
+        theirs.sendall(b': true}\n{"last": false}\n')
+        line = Line(ours)
+        assert [line.hear(1), line.hear(1)] == [{"ready": True}, {"last": False}]
+        with pytest.raises(TimeoutError):
+            line.hear(0.01)
+        theirs.close()
+        with pytest.raises(Vanished):
+            line.hear(1)
