@@ -34,7 +34,7 @@ from tests.bench.owners_die_svg import picture
 from tests.bench.results import JUDGED, Measure, at_most
 
 NODES, FALLS = 16, 5
-FILES_MAX = 1024
+FILES_MAX = 512
 BYTES_PER_S = 10e6
 """That a reader computes; 320 MB/s for all 32."""
 SEED = 3
