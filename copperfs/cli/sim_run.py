@@ -28,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--push-fanout", type=int, default=2, metavar="N", help="default %(default)s"
     )
     parser.add_argument("--trees", type=int, default=1, metavar="N", help="default %(default)s")
-    parser.add_argument("--memory", type=parse_size, default="1GiB", metavar="SIZE")
+    parser.add_argument(
+        "--memory",
+        type=parse_size,
+        default="1GiB",
+        metavar="SIZE",
+        help="of each node; default 1 GiB",
+    )
     parser.add_argument(
         "--chunk-size",
         type=parse_size,
