@@ -243,7 +243,7 @@ class AnswerError:
 class Publish:
     """Nobody of this node has asked for this, and somebody will: have it answered at once."""
 
-    key: ObjectKey | ListingKey
+    key: ObjectKey | ListingKey | ChunkKey
     content: BlobId | Listing
 
 

@@ -21,7 +21,7 @@ one: therefore whoever is asked as an owner waits for other owners only.
 import errno
 from dataclasses import dataclass, field
 
-from copperfs.core.actions import Action, Send, StoreChunk
+from copperfs.core.actions import Action, Publish, Send, StoreChunk
 from copperfs.core.ahead import NOBODY, is_nobodys
 from copperfs.core.answers import Answers
 from copperfs.core.asking import Fetch
@@ -151,7 +151,10 @@ class Chunks:
     def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action]:
         """If nobody has to wait for room, and nothing that is waited for has to go."""
         subject = _subject(key)
-        if key in self.tier or self.fetches.is_under_way(subject):
+        blob = self.tier.blob(key)
+        if blob is not None:
+            return self._publish_ahead(key, blob)
+        if self.fetches.is_under_way(subject):
             return []
         owned = self.routing.is_mine(key)
         if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=owned):
@@ -159,6 +162,9 @@ class Chunks:
         self.stats.tier_ahead += 1
         how = How.TREE if self.crowds.goes_up(now, key.path) else How.ANY
         return self.fetches.begin(now, subject, WantChunk(NOBODY, key, how))
+
+    def _publish_ahead(self, key: ChunkKey, blob: BlobId) -> list[Action]:
+        return [] if self.rows.is_marker(key) else [Publish(key, blob)]
 
     def _answer(self, now: float, question: WantChunk, blob: BlobId) -> list[Action]:
         size = self.tier.size_of(question.key)
@@ -187,7 +193,9 @@ class Chunks:
         assert isinstance(key, ChunkKey)
         for question in fetch.asked:
             assert isinstance(question, WantChunk)
-            if not is_nobodys(question):
+            if is_nobodys(question):
+                actions += self._publish_ahead(key, blob)
+            else:
                 actions += self._answer(now, question, blob)
         owned = self.routing.is_mine(key)
         if stores and owned:

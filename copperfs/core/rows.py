@@ -7,6 +7,10 @@ mapping, and hardly ever within one chunk.
 
 A row is known by the chunk that would come next in it, so that any number of readers may go through
 one file at different places, and one that asks for a chunk again does not break its row.
+
+What is fetched ahead is published as it comes, so that it is read without anybody being asked; but
+for one in the middle of it, the *marker*: who asks for that has come so far, and is read ahead for
+again.
 """
 
 from collections import OrderedDict
@@ -24,11 +28,17 @@ ROWS_MAX = 4096
 class Rows:
     chunk_bytes: int
     _rows: OrderedDict[tuple[Path, int], int] = field(default_factory=OrderedDict)
-    """By path and the chunk that comes next: how many there are behind it."""
+    """By path and the chunk that comes next, or that is a marker: how many there are behind it."""
+    _markers: OrderedDict[tuple[Path, int], None] = field(default_factory=OrderedDict)
+
+    def is_marker(self, key: ChunkKey) -> bool:
+        """Whether it is to be asked for."""
+        return (key.path, key.index) in self._markers
 
     def next(self, key: ChunkKey, ends_in: int) -> list[ChunkKey]:
         """Somebody asks for *key*, and reads until chunk *ends_in*; what to fetch with that."""
         here, then = (key.path, key.index), (key.path, ends_in + 1)
+        self._markers.pop(here, None)
         # Again the last one, or one more.
         behind = max(self._rows.pop(here, 0), self._rows.pop(then, 0) - 1) + 1
         self._rows[then] = behind
@@ -39,4 +49,16 @@ class Rows:
         chunks = -(-key.version.size // self.chunk_bytes)
         count = min(1 << (behind - 1), ROW_BYTES_MAX // self.chunk_bytes)
         last = min(ends_in + count, chunks - 1)
+        middle = (ends_in + 1 + last) // 2
+        if ends_in + 1 < middle:
+            self._rows[key.path, middle] = behind
+            self._mark(key.path, range(middle, middle + 1))
+        else:
+            self._mark(key.path, range(ends_in + 1, last + 1))  # too few to leave any out
         return [ChunkKey(key.path, key.version, each) for each in range(ends_in + 1, last + 1)]
+
+    def _mark(self, path: Path, indices: range) -> None:
+        self._markers.update(((path, index), None) for index in indices)
+        for table in (self._rows, self._markers):
+            while len(table) > ROWS_MAX:
+                table.popitem(last=False)

@@ -96,6 +96,11 @@ class Board:
         if number is not None:
             self._note(key, number)
 
+    def publish_chunk(self, key: ChunkKey, chunk_bytes: int, blob: Blob) -> None:
+        """Of a file that is being read: other chunks of it are published."""
+        for number in tuple(self._chunked.get(ObjectKey(key.path, key.version), ())):
+            self.publish_chunk_for(number, key, chunk_bytes, blob)
+
     def publish_listing(self, path: Path, listing: Listing) -> None:
         """As a directory of the listing that it is found in, if that is published."""
         number = self.front.publish_directory(path, listing.packed)

@@ -68,6 +68,9 @@ class PlainPublications:
     def publish_object(self, key: ObjectKey, blob: Blob) -> None:
         """There is nowhere to publish to."""
 
+    def publish_chunk(self, key: ChunkKey, chunk_bytes: int, blob: Blob) -> None:
+        """There is nowhere to publish to."""
+
     def publish_listing(self, path: Path, listing: Listing) -> None:
         """There is nowhere to publish to."""
 

@@ -33,6 +33,7 @@ from copperfs.core.actions import (
     EndCall,
     Evict,
     Happened,
+    ListingKey,
     LoadChunk,
     LookAgain,
     LookSource,
@@ -97,6 +98,9 @@ class Publications(Protocol):
 
     def publish_object(self, key: ObjectKey, blob: Blob) -> None:
         """Answer with this who asks for it."""
+
+    def publish_chunk(self, key: ChunkKey, chunk_bytes: int, blob: Blob) -> None:
+        """Answer with this who reads on in a file of which others are published."""
 
     def publish_listing(self, path: Path, listing: Listing) -> None:
         """The same, for as long as the epoch."""
@@ -340,7 +344,10 @@ class Engine:
         match action:
             case Publish(ObjectKey() as key, int() as blob):
                 self.publications.publish_object(key, self.blobs.held[blob])
-            case Publish(key, Listing() as listing):
+            case Publish(ChunkKey() as key, int() as blob):
+                chunk_bytes = self.node.limits.chunk_bytes
+                self.publications.publish_chunk(key, chunk_bytes, self.blobs.held[blob])
+            case Publish(ListingKey() as key, Listing() as listing):
                 self.publications.publish_listing(key.path, listing)
 
     def _answer(self, request: RequestId, answer: Answered, content: Content) -> None:

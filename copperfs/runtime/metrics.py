@@ -40,6 +40,11 @@ _STATES = {
     "source": set[str](),
     "bytes": set[str](),
     "job": {"roster", "connected"},
+    "tier": {
+        *("memory_budget_bytes", "memory_held_bytes", "memory_held"),
+        *("disk_budget_bytes", "disk_held_bytes", "disk_held", "disk_backlog"),
+        *("disk_backlog_bytes", "disk_degraded", "disk_max_degraded_s"),
+    },
 }
 
 
@@ -122,8 +127,17 @@ def _operations(document: Mapping[str, Any]) -> list[_Family]:
     return [requests, waits]
 
 
-def _group(group: str, values: Mapping[str, Any], states: set[str]) -> Iterator[_Family]:
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Numbers with the names of the groups that they are in."""
     for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{key}_")
+        else:
+            yield f"{before}{key}", value
+
+
+def _group(group: str, values: Mapping[str, Any], states: set[str]) -> Iterator[_Family]:
+    for key, value in flat(values):
         if group == "job" and key not in states:
             continue  # the number is a name
         about = f"{group}.{key} in docs/statistics.md."

@@ -272,7 +272,8 @@ class Host:
     def _perform(self, action: Action) -> None:
         match action:
             case Publish(key):
-                if self.front is not None:
+                # Chunks that are read ahead are asked for all the same: it has no table of them.
+                if self.front is not None and not isinstance(key, ChunkKey):
                     self.front.publish(key)
             case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 assert action.fetch not in self._at_source, f"{action} is begun twice"

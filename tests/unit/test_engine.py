@@ -93,6 +93,9 @@ class FakePublications:
     def publish_object(self, key: ObjectKey, blob: Blob) -> None:
         self.told.append(("publish", key))
 
+    def publish_chunk(self, key: ChunkKey, chunk_bytes: int, blob: Blob) -> None:
+        pass
+
     def publish_listing(self, path: Path, listing: Listing) -> None:
         self.told.append(("publish", ListingKey(path)))
 

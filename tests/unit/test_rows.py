@@ -47,3 +47,16 @@ def test_nothing_is_fetched_behind_the_end() -> None:
     ahead(rows, CHUNKS - 3)
     assert ahead(rows, CHUNKS - 2) == [CHUNKS - 1]
     assert ahead(rows, CHUNKS - 1) == []
+
+
+def test_one_in_the_middle_is_left_to_be_asked_for() -> None:
+    rows = Rows(MIB)
+    for index in range(3):
+        ahead(rows, index)
+    fetched = ahead(rows, 3)
+    assert fetched == list(range(4, 12))
+    path = Path(b"large")
+    markers = [each for each in fetched if rows.is_marker(ChunkKey(path, VERSION, each))]
+    assert markers == [4, 7], "one from the read before"
+    assert ahead(rows, 7) == list(range(8, 16)), "those before it were read unasked"
+    assert not rows.is_marker(ChunkKey(path, VERSION, 7))
