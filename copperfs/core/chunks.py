@@ -153,6 +153,8 @@ class Chunks:
         subject = _subject(key)
         blob = self.tier.blob(key)
         if blob is not None:
+            # Its reader finds it published, and does not ask: this is where it is counted.
+            self.stats.tier_from_memory += 1
             return self._publish_ahead(key, blob)
         if self.fetches.is_under_way(subject):
             return []

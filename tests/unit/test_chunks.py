@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from copperfs.core import company
-from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, StoreChunk
-from copperfs.core.events import HaveRead, Heard, Loaded, WantChunk
+from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, Publish, StoreChunk
+from copperfs.core.events import HaveRead, Heard, Loaded, Read, WantChunk
 from copperfs.core.messages import Ask, Redirect
 from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
 from copperfs.core.ring import Ring
@@ -458,6 +458,24 @@ def test_who_reads_in_a_row_is_read_ahead_for() -> None:
     assert waited < 5
     assert reads(job) == [1] * len(chunks(job))
     assert job.daemons[node].node.stats.tier_ahead > 5
+
+
+def test_what_is_held_and_read_ahead_is_counted_as_found_in_memory() -> None:
+    """Published ahead of its reader, it is not asked for; each chunk counts all the same."""
+    job = tiered()
+    for index in chunks(job):
+        read(job, owner(job), index)
+    node = job.daemons[owner(job)].node
+    node.reset_statistics()
+    published: set[int] = set()
+    for index in chunks(job):
+        if index in published:
+            continue
+        question = Read(RequestId(1000 + index), LARGE, version(job), offset=index * CHUNK)
+        actions = node.step(0.0, question)
+        published |= {each.key.index for each in actions if isinstance(each, Publish)}
+    assert len(published) > 2
+    assert node.stats.tier_from_memory >= len(chunks(job))
 
 
 def test_who_jumps_about_gets_what_it_asks_for_and_nothing_else() -> None:
