@@ -128,7 +128,7 @@ def _settings(
     if beside.nodes == 1 and settings.hostfile is None:
         settings = replace(settings, bootstrap="none", rendezvous=None)
     elif settings.hostfile is None and settings.bootstrap != "none":
-        directory = settings.rendezvous or os.path.expanduser(RENDEZVOUS_DEFAULT)
+        directory = settings.rendezvous or _own_rendezvous()
         settings = replace(settings, rendezvous=directory, nodes=beside.nodes)
     settings = on_this_node(settings)
     if mountpoint is None:
@@ -137,6 +137,15 @@ def _settings(
     settings = replace(settings, mountpoint=absolute(mountpoint))
     check_tier(settings)
     return settings
+
+
+def _own_rendezvous() -> str:
+    """The one in the user's home, whose parent need not be there yet. Of a directory that was given
+    nothing above it is made: it may be misspelled."""
+    directory = os.path.expanduser(RENDEZVOUS_DEFAULT)
+    with contextlib.suppress(OSError):  # who uses it says what is wrong
+        os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
+    return directory
 
 
 def _rewriter(settings: Settings) -> Rewriter:

@@ -344,6 +344,21 @@ def test_all_are_told_why_there_is_no_mount(
     assert not is_mounted(mountpoint)
 
 
+def test_nodes_meet_in_a_home_that_has_never_seen_copperfs(
+    start: Start, mountpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    process = start(
+        *("--nodes", "2", "--launch-timeout", "2", "--", "true"),
+        env={"HOME": str(tmp_path / "home")},
+    )
+    code, _, errors = ended(process)
+    assert code == 125
+    assert "waiting for 1 of 2 nodes" in errors  # and not: cannot be made
+    assert (tmp_path / "home/.copperfs").stat().st_mode & 0o777 == 0o700
+    assert not is_mounted(mountpoint)
+
+
 # ---- by launchers -------------------------------------------------------------------------------
 
 ALLREDUCE = """if True:
