@@ -186,6 +186,9 @@ def _use(settings: Settings, beside: "Companions", token: str, *, remove: bool) 
             try:
                 use = _begin(settings, came, hello, beside.here, remove=remove)
             except BaseException as error:
+                if remove:  # what the daemon would have done
+                    with contextlib.suppress(OSError):
+                        os.rmdir(settings.mountpoint)
                 sentence = str(error) if isinstance(error, CopperError) else "it was ended"
                 came.refuse(f"the mount of this node failed: {sentence}")
                 raise

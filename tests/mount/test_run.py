@@ -26,6 +26,7 @@ from tests.mount.helpers import (
     eventually,
     is_mounted,
     is_running,
+    run,
 )
 
 RUNNERS = 12
@@ -357,6 +358,17 @@ def test_nodes_meet_in_a_home_that_has_never_seen_copperfs(
     assert "waiting for 1 of 2 nodes" in errors  # and not: cannot be made
     assert (tmp_path / "home/.copperfs").stat().st_mode & 0o777 == 0o700
     assert not is_mounted(mountpoint)
+
+
+def test_a_directory_that_was_made_for_a_mount_that_failed_is_gone(
+    source: Path, tmp_path: Path
+) -> None:
+    meet = tmp_path / "meet"
+    job = f"failed{os.getpid()}"
+    flags = ("--source", source, "--nodes", "2", "--rendezvous", meet, "--launch-timeout", "1")
+    done = run([*COPPERFS, "run", *flags, "--", "true"], env={"SLURM_JOB_ID": job})
+    assert done.returncode == 125
+    assert list(Path("/tmp").glob(f"copperfs-*-slurm.{job}-*")) == []
 
 
 # ---- by launchers -------------------------------------------------------------------------------
