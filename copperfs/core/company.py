@@ -172,6 +172,13 @@ class Company:
             return True
         return False
 
+    def try_again(self, peer: NodeId) -> list[Action]:
+        """It is there again. One that it tried to reach all the while is tried less and less often,
+        so that who asks it now would wait for the next time, up to a second."""
+        if peer not in self.wanted or self.links.is_up(peer):
+            return []
+        return [Disconnect(peer), Connect(peer)]
+
     def _find_place(self, now: float) -> list[Action]:
         """Who is above and below this node among those that are there."""
         trees, gone = self.trees, self.view.gone

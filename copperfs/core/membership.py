@@ -401,7 +401,7 @@ class Membership:
                 how = "has left"
             return [Happened("gone", told.node, how, seconds)]
         self.stats.returns += 1
-        return [Happened("is back", told.node, how)]
+        return [Happened("is back", told.node, how), *self.company.try_again(told.node)]
 
     def _is_heard(self, now: float, node: NodeId) -> bool:
         """This node knows better than whoever says that *node* is gone."""
