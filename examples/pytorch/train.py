@@ -2,8 +2,8 @@
 
 The dataset is a directory for each class with a file for each sample, as many are: here raw bytes,
 SIZE of them. In every epoch each rank reads other samples than in the one before, in an order of
-its own, by the worker processes of PyTorch's DataLoader. Nothing in here knows of copperfs: DATA_DIR
-leads through the mount because `copperfs run --env` has led it there (job.sh).
+its own, by the worker processes of PyTorch's DataLoader. Nothing in here knows of copperfs:
+DATA_DIR leads through the mount because `copperfs run --env` has led it there (job.sh).
 
 Every rank learns by itself and prints a line of JSON for each epoch. In a real training
 DistributedDataParallel goes around the model, and what is said about ranks comes from there.

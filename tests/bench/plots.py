@@ -81,7 +81,7 @@ def _bytes(text: str) -> float:
 
 
 def _import(name: str) -> str | None:
-    """"scientific x1, warm: wall" as a reader would say it."""
+    """ "scientific x1, warm: wall" as a reader would say it."""
     what, _, kind = name.partition(": ")
     packages, _, state = what.partition(", ")
     packages, _, count = packages.partition(" x")

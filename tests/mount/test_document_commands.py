@@ -71,7 +71,7 @@ def profiled(printed: str, world: Path) -> None:
 
 
 def measured(printed: str, world: Path) -> None:
-    assert 'copperfs_info{' in printed, printed
+    assert "copperfs_info{" in printed, printed
 
 
 def filled(printed: str, world: Path) -> None:
