@@ -151,6 +151,27 @@ install_mpi() {
     done
 }
 
+# PyTorch for its example, in an environment of its own, as a user would have it. Only the build for
+# CPUs, which has a version of its own: the other one brings gigabytes of CUDA. Where pip knows none
+# the example's test is skipped.
+install_torch() {
+    local wanted=torch==2.13.0+cpu
+    case $(cat $venv/torch.stamp 2>/dev/null) in "$wanted" | "no $wanted") return 0 ;; esac
+    echo "setup: installing PyTorch, for its example"
+    rm -rf $venv/torch $venv/torch.stamp
+    "$python" -m venv $venv/torch
+    if $venv/torch/bin/pip install --quiet --disable-pip-version-check --only-binary :all: \
+        "$wanted" 2>$venv/torch.log; then
+        echo "$wanted" >$venv/torch.stamp
+    elif grep -q 'No matching distribution found for torch' $venv/torch.log; then
+        echo "setup: pip knows no $wanted, so its example will not be tested"
+        rm -rf $venv/torch
+        echo "no $wanted" >$venv/torch.stamp
+    else
+        die "pip could not install $wanted: $(tail -n 5 $venv/torch.log)"
+    fi
+}
+
 extensions() {
     $venv/bin/python -c 'import tomllib
 setuptools = tomllib.load(open("pyproject.toml", "rb"))["tool"]["setuptools"]
@@ -185,5 +206,9 @@ list_missing
 [ "$purpose" = check ] || [ -c /dev/fuse ] ||
     die "there is no /dev/fuse here; load the fuse module, or give the container that device"
 install_requirements
-case $purpose in test | test-long) install_mpi ;; esac
+case $purpose in test | test-long)
+    install_mpi
+    install_torch
+    ;;
+esac
 install_copperfs

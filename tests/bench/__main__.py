@@ -1,4 +1,4 @@
-"""`python -m tests.bench`: choose, run, print one table, write JSON."""
+"""`python -m tests.bench`: choose, run, print one table, write JSON, and pictures beside it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from tests.bench import (
     bench_throughput,
     bench_transport,
     packages,
+    plots,
 )
 from tests.bench.client import Client
 from tests.bench.lab import FAILURES, Context
@@ -196,7 +197,8 @@ def main() -> int:
     printed.print(table(measures))
     for note in context.notes:
         printed.print(f"note: {note}", markup=False)
-    printed.print(f"written: {options.json}", markup=False)
+    for path in [options.json, *plots.write(report, options.json.parent / "plots")]:
+        printed.print(f"written: {path}", markup=False)
     wanted = not options.contestants or JUDGED in options.contestants
     measured = all(JUDGED in measure.samples for measure in measures)
     return 0 if measures and (measured or not wanted) else 1

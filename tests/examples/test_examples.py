@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.slurm import Slurm, lacking
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
+from tests.standin import StandIn
 from tests.unit.test_layers import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -127,6 +129,73 @@ def test_ranks_of_a_pbs_job_share_a_mount(site: Site, name: str) -> None:
         "MPIEXEC": mpiexec, "RANKS_PER_NODE": "4", "LISTEN": "lo", "MEMORY": "64MiB",
     }  # fmt: skip
     site.check(example(name, site.variables() | job), 4, "/tmp/copperfs-0-pbs.123.pbs-")
+
+
+# ---- PyTorch, over the data tier -----------------------------------------------------------------
+
+TORCH = (Path(sys.prefix) / "torch").resolve()  # an environment of its own (tests/setup.sh)
+SAMPLES = 48  # of each of two classes
+SAMPLE_BYTES = 3 * 64 * 64
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Iterator[StandIn]:
+    """What can be told apart, on a filesystem without pages of its own: each read is counted."""
+    files = tmp_path / "files"
+    rng = random.Random(7)
+    for name, least in (("dark", 0), ("light", 100)):
+        (files / name).mkdir(parents=True)
+        for number in range(SAMPLES):
+            content = bytes(rng.randrange(least, least + 156) for _ in range(SAMPLE_BYTES))
+            (files / name / f"{number:03}.raw").write_bytes(content)
+    mountpoint = tmp_path / "lus" / "dataset"
+    mountpoint.mkdir(parents=True)
+    with StandIn(files, mountpoint) as standin:
+        yield standin
+
+
+def test_a_training_reads_its_dataset_once_for_all_nodes(tmp_path: Path, dataset: StandIn) -> None:
+    """As job.sh says, on three nodes of a rank each, which are told apart by their mount points.
+    PyTorch is read through the mount as well."""
+    mpiexec = shutil.which("mpiexec.mpich")
+    if mpiexec is None:
+        pytest.skip("MPICH is not installed")
+    if not TORCH.exists():
+        pytest.skip("pip knows no PyTorch for CPUs")
+    command = tmp_path / "copperfs"
+    command.write_text(
+        "#!/bin/sh\nshift; unset MPI_LOCALNRANKS\n"
+        f"exec {' '.join(COPPERFS)} run --mountpoint {tmp_path}/m$PMI_RANK "
+        f"--node-name n$PMI_RANK --nodes {NODES} --rendezvous {tmp_path}/meet --wait-all "
+        '--listen lo --memory 256MiB --tier-memory 64MiB "$@"\n'
+    )
+    command.chmod(0o755)
+    variables = {
+        "LAUNCH": f"{mpiexec} -n {NODES}", "COPPERFS": str(command), "ENV_DIR": str(TORCH),
+        "SHARED": f"{TORCH} {dataset.mountpoint}", "DATA_DIR": str(dataset.mountpoint),
+        "TIER_DIR": f"{tmp_path}/nvme-%h", "TIER_SIZE": "256MiB",
+        "APP": str(EXAMPLES / "pytorch/train.py"), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    output = example("pytorch/job.sh", variables)
+    told = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert {(each["rank"], each["epoch"]) for each in told} == {
+        (rank, epoch) for rank in range(NODES) for epoch in range(3)
+    }, output
+    for each in told:
+        mountpoint = f"{tmp_path}/m{each['rank']}"
+        assert each["samples"] == 2 * SAMPLES // NODES
+        assert each["data"] == f"{mountpoint}{dataset.mountpoint}/dark/000.raw"
+        assert each["torch"].startswith(f"{mountpoint}{TORCH}/")
+    for rank in range(NODES):
+        losses = [each["loss"] for each in told if each["rank"] == rank]
+        assert losses[-1] < losses[0], "it learns"
+    once = {
+        f"{name}/{number:03}.raw": SAMPLE_BYTES
+        for name in ("dark", "light")
+        for number in range(SAMPLES)
+    }
+    assert dataset.counts().read_bytes == once, "each byte once, in all epochs of all nodes"
+    assert not any(is_mounted(tmp_path / f"m{node}") for node in range(NODES))
 
 
 # ---- Slurm, a real one ---------------------------------------------------------------------------
