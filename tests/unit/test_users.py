@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -181,6 +182,31 @@ def test_a_mount_that_fails_is_told_to_all() -> None:
             shared.users.refuse("it is broken")
             for line in (shared.first, second):
                 assert await hears(line) == {"error": "it is broken"}
+
+        run(shared, story)
+
+
+def test_who_comes_while_there_is_no_descriptor_is_let_in_later() -> None:
+    class Exhausted:
+        """The counter of a process that has no descriptor left, for a moment."""
+
+        def __init__(self, counter: socket.socket) -> None:
+            self.fileno, self._accept, self._failures = counter.fileno, counter.accept, 2
+
+        def accept(self) -> object:
+            self._failures -= 1
+            if self._failures >= 0:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return self._accept()
+
+    with counter(expected=2) as shared:
+        shared.users.counter = Exhausted(shared.socket)  # type: ignore[assignment]  # all that is used
+
+        async def story() -> None:
+            second = shared.another()
+            assert await hears(second) == {"ready": True}
+            shared.first.say(bye=True)
+            second.say(bye=True)
 
         run(shared, story)
 
