@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +16,9 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.bootstrap.users import First, Line, Vanished, come
+from copperfs.bootstrap.users import First, Line, Use, Vanished, come, counter_name
 from copperfs.config import MIB, Settings
+from copperfs.errors import MountError
 from copperfs.runtime import users as module
 from copperfs.runtime.users import Users
 
@@ -238,3 +240,36 @@ def test_lines_that_come_in_pieces_are_put_together() -> None:
         theirs.close()
         with pytest.raises(Vanished):
             line.hear(1)
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["bound", "takes nobody"])
+def test_a_name_that_is_of_no_use_is_not_waited_for_for_ever(listens: bool) -> None:
+    mountpoint = f"/nowhere/{uuid.uuid4()}"
+    with ExitStack() as stack:
+        other = stack.enter_context(socket.socket(socket.AF_UNIX))
+        other.bind(counter_name(mountpoint))
+        if listens:
+            other.listen(0)
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.connect(counter_name(mountpoint))
+        with pytest.raises(MountError, match="stands in the way of"):
+            come(mountpoint, {}, within_s=0.1)
+
+
+def test_who_finds_the_backlog_full_is_let_in_later() -> None:
+    mountpoint = f"/nowhere/{uuid.uuid4()}"
+    with ExitStack() as stack:
+        counter = stack.enter_context(socket.socket(socket.AF_UNIX))
+        counter.bind(counter_name(mountpoint))
+        counter.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(counter_name(mountpoint))
+        came = []
+        comes = threading.Thread(target=lambda: came.append(come(mountpoint, {}, WITHIN_S)))
+        comes.start()
+        for _ in range(2):
+            stack.enter_context(counter.accept()[0])
+        comes.join(WITHIN_S)
+        (use,) = came
+        assert isinstance(use, Use)
+        stack.enter_context(use.line.sock)
