@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from copperfs.errors import MountError
+from copperfs.fuse.mounting import unmount
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import (
     COMMAND_TIMEOUT_S,
@@ -202,6 +204,18 @@ def test_unmounting_what_is_not_ours_is_refused(source: Path, tmp_path: Path) ->
         assert done.returncode == 1
         assert "not one of copperfs" in done.stderr
         assert is_mounted(tmp_path / "bind")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others unmount by fusermount3, which looks itself")
+@pytest.mark.parametrize("lazy", [False, True])
+def test_root_unmounts_nothing_through_a_link(source: Path, tmp_path: Path, lazy: bool) -> None:
+    """Or the owner of a dead mount could have the next ``umount --stale`` unmount anything."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with bind_mounted(source, tmp_path / "theirs/mnt"):
+        with pytest.raises(MountError, match="cannot be unmounted: Not a directory"):
+            unmount(str(tmp_path / "link/mnt"), lazy=lazy)
+        assert is_mounted(tmp_path / "theirs/mnt")
 
 
 @pytest.mark.parametrize("threads", ["2", "0"], ids=["front", "plain"])
