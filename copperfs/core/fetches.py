@@ -112,6 +112,8 @@ class Fetches:
         if isinstance(question, WantChunk):
             fetch.passed.update(question.passed)
             fetch.goes_up = question.how is How.TREE
+            if isinstance(question.request, PeerRequest) and question.how.is_of_owner:
+                fetch.is_doubted = self.routing.is_asked_in_place(subject)
         self._running[number] = self._by_subject[subject] = fetch
         return actions + self.asking.begin(now, fetch)
 
@@ -162,6 +164,13 @@ class Fetches:
         actions: list[Action] = []
         for number in numbers:
             actions += self.asking.lost(now, self._running[number], peer)
+        return actions
+
+    def owed_by(self, now: float, peer: NodeId) -> list[Action]:
+        """*peer* has let them wait, and was asked for a sign of life."""
+        actions: list[Action] = []
+        for number in self.links.fetches_of(peer):
+            actions += self.asking.owed(now, self._running[number], peer)
         return actions
 
     # --- room ------------------------------------------------------------------------------------
