@@ -1,5 +1,5 @@
-"""The three layers by which a failure is noticed: each sees one that the other two do not see, or not
-in time. Each test makes the others deaf, and one that leaves a layer out shows what it is for."""
+"""The three layers by which a failure is noticed: each sees one that the other two do not see, or
+not in time. Each test makes the others deaf; those that leave a layer out show what it is for."""
 
 from dataclasses import replace
 
