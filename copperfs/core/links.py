@@ -129,6 +129,11 @@ class Links:
         link = self._links.get(peer)
         return link.asked.get(number) if link is not None else None
 
+    def fetches_of(self, peer: NodeId) -> list[FetchId]:
+        """Those that wait for it, the oldest first."""
+        link = self._links.get(peer)
+        return [] if link is None else list(link.asked.values())
+
     def answered(self, peer: NodeId, number: int) -> list[Action]:
         """Nothing more is expected for this ask; the next one may go."""
         link = self[peer]

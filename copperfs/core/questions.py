@@ -323,7 +323,12 @@ class Questions:
             actions += self._drop_partial(fetch) + self.ahead.ended(now, fetch)
             for question in _of_somebody(fetch):
                 actions += self.answers.with_error(question, errno.ETIMEDOUT)
-        return actions + self._room_was_made(now) if overdue else actions
+        if overdue:
+            actions += self._room_was_made(now)
+        for question in self.fetches.found_no_room(now):
+            self.stats.overdue += 1
+            actions += self.answers.with_error(question, errno.ETIMEDOUT)
+        return actions
 
     def clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch

@@ -111,6 +111,13 @@ class Scenario:
     def set_memory(self, count: str, unit: str) -> None:
         self.job = replace(self.job, memory_bytes=int(count) * SIZES[unit])
 
+    def set_tier(self, chunk: str, unit: str, directory: str, disk: str | None) -> None:
+        ring = (*self.job.ring, _path(directory))
+        chunk_bytes = int(chunk) * SIZES[unit]
+        self.job = replace(
+            self.job, ring=ring, chunk_bytes=chunk_bytes, tier_has_disk=disk is not None
+        )
+
     def add_file(self, path: str, count: str, unit: str) -> None:
         self._files.append((_path(path), int(count) * SIZES[unit]))
         if self._world is not None:
@@ -202,9 +209,14 @@ class Scenario:
         assert last.error == getattr(errno, name), str(last)
 
     def expect_source(self, kind: str, path: str, most: str | None, count: str) -> None:
-        found = self.world.source.counts[kind.rstrip("s"), _path(path)]
-        ok = found <= int(count) if most else found == int(count)
-        assert ok, f"{found} times"
+        for each in self.paths(path):
+            found = self.world.source.counts[kind.rstrip("s"), each]
+            ok = found <= int(count) if most else found == int(count)
+            assert ok, f"{each.decode()} {found} times"
+
+    def expect_sum(self, kind: str, path: str, count: str) -> None:
+        each = {p: self.world.source.counts[kind.rstrip("s"), p] for p in self.paths(path)}
+        assert sum(each.values()) == int(count), str(each)
 
     def expect_stall(self, seconds: str) -> None:
         worst = max(self.world.readings, key=lambda each: max(each.stall_s, each.waits_s()))
@@ -278,6 +290,7 @@ SETTINGS: dict[str, Do] = {
     r"trees (\d+)": Scenario.set_trees,
     r"(deadline|revalidate) ([\d.]+)": Scenario.set_seconds,
     r"memory (\d+)(K|M|)": Scenario.set_memory,
+    r"chunks of (\d+)(K|M|) below (\S+?)( on disks)?": Scenario.set_tier,
     r"file (\S+) (\d+)(K|M|)": Scenario.add_file,
     r"(\d+) files (\S+) (\d+)(K|M|)": Scenario.add_files,
     r"errors are expected": Scenario.expect_errors,
@@ -321,7 +334,10 @@ VERBS: dict[str, Do] = {
 EXPECTATIONS: dict[str, Do] = {
     rf"expect nodes? {_N} ha(?:s|ve) (\S+)": Scenario.expect_has,
     r"expect node (\d+) is told (\w+) for (\S+)": Scenario.expect_error,
-    r"expect source (reads|scans|looks|opens) (\S+) (at most )?(\d+)": Scenario.expect_source,
+    r"expect source (reads|scans|looks|opens|chunks) (\S+) (at most )?(\d+)": (
+        Scenario.expect_source
+    ),
+    r"expect source (reads|chunks) (\S+) (\d+) in all": Scenario.expect_sum,
     r"expect node (\d+) took at most (\d+)(K|M|)": Scenario.expect_taken,
     r"expect stall below ([\d.]+)": Scenario.expect_stall,
     rf"expect (\w+)(?: of {_N})? (at most )?(\d+)": Scenario.expect_count,
