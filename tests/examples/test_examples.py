@@ -204,7 +204,7 @@ def test_a_training_reads_its_dataset_once_for_all_nodes(tmp_path: Path, dataset
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if lacking() or shutil.which("sbatch") is None:
-        pytest.skip(f"Slurm is not installed: there is no {', '.join(lacking())}")
+        pytest.skip(f"no Slurm: {', '.join(lacking())}")
     with Slurm(tmp_path_factory.mktemp("slurm") / "own", NODES) as running:
         yield running
 
@@ -233,7 +233,6 @@ def batch(
     return said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["slurm/job.sh", "frontier/job.sh"])
 def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
     slurm: Slurm, site: Site, name: str
@@ -248,7 +247,6 @@ def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
     assert not any(is_mounted(site.where / f"m{node}") for node in range(NODES))
 
 
-@pytest.mark.long
 def test_steps_share_a_mount_that_another_step_holds(slurm: Slurm, site: Site) -> None:
     """On one node: several on one machine would need a mount point each, and a job has one."""
     mountpoint = site.where / "mnt"
@@ -261,7 +259,6 @@ def test_steps_share_a_mount_that_another_step_holds(slurm: Slurm, site: Site) -
     eventually(lambda: not is_mounted(mountpoint), "it is unmounted")
 
 
-@pytest.mark.long
 def test_an_epilog_removes_what_a_killed_job_has_left(site: Site) -> None:
     mountpoint = site.where / "mnt"
     process = subprocess.Popen(
