@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import copperfs
+from tests.mount.helpers import NOBODY, copperfs, python
 from tests.mount.jobs import Job
 
 
@@ -68,6 +70,20 @@ def test_a_killed_daemon_is_told_of(mounted: Mounter) -> None:
     _, document = doctor()
     (dead,) = about(document, "mounts", str(mount.mountpoint))
     assert (dead["verdict"], dead["remedy"]) == ("warning", "copperfs umount --stale")
+
+
+def test_a_mount_of_somebody_else_is_not_called_gone(mounted: Mounter) -> None:
+    """It refuses all others; that says nothing of it."""
+    script = """if True:
+        from copperfs.cli.examination import Machine, mount_state
+        print([each.found for each in mount_state(Machine(None))])
+    """
+    mount = mounted()
+    done = python(script, user=NOBODY)
+    if "PermissionError" in done.stderr or "No module named" in done.stderr:
+        pytest.skip("another user cannot run this Python")
+    assert done.returncode == 0, done.stderr
+    assert str(mount.mountpoint) not in done.stdout
 
 
 def test_the_nodes_of_a_job_are_looked_at(source: Path, tmp_path: Path) -> None:
