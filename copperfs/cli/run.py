@@ -129,7 +129,7 @@ def _settings(
     if beside.nodes == 1 and settings.hostfile is None:
         settings = replace(settings, bootstrap="none", rendezvous=None)
     elif settings.hostfile is None and settings.bootstrap != "none":
-        directory = settings.rendezvous or os.path.expanduser(RENDEZVOUS_DEFAULT)
+        directory = settings.rendezvous or _own_rendezvous()
         settings = replace(settings, rendezvous=directory, nodes=beside.nodes)
     settings = on_this_node(settings)
     if mountpoint is None:
@@ -138,6 +138,15 @@ def _settings(
     settings = replace(settings, mountpoint=absolute(mountpoint))
     check_tier(settings)
     return settings
+
+
+def _own_rendezvous() -> str:
+    """The one in the user's home, whose parent need not be there yet. Of a directory that was given
+    nothing above it is made: it may be misspelled."""
+    directory = os.path.expanduser(RENDEZVOUS_DEFAULT)
+    with contextlib.suppress(OSError):  # who uses it says what is wrong
+        os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
+    return directory
 
 
 def _rewriter(settings: Settings) -> Rewriter:
@@ -178,6 +187,9 @@ def _use(settings: Settings, beside: "Companions", token: str, *, remove: bool) 
             try:
                 use = _begin(settings, came, hello, beside.here, remove=remove)
             except BaseException as error:
+                if remove:  # what the daemon would have done
+                    with contextlib.suppress(OSError):
+                        os.rmdir(settings.mountpoint)
                 sentence = str(error) if isinstance(error, CopperError) else "it was ended"
                 came.refuse(f"the mount of this node failed: {sentence}")
                 raise

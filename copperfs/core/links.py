@@ -298,7 +298,8 @@ class Links:
             actions += self._finish(link.streams.popleft())
         while link.batches:
             actions += self._passed(link.batches.popleft())
-        for other in self._links.values():
+        # Mostly no working set is on its way; there may be thousands of links.
+        for other in self._links.values() if self.backlog_bytes else ():
             for passing in other.batches:
                 if passing.sender == peer:
                     passing.sender = None  # a new connection begins with a whole window

@@ -167,6 +167,7 @@ class Membership:
 
     def up(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer] = Peer(Seen(now, up=True, was_up=True, heard_at=now), Standing.GOOD)
+        self.company.away.discard(peer)
         self._changed = self._stale = True
         self._look_again(now, peer)
         return self._tell_all(now, peer)
@@ -177,6 +178,7 @@ class Membership:
         if found is None or not found.seen.up:
             return []
         found.seen = Seen(now, was_up=True, heard_at=found.seen.heard_at)
+        self.company.away.add(peer)
         if found.dropped:
             self._stale = True
             return []
@@ -399,7 +401,7 @@ class Membership:
                 how = "has left"
             return [Happened("gone", told.node, how, seconds)]
         self.stats.returns += 1
-        return [Happened("is back", told.node, how)]
+        return [Happened("is back", told.node, how), *self.company.try_again(told.node)]
 
     def _is_heard(self, now: float, node: NodeId) -> bool:
         """This node knows better than whoever says that *node* is gone."""
@@ -445,6 +447,7 @@ class Membership:
     def check_invariants(self) -> None:
         self.view.check_invariants()
         assert self.view.leaving or self.company.wanted <= set(self._peers)
+        assert self.company.away == {peer for peer, each in self._peers.items() if not each.seen.up}
         for peer, found in self._peers.items():
             assert not (found.seen.up and found.seen.refused), peer
             assert found.look_at is None or (found.look_at, peer) in self._looks

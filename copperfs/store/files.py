@@ -33,6 +33,11 @@ class Files(Protocol):
 
     def names(self, fd: int) -> list[str]: ...
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int: ...
+    def pass_cache(self, fd: int, *, by: bool) -> None:
+        """Whether what is read comes from the disk itself. Buffers, offsets and lengths have to be
+        of whole pages then; EINVAL where that cannot be."""
+        ...
+
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int: ...
     def rename(self, old: str, old_directory: int, new: str, new_directory: int) -> None: ...
     def unlink(self, path: str, directory: int) -> None: ...
@@ -65,6 +70,9 @@ class RealFiles:
 
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         return os.preadv(fd, buffers, offset)
+
+    def pass_cache(self, fd: int, *, by: bool) -> None:
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT if by else 0)
 
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
         return os.writev(fd, buffers)

@@ -62,6 +62,10 @@ class FaultyFiles(RealFiles):
         self._step("preadv")
         return super().preadv(fd, buffers, offset)
 
+    def pass_cache(self, fd: int, *, by: bool) -> None:
+        self._step("pass_cache")
+        super().pass_cache(fd, by=by)
+
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
         self._step("writev")
         return super().writev(fd, buffers)

@@ -1,13 +1,14 @@
 """The store on disk: restarts, directories that are refused, disks that are full, fail or hang."""
 
 import errno
+import fcntl
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 
 import pytest
@@ -151,6 +152,76 @@ async def test_short_reads_and_writes_are_finished(tmp_path: FilePath) -> None:
             for number in range(3):
                 assert await holds_bytes(store, number)
             assert (await store.scrub()).erasures == 0
+
+
+LARGE = (70_000, 1 << 20, (1 << 20) - 1)
+
+
+@dataclass
+class WatchedFiles(FaultyFiles):
+    """Whether each read went past the kernel's cache."""
+
+    past_cache: list[bool] = field(default_factory=list)
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        got = super().preadv(fd, buffers, offset)
+        self.past_cache.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        return got
+
+
+async def all_hold(path: FilePath, files: FaultyFiles) -> None:
+    async with disk_store(path, files=files) as store:
+        for number, size in enumerate(LARGE):
+            store.put_nowait(key(number), chunk(number, size))
+        await store.wait_moved()
+        for number, size in enumerate(LARGE):
+            assert await holds_bytes(store, number, size)
+        assert (await store.scrub()).erasures == 0
+        assert store.statistics().erasures == 0
+
+
+@trio_test
+async def test_large_chunks_are_read_past_the_cache_of_the_kernel(tmp_path: FilePath) -> None:
+    files = WatchedFiles()
+    await all_hold(tmp_path / "store", files)
+    assert files.past_cache == [False] + [True] * 2 * len(LARGE)  # the first is the lock
+
+
+@pytest.mark.parametrize("refuses", ["to be told", "to read"])
+@trio_test
+async def test_a_filesystem_that_has_no_way_past_the_cache_is_read_through_it(
+    tmp_path: FilePath, refuses: str
+) -> None:
+    class Refusing(WatchedFiles):
+        tried = 0
+
+        def pass_cache(self, fd: int, *, by: bool) -> None:
+            self.tried += by
+            if by and refuses == "to be told":
+                raise OSError(errno.EINVAL, "no such flag")
+            super().pass_cache(fd, by=by)
+
+        def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "not so")
+            return super().preadv(fd, buffers, offset)
+
+    files = Refusing()
+    await all_hold(tmp_path / "store", files)
+    assert files.past_cache == [False] * (1 + 2 * len(LARGE))
+    assert files.tried == 1  # once it is known it is not tried again
+
+
+@trio_test
+async def test_a_read_past_the_cache_that_ends_early_is_finished(tmp_path: FilePath) -> None:
+    class Short(WatchedFiles):
+        def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+            past_cache = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+            return super().preadv(fd, buffers[:1] if past_cache else buffers, offset)
+
+    files = Short()
+    await all_hold(tmp_path / "store", files)
+    assert True in files.past_cache
 
 
 # ---- damage --------------------------------------------------------------------------------------
