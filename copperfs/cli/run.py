@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
-from copperfs.cli.output import print_error, print_progress
+from copperfs.cli.output import print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
 from copperfs.config import Settings, check_tier
 from copperfs.errors import ConfigError, CopperError, LaunchError, MountError
@@ -92,7 +92,8 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = _settings(settings, arguments.mountpoint, beside, job)
     token = uuid.uuid4().hex
     with ended_by_sigterm():
-        use = _use(settings, beside, token, remove=arguments.mountpoint is None)
+        with waiting("mounting"):
+            use = _use(settings, beside, token, remove=arguments.mountpoint is None)
         names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
         rewriter = _rewriter(settings)
         environ = rewriter.environment(os.environ, names, given)

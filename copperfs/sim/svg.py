@@ -91,6 +91,8 @@ class Bars:
     """A line across at this height."""
     numbers: bool = False
     """Whether each bar has its value above it."""
+    powers: bool = False
+    """An axis of powers of ten, for what is far apart."""
     note: str = ""
 
 
@@ -101,7 +103,11 @@ def bar_chart(bars: Bars) -> str:
 
 def _bars(bars: Bars) -> Iterator[str]:
     values = [each for of in bars.series.values() for each in of if each is not None]
-    up = Linear(max(values))
+    up = (
+        Log([*values, bars.level or max(values)], BOTTOM, TOP)
+        if bars.powers
+        else Linear(max(values))
+    )
     slot = (RIGHT - LEFT) / len(bars.groups)
     width = slot * 0.8 / len(bars.series)
     names = [_folded(each, slot) for each in bars.groups]
@@ -113,13 +119,13 @@ def _bars(bars: Bars) -> Iterator[str]:
     yield text((LEFT + RIGHT) / 2, 18, bars.title, size=14)
     yield text(LEFT, TOP - 16, bars.up)
     for tick in up.ticks:
-        yield from _across(up.y(tick), f"{tick:g}")
+        yield from _across(height(up, tick), f"{tick:g}")
     for order, (name, of) in enumerate(bars.series.items()):
         colour = COLOURS[order % len(COLOURS)]
         for group, value in enumerate(of):
             if value is None:
                 continue
-            x, y = LEFT + slot * (group + 0.1) + width * order, up.y(value)
+            x, y = LEFT + slot * (group + 0.1) + width * order, height(up, value)
             yield (
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BOTTOM - y:.1f}" '
                 f'fill="{colour}" fill-opacity=".8"/>'
@@ -130,7 +136,7 @@ def _bars(bars: Bars) -> Iterator[str]:
         yield f'<rect x="{LEFT}" y="{y - 5}" width="10" height="10" fill="{colour}"/>'
         yield text(LEFT + 20, y + 4, name, anchor="start")
     if bars.level is not None:
-        yield f'<path d="M{LEFT} {up.y(bars.level):.1f}H{RIGHT}" stroke="{INK}"/>'
+        yield f'<path d="M{LEFT} {height(up, bars.level):.1f}H{RIGHT}" stroke="{INK}"/>'
     for group, lines in enumerate(names):
         x = LEFT + slot * (group + 0.5)
         for order, line in enumerate(lines):

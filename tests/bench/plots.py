@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from copperfs.sim.svg import Bars, Chart, Line, bar_chart, line_chart
+from tests.bench.results import JUDGED
 
 Measured = Mapping[str, Any]
 """A measure as `results.Measure.as_json` has it."""
@@ -35,13 +36,14 @@ class Plot:
     """`ratio` or `median`."""
     left_out: tuple[str, ...] = ()
     """Contestants; the yardstick of ratios is a line at 1."""
+    powers: bool = False
 
     def draw(self, measures: Sequence[Measured], note: str) -> str | None:
         groups = {label: each for each in measures if (label := self.label(each["name"]))}
         names = dict.fromkeys(name for each in groups.values() for name in each["contestants"])
         yardsticks = {each["yardstick"] for each in groups.values()}
         series: dict[str, list[float | None]] = {}
-        for name in names:
+        for name in sorted(names, key=lambda name: name != JUDGED):  # always of the same colour
             if name in self.left_out or (self.of == "ratio" and name in yardsticks):
                 continue
             found = [each["contestants"].get(name) for each in groups.values()]
@@ -52,6 +54,7 @@ class Plot:
             Bars(
                 self.title, "", self.up, list(groups), series,
                 level=1 if self.of == "ratio" else None, numbers=True, note=note,
+                powers=self.powers,
             )
         )  # fmt: skip
 
@@ -105,11 +108,12 @@ PLOTS: dict[str, Plot | Lines] = {
         "Import of packages, beside a bind mount (1)", "ratio of wall times", _import, "ratio"
     ),
     "kernel-cached": Plot(
-        "What the kernel has cached, beside a bind mount (1)", "ratio", lambda name: name, "ratio"
+        "What the kernel has cached, beside a bind mount (1)", "ratio", lambda name: name, "ratio",
+        powers=True,
     ),
     "front": Plot(
         "Answered by the daemon, beside libfuse's passthrough_hp (1)", "ratio", _front, "ratio",
-        left_out=("bind",),
+        left_out=("bind",), powers=True,
     ),
     "tree": Lines("There and back through a tree of 31 processes, eight hops"),
     "push": Plot(

@@ -204,7 +204,7 @@ def test_a_training_reads_its_dataset_once_for_all_nodes(tmp_path: Path, dataset
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if lacking() or shutil.which("sbatch") is None:
-        pytest.skip(f"Slurm is not installed: there is no {', '.join(lacking())}")
+        pytest.skip(f"no Slurm: {', '.join(lacking())}")
     with Slurm(tmp_path_factory.mktemp("slurm") / "own", NODES) as running:
         yield running
 
@@ -217,23 +217,36 @@ def batch(
     where: Path,
     nodes: int = NODES,
 ) -> str:
-    """``sbatch`` it and wait; what it printed. All nodes are this machine, and are told apart by
-    the number that Slurm gives them."""
+    """``sbatch`` it, and what it printed. (``--wait`` would look too seldom.) All nodes are this
+    machine, and are told apart by the number that Slurm gives them."""
     output = where / "output"
     done = subprocess.run(
         [
-            "sbatch", "--wait", f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--account=",
+            "sbatch", "--parsable", f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--account=",
             "--gpus-per-task=0", f"--output={output}", EXAMPLES / name,
         ],
         env=slurm.env | variables | {"SRUN_FLAGS": "--mpi=none"},
         capture_output=True, text=True, timeout=WITHIN_S, check=False,
     )  # fmt: skip
-    said = output.read_text() if output.exists() else ""
-    assert done.returncode == 0, done.stderr + said
+    assert done.returncode == 0, done.stderr
+    shown = ["scontrol", "--oneliner", "show", "job", done.stdout.strip()]
+
+    def state() -> str:
+        said = subprocess.run(
+            shown, env=slurm.env, capture_output=True, text=True, timeout=WITHIN_S, check=True
+        )
+        return said.stdout.partition("JobState=")[2].partition(" ")[0]
+
+    eventually(
+        lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"),
+        "the job has ended",
+        WITHIN_S,
+    )
+    said = output.read_text()
+    assert state() == "COMPLETED", said
     return said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["slurm/job.sh", "frontier/job.sh"])
 def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
     slurm: Slurm, site: Site, name: str
@@ -248,20 +261,20 @@ def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
     assert not any(is_mounted(site.where / f"m{node}") for node in range(NODES))
 
 
-@pytest.mark.long
 def test_steps_share_a_mount_that_another_step_holds(slurm: Slurm, site: Site) -> None:
     """On one node: several on one machine would need a mount point each, and a job has one."""
     mountpoint = site.where / "mnt"
-    variables = site.variables("--listen lo") | {
+    variables = site.variables() | {
+        "COPPERFS_LISTEN": "lo",
         "MNT": str(mountpoint),
         "MEET": str(site.where / "meet"),
     }
     output = batch(slurm, "slurm/steps.sh", 2, variables, site.where, nodes=1)
     site.check(output, 4, str(mountpoint))
+    assert output.count(f"is mounted at {mountpoint}") == 1, "one on each node"
     eventually(lambda: not is_mounted(mountpoint), "it is unmounted")
 
 
-@pytest.mark.long
 def test_an_epilog_removes_what_a_killed_job_has_left(site: Site) -> None:
     mountpoint = site.where / "mnt"
     process = subprocess.Popen(

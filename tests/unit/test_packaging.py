@@ -33,7 +33,6 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROO
     return done.stdout
 
 
-@pytest.mark.long
 @pytest.mark.mount
 def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     pytest.importorskip("build")
