@@ -25,7 +25,7 @@ from copperfs.core.state import Limits
 from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
 from copperfs.sim.clock import Clock
-from copperfs.sim.codec import transcode
+from copperfs.sim.codec import Transcoder
 from copperfs.sim.disk import Disk, DiskCosts
 from copperfs.sim.host import Host
 from copperfs.sim.network import Network, NetworkCosts, Timeouts
@@ -67,6 +67,9 @@ class Job:
     tier_has_disk: bool = False
     tier_disk_bytes: int = 1 << 40
     ring: tuple[Path, ...] = ()
+    crowds_above: int = 256
+    """In a job of more nodes large files are asked for up the tree first."""
+    lost_from_source: bool = False
     patience: Patience = field(default_factory=Patience)
 
 
@@ -106,7 +109,7 @@ class World:
             self._another_random(),
             self.network_costs,
             self.timeouts,
-            transcode if self.exact else None,
+            Transcoder() if self.exact else None,
         )
 
     # --- nodes -----------------------------------------------------------------------------------
@@ -144,6 +147,8 @@ class World:
             takers_max=job.fanout,
             ahead_max=job.ahead_max,
             cut_through=job.cut_through,
+            crowds_above=job.crowds_above,
+            lost_from_source=job.lost_from_source,
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
         policy = Policy(
@@ -315,6 +320,10 @@ class World:
         """For everybody, until ``heal_source``."""
         self._tell(f"the source fails for {path.decode()}")
         self.source.failing[path] = error
+
+    def change(self, path: Path) -> None:
+        self._tell(f"{path.decode()} is written anew")
+        self.source.change(path)
 
     def heal_source(self) -> None:
         self._tell("the source is well again")
