@@ -29,7 +29,7 @@ def world() -> World:
 
 def judge(world: World) -> None:
     checkers.check_answered(world)
-    checkers.check_errors(world)
+    checkers.check_errors(world, world.readings)
     checkers.check_source_reads(world, 1)
     checkers.check_at_rest(world)
     checkers.check_views(world)
@@ -133,9 +133,9 @@ def test_an_error_is_excused_only_where_the_source_gave_one(world: World) -> Non
     world.fail_source(OTHER, errno.EIO)
     world.read(1, OTHER)
     assert world.run_until_read()
-    checkers.check_errors(world, {(OTHER, None)})
+    checkers.check_errors(world, world.readings, {(OTHER, None)})
     with pytest.raises(Violation, match="EIO"):
-        checkers.check_errors(world, {(FILE, None), (None, 2)})
+        checkers.check_errors(world, world.readings, {(FILE, None), (None, 2)})
 
 
 def test_a_sick_client_of_the_source_is_passed_over(world: World) -> None:
@@ -143,5 +143,5 @@ def test_a_sick_client_of_the_source_is_passed_over(world: World) -> None:
     world.sicken(0, is_sick=True)
     world.read(1, OTHER)
     assert world.run_until_read()
-    checkers.check_errors(world)
+    checkers.check_errors(world, world.readings)
     assert world.source.counts["read", OTHER] == 2
