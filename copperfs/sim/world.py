@@ -100,8 +100,6 @@ class World:
     _placement: Placement | None = None
 
     def __post_init__(self) -> None:
-        if self.job.chunk_bytes:
-            self._placement = Ring([f"n{number}" for number in range(self.job.nodes)])
         self.random = Random(self.seed)
         self.source = Source(self.clock, self.source_costs, with_bytes=self.exact)
         self.network = Network(
@@ -116,18 +114,26 @@ class World:
 
     def start(self, settle_s: float = 1.0) -> None:
         """All nodes, and time for them to connect."""
+        self._place([1.0] * self.job.nodes)
         for number in range(self.job.nodes):
             self.hosts.append(self._new_host(NodeId(number)))
         self.run(settle_s)
 
     def start_some(self, weights: dict[int, int], settle_s: float) -> None:
         """Of a job that is too large only these, each of which stands for so many; the others are
-        as if they had not been started yet. ``hosts`` then has them in this order."""
+        as if they had not been started yet. ``hosts`` then has them in this order. Chunks are owned
+        by those that stand for nobody else: each has one owner, and is read from the source once."""
+        self._place([float(weights.get(number) == 1) for number in range(self.job.nodes)])
         for number, weight in weights.items():
             host = self._new_host(NodeId(number))
             host.port.weight = host.hands.times = weight
             self.hosts.append(host)
         self.run(settle_s)
+
+    def _place(self, shares: list[float]) -> None:
+        """By the daemon's default."""
+        if self.job.chunk_bytes:
+            self._placement = Ring([f"n{number}" for number in range(len(shares))], shares)
 
     def _new_host(self, me: NodeId) -> Host:
         job = self.job

@@ -145,3 +145,37 @@ def test_a_sick_client_of_the_source_is_passed_over(world: World) -> None:
     assert world.run_until_read()
     checkers.check_errors(world, world.readings)
     assert world.source.counts["read", OTHER] == 2
+
+
+def test_an_old_version_after_a_clear_is_seen(world: World) -> None:
+    world.change(FILE)
+    reading = world.read(1, FILE)
+    assert world.run_until_read()
+    with pytest.raises(Violation, match=r"lib/a.py on node 1 is well, in an old version"):
+        checkers.check_newest(world, [reading])
+    world.clear(0)
+    world.run(1.0)
+    reading = world.read(1, FILE)
+    assert world.run_until_read()
+    checkers.check_newest(world, [reading])
+
+
+def test_who_did_not_clear_is_seen(world: World) -> None:
+    world[2].node.stats.epoch += 1
+    with pytest.raises(Violation, match=r"the epochs are \{0: 1, 1: 1, 2: 2\}"):
+        checkers.check_epochs(world)
+
+
+def test_a_call_without_an_end_is_seen(world: World) -> None:
+    world.clear(0)
+    with pytest.raises(Violation, match=r"node 0 still waits for 1 calls"):
+        judge(world)
+
+
+def test_a_stale_file_is_excused_only_if_it_changed(world: World) -> None:
+    reading = world.read(1, FILE)
+    assert world.run_until_read()
+    reading.error = errno.ESTALE
+    checkers.check_errors(world, [reading], changed={FILE})
+    with pytest.raises(Violation, match=r"lib/a.py on node 1 ESTALE"):
+        checkers.check_errors(world, [reading], changed={OTHER})
