@@ -173,12 +173,14 @@ class Membership:
         found = self._peers.get(peer)
         if found is None:
             return []
-        seen = found.seen
+        seen, was_asked = found.seen, found.seen.asked_at is not None
         seen.heard_at, seen.asked_at = now, None
         seen.owed_since = None
         if self.links[peer].asked:
             self.owes(now, peer)
         if found.standing is Standing.GOOD or not seen.up:
+            if was_asked and seen.up:
+                self._look_again(now, peer)  # not for its silence: that would be to wake in vain
             return []
         was_silent_s = now - seen.since
         found.standing = Standing.GOOD
@@ -269,9 +271,15 @@ class Membership:
     # --- time passes -----------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        while self._looks and self._is_outdated(self._looks[0]):
-            heappop(self._looks)
-        soonest = self._looks[0][0] if self._looks else None
+        looks, peers = self._looks, self._peers
+        soonest = None
+        while looks:
+            at, peer = looks[0]
+            found = peers.get(peer)
+            if found is not None and found.look_at == at:
+                soonest = at
+                break
+            heappop(looks)  # it is outdated
         if self._tell_at is not None and (soonest is None or self._tell_at < soonest):
             soonest = self._tell_at
         if self.view.gone and not self.view.leaving:
@@ -412,10 +420,6 @@ class Membership:
             found.look_at = at
             heappush(self._looks, (at, peer))
 
-    def _is_outdated(self, look: tuple[float, NodeId]) -> bool:
-        at, peer = look
-        return peer not in self._peers or self._peers[peer].look_at != at
-
     # --- fates -----------------------------------------------------------------------------------
 
     def _believe(
@@ -488,9 +492,10 @@ class Membership:
         self.view.check_invariants()
         assert self.view.leaving or self.company.wanted <= set(self._peers)
         assert self.company.away == {peer for peer, each in self._peers.items() if not each.seen.up}
+        looks = set(self._looks)
         for peer, found in self._peers.items():
             assert not (found.seen.up and found.seen.refused), peer
-            assert found.look_at is None or (found.look_at, peer) in self._looks
+            assert found.look_at is None or (found.look_at, peer) in looks
 
 
 def _in_messages(peer: NodeId, fates: list[Fate]) -> list[Action]:
