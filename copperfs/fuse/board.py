@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 FOREVER_S = -1.0
 # A path has one number, or two for a while after a change; more have mostly been forgotten.
 NUMBERS_MAX = 4
-# So many things the front is asked about at once: 2 ms. Of 120,000 it took 30 ms to ask for all, each
-# second, and nobody hears this node meanwhile.
+# So many things the front is asked about at once: 2 ms. Of 120,000 it took 30 ms to ask for all,
+# each second, and nobody hears this node meanwhile.
 ASKED_ABOUT_MAX = 8192
 
 
@@ -162,7 +162,7 @@ class Board:
         self.front.clear()
 
     def used(self) -> list[CacheKey | ChunkKey]:
-        """What the front has answered from since it was last asked; of very much, some each time."""
+        """What the front has answered from since it was last asked; of very much some each time."""
         if not self._asks_about:
             self._asks_about = list(self._where)
         some = self._asks_about[-ASKED_ABOUT_MAX:]
