@@ -4,7 +4,12 @@ The C type is in ``_blob.c``; where it could not be built, this module's own doe
 Python alone. Fill ``view``, then ``seal(size)``, and from then on nobody writes to it.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
+
+# Of a name that is looked for, and of a string that it is part of.
+NAME_MAX = 255
+_WORD = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.")
 
 
 class Blob(Protocol):
@@ -13,7 +18,19 @@ class Blob(Protocol):
     @property
     def view(self) -> memoryview: ...
     def seal(self, size: int, /) -> None: ...
+    def mentions(self, name: bytes, /) -> bool:
+        """Whether it has *name* as Python writes names into compiled files: as a string with its
+        length before it, in one byte, or as a part between dots of such a string.
+
+        Where the length itself could be a letter of a name (48 to 57, 65 to 90, 97 to 122, and 46
+        and 95) it is taken for one: those are not found.
+        """
+        ...
+
     def __len__(self) -> int: ...
+
+
+_DOT = ord(".")
 
 
 class PlainBlob:
@@ -31,6 +48,22 @@ class PlainBlob:
             raise ValueError("a blob is sealed once, within its capacity")
         self._view = self._view[:size].toreadonly()
 
+    def mentions(self, name: bytes, /) -> bool:
+        data, at = bytes(self._view), -1
+        while 0 < len(name) <= NAME_MAX:
+            at = data.find(name, at + 1)
+            if at < 0:
+                break
+            start = at
+            while start and at - start < NAME_MAX and data[start - 1] in _WORD:
+                start -= 1
+            if not start or (start < at and data[at - 1] != _DOT):
+                continue
+            end, string_end = at + len(name), start + data[start - 1]
+            if end == string_end or (end < string_end <= len(data) and data[end] == _DOT):
+                return True
+        return False
+
     def __len__(self) -> int:
         return len(self._view)
 
@@ -41,6 +74,11 @@ except ImportError:
     BLOBS_ARE_SHARED = False
 else:
     BLOBS_ARE_SHARED = True
+
+
+def mentioned(blob: Blob, names: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Those of *names* that it mentions."""
+    return tuple(name for name in names if blob.mentions(name))
 
 
 def new_blob(capacity: int) -> Blob:
