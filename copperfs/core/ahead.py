@@ -200,9 +200,7 @@ class Ahead:
                 return []
         return found
 
-    def _named_beside(
-        self, package: Path, listing: Listing
-    ) -> dict[bytes, list[Path | ObjectKey]]:
+    def _named_beside(self, package: Path, listing: Listing) -> dict[bytes, list[Path | ObjectKey]]:
         """What of a package is listed or read when it is mentioned."""
         found: dict[bytes, list[Path | ObjectKey]] = {}
         library_bytes_max = min(LIBRARY_BYTES_MAX, self.limits.whole_max_bytes)
@@ -214,10 +212,11 @@ class Ahead:
             if stat.S_ISDIR(attributes.mode):
                 if lists_below and name != COMPILED:
                     found.setdefault(name, []).append(join(package, name))
-            elif ending_of(name) == LIBRARY_ENDING and stat.S_ISREG(attributes.mode):
-                if 0 < attributes.size <= library_bytes_max:
-                    key = ObjectKey(join(package, name), attributes.version)
-                    found.setdefault(stem_of(name), []).append(key)
+                continue
+            is_library = ending_of(name) == LIBRARY_ENDING and stat.S_ISREG(attributes.mode)
+            if is_library and 0 < attributes.size <= library_bytes_max:
+                key = ObjectKey(join(package, name), attributes.version)
+                found.setdefault(stem_of(name), []).append(key)
         return found
 
     def _will_read(self, keys: list[ObjectKey]) -> None:

@@ -272,7 +272,7 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 }
 
 /* In a thread of the source. */
-static void list_done(void *context, uint64_t id, char *packed, size_t size)
+void list_done(void *context, uint64_t id, char *packed, size_t size)
 {
 	list_end(context, id, packed, size);
 	ahead_start(context);

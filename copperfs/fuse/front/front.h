@@ -213,6 +213,7 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size);
 enum { LISTING_CREDIT = 16 * 1024 };
 char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version);
 reader_done read_done;
+lister_done list_done;
 void give_credit(struct front *f, uint64_t bytes);
 void fetched_free(struct fetched *fetched);
 void fetches_destroy(struct front *f);
