@@ -18,6 +18,12 @@ class Blob(Protocol):
     @property
     def view(self) -> memoryview: ...
     def seal(self, size: int, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class FileBlob(Blob, Protocol):
+    """What was read of the source."""
+
     def mentions(self, name: bytes, /) -> bool:
         """Whether it has *name* as Python writes names into compiled files: as a string with its
         length before it, in one byte, or as a part between dots of such a string.
@@ -26,8 +32,6 @@ class Blob(Protocol):
         and 95) it is taken for one: those are not found.
         """
         ...
-
-    def __len__(self) -> int: ...
 
 
 _DOT = ord(".")
@@ -76,11 +80,11 @@ else:
     BLOBS_ARE_SHARED = True
 
 
-def mentioned(blob: Blob, names: Sequence[bytes]) -> tuple[bytes, ...]:
+def mentioned(blob: FileBlob, names: Sequence[bytes]) -> tuple[bytes, ...]:
     """Those of *names* that it mentions."""
     return tuple(name for name in names if blob.mentions(name))
 
 
-def new_blob(capacity: int) -> Blob:
+def new_blob(capacity: int) -> FileBlob:
     """An empty blob of the best kind there is."""
     return SharedBlob(capacity) if BLOBS_ARE_SHARED else PlainBlob(capacity)

@@ -619,8 +619,8 @@ class Job:
                 daemon.blobs[blob] = bytearray(self.tree.content(path, version))
                 mentions = self.tree.mentions.get(path, set())
                 looked_for = daemon.node.looks_for(fetch.fetch)
-                found = tuple(each for each in looked_for if each in mentions)
-                return HaveRead(FetchId(fetch.fetch), blob, found)
+                there = tuple(each for each in looked_for if each in mentions)
+                return HaveRead(FetchId(fetch.fetch), blob, there)
         raise AssertionError("unreachable")
 
     def _keep(self, number: int, data: bytes) -> BlobId:

@@ -1,14 +1,16 @@
 """Which names a compiled Python file mentions; in C and in Python alike."""
 
 import marshal
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.blob import BLOBS_ARE_SHARED, Blob, PlainBlob, mentioned, new_blob
+from copperfs.blob import BLOBS_ARE_SHARED, FileBlob, PlainBlob, mentioned, new_blob
 
-KINDS = [PlainBlob, new_blob] if BLOBS_ARE_SHARED else [PlainBlob]
+Kind = Callable[[int], FileBlob]
+KINDS: list[Kind] = [PlainBlob, new_blob] if BLOBS_ARE_SHARED else [PlainBlob]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=["Python", "C"][: len(KINDS)])
 
 SOURCE = """
@@ -25,7 +27,7 @@ NAMES = (b"core", b"low", b"linalg", b"_lib", b"sparse", b"csgraph", b"lazy")
 NOT_THERE = (b"lib", b"words", b"spars", b"parse", b"cor", b"cores", b"package.c", b"dijkstr", b"")
 
 
-def blob_of(kind: type[PlainBlob], data: bytes) -> Blob:
+def blob_of(kind: Kind, data: bytes) -> FileBlob:
     blob = kind(len(data))
     blob.view[:] = data
     blob.seal(len(data))
@@ -34,7 +36,7 @@ def blob_of(kind: type[PlainBlob], data: bytes) -> Blob:
 
 @kinds
 def test_what_is_imported_is_mentioned_and_what_is_written_about_is_not(
-    kind: type[PlainBlob],
+    kind: Kind,
 ) -> None:
     blob = blob_of(kind, marshal.dumps(compile(SOURCE, "x.py", "exec")))
     assert mentioned(blob, NAMES + NOT_THERE) == NAMES
@@ -57,7 +59,7 @@ def test_what_is_imported_is_mentioned_and_what_is_written_about_is_not(
     ],
 )
 def test_a_name_is_a_whole_string_or_a_part_between_dots(
-    kind: type[PlainBlob], data: bytes, found: bool
+    kind: Kind, data: bytes, found: bool
 ) -> None:
     assert blob_of(kind, data).mentions(b"abc") is found
 
