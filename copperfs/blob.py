@@ -64,7 +64,10 @@ class PlainBlob:
             if not start or (start < at and data[at - 1] != _DOT):
                 continue
             end, string_end = at + len(name), start + data[start - 1]
-            if end == string_end or (end < string_end <= len(data) and data[end] == _DOT):
+            if end == string_end:
+                return True
+            rest = data[end:string_end]
+            if rest.startswith(b".") and string_end <= len(data) and _WORD.issuperset(rest):
                 return True
         return False
 

@@ -34,7 +34,13 @@ static inline bool is_mention(const char *data, size_t size, size_t at, size_t l
 	if (!start || (start < at && data[at - 1] != '.'))
 		return false;
 	string_end = start + (unsigned char)data[start - 1];
-	return end == string_end || (end < string_end && string_end <= size && data[end] == '.');
+	if (end == string_end)
+		return true;
+	if (end > string_end || string_end > size || data[end] != '.')
+		return false;
+	while (end < string_end && is_of_a_name((unsigned char)data[end]))
+		end++;
+	return end == string_end;
 }
 
 static inline bool mentions(const char *data, size_t size, const char *name, size_t length)

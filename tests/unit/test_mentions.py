@@ -54,6 +54,7 @@ def test_what_is_imported_is_mentioned_and_what_is_written_about_is_not(
         (b"z\x07x.abc.x", True),
         (b"z\x07x.abc", False),
         (b"z\x04xabc", False),
+        (b"z\x07abc.x y", False),
         (b"\x00abc\x03abc", True),
         (b"", False),
     ],
