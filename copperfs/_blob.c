@@ -3,7 +3,6 @@
  *
  * Blob(capacity) is a writable buffer until seal(size) makes it immutable.
  */
-#define _GNU_SOURCE /* memmem */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -122,7 +121,7 @@ static PySequenceMethods blob_sequence = { .sq_length = blob_length };
 static PyMethodDef blob_methods[] = {
 	{ "seal", blob_seal, METH_O, "seal(size): cut to size and make immutable." },
 	{ "mentions", blob_mentions, METH_O,
-	  "mentions(name) -> bool: whether it is a string in this compiled file, or part of one." },
+	  "mentions(name) -> bool: whether this compiled Python file mentions it." },
 	{ NULL, NULL, 0, NULL },
 };
 static PyGetSetDef blob_getset[] = {

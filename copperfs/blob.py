@@ -7,9 +7,7 @@ Python alone. Fill ``view``, then ``seal(size)``, and from then on nobody writes
 from collections.abc import Sequence
 from typing import Protocol
 
-# Of a name that is looked for, and of a string that it is part of.
-NAME_MAX = 255
-_WORD = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.")
+from copperfs.compiled import names_in
 
 
 class Blob(Protocol):
@@ -25,16 +23,8 @@ class FileBlob(Blob, Protocol):
     """What was read of the source."""
 
     def mentions(self, name: bytes, /) -> bool:
-        """Whether it has *name* as Python writes names into compiled files: as a string with its
-        length before it, in one byte, or as a part between dots of such a string.
-
-        Where the length itself could be a letter of a name (48 to 57, 65 to 90, 97 to 122, and 46
-        and 95) it is taken for one: those are not found.
-        """
+        """Whether *name* is in it, as compiled Python has the names that a module imports."""
         ...
-
-
-_DOT = ord(".")
 
 
 class PlainBlob:
@@ -42,6 +32,7 @@ class PlainBlob:
 
     def __init__(self, capacity: int, /) -> None:
         self._view = memoryview(bytearray(capacity))
+        self._names: frozenset[bytes] | None = None
 
     @property
     def view(self) -> memoryview:
@@ -53,23 +44,9 @@ class PlainBlob:
         self._view = self._view[:size].toreadonly()
 
     def mentions(self, name: bytes, /) -> bool:
-        data, at = bytes(self._view), -1
-        while 0 < len(name) <= NAME_MAX:
-            at = data.find(name, at + 1)
-            if at < 0:
-                break
-            start = at
-            while start and at - start < NAME_MAX and data[start - 1] in _WORD:
-                start -= 1
-            if not start or (start < at and data[at - 1] != _DOT):
-                continue
-            end, string_end = at + len(name), start + data[start - 1]
-            if end == string_end:
-                return True
-            rest = data[end:string_end]
-            if rest.startswith(b".") and string_end <= len(data) and _WORD.issuperset(rest):
-                return True
-        return False
+        if self._names is None:
+            self._names = names_in(bytes(self._view))
+        return name in self._names
 
     def __len__(self) -> int:
         return len(self._view)

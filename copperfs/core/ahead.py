@@ -10,8 +10,8 @@ What Python does is known better, and it does most of what is slow on a parallel
 * after one file in there it will mostly want the others: of those that an import lists, 91 % of
   the bytes are read in the end;
 * what a package imports of itself stands in its compiled ``__init__`` by name. So when that is
-  read, the package's directories and libraries that are *mentioned* in it (``blob.py``) are listed
-  and read.
+  read, the package's directories and libraries that are *mentioned* in it (``compiled.py``) are
+  listed and read.
 
 Rules for all of it:
 

@@ -6,6 +6,7 @@ import errno
 import marshal
 import os
 import random
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def package(directory: Path, source: str = "", modules: tuple[str, ...] = ()) ->
     for name, text in ({"__init__": source} | dict.fromkeys(modules, "")).items():
         (directory / f"{name}.py").write_text(text)
         code = marshal.dumps(compile(text, "x.py", "exec"))
-        (compiled / f"{name}.cpython-311.pyc").write_bytes(bytes(16) + code)
+        (compiled / f"{name}.cpython-311.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + code)
 
 
 @pytest.mark.parametrize("way", list(WAYS))

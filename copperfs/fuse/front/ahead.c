@@ -14,7 +14,6 @@
  * asks for it meanwhile joins.  If it cannot be had, nobody is told: who asks for it finds
  * out.  Without credit it waits until there is some.
  */
-#define _GNU_SOURCE /* memmem */
 #include "front.h"
 
 #include <stdlib.h>
