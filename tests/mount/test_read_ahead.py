@@ -6,6 +6,7 @@ import errno
 import marshal
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
@@ -116,6 +117,31 @@ def test_what_a_package_mentions_is_there_before_it_is_asked_for(
         if way == "front":
             # the front says so a moment later
             eventually(lambda: mount.stats()["node"]["listed_ahead"] >= 4, "it is counted")
+        mount.__exit__(None, None, None)  # while the source is there
+
+
+def test_a_mount_elsewhere_leaves_nothing_out_that_is_fetched_ahead(
+    source: Path, mounted: Mounter, tmp_path: Path
+) -> None:
+    package(source / "p", "from . import sub")
+    package(source / "p" / "sub")
+    file = "p/__pycache__/__init__.cpython-311.pyc"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with StandIn(source) as standing:
+        mount = mounted(of=standing.mountpoint)
+        os.listdir(mount / "p" / "__pycache__")
+        rule = standing.hang(file, ops=["open"])
+        with ThreadPoolExecutor() as pool:
+            read = pool.submit((mount / file).read_bytes)
+            standing.wait_for_hanging()
+            with StandIn(elsewhere):
+                standing.release(rule)
+                assert read.result() == (source / file).read_bytes()
+                eventually(
+                    lambda: "p/sub/__pycache__" in standing.counts().paths("opendir"),
+                    "it was listed once it was known what is mounted where",
+                )
         mount.__exit__(None, None, None)  # while the source is there
 
 
