@@ -60,12 +60,13 @@ enum { COMPILED = 4, ITSELF = 5, LIBRARY = 14 };
 static const char mentioned[] = "\xa7\x0d\r\n\0\0\0\0\0\0\0\0\0\0\0\0"
 				"c\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0NN"
 				")\x03z\x06name12z\x09sub.name8\xda\x05lib14";
-static char content(uint64_t ino, uint64_t at)
+static char of_file(char seven_times, uint64_t at)
 {
-	if (ino == 100 + ITSELF && at < sizeof(mentioned))
+	if (seven_times == (char)((100 + ITSELF) * 7) && at < sizeof(mentioned))
 		return mentioned[at];
-	return (char)(ino * 7 + spread(at));
+	return (char)(seven_times + spread(at));
 }
+static char content(uint64_t ino, uint64_t at) { return of_file((char)(ino * 7), at); }
 
 /* --- the names there are: directories, files to hold, files to bypass, links --- */
 
@@ -599,15 +600,23 @@ static void remember(void *unused, uint64_t id)
 		highest_id = id;
 }
 
+static bool is_of(char file, const char *data, size_t size, uint64_t offset)
+{
+	for (size_t i = 0; i < size; i++)
+		if (data[i] != of_file(file, offset + i))
+			return false;
+	return true;
+}
+
 static void bytes_check(const struct sent *asked, const char *data, size_t size)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
 	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
-	/* all of it belongs to one file, whichever that is */
-	char first = size ? (char)(data[0] - spread(read->offset)) : 0;
 
-	for (size_t i = 0; in->opcode == FUSE_READ && i < size; i++)
-		CHECK(data[i] == (char)(first + spread(read->offset + i)));
+	/* all of it belongs to one file, whichever that is */
+	if (in->opcode == FUSE_READ && size)
+		CHECK(is_of((char)((100 + ITSELF) * 7), data, size, read->offset) ||
+		      is_of((char)(data[0] - spread(read->offset)), data, size, read->offset));
 }
 
 static void take_reply(void)
