@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include "blob.h"
+#include "mentions.h"
 
 struct blob_object {
 	PyObject_HEAD
@@ -74,6 +75,17 @@ static PyObject *blob_seal(PyObject *object, PyObject *arg)
 	Py_RETURN_NONE;
 }
 
+static PyObject *blob_mentions(PyObject *object, PyObject *arg)
+{
+	const struct blob *blob = ((struct blob_object *)object)->blob;
+	Py_ssize_t length;
+	char *name;
+
+	if (PyBytes_AsStringAndSize(arg, &name, &length) < 0)
+		return NULL;
+	return PyBool_FromLong(mentions(blob->data, blob->size, name, (size_t)length));
+}
+
 static PyObject *blob_view(PyObject *object, void *closure)
 {
 	(void)closure;
@@ -108,6 +120,8 @@ static PyBufferProcs blob_buffer = { .bf_getbuffer = blob_getbuffer };
 static PySequenceMethods blob_sequence = { .sq_length = blob_length };
 static PyMethodDef blob_methods[] = {
 	{ "seal", blob_seal, METH_O, "seal(size): cut to size and make immutable." },
+	{ "mentions", blob_mentions, METH_O,
+	  "mentions(name) -> bool: whether this compiled Python file mentions it." },
 	{ NULL, NULL, 0, NULL },
 };
 static PyGetSetDef blob_getset[] = {

@@ -123,7 +123,7 @@ class Board:
             version = Attributes(attributes).version
             if isinstance(content, bytes):
                 self._note(ListingKey(Path(path)), number)
-                asker.take_listing(Path(path), Listing(content, version), epoch)
+                asker.take_listing(Path(path), Listing(content, version), epoch, ahead=ahead)
             else:
                 key = ObjectKey(Path(path), version)
                 self._note(key, number)

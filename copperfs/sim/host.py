@@ -346,7 +346,9 @@ class Host:
         self._at_source.remove(arrived.fetch)
         match arrived:
             case ContentRead(fetch, content):
-                self.post(HaveRead(fetch, self.blobs.keep(content)))
+                looked_for = self.node.looks_for(fetch)
+                found = tuple(each for each in looked_for if each in arrived.mentions)
+                self.post(HaveRead(fetch, self.blobs.keep(content), found))
             case FileOpened(fetch):
                 handle = HandleId(self._number())
                 self.handles.add(handle)
