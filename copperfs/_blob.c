@@ -2,6 +2,7 @@
  * copperfs._blob: the Python face of blob.h.
  *
  * Blob(capacity) is a writable buffer until seal(size) makes it immutable.
+ * Blob.adopt(buffer) is one with the bytes of another object.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -18,6 +19,39 @@ struct blob_object {
 static PyTypeObject blob_type;
 static struct blob_pool pool = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
+/* What adopted blobs have from Python objects. Whoever lets go of a blob last may be a
+ * thread without the GIL, so the object goes when one with it comes by: with the next
+ * blob that is made or let go of. */
+struct loan {
+	struct loan *next;
+	Py_buffer view;
+};
+
+static struct loan *_Atomic returned;
+
+static void give_back(void *lender)
+{
+	struct loan *loan = lender;
+
+	loan->next = atomic_load(&returned);
+	while (!atomic_compare_exchange_weak(&returned, &loan->next, loan))
+		;
+}
+
+/* With the GIL. */
+static void end_loans(void)
+{
+	struct loan *loan = atomic_exchange(&returned, NULL);
+
+	while (loan) {
+		struct loan *next = loan->next;
+
+		PyBuffer_Release(&loan->view);
+		free(loan);
+		loan = next;
+	}
+}
+
 static PyObject *blob_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	Py_ssize_t capacity;
@@ -29,6 +63,7 @@ static PyObject *blob_create(PyTypeObject *type, PyObject *args, PyObject *kwarg
 		PyErr_SetString(PyExc_ValueError, "a blob cannot be smaller than nothing");
 		return NULL;
 	}
+	end_loans();
 	self = (struct blob_object *)type->tp_alloc(type, 0);
 	if (!self)
 		return NULL;
@@ -44,6 +79,7 @@ static void blob_dealloc(PyObject *object)
 {
 	blob_unref(((struct blob_object *)object)->blob);
 	Py_TYPE(object)->tp_free(object);
+	end_loans();
 }
 
 static int blob_getbuffer(PyObject *object, Py_buffer *view, int flags)
@@ -86,6 +122,35 @@ static PyObject *blob_mentions(PyObject *object, PyObject *arg)
 	return PyBool_FromLong(mentions(blob->data, blob->size, name, (size_t)length));
 }
 
+static PyObject *blob_adopt(PyObject *type, PyObject *lender)
+{
+	struct blob_object *self;
+	struct loan *loan;
+
+	end_loans();
+	self = (struct blob_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+	if (!self)
+		return NULL;
+	loan = calloc(1, sizeof(*loan));
+	self->blob = loan ? blob_new(0) : NULL;
+	if (!self->blob) {
+		free(loan);
+		Py_DECREF(self);
+		return PyErr_NoMemory();
+	}
+	if (PyObject_GetBuffer(lender, &loan->view, PyBUF_SIMPLE)) {
+		free(loan);
+		Py_DECREF(self);
+		return NULL;
+	}
+	self->blob->data = loan->view.buf;
+	self->blob->capacity = self->blob->size = (size_t)loan->view.len;
+	self->blob->lender = loan;
+	self->blob->give_back = give_back;
+	self->sealed = true;
+	return (PyObject *)self;
+}
+
 static PyObject *blob_view(PyObject *object, void *closure)
 {
 	(void)closure;
@@ -122,6 +187,8 @@ static PyMethodDef blob_methods[] = {
 	{ "seal", blob_seal, METH_O, "seal(size): cut to size and make immutable." },
 	{ "mentions", blob_mentions, METH_O,
 	  "mentions(name) -> bool: whether this compiled Python file mentions it." },
+	{ "adopt", blob_adopt, METH_O | METH_CLASS,
+	  "adopt(buffer): a blob of these bytes, which nobody changes any more." },
 	{ NULL, NULL, 0, NULL },
 };
 static PyGetSetDef blob_getset[] = {

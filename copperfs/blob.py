@@ -51,6 +51,12 @@ class PlainBlob:
     def __len__(self) -> int:
         return len(self._view)
 
+    @classmethod
+    def adopt(cls, lender: memoryview, /) -> "PlainBlob":
+        blob = cls(0)
+        blob._view = lender.toreadonly()
+        return blob
+
 
 try:
     from copperfs._blob import Blob as SharedBlob
@@ -68,3 +74,8 @@ def mentioned(blob: FileBlob, names: Sequence[bytes]) -> tuple[bytes, ...]:
 def new_blob(capacity: int) -> FileBlob:
     """An empty blob of the best kind there is."""
     return SharedBlob(capacity) if BLOBS_ARE_SHARED else PlainBlob(capacity)
+
+
+def adopted(lender: memoryview) -> Blob:
+    """A blob of bytes that are another object's, and that nobody changes any more."""
+    return SharedBlob.adopt(lender) if BLOBS_ARE_SHARED else PlainBlob.adopt(lender)
