@@ -168,14 +168,20 @@ class Membership:
         owing, self._owing = self._owing, []
         return owing
 
-    def heard(self, now: float, peer: NodeId) -> list[Action]:
-        """Anything came from it."""
+    def heard(self, now: float, peer: NodeId, *, answers: bool = True) -> list[Action]:
+        """Anything came from it. What answers nothing, as news do not, says that it lives, and not
+        that it hears: so it is no sign of life for who waits for one. It is asked again."""
         found = self._peers.get(peer)
         if found is None:
             return []
         seen = found.seen
-        seen.heard_at, seen.asked_at = now, None
-        seen.owed_since = None
+        seen.heard_at = now
+        if not answers:
+            if seen.asked_at is None or now < found.asked_last_at + self.patience.heartbeat_s:
+                return []
+            found.asked_last_at = now
+            return [Send(peer, self._heartbeat(wants_answer=True))]
+        seen.asked_at = seen.owed_since = None
         if self.links[peer].asked:
             self.owes(now, peer)
         if found.standing is Standing.GOOD or not seen.up:
@@ -355,7 +361,8 @@ class Membership:
         return lost and now < seen.since + PROBE_FOR_S
 
     def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
-        self._peers[peer].seen.asked_at = now
+        found = self._peers[peer]
+        found.seen.asked_at = found.asked_last_at = now
         self._look_again(now, peer)
         return [Send(peer, self._heartbeat(wants_answer=True))]
 

@@ -86,15 +86,15 @@ class Seen:
     """Nobody listens where it did, since it was lost."""
     heard_at: float = 0.0
     owed_since: float | None = None
-    """An answer is owed, and nothing was heard since then."""
+    """An answer is owed, and none came since then."""
     asked_at: float | None = None
-    """For a sign of life, since when nothing was heard."""
+    """For a sign of life, and gave none since then: it answered nothing."""
 
 
 def standing(now: float, seen: Seen, patience: Patience, late_s: float) -> Standing:
     """* not connected: *gone* if refused after it had been connected, or ``dead_s + late_s`` after
       it was lost, or ``reach_s`` after it was first wanted; else *lost*
-    * asked for a sign of life for ``dead_s - heartbeat_s + late_s``: *gone*
+    * asked for a sign of life for ``dead_s - heartbeat_s + late_s``, and nothing heard: *gone*
     * asked for one for ``silent_s + late_s``: *silent*
     * else *good*"""
     if not seen.up:
@@ -103,7 +103,7 @@ def standing(now: float, seen: Seen, patience: Patience, late_s: float) -> Stand
         return Standing.GONE if gone else Standing.LOST
     if seen.asked_at is None:
         return Standing.GOOD
-    if now >= seen.asked_at + _gone_after_s(patience, late_s):
+    if now >= max(seen.asked_at, seen.heard_at) + _gone_after_s(patience, late_s):
         return Standing.GONE
     return Standing.SILENT if now >= seen.asked_at + patience.silent_s + late_s else Standing.GOOD
 
@@ -130,7 +130,7 @@ def next_look(
     else:
         times = [
             seen.asked_at + patience.silent_s + late_s,
-            seen.asked_at + _gone_after_s(patience, late_s),
+            max(seen.asked_at, seen.heard_at) + _gone_after_s(patience, late_s),
         ]
     return min((each for each in times if each > now), default=None)
 
