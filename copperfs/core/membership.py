@@ -71,6 +71,9 @@ class Membership:
     _tell_at: float | None = None
     _late_s: float = 0.0
     _late_at: float = float("-inf")
+    _much_late_s: float = 0.0
+    """When it was late for longer than that counts at once."""
+    _much_late_at: float = float("-inf")
     _believed_at: float = float("-inf")
     """When the view changed last."""
     _owing: list[NodeId] = field(default_factory=list)
@@ -291,6 +294,10 @@ class Membership:
         counted_s = min(late_s, self.patience.silent_s)
         if counted_s < late_s:
             self._discount(now, late_s)
+            if now <= self._much_late_at + LATE_FOR_S:
+                # Not for the first time: it was not stuck for once, it is loaded.
+                counted_s = max(counted_s, min(late_s, self._much_late_s))
+            self._much_late_s, self._much_late_at = late_s, now
         if counted_s >= self._late_s or now > self._late_at + LATE_FOR_S:
             self._late_s, self._late_at = counted_s, now
 

@@ -16,8 +16,9 @@ Who waits for the source, however long, is none of these: it gives signs of life
 A late clock is no reason to suspect others: on a loaded machine this node wakes up late, and then
 those that it waits for had less time than it thinks. So its own lateness is added to each wait, up
 to ``silent_s``. Of more than that the time in which it did nothing does not count for those whom it
-is waiting for, but nobody is given as much again: else whoever was stuck for a second would wait
-for a second longer, twice, when another node is stuck soon after. And when it slept for longer than
+is waiting for, but nobody is given as much again, unless it happens more than once in a few
+seconds: else whoever was stuck for a second would wait for a second longer, twice, when another
+node is stuck soon after. And when it slept for longer than
 ``nap_s`` (it was stopped, or stuck) it forgets what it was waiting for.
 """
 
