@@ -340,9 +340,10 @@ class Settings:
             CACHES,
             SIZE,
             "Files up to this size, and up to half of --memory, are fetched and cached whole at "
-            "the first read of any byte. Larger ones are read from the source as asked, and only "
-            "the kernel caches them. Larger values make a first read of a few bytes dearer and "
-            "later ones free.",
+            "the first read of any byte. Larger ones go through the data tier, in chunks, as they "
+            "are asked for; without a tier (a node alone, or --tier-memory 0) they are read from "
+            "the source, and only the kernel caches them. Larger values make a first read of a few "
+            "bytes dearer and later ones free.",
         ),
     )
     bypass_above_bytes: int | None = field(
@@ -350,9 +351,9 @@ class Settings:
         metadata=_option(
             CACHES,
             SIZE,
-            "Files above this size never enter a cache of the daemon, even if --tree-max is "
-            "larger; every read that the kernel has not cached goes to the source. With none, only "
-            "--tree-max decides.",
+            "Files above this size never enter a cache of the daemon or the data tier, even if "
+            "--tree-max is larger; every read that the kernel has not cached goes to the source. "
+            "With none, there is no such size.",
             optional=True,
         ),
     )
@@ -616,6 +617,7 @@ class Settings:
             PREFIX,
             "Absolute paths of datasets: all files below one of them go through the data tier, "
             "not only those above --tree-max. The same on all nodes.",
+            default_text="no path",
             multi=True,
         ),
     )

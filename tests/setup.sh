@@ -83,14 +83,17 @@ list_missing() {
         need nftables has nft
         ;;
     esac
+    case $purpose in test | test-long)
+        # Where Slurm has other names, its tests are skipped.
+        if has apt-get >/dev/null; then
+            need munge test -x /usr/sbin/munged
+            need slurm-wlm test -x /usr/sbin/slurmctld
+        fi
+        ;;
+    esac
     case $purpose in test-long)
         need clang has clang
         need libclang-rt-14-dev has_fuzzer
-        # Without it, or where Slurm has other names, its tests are skipped.
-        if has apt-get >/dev/null; then
-            need munge has munged
-            need slurm-wlm has slurmctld
-        fi
         ;;
     esac
 }
@@ -116,8 +119,10 @@ install_packages() {
 
 hash_of() { cat "$@" | sha256sum; }
 
+# For the demo only what it needs, so that who wants to have a look at copperfs has it soon.
 install_requirements() {
-    local wanted
+    local wanted share=all
+    [ "$purpose" != demo ] || share=demo
     # Another Python, or a .venv that was interrupted or moved, means a new one.
     if [ "$("$python" -VV)" != "$($venv/bin/python -VV 2>&1)" ] ||
         ! $venv/bin/pip --version >/dev/null 2>&1; then
@@ -125,17 +130,20 @@ install_requirements() {
         "$python" -m venv --clear $venv
     fi
     wanted=$(hash_of pyproject.toml)
-    [ "$wanted" != "$(cat $venv/requirements.stamp 2>/dev/null)" ] || return 0
+    case $(cat $venv/requirements.stamp 2>/dev/null) in "$wanted all" | "$wanted $share") return 0 ;; esac
     echo "setup: installing what pyproject.toml names"
     rm -f $venv/requirements.stamp
     # Not "pip install -e .[dev]": our C is to be compiled with -Werror, that of pyfuse3 is not.
     $venv/bin/pip install --quiet --disable-pip-version-check -r <(
-        $venv/bin/python -c 'import tomllib
+        $venv/bin/python -c 'import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-print(*project["dependencies"], *extras["dev"], *extras["tests"], *extras["mpi"], sep="\n")'
+more = [*extras["dev"], *extras["tests"], *extras["mpi"]]
+if sys.argv[1] == "demo":
+    more = [each for each in more if each.startswith(("numpy", "setuptools"))]
+print(*project["dependencies"], *more, sep="\n")' $share
     ) || die "pip could not install what pyproject.toml names"
-    echo "$wanted" >$venv/requirements.stamp
+    echo "$wanted $share" >$venv/requirements.stamp
 }
 
 # Two more MPIs, in places of their own: both want to be bin/mpiexec.
@@ -149,6 +157,27 @@ install_mpi() {
             --prefix $venv/mpi/$name $name || die "pip could not install $name"
         touch $venv/mpi/$name/complete
     done
+}
+
+# PyTorch for its example, in an environment of its own, as a user would have it. Only the build for
+# CPUs, which has a version of its own: the other one brings gigabytes of CUDA. Where pip knows none
+# the example's test is skipped.
+install_torch() {
+    local wanted=torch==2.13.0+cpu
+    case $(cat $venv/torch.stamp 2>/dev/null) in "$wanted" | "no $wanted") return 0 ;; esac
+    echo "setup: installing PyTorch, for its example"
+    rm -rf $venv/torch $venv/torch.stamp
+    "$python" -m venv $venv/torch
+    if $venv/torch/bin/pip install --quiet --disable-pip-version-check --only-binary :all: \
+        "$wanted" 2>$venv/torch.log; then
+        echo "$wanted" >$venv/torch.stamp
+    elif grep -q 'No matching distribution found for torch' $venv/torch.log; then
+        echo "setup: pip knows no $wanted, so its example will not be tested"
+        rm -rf $venv/torch
+        echo "no $wanted" >$venv/torch.stamp
+    else
+        die "pip could not install $wanted: $(tail -n 5 $venv/torch.log)"
+    fi
 }
 
 extensions() {
@@ -185,5 +214,9 @@ list_missing
 [ "$purpose" = check ] || [ -c /dev/fuse ] ||
     die "there is no /dev/fuse here; load the fuse module, or give the container that device"
 install_requirements
-case $purpose in test | test-long) install_mpi ;; esac
+case $purpose in test | test-long)
+    install_mpi
+    install_torch
+    ;;
+esac
 install_copperfs

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from copperfs.cli.output import console, missing_names, print_json
+from copperfs.cli.output import ask, console, missing_names, print_json
 from copperfs.errors import ControlError
 
 NAME = "clear"
@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import Request
 
     request = Request.CLEAR_LOCAL if arguments.local else Request.CLEAR
-    cleared: Any = ask_mount(arguments.path, request)
+    cleared: Any = ask(arguments.path, request)
     if arguments.json:
         print_json(cleared)
     else:

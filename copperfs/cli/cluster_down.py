@@ -2,7 +2,7 @@
 
 import argparse
 
-from copperfs.cli.output import console
+from copperfs.cli.output import console, print_json, waiting
 
 NAME = "cluster down"
 HELP = "end a cluster on this machine, and remove all that it made; also what a killed one has left"
@@ -10,13 +10,17 @@ HELP = "end a cluster on this machine, and remove all that it made; also what a 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.cluster.down import down
 
-    nodes = down(arguments.dir)
-    if nodes is None:
+    with waiting("ending the nodes"):
+        nodes = down(arguments.dir)
+    if arguments.json:
+        print_json({"directory": arguments.dir, "nodes": nodes})
+    elif nodes is None:
         console().print(f"there is no cluster in {arguments.dir}")
     else:
         console().print(f"{nodes} nodes are down")

@@ -5,6 +5,7 @@ import os
 
 from copperfs.cli.cluster_words import add_nodes
 from copperfs.cli.ending import ended_by_sigterm
+from copperfs.cli.output import waiting
 
 NAME = "cluster start"
 HELP = "start nodes again that were killed or unmounted: the same nodes, with nothing cached"
@@ -17,6 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.cluster.hurt import start
 
-    with ended_by_sigterm():
+    with ended_by_sigterm(), waiting("waiting until they answer"):
         start(arguments.dir, arguments.nodes, os.environ)
     return 0

@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 NAME = "cluster status"
 HELP = "show the nodes of a cluster on this machine, and whether each of them is well"
+EPILOG = """\
+exit codes: 0 if all are; 1 if one of them is not, or an error; 2 wrong usage; 130 interrupted.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
     parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -2,14 +2,12 @@
 
 import argparse
 import os
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from copperfs.cli.cluster_status import as_json, show
 from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_options
-from copperfs.cli.output import print_json, print_progress
+from copperfs.cli.output import print_json, waiting
 from copperfs.config import MIB, Origin, check_tier, settings_of
 
 NAME = "cluster up"
@@ -17,7 +15,6 @@ HELP = "start a whole job on this machine, each node a daemon with a mount, for 
 
 NODES_MAX = 256
 MEMORY_MIN_BYTES = 64 * MIB
-PROGRESS_EVERY_S = 1.0
 # The cluster sees to these: how nodes find each other, and what each node has for itself.
 OWN = frozenset(
     [
@@ -73,14 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     from copperfs.cluster.status import status_of
     from copperfs.cluster.up import up
 
-    with ended_by_sigterm():
+    with ended_by_sigterm(), waiting(f"0 of {nodes} nodes are up") as say:
         cluster = up(
             arguments.dir,
             nodes,
             settings,
             own_networks=arguments.netns,
             environ=os.environ,
-            tell=_teller(nodes),
+            tell=lambda ready: say(f"{ready} of {nodes} nodes are up"),
         )
     found = status_of(cluster)
     if arguments.json:
@@ -97,19 +94,6 @@ def _tier_size_bytes(tier_dir: str | None, given: int | None, nodes: int) -> int
     from copperfs.store.room import default_budget_bytes
 
     return default_budget_bytes(tier_dir) // nodes
-
-
-def _teller(nodes: int) -> Callable[[int], None]:
-    """Says how many are up, now and then."""
-    told_at = time.monotonic()
-
-    def tell(ready: int) -> None:
-        nonlocal told_at
-        if ready < nodes and time.monotonic() - told_at > PROGRESS_EVERY_S:
-            told_at = time.monotonic()
-            print_progress(f"{ready} of {nodes} nodes are up")
-
-    return tell
 
 
 def _nodes(text: str) -> int:

@@ -225,8 +225,8 @@ _RAISE_READ_AHEAD = (
 
 
 def mount_state(machine: Machine) -> Iterator[Check]:
-    """Mounts that hang or whose daemons are gone."""
-    from copperfs.fuse.mounting import FSTYPE, absolute, mounts
+    """Mounts that hang or whose daemons are gone. Those of other users refuse whoever asks."""
+    from copperfs.fuse.mounting import FSTYPE, absolute, mounts, owner_of
 
     name = "mounts"
     asked = {
@@ -234,7 +234,7 @@ def mount_state(machine: Machine) -> Iterator[Check]:
             python_aside("import os, sys; os.statvfs(sys.argv[1])", os.fsdecode(each.mountpoint))
         )
         for each in mounts()
-        if each.fstype == FSTYPE
+        if each.fstype == FSTYPE and machine.uid in (0, owner_of(each))
     }
     mounted_there = machine.mountpoint and absolute(machine.mountpoint)
     deadline = time.monotonic() + ASIDE_S

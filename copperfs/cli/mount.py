@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
-from copperfs.cli.output import print_progress
+from copperfs.cli.output import print_progress, waiting
 from copperfs.config import Settings, check_tier
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = replace(on_this_node(settings), mountpoint=os.path.abspath(settings.mountpoint))
     check_tier(settings)
     settings = with_tier_size(settings)
-    with ended_by_sigterm():
+    with ended_by_sigterm(), waiting("waiting for the other nodes"):
         way, launched = launch(
             settings,
             os.environ,
@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
             tell=print_progress,
         )
     if not settings.foreground:
-        _start(settings, launched)
+        with waiting("waiting until the mount answers"):
+            _start(settings, launched)
         return 0
     if isinstance(way, ByMpi):
         return _attend(_start(settings, launched))

@@ -8,9 +8,10 @@ filesystem need not be UTF-8.
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from threading import Timer
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,11 @@ from rich.text import Text
 
 from copperfs.config import KIB, format_size
 
+if TYPE_CHECKING:
+    from copperfs.fuse.ioctl import Request
+
+# Who waits for so long looks for a sign of life.
+WONDERING_AFTER_S = 0.5
 # Without a terminal rich assumes 80 columns and would fold paths in the middle.
 WIDTH_WITHOUT_TERMINAL = 200
 # A sentence names so many nodes; more are counted.
@@ -107,14 +113,32 @@ def print_json(data: object) -> None:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Meanwhile a sign on standard error that something goes on, if that is a terminal."""
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Meanwhile a sign on standard error that something goes on, if that is a terminal and it takes
+    long enough for somebody to wonder. Gives what changes the text. Nothing may be printed to
+    standard output meanwhile: rich would print it to standard error."""
     on_stderr = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if not on_stderr.is_terminal:
-        yield
+        yield lambda text: None
         return
-    with on_stderr.status(Text(printable(text))):
-        yield
+    status = on_stderr.status(Text(printable(text)))
+    shown = Timer(WONDERING_AFTER_S, status.start)
+    shown.daemon = True
+    shown.start()
+    try:
+        yield lambda text: status.update(Text(printable(text)))
+    finally:
+        shown.cancel()
+        shown.join()
+        status.stop()
+
+
+def ask(path: str, request: "Request", argument: bytes = b"") -> Any:
+    """What a mount says, and meanwhile that it is asked."""
+    from copperfs.fuse.ioctl import ask_mount
+
+    with waiting(f"asking {path}"):
+        return ask_mount(path, request, argument)
 
 
 def print_error(sentence: str) -> None:

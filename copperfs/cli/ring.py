@@ -7,7 +7,15 @@ from typing import Any
 
 from rich.console import Group
 
-from copperfs.cli.output import answered_text, bytes_text, console, print_json, printable, table
+from copperfs.cli.output import (
+    answered_text,
+    ask,
+    bytes_text,
+    console,
+    print_json,
+    printable,
+    table,
+)
 from copperfs.errors import ControlError
 
 NAME = "ring"
@@ -29,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import Request
 
-    document: Any = ask_mount(arguments.mountpoint, Request.RING)
+    document: Any = ask(arguments.mountpoint, Request.RING)
     if document["placement"] is None and not document["chunk_bytes"]:
         raise ControlError(
             "nobody keeps chunks here: give --tier-dir, or in a job of several nodes --tier-memory"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
-from copperfs.cli.output import print_error, print_progress
+from copperfs.cli.output import print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
 from copperfs.config import Settings, check_tier
 from copperfs.errors import ConfigError, CopperError, LaunchError, MountError
@@ -92,7 +92,8 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = _settings(settings, arguments.mountpoint, beside, job)
     token = uuid.uuid4().hex
     with ended_by_sigterm():
-        use = _use(settings, beside, token, remove=arguments.mountpoint is None)
+        with waiting("mounting"):
+            use = _use(settings, beside, token, remove=arguments.mountpoint is None)
         names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
         rewriter = _rewriter(settings)
         environ = rewriter.environment(os.environ, names, given)
@@ -128,7 +129,7 @@ def _settings(
     if beside.nodes == 1 and settings.hostfile is None:
         settings = replace(settings, bootstrap="none", rendezvous=None)
     elif settings.hostfile is None and settings.bootstrap != "none":
-        directory = settings.rendezvous or os.path.expanduser(RENDEZVOUS_DEFAULT)
+        directory = settings.rendezvous or _own_rendezvous()
         settings = replace(settings, rendezvous=directory, nodes=beside.nodes)
     settings = on_this_node(settings)
     if mountpoint is None:
@@ -137,6 +138,15 @@ def _settings(
     settings = replace(settings, mountpoint=absolute(mountpoint))
     check_tier(settings)
     return settings
+
+
+def _own_rendezvous() -> str:
+    """The one in the user's home, whose parent need not be there yet. Of a directory that was given
+    nothing above it is made: it may be misspelled."""
+    directory = os.path.expanduser(RENDEZVOUS_DEFAULT)
+    with contextlib.suppress(OSError):  # who uses it says what is wrong
+        os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
+    return directory
 
 
 def _rewriter(settings: Settings) -> Rewriter:
@@ -172,11 +182,14 @@ def _use(settings: Settings, beside: "Companions", token: str, *, remove: bool) 
     timeout_s = DAEMON_STARTS_WITHIN_S + 2 * settings.launch_timeout_s
     hello: dict[str, object] = {"settings": asdict(settings), "token": token}
     for _ in range(TRIES_MAX):
-        came = come(settings.mountpoint, hello)
+        came = come(settings.mountpoint, hello, timeout_s)
         if isinstance(came, First):
             try:
                 use = _begin(settings, came, hello, beside.here, remove=remove)
             except BaseException as error:
+                if remove:  # what the daemon would have done
+                    with contextlib.suppress(OSError):
+                        os.rmdir(settings.mountpoint)
                 sentence = str(error) if isinstance(error, CopperError) else "it was ended"
                 came.refuse(f"the mount of this node failed: {sentence}")
                 raise

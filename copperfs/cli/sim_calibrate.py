@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from copperfs.cli.output import print_progress, print_table
+from copperfs.cli.output import print_table, waiting
 from copperfs.cli.sim_parts import write
 from copperfs.errors import SimulationError
 
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=int, default=3, metavar="N", help="medians of so many (%(default)s)"
     )
+    parser.add_argument("--json", action="store_true", help="print the costs as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,14 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         write(arguments.output, "")
     rounds = []
-    for number in range(arguments.repeats):
-        print_progress(f"round {number + 1} of {arguments.repeats}: two nodes are started")
-        rounds.append(_measure(arguments.files))
+    with waiting("two nodes are started") as say:
+        for number in range(arguments.repeats):
+            say(f"round {number + 1} of {arguments.repeats}")
+            rounds.append(_measure(arguments.files))
     measured = _median(rounds)
     costs = _costs(measured)
     if arguments.output is not None:
         write(arguments.output, costs.to_json())
-    show(measured, costs)
+    if arguments.json:
+        print(costs.to_json(), end="")
+    else:
+        show(measured, costs)
     return 0
 
 

@@ -4,8 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from copperfs.cli.output import print_json, waiting
+
 NAME = "sim replay"
 HELP = "carry out a random run or a scenario again, and print its trace"
+EPILOG = "exit codes: 0 if all was well; 1 if a promise was broken; 2 wrong usage; 130 interrupted."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,16 +19,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--last", type=int, default=200, metavar="N", help="so many lines (200; 0: none)"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.sim.replay import replay_scenario, replay_seed
 
-    if arguments.seed is not None:
-        replayed = replay_seed(arguments.seed)
-    else:
-        replayed = replay_scenario(arguments.scenario)
-    for line in replayed.lines(arguments.node, arguments.last):
+    with waiting("replaying it"):
+        if arguments.seed is not None:
+            replayed = replay_seed(arguments.seed)
+        else:
+            replayed = replay_scenario(arguments.scenario)
+    lines = list(replayed.lines(arguments.node, arguments.last))
+    if arguments.json:
+        print_json({"well": not replayed.fault, "fault": replayed.fault or None, "trace": lines})
+        return 1 if replayed.fault else 0
+    for line in lines:
         print(line)
     print(f"FAILED: {replayed.fault}" if replayed.fault else "well", file=sys.stderr)
     return 1 if replayed.fault else 0

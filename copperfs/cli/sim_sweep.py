@@ -24,8 +24,13 @@ NODES = {
 NODES_OF_ONE = 512
 FANOUTS, TREES, SIZES_MIB = (2, 4, 8, 16, 32, 64), (1, 2, 4, 8), (1, 4, 16, 64)
 
+EPILOG = """\
+exit codes: 0 done; 1 an error, or a seed that broke a promise; 2 wrong usage; 130 interrupted.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
     parser.add_argument("what", choices=(*EFFECTS, "seeds"), metavar="WHAT", help=_help())
     add_workload(parser)
     add_costs(parser)

@@ -14,11 +14,13 @@ from rich.text import Text
 
 from copperfs.cli.output import (
     answered_text,
+    ask,
     bytes_text,
     console,
     missing_names,
     print_json,
     table,
+    waiting,
 )
 from copperfs.errors import ControlError
 
@@ -49,17 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import Request
 
     if arguments.reset:
         return _reset(arguments)
     if arguments.objects:
-        _show_objects(ask_mount(arguments.path, Request.OBJECTS), as_json=arguments.json)
+        _show_objects(ask(arguments.path, Request.OBJECTS), as_json=arguments.json)
         return 0
     if arguments.watch and not arguments.json:
         _watch(arguments)
         return 0
-    document = _ask(arguments)
+    with waiting(f"asking {arguments.path}"):
+        document = _ask(arguments)
     while arguments.json and arguments.watch:
         print_json(document)
         time.sleep(WATCH_INTERVAL_S)
@@ -79,10 +82,10 @@ def _ask(arguments: argparse.Namespace) -> Any:
 
 
 def _reset(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import Request
 
     request = Request.RESET_ALL if arguments.all else Request.RESET
-    outcome: Any = ask_mount(arguments.path, request)
+    outcome: Any = ask(arguments.path, request)
     if arguments.json:
         print_json(outcome)
     if missing := outcome.get("missing"):

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from copperfs.cli.output import answered_text, console, names_of, print_json, printable
+from copperfs.cli.output import answered_text, ask, console, names_of, print_json, printable
 
 NAME = "tree"
 HELP = "show the nodes of the job: who asks whom, their addresses and round trips"
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import Request
 
-    document = ask_mount(arguments.path, Request.TREE)
+    document = ask(arguments.path, Request.TREE)
     if arguments.json:
         print_json(document)
     else:

@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 
-from copperfs.cli.output import console, print_json, printable
+from copperfs.cli.output import console, print_json, printable, waiting
 from copperfs.errors import ControlError, MountError
 from copperfs.types import is_below
 
@@ -100,9 +100,10 @@ def _unmount(arguments: argparse.Namespace) -> int:
     alive = answers(mountpoint)
     pid = _daemon_of(mountpoint) or announced(mounted) if alive else None
     started = None if pid is None else start_of(pid)
-    unmount(mountpoint, lazy=arguments.lazy or alive is False)
-    if pid is not None and started is not None and not arguments.lazy:
-        _wait_for_end(pid, started)
+    with waiting(f"unmounting {mountpoint}"):
+        unmount(mountpoint, lazy=arguments.lazy or alive is False)
+        if pid is not None and started is not None and not arguments.lazy:
+            _wait_for_end(pid, started)
     return 0
 
 

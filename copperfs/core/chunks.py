@@ -82,7 +82,8 @@ class Chunks:
         actions = self.want(now, WantChunk(question.request, key, how))
         if question.size:
             ends_in = min((question.offset + question.size - 1) // chunk_bytes, last)
-            for each in self.rows.next(key, ends_in):
+            begins = not question.offset and question.size >= chunk_bytes
+            for each in self.rows.next(key, ends_in, begins=begins):
                 actions += self._fetch_ahead(now, each)
         return actions
 

@@ -79,6 +79,9 @@ class Company:
     """Those who should ask this node, as it believes now."""
     new: list[NodeId] = field(default_factory=list)
     """Those who are watched since ``settle``."""
+    away: set[NodeId] = field(default_factory=set)
+    """Those who are watched and not connected: only they are ever forgotten. Thousands may be
+    connected, and each that comes or goes must not cost a look at all of them."""
     try_gone_at: float = 0.0
     _trial: NodeId | None = None
     _found: int = -1
@@ -201,6 +204,7 @@ class Company:
     def _watch(self, peer: NodeId, seen: Seen) -> None:
         if peer not in self.peers:
             self.peers[peer] = Peer(seen)
+            self.away.add(peer)
             self.new.append(peer)
 
     def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
@@ -223,7 +227,8 @@ class Company:
 
     def _forget_strangers(self) -> None:
         """Of those whom nobody needs nothing is believed, unless they are connected."""
-        needed = self.wanted | self.expected
-        for peer, found in list(self.peers.items()):
-            if not found.seen.up and not found.probed and peer not in needed:
+        for peer in list(self.away):
+            needed = peer in self.wanted or peer in self.expected
+            if not needed and not self.peers[peer].probed:
+                self.away.discard(peer)
                 del self.peers[peer]

@@ -270,18 +270,18 @@ class Fetches:
     def check_invariants(self) -> None:
         waiting = {question.request for each in self._no_room for question in each}
         assert waiting == set(self._room_by)
+        reserved = [0] * len(self._on_its_way)
+        for number, fetch in self._running.items():
+            assert number == fetch.number
+            reserved[fetch.room] += fetch.reserved_bytes
+        assert reserved == self._on_its_way
         assert set(self._by_subject.values()) == set(self._running.values())
-        for room, on_its_way in enumerate(self._on_its_way):
-            fetching = [f.reserved_bytes for f in self._running.values() if f.room == room]
-            assert sum(fetching) == on_its_way
         # nobody waits for room that nothing will make
         assert self.on_its_way_bytes or not any(self._no_room[: self.owned_room])
         for room in (self.owned_room, self.guest_room):
             assert self._on_its_way[room] or not self._no_room[room]
         if self.tier is not None:
             self.tier.check_invariants(*self._on_its_way[self.owned_room :])
-        for number, fetch in self._running.items():
-            assert number == fetch.number
         self.asking.check_invariants(self._running.values())
 
 

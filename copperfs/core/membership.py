@@ -177,10 +177,10 @@ class Membership:
         found = self._peers.get(peer)
         if found is None:
             return []
-        seen = found.seen
+        seen, was_asked = found.seen, found.seen.asked_at is not None
         seen.heard_at = now
         if not answers:
-            if seen.asked_at is None or now < found.asked_last_at + self.patience.heartbeat_s:
+            if not was_asked or now < found.asked_last_at + self.patience.heartbeat_s:
                 return []
             found.asked_last_at = now
             return [Send(peer, self._heartbeat(wants_answer=True))]
@@ -188,6 +188,8 @@ class Membership:
         if self.links[peer].asked:
             self.owes(now, peer)
         if found.standing is Standing.GOOD or not seen.up:
+            if was_asked and seen.up:
+                self._look_again(now, peer)  # not for its silence: that would be to wake in vain
             return []
         was_silent_s = now - seen.since
         found.standing = Standing.GOOD
@@ -199,6 +201,7 @@ class Membership:
 
     def up(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer] = Peer(Seen(now, up=True, was_up=True, heard_at=now), Standing.GOOD)
+        self.company.away.discard(peer)
         self._changed = self._stale = True
         self._look_again(now, peer)
         return self._tell_all(now, peer)
@@ -209,6 +212,7 @@ class Membership:
         if found is None or not found.seen.up:
             return []
         found.seen = Seen(now, was_up=True, heard_at=found.seen.heard_at)
+        self.company.away.add(peer)
         if found.dropped:
             self._stale = True
             return []
@@ -276,9 +280,15 @@ class Membership:
     # --- time passes -----------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        while self._looks and self._is_outdated(self._looks[0]):
-            heappop(self._looks)
-        soonest = self._looks[0][0] if self._looks else None
+        looks, peers = self._looks, self._peers
+        soonest = None
+        while looks:
+            at, peer = looks[0]
+            found = peers.get(peer)
+            if found is not None and found.look_at == at:
+                soonest = at
+                break
+            heappop(looks)  # it is outdated
         if self._tell_at is not None and (soonest is None or self._tell_at < soonest):
             soonest = self._tell_at
         if self.view.gone and not self.view.leaving:
@@ -424,10 +434,6 @@ class Membership:
             found.look_at = at
             heappush(self._looks, (at, peer))
 
-    def _is_outdated(self, look: tuple[float, NodeId]) -> bool:
-        at, peer = look
-        return peer not in self._peers or self._peers[peer].look_at != at
-
     # --- fates -----------------------------------------------------------------------------------
 
     def _believe(
@@ -499,9 +505,11 @@ class Membership:
     def check_invariants(self) -> None:
         self.view.check_invariants()
         assert self.view.leaving or self.company.wanted <= set(self._peers)
+        assert self.company.away == {peer for peer, each in self._peers.items() if not each.seen.up}
+        looks = set(self._looks)
         for peer, found in self._peers.items():
             assert not (found.seen.up and found.seen.refused), peer
-            assert found.look_at is None or (found.look_at, peer) in self._looks
+            assert found.look_at is None or (found.look_at, peer) in looks
 
 
 def _in_messages(peer: NodeId, fates: list[Fate]) -> list[Action]:

@@ -11,6 +11,7 @@ who use it get ENOTCONN once the daemon is gone.
 Longer than most modules, so that all parts and their order can be read in one place.
 """
 
+import ctypes
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -102,6 +103,17 @@ AHEAD_MAX = 8
 FETCHED_EVERY_S = 0.005
 # How soon directories are listed without asking again, if nobody asks after a mount was made.
 MOUNTS_EVERY_S = 1.0
+# ZeroMQ allocates for each message what it has, up to 1 MiB for a chunk. That is best found in
+# memory that was used before: fresh pages of the kernel take 0.4 ms for each MiB (blob.h).
+KEPT_FREE_BYTES = 32 << 20
+ALLOCATED_BYTES_MAX = 4 << 20
+"""Beyond this an allocation has a mapping of its own, which is never kept."""
+# Of mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+# What tells a daemon to end.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Daemon:
@@ -126,6 +138,8 @@ class Daemon:
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or told to end, and leave nothing behind."""
         with self._cleanup:
+            for number in ENDING:
+                self._cleanup.callback(signal.signal, number, signal.getsignal(number))
             if self.users is not None:
                 self._cleanup.callback(self.users.clean_up)
             if self.launch is not None:
@@ -138,10 +152,11 @@ class Daemon:
     # --- the parts -------------------------------------------------------------------------------
 
     async def _main(self, ready: Callable[[], None]) -> None:
-        token = trio.lowlevel.current_trio_token()
         settings = self.settings
         self._check()
         _raise_descriptor_limit()
+        if self.launch is not None:
+            _keep_freed_memory()
         grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
         policy = policy_for(settings, mounts(), self.source_root)
@@ -157,11 +172,23 @@ class Daemon:
 
         if clean_up_stale(settings.mountpoint):
             log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
-        options = mount_options(settings.source, allow_other=settings.allow_other)
-        if not use_front:
-            await self._run_plain(node, fetcher, store, options, ready)
-            return
+        # It may hang, and then has to be killed: so before anything is mounted.
+        statfs = Statfs(self._ask_statfs)
+        parts = _Parts(node, fetcher, store, statfs, grants)
+        for number in ENDING:
+            # Once it ends it cleans up, however often it is told.
+            signal.signal(number, signal.SIG_IGN)
+        with trio.open_signal_receiver(*ENDING) as told:
+            run = self._run_front if use_front else self._run_plain
+            await run(parts, told, ready)
+        if self._failed is not None:
+            raise self._failed
 
+    async def _run_front(
+        self, parts: "_Parts", told: AsyncIterator[int], ready: Callable[[], None]
+    ) -> None:
+        """The mount with the front."""
+        node, fetcher, grants, settings = parts.node, parts.fetcher, parts.grants, self.settings
         metrics = settings.metrics
         listener = open_port(int(metrics)) if metrics is not None and metrics.isdecimal() else None
         if listener is not None:
@@ -169,10 +196,10 @@ class Daemon:
 
         from copperfs.fuse._front import Front  # may not be there
 
-        fuse_fd = open_channel(settings.mountpoint, options)
+        fuse_fd = open_channel(settings.mountpoint, self._options())
         self._cleanup.callback(os.close, fuse_fd)
         self._cleanup.callback(self._unmount_at_last)
-        own = self._watch_own_mounts(node, token)
+        own = self._watch_own_mounts(node, trio.lowlevel.current_trio_token())
         miss, handlers_end = self._socketpair()
         control, server_end = self._socketpair()
         front = Front(
@@ -192,9 +219,10 @@ class Daemon:
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
         engine = Engine(node, fetcher, board)
-        self._equip(engine, store)
+        self._equip(engine, parts.store)
         self._join(engine)
-        statfs = Statfs(self._ask_statfs, lambda found: _publish_statfs(front, found))
+        statfs = parts.statfs
+        statfs.publish = partial(_publish_statfs, front)
         handlers = FrontHandlers(engine, board, statfs)
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
@@ -229,7 +257,7 @@ class Daemon:
                 nursery.start_soon(serve, listener, partial(self._metrics, statistics))
             elif metrics is not None:
                 nursery.start_soon(write, metrics, partial(self._metrics, statistics))
-            nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
             _publish_statfs(front, statfs.known)
@@ -243,29 +271,22 @@ class Daemon:
             await self._finish_writing(engine)
             pyfuse3.terminate()
             nursery.cancel_scope.cancel()
-        if self._failed is not None:
-            raise self._failed
 
     async def _run_plain(
-        self,
-        node: Node,
-        fetcher: Fetcher,
-        store: DiskStore | None,
-        options: list[str],
-        ready: Callable[[], None],
+        self, parts: "_Parts", told: AsyncIterator[int], ready: Callable[[], None]
     ) -> None:
         """The mount without the front."""
         if self.settings.metrics is not None:
             log.warning("--metrics is left out: there are no statistics without the C front")
-        inodes = Inodes()
-        engine = Engine(node, fetcher, PlainPublications(inodes))
-        self._equip(engine, store)
+        inodes, node = Inodes(), parts.node
+        engine = Engine(node, parts.fetcher, PlainPublications(inodes))
+        self._equip(engine, parts.store)
         self._join(engine)
         job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
-            engine, inodes, Statfs(self._ask_statfs), kernel_cache=self.settings.kernel_cache
+            engine, inodes, parts.statfs, kernel_cache=self.settings.kernel_cache
         )
-        pyfuse3.init(handlers, self.settings.mountpoint, set(options))
+        pyfuse3.init(handlers, self.settings.mountpoint, set(self._options()))
         self._cleanup.callback(pyfuse3.close, unmount=False)
         self._cleanup.callback(self._unmount_at_last)
         mounted = mount_at(self.settings.mountpoint)
@@ -274,15 +295,16 @@ class Daemon:
         self._announcement = announce(mounted)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
-            nursery.start_soon(self._run_signals)
+            nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._become_ready, job, ready, nursery)
             await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
             await engine.leave()
             await self._finish_writing(engine)
             nursery.cancel_scope.cancel()
-        if self._failed is not None:
-            raise self._failed
+
+    def _options(self) -> list[str]:
+        return mount_options(self.settings.source, allow_other=self.settings.allow_other)
 
     @staticmethod
     def _equip(engine: Engine, store: DiskStore | None) -> None:
@@ -344,12 +366,11 @@ class Daemon:
     async def _serve_handlers(self) -> None:
         await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
 
-    async def _run_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
-            async for number in received:
-                log.info("%s: unmounting", signal.Signals(number).name)
-                # In a thread: the kernel may have to be answered while it unmounts.
-                await trio.to_thread.run_sync(self._unmount_or_detach)
+    async def _run_signals(self, told: AsyncIterator[int]) -> None:
+        async for number in told:
+            log.info("%s: unmounting", signal.Signals(number).name)
+            # In a thread: the kernel may have to be answered while it unmounts.
+            await trio.to_thread.run_sync(self._unmount_or_detach)
 
     @staticmethod
     async def _run_shedding(front: "Front") -> None:
@@ -581,6 +602,18 @@ async def _hear_of_fetched(engine: Engine, board: Board) -> None:
         board.hear(engine)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What there is before anything is mounted, with the front or without."""
+
+    node: Node
+    fetcher: Fetcher
+    store: DiskStore | None
+    statfs: Statfs
+    grants: "list[_Grants]"
+    """One, as soon as there is a front."""
+
+
 @dataclass(slots=True)
 class _Grants:
     """Lets the source be listed without asking, but only while it is known where the daemon's own
@@ -624,6 +657,14 @@ def _raise_descriptor_limit() -> None:
     if soft < hard:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _keep_freed_memory() -> None:
+    """glibc gives back to the system what is free at the end of a heap, and maps what is large."""
+    with suppress(AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, ALLOCATED_BYTES_MAX)
 
 
 def _raise_read_ahead(mountpoint: str) -> None:

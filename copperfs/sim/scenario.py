@@ -90,7 +90,7 @@ class Scenario:
         world.run(RESTS_S)
         checkers.check_answered(world)
         if not self.errors_expected:
-            checkers.check_errors(world)
+            checkers.check_errors(world, world.readings)
         checkers.check_at_rest(world)
 
     # --- settings --------------------------------------------------------------------------------
@@ -186,6 +186,9 @@ class Scenario:
 
     def stall_source(self, seconds: str) -> None:
         self.world.source.stalled_until = self.world.clock.now + float(seconds)
+
+    def only_search(self) -> None:
+        self.world.source.only_searched = True
 
     def mend_source(self) -> None:
         self.world.source.failing.clear()
@@ -328,6 +331,7 @@ VERBS: dict[str, Do] = {
     r"source is slow for (\S+) ([\d.]+)": Scenario.slow_source,
     r"source stalls ([\d.]+)": Scenario.stall_source,
     r"source is well": Scenario.mend_source,
+    r"source may only be searched": Scenario.only_search,
     r"source changes (\S+)": lambda s, path: s.world.source.change(_path(path)),
 }
 

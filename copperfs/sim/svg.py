@@ -6,7 +6,7 @@ it is made, so a change in it is a change of the result. Colours are mid-tones o
 be read on a white page and on a dark one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -17,6 +17,7 @@ BLUE, ORANGE, INK = "#5b8db8", "#d1662b", "#808080"
 COLOURS = (BLUE, ORANGE, "#6a9a4b", "#9467bd", "#b8923b", "#c2508a")
 TICKS_MAX = 8
 LEGEND_STEP = 17
+CHARACTER = 6.5  # the width of one, about
 
 
 class Linear:
@@ -74,6 +75,96 @@ class Chart:
     """A linear axis from 0, instead of a logarithmic one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Groups of bars side by side; in each group a bar of every series."""
+
+    title: str
+    across: str
+    up: str
+    groups: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+    """By name a value for each group; None: no bar."""
+    marks: Sequence[str] = ()
+    """A small word below each group's name; none where it is empty."""
+    level: float | None = None
+    """A line across at this height."""
+    numbers: bool = False
+    """Whether each bar has its value above it."""
+    powers: bool = False
+    """An axis of powers of ten, for what is far apart."""
+    note: str = ""
+
+
+def bar_chart(bars: Bars) -> str:
+    """A whole SVG document."""
+    return "\n".join(_bars(bars)) + "\n"
+
+
+def _bars(bars: Bars) -> Iterator[str]:
+    values = [each for of in bars.series.values() for each in of if each is not None]
+    up = (
+        Log([*values, bars.level or max(values)], BOTTOM, TOP)
+        if bars.powers
+        else Linear(max(values))
+    )
+    slot = (RIGHT - LEFT) / len(bars.groups)
+    width = slot * 0.8 / len(bars.series)
+    names = [_folded(each, slot) for each in bars.groups]
+    # Below the axis: the names, a line each, then marks, what is across, the note and the legend.
+    below = BOTTOM + 4 + 14 * max(map(len, names))
+    across = below + (14 if any(bars.marks) else 0) + 18
+    legend = across + (LEGEND_STEP if bars.note else 0) + 16
+    yield head(legend + LEGEND_STEP * len(bars.series) + 9)
+    yield text((LEFT + RIGHT) / 2, 18, bars.title, size=14)
+    yield text(LEFT, TOP - 16, bars.up)
+    for tick in up.ticks:
+        yield from _across(height(up, tick), f"{tick:g}")
+    for order, (name, of) in enumerate(bars.series.items()):
+        colour = COLOURS[order % len(COLOURS)]
+        for group, value in enumerate(of):
+            if value is None:
+                continue
+            x, y = LEFT + slot * (group + 0.1) + width * order, height(up, value)
+            yield (
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BOTTOM - y:.1f}" '
+                f'fill="{colour}" fill-opacity=".8"/>'
+            )
+            if bars.numbers:
+                yield text(x + width / 2, y - 4, f"{value:.3g}", size=9)
+        y = legend + order * LEGEND_STEP
+        yield f'<rect x="{LEFT}" y="{y - 5}" width="10" height="10" fill="{colour}"/>'
+        yield text(LEFT + 20, y + 4, name, anchor="start")
+    if bars.level is not None:
+        yield f'<path d="M{LEFT} {height(up, bars.level):.1f}H{RIGHT}" stroke="{INK}"/>'
+    for group, lines in enumerate(names):
+        x = LEFT + slot * (group + 0.5)
+        for order, line in enumerate(lines):
+            yield text(x, BOTTOM + 18 + 14 * order, line)
+        if group < len(bars.marks) and bars.marks[group]:
+            yield text(x, below + 14, bars.marks[group], size=10)
+    yield text((LEFT + RIGHT) / 2, across, bars.across)
+    if bars.note:
+        yield text((LEFT + RIGHT) / 2, across + LEGEND_STEP, bars.note, size=11)
+    yield "</svg>"
+
+
+def _folded(words: str, width: float) -> list[str]:
+    """In lines of about that width."""
+    lines = [""]
+    for word in words.split():
+        if lines[-1] and (len(lines[-1]) + len(word)) * CHARACTER > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def _across(y: float, words: str) -> Iterator[str]:
+    """A thin line across, and what it stands for."""
+    yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="{INK}" stroke-opacity=".3"/>'
+    yield text(LEFT - 8, y + 4, words, anchor="end")
+
+
 def line_chart(chart: Chart) -> str:
     """A whole SVG document: what is across goes by powers of ten, with a tick at each value."""
     return "\n".join(_elements(chart)) + "\n"
@@ -91,9 +182,7 @@ def _elements(chart: Chart) -> Iterator[str]:
     yield text(LEFT, TOP - 16, chart.up)
     yield text((LEFT + RIGHT) / 2, BOTTOM + 38, chart.across)
     for tick in up.ticks:
-        y = height(up, tick)
-        yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="{INK}" stroke-opacity=".3"/>'
-        yield text(LEFT - 8, y + 4, number(tick), anchor="end")
+        yield from _across(height(up, tick), number(tick))
     for tick in across.ticks:
         yield text(across.at(tick), BOTTOM + 18, number(tick))
     for order, line in enumerate(chart.lines):

@@ -14,15 +14,14 @@ import errno
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from copperfs.blob import new_blob
 from copperfs.errors import StoreError
 from copperfs.store.contract import Chunk, in_pages
-from copperfs.store.files import CREATE, DIRECTORY, LOCK, READ, Files
+from copperfs.store.files import CREATE, DIRECTORY, LOCK, Files
 from copperfs.store.layout import (
     LOCK_TEXT,
     Erasure,
@@ -117,23 +116,24 @@ class Directory:
 
     def load(self, place: Place, encoded_key: bytes) -> Chunk:
         """The chunk, straight into a blob, checked. Raises Erasure."""
-        head = bytearray(header_bytes(encoded_key))
-        with self._opened(place) as fd:
-            blob = new_blob(max(0, place.size - len(head)))
-            self._read_all(fd, [memoryview(head), blob.view])
-        found = read_header(head)
+        head_bytes = header_bytes(encoded_key)
+        size = place.size - head_bytes
+        if size < 0:
+            raise Erasure("the header is cut off")
+        blob = new_blob(in_pages(size))
+        found = read_header(self._read(place, head_bytes, blob.view))
         if found.encoded_key != encoded_key:
             raise Erasure("it is another chunk")
-        blob.seal(found.size if found.size <= len(blob) else 0)
-        if found.size != place.size - len(head) or digest(blob.view) != found.digest:
+        blob.seal(size)
+        if found.size != size or digest(blob.view) != found.digest:
             raise Erasure("the bytes are not what their digest says")
         return Chunk(blob, found.digest)
 
     def check(self, place: Place) -> int:
         """The same for whoever does not know the key: the size. Raises Erasure."""
-        with self._opened(place) as fd:
-            raw = memoryview(bytearray(place.size))
-            self._read_all(fd, [raw])
+        blob = new_blob(place.cost)
+        self._read(place, 0, blob.view)
+        raw = blob.view[: place.size]
         found = read_header(raw)
         start = header_bytes(found.encoded_key)
         if name_of(found.encoded_key) != place.name:
@@ -142,28 +142,12 @@ class Directory:
             raise Erasure("the bytes are not what their digest says")
         return found.size
 
-    @contextmanager
-    def _opened(self, place: Place) -> Iterator[int]:
-        fd = self.files.open(place.path, READ, self.chunks)
-        try:
-            # Before room is made for so many bytes.
-            if self.files.stat(fd).st_size != place.size:
-                raise Erasure("the file is not as long as it was")
-            yield fd
-        finally:
-            self.files.close(fd)
-
-    def _read_all(self, fd: int, buffers: list[memoryview]) -> None:
-        offset = 0
-        while buffers:
-            got = self.files.preadv(fd, buffers, offset)
-            if not got:
-                raise Erasure("the file is too short")
-            offset += got
-            while buffers and got >= len(buffers[0]):
-                got -= len(buffers.pop(0))
-            if buffers:
-                buffers[0] = buffers[0][got:]
+    def _read(self, place: Place, head_bytes: int, rest: memoryview) -> bytes:
+        # *rest* has whole pages, so that it can be read past the kernel's cache.
+        head = self.files.load(place.path, self.chunks, place.size, head_bytes, rest)
+        if head is None:
+            raise Erasure("the file is not as long as it was")
+        return head
 
     def delete(self, place: Place) -> None:
         """Also what is gone already."""

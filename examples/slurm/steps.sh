@@ -11,16 +11,18 @@ APP=${APP:-app.py}
 MNT=${MNT:-/tmp/copper_mnt-$SLURM_JOB_ID}
 MEET=${MEET:-$HOME/.copperfs/rendezvous}
 
+# A process on each node, and beside what else runs there.
+each="srun ${SRUN_FLAGS:-} --overlap --ntasks=$SLURM_NNODES --ntasks-per-node=1"
+
 mkdir -p "$(dirname "$MEET")"
-srun ${SRUN_FLAGS:-} --overlap --ntasks-per-node=1 mkdir -p "$MNT"
-srun ${SRUN_FLAGS:-} --overlap --ntasks-per-node=1 \
-    ${COPPERFS:-copperfs} mount --foreground "$MNT" --rendezvous "$MEET" --shared "$SHARED" &
+$each mkdir -p "$MNT"
+$each ${COPPERFS:-copperfs} mount --foreground "$MNT" --rendezvous "$MEET" --shared "$SHARED" &
 mounts=$!
-# Ends the mounts, also if a step fails; the one above was step 0, so this is step 1.
-trap 'scancel --signal=TERM "$SLURM_JOB_ID.1"; wait $mounts || true' EXIT
+# Also if a step fails. The step of the mounts ends with them.
+trap '$each ${COPPERFS:-copperfs} umount --lazy "$MNT"; wait $mounts || true' EXIT
 
 # Each node waits for its own mount, a minute at most.
-srun ${SRUN_FLAGS:-} --overlap --ntasks-per-node=1 sh -c '
+$each sh -c '
     for i in $(seq 600); do grep -q " $0 " /proc/self/mountinfo && exit; sleep 0.1; done; exit 1
 ' "$MNT"
 

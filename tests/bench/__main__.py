@@ -1,4 +1,4 @@
-"""`python -m tests.bench`: choose, run, print one table, write JSON."""
+"""`python -m tests.bench`: choose, run, print one table, write JSON, and pictures beside it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from tests.bench import (
     bench_placement,
     bench_push,
     bench_sequential,
+    bench_simulated,
     bench_small_files,
     bench_store,
     bench_throughput,
     bench_transport,
     packages,
+    plots,
 )
 from tests.bench.client import Client
 from tests.bench.lab import FAILURES, Context
@@ -60,6 +62,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "chunk-size": bench_chunk_size.run,
     "small-files": bench_small_files.run,
     "throughput": bench_throughput.run,
+    "simulated": bench_simulated.run,
 }
 
 
@@ -196,7 +199,8 @@ def main() -> int:
     printed.print(table(measures))
     for note in context.notes:
         printed.print(f"note: {note}", markup=False)
-    printed.print(f"written: {options.json}", markup=False)
+    for path in [options.json, *plots.write(report, options.json.parent / "plots")]:
+        printed.print(f"written: {path}", markup=False)
     wanted = not options.contestants or JUDGED in options.contestants
     measured = all(JUDGED in measure.samples for measure in measures)
     return 0 if measures and (measured or not wanted) else 1

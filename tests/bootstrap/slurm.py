@@ -48,8 +48,9 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def lacking() -> list[str]:
-    """What of Slurm is not installed here."""
-    return [each for each in PARTS if shutil.which(each, path=_PATH) is None]
+    """What of Slurm is not installed here, or else is missing for one of our own."""
+    found = [f"{each} is not installed" for each in PARTS if shutil.which(each, path=_PATH) is None]
+    return found if os.geteuid() == 0 else [*found, "it needs root"]
 
 
 def free_ports(count: int) -> list[int]:

@@ -15,7 +15,7 @@ from tests.bootstrap.mpis import installed
 from tests.bootstrap.slurm import Slurm, lacking
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
 
-pytestmark = [pytest.mark.mount, pytest.mark.long]
+pytestmark = pytest.mark.mount
 
 NODES = 3
 RANK = Path(__file__).parent / "rank.sh"
@@ -24,10 +24,7 @@ RANK = Path(__file__).parent / "rank.sh"
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if lacking():
-        pytest.skip(
-            f"Slurm is not installed: there is no {', '.join(lacking())}; make test-long installs "
-            "Debian's slurm-wlm"
-        )
+        pytest.skip(f"no Slurm: {', '.join(lacking())}")
     with Slurm(tmp_path_factory.mktemp("slurm") / "own", NODES) as running:
         yield running
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.slurm import Slurm, lacking
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
+from tests.standin import StandIn
 from tests.unit.test_layers import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -129,13 +131,80 @@ def test_ranks_of_a_pbs_job_share_a_mount(site: Site, name: str) -> None:
     site.check(example(name, site.variables() | job), 4, "/tmp/copperfs-0-pbs.123.pbs-")
 
 
+# ---- PyTorch, over the data tier -----------------------------------------------------------------
+
+TORCH = (Path(sys.prefix) / "torch").resolve()  # an environment of its own (tests/setup.sh)
+SAMPLES = 48  # of each of two classes
+SAMPLE_BYTES = 3 * 64 * 64
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Iterator[StandIn]:
+    """What can be told apart, on a filesystem without pages of its own: each read is counted."""
+    files = tmp_path / "files"
+    rng = random.Random(7)
+    for name, least in (("dark", 0), ("light", 100)):
+        (files / name).mkdir(parents=True)
+        for number in range(SAMPLES):
+            content = bytes(rng.randrange(least, least + 156) for _ in range(SAMPLE_BYTES))
+            (files / name / f"{number:03}.raw").write_bytes(content)
+    mountpoint = tmp_path / "lus" / "dataset"
+    mountpoint.mkdir(parents=True)
+    with StandIn(files, mountpoint) as standin:
+        yield standin
+
+
+def test_a_training_reads_its_dataset_once_for_all_nodes(tmp_path: Path, dataset: StandIn) -> None:
+    """As job.sh says, on three nodes of a rank each, which are told apart by their mount points.
+    PyTorch is read through the mount as well."""
+    mpiexec = shutil.which("mpiexec.mpich")
+    if mpiexec is None:
+        pytest.skip("MPICH is not installed")
+    if not TORCH.exists():
+        pytest.skip("pip knows no PyTorch for CPUs")
+    command = tmp_path / "copperfs"
+    command.write_text(
+        "#!/bin/sh\nshift; unset MPI_LOCALNRANKS\n"
+        f"exec {' '.join(COPPERFS)} run --mountpoint {tmp_path}/m$PMI_RANK "
+        f"--node-name n$PMI_RANK --nodes {NODES} --rendezvous {tmp_path}/meet --wait-all "
+        '--listen lo --memory 256MiB --tier-memory 64MiB "$@"\n'
+    )
+    command.chmod(0o755)
+    variables = {
+        "LAUNCH": f"{mpiexec} -n {NODES}", "COPPERFS": str(command), "ENV_DIR": str(TORCH),
+        "SHARED": f"{TORCH} {dataset.mountpoint}", "DATA_DIR": str(dataset.mountpoint),
+        "TIER_DIR": f"{tmp_path}/nvme-%h", "TIER_SIZE": "256MiB",
+        "APP": str(EXAMPLES / "pytorch/train.py"), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    output = example("pytorch/job.sh", variables)
+    told = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert {(each["rank"], each["epoch"]) for each in told} == {
+        (rank, epoch) for rank in range(NODES) for epoch in range(3)
+    }, output
+    for each in told:
+        mountpoint = f"{tmp_path}/m{each['rank']}"
+        assert each["samples"] == 2 * SAMPLES // NODES
+        assert each["data"] == f"{mountpoint}{dataset.mountpoint}/dark/000.raw"
+        assert each["torch"].startswith(f"{mountpoint}{TORCH}/")
+    for rank in range(NODES):
+        losses = [each["loss"] for each in told if each["rank"] == rank]
+        assert losses[-1] < losses[0], "it learns"
+    once = {
+        f"{name}/{number:03}.raw": SAMPLE_BYTES
+        for name in ("dark", "light")
+        for number in range(SAMPLES)
+    }
+    assert dataset.counts().read_bytes == once, "each byte once, in all epochs of all nodes"
+    assert not any(is_mounted(tmp_path / f"m{node}") for node in range(NODES))
+
+
 # ---- Slurm, a real one ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if lacking() or shutil.which("sbatch") is None:
-        pytest.skip(f"Slurm is not installed: there is no {', '.join(lacking())}")
+        pytest.skip(f"no Slurm: {', '.join(lacking())}")
     with Slurm(tmp_path_factory.mktemp("slurm") / "own", NODES) as running:
         yield running
 
@@ -148,23 +217,36 @@ def batch(
     where: Path,
     nodes: int = NODES,
 ) -> str:
-    """``sbatch`` it and wait; what it printed. All nodes are this machine, and are told apart by
-    the number that Slurm gives them."""
+    """``sbatch`` it, and what it printed. (``--wait`` would look too seldom.) All nodes are this
+    machine, and are told apart by the number that Slurm gives them."""
     output = where / "output"
     done = subprocess.run(
         [
-            "sbatch", "--wait", f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--account=",
+            "sbatch", "--parsable", f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--account=",
             "--gpus-per-task=0", f"--output={output}", EXAMPLES / name,
         ],
         env=slurm.env | variables | {"SRUN_FLAGS": "--mpi=none"},
         capture_output=True, text=True, timeout=WITHIN_S, check=False,
     )  # fmt: skip
-    said = output.read_text() if output.exists() else ""
-    assert done.returncode == 0, done.stderr + said
+    assert done.returncode == 0, done.stderr
+    shown = ["scontrol", "--oneliner", "show", "job", done.stdout.strip()]
+
+    def state() -> str:
+        said = subprocess.run(
+            shown, env=slurm.env, capture_output=True, text=True, timeout=WITHIN_S, check=True
+        )
+        return said.stdout.partition("JobState=")[2].partition(" ")[0]
+
+    eventually(
+        lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"),
+        "the job has ended",
+        WITHIN_S,
+    )
+    said = output.read_text()
+    assert state() == "COMPLETED", said
     return said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["slurm/job.sh", "frontier/job.sh"])
 def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
     slurm: Slurm, site: Site, name: str
@@ -179,20 +261,20 @@ def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
     assert not any(is_mounted(site.where / f"m{node}") for node in range(NODES))
 
 
-@pytest.mark.long
 def test_steps_share_a_mount_that_another_step_holds(slurm: Slurm, site: Site) -> None:
     """On one node: several on one machine would need a mount point each, and a job has one."""
     mountpoint = site.where / "mnt"
-    variables = site.variables("--listen lo") | {
+    variables = site.variables() | {
+        "COPPERFS_LISTEN": "lo",
         "MNT": str(mountpoint),
         "MEET": str(site.where / "meet"),
     }
     output = batch(slurm, "slurm/steps.sh", 2, variables, site.where, nodes=1)
     site.check(output, 4, str(mountpoint))
+    assert output.count(f"is mounted at {mountpoint}") == 1, "one on each node"
     eventually(lambda: not is_mounted(mountpoint), "it is unmounted")
 
 
-@pytest.mark.long
 def test_an_epilog_removes_what_a_killed_job_has_left(site: Site) -> None:
     mountpoint = site.where / "mnt"
     process = subprocess.Popen(

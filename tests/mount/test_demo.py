@@ -24,6 +24,14 @@ def what_is_left() -> list[Path]:
     return [*mounts_below(BUILD), *BUILD.glob("demo-*")]
 
 
+def shape(printed: str) -> list[str]:
+    """The lines, without their numbers and what depends on how wide those are."""
+    return [
+        re.sub(r"[ ━─]+", " ", re.sub(r"\d[\d,.]*", "N", line)).strip()
+        for line in printed.splitlines()
+    ]
+
+
 def start() -> subprocess.Popen[str]:
     return subprocess.Popen(
         DEMO,
@@ -63,6 +71,12 @@ def test_the_source_is_read_once_and_a_second_import_reaches_no_daemon() -> None
         printed,
     )
     assert once is not None, printed
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(
+        r"^\$ make demo\n(?:setup: [^\n]*\n)*(.*?)^```", readme, re.MULTILINE | re.DOTALL
+    )
+    assert shown is not None
+    assert shape(printed) == shape(shown[1]), "the session in the README is one of today's"
     assert (once[1], once[3]) == (once[2], once[4])
     assert re.search(r"With it, warm: 0 operations", printed), printed
     assert set(what_is_left()) <= before

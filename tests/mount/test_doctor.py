@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import copperfs
+from tests.mount.helpers import BECOME, NOBODY, copperfs, run
 from tests.mount.jobs import Job
 
 
@@ -68,6 +69,16 @@ def test_a_killed_daemon_is_told_of(mounted: Mounter) -> None:
     _, document = doctor()
     (dead,) = about(document, "mounts", str(mount.mountpoint))
     assert (dead["verdict"], dead["remedy"]) == ("warning", "copperfs umount --stale")
+
+
+def test_a_mount_of_somebody_else_is_not_called_gone(mounted: Mounter) -> None:
+    """It refuses all others; that says nothing of it."""
+    imports = "import copperfs.fuse.mounting; from copperfs.cli.examination import *\n"
+    ask = "print([each.found for each in mount_state(Machine(None))])\n"
+    mount = mounted()
+    done = run([sys.executable, "-c", imports + BECOME.format(user=NOBODY) + ask])
+    assert done.returncode == 0, done.stderr
+    assert str(mount.mountpoint) not in done.stdout
 
 
 def test_the_nodes_of_a_job_are_looked_at(source: Path, tmp_path: Path) -> None:

@@ -10,12 +10,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from copperfs.errors import MountError
+from copperfs.fuse.mounting import unmount
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import (
+    COMMAND_TIMEOUT_S,
     COPPERFS,
     NOBODY,
     PROJECT,
@@ -200,6 +204,39 @@ def test_unmounting_what_is_not_ours_is_refused(source: Path, tmp_path: Path) ->
         assert done.returncode == 1
         assert "not one of copperfs" in done.stderr
         assert is_mounted(tmp_path / "bind")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others unmount by fusermount3, which looks itself")
+@pytest.mark.parametrize("lazy", [False, True])
+def test_root_unmounts_nothing_through_a_link(source: Path, tmp_path: Path, lazy: bool) -> None:
+    """Or the owner of a dead mount could have the next ``umount --stale`` unmount anything."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with bind_mounted(source, tmp_path / "theirs/mnt"):
+        with pytest.raises(MountError, match="cannot be unmounted: Not a directory"):
+            unmount(str(tmp_path / "link/mnt"), lazy=lazy)
+        assert is_mounted(tmp_path / "theirs/mnt")
+
+
+@pytest.mark.parametrize("threads", ["2", "0"], ids=["front", "plain"])
+def test_told_to_end_as_soon_as_it_is_mounted_it_leaves_nothing(
+    source: Path, tmp_path: Path, threads: str
+) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    flags = ("--source", source, "--foreground", "--front-threads", threads)
+    daemon = subprocess.Popen([*COPPERFS, "mount", mountpoint, *flags], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + COMMAND_TIMEOUT_S
+        while not is_mounted(mountpoint) and time.monotonic() < until:
+            pass  # no pause: it is about the first milliseconds
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(COMMAND_TIMEOUT_S) == 0
+        assert not is_mounted(mountpoint)
+    finally:
+        daemon.kill()
+        if is_mounted(mountpoint):
+            copperfs("umount", "--lazy", mountpoint)
 
 
 def test_in_the_foreground_it_stays_until_interrupted(source: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.mount.helpers import (
     eventually,
     is_mounted,
     is_running,
+    run,
 )
 
 RUNNERS = 12
@@ -342,6 +343,32 @@ def test_all_are_told_why_there_is_no_mount(
         assert code == 125
         assert "1 of 2 nodes" in errors, errors
     assert not is_mounted(mountpoint)
+
+
+def test_nodes_meet_in_a_home_that_has_never_seen_copperfs(
+    start: Start, mountpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    process = start(
+        *("--nodes", "2", "--launch-timeout", "2", "--", "true"),
+        env={"HOME": str(tmp_path / "home")},
+    )
+    code, _, errors = ended(process)
+    assert code == 125
+    assert "waiting for 1 of 2 nodes" in errors  # and not: cannot be made
+    assert (tmp_path / "home/.copperfs").stat().st_mode & 0o777 == 0o700
+    assert not is_mounted(mountpoint)
+
+
+def test_a_directory_that_was_made_for_a_mount_that_failed_is_gone(
+    source: Path, tmp_path: Path
+) -> None:
+    meet = tmp_path / "meet"
+    job = f"failed{os.getpid()}"
+    flags = ("--source", source, "--nodes", "2", "--rendezvous", meet, "--launch-timeout", "1")
+    done = run([*COPPERFS, "run", *flags, "--", "true"], env={"SLURM_JOB_ID": job})
+    assert done.returncode == 125
+    assert list(Path("/tmp").glob(f"copperfs-*-slurm.{job}-*")) == []
 
 
 # ---- by launchers -------------------------------------------------------------------------------

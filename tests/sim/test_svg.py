@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from copperfs.sim.svg import Chart, Line, Log, line_chart
+from copperfs.sim.svg import Bars, Chart, Line, Log, bar_chart, line_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 LINES = (
@@ -29,3 +29,23 @@ def test_powers_of_ten_are_evenly_far_apart() -> None:
     scale = Log([32, 8300], 0, 300)
     assert scale.ticks == [10, 100, 1000, 10000]
     assert [scale.at(tick) for tick in scale.ticks] == pytest.approx([0, 100, 200, 300])
+
+
+@pytest.mark.parametrize("powers", [False, True])
+def test_bars(powers: bool) -> None:
+    bars = Bars(
+        "title", "across", "ratio", ["a long name that is folded", "b"],
+        {"ours": [1.25, 0.5], "theirs": [None, 80]},
+        marks=["killed", ""], level=1, numbers=True, powers=powers, note="a note",
+    )  # fmt: skip
+    tree = ElementTree.fromstring(bar_chart(bars))
+    texts = [each.text for each in tree.iter(f"{SVG}text")]
+    assert {"1.25", "0.5", "80", "ours", "theirs", "killed", "a note", "b"} <= set(texts)
+    drawn = [each for each in tree.iter(f"{SVG}rect") if each.attrib["width"] != "10"]
+    assert len(drawn) == 3, "and none where there is no value"
+    lengths = [float(each.attrib["height"]) for each in drawn]
+    assert 0 < lengths[1] < lengths[0] < lengths[2]
+    floors = [float(each.attrib["y"]) + float(each.attrib["height"]) for each in drawn]
+    assert floors == pytest.approx([360] * 3, abs=0.11)
+    height = float(tree.attrib["viewBox"].split()[3])
+    assert all(float(each.attrib["y"]) < height for each in tree.iter(f"{SVG}text"))

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from copperfs.store.files import RealFiles
+from copperfs.store.files import RealFiles, load_in_steps
 
 
 @dataclass
@@ -45,6 +45,11 @@ class FaultyFiles(RealFiles):
     def open(self, path: str, flags: int, directory: int | None = None) -> int:
         self._step("open")
         return super().open(path, flags, directory)
+
+    def load(
+        self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+    ) -> bytes | None:
+        return load_in_steps(self, path, directory, size, head_bytes, rest)
 
     def stat(self, fd: int) -> os.stat_result:
         self._step("stat")
@@ -88,6 +93,11 @@ class ShortFiles(RealFiles):
     """Reads and writes a few bytes at a time, as the kernel may."""
 
     bytes_max: int = 1000
+
+    def load(
+        self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+    ) -> bytes | None:
+        return load_in_steps(self, path, directory, size, head_bytes, rest)
 
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         return super().preadv(fd, [memoryview(buffers[0])[: self.bytes_max]], offset)

@@ -1,8 +1,11 @@
 """The store on disk: restarts, directories that are refused, disks that are full, fail or hang."""
 
 import errno
+import itertools
 import math
+import mmap
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,8 +24,10 @@ from copperfs.errors import StoreError
 from copperfs.runtime.peers import Blobs
 from copperfs.runtime.tier import TierDisk
 from copperfs.store.disk import PROBE_BYTES, DiskLimits, DiskStore, open_store
+from copperfs.store.files import Files, RealFiles
 from copperfs.store.layout import LOCK_TEXT
 from copperfs.types import FetchId
+from tests.bench.dataset import give_back
 from tests.net.world import trio_test
 from tests.store.faulty import FaultyFiles, ShortFiles
 from tests.store.lab import (
@@ -151,6 +156,104 @@ async def test_short_reads_and_writes_are_finished(tmp_path: FilePath) -> None:
             for number in range(3):
                 assert await holds_bytes(store, number)
             assert (await store.scrub()).erasures == 0
+
+
+LARGE = (70_000, 1 << 20, (1 << 20) - 1)
+
+
+async def all_hold(path: FilePath, files: Files | None) -> None:
+    async with disk_store(path, files=files) as store:
+        for number, size in enumerate(LARGE):
+            store.put_nowait(key(number), chunk(number, size))
+        await store.wait_moved()
+        os.sync()
+        for file in chunk_files(path):
+            give_back(file)
+        for number, size in enumerate(LARGE):
+            assert await holds_bytes(store, number, size)
+        assert (await store.scrub()).erasures == 0
+
+
+def is_cached(file: FilePath) -> bool:
+    """Whether the kernel has the first page of *file*."""
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+@trio_test
+async def test_large_chunks_are_read_past_the_cache_of_the_kernel(tmp_path: FilePath) -> None:
+    await all_hold(tmp_path / "store", None)
+    assert [is_cached(each) for each in chunk_files(tmp_path / "store")] == [False] * len(LARGE)
+    await all_hold(tmp_path / "store", ShortFiles())  # as if it could not be built
+    assert [is_cached(each) for each in chunk_files(tmp_path / "store")] == [True] * len(LARGE)
+
+
+@pytest.fixture
+def ramfs(tmp_path: FilePath) -> Iterator[FilePath]:
+    """A filesystem that keeps its files in the cache and nowhere else."""
+    subprocess.run(["mount", "-t", "ramfs", "none", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@as_root
+@trio_test
+async def test_a_filesystem_that_has_no_way_past_the_cache_is_read_through_it(
+    ramfs: FilePath,
+) -> None:
+    os.close(os.open(ramfs / "file", os.O_CREAT))
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.open(ramfs / "file", os.O_RDONLY | os.O_DIRECT)
+
+    class Roomy(RealFiles):
+        def free_bytes(self, fd: int) -> int:
+            return 1 << 40  # it does not say
+
+    await all_hold(ramfs / "store", Roomy())
+
+
+def test_what_is_loaded_at_once_is_what_is_loaded_in_steps(tmp_path: FilePath) -> None:
+    """At all lengths around pages, in buffers that begin at a page and in others."""
+    raw = random.Random("load").randbytes(3 * 4096)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for size in (0, 1, 4095, 4096, 4097, 8192, 3 * 4096 - 1, 3 * 4096):
+            (tmp_path / "file").write_bytes(raw[:size])
+            for head_bytes in (0, 4096):
+                for skipped, stated in itertools.product((0, 1, 512), (size, size + 1)):
+                    if stated < head_bytes:
+                        continue
+                    found = []
+                    for load in (RealFiles().load, FaultyFiles().load):
+                        rest = memoryview(mmap.mmap(-1, 4 * 4096))[skipped:]
+                        head = load("file", directory, stated, head_bytes, rest)
+                        whole = None if head is None else head + rest[: size - head_bytes]
+                        found.append(whole)
+                    assert found == [raw[:size] if stated == size else None] * 2
+    finally:
+        os.close(directory)
+
+
+def test_what_cannot_be_loaded_is_an_error(tmp_path: FilePath) -> None:
+    (tmp_path / "link").symlink_to("file")
+    directory = os.open(tmp_path, os.O_RDONLY)
+    rest = memoryview(bytearray(4096))
+    try:
+        for files in (RealFiles(), FaultyFiles()):
+            for name, number in (("nothing", errno.ENOENT), ("link", errno.ELOOP)):
+                with pytest.raises(OSError, match=os.strerror(number)) as raised:
+                    files.load(name, directory, 1, 0, rest)
+                assert raised.value.errno == number
+    finally:
+        os.close(directory)
+    with pytest.raises(ValueError, match="does not fit"):
+        RealFiles().load("file", directory, 4097, 0, rest)
 
 
 # ---- damage --------------------------------------------------------------------------------------

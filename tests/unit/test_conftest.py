@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import mounts_below
+from tests.conftest import NO_SKIPS_VARIABLE, mounts_below
 
 CONFTEST = Path(__file__).parent.parent / "conftest.py"
 
@@ -102,3 +102,30 @@ def test_it():
     result = outcome_of(tests_of_its_own, test, passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["LEFT BEHIND by the tests, now cleaned up: process *copperfs*"])
+
+
+SKIPS = """
+def test_fine(): pass
+def test_left_out(): pytest.skip("no browser")
+@pytest.mark.skipif(True, reason="no root")
+def test_marked(): pass
+@pytest.mark.xfail
+def test_known(): assert False
+"""
+
+
+def test_what_is_skipped_fails_where_nothing_may_be(
+    tests_of_its_own: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(NO_SKIPS_VARIABLE, raising=False)
+    outcome_of(tests_of_its_own, SKIPS, passed=1, skipped=2, xfailed=1)
+    monkeypatch.setenv(NO_SKIPS_VARIABLE, "1")
+    result = outcome_of(tests_of_its_own, SKIPS, passed=1, failed=1, errors=1, xfailed=1)
+    result.stdout.fnmatch_lines(["*and this was skipped:*no browser*"])
+
+
+def test_a_module_that_is_skipped_fails_there_too(
+    tests_of_its_own: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NO_SKIPS_VARIABLE, "1")
+    outcome_of(tests_of_its_own, "pytest.importorskip('no_such_module')", errors=1)

@@ -53,6 +53,19 @@ def test_every_command_says_its_exit_codes_and_explains_its_arguments(page: Page
         assert each.help or each.metavar in ("MNT", "MOUNTPOINT", "COMMAND", "DIR"), each
 
 
+# What prints nothing of its own, or what it was asked to print as it is.
+WITHOUT_JSON = {
+    *("mount", "run", "record", "keygen", "completion", "pfs-sim"),
+    *(f"cluster {word}" for word in ("kill", "start", "stop", "cont", "cut", "drop", "heal")),
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_prints_prints_json(page: Page) -> None:
+    has_json = any("--json" in each.flags for each in page.arguments)
+    assert has_json != (page.name in WITHOUT_JSON)
+
+
 # ---- man -----------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,12 @@ CHUNKS = 1000
 VERSION = Version(CHUNKS * MIB, 0, 0, 0)
 
 
-def ahead(rows: Rows, begins_in: int, ends_in: int | None = None) -> list[int]:
+def ahead(
+    rows: Rows, begins_in: int, ends_in: int | None = None, *, begins: bool = False
+) -> list[int]:
     key = ChunkKey(Path(b"large"), VERSION, begins_in)
-    return [each.index for each in rows.next(key, begins_in if ends_in is None else ends_in)]
+    ends_in = begins_in if ends_in is None else ends_in
+    return [each.index for each in rows.next(key, ends_in, begins=begins)]
 
 
 def test_with_each_read_of_a_row_more_is_fetched_up_to_a_bound() -> None:
@@ -60,3 +63,17 @@ def test_one_in_the_middle_is_left_to_be_asked_for() -> None:
     assert markers == [4, 7], "one from the read before"
     assert ahead(rows, 7) == list(range(8, 16)), "those before it were read unasked"
     assert not rows.is_marker(ChunkKey(path, VERSION, 7))
+
+
+def test_who_begins_with_the_whole_first_chunk_reads_a_row() -> None:
+    rows = Rows(MIB)
+    assert ahead(rows, 0, begins=True) == [1, 2]
+    assert ahead(rows, 1) == [2, 3, 4, 5]
+
+
+def test_a_small_file_is_asked_for_once() -> None:
+    rows = Rows(MIB)
+    version = Version(3 * MIB - 5, 0, 0, 0)
+    first, *others = [ChunkKey(Path(b"small"), version, index) for index in range(3)]
+    assert rows.next(first, 0, begins=True) == others
+    assert not any(rows.is_marker(each) for each in others), "nothing is behind them"

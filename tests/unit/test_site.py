@@ -51,6 +51,11 @@ def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
         assert not re.search(r"<(script|link|img)[^>]+(src|href)=.?https?://", text), page
 
 
+def test_every_document_can_be_found_in_the_navigation() -> None:
+    named = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= named
+
+
 @pytest.mark.parametrize(
     "link",
     ["[gone](gone.md)", "[gone](options.md#gone)", "![gone](gone.svg)", "[x](../README.md#no)"],

@@ -1,0 +1,72 @@
+"""What one peer costs must not grow with how many others there are: an owner of chunks that all
+nodes want has thousands of connections. Counted are lines of Python, not time."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from copperfs.core.events import Event, Heard, PeerDown, PeerUp, Probed, Start
+from copperfs.core.messages import Heartbeat
+from copperfs.core.node import Node
+from copperfs.core.policy import Policy
+from copperfs.core.state import Limits
+from copperfs.core.trees import Trees
+from copperfs.types import NodeId
+
+NODES = 5000
+LIMITS = Limits(1 << 30, 1 << 20, None, 60.0, chunk_bytes=1 << 20, tier_memory_bytes=1 << 30)
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """How many lines of Python *work* takes."""
+    count = 0
+
+    def trace(frame: FrameType, what: str, _: Any) -> Any:
+        nonlocal count
+        count += what == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def node_with(peers: int) -> Node:
+    """The root of a large job, to which so many others are connected."""
+    node = Node(Policy(b"/source", b"/mnt"), LIMITS, Trees(NODES, NodeId(0), fanout=2))
+    node.step(1.0, Start())
+    for number in range(1, peers + 1):
+        node.step(1.0, PeerUp(NodeId(number)))
+    return node
+
+
+LAST = NodeId(NODES - 1)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [PeerUp(LAST)],
+        [PeerUp(LAST), PeerDown(LAST)],
+        [PeerUp(LAST), PeerDown(LAST), Probed(LAST, refused=True)],
+        [PeerUp(LAST), Heard(LAST, Heartbeat(1, 0, wants_answer=True))],
+    ],
+    ids=["comes", "goes", "has ended", "says something"],
+)
+def test_one_that_changes_costs_the_same_however_many_others_are_there(
+    events: list[Event],
+) -> None:
+    def happens(node: Node) -> int:
+        for event in events[:-1]:
+            node.step(2.0, event)
+        return lines_of(lambda: node.step(2.0, events[-1]))
+
+    few, many = happens(node_with(20)), happens(node_with(2000))
+    assert many <= few + 50, f"{few} lines with 20 others, {many} with 2000"

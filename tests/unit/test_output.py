@@ -1,0 +1,61 @@
+"""A sign of life is shown to whoever waits at a terminal, and to nobody else."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+WITHIN_S = 30.0
+SCRIPT = """\
+import sys, time
+from copperfs.cli.output import waiting
+with waiting("so far nothing") as say:
+    say("three of four")
+    time.sleep(float(sys.argv[1]))
+print("done")
+"""
+
+
+def on_terminal(seconds: float, **variables: str) -> str:
+    """What a terminal is given on standard error; standard output is a pipe."""
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(seconds)],
+            stdout=subprocess.PIPE, stderr=theirs, timeout=WITHIN_S, check=True, text=True,
+            env=os.environ | {"TERM": "xterm"} | variables,
+        )  # fmt: skip
+        assert done.stdout == "done\n"
+        os.write(theirs, b"END")
+        seen = b""
+        while not seen.endswith(b"END"):
+            seen += os.read(ours, 65536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return seen.decode().removesuffix("END")
+
+
+def test_who_waits_long_is_shown_what_for() -> None:
+    assert "three of four" in on_terminal(1.5)
+
+
+def test_what_is_quick_flickers_not() -> None:
+    assert on_terminal(0.0) == ""
+
+
+def test_a_file_gets_none_of_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "1.5"],
+        capture_output=True, text=True, timeout=WITHIN_S, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {}])
+def test_colours_are_off_with_no_color(variables: dict[str, str]) -> None:
+    assert ("\x1b[32m" in on_terminal(1.5, **variables)) is not bool(variables)
