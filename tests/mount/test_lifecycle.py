@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from copperfs.config import Settings
 from copperfs.errors import MountError
 from copperfs.fuse.mounting import unmount
+from copperfs.fuse.starting import starting_daemon
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import (
     COMMAND_TIMEOUT_S,
@@ -152,6 +154,26 @@ def test_a_source_that_hangs_at_mounting_can_be_given_up(source: Path, tmp_path:
             mounting.kill()
             mounting.communicate(timeout=10)
         eventually(lambda: not is_mounted(tmp_path / "mnt"), "nothing is mounted")
+
+
+def test_a_daemon_whose_command_is_killed_while_it_starts_leaves_no_mount(
+    source: Path, tmp_path: Path
+) -> None:
+    """Nobody would know of it."""
+    (tmp_path / "mnt").mkdir()
+    log = tmp_path / "log"
+    settings = Settings(
+        mountpoint=str(tmp_path / "mnt"),
+        source=str(source),
+        memory_bytes=64 << 20,
+        log_file=str(log),
+        log_level="info",
+    )
+    with starting_daemon(settings, "null") as daemon:
+        daemon.channel.close()  # as the end of a process does
+        assert daemon.process.wait(COMMAND_TIMEOUT_S) == 1
+    assert "was killed meanwhile: unmounting" in log.read_text()
+    assert not is_mounted(tmp_path / "mnt")
 
 
 # ---- unmounting ----------------------------------------------------------------------------------
