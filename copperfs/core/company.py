@@ -51,6 +51,8 @@ class Peer:
     probed: bool = False
     """Whether anybody listens there is being tried."""
     told_all_at: float = float("-inf")
+    asked_last_at: float = float("-inf")
+    """For a sign of life."""
 
 
 @dataclass(slots=True)

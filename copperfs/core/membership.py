@@ -71,6 +71,9 @@ class Membership:
     _tell_at: float | None = None
     _late_s: float = 0.0
     _late_at: float = float("-inf")
+    _much_late_s: float = 0.0
+    """When it was late for longer than that counts at once."""
+    _much_late_at: float = float("-inf")
     _believed_at: float = float("-inf")
     """When the view changed last."""
     _owing: list[NodeId] = field(default_factory=list)
@@ -168,14 +171,20 @@ class Membership:
         owing, self._owing = self._owing, []
         return owing
 
-    def heard(self, now: float, peer: NodeId) -> list[Action]:
-        """Anything came from it."""
+    def heard(self, now: float, peer: NodeId, *, answers: bool = True) -> list[Action]:
+        """Anything came from it. What answers nothing, as news do not, says that it lives, and not
+        that it hears: so it is no sign of life for who waits for one. It is asked again."""
         found = self._peers.get(peer)
         if found is None:
             return []
         seen, was_asked = found.seen, found.seen.asked_at is not None
-        seen.heard_at, seen.asked_at = now, None
-        seen.owed_since = None
+        seen.heard_at = now
+        if not answers:
+            if not was_asked or now < found.asked_last_at + self.patience.heartbeat_s:
+                return []
+            found.asked_last_at = now
+            return [Send(peer, self._heartbeat(wants_answer=True))]
+        seen.asked_at = seen.owed_since = None
         if self.links[peer].asked:
             self.owes(now, peer)
         if found.standing is Standing.GOOD or not seen.up:
@@ -295,6 +304,10 @@ class Membership:
         counted_s = min(late_s, self.patience.silent_s)
         if counted_s < late_s:
             self._discount(now, late_s)
+            if now <= self._much_late_at + LATE_FOR_S:
+                # Not for the first time: it was not stuck for once, it is loaded.
+                counted_s = max(counted_s, min(late_s, self._much_late_s))
+            self._much_late_s, self._much_late_at = late_s, now
         if counted_s >= self._late_s or now > self._late_at + LATE_FOR_S:
             self._late_s, self._late_at = counted_s, now
 
@@ -365,7 +378,8 @@ class Membership:
         return lost and now < seen.since + PROBE_FOR_S
 
     def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
-        self._peers[peer].seen.asked_at = now
+        found = self._peers[peer]
+        found.seen.asked_at = found.asked_last_at = now
         self._look_again(now, peer)
         return [Send(peer, self._heartbeat(wants_answer=True))]
 

@@ -94,7 +94,7 @@ class Peering:
             return membership.probed(now, event.peer, refused=event.refused)
         actions = self._take(now, event)
         if not isinstance(event, PeerUp | PeerDown):
-            actions += membership.heard(now, event.peer)
+            actions += membership.heard(now, event.peer, answers=_answers(event))
         return actions
 
     def reconsider(self, now: float) -> list[Action]:
@@ -345,3 +345,13 @@ class Peering:
         return actions + self.cache.take_pushed_listing(
             now, event.path, event.listing, event.fresh_for_s, offered=event.offered
         )
+
+
+def _answers(event: FromPeer) -> bool:
+    """Whether it comes because this node said something, and was heard."""
+    if isinstance(event, Heard):
+        message = event.message
+        if isinstance(message, Heartbeat):
+            return not message.wants_answer
+        return isinstance(message, GiveEntry | Refuse | Redirect | Return | Credit)
+    return isinstance(event, PartTaken | PartPassed | PartSpoiled | ListingTaken)

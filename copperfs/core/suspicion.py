@@ -16,8 +16,9 @@ Who waits for the source, however long, is none of these: it gives signs of life
 A late clock is no reason to suspect others: on a loaded machine this node wakes up late, and then
 those that it waits for had less time than it thinks. So its own lateness is added to each wait, up
 to ``silent_s``. Of more than that the time in which it did nothing does not count for those whom it
-is waiting for, but nobody is given as much again: else whoever was stuck for a second would wait
-for a second longer, twice, when another node is stuck soon after. And when it slept for longer than
+is waiting for, but nobody is given as much again, unless it happens more than once in a few
+seconds: else whoever was stuck for a second would wait for a second longer, twice, when another
+node is stuck soon after. And when it slept for longer than
 ``nap_s`` (it was stopped, or stuck) it forgets what it was waiting for.
 """
 
@@ -86,15 +87,15 @@ class Seen:
     """Nobody listens where it did, since it was lost."""
     heard_at: float = 0.0
     owed_since: float | None = None
-    """An answer is owed, and nothing was heard since then."""
+    """An answer is owed, and none came since then."""
     asked_at: float | None = None
-    """For a sign of life, since when nothing was heard."""
+    """For a sign of life, and gave none since then: it answered nothing."""
 
 
 def standing(now: float, seen: Seen, patience: Patience, late_s: float) -> Standing:
     """* not connected: *gone* if refused after it had been connected, or ``dead_s + late_s`` after
       it was lost, or ``reach_s`` after it was first wanted; else *lost*
-    * asked for a sign of life for ``dead_s - heartbeat_s + late_s``: *gone*
+    * asked for a sign of life for ``dead_s - heartbeat_s + late_s``, and nothing heard: *gone*
     * asked for one for ``silent_s + late_s``: *silent*
     * else *good*"""
     if not seen.up:
@@ -103,7 +104,7 @@ def standing(now: float, seen: Seen, patience: Patience, late_s: float) -> Stand
         return Standing.GONE if gone else Standing.LOST
     if seen.asked_at is None:
         return Standing.GOOD
-    if now >= seen.asked_at + _gone_after_s(patience, late_s):
+    if now >= max(seen.asked_at, seen.heard_at) + _gone_after_s(patience, late_s):
         return Standing.GONE
     return Standing.SILENT if now >= seen.asked_at + patience.silent_s + late_s else Standing.GOOD
 
@@ -130,7 +131,7 @@ def next_look(
     else:
         times = [
             seen.asked_at + patience.silent_s + late_s,
-            seen.asked_at + _gone_after_s(patience, late_s),
+            max(seen.asked_at, seen.heard_at) + _gone_after_s(patience, late_s),
         ]
     return min((each for each in times if each > now), default=None)
 

@@ -1,0 +1,63 @@
+"""What ``--events`` writes, and what becomes of it where it cannot be written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from copperfs.core.actions import Happened
+from copperfs.errors import MountError
+from copperfs.roster import Member, Roster
+from copperfs.runtime import chronicle
+from copperfs.runtime.chronicle import Chronicle
+from copperfs.types import NodeId
+
+
+def roster() -> Roster:
+    return Roster(
+        "job", tuple(Member(f"node{number}", f"tcp://n{number}:1", "") for number in range(3))
+    )
+
+
+def test_a_line_for_each_thing_that_happened(tmp_path: Path) -> None:
+    file = tmp_path / "events"
+    file.write_text("")
+    for seconds in (0.0021, None):
+        events = Chronicle(NodeId(2), roster(), str(file))
+        events.open()
+        events.note(Happened("gone", NodeId(0), "nobody listens", seconds))
+        events.note(Happened("refutes its end"))
+        events.close()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["what"], line["name"], line["took_ms"]) for line in lines] == [
+        ("gone", "node0", 2),
+        ("refutes its end", None, None),
+        ("gone", "node0", None),
+        ("refutes its end", None, None),
+    ], "what was there before stays"
+    times = [line["time"] for line in lines]
+    assert times == sorted(times)
+    assert {line["node"] for line in lines} == {2}
+
+
+def test_what_cannot_be_written_is_said_before_anything_else(tmp_path: Path) -> None:
+    with pytest.raises(MountError, match="missing/events cannot be written: No such file"):
+        Chronicle(NodeId(0), roster(), str(tmp_path / "missing" / "events")).open()
+
+
+def test_a_job_that_is_very_unwell_does_not_fill_the_disk(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected_warnings: Callable[[str], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected_warnings("is full")
+    monkeypatch.setattr(chronicle, "FILE_BYTES_MAX", 1000)
+    events = Chronicle(NodeId(0), roster(), str(tmp_path / "events"))
+    events.open()
+    for _ in range(100):
+        events.note(Happened("silent", NodeId(1)))
+    events.close()
+    assert 1000 < (tmp_path / "events").stat().st_size < 1300
+    assert "is full: what happens is only logged now" in caplog.text
