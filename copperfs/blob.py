@@ -43,10 +43,6 @@ else:
     BLOBS_ARE_SHARED = True
 
 
-PAGES_ABOVE = 64 << 10
-"""A shared blob that is larger has pages of its own (``BLOB_MAP_ABOVE`` in ``blob.h``)."""
-
-
 def new_blob(capacity: int) -> Blob:
     """An empty blob of the best kind there is."""
     return SharedBlob(capacity) if BLOBS_ARE_SHARED else PlainBlob(capacity)

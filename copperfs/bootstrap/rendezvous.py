@@ -26,9 +26,10 @@ the next start succeeds.
                   acks/NAME~NONCE~ROSTER
                   roster~SERIAL~ROSTER, go~ROSTER, failed~ROSTER
 
-A poll lists ``JOB``; those that may have to lead, also ``members``. The pause between polls grows
-to half a second, for thousands of nodes to more, so that they do not drown the filesystem that
-copperfs is there to protect.
+A poll lists ``JOB``; those that may have to lead, also ``members``, but not each time while one
+that comes before them is there: in a job of thousands without ranks (``copperfs run``) all of them
+would list all. The pause between polls grows to half a second, for thousands of nodes to more, so
+that they do not drown the filesystem that copperfs is there to protect.
 """
 
 import json
@@ -55,6 +56,8 @@ TELL_EVERY_S = 10.0
 TELL_FIRST_S = 2.0
 # Clocks of nodes and file servers may differ by so much.
 CLOCK_SKEW_S = 60.0
+# Of so many polls one lists the members, while another one leads.
+LISTS_ONE_IN = 8
 # The leader waits so long for the others to have read what it wrote at the end.
 LEAVE_WITHIN_S = 5.0
 _NO_RANK = "-"
@@ -130,6 +133,11 @@ class _Party:
         self.proposed: tuple[Card, ...] = ()
         self.serial = 0
         self.acknowledged = ""
+        self.proposal: dict[str, Any] | None = None
+        """What that says."""
+        self.leader: Card | None = None
+        """Another one that was first when the members were listed."""
+        self.polls_led = 0
         self.pause_max_s = POLL_MAX_S * max(1.0, meeting.nodes / POLLS_AT_ONCE)
 
     # --- the course of it ------------------------------------------------------------------------
@@ -166,7 +174,7 @@ class _Party:
         for name in names:
             if name.startswith("failed~"):
                 self._heed_failure(self.top / name)
-        if self._may_lead() and not self._follows(names):
+        if self._may_lead() and not self._follows(names) and not self._is_led():
             if self._lead():
                 return self._go(self.roster_id)
         elif not (self.members / str(self.card)).exists():
@@ -208,6 +216,13 @@ class _Party:
         other = self.acknowledged != self.roster_id
         return other and any(name.endswith(f"~{self.acknowledged}") for name in names)
 
+    def _is_led(self) -> bool:
+        """Whether the one that led is still there, as far as one file tells."""
+        self.polls_led += 1
+        if self.leader is None or self.polls_led % LISTS_ONE_IN == 0:
+            return False
+        return (self.members / str(self.leader)).exists()
+
     # --- everybody's part ------------------------------------------------------------------------
 
     def _acknowledge(self, names: list[str]) -> None:
@@ -219,16 +234,17 @@ class _Party:
                 return
             proposal = self._load(self.top / name)
             if proposal is not None and self.card.nonce in proposal["nonces"]:
-                self.acknowledged = roster_id
+                self.acknowledged, self.proposal = roster_id, proposal
                 self._write(self.acks / f"{self.card.name}~{self.card.nonce}~{roster_id}", {})
                 return
 
     def _go(self, roster_id: str) -> tuple[Roster, NodeId]:
-        found = [name for name in _listed(self.top) if name.endswith(f"~{roster_id}")]
-        proposal = None
-        for name in found:
-            if name.startswith("roster~"):
-                proposal = self._load(self.top / name)
+        # Of thousands of nodes it has megabytes, and all read it.
+        proposal = self.proposal if roster_id == self.acknowledged else None
+        if proposal is None:
+            for name in _listed(self.top):
+                if name.startswith("roster~") and name.endswith(f"~{roster_id}"):
+                    proposal = self._load(self.top / name)
         if proposal is None:
             raise LaunchError(f"the roster in {self.top} was removed; start all nodes again")
         roster = Roster.from_json(str(proposal["roster"]))
@@ -263,7 +279,8 @@ class _Party:
         """Propose a roster if all have come; whether all have acknowledged it."""
         cards = self._current_cards()
         self._check_own(cards)
-        if cards[0] != self.card:
+        self.leader = None if cards[0] == self.card else cards[0]
+        if self.leader is not None:
             return False
         if len(cards) > self.meeting.nodes:
             raise self._fail(

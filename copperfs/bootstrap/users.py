@@ -144,22 +144,33 @@ def counter_name(mountpoint: str) -> str:
     return f"\0copperfs/run/{os.getuid()}/{digest}"
 
 
-def come(mountpoint: str, hello: dict[str, object]) -> First | Use:
-    """Take part in the use of *mountpoint*, as the first or as another one."""
+def come(mountpoint: str, hello: dict[str, object], within_s: float = 30.0) -> First | Use:
+    """Take part in the use of *mountpoint*, as the first or as another one. Anybody may bind such a
+    name, and where the system's somaxconn is small more may come than the backlog takes until the
+    daemon begins to; hence *within_s*."""
     name = counter_name(mountpoint)
-    while True:
+    in_the_way = MountError(
+        f"another user, or a process that hangs, stands in the way of {mountpoint} on this node; "
+        "give another --mountpoint"
+    )
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
         try:
             sock.connect(name)
         except ConnectionRefusedError:
             pass  # nobody is there, or not yet
+        except OSError:
+            # Mostly the backlog is full.
+            sock.close()
+            time.sleep(TRY_AGAIN_S)
+            continue
         else:
             if not is_own(sock):
                 sock.close()
-                raise MountError(
-                    f"another user stands in the way of {mountpoint} on this node; give another "
-                    "--mountpoint"
-                )
+                raise in_the_way
+            sock.setblocking(True)
             use = Use(Line(sock))
             use.line.say(**hello)
             return use
@@ -169,8 +180,10 @@ def come(mountpoint: str, hello: dict[str, object]) -> First | Use:
             sock.close()  # somebody was faster
             time.sleep(TRY_AGAIN_S)
             continue
+        sock.setblocking(True)
         sock.listen(BACKLOG)
         return First(sock)
+    raise in_the_way
 
 
 def is_own(sock: socket.socket) -> bool:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.output or f"/tmp/copperfs-bugreport-{host}-{stamp}-{os.getpid()}.tar.gz"
     with waiting(f"gathering, for up to {DEADLINE_S:g} s"):
         gathered = gather(mountpoints, os.environ)
-        write(gathered, path)
+        write(gathered, path, new=arguments.output is None)
     if arguments.json:
         print_json(
             {

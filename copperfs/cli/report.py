@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import stat
 import tarfile
 import tempfile
 import time
@@ -40,6 +41,8 @@ _VARIABLES = re.compile(
     r"(COPPERFS_|SLURM_|PBS_|FLUX_|LSB_|OMPI_COMM|PMI_RANK|PMI_SIZE|PMIX_RANK|MPI_LOCAL|PALS_"
     r"|LANG|LC_|PATH$|LD_LIBRARY_PATH$|PYTHONPATH$)"
 )
+# Slurm's own SLURM_JWT lets whoever has it act as its user.
+_SECRET = re.compile(r"JWT|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|_KEY$")
 
 
 @dataclass(slots=True)
@@ -84,12 +87,16 @@ def _processes(stack: ExitStack, gathered: Gathered) -> dict[int, list[str]]:
     return logs
 
 
-def write(gathered: Gathered, path: str) -> None:
-    """As .tar.gz, for its owner only. ControlError if it cannot be."""
+def write(gathered: Gathered, path: str, *, new: bool) -> None:
+    """As .tar.gz, for its owner only. ControlError if it cannot be. *new*: nothing may be there,
+    since others can put something where everybody may write, and read what is written into it."""
     top = Path(path).name.partition(".")[0]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, flags, 0o600)
         with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                os.fchmod(fd, 0o600)  # it may have been there, and open to others
             for name, content in sorted(gathered.files.items()):
                 about = tarfile.TarInfo(f"{top}/{name}")
                 about.size, about.mode, about.mtime = len(content), 0o600, int(time.time())
@@ -173,7 +180,9 @@ def _about(environ: Mapping[str, str]) -> dict[str, object]:
         "uid": os.getuid(),
         "packages": {name: _version(name) for name in PACKAGES},
         "environment": {
-            name: value for name, value in sorted(environ.items()) if _VARIABLES.match(name)
+            name: "(left out)" if _SECRET.search(name) else value
+            for name, value in sorted(environ.items())
+            if _VARIABLES.match(name)
         },
     }
 

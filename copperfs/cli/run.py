@@ -182,7 +182,7 @@ def _use(settings: Settings, beside: "Companions", token: str, *, remove: bool) 
     timeout_s = DAEMON_STARTS_WITHIN_S + 2 * settings.launch_timeout_s
     hello: dict[str, object] = {"settings": asdict(settings), "token": token}
     for _ in range(TRIES_MAX):
-        came = come(settings.mountpoint, hello)
+        came = come(settings.mountpoint, hello, timeout_s)
         if isinstance(came, First):
             try:
                 use = _begin(settings, came, hello, beside.here, remove=remove)

@@ -38,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunk-size",
         type=parse_size,
-        default=0,
+        default="1MiB",
         metavar="SIZE",
-        help="have a data tier of such chunks, in the memory of each node (no)",
+        help="of the data tier in the memory of each node; default 1 MiB; 0: there is none, and "
+        "each node reads large files by itself",
     )
     parser.add_argument(
         "--push", action="store_true", help="push the set to all nodes before they want it"
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from copperfs.sim.costs import costs_of
-    from copperfs.sim.effects import AHEAD_MAX, STAND_FOR
+    from copperfs.sim.effects import AHEAD_MAX, STAND_FOR, TIER_MEMORY_BYTES
     from copperfs.sim.experiment import Experiment, run
     from copperfs.sim.world import Job
 
@@ -83,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         memory_bytes=arguments.memory,
         ahead_max=AHEAD_MAX,
         chunk_bytes=arguments.chunk_size,
+        tier_memory_bytes=TIER_MEMORY_BYTES,
     )
     experiment = Experiment(
         workload_of(arguments, nodes),

@@ -53,6 +53,9 @@ SPOILED_MAX = 3
 # Beyond so many looks that are out of date the heap of them is made anew.
 OUTDATED_MAX = 1024
 
+# Peers that are found silent within this time of the first are waited for together.
+SILENT_TOGETHER_S = 1.0
+
 # So many owners of a chunk may refuse it; then the source is read.
 REFUSING_MAX = 2
 
@@ -68,10 +71,6 @@ class Pending:
     """Of a listing, how many parts have come; of an object the fetch knows."""
     how: How = How.ANY
     """Of a chunk."""
-
-    @property
-    def is_as_owner(self) -> bool:
-        return self.how in (How.ANY, How.DIRECT)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +106,12 @@ class Fetch:
     """In the place of others, or it is about to be."""
     is_late: bool = False
     """It has waited for others long enough, whether they live or not."""
+    has_sounded: bool = False
+    """Those who would be asked next were asked for a sign of life."""
+    silent_at: float | None = None
+    """When the first of those that it should ask was found silent, or lost."""
+    is_doubted: bool = False
+    """Somebody asks this node in the place of those before it in the order of the chunk."""
     falls_at: float | None = None
     """When it takes its turn for that."""
     is_over: bool = False
@@ -188,6 +193,23 @@ class Asking:
         self.stats.resent += 1
         return self._go(now, fetch)
 
+    def owed(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """*peer* may be stuck, and so may those who would be asked in its place: they must not be
+        found so one by one. For the trees ``Membership`` sees to it."""
+        key = fetch.subject[2]
+        if fetch.has_sounded or not isinstance(key, ChunkKey):
+            return []
+        fetch.has_sounded = True
+        return self.routing.sound(now, key, {peer, *fetch.passed})
+
+    def _sound(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """*peer* is being asked in the place of others, and may be as they are."""
+        actions = self.routing.sound_one(now, peer)
+        key = fetch.subject[2]
+        if isinstance(key, ChunkKey):
+            actions += self.routing.sound(now, key, {*fetch.asks, *fetch.passed})
+        return actions
+
     def spoiled(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """What is asked again begins at the first part that is missing."""
         fetch.spoiled += 1
@@ -235,9 +257,10 @@ class Asking:
         for those who did not answer the asker (*passed*)."""
         if fetch.at_source:
             return []
-        waits_for = [peer for peer, each in fetch.asks.items() if not each.is_as_owner]
+        fetch.is_doubted = fetch.is_doubted or self.routing.is_asked_in_place(fetch.subject)
+        waits_for = [peer for peer, each in fetch.asks.items() if not each.how.is_of_owner]
         if not waits_for and fetch.named is None and not fetch.goes_up and not passed:
-            return []
+            return [] if self._has_good_ask(fetch) else self._go(now, fetch)
         actions: list[Action] = []
         for peer in waits_for:
             actions += self.withdraw(fetch, peer)
@@ -310,7 +333,7 @@ class Asking:
             fetch.goes_up = False  # to the owner, then, who may be one of them
             return
         # One that was named, or is above in the tree, has no chunk to give: it waits itself.
-        as_owners = [peer for peer, each in fetch.asks.items() if each.is_as_owner]
+        as_owners = [peer for peer, each in fetch.asks.items() if each.how.is_of_owner]
         fetch.passed.update(as_owners)
         if fetch.subject[0] is not Kind.CHUNK or self.routing.owners is None:
             return
@@ -345,6 +368,9 @@ class Asking:
             if actions is not None:
                 return actions
         way = self._way(now, fetch)
+        if way.skips and (fetch.silent_at is None or now >= fetch.silent_at + SILENT_TOGETHER_S):
+            fetch.silent_at = now
+            way = self._way(now, fetch)
         if way.peer is None and not way.in_place and not fetch.in_place:
             return self._read_source(fetch)
         self._look_by(fetch, self._patient_until(now, fetch))
@@ -354,7 +380,8 @@ class Asking:
                 return []
             # It was named by another, and is the owner now.
             withdrawn = [] if pending is None else self.withdraw(fetch, way.peer)
-            return withdrawn + self._ask(now, fetch, way.peer, goes_up=way.goes_up)
+            sounded = self._sound(now, fetch, way.peer) if way.skips or fetch.is_doubted else []
+            return withdrawn + sounded + self._ask(now, fetch, way.peer, goes_up=way.goes_up)
         if fetch.in_place:
             return []
         if fetch.passed and way.many_might:
@@ -368,7 +395,15 @@ class Asking:
         return []
 
     def _way(self, now: float, fetch: Fetch) -> Way:
-        return self.routing.way(now, fetch.subject, fetch.tree, fetch.passed, goes_up=fetch.goes_up)
+        return self.routing.way(
+            now,
+            fetch.subject,
+            fetch.tree,
+            fetch.passed,
+            goes_up=fetch.goes_up,
+            silent_at=fetch.silent_at,
+            is_doubted=fetch.is_doubted,
+        )
 
     def _ask_named(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action] | None:
         """None: it cannot be asked, so the owner is to give the chunk itself."""

@@ -66,8 +66,8 @@ class Cache:
     pins: Pins
     _shelf: Shelf[CacheKey, Held | BlobId] = field(init=False)
     # In order of discovery, the oldest forgotten first: asking one in vain again costs one
-    # operation.
-    _unlistable: dict[Path, None] = field(default_factory=dict)
+    # operation. Until when peers are told so without that.
+    _unlistable: dict[Path, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shelf = Shelf(self.limits.memory_bytes)
@@ -280,8 +280,14 @@ class Cache:
     def is_unlistable(self, directory: Path) -> bool:
         return directory in self._unlistable
 
-    def remember_unlistable(self, directory: Path) -> None:
-        self._unlistable[directory] = None
+    def is_refused_to_peers(self, directory: Path, now: float) -> bool:
+        """Whether their asking for it would be in vain, too: as many of them as there are nodes
+        come to the root for a directory that its own application could not list."""
+        believed_until = self._unlistable.get(directory, 0.0)
+        return believed_until is None or now < believed_until
+
+    def remember_unlistable(self, directory: Path, now: float) -> None:
+        self._unlistable[directory] = until(now, self.policy.listing_fresh_s(directory))
         if len(self._unlistable) > UNLISTABLE_MAX:
             del self._unlistable[next(iter(self._unlistable))]
 

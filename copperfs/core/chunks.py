@@ -100,8 +100,7 @@ class Chunks:
         subject = _subject(question.key)
         running = self.fetches.join(subject, question)
         if running is not None:
-            as_owner = question.how in (How.ANY, How.DIRECT)
-            if as_owner and isinstance(question.request, PeerRequest):
+            if question.how.is_of_owner and isinstance(question.request, PeerRequest):
                 return self.fetches.asking.asked_as_owner(now, running, question.passed)
             return []
         if question.how is How.HELD:

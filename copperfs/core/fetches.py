@@ -21,7 +21,7 @@ from itertools import takewhile
 from copperfs.core.actions import Action
 from copperfs.core.asking import Asking, Fetch
 from copperfs.core.cache import Cache
-from copperfs.core.events import Question, Read, WantChunk
+from copperfs.core.events import Asker, Question, Read, WantChunk
 from copperfs.core.links import Links
 from copperfs.core.messages import How
 from copperfs.core.routing import Routing
@@ -47,6 +47,9 @@ class Fetches:
     """Bytes reserved, by room: first those of the trees, then the two of the tier."""
     _no_room: list[deque[OfBytes]] = field(init=False)
     """Those who wait for some, by room."""
+    _room_by: dict[Asker, float] = field(default_factory=dict)
+    """Until when they do, the longest waiting first."""
+    _turned_away: int = 0
     _next_fetch: int = 1
 
     def __post_init__(self) -> None:
@@ -102,6 +105,8 @@ class Fetches:
                 # Room comes when one of those ends for whom it is reserved.
                 self.stats.waited_for_room += 1
                 self._no_room[room].append(question)
+                self._turned_away += 1
+                self._room_by.setdefault(question.request, now + self.limits.fetch_deadline_s)
                 return []
             actions += evicted
         number = FetchId(self._next_fetch)
@@ -112,6 +117,8 @@ class Fetches:
         if isinstance(question, WantChunk):
             fetch.passed.update(question.passed)
             fetch.goes_up = question.how is How.TREE
+            if isinstance(question.request, PeerRequest) and question.how.is_of_owner:
+                fetch.is_doubted = self.routing.is_asked_in_place(subject)
         self._running[number] = self._by_subject[subject] = fetch
         return actions + self.asking.begin(now, fetch)
 
@@ -145,6 +152,8 @@ class Fetches:
             still = [each for each in waiting if not _is_from(peer, each)]
             waiting.clear()
             waiting.extend(still)
+        for request in [each for each in self._room_by if _is_of(peer, each)]:
+            del self._room_by[request]
 
     def forget_question(self, peer: NodeId, number: int) -> None:
         """It was withdrawn. Who asks and withdraws in turn would otherwise have as many questions
@@ -156,12 +165,20 @@ class Fetches:
         for waiting in self._no_room:
             for question in [each for each in waiting if each.request == request]:
                 waiting.remove(question)
+        self._room_by.pop(request, None)
 
     def lost(self, now: float, peer: NodeId, numbers: list[FetchId]) -> list[Action]:
         """What these asked of *peer* is lost with a connection."""
         actions: list[Action] = []
         for number in numbers:
             actions += self.asking.lost(now, self._running[number], peer)
+        return actions
+
+    def owed_by(self, now: float, peer: NodeId) -> list[Action]:
+        """*peer* has let them wait, and was asked for a sign of life."""
+        actions: list[Action] = []
+        for number in self.links.fetches_of(peer):
+            actions += self.asking.owed(now, self._running[number], peer)
         return actions
 
     # --- room ------------------------------------------------------------------------------------
@@ -206,45 +223,71 @@ class Fetches:
         for waiting in self._no_room:
             for _ in range(len(waiting)):
                 question = waiting.popleft()
-                left = len(waiting)
+                left, before = len(waiting), self._turned_away
                 actions += ask(question)
-                if len(waiting) > left:
-                    break
+                if self._turned_away == before:
+                    del self._room_by[question.request]
+                elif len(waiting) > left:
+                    break  # or it waits in another room now
         return actions
 
     # --- deadlines -------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        # All fetches wait equally long, so the oldest is the first to expire.
-        look = self.asking.deadline()
+        # All wait equally long, so the oldest is the first to expire.
+        soonest = self.asking.deadline()
         for oldest in self._running.values():
-            return oldest.deadline if look is None else min(oldest.deadline, look)
-        return look
+            soonest = oldest.deadline if soonest is None else min(oldest.deadline, soonest)
+            break
+        for room_by in self._room_by.values():
+            return room_by if soonest is None else min(room_by, soonest)
+        return soonest
 
     def slept(self, seconds: float) -> None:
         """This node did nothing for so long: answers may lie unread."""
         for fetch in self._running.values():
             fetch.deadline += seconds
+        for request in self._room_by:
+            self._room_by[request] += seconds
         self.asking.slept(self._running.values(), seconds)
 
     def overdue(self, now: float) -> list[Fetch]:
         return list(takewhile(lambda fetch: fetch.deadline <= now, self._running.values()))
 
+    def found_no_room(self, now: float) -> list[OfBytes]:
+        """Those who waited for it for too long; they do not any more."""
+        overdue = {request for request, by in self._room_by.items() if by <= now}
+        found: list[OfBytes] = []
+        for waiting in self._no_room if overdue else ():
+            found += [each for each in waiting if each.request in overdue]
+            still = [each for each in waiting if each.request not in overdue]
+            waiting.clear()
+            waiting.extend(still)
+        for request in overdue:
+            del self._room_by[request]
+        return found
+
     def check_invariants(self) -> None:
+        waiting = {question.request for each in self._no_room for question in each}
+        assert waiting == set(self._room_by)
+        reserved = [0] * len(self._on_its_way)
+        for number, fetch in self._running.items():
+            assert number == fetch.number
+            reserved[fetch.room] += fetch.reserved_bytes
+        assert reserved == self._on_its_way
         assert set(self._by_subject.values()) == set(self._running.values())
-        for room, on_its_way in enumerate(self._on_its_way):
-            fetching = [f.reserved_bytes for f in self._running.values() if f.room == room]
-            assert sum(fetching) == on_its_way
         # nobody waits for room that nothing will make
         assert self.on_its_way_bytes or not any(self._no_room[: self.owned_room])
         for room in (self.owned_room, self.guest_room):
             assert self._on_its_way[room] or not self._no_room[room]
         if self.tier is not None:
             self.tier.check_invariants(*self._on_its_way[self.owned_room :])
-        for number, fetch in self._running.items():
-            assert number == fetch.number
         self.asking.check_invariants(self._running.values())
 
 
 def _is_from(peer: NodeId, question: Question) -> bool:
-    return isinstance(question.request, PeerRequest) and question.request.peer == peer
+    return _is_of(peer, question.request)
+
+
+def _is_of(peer: NodeId, request: Asker) -> bool:
+    return isinstance(request, PeerRequest) and request.peer == peer

@@ -129,6 +129,11 @@ class Links:
         link = self._links.get(peer)
         return link.asked.get(number) if link is not None else None
 
+    def fetches_of(self, peer: NodeId) -> list[FetchId]:
+        """Those that wait for it, the oldest first."""
+        link = self._links.get(peer)
+        return [] if link is None else list(link.asked.values())
+
     def answered(self, peer: NodeId, number: int) -> list[Action]:
         """Nothing more is expected for this ask; the next one may go."""
         link = self[peer]
@@ -320,14 +325,17 @@ class Links:
 
     def check_invariants(self) -> None:
         pinned: Counter[BlobId] = Counter()
-        for link in self._links.values():
+        waiting_bytes = 0
+        for link in self._links.values():  # most of which are idle
             assert link.credit_bytes <= WINDOW_BYTES
             assert len(link.serving) <= SERVING_MAX
-            assert set(link.queued) <= set(link.asked)
-            assert {stream.number for stream in link.streams} <= link.serving
+            if link.queued:
+                assert link.queued.keys() <= link.asked.keys()
             for stream in link.streams:
+                assert stream.number in link.serving
                 if not isinstance(stream.content, Listing):
                     pinned[stream.content] += 1
-        waiting = [p.size for link in self._links.values() for p in link.batches]
-        assert self.backlog_bytes == sum(waiting)
+            for passing in link.batches:
+                waiting_bytes += passing.size
+        assert self.backlog_bytes == waiting_bytes
         self.pins.check_invariants(pinned)

@@ -48,6 +48,8 @@ STRANGERS_TOLD_MAX = 16
 # Whether anybody listens at a peer that was just lost is tried so often, and for so long.
 PROBE_EVERY_S = 0.03
 PROBE_FOR_S = 0.5
+# Who gave a sign of life this moment is not asked for another one.
+SOUND_FOR_S = 0.05
 # What is seen of this node's own lateness holds for so long.
 LATE_FOR_S = 5.0
 
@@ -71,6 +73,7 @@ class Membership:
     _late_at: float = float("-inf")
     _believed_at: float = float("-inf")
     """When the view changed last."""
+    _owing: list[NodeId] = field(default_factory=list)
     _stale: bool = False
     """Whom this node needs may be others now; see ``settle``."""
     _changed: bool = False
@@ -99,6 +102,11 @@ class Membership:
         if found is None or peer in self.view.gone:
             return float("-inf")
         return doubted_until(found.seen, self.patience, self._late_s)
+
+    def silent_until(self, since: float) -> float:
+        """Until when those are waited for who were found silent one after the other, the first of
+        them at *since*: for all together no longer than for one."""
+        return since + self.patience.silent_s + self._late_s
 
     def is_in_touch(self) -> bool:
         """Whether all whom this node asks, or is pushed to by, can be talked to."""
@@ -145,17 +153,34 @@ class Membership:
             found.seen.owed_since = now
             self._look_by(peer, now + self.patience.probe_s + self._late_s)
 
+    def sound(self, now: float, peer: NodeId) -> list[Action]:
+        """*peer* is asked in the place of one that is silent, or would be: ask it for a sign of
+        life at once, unless it gave one a moment ago; those who hang are found out together."""
+        found = self._peers.get(peer)
+        if found is None or not found.seen.up or found.seen.asked_at is not None:
+            return []
+        if now < found.seen.heard_at + SOUND_FOR_S:
+            return []
+        return self._ask_for_sign(now, peer)
+
+    def take_owing(self) -> list[NodeId]:
+        """Those that were asked for a sign of life since this was asked last, for what they owe."""
+        owing, self._owing = self._owing, []
+        return owing
+
     def heard(self, now: float, peer: NodeId) -> list[Action]:
         """Anything came from it."""
         found = self._peers.get(peer)
         if found is None:
             return []
-        seen = found.seen
+        seen, was_asked = found.seen, found.seen.asked_at is not None
         seen.heard_at, seen.asked_at = now, None
         seen.owed_since = None
         if self.links[peer].asked:
             self.owes(now, peer)
         if found.standing is Standing.GOOD or not seen.up:
+            if was_asked and seen.up:
+                self._look_again(now, peer)  # not for its silence: that would be to wake in vain
             return []
         was_silent_s = now - seen.since
         found.standing = Standing.GOOD
@@ -246,9 +271,15 @@ class Membership:
     # --- time passes -----------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        while self._looks and self._is_outdated(self._looks[0]):
-            heappop(self._looks)
-        soonest = self._looks[0][0] if self._looks else None
+        looks, peers = self._looks, self._peers
+        soonest = None
+        while looks:
+            at, peer = looks[0]
+            found = peers.get(peer)
+            if found is not None and found.look_at == at:
+                soonest = at
+                break
+            heappop(looks)  # it is outdated
         if self._tell_at is not None and (soonest is None or self._tell_at < soonest):
             soonest = self._tell_at
         if self.view.gone and not self.view.leaving:
@@ -260,8 +291,12 @@ class Membership:
         """The clock woke this node, so much too late."""
         if late_s > self.patience.nap_s:
             self._forget_nap(now)
-        elif late_s >= self._late_s or now > self._late_at + LATE_FOR_S:
-            self._late_s, self._late_at = late_s, now
+            return
+        counted_s = min(late_s, self.patience.silent_s)
+        if counted_s < late_s:
+            self._discount(now, late_s)
+        if counted_s >= self._late_s or now > self._late_at + LATE_FOR_S:
+            self._late_s, self._late_at = counted_s, now
 
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -288,6 +323,18 @@ class Membership:
                 seen.since = now
             self._look_again(now, peer)
 
+    def _discount(self, now: float, seconds: float) -> None:
+        """For so long this node did nothing: that is not what it waited for others."""
+        for peer, found in self._peers.items():
+            seen = found.seen
+            seen.since = min(now, seen.since + seconds)
+            seen.heard_at = min(now, seen.heard_at + seconds)
+            if seen.owed_since is not None:
+                seen.owed_since = min(now, seen.owed_since + seconds)
+            if seen.asked_at is not None:
+                seen.asked_at = min(now, seen.asked_at + seconds)
+            self._look_again(now, peer)
+
     def _look(self, now: float, peer: NodeId) -> list[Action]:
         """See what has become of it."""
         found = self._peers[peer]
@@ -296,6 +343,7 @@ class Membership:
         if asks_for_sign(now, seen, self.patience, self._beat_s(peer), self._late_s):
             actions += self._ask_for_sign(now, peer)
             if seen.owed_since is not None:
+                self._owing.append(peer)
                 # If it is stuck, those who would be asked next must not be found so one by one.
                 for other in sorted(self.company.overlay & self.company.wanted):
                     rest = self._peers[other].seen
@@ -372,10 +420,6 @@ class Membership:
             found.look_at = at
             heappush(self._looks, (at, peer))
 
-    def _is_outdated(self, look: tuple[float, NodeId]) -> bool:
-        at, peer = look
-        return peer not in self._peers or self._peers[peer].look_at != at
-
     # --- fates -----------------------------------------------------------------------------------
 
     def _believe(
@@ -448,9 +492,10 @@ class Membership:
         self.view.check_invariants()
         assert self.view.leaving or self.company.wanted <= set(self._peers)
         assert self.company.away == {peer for peer, each in self._peers.items() if not each.seen.up}
+        looks = set(self._looks)
         for peer, found in self._peers.items():
             assert not (found.seen.up and found.seen.refused), peer
-            assert found.look_at is None or (found.look_at, peer) in self._looks
+            assert found.look_at is None or (found.look_at, peer) in looks
 
 
 def _in_messages(peer: NodeId, fates: list[Fate]) -> list[Action]:

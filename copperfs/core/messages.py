@@ -46,6 +46,11 @@ class How(IntEnum):
     TREE = 3
     """Through this one, which is above in the tree; unless nobody but the asker wants it."""
 
+    @property
+    def is_of_owner(self) -> bool:
+        """The one that is asked is taken for the owner."""
+        return self in (How.ANY, How.DIRECT)
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:

@@ -103,6 +103,8 @@ class Peering:
         if self.membership is None:
             return []
         actions = self.membership.settle(now)
+        for peer in self.membership.take_owing():
+            actions += self.fetches.owed_by(now, peer)
         if self.membership.take_changed():
             actions += self.fetches.asking.reconsider(now, self.fetches.running())
         return actions

@@ -129,6 +129,9 @@ class Questions:
     def _list(self, now: float, question: List) -> list[Action]:
         held = self.cache.listing(question.path, now)
         if held is None:
+            from_peer = isinstance(question.request, PeerRequest)
+            if from_peer and self.cache.is_refused_to_peers(question.path, now):
+                return self.answers.with_error(question, errno.EACCES)
             return self._fetch(now, (Kind.SCAN, question.path, None), question)
         self.stats.answered_from_shelf += 1
         return self.answers.with_listing(now, question, question.path, held)
@@ -297,7 +300,7 @@ class Questions:
     def _search(self, now: float, fetch: Fetch) -> list[Action]:
         """A directory that may not be listed may still be searched. Those who wanted its names are
         told that they may not."""
-        self.cache.remember_unlistable(fetch.subject[1])
+        self.cache.remember_unlistable(fetch.subject[1], now)
         actions: list[Action] = []
         for question in fetch.asked:
             if isinstance(question, Look):
@@ -323,7 +326,12 @@ class Questions:
             actions += self._drop_partial(fetch) + self.ahead.ended(now, fetch)
             for question in _of_somebody(fetch):
                 actions += self.answers.with_error(question, errno.ETIMEDOUT)
-        return actions + self._room_was_made(now) if overdue else actions
+        if overdue:
+            actions += self._room_was_made(now)
+        for question in self.fetches.found_no_room(now):
+            self.stats.overdue += 1
+            actions += self.answers.with_error(question, errno.ETIMEDOUT)
+        return actions
 
     def clear(self, now: float, epoch: int) -> list[Action]:
         self.stats.epoch = epoch

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from copperfs.core.actions import Action
 from copperfs.core.company import CANDIDATES_MAX
 from copperfs.core.links import Links
 from copperfs.core.membership import Membership
@@ -38,6 +39,8 @@ class Way:
     """The source is read in the place of others, who may be there."""
     goes_up: bool = False
     """The peer is asked as the one above in the tree, though the chunk has an owner."""
+    skips: bool = False
+    """Those who should be asked before are there, as far as all know, and silent or lost."""
     many_might: bool = False
     """Other nodes may do the same at this time: it is not the one that would be the root next."""
 
@@ -70,9 +73,13 @@ class Routing:
         passed: Collection[NodeId] = (),
         *,
         goes_up: bool = False,
+        silent_at: float | None = None,
+        is_doubted: bool = False,
     ) -> Way:
         """How to get this now, not by those who are *passed* over. *goes_up*: a chunk is to come
-        from above in the tree, if this node is not its owner, nor the root."""
+        from above in the tree, if this node is not its owner, nor the root. *silent_at*: when the
+        first of those who should be asked was found silent. *is_doubted*: another node does not
+        reach them, either."""
         kind, path, key = subject
         membership = self.membership
         if (
@@ -84,14 +91,21 @@ class Routing:
             return _SOURCE
         if isinstance(key, ChunkKey):
             if goes_up and not self.is_mine(key):
-                above = self._way_up(now, membership, tree, passed).peer
+                above = self._way_up(now, membership, tree, passed, None).peer
                 if above is not None:
                     return Way(above, goes_up=True)
-            return self._way_to_owner(now, membership, key, passed)
-        return self._way_up(now, membership, tree, passed)
+            return self._way_to_owner(
+                now, membership, key, passed, silent_at, is_doubted=is_doubted
+            )
+        return self._way_up(now, membership, tree, passed, silent_at)
 
     def _way_up(
-        self, now: float, membership: Membership, tree: int, passed: Collection[NodeId]
+        self,
+        now: float,
+        membership: Membership,
+        tree: int,
+        passed: Collection[NodeId],
+        silent_at: float | None,
     ) -> Way:
         parent = membership.parents[tree]
         if parent is None:
@@ -100,10 +114,17 @@ class Routing:
             return Way(parent)
         assert self.trees is not None
         above = partial(self.trees.parent, tree)
-        return self._way_around(now, membership, above, passed, membership.view.gone)
+        return self._way_around(now, membership, above, passed, membership.view.gone, silent_at)
 
     def _way_to_owner(
-        self, now: float, membership: Membership, key: ChunkKey, passed: Collection[NodeId]
+        self,
+        now: float,
+        membership: Membership,
+        key: ChunkKey,
+        passed: Collection[NodeId],
+        silent_at: float | None,
+        *,
+        is_doubted: bool,
     ) -> Way:
         owners, gone = self.owners, membership.view.gone
         if owners is None:
@@ -115,7 +136,9 @@ class Routing:
         if first is None and not passed:
             return _SOURCE
         above = partial(owners.before_me, key)
-        return self._way_around(now, membership, above, passed, gone, reach=True)
+        return self._way_around(
+            now, membership, above, passed, gone, silent_at, reach=True, is_doubted=is_doubted
+        )
 
     def _way_around(
         self,
@@ -124,32 +147,83 @@ class Routing:
         above: Callable[[Collection[NodeId]], NodeId | None],
         passed: Collection[NodeId],
         gone: Collection[NodeId],
+        silent_at: float | None,
         *,
         reach: bool = False,
+        is_doubted: bool = False,
     ) -> Way:
         """*above* says whom to ask if those are gone. *reach*: this node is not in touch with them
-        anyway."""
+        anyway. *is_doubted*: whoever does not answer is not waited for longer."""
         excluded = set(gone) | set(passed)
         not_before, meanwhile, skipped = float("-inf"), None, False
+        at_most = float("inf") if silent_at is None else membership.silent_until(silent_at)
         for _ in range(CANDIDATES_MAX):
             peer = above(excluded)
             if peer is None:
                 # The next root, if only those are not there who were passed over.
                 others = bool(passed) and skipped
-                return Way(None, not_before, meanwhile, in_place=True, many_might=others)
+                return Way(
+                    None, not_before, meanwhile, in_place=True, skips=skipped, many_might=others
+                )
             if reach:
                 membership.reach(now, peer)
             if membership.is_good(peer):
-                return Way(peer)
+                return Way(peer, skips=skipped)
             connects_until = membership.connects_until(now, peer) if reach else None
             if connects_until is not None:
-                return Way(None, max(not_before, connects_until), meanwhile, in_place=True)
-            not_before = max(not_before, membership.doubted_until(peer))
+                if skipped:
+                    # Those after it are reached meanwhile: they may be stuck as well.
+                    self._reach_next(now, membership, above, {peer, *excluded})
+                until = max(not_before, connects_until)
+                return Way(None, until, meanwhile, in_place=True, skips=skipped)
+            if not is_doubted:
+                until = membership.doubted_until(peer)
+                not_before = max(not_before, min(until, at_most)) if skipped else until
             if meanwhile is None and self.links.is_up(peer):
                 meanwhile = peer
             excluded.add(peer)
             skipped = True
-        return Way(None, not_before, meanwhile, in_place=True, many_might=True)
+        return Way(None, not_before, meanwhile, in_place=True, skips=True, many_might=True)
+
+    def _reach_next(
+        self,
+        now: float,
+        membership: Membership,
+        above: Callable[[Collection[NodeId]], NodeId | None],
+        excluded: set[NodeId],
+    ) -> None:
+        for _ in range(CANDIDATES_MAX - 1):
+            peer = above(excluded)
+            if peer is None:
+                return
+            membership.reach(now, peer)
+            excluded.add(peer)
+
+    def is_asked_in_place(self, subject: Subject) -> bool:
+        """Whether another node is the owner of a chunk, as this one believes: then who takes this
+        one for it does not reach that."""
+        key = subject[2]
+        return isinstance(key, ChunkKey) and not self.is_mine(key)
+
+    def sound(self, now: float, key: ChunkKey, excluded: set[NodeId]) -> list[Action]:
+        """Ask those who would be asked next for a chunk for a sign of life, as far as they are
+        connected."""
+        if self.owners is None or self.membership is None:
+            return []
+        actions: list[Action] = []
+        gone = excluded.union(self.gone(), self.owners.without(now))
+        for _ in range(CANDIDATES_MAX):
+            peer = self.owners.before_me(key, gone)
+            if peer is None:
+                break
+            actions += self.membership.sound(now, peer)
+            gone.add(peer)
+        return actions
+
+    def sound_one(self, now: float, peer: NodeId) -> list[Action]:
+        """The same for one that is being asked in the place of others."""
+        assert self.membership is not None
+        return self.membership.sound(now, peer)
 
     def is_good(self, peer: NodeId) -> bool:
         return self.membership is not None and self.membership.is_good(peer)

@@ -11,10 +11,12 @@ settings, and one of them is always wrong.
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+_size = itemgetter(1)
 
 
 @dataclass(slots=True)
@@ -105,8 +107,11 @@ class Shelf(Generic[K, V]):
         """All that is held, oldest first, with its size."""
         return [(key, value, size) for key, (value, size) in self._items.items()]
 
+    def shares_nothing_with(self, other: "Shelf[K, V]") -> bool:
+        return self._items.keys().isdisjoint(other._items)
+
     def check_invariants(self) -> None:
-        assert self.held_bytes == sum(size for _, size in self._items.values())
+        assert self.held_bytes == sum(map(_size, self._items.values()))
         assert self.reserved_bytes >= 0
         assert self.held_bytes + self.reserved_bytes <= self.budget_bytes or len(self._items) <= 1
 

@@ -14,8 +14,11 @@ different, and each is noticed by another sign:
 Who waits for the source, however long, is none of these: it gives signs of life all the time.
 
 A late clock is no reason to suspect others: on a loaded machine this node wakes up late, and then
-those that it waits for had less time than it thinks. So its own lateness is added to each wait, and
-when it slept for longer (it was stopped, or stuck) it forgets what it was waiting for.
+those that it waits for had less time than it thinks. So its own lateness is added to each wait, up
+to ``silent_s``. Of more than that the time in which it did nothing does not count for those whom it
+is waiting for, but nobody is given as much again: else whoever was stuck for a second would wait
+for a second longer, twice, when another node is stuck soon after. And when it slept for longer than
+``nap_s`` (it was stopped, or stuck) it forgets what it was waiting for.
 """
 
 from dataclasses import dataclass
@@ -134,10 +137,13 @@ def next_look(
 
 def doubted_until(seen: Seen, patience: Patience, late_s: float) -> float:
     """Until when the source is not read in this peer's place: ``doubt_s + late_s`` after it owed an
-    answer or was lost, ``probe_s + silent_s`` after one began to connect that never was."""
+    answer or was lost, ``2 * silent_s + late_s`` after it was asked for a sign of life if that is
+    sooner, ``probe_s + silent_s + late_s`` after one began to connect that never was."""
     if seen.up:
-        since = seen.owed_since if seen.owed_since is not None else seen.asked_at
-        return (seen.heard_at if since is None else since) + patience.doubt_s + late_s
+        since = [] if seen.owed_since is None else [seen.owed_since]
+        if seen.asked_at is not None:
+            since.append(seen.asked_at - patience.probe_s)
+        return min(since, default=seen.heard_at) + patience.doubt_s + late_s
     if seen.was_up:
         return seen.since + patience.doubt_s + late_s
     return seen.since + patience.probe_s + patience.silent_s + late_s

@@ -135,6 +135,4 @@ class Tier:
         for shelf, on_its_way in ((self._owned, owned_bytes), (self._guests, guest_bytes)):
             shelf.check_invariants()
             assert shelf.reserved_bytes == on_its_way
-        assert not {key for key, _, _ in self._owned.items()} & {
-            key for key, _, _ in self._guests.items()
-        }
+        assert self._owned.shares_nothing_with(self._guests)

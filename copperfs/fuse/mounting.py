@@ -128,11 +128,9 @@ def mount_options(source: str, *, allow_other: bool) -> list[str]:
 def unmount(mountpoint: str, *, lazy: bool = False) -> None:
     """Unmount, as root directly, else through fusermount3. MountError says why not."""
     if os.geteuid() == 0:
-        # MNT_DETACH, UMOUNT_NOFOLLOW
-        library = ctypes.CDLL(None, use_errno=True)
-        if library.umount2(os.fsencode(mountpoint), (2 if lazy else 0) | 8) == 0:
+        code = _unmount_as_root(mountpoint, lazy=lazy)
+        if code == 0:
             return
-        code = ctypes.get_errno()
         if code == errno.EBUSY:
             raise MountError(f"{mountpoint} is in use; end what uses it, or unmount with --lazy")
         raise MountError(f"{mountpoint} cannot be unmounted: {os.strerror(code)}")
@@ -147,6 +145,30 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
         if "busy" in result.stderr:
             raise MountError(f"{mountpoint} is in use; end what uses it, or unmount with --lazy")
         raise MountError(f"{mountpoint} cannot be unmounted: {result.stderr.strip()}")
+
+
+def _unmount_as_root(mountpoint: str, *, lazy: bool) -> int:
+    """An errno, or 0. No link is followed on the way: since the mount was seen its owner may have
+    put one there, that leads to somebody else's."""
+    *above, name = mountpoint.strip("/").split("/")
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open("/", flags)
+    try:
+        for each in above:
+            below = os.open(each, flags | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = below
+    except OSError as error:
+        os.close(fd)
+        return error.errno or errno.EIO
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        path = os.fsencode(f"/proc/self/fd/{fd}/{name}")
+        # MNT_DETACH, UMOUNT_NOFOLLOW
+        done = library.umount2(path, (2 if lazy else 0) | 8) == 0
+        return 0 if done else ctypes.get_errno()
+    finally:
+        os.close(fd)
 
 
 def announce(mount: Mount) -> socket.socket:

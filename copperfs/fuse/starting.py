@@ -25,6 +25,7 @@ from copperfs.fuse.mounting import absolute, answers
 ENDS_WITHIN_S = 5.0
 # Importing everything from a loaded parallel filesystem can take the daemon a while.
 DAEMON_STARTS_WITHIN_S = 120.0
+HEARS_WITHIN_S = DAEMON_STARTS_WITHIN_S
 
 
 class EndedSilentlyError(MountError):
@@ -102,9 +103,7 @@ def starting(
                 env=env,
             )
         try:
-            # If it ended already, it is more telling that no outcome comes.
-            with suppress(BrokenPipeError):
-                ours.sendall("".join(f"{line}\n" for line in lines).encode("ascii"))
+            _tell(ours, lines, shown)
             yield Starting(process, ours, shown)
         except BaseException:
             # SIGTERM: it cleans up after itself, whatever it had got to
@@ -114,6 +113,20 @@ def starting(
             except subprocess.TimeoutExpired:
                 process.kill()
             raise
+
+
+def _tell(channel: socket.socket, lines: Sequence[str], shown: str) -> None:
+    """A roster of thousands is more than the socket takes before it is read."""
+    channel.settimeout(HEARS_WITHIN_S)
+    try:
+        # If it ended already, it is more telling that no outcome comes.
+        with suppress(BrokenPipeError):
+            channel.sendall("".join(f"{line}\n" for line in lines).encode("ascii"))
+    except TimeoutError:
+        raise MountError(
+            f"the process for {shown} did not begin within {HEARS_WITHIN_S:.0f} s; is the "
+            "filesystem hung that Python and copperfs are on?"
+        ) from None
 
 
 @contextmanager

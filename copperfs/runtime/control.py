@@ -25,6 +25,8 @@ MESSAGE_MAX = 64 * 1024
 TASKS_MAX = 64
 REPLY_WITHIN_S = 30.0
 KEPT_MAX = 32
+# What is cached, path by path, may be 100 MB; the latest is kept however large it is.
+KEPT_BYTES_MAX = 64 << 20
 KEPT_FOR_S = 60.0
 
 Answerer = Callable[[], Awaitable[object]]
@@ -53,6 +55,7 @@ class ControlServer:
         """Until the front closes the socket, which it does when the mount is gone."""
         limiter = trio.CapacityLimiter(TASKS_MAX)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._forget_old)
             while True:
                 await trio.lowlevel.wait_readable(self.sock)
                 try:
@@ -100,15 +103,25 @@ class ControlServer:
         return reply(asked, token, whole)
 
     def _keep(self, uid: int, whole: bytes) -> int:
-        now = trio.current_time()
-        while self._kept:
-            oldest = next(iter(self._kept))
-            if len(self._kept) < KEPT_MAX and self._kept[oldest].until > now:
-                break
-            del self._kept[oldest]
+        self._drop_old(KEPT_MAX - 1, KEPT_BYTES_MAX - len(whole))
         token = secrets.randbits(63) | 1
-        self._kept[token] = _Kept(uid, whole, now + KEPT_FOR_S)
+        self._kept[token] = _Kept(uid, whole, trio.current_time() + KEPT_FOR_S)
         return token
+
+    def _drop_old(self, count_max: int, bytes_max: int) -> None:
+        """Of what is kept, what is too old, and what goes beyond so much."""
+        held_bytes = sum(len(each.whole) for each in self._kept.values())
+        for token, kept in list(self._kept.items()):
+            young = kept.until > trio.current_time()
+            if young and len(self._kept) <= count_max and held_bytes <= bytes_max:
+                return
+            del self._kept[token]
+            held_bytes -= len(kept.whole)
+
+    async def _forget_old(self) -> None:
+        while True:
+            await trio.sleep(KEPT_FOR_S)
+            self._drop_old(KEPT_MAX, KEPT_BYTES_MAX)
 
     async def _send(self, message: bytes) -> None:
         while True:

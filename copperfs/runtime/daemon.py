@@ -344,14 +344,14 @@ class Daemon:
             await job.engine.tier.wait_begun()
         try:
             await job.readiness.wait()
+            log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
+            ready()
         except MountError as error:
             self._failed = error
             if self.users is not None:
                 self.users.refuse(str(error))
             nursery.cancel_scope.cancel()
             return
-        log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
-        ready()
         if self.users is not None:
             self.users.ready.set()
 
@@ -703,14 +703,25 @@ def main() -> int:
         launch = Launch.receive_from(lines)
         users = Users.receive_from(lines, settings)
 
-    def tell(**outcome: object) -> None:
-        with suppress(OSError):
+    def tell(**outcome: object) -> bool:
+        """Whether anybody is there to hear it."""
+        try:
             channel.sendall(json.dumps(outcome).encode() + b"\n")
-        channel.close()
+        except OSError:
+            return False
+        finally:
+            channel.close()
+        return True
+
+    def ready() -> None:
+        # Nobody would know of the mount, or unmount it. Those of a run come and go by themselves.
+        if not tell(pid=os.getpid()) and users is None:
+            log.info("whoever has started this daemon was killed meanwhile: unmounting")
+            raise MountError("whoever has started this daemon was killed meanwhile")
 
     try:
         set_up_logging(settings, to_stderr=settings.foreground)
-        Daemon(settings, launch, users).run(lambda: tell(pid=os.getpid()))
+        Daemon(settings, launch, users).run(ready)
     except CopperError as error:
         tell(error=str(error))
         return 1

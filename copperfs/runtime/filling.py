@@ -46,7 +46,7 @@ BACKLOG_BYTES_MAX = 32 << 20
 BACKLOG_LOOKS_EVERY_S = 0.02
 # A call that does not reach a node is repeated well before that.
 LEASE_S = 60.0
-# Others have their turn after so many files or chunks.
+# Others have their turn after so many files, or groups of chunks.
 AT_ONCE = 256
 
 
@@ -180,18 +180,17 @@ class Filling:
         count, used = Count(), []
         async for path, version in self._files(count):
             count.max_files += 1
-            for number, key in enumerate(self._own(path, version), 1):
-                size, cost = self._size(key), self._cost(key)
-                count.chunks += 1
-                count.total_bytes += size
-                count.cost_bytes += cost
-                if self._is_held(key):
-                    count.held_chunks += 1
-                    count.held_bytes += size
-                    count.held_cost_bytes += cost
-                    used.append(key)
-                if not number % AT_ONCE:
-                    await trio.lowlevel.checkpoint()
+            async with aclosing(self._own(path, version)) as own:
+                async for key in own:
+                    size, cost = self._size(key), self._cost(key)
+                    count.chunks += 1
+                    count.total_bytes += size
+                    count.cost_bytes += cost
+                    if self._is_held(key):
+                        count.held_chunks += 1
+                        count.held_bytes += size
+                        count.held_cost_bytes += cost
+                        used.append(key)
             if len(used) >= AT_ONCE:
                 self.engine.post(Used(tuple(used)))
                 used.clear()
@@ -207,16 +206,17 @@ class Filling:
         taken = self._count.held_cost_bytes
         async with trio.open_nursery() as nursery, aclosing(self._files(Count())) as files:
             async for path, version in files:
-                for key in self._own(path, version):
-                    if self._is_held(key):
-                        await trio.lowlevel.checkpoint()
-                        continue
-                    if taken + self._cost(key) > self._capacity_bytes():
-                        return
-                    taken += self._cost(key)
-                    await slots.acquire()
-                    await self._wait_backlog()
-                    nursery.start_soon(self._have, key, slots)
+                async with aclosing(self._own(path, version)) as own:
+                    async for key in own:
+                        if self._is_held(key):
+                            await trio.lowlevel.checkpoint()
+                            continue
+                        if taken + self._cost(key) > self._capacity_bytes():
+                            return
+                        taken += self._cost(key)
+                        await slots.acquire()
+                        await self._wait_backlog()
+                        nursery.start_soon(self._have, key, slots)
                 self._files_done += 1
 
     async def _have(self, key: ChunkKey, slots: trio.Semaphore) -> None:
@@ -302,17 +302,22 @@ class Filling:
             count.max_unlisted += 1
             return None
 
-    def _own(self, path: Path, version: Version) -> Iterator[ChunkKey]:
-        """This node's chunks of a file; those side by side have one owner."""
+    async def _own(self, path: Path, version: Version) -> AsyncGenerator[ChunkKey]:
+        """This node's chunks of a file; those side by side have one owner. A file of a terabyte has
+        a million, nearly all of others: who only passes them gives the rest of the node its turn
+        as well, or others would call it silent."""
         chunk_bytes = self._chunk_bytes
-        group, mine = -1, False
-        for index in range(-(-version.size // chunk_bytes)):
-            key = ChunkKey(path, version, index)
-            if index * chunk_bytes // GROUP_BYTES != group:
-                group = index * chunk_bytes // GROUP_BYTES
-                mine = self.engine.node.owns_chunk(key)
-            if mine:
-                yield key
+        count = -(-version.size // chunk_bytes)
+        first = groups = 0
+        while first < count:
+            group = first * chunk_bytes // GROUP_BYTES
+            end = min(count, -(-(group + 1) * GROUP_BYTES // chunk_bytes))
+            if self.engine.node.owns_chunk(ChunkKey(path, version, first)):
+                for index in range(first, end):
+                    yield ChunkKey(path, version, index)
+            first, groups = end, groups + 1
+            if not groups % AT_ONCE:
+                await trio.lowlevel.checkpoint()
 
     def _is_held(self, key: ChunkKey) -> bool:
         """To stay. If it is on the disk that is a use of it."""

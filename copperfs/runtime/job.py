@@ -144,7 +144,7 @@ class Job:
         # Who was not heard the first time may have begun this epoch long ago.
         answered = self._answered(before) & self._answered(cleared)
         names = cleared.get("names_invalidated", 0)
-        return self._head(answered) | {"epoch": epoch, "names_invalidated": names}
+        return await self._head(answered) | {"epoch": epoch, "names_invalidated": names}
 
     async def clear_local(self) -> Result:
         """Drop this node's caches; with peers it stays in their epoch, or they would clear, too."""
@@ -153,11 +153,12 @@ class Job:
 
     async def reset_all(self) -> Result:
         answered = self._answered(await self._call("reset", CALL_WITHIN_S))
-        return {"reset": True} | self._head(answered)
+        return {"reset": True} | await self._head(answered)
 
     async def all_statistics(self) -> Result:
         result = await self._call("statistics", CALL_WITHIN_S)
-        document = self._head(self._answered(result)) | {"total": result.get("total", {})}
+        head = await self._head(self._answered(result))
+        document = head | {"total": result.get("total", {})}
         if "by_node" in result:
             document["by_node"] = sorted(result["by_node"], key=lambda each: each["number"])
         return document
@@ -185,7 +186,7 @@ class Job:
 
         # In a job of thousands that takes long enough for others to call this node silent.
         members = await trio.to_thread.run_sync(place_all)
-        return self._head(answered) | {
+        return await self._head(answered) | {
             "asked": trees.me,
             "trees": trees.count,
             "fanout": trees.fanout,
@@ -217,7 +218,7 @@ class Job:
             return self.scrubbing.state()
         result = await self._call(operation, CALL_WITHIN_S, rate=rate)
         answered = self._answered(result)
-        return self._head(answered) | {key: result.get(key, 0) for key in SCRUB_KEYS}
+        return await self._head(answered) | {key: result.get(key, 0) for key in SCRUB_KEYS}
 
     async def ring(self, request: bytes) -> Result:
         """Who owns what part of the chunks and holds how much; or the owners of one file's."""
@@ -235,7 +236,7 @@ class Job:
         answered, gone = self._answered(result), self.engine.node.gone()
         held = {each["number"]: each for each in result.get("held", [])}
         shares = await self.ownership.shares()
-        return self._head(answered) | {
+        return await self._head(answered) | {
             "placement": None if self.ownership.placement is None else self.settings.placement,
             "chunk_bytes": self.engine.node.limits.chunk_bytes,
             "members": [
@@ -265,27 +266,32 @@ class Job:
     def _answered(self, result: Result) -> set[int]:
         return numbers_in(result, "answered").intersection(range(self._count()))
 
-    def _head(self, answered: set[int]) -> Result:
+    async def _head(self, answered: set[int]) -> Result:
         """What every document about all nodes begins with."""
-        missing = [
-            self._member(NodeId(each)) | {"behind": self._behind(each, answered)}
-            for each in range(self._count())
-            if each not in answered
-        ]
+        trees, gone = self.engine.node.trees, self.engine.node.gone()
+
+        def behind(number: int) -> int | None:
+            """The node nearest to us that cut *number* off from the call; None if it is itself."""
+            if trees is None:
+                return None
+            way = way_between(trees, trees.me, number, gone)
+            return next((each for each in way if each not in answered), None)
+
+        def find_missing() -> list[Result]:
+            return [
+                self._member(NodeId(each)) | {"behind": behind(each)}
+                for each in range(self._count())
+                if each not in answered
+            ]
+
+        # As in tree(): who is cut off from thousands would be called silent by the rest.
+        missing = await trio.to_thread.run_sync(find_missing)
         return {
             "version": VERSION,
             "nodes": len(answered),
             "roster": self._count(),
             "missing": missing,
         }
-
-    def _behind(self, number: int, answered: set[int]) -> int | None:
-        """The node nearest to us that cut *number* off from the call; None if it is itself."""
-        trees = self.engine.node.trees
-        if trees is None:
-            return None
-        way = way_between(trees, trees.me, number, self.engine.node.gone())
-        return next((each for each in way if each not in answered), None)
 
     def _count(self) -> int:
         return 1 if self.roster is None else len(self.roster)

@@ -11,6 +11,7 @@ path of the mount, no paths of files.
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ FILE_EVERY_S = 15.0
 REQUEST_MAX = 8192
 REQUEST_WITHIN_S = 5.0
 CONNECTIONS_MAX = 16
+REMOVED_WITHIN_S = 1.0
 # What is a state and not a count; docs/statistics.md marks it (now).
 _STATES = {
     "node": {"fetching"},
@@ -173,7 +175,7 @@ async def serve(listener: socket.socket, text: Callable[[], str]) -> None:
 
     async def answer(stream: trio.SocketStream) -> None:
         with trio.move_on_after(REQUEST_WITHIN_S):
-            async with limiter, stream:
+            async with stream, limiter:
                 try:
                     await stream.send_all(_reply(await _request(stream), text))
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -204,8 +206,10 @@ def _reply(request: bytes, text: Callable[[], str]) -> bytes:
         status, kind, body = "405 Method Not Allowed", "text/plain", b"only GET\n"
     elif path.partition(b"?")[0] != b"/metrics":
         status, kind, body = "404 Not Found", "text/plain", b"see /metrics\n"
+    elif (whole := _put_together(text)) is None:
+        status, kind, body = "500 Internal Server Error", "text/plain", b"see the daemon's log\n"
     else:
-        status, kind, body = "200 OK", "text/plain; version=0.0.4", text().encode()
+        status, kind, body = "200 OK", "text/plain; version=0.0.4", whole.encode()
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -218,22 +222,45 @@ async def write(path: str, text: Callable[[], str]) -> None:
     failing = False
     try:
         while True:
-            problem = await trio.to_thread.run_sync(_write_once, path, text())
-            if problem and not failing:
-                log.info("metrics cannot be written to %s: %s", path, problem)
-            failing = problem is not None
+            if (whole := _put_together(text)) is not None:
+                # A filesystem that hangs must not keep the daemon from ending.
+                problem = await trio.to_thread.run_sync(
+                    _write_once, path, whole, abandon_on_cancel=True
+                )
+                if problem and not failing:
+                    log.info("metrics cannot be written to %s: %s", path, problem)
+                failing = problem is not None
             await trio.sleep(FILE_EVERY_S)
     finally:
-        with suppress(OSError):  # somebody else has
-            os.unlink(path)
+        removing = threading.Thread(target=_remove, args=(path,), daemon=True)
+        removing.start()
+        removing.join(REMOVED_WITHIN_S)
+
+
+def _put_together(text: Callable[[], str]) -> str | None:
+    """None if it cannot be: a daemon without a descriptor left goes on serving its mount."""
+    try:
+        return text()
+    except OSError as error:
+        log.info("there are no metrics at present: %s", error.strerror)
+    except Exception:
+        log.exception("a bug: the metrics cannot be put together")
+    return None
 
 
 def _write_once(path: str, text: str) -> str | None:
     temporary = f"{path}.{os.getpid()}"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        # Not through a link that somebody else may have put there.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
     except OSError as error:
         return error.strerror
     return None
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):  # somebody else has
+        os.unlink(path)

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 HELLO_WITHIN_S = 10.0
+ACCEPTS_AGAIN_S = 0.1
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # While they are killed they may start others.
 KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
@@ -126,14 +127,20 @@ class Users:
             await trio.lowlevel.wait_readable(self.counter)
             if self._ending:
                 return  # whoever comes now is the first of the next
-            with contextlib.suppress(BlockingIOError, ConnectionError):
+            try:
                 sock, _ = self.counter.accept()
-                sock.setblocking(False)
-                if is_own(sock):
-                    self._take(sock, nursery)
-                else:
-                    sock.close()
-                    self._changed.set()
+            except (BlockingIOError, ConnectionError):
+                continue
+            except OSError as error:  # it has no descriptor left
+                log.info("whoever comes has to wait: %s", error.strerror)
+                await trio.sleep(ACCEPTS_AGAIN_S)
+                continue
+            sock.setblocking(False)
+            if is_own(sock):
+                self._take(sock, nursery)
+            else:
+                sock.close()
+                self._changed.set()
 
     def _take(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         self._here.add(sock)

@@ -7,9 +7,10 @@ the whole job, mostly at the end. A ``Violation`` has the seed and the trace tha
 """
 
 import errno
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from copperfs.core.actions import ObjectKey
+from copperfs.sim.reading import Reading
 from copperfs.sim.world import World
 from copperfs.types import Path
 
@@ -34,16 +35,38 @@ def check_answered(world: World) -> None:
             check(world, not late, f"node {host.me} has not answered {late[:1]}")
 
 
-def check_errors(world: World, excused: Excused = frozenset()) -> None:
+def check_errors(
+    world: World,
+    readings: Sequence[Reading],
+    excused: Excused = frozenset(),
+    changed: Set[Path] = frozenset(),
+) -> None:
     """No application on a node that lives was told an error, or waits; but for an EIO where the
-    source gave one to the node itself, or to everybody."""
-    for reading in world.readings:
+    source gave one to the node itself, or to everybody, and for ESTALE of a file that changed."""
+    for reading in readings:
         if not reading.host.process.is_alive or reading.is_well:
             continue
         is_excused = reading.error == errno.EIO and (
             (reading.path, None) in excused or (None, reading.node) in excused
         )
-        check(world, is_excused, str(reading))
+        is_stale = reading.error == errno.ESTALE and reading.path in changed
+        check(world, is_excused or is_stale, str(reading))
+
+
+def check_newest(world: World, readings: Sequence[Reading]) -> None:
+    """After a clear, everybody has the source's latest version."""
+    for reading in readings:
+        entry = world.source.entry(reading.path)
+        assert entry is not None
+        if reading.host.process.is_alive:
+            newest = reading.version == entry.attributes.version
+            check(world, newest, f"{reading}, in an old version")
+
+
+def check_epochs(world: World) -> None:
+    """Who was away when all was cleared has cleared since."""
+    epochs = {host.me: host.node.epoch for host in world.hosts if host.process.runs}
+    check(world, len(set(epochs.values())) <= 1, f"the epochs are {epochs}")
 
 
 def check_source_reads(world: World, most: int) -> None:
@@ -63,6 +86,7 @@ def check_at_rest(world: World) -> None:
         check(world, stats.fetching == 0, f"{who} still fetches {stats.fetching} things")
         check(world, stats.reserved_bytes == 0, f"{who} keeps {stats.reserved_bytes} reserved")
         check(world, host.hands.busy == 0, f"{who} is still at the source")
+        check(world, host.calls == 0, f"{who} still waits for {host.calls} calls")
         check(world, host.waits == 0, f"{who} still waits for {host.waits} answers")
         check(world, not host.handles, f"{who} keeps {len(host.handles)} handles open")
         check(world, host.peers.kept_listings() == 0, f"{who} keeps parts of listings")

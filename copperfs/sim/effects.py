@@ -16,7 +16,7 @@ from copperfs.sim.world import Job
 from copperfs.types import Path
 
 MEMORY_BYTES = 1024 * MIB
-AHEAD_MAX = 8
+AHEAD_MAX, CHUNK_BYTES, TIER_MEMORY_BYTES = 8, MIB, 512 * MIB
 """The daemon's."""
 ALL_MAX = 600
 """Up to so many nodes each is simulated by itself; beyond that only if it is asked for."""
@@ -48,7 +48,13 @@ class Effect:
 
 
 def job_of(nodes: int, **settings: int) -> Job:
-    job = Job(nodes, memory_bytes=MEMORY_BYTES, ahead_max=AHEAD_MAX)
+    job = Job(
+        nodes,
+        memory_bytes=MEMORY_BYTES,
+        ahead_max=AHEAD_MAX,
+        chunk_bytes=CHUNK_BYTES,
+        tier_memory_bytes=TIER_MEMORY_BYTES,
+    )
     return replace(job, **settings)  # type: ignore[arg-type]
 
 

@@ -221,12 +221,17 @@ class Host:
         """For so many answers."""
         return len(self._waiting)
 
+    @property
+    def calls(self) -> int:
+        """To all nodes, without an answer so far."""
+        return len(self._calls)
+
     # --- the core --------------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
         """One step, and what it wants."""
         self._step(event)
-        self._set_alarm()
+        self._set_alarm(self.node.deadline())
         if self._gone is not None and self.node.may_go():
             self.process.after(0.0, self._go)
 
@@ -252,8 +257,7 @@ class Host:
             else:
                 self._perform(action)
 
-    def _set_alarm(self) -> None:
-        deadline = self.node.deadline()
+    def _set_alarm(self, deadline: float | None) -> None:
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._alarm = deadline
             self.clock.at(deadline, self.process.take, self._wake, deadline)
@@ -263,11 +267,13 @@ class Host:
             self._alarm = None
         deadline = self.node.deadline()
         if deadline is None or deadline > self.clock.now:
-            self._set_alarm()
+            self._set_alarm(deadline)
             return
         self.post(Tick())
-        after = self.node.deadline()
-        assert after is None or after > self.clock.now, "it wants to be woken for what it has done"
+        if self._alarm is not None and self._alarm <= self.clock.now:
+            after = self.node.deadline()
+            done = after is None or after > self.clock.now
+            assert done, "it wants to be woken for what it has done"
 
     def _perform(self, action: Action) -> None:
         match action:

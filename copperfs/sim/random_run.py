@@ -56,6 +56,11 @@ class RandomRun:
     _excused: set[tuple[Path | None, int | None]] = field(default_factory=set)
     """Files and nodes for which the source gave errors."""
     _mtbf_s: float | None = None
+    _changes: bool = False
+    """Whether the source may be written to while the job reads it."""
+    _changed: set[Path] = field(default_factory=set)
+    _clears: int = 0
+    _pushes: int = 0
 
     def __post_init__(self) -> None:
         draw = self._draw = Random(self.seed)
@@ -71,6 +76,14 @@ class RandomRun:
             tier_has_disk=draw.random() < 0.5,
             tier_disk_bytes=draw.choice((4, 1024)) * MIB,
             ring=draw.choice(((), (Path(b"d1"),))),
+            tier_memory_bytes=draw.choice((4, 64)) * MIB,
+            crowds_above=draw.choice((4, 256)),
+            lost_from_source=draw.random() < 0.1,
+            tree_max_bytes=draw.choice((2, 10, 10)) * MIB,
+            cut_through=draw.random() < 0.8,
+            source_concurrency=draw.choice((2, 32)),
+            fallback_concurrency=draw.choice((1, 4)),
+            revalidate_s=draw.choice((None, None, None, 3.0)),
         )
         self._calm = draw.random() < CALM
         if not self._calm and draw.random() < 0.25:
@@ -78,6 +91,8 @@ class RandomRun:
         self.world = World(self.seed, job, self.exact)
         if job.nodes > CHECKED_ALWAYS_MAX:
             self.world.check_every = CHECK_EVERY
+        self.world.source.only_searched = draw.random() < 0.1
+        self._changes = not self._calm and draw.random() < 0.3
         for number in range(draw.randint(1, 12)):
             path = Path(b"d%d/f%d" % (number % 3, number))
             self.world.source.add(path, draw.choice(SIZES))
@@ -109,23 +124,35 @@ class RandomRun:
             checkers.check_answered(world)
         self._end_faults()
         self._pass(30.0)
+        if self._changed:
+            self._clear()
+            self._pass(20.0)
+        before = len(world.readings)
         for node in world.alive():
             for path in world.source.files():
                 world.read(node, path)
         world.run_until_read()
         world.run(15.0)
-        self._judge()
+        self._judge(before)
 
-    def _judge(self) -> None:
-        checkers.check_answered(self.world)
-        checkers.check_errors(self.world, self._excused)
-        checkers.check_at_rest(self.world)
+    def _judge(self, before: int) -> None:
+        """*before*: so many began to read before all was well again."""
+        world, job = self.world, self.world.job
+        checkers.check_answered(world)
+        checkers.check_errors(world, world.readings[:before], self._excused, self._changed)
+        checkers.check_errors(world, world.readings[before:])
+        checkers.check_newest(world, world.readings[before:])
+        checkers.check_at_rest(world)
         self._judge_views()
-        checkers.check_limits(self.world)
-        if self._calm and self.world.job.memory_bytes > 100 * MIB:  # nothing is evicted
-            checkers.check_source_reads(self.world, 1)
-        elif self.world.job.memory_bytes > 100 * MIB:
-            checkers.check_reads_bounded(self.world, self.world.lives, self._excused)
+        checkers.check_epochs(world)
+        checkers.check_limits(world)
+        if job.memory_bytes < 100 * MIB or job.revalidate_s is not None:
+            return  # what is evicted, or not believed any more, is read again
+        if self._calm:
+            checkers.check_source_reads(world, 1)
+        else:
+            times = world.lives * (1 + self._clears) + self._pushes
+            checkers.check_reads_bounded(world, times, self._excused)
 
     def _judge_views(self) -> None:
         """All believe what is so. Of a node that died when nobody was connected to it, that takes
@@ -180,6 +207,9 @@ class RandomRun:
             self._fail_source,
             self._stall_source,
             self._hurt_disk,
+            self._clear,
+            self._push,
+            self._change,
         )
         for _ in range(self._draw.randint(0, 3)):
             self.faults += 1
@@ -307,6 +337,34 @@ class RandomRun:
             self.world.fill_disk(node, is_full=True)
         else:
             self.world.damage_disk(node)
+
+    def _clear(self) -> None:
+        """No fault, but everything that is on its way is of an older epoch then."""
+        self._clears += 1
+        self.world.clear(self._draw.choice(self._upright()))
+
+    def _push(self) -> None:
+        """A working set, by one that takes itself for a root."""
+        job, source = self.world.job, self.world.source
+        roots = [node for node in self._upright() if self._is_push_root(node)]
+        paths = [path for path in source.files() if not path.startswith(job.ring or b"/")]
+        most = min(job.tree_max_bytes, job.memory_bytes // job.trees // 2)
+        small = [path for path in paths if 0 < source.size(path) <= most]
+        if roots and small:
+            self._pushes += 1
+            self.world.push(self._draw.choice(roots), small)
+
+    def _is_push_root(self, node: int) -> bool:
+        membership = self.world[node].node.membership
+        assert membership is not None
+        return membership.trees.push_parent(0, membership.view.gone) is None
+
+    def _change(self) -> None:
+        """A file is written anew; who has looked at it before may be told that it is stale."""
+        if self._changes:
+            path = self._draw.choice(self.world.source.files())
+            self._changed.add(path)
+            self.world.change(path)
 
     def _await_failure(self) -> None:
         if self._mtbf_s is not None:

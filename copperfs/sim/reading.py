@@ -51,6 +51,11 @@ class Reading:
         return self.host.me
 
     @property
+    def version(self) -> Version | None:
+        """That was found, and is or was read."""
+        return self._version
+
+    @property
     def is_over(self) -> bool:
         """Ended, or its node is gone."""
         return self.ended is not None or not self.host.process.is_alive

@@ -90,7 +90,7 @@ class Scenario:
         world.run(RESTS_S)
         checkers.check_answered(world)
         if not self.errors_expected:
-            checkers.check_errors(world)
+            checkers.check_errors(world, world.readings)
         checkers.check_at_rest(world)
 
     # --- settings --------------------------------------------------------------------------------
@@ -110,6 +110,13 @@ class Scenario:
 
     def set_memory(self, count: str, unit: str) -> None:
         self.job = replace(self.job, memory_bytes=int(count) * SIZES[unit])
+
+    def set_tier(self, chunk: str, unit: str, directory: str, disk: str | None) -> None:
+        ring = (*self.job.ring, _path(directory))
+        chunk_bytes = int(chunk) * SIZES[unit]
+        self.job = replace(
+            self.job, ring=ring, chunk_bytes=chunk_bytes, tier_has_disk=disk is not None
+        )
 
     def add_file(self, path: str, count: str, unit: str) -> None:
         self._files.append((_path(path), int(count) * SIZES[unit]))
@@ -180,6 +187,9 @@ class Scenario:
     def stall_source(self, seconds: str) -> None:
         self.world.source.stalled_until = self.world.clock.now + float(seconds)
 
+    def only_search(self) -> None:
+        self.world.source.only_searched = True
+
     def mend_source(self) -> None:
         self.world.source.failing.clear()
         self.world.source.slow.clear()
@@ -202,9 +212,14 @@ class Scenario:
         assert last.error == getattr(errno, name), str(last)
 
     def expect_source(self, kind: str, path: str, most: str | None, count: str) -> None:
-        found = self.world.source.counts[kind.rstrip("s"), _path(path)]
-        ok = found <= int(count) if most else found == int(count)
-        assert ok, f"{found} times"
+        for each in self.paths(path):
+            found = self.world.source.counts[kind.rstrip("s"), each]
+            ok = found <= int(count) if most else found == int(count)
+            assert ok, f"{each.decode()} {found} times"
+
+    def expect_sum(self, kind: str, path: str, count: str) -> None:
+        each = {p: self.world.source.counts[kind.rstrip("s"), p] for p in self.paths(path)}
+        assert sum(each.values()) == int(count), str(each)
 
     def expect_stall(self, seconds: str) -> None:
         worst = max(self.world.readings, key=lambda each: max(each.stall_s, each.waits_s()))
@@ -278,6 +293,7 @@ SETTINGS: dict[str, Do] = {
     r"trees (\d+)": Scenario.set_trees,
     r"(deadline|revalidate) ([\d.]+)": Scenario.set_seconds,
     r"memory (\d+)(K|M|)": Scenario.set_memory,
+    r"chunks of (\d+)(K|M|) below (\S+?)( on disks)?": Scenario.set_tier,
     r"file (\S+) (\d+)(K|M|)": Scenario.add_file,
     r"(\d+) files (\S+) (\d+)(K|M|)": Scenario.add_files,
     r"errors are expected": Scenario.expect_errors,
@@ -315,13 +331,17 @@ VERBS: dict[str, Do] = {
     r"source is slow for (\S+) ([\d.]+)": Scenario.slow_source,
     r"source stalls ([\d.]+)": Scenario.stall_source,
     r"source is well": Scenario.mend_source,
+    r"source may only be searched": Scenario.only_search,
     r"source changes (\S+)": lambda s, path: s.world.source.change(_path(path)),
 }
 
 EXPECTATIONS: dict[str, Do] = {
     rf"expect nodes? {_N} ha(?:s|ve) (\S+)": Scenario.expect_has,
     r"expect node (\d+) is told (\w+) for (\S+)": Scenario.expect_error,
-    r"expect source (reads|scans|looks|opens) (\S+) (at most )?(\d+)": Scenario.expect_source,
+    r"expect source (reads|scans|looks|opens|chunks) (\S+) (at most )?(\d+)": (
+        Scenario.expect_source
+    ),
+    r"expect source (reads|chunks) (\S+) (\d+) in all": Scenario.expect_sum,
     r"expect node (\d+) took at most (\d+)(K|M|)": Scenario.expect_taken,
     r"expect stall below ([\d.]+)": Scenario.expect_stall,
     rf"expect (\w+)(?: of {_N})? (at most )?(\d+)": Scenario.expect_count,

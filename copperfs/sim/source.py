@@ -137,6 +137,9 @@ class Source:
             return _entry(stat.S_IFDIR | 0o755, 4096, 1, 0)
         return self._files.get(path)
 
+    def size(self, path: Path) -> int:
+        return self._files[path].attributes.version.size
+
     def files(self) -> list[Path]:
         return list(self._files)
 

@@ -25,7 +25,7 @@ from copperfs.core.state import Limits
 from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
 from copperfs.sim.clock import Clock
-from copperfs.sim.codec import transcode
+from copperfs.sim.codec import Transcoder
 from copperfs.sim.disk import Disk, DiskCosts
 from copperfs.sim.host import Host
 from copperfs.sim.network import Network, NetworkCosts, Timeouts
@@ -67,6 +67,9 @@ class Job:
     tier_has_disk: bool = False
     tier_disk_bytes: int = 1 << 40
     ring: tuple[Path, ...] = ()
+    crowds_above: int = 256
+    """In a job of more nodes large files are asked for up the tree first."""
+    lost_from_source: bool = False
     patience: Patience = field(default_factory=Patience)
 
 
@@ -97,8 +100,6 @@ class World:
     _placement: Placement | None = None
 
     def __post_init__(self) -> None:
-        if self.job.chunk_bytes:
-            self._placement = Ring([f"n{number}" for number in range(self.job.nodes)])
         self.random = Random(self.seed)
         self.source = Source(self.clock, self.source_costs, with_bytes=self.exact)
         self.network = Network(
@@ -106,25 +107,33 @@ class World:
             self._another_random(),
             self.network_costs,
             self.timeouts,
-            transcode if self.exact else None,
+            Transcoder() if self.exact else None,
         )
 
     # --- nodes -----------------------------------------------------------------------------------
 
     def start(self, settle_s: float = 1.0) -> None:
         """All nodes, and time for them to connect."""
+        self._place([1.0] * self.job.nodes)
         for number in range(self.job.nodes):
             self.hosts.append(self._new_host(NodeId(number)))
         self.run(settle_s)
 
     def start_some(self, weights: dict[int, int], settle_s: float) -> None:
         """Of a job that is too large only these, each of which stands for so many; the others are
-        as if they had not been started yet. ``hosts`` then has them in this order."""
+        as if they had not been started yet. ``hosts`` then has them in this order. Chunks are owned
+        by those that stand for nobody else: each has one owner, and is read from the source once."""
+        self._place([float(weights.get(number) == 1) for number in range(self.job.nodes)])
         for number, weight in weights.items():
             host = self._new_host(NodeId(number))
             host.port.weight = host.hands.times = weight
             self.hosts.append(host)
         self.run(settle_s)
+
+    def _place(self, shares: list[float]) -> None:
+        """By the daemon's default."""
+        if self.job.chunk_bytes:
+            self._placement = Ring([f"n{number}" for number in range(len(shares))], shares)
 
     def _new_host(self, me: NodeId) -> Host:
         job = self.job
@@ -144,6 +153,8 @@ class World:
             takers_max=job.fanout,
             ahead_max=job.ahead_max,
             cut_through=job.cut_through,
+            crowds_above=job.crowds_above,
+            lost_from_source=job.lost_from_source,
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
         policy = Policy(
@@ -315,6 +326,10 @@ class World:
         """For everybody, until ``heal_source``."""
         self._tell(f"the source fails for {path.decode()}")
         self.source.failing[path] = error
+
+    def change(self, path: Path) -> None:
+        self._tell(f"{path.decode()} is written anew")
+        self.source.change(path)
 
     def heal_source(self) -> None:
         self._tell("the source is well again")

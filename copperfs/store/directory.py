@@ -8,27 +8,20 @@ anything, so paths below them are followed without looking again.
 Nothing is synced to disk: a chunk that a crash of the machine has left without its bytes is an
 erasure like any other, and costs one read of the source; fsync would cost every chunk
 (decision 61). A killed process loses nothing that it had written: the kernel has it.
-
-Chunks are read past the kernel's page cache (O_DIRECT), straight into their blob. Through the cache
-1 MiB takes 430 to 500 us of a processor, so 110: pages have to be found and filled, and the bytes
-copied. It even takes less than from pages that the kernel has (200). What is to be in memory is the
-tier's to decide, and counted there. Where a filesystem refuses it, the cache is used.
 """
 
 import errno
-import mmap
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from copperfs.blob import BLOBS_ARE_SHARED, PAGES_ABOVE, new_blob
+from copperfs.blob import new_blob
 from copperfs.errors import StoreError
 from copperfs.store.contract import Chunk, in_pages
-from copperfs.store.files import CREATE, DIRECTORY, LOCK, READ, Files
+from copperfs.store.files import CREATE, DIRECTORY, LOCK, Files
 from copperfs.store.layout import (
     LOCK_TEXT,
     Erasure,
@@ -75,8 +68,6 @@ class Directory:
     lock: int
     tmp: int
     chunks: int
-    past_cache: bool = BLOBS_ARE_SHARED
-    """Whether to read past the kernel's cache; not once it was refused."""
     _closed: bool = field(default=False)
 
     def close(self) -> None:
@@ -126,12 +117,11 @@ class Directory:
     def load(self, place: Place, encoded_key: bytes) -> Chunk:
         """The chunk, straight into a blob, checked. Raises Erasure."""
         head_bytes = header_bytes(encoded_key)
-        size = max(0, place.size - head_bytes)
-        with self._opened(place) as fd:
-            head = memoryview(mmap.mmap(-1, head_bytes))
-            blob = new_blob(in_pages(size))
-            self._read(fd, [head, blob.view], place.size)
-        found = read_header(head)
+        size = place.size - head_bytes
+        if size < 0:
+            raise Erasure("the header is cut off")
+        blob = new_blob(in_pages(size))
+        found = read_header(self._read(place, head_bytes, blob.view))
         if found.encoded_key != encoded_key:
             raise Erasure("it is another chunk")
         blob.seal(size)
@@ -141,10 +131,9 @@ class Directory:
 
     def check(self, place: Place) -> int:
         """The same for whoever does not know the key: the size. Raises Erasure."""
-        with self._opened(place) as fd:
-            whole = memoryview(mmap.mmap(-1, place.cost or 1))
-            self._read(fd, [whole], place.size)
-        raw = whole[: place.size]
+        blob = new_blob(place.cost)
+        self._read(place, 0, blob.view)
+        raw = blob.view[: place.size]
         found = read_header(raw)
         start = header_bytes(found.encoded_key)
         if name_of(found.encoded_key) != place.name:
@@ -153,42 +142,12 @@ class Directory:
             raise Erasure("the bytes are not what their digest says")
         return found.size
 
-    @contextmanager
-    def _opened(self, place: Place) -> Iterator[int]:
-        fd = self.files.open(place.path, READ, self.chunks)
-        try:
-            # Before room is made for so many bytes.
-            if self.files.stat(fd).st_size != place.size:
-                raise Erasure("the file is not as long as it was")
-            yield fd
-        finally:
-            self.files.close(fd)
-
-    def _read(self, fd: int, buffers: list[memoryview], size: int) -> None:
-        """All of it. *buffers* have whole pages, and begin at some if the last one is large."""
-        if self.past_cache and buffers[-1].nbytes > PAGES_ABOVE:
-            try:
-                self.files.pass_cache(fd, by=True)
-                if self.files.preadv(fd, buffers, 0) == size:
-                    return
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self.past_cache = False
-            self.files.pass_cache(fd, by=False)
-        self._read_all(fd, buffers, size)
-
-    def _read_all(self, fd: int, buffers: list[memoryview], size: int) -> None:
-        offset = 0
-        while offset < size:
-            got = self.files.preadv(fd, buffers, offset)
-            if not got:
-                raise Erasure("the file is too short")
-            offset += got
-            while buffers and got >= len(buffers[0]):
-                got -= len(buffers.pop(0))
-            if buffers:
-                buffers[0] = buffers[0][got:]
+    def _read(self, place: Place, head_bytes: int, rest: memoryview) -> bytes:
+        # *rest* has whole pages, so that it can be read past the kernel's cache.
+        head = self.files.load(place.path, self.chunks, place.size, head_bytes, rest)
+        if head is None:
+            raise Erasure("the file is not as long as it was")
+        return head
 
     def delete(self, place: Place) -> None:
         """Also what is gone already."""

@@ -10,6 +10,13 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+try:
+    from copperfs.store._load import load as load_at_once
+except ImportError:
+    LOADS_AT_ONCE = False  # it could not be built
+else:
+    LOADS_AT_ONCE = True
+
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_EXCL follows no link either, and never opens what somebody else has put there.
@@ -26,6 +33,13 @@ class Files(Protocol):
         ...
 
     def close(self, fd: int) -> None: ...
+    def load(
+        self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+    ) -> bytes | None:
+        """A file of *size* bytes: the first *head_bytes*; the others go into *rest*. None if it is
+        not as long as that."""
+        ...
+
     def stat(self, fd: int) -> os.stat_result: ...
     def mkdir(self, path: str, directory: int | None = None) -> None:
         """For the owner alone."""
@@ -33,11 +47,6 @@ class Files(Protocol):
 
     def names(self, fd: int) -> list[str]: ...
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int: ...
-    def pass_cache(self, fd: int, *, by: bool) -> None:
-        """Whether what is read comes from the disk itself. Buffers, offsets and lengths have to be
-        of whole pages then; EINVAL where that cannot be."""
-        ...
-
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int: ...
     def rename(self, old: str, old_directory: int, new: str, new_directory: int) -> None: ...
     def unlink(self, path: str, directory: int) -> None: ...
@@ -59,6 +68,13 @@ class RealFiles:
     def close(self, fd: int) -> None:
         os.close(fd)
 
+    def load(
+        self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+    ) -> bytes | None:
+        if LOADS_AT_ONCE:
+            return load_at_once(path, directory, size, head_bytes, rest)
+        return load_in_steps(self, path, directory, size, head_bytes, rest)
+
     def stat(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
 
@@ -70,9 +86,6 @@ class RealFiles:
 
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         return os.preadv(fd, buffers, offset)
-
-    def pass_cache(self, fd: int, *, by: bool) -> None:
-        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT if by else 0)
 
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
         return os.writev(fd, buffers)
@@ -89,3 +102,28 @@ class RealFiles:
 
     def lock(self, fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def load_in_steps(
+    files: Files, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+) -> bytes | None:
+    """``load`` by the other operations."""
+    fd = files.open(path, READ, directory)
+    try:
+        if files.stat(fd).st_size != size:
+            return None
+        head = bytearray(head_bytes)
+        buffers = [memoryview(head), rest] if head else [rest]
+        offset = 0
+        while offset < size:
+            got = files.preadv(fd, buffers, offset)
+            if not got:
+                return None
+            offset += got
+            while buffers and got >= len(buffers[0]):
+                got -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][got:]
+    finally:
+        files.close(fd)
+    return bytes(head)

@@ -28,6 +28,7 @@ from tests.bench import (
     bench_placement,
     bench_push,
     bench_sequential,
+    bench_simulated,
     bench_small_files,
     bench_store,
     bench_throughput,
@@ -61,6 +62,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "chunk-size": bench_chunk_size.run,
     "small-files": bench_small_files.run,
     "throughput": bench_throughput.run,
+    "simulated": bench_simulated.run,
 }
 
 

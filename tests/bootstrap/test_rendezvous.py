@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.rendezvous import Card, Meeting, meet
+from copperfs.bootstrap.rendezvous import LISTS_ONE_IN, Card, Meeting, _Party, _unranked, meet
 from copperfs.errors import LaunchError
 from copperfs.roster import Member
 from tests.bootstrap.helpers import Node, Nodes, clean_environment
@@ -224,6 +224,34 @@ def test_who_is_here_is_told_otherwise(nodes: Nodes, directory: Path) -> None:
     error = start(nodes, directory, "n0", 3, "--launch-timeout", "0.5").ended().error
     assert error.startswith("waiting for 2 of 3 nodes; here: n0, after 0.5 s")
     assert f"remove {directory}/job, which another start may have left" in error
+
+
+def test_who_is_led_does_not_list_all_members_each_time(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2,000 nodes without ranks, all would have the filesystem list 2,000 names each second."""
+    listed: list[Path] = []
+
+    def counted(path: Path) -> list[str]:
+        listed.append(path)
+        return os.listdir(path)
+
+    meeting = Meeting(str(directory), "job", 3, timeout_s=60)
+    follower, leader = (
+        _Party(meeting, Card(_unranked, name, f"{name}x"), Member(name, "tcp://h:1"), print)
+        for name in ("n1", "n0")
+    )
+    follower._enter()
+    leader._enter()
+    monkeypatch.setattr("copperfs.bootstrap.rendezvous._listed", counted)
+    for _ in range(4 * LISTS_ONE_IN):
+        assert follower._poll() is None
+    assert listed.count(follower.members) <= 5
+    listed.clear()
+    leader.leave()  # then it is looked who is the next
+    assert follower._poll() is None
+    assert listed.count(follower.members) == 1
+    assert follower.leader is None
 
 
 def test_progress_is_told_while_waiting(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

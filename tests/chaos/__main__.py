@@ -36,6 +36,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fanout", type=int, default=usual.fanout, metavar="K")
     parser.add_argument("--files", type=int, default=usual.files, metavar="N")
     parser.add_argument(
+        "--large",
+        type=int,
+        default=usual.large,
+        metavar="N",
+        help="files of 5 to 40 MiB beside them",
+    )
+    parser.add_argument(
         "--rate", type=float, default=usual.rate, metavar="R", help="files a node reads a second"
     )
     parser.add_argument("--length", type=float, metavar="SECONDS", help="of all schedules")
@@ -92,7 +99,14 @@ def main() -> int:
         return 0
     os.environ[RUN_VARIABLE] = token = uuid.uuid4().hex
     flags = [f"--{each}" for each in options.mount]
-    setup = Setup(wanted[0].nodes, wanted[0].fanout, options.rate, options.files, tuple(flags))
+    setup = Setup(
+        wanted[0].nodes,
+        wanted[0].fanout,
+        options.rate,
+        options.files,
+        options.large,
+        tuple(flags),
+    )
     outcomes: list[Outcome] = []
     bad = 0
     with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="copperfs-chaos-") as directory:

@@ -58,6 +58,8 @@ class Setup:
     """Files that each node reads a second. All nodes share a machine: at a rate that keeps it busy
     every read waits for its turn, and stalls say nothing."""
     files: int = 2000
+    large: int = 0
+    """So many large ones beside them, of which pieces are read."""
     flags: tuple[str, ...] = ()
     """More options of the mount."""
 
@@ -78,7 +80,9 @@ class Arena:
     def __enter__(self) -> Self:
         with ExitStack() as life:
             life.enter_context(guarded(self.directory / "cluster"))
-            self.content = make_content(self.directory, files=self.setup.files)
+            self.content = make_content(
+                self.directory, files=self.setup.files, large=self.setup.large
+            )
             self.standin = life.enter_context(
                 StandIn(self.content.source, per_op_s=LATENCY_S, per_read_s=LATENCY_S)
             )

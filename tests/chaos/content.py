@@ -19,6 +19,8 @@ DIRECTORIES = 50
 # Mostly small, as the files of an environment are; a few that travel in several parts. Together
 # some 45 MB: all of them fit into each node's memory, and passing them around takes a while.
 SIZES = ((0.90, 100, 16 << 10), (0.09, 16 << 10, 256 << 10), (0.01, 256 << 10, 3 << 20))
+# Far more than a chunk, over several owners; a reader reads pieces of them.
+LARGE_SIZES = (5 << 20, 40 << 20)
 PACKAGES = ("markdown_it", "mdurl")
 IMPORT = "import markdown_it.main, markdown_it.renderer, markdown_it.presets.commonmark"
 
@@ -39,7 +41,7 @@ def datasets(source: Path) -> list[str]:
     return [str(source / "data" / f"d{number:02}") for number in range(0, DIRECTORIES, 2)]
 
 
-def make_content(directory: Path, seed: int = 0, files: int = FILES) -> Content:
+def make_content(directory: Path, seed: int = 0, files: int = FILES, large: int = 0) -> Content:
     numbers = random.Random(f"content {seed}")
     content = Content(directory / "source", directory / "known", directory / "index.json")
     directories = min(DIRECTORIES, files)
@@ -53,6 +55,12 @@ def make_content(directory: Path, seed: int = 0, files: int = FILES) -> Content:
             size = int(shape[1] * (shape[2] / shape[1]) ** numbers.random())
             data = numbers.randbytes(size)
             index.append((path, known.tell(), size))
+            known.write(data)
+            (content.source / path).write_bytes(data)
+        for number in range(large):
+            path = f"data/d{number % directories:02}/large{number}"
+            data = numbers.randbytes(numbers.randint(*LARGE_SIZES))
+            index.append((path, known.tell(), len(data)))
             known.write(data)
             (content.source / path).write_bytes(data)
     content.index.write_text(json.dumps(index))

@@ -6,8 +6,8 @@ For each line of JSON, ``{"until": ..., "sets": ..., "order": ..., "rate": ...}`
 monotonic clock, it reads files through the mount, so many a second, compares each byte with what is
 known, and then writes what it saw as one line: a list of [began, ended, path, errno, wrong]. The
 files come in sets of some hundred, which are the same for all readers, so that most files are
-wanted by many nodes; in each set a reader has an order of its own. Now and then it lists a
-directory. It imports nothing of copperfs, and ends with its input,
+wanted by many nodes; in each set a reader has an order of its own. Of a large file it reads
+a piece. Now and then it lists a directory. It imports nothing of copperfs, and ends with its input,
 or soon after the process that started it.
 """
 
@@ -19,6 +19,8 @@ import sys
 import time
 
 LISTING_EVERY = 25
+# Of a larger file a piece is read, and so often one of those.
+LARGE_BYTES, PIECE_BYTES, LARGE_SHARE = 4 << 20, 1 << 20, 0.1
 SET_FILES = 200
 
 
@@ -30,6 +32,8 @@ def main() -> None:
     for path, _, _ in index:
         directory, _, name = path.rpartition("/")
         names.setdefault(directory, []).append(name)
+    large = [each for each in index if each[2] > LARGE_BYTES]
+    index = [each for each in index if each[2] <= LARGE_BYTES]
     with open(known_path, "rb") as file:
         known = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     parent = os.getppid()
@@ -47,6 +51,11 @@ def main() -> None:
                 numbers.shuffle(left)
                 taken = (taken + SET_FILES) % len(everything)
             path, begins, size = left.pop()
+            first, whole = 0, True
+            if large and numbers.random() < LARGE_SHARE:
+                path, begins, size = numbers.choice(large)
+                first, whole = numbers.randrange(size), False
+                size = min(numbers.randint(1, PIECE_BYTES), size - first)
             count += 1
             began = time.monotonic()
             code, wrong = 0, False
@@ -58,9 +67,9 @@ def main() -> None:
                     wrong = sorted(found) != sorted(names[path])
                 else:
                     with open(os.path.join(mountpoint, path), "rb", buffering=0) as file:
-                        data = file.readall()
+                        data = file.readall() if whole else piece(file.fileno(), first, size)
                     ended = time.monotonic()
-                    wrong = data != known[begins : begins + size]
+                    wrong = data != known[begins + first : begins + first + size]
             except OSError as error:
                 ended = time.monotonic()
                 code = error.errno or -1
@@ -70,6 +79,16 @@ def main() -> None:
             if pause > 0:
                 time.sleep(pause)
         print(json.dumps(records), flush=True)
+
+
+def piece(descriptor: int, first: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = os.pread(descriptor, size - len(data), first + len(data))
+        if not more:
+            break
+        data += more
+    return data
 
 
 if __name__ == "__main__":

@@ -38,3 +38,37 @@ def test_roots_that_are_killed_in_the_middle_are_missed_by_nobody(
             cluster.kill(node)
         assert not reading.done()
         assert reading.result(timeout=120) == [digests(source)] * 6
+
+
+def test_what_a_node_on_the_way_holds_is_not_read_again_when_the_root_is_killed(
+    started: Starter, standin: StandIn, source: Path
+) -> None:
+    """The rest once more, by the one who is the root then, however many want it. With fan-out 2,
+    nodes 1 and 2 ask 0, nodes 3 and 4 ask 1, and nodes 5 and 6 ask 2; later 2 asks 1."""
+    left, right, later = "left", "right", "later"
+    for name in (left, right, later):
+        fill(source, name)
+    cluster = started(7, "--fanout", "2", of=standin.mountpoint)
+
+    def read(name: str, *nodes: int) -> None:
+        found = digests_at_once([cluster.mnt(node) / name for node in nodes])
+        assert found == [digests(source / name)] * len(nodes)
+
+    def opened(name: str) -> set[int]:
+        counts = standin.counts().operations.get("open", {})
+        assert all(counts[f"{name}/{file.name}"] for file in (source / name).iterdir())
+        return {count for path, count in counts.items() if path.startswith(f"{name}/")}
+
+    read(left, 3)  # 0 and 1 hold it, too
+    read(right, 5)  # 0 and 2
+    assert opened(left) == opened(right) == {1}
+    cluster.kill(0)
+    read(left, 1, 2, 3, 4, 5, 6)
+    assert opened(left) == {1}, "all of them ask 1, who has it"
+    read(right, 2, 5, 6)
+    assert opened(right) == {1}, "2 has it"
+    read(right, 1, 3, 4)
+    assert opened(right) == {2}, "1 is the root, and never had it"
+    read(later, 1, 2, 3, 4, 5, 6)
+    assert opened(later) == {1}
+    assert sum(cluster.stats(node)["node"]["fallbacks"] for node in range(1, 7)) == 0

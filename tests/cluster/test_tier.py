@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from copperfs.fuse.ioctl import Request, ask_mount
 from tests.cluster.conftest import Starter
 from tests.cluster.helpers import Cluster
 from tests.mount.helpers import copperfs, eventually
@@ -160,3 +162,44 @@ def test_by_default_a_job_of_several_reads_a_large_file_once(
     for node in cluster.everywhere():
         assert (cluster.mnt(node) / "large").read_bytes() == content
     assert standin.counts().read_bytes["large"] == SIZE
+
+
+def given_bytes(cluster: Cluster, node: int) -> int:
+    answer: Any = ask_mount(str(cluster.mnt(node)), Request.STATISTICS)
+    given: int = answer["bytes"]["to_children"]
+    return given
+
+
+@pytest.mark.long
+def test_thirty_two_nodes_want_one_library_at_the_same_time(
+    started: Starter, standin: StandIn, source: Path
+) -> None:
+    """Its owner gives each chunk as often as the fan-out says, and the source is read once."""
+    nodes, fanout, size = 32, 3, 8 * MIB
+    library = random.Random("library").randbytes(size)
+    (source / "library").write_bytes(library)  # one owner has all of it
+    cluster = started(
+        nodes,
+        *("--fanout", str(fanout), "--tree-max", "1MiB", "--tier-memory", "64MiB"),
+        *("--security", "none"),
+        of=standin.mountpoint,
+    )
+    for node in cluster.everywhere():
+        assert os.listdir(cluster.mnt(node)) == ["library"]
+    before = [given_bytes(cluster, node) for node in cluster.everywhere()]
+    standin.reset()
+    read: list[bytes] = []
+
+    def take(node: int) -> None:
+        read.append((cluster.mnt(node) / "library").read_bytes())
+
+    threads = [threading.Thread(target=take, args=(node,)) for node in cluster.everywhere()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read == [library] * nodes
+    assert standin.counts().read_bytes["library"] == size
+    gave = [given_bytes(cluster, node) - before[node] for node in cluster.everywhere()]
+    assert max(gave) <= fanout * size, "the owner, or any other"
+    assert sum(gave) == (nodes - 1) * size, "and nobody was given a chunk twice"

@@ -12,6 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from copperfs.cli.report import Gathered, write
+from copperfs.errors import ControlError
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import copperfs, errno_of, run
 
@@ -100,7 +104,13 @@ def test_where_it_cannot_be_written_a_sentence_says_so(tmp_path: Path) -> None:
 def test_no_variable_that_may_hold_a_secret_is_taken(tmp_path: Path) -> None:
     archive = tmp_path / "report.tar.gz"
     done = run(
-        ["env", "AWS_SECRET_ACCESS_KEY=hidden", "SLURM_JOB_ID=77", *_command(archive)],
+        [
+            "env",
+            "AWS_SECRET_ACCESS_KEY=hidden",
+            "SLURM_JWT=hidden",
+            "SLURM_JOB_ID=77",
+            *_command(archive),
+        ],
     )
     assert done.returncode == 0, done.stderr
     shown = subprocess.run(
@@ -108,6 +118,20 @@ def test_no_variable_that_may_hold_a_secret_is_taken(tmp_path: Path) -> None:
     ).stdout
     assert b"hidden" not in shown
     assert b'"SLURM_JOB_ID": "77"' in shown
+
+
+def test_whatever_was_there_before_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    archive = tmp_path / "report.tar.gz"
+    archive.touch(0o644)
+    write(Gathered({"about.json": b"{}"}), str(archive), new=False)
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    # A name in /tmp that others can guess may be theirs.
+    with pytest.raises(ControlError, match="File exists; give another --output"):
+        write(Gathered(), str(archive), new=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ControlError):
+        write(Gathered(), str(tmp_path / "link"), new=True)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def _command(archive: Path) -> list[str]:

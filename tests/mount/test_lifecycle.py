@@ -15,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from copperfs.config import Settings
+from copperfs.errors import MountError
+from copperfs.fuse.mounting import unmount
+from copperfs.fuse.starting import starting_daemon
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import (
     COMMAND_TIMEOUT_S,
@@ -152,6 +156,26 @@ def test_a_source_that_hangs_at_mounting_can_be_given_up(source: Path, tmp_path:
         eventually(lambda: not is_mounted(tmp_path / "mnt"), "nothing is mounted")
 
 
+def test_a_daemon_whose_command_is_killed_while_it_starts_leaves_no_mount(
+    source: Path, tmp_path: Path
+) -> None:
+    """Nobody would know of it."""
+    (tmp_path / "mnt").mkdir()
+    log = tmp_path / "log"
+    settings = Settings(
+        mountpoint=str(tmp_path / "mnt"),
+        source=str(source),
+        memory_bytes=64 << 20,
+        log_file=str(log),
+        log_level="info",
+    )
+    with starting_daemon(settings, "null") as daemon:
+        daemon.channel.close()  # as the end of a process does
+        assert daemon.process.wait(COMMAND_TIMEOUT_S) == 1
+    assert "was killed meanwhile: unmounting" in log.read_text()
+    assert not is_mounted(tmp_path / "mnt")
+
+
 # ---- unmounting ----------------------------------------------------------------------------------
 
 
@@ -202,6 +226,18 @@ def test_unmounting_what_is_not_ours_is_refused(source: Path, tmp_path: Path) ->
         assert done.returncode == 1
         assert "not one of copperfs" in done.stderr
         assert is_mounted(tmp_path / "bind")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others unmount by fusermount3, which looks itself")
+@pytest.mark.parametrize("lazy", [False, True])
+def test_root_unmounts_nothing_through_a_link(source: Path, tmp_path: Path, lazy: bool) -> None:
+    """Or the owner of a dead mount could have the next ``umount --stale`` unmount anything."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with bind_mounted(source, tmp_path / "theirs/mnt"):
+        with pytest.raises(MountError, match="cannot be unmounted: Not a directory"):
+            unmount(str(tmp_path / "link/mnt"), lazy=lazy)
+        assert is_mounted(tmp_path / "theirs/mnt")
 
 
 @pytest.mark.parametrize("threads", ["2", "0"], ids=["front", "plain"])

@@ -7,7 +7,10 @@ import os
 import random
 import re
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +326,71 @@ def test_without_a_tier_nothing_is_said_of_one(mounted: Mounter, content: bytes)
     assert not any(found["hits"].values())
     assert found["memory"]["budget_bytes"] == found["disk"]["budget_bytes"] == 0
     assert "Data tier" not in copperfs("stats", mount.mountpoint).stdout
+
+
+# ---- kill -9 while chunks are written ------------------------------------------------------------
+
+FILES, FILE_BYTES = 12, 4 * MIB + 777
+
+
+def last_written(top: Path) -> int:
+    """The number of the chunk that was written last; they are counted over all restarts."""
+    return max((int(each.name.split(".")[1], 16) for each in files_of(top)), default=0)
+
+
+def killed_while_it_writes(standin: StandIn, source: Path, top: Path, times: int) -> int:
+    """Daemons that are killed while they read a dataset and write it to the disk, each of which
+    begins with what the others left, and has room for half of it; how often one was really at it.
+    Every byte that is read meanwhile and afterwards is compared."""
+    contents = {f"f{n}": random.Random(n).randbytes(FILE_BYTES) for n in range(FILES)}
+    for name, data in contents.items():
+        (source / name).write_bytes(data)
+    flags = (
+        *("--ring", str(standin.mountpoint), "--tier-dir", str(top)),
+        *("--tier-size", str(FILES * FILE_BYTES // 2), "--tier-memory", "0"),
+    )
+    wrong: list[str] = []
+
+    def read(mount: Mount, names: list[str]) -> None:
+        with suppress(OSError):  # it was killed
+            wrong.extend(n for n in names if (mount / n).read_bytes() != contents[n])
+
+    busy = 0
+    for seed in range(times):
+        rng = random.Random(seed)
+        names = rng.sample(sorted(contents), FILES)
+        with Mount(standin.mountpoint, top.parent / f"killed{seed}", *flags) as mount:
+            before = last_written(top)
+            reader = threading.Thread(target=read, args=(mount, names))
+            reader.start()
+            until = before + rng.randrange(1, 20)
+            while last_written(top) < until and reader.is_alive():
+                time.sleep(0.001)
+            time.sleep(rng.random() * 0.01)  # at any moment of the next one
+            mount.kill()
+            busy += last_written(top) > before
+            mount.remove()
+            reader.join()
+    with Mount(standin.mountpoint, top.parent / "last", *flags) as mount:
+        assert not list((top / "tmp").iterdir()), "what was not finished is gone"
+        assert tier(mount)["disk"]["held"] == len(files_of(top)) > 0
+        read(mount, sorted(contents))
+        eventually(lambda: not tier(mount)["disk"]["backlog"], "all is written")
+        assert tier(mount)["disk"]["held_bytes"] <= FILES * FILE_BYTES // 2
+        assert tier(mount)["hits"]["nvme"] > 0
+        assert tier(mount)["disk"]["erasures"] == 0, "what a killed process wrote, the kernel has"
+    assert not wrong
+    return busy
+
+
+def test_killed_in_the_middle_of_writing_it_serves_no_wrong_byte(
+    standin: StandIn, source: Path, tmp_path: Path
+) -> None:
+    assert killed_while_it_writes(standin, source, tmp_path / "tier", 4) > 2
+
+
+@pytest.mark.long
+def test_killed_in_the_middle_of_writing_forty_times(
+    standin: StandIn, source: Path, tmp_path: Path
+) -> None:
+    assert killed_while_it_writes(standin, source, tmp_path / "tier", 40) > 30

@@ -29,7 +29,7 @@ def world() -> World:
 
 def judge(world: World) -> None:
     checkers.check_answered(world)
-    checkers.check_errors(world)
+    checkers.check_errors(world, world.readings)
     checkers.check_source_reads(world, 1)
     checkers.check_at_rest(world)
     checkers.check_views(world)
@@ -133,9 +133,9 @@ def test_an_error_is_excused_only_where_the_source_gave_one(world: World) -> Non
     world.fail_source(OTHER, errno.EIO)
     world.read(1, OTHER)
     assert world.run_until_read()
-    checkers.check_errors(world, {(OTHER, None)})
+    checkers.check_errors(world, world.readings, {(OTHER, None)})
     with pytest.raises(Violation, match="EIO"):
-        checkers.check_errors(world, {(FILE, None), (None, 2)})
+        checkers.check_errors(world, world.readings, {(FILE, None), (None, 2)})
 
 
 def test_a_sick_client_of_the_source_is_passed_over(world: World) -> None:
@@ -143,5 +143,39 @@ def test_a_sick_client_of_the_source_is_passed_over(world: World) -> None:
     world.sicken(0, is_sick=True)
     world.read(1, OTHER)
     assert world.run_until_read()
-    checkers.check_errors(world)
+    checkers.check_errors(world, world.readings)
     assert world.source.counts["read", OTHER] == 2
+
+
+def test_an_old_version_after_a_clear_is_seen(world: World) -> None:
+    world.change(FILE)
+    reading = world.read(1, FILE)
+    assert world.run_until_read()
+    with pytest.raises(Violation, match=r"lib/a.py on node 1 is well, in an old version"):
+        checkers.check_newest(world, [reading])
+    world.clear(0)
+    world.run(1.0)
+    reading = world.read(1, FILE)
+    assert world.run_until_read()
+    checkers.check_newest(world, [reading])
+
+
+def test_who_did_not_clear_is_seen(world: World) -> None:
+    world[2].node.stats.epoch += 1
+    with pytest.raises(Violation, match=r"the epochs are \{0: 1, 1: 1, 2: 2\}"):
+        checkers.check_epochs(world)
+
+
+def test_a_call_without_an_end_is_seen(world: World) -> None:
+    world.clear(0)
+    with pytest.raises(Violation, match=r"node 0 still waits for 1 calls"):
+        judge(world)
+
+
+def test_a_stale_file_is_excused_only_if_it_changed(world: World) -> None:
+    reading = world.read(1, FILE)
+    assert world.run_until_read()
+    reading.error = errno.ESTALE
+    checkers.check_errors(world, [reading], changed={FILE})
+    with pytest.raises(Violation, match=r"lib/a.py on node 1 ESTALE"):
+        checkers.check_errors(world, [reading], changed={OTHER})

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from copperfs.store.files import RealFiles
+from copperfs.store.files import RealFiles, load_in_steps
 
 
 @dataclass
@@ -46,6 +46,11 @@ class FaultyFiles(RealFiles):
         self._step("open")
         return super().open(path, flags, directory)
 
+    def load(
+        self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+    ) -> bytes | None:
+        return load_in_steps(self, path, directory, size, head_bytes, rest)
+
     def stat(self, fd: int) -> os.stat_result:
         self._step("stat")
         return super().stat(fd)
@@ -61,10 +66,6 @@ class FaultyFiles(RealFiles):
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         self._step("preadv")
         return super().preadv(fd, buffers, offset)
-
-    def pass_cache(self, fd: int, *, by: bool) -> None:
-        self._step("pass_cache")
-        super().pass_cache(fd, by=by)
 
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
         self._step("writev")
@@ -92,6 +93,11 @@ class ShortFiles(RealFiles):
     """Reads and writes a few bytes at a time, as the kernel may."""
 
     bytes_max: int = 1000
+
+    def load(
+        self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+    ) -> bytes | None:
+        return load_in_steps(self, path, directory, size, head_bytes, rest)
 
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         return super().preadv(fd, [memoryview(buffers[0])[: self.bytes_max]], offset)

@@ -1,14 +1,16 @@
 """The store on disk: restarts, directories that are refused, disks that are full, fail or hang."""
 
 import errno
-import fcntl
+import itertools
 import math
+import mmap
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 import pytest
@@ -22,8 +24,10 @@ from copperfs.errors import StoreError
 from copperfs.runtime.peers import Blobs
 from copperfs.runtime.tier import TierDisk
 from copperfs.store.disk import PROBE_BYTES, DiskLimits, DiskStore, open_store
+from copperfs.store.files import Files, RealFiles
 from copperfs.store.layout import LOCK_TEXT
 from copperfs.types import FetchId
+from tests.bench.dataset import give_back
 from tests.net.world import trio_test
 from tests.store.faulty import FaultyFiles, ShortFiles
 from tests.store.lab import (
@@ -157,71 +161,99 @@ async def test_short_reads_and_writes_are_finished(tmp_path: FilePath) -> None:
 LARGE = (70_000, 1 << 20, (1 << 20) - 1)
 
 
-@dataclass
-class WatchedFiles(FaultyFiles):
-    """Whether each read went past the kernel's cache."""
-
-    past_cache: list[bool] = field(default_factory=list)
-
-    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
-        got = super().preadv(fd, buffers, offset)
-        self.past_cache.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
-        return got
-
-
-async def all_hold(path: FilePath, files: FaultyFiles) -> None:
+async def all_hold(path: FilePath, files: Files | None) -> None:
     async with disk_store(path, files=files) as store:
         for number, size in enumerate(LARGE):
             store.put_nowait(key(number), chunk(number, size))
         await store.wait_moved()
+        os.sync()
+        for file in chunk_files(path):
+            give_back(file)
         for number, size in enumerate(LARGE):
             assert await holds_bytes(store, number, size)
         assert (await store.scrub()).erasures == 0
-        assert store.statistics().erasures == 0
+
+
+def is_cached(file: FilePath) -> bool:
+    """Whether the kernel has the first page of *file*."""
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 @trio_test
 async def test_large_chunks_are_read_past_the_cache_of_the_kernel(tmp_path: FilePath) -> None:
-    files = WatchedFiles()
-    await all_hold(tmp_path / "store", files)
-    assert files.past_cache == [False] + [True] * 2 * len(LARGE)  # the first is the lock
+    await all_hold(tmp_path / "store", None)
+    assert [is_cached(each) for each in chunk_files(tmp_path / "store")] == [False] * len(LARGE)
+    await all_hold(tmp_path / "store", ShortFiles())  # as if it could not be built
+    assert [is_cached(each) for each in chunk_files(tmp_path / "store")] == [True] * len(LARGE)
 
 
-@pytest.mark.parametrize("refuses", ["to be told", "to read"])
+@pytest.fixture
+def ramfs(tmp_path: FilePath) -> Iterator[FilePath]:
+    """A filesystem that keeps its files in the cache and nowhere else."""
+    subprocess.run(["mount", "-t", "ramfs", "none", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@as_root
 @trio_test
 async def test_a_filesystem_that_has_no_way_past_the_cache_is_read_through_it(
-    tmp_path: FilePath, refuses: str
+    ramfs: FilePath,
 ) -> None:
-    class Refusing(WatchedFiles):
-        tried = 0
+    os.close(os.open(ramfs / "file", os.O_CREAT))
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.open(ramfs / "file", os.O_RDONLY | os.O_DIRECT)
 
-        def pass_cache(self, fd: int, *, by: bool) -> None:
-            self.tried += by
-            if by and refuses == "to be told":
-                raise OSError(errno.EINVAL, "no such flag")
-            super().pass_cache(fd, by=by)
+    class Roomy(RealFiles):
+        def free_bytes(self, fd: int) -> int:
+            return 1 << 40  # it does not say
 
-        def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
-            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-                raise OSError(errno.EINVAL, "not so")
-            return super().preadv(fd, buffers, offset)
-
-    files = Refusing()
-    await all_hold(tmp_path / "store", files)
-    assert files.past_cache == [False] * (1 + 2 * len(LARGE))
-    assert files.tried == 1  # once it is known it is not tried again
+    await all_hold(ramfs / "store", Roomy())
 
 
-@trio_test
-async def test_a_read_past_the_cache_that_ends_early_is_finished(tmp_path: FilePath) -> None:
-    class Short(WatchedFiles):
-        def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
-            past_cache = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
-            return super().preadv(fd, buffers[:1] if past_cache else buffers, offset)
+def test_what_is_loaded_at_once_is_what_is_loaded_in_steps(tmp_path: FilePath) -> None:
+    """At all lengths around pages, in buffers that begin at a page and in others."""
+    raw = random.Random("load").randbytes(3 * 4096)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for size in (0, 1, 4095, 4096, 4097, 8192, 3 * 4096 - 1, 3 * 4096):
+            (tmp_path / "file").write_bytes(raw[:size])
+            for head_bytes in (0, 4096):
+                for skipped, stated in itertools.product((0, 1, 512), (size, size + 1)):
+                    if stated < head_bytes:
+                        continue
+                    found = []
+                    for load in (RealFiles().load, FaultyFiles().load):
+                        rest = memoryview(mmap.mmap(-1, 4 * 4096))[skipped:]
+                        head = load("file", directory, stated, head_bytes, rest)
+                        whole = None if head is None else head + rest[: size - head_bytes]
+                        found.append(whole)
+                    assert found == [raw[:size] if stated == size else None] * 2
+    finally:
+        os.close(directory)
 
-    files = Short()
-    await all_hold(tmp_path / "store", files)
-    assert True in files.past_cache
+
+def test_what_cannot_be_loaded_is_an_error(tmp_path: FilePath) -> None:
+    (tmp_path / "link").symlink_to("file")
+    directory = os.open(tmp_path, os.O_RDONLY)
+    rest = memoryview(bytearray(4096))
+    try:
+        for files in (RealFiles(), FaultyFiles()):
+            for name, number in (("nothing", errno.ENOENT), ("link", errno.ELOOP)):
+                with pytest.raises(OSError, match=os.strerror(number)) as raised:
+                    files.load(name, directory, 1, 0, rest)
+                assert raised.value.errno == number
+    finally:
+        os.close(directory)
+    with pytest.raises(ValueError, match="does not fit"):
+        RealFiles().load("file", directory, 4097, 0, rest)
 
 
 # ---- damage --------------------------------------------------------------------------------------

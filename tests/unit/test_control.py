@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from copperfs.fuse.ioctl import DATA_BYTES, HEADER, Request
+from copperfs.runtime import control
 from copperfs.runtime.control import (
     KEPT_FOR_S,
     KEPT_MAX,
@@ -161,6 +162,29 @@ def test_an_unknown_token_is_refused() -> None:
             assert await client.errno_of(unknown) == errno.EINVAL
 
     trio.run(main)
+
+
+def test_large_answers_are_kept_within_a_bound_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "KEPT_BYTES_MAX", 3 * len(LONG))
+
+    async def main() -> None:
+        async with serving(Answers({Request.OBJECTS: LONG}).all()) as client:
+            tokens = [await token_of_a_long_answer(client) for _ in range(3)]
+            first, last = (
+                message(Request.OBJECTS, token=token, uid=OWNER)
+                for token in (tokens[0], tokens[-1])
+            )
+            assert await client.errno_of(first) == errno.EINVAL
+            parts_of(await client.ask(last))
+            for _ in range(2):
+                clock.jump(KEPT_FOR_S)
+                await trio.testing.wait_all_tasks_blocked()
+            assert not client.server._kept
+
+    clock = trio.testing.MockClock()
+    trio.run(main, clock=clock)
 
 
 def test_only_so_many_answers_are_kept_and_the_oldest_go_first() -> None:

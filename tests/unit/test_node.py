@@ -496,6 +496,22 @@ def test_running_out_of_time_makes_room() -> None:
     ]
 
 
+def test_who_finds_no_room_for_long_is_told_so() -> None:
+    """Those who want less may take what is made, again and again."""
+    lab = Lab(memory_bytes=8 * ROOM)
+    for number in range(8):
+        lab.read(b"%d" % number, 100)
+    assert lab.read(b"large", 100 + ROOM) == []
+    for fetch in range(1, 8):
+        lab.now += DEADLINE_S / 8
+        lab.have_read(fetch, blob=fetch)
+        assert lab.tick(0.0) == []
+        assert lab.read(b"small%d" % fetch, 100)[-1] == read(8 + fetch, b"small%d" % fetch, 100)
+    lab.have_read(8, blob=8)
+    assert lab.tick(DEADLINE_S / 8) == [error(9, errno.ETIMEDOUT)]
+    lab.node.check_invariants()
+
+
 def test_those_who_wait_for_room_for_one_file_share_its_read() -> None:
     lab = Lab(memory_bytes=2 * ROOM)
     lab.read(b"f", 100)

@@ -52,7 +52,7 @@ def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "man").glob("*.1")}
     assert wanted <= sources
     files = zipfile.ZipFile(wheel).namelist()
-    for name in ("_blob", "fuse/_front", "source/_native"):
+    for name in ("_blob", "fuse/_front", "source/_native", "store/_load"):
         assert any(re.match(rf"copperfs/{name}\..*\.so$", each) for each in files), name
     assert "copperfs/py.typed" in files
     assert any(each.endswith("share/man/man1/copperfs-run.1") for each in files)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,8 +16,9 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.bootstrap.users import First, Line, Vanished, come
+from copperfs.bootstrap.users import First, Line, Use, Vanished, come, counter_name
 from copperfs.config import MIB, Settings
+from copperfs.errors import MountError
 from copperfs.runtime import users as module
 from copperfs.runtime.users import Users
 
@@ -185,6 +188,31 @@ def test_a_mount_that_fails_is_told_to_all() -> None:
         run(shared, story)
 
 
+def test_who_comes_while_there_is_no_descriptor_is_let_in_later() -> None:
+    class Exhausted:
+        """The counter of a process that has no descriptor left, for a moment."""
+
+        def __init__(self, counter: socket.socket) -> None:
+            self.fileno, self._accept, self._failures = counter.fileno, counter.accept, 2
+
+        def accept(self) -> object:
+            self._failures -= 1
+            if self._failures >= 0:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return self._accept()
+
+    with counter(expected=2) as shared:
+        shared.users.counter = Exhausted(shared.socket)  # type: ignore[assignment]  # all that is used
+
+        async def story() -> None:
+            second = shared.another()
+            assert await hears(second) == {"ready": True}
+            shared.first.say(bye=True)
+            second.say(bye=True)
+
+        run(shared, story)
+
+
 def test_a_token_ends_what_was_started_with_it_and_nothing_else() -> None:
     token = uuid.uuid4().hex
     own, other = (
@@ -212,3 +240,36 @@ def test_lines_that_come_in_pieces_are_put_together() -> None:
         theirs.close()
         with pytest.raises(Vanished):
             line.hear(1)
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["bound", "takes nobody"])
+def test_a_name_that_is_of_no_use_is_not_waited_for_for_ever(listens: bool) -> None:
+    mountpoint = f"/nowhere/{uuid.uuid4()}"
+    with ExitStack() as stack:
+        other = stack.enter_context(socket.socket(socket.AF_UNIX))
+        other.bind(counter_name(mountpoint))
+        if listens:
+            other.listen(0)
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.connect(counter_name(mountpoint))
+        with pytest.raises(MountError, match="stands in the way of"):
+            come(mountpoint, {}, within_s=0.1)
+
+
+def test_who_finds_the_backlog_full_is_let_in_later() -> None:
+    mountpoint = f"/nowhere/{uuid.uuid4()}"
+    with ExitStack() as stack:
+        counter = stack.enter_context(socket.socket(socket.AF_UNIX))
+        counter.bind(counter_name(mountpoint))
+        counter.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(counter_name(mountpoint))
+        came = []
+        comes = threading.Thread(target=lambda: came.append(come(mountpoint, {}, WITHIN_S)))
+        comes.start()
+        for _ in range(2):
+            stack.enter_context(counter.accept()[0])
+        comes.join(WITHIN_S)
+        (use,) = came
+        assert isinstance(use, Use)
+        stack.enter_context(use.line.sock)

@@ -1,0 +1,3 @@
+def load(
+    path: str, directory: int, size: int, head_bytes: int, rest: memoryview, /
+) -> bytes | None: ...

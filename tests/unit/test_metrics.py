@@ -1,0 +1,109 @@
+"""Metrics that cannot be had, or written, are no reason for a mount to end or to stay."""
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from copperfs.runtime import metrics
+from copperfs.runtime.metrics import open_port, serve, write
+
+WITHIN_S = 20.0
+
+
+def no_descriptors() -> str:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+class Sometimes:
+    """Fails as often as it is told to, then has something to say."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def __call__(self) -> str:
+        self.failures -= 1
+        return no_descriptors() if self.failures >= 0 else "there\n"
+
+
+async def scraped(listener: socket.socket) -> bytes:
+    stream = await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1])
+    async with stream:
+        await stream.send_all(b"GET /metrics HTTP/1.1\r\n\r\n")
+        return b"".join([part async for part in stream])
+
+
+def test_a_scrape_that_fails_hurts_nobody() -> None:
+    async def main() -> None:
+        listener = open_port(0)
+        with trio.fail_after(WITHIN_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve, listener, Sometimes(1))
+                assert (await scraped(listener)).startswith(b"HTTP/1.1 500 ")
+                assert (await scraped(listener)).endswith(b"there\n")
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_file_that_cannot_be_filled_is_filled_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "FILE_EVERY_S", 0.01)
+    path = tmp_path / "metrics"
+
+    async def main() -> None:
+        with trio.fail_after(WITHIN_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write, str(path), Sometimes(2))
+                while not path.exists():  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not path.exists()
+
+
+def test_a_filesystem_that_hangs_does_not_keep_the_daemon_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def hang(replaced: Callable[..., object]) -> Callable[..., object]:
+        def waiting(*_: object) -> object:
+            begun.set()
+            released.wait()
+            return replaced
+
+        return waiting
+
+    monkeypatch.setattr(metrics, "REMOVED_WITHIN_S", 0.1)
+    monkeypatch.setattr(metrics, "_write_once", hang(metrics._write_once))
+    monkeypatch.setattr(metrics, "_remove", hang(metrics._remove))
+
+    async def main() -> None:
+        with trio.fail_after(WITHIN_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write, str(tmp_path / "metrics"), lambda: "there\n")
+                await trio.to_thread.run_sync(begun.wait)
+                nursery.cancel_scope.cancel()
+
+    timer = threading.Timer(WITHIN_S / 2, released.set)
+    timer.start()
+    trio.run(main)
+    assert not released.is_set(), "it waited"
+    timer.cancel()
+    released.set()
+
+
+def test_no_link_of_somebody_else_is_written_through(tmp_path: Path) -> None:
+    path, precious = tmp_path / "metrics", tmp_path / "precious"
+    precious.write_text("precious")
+    Path(f"{path}.{os.getpid()}").symlink_to(precious)
+    assert metrics._write_once(str(path), "there\n")
+    assert precious.read_text() == "precious"
