@@ -155,8 +155,8 @@ class Program:
     def _chunk_read(self, want: Want, chunk: ChunkGiven) -> None:
         """On to the next one that is touched: as if they were evenly spread over the file."""
         assert want.size is not None
-        touched = max(1, round(1 / self.plan.workload.touched))
-        offset = (chunk.key.index + touched) * chunk.chunk_bytes
+        step = max(1, round(1 / self.plan.workload.chunks))
+        offset = (chunk.key.index + step) * chunk.chunk_bytes
         if offset < want.size:
             self._read(want, offset)
         else:
