@@ -257,7 +257,8 @@ class RandomRun:
         self._lame[node] = self.world.clock.now + self._draw.uniform(0.1, FAULT_S_MAX)
 
     def _be_late(self) -> None:
-        self.world.be_late(self._draw.choice(self._upright()), self._draw.uniform(0.1, 1.5))
+        if len(self._upright()) > 2:
+            self.world.be_late(self._draw.choice(self._upright()), self._draw.uniform(0.1, 1.5))
 
     def _pair(self) -> tuple[int, int]:
         one, other = self._draw.sample(range(self.world.job.nodes), 2)
