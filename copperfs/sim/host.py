@@ -162,6 +162,10 @@ class Host:
         self.process.after(LEAVES_WITHIN_S, self._go)
         self.post(Leave())
 
+    @property
+    def is_leaving(self) -> bool:
+        return self._gone is not None
+
     def _go(self) -> None:
         if self._gone is not None:
             gone, self._gone = self._gone, None
