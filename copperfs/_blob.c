@@ -2,11 +2,13 @@
  * copperfs._blob: the Python face of blob.h.
  *
  * Blob(capacity) is a writable buffer until seal(size) makes it immutable.
+ * Blob.adopt(buffer) is one with the bytes of another object.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "blob.h"
+#include "mentions.h"
 
 struct blob_object {
 	PyObject_HEAD
@@ -16,6 +18,39 @@ struct blob_object {
 
 static PyTypeObject blob_type;
 static struct blob_pool pool = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* What adopted blobs have from Python objects. Whoever lets go of a blob last may be a
+ * thread without the GIL, so the object goes when one with it comes by: with the next
+ * blob that is made or let go of. */
+struct loan {
+	struct loan *next;
+	Py_buffer view;
+};
+
+static struct loan *_Atomic returned;
+
+static void give_back(void *lender)
+{
+	struct loan *loan = lender;
+
+	loan->next = atomic_load(&returned);
+	while (!atomic_compare_exchange_weak(&returned, &loan->next, loan))
+		;
+}
+
+/* With the GIL. */
+static void end_loans(void)
+{
+	struct loan *loan = atomic_exchange(&returned, NULL);
+
+	while (loan) {
+		struct loan *next = loan->next;
+
+		PyBuffer_Release(&loan->view);
+		free(loan);
+		loan = next;
+	}
+}
 
 static PyObject *blob_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -28,6 +63,7 @@ static PyObject *blob_create(PyTypeObject *type, PyObject *args, PyObject *kwarg
 		PyErr_SetString(PyExc_ValueError, "a blob cannot be smaller than nothing");
 		return NULL;
 	}
+	end_loans();
 	self = (struct blob_object *)type->tp_alloc(type, 0);
 	if (!self)
 		return NULL;
@@ -43,6 +79,7 @@ static void blob_dealloc(PyObject *object)
 {
 	blob_unref(((struct blob_object *)object)->blob);
 	Py_TYPE(object)->tp_free(object);
+	end_loans();
 }
 
 static int blob_getbuffer(PyObject *object, Py_buffer *view, int flags)
@@ -72,6 +109,46 @@ static PyObject *blob_seal(PyObject *object, PyObject *arg)
 	self->blob->size = (size_t)size;
 	self->sealed = true;
 	Py_RETURN_NONE;
+}
+
+static PyObject *blob_mentions(PyObject *object, PyObject *arg)
+{
+	const struct blob *blob = ((struct blob_object *)object)->blob;
+	Py_ssize_t length;
+	char *name;
+
+	if (PyBytes_AsStringAndSize(arg, &name, &length) < 0)
+		return NULL;
+	return PyBool_FromLong(mentions(blob->data, blob->size, name, (size_t)length));
+}
+
+static PyObject *blob_adopt(PyObject *type, PyObject *lender)
+{
+	struct blob_object *self;
+	struct loan *loan;
+
+	end_loans();
+	self = (struct blob_object *)((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0);
+	if (!self)
+		return NULL;
+	loan = calloc(1, sizeof(*loan));
+	self->blob = loan ? blob_new(0) : NULL;
+	if (!self->blob) {
+		free(loan);
+		Py_DECREF(self);
+		return PyErr_NoMemory();
+	}
+	if (PyObject_GetBuffer(lender, &loan->view, PyBUF_SIMPLE)) {
+		free(loan);
+		Py_DECREF(self);
+		return NULL;
+	}
+	self->blob->data = loan->view.buf;
+	self->blob->capacity = self->blob->size = (size_t)loan->view.len;
+	self->blob->lender = loan;
+	self->blob->give_back = give_back;
+	self->sealed = true;
+	return (PyObject *)self;
 }
 
 static PyObject *blob_view(PyObject *object, void *closure)
@@ -108,6 +185,10 @@ static PyBufferProcs blob_buffer = { .bf_getbuffer = blob_getbuffer };
 static PySequenceMethods blob_sequence = { .sq_length = blob_length };
 static PyMethodDef blob_methods[] = {
 	{ "seal", blob_seal, METH_O, "seal(size): cut to size and make immutable." },
+	{ "mentions", blob_mentions, METH_O,
+	  "mentions(name) -> bool: whether this compiled Python file mentions it." },
+	{ "adopt", blob_adopt, METH_O | METH_CLASS,
+	  "adopt(buffer): a blob of these bytes, which nobody changes any more." },
 	{ NULL, NULL, 0, NULL },
 };
 static PyGetSetDef blob_getset[] = {

@@ -14,6 +14,9 @@
  * A pool keeps what was let go of last.  It belongs to `copperfs._blob`; the others
  * get it through the capsule, and each blob knows its own, since whoever lets go
  * last may be in another module than whoever made it.
+ *
+ * A blob may also have its bytes from somebody else, who does not change them: what
+ * came from another node stays in the message that it came in.
  */
 #ifndef COPPERFS_BLOB_H
 #define COPPERFS_BLOB_H
@@ -51,6 +54,8 @@ struct blob {
 	size_t capacity;
 	size_t size;
 	char *data;
+	void *lender; /* whose bytes these are; NULL: they are its own */
+	void (*give_back)(void *lender); /* without the GIL */
 };
 
 /* Mappings come in eight sizes for each power of two, so that what was let go of
@@ -117,6 +122,7 @@ static inline struct blob *blob_new_in(struct blob_pool *pool, size_t capacity)
 	blob->pool = mapped && mapped <= BLOB_POOLED_MAX ? pool : NULL;
 	blob->capacity = blob->size = capacity;
 	blob->data = (char *)(blob + 1);
+	blob->lender = NULL;
 	if (mapped) {
 		blob->data = blob->pool ? blob_pool_take(blob->pool, mapped) : NULL;
 		if (!blob->data)
@@ -145,7 +151,9 @@ static inline void blob_unref(struct blob *blob)
 {
 	if (!blob || atomic_fetch_sub_explicit(&blob->refs, 1, memory_order_acq_rel) != 1)
 		return;
-	if (blob->pool)
+	if (blob->lender)
+		blob->give_back(blob->lender);
+	else if (blob->pool)
 		blob_pool_give(blob->pool, blob->data, blob->mapped);
 	else if (blob->mapped)
 		munmap(blob->data, blob->mapped);

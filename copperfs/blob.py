@@ -4,7 +4,10 @@ The C type is in ``_blob.c``; where it could not be built, this module's own doe
 Python alone. Fill ``view``, then ``seal(size)``, and from then on nobody writes to it.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from copperfs.compiled import names_in
 
 
 class Blob(Protocol):
@@ -16,11 +19,20 @@ class Blob(Protocol):
     def __len__(self) -> int: ...
 
 
+class FileBlob(Blob, Protocol):
+    """What was read of the source."""
+
+    def mentions(self, name: bytes, /) -> bool:
+        """Whether *name* is in it, as compiled Python has the names that a module imports."""
+        ...
+
+
 class PlainBlob:
     """The blob of a mount without the C extension."""
 
     def __init__(self, capacity: int, /) -> None:
         self._view = memoryview(bytearray(capacity))
+        self._names: frozenset[bytes] | None = None
 
     @property
     def view(self) -> memoryview:
@@ -31,8 +43,19 @@ class PlainBlob:
             raise ValueError("a blob is sealed once, within its capacity")
         self._view = self._view[:size].toreadonly()
 
+    def mentions(self, name: bytes, /) -> bool:
+        if self._names is None:
+            self._names = names_in(bytes(self._view))
+        return name in self._names
+
     def __len__(self) -> int:
         return len(self._view)
+
+    @classmethod
+    def adopt(cls, lender: memoryview, /) -> "PlainBlob":
+        blob = cls(0)
+        blob._view = lender.toreadonly()
+        return blob
 
 
 try:
@@ -43,6 +66,16 @@ else:
     BLOBS_ARE_SHARED = True
 
 
-def new_blob(capacity: int) -> Blob:
+def mentioned(blob: FileBlob, names: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Those of *names* that it mentions."""
+    return tuple(name for name in names if blob.mentions(name))
+
+
+def new_blob(capacity: int) -> FileBlob:
     """An empty blob of the best kind there is."""
     return SharedBlob(capacity) if BLOBS_ARE_SHARED else PlainBlob(capacity)
+
+
+def adopted(lender: memoryview) -> Blob:
+    """A blob of bytes that are another object's, and that nobody changes any more."""
+    return SharedBlob.adopt(lender) if BLOBS_ARE_SHARED else PlainBlob.adopt(lender)

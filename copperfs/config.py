@@ -407,8 +407,10 @@ class Settings:
             SWITCH,
             "After the second file of one ending (.pyc) that is read in a directory, read the "
             "others of it before they are asked for: up to 512 files of up to 128 KiB each, 4 MiB "
-            "together, a few at a time. What is read is the same whatever the order and the "
-            "number of nodes, and nothing that was asked for goes for it.",
+            "together, a few at a time. Of Python packages the compiled files after the first one, "
+            "and the directories and libraries that the compiled __init__ mentions. What is read "
+            "is the same whatever the order and the number of nodes, and nothing that was asked "
+            "for goes for it.",
         ),
     )
     source_deadline_s: float = field(

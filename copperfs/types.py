@@ -29,6 +29,8 @@ HandleId = NewType("HandleId", int)
 """A handle to an open file of the source, outside the core like the bytes of a blob."""
 
 ROOT = Path(b"")
+COMPILED = b"__pycache__"
+"""Where Python keeps what it has compiled of the files beside it."""
 
 # ino size blocks atime mtime ctime | their nanoseconds | mode nlink uid gid rdev blksize flags
 _ATTRIBUTES = struct.Struct("<6Q10I")

@@ -89,6 +89,8 @@ class Measured:
     served_cpu_s: float
     """Of the root meanwhile."""
     direct_byte_s: float
+    alone_byte_s: float
+    """Through the root, which reads the source."""
     received_byte_s: float
     sent_byte_s: float
     """Computing time of the two."""
@@ -104,7 +106,7 @@ def _measure(files: int) -> Measured:
             alone_s, alone_cpu, _ = _read(nodes[0].mountpoint, small, nodes)
             # Backwards: who goes along the same way is offered what comes next, and asks nothing.
             asked_s, served_cpu, asked_cpu = _read(nodes[1].mountpoint, small[::-1], nodes)
-            _read(nodes[0].mountpoint, large, nodes)
+            alone_large_s, _, _ = _read(nodes[0].mountpoint, large, nodes)
             _, sent_cpu, received_cpu = _read(nodes[1].mountpoint, large[::-1], nodes)
     count, size = len(small), len(large) * LARGE_BYTES
     return Measured(
@@ -115,6 +117,7 @@ def _measure(files: int) -> Measured:
         asked_cpu / count,
         served_cpu / count,
         direct_large_s / size,
+        alone_large_s / size,
         received_cpu / size,
         sent_cpu / size,
     )
@@ -147,7 +150,10 @@ def _costs(measured: Measured) -> "Costs":
         client_bytes_per_s=1 / measured.direct_byte_s,
     )
     node = replace(
-        costs.node, miss_s=miss_s, miss_cpu_s=min(miss_s, max(1e-6, measured.alone_cpu_s))
+        costs.node,
+        miss_s=miss_s,
+        miss_cpu_s=min(miss_s, max(1e-6, measured.alone_cpu_s)),
+        byte_s=max(0.0, measured.alone_byte_s - measured.direct_byte_s),
     )
     return replace(costs, network=network, source=source, node=node)
 
@@ -247,6 +253,7 @@ def show(measured: Measured, costs: "Costs") -> None:
                 us(measured.sent_byte_s * 2**20) + ", " + us(measured.received_byte_s * 2**20),
             ),
             ("a miss, without the source", us(costs.node.miss_s)),
+            ("a mebibyte read from the mount, beyond", us(costs.node.byte_s * 2**20)),
             ("one way between two nodes", us(costs.network.latency_s)),
         ],
         right=("measured",),

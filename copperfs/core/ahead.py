@@ -1,19 +1,30 @@
-"""Reading ahead: files that will be asked for, as far as one can tell.
+"""Reading ahead: what will be asked for, as far as one can tell.
 
 Who has asked for two files of one *ending* (from the last dot on) in a small directory will mostly
-ask for the others: of the ``__pycache__`` directories that an import lists, 91 % of the bytes are
-read in the end. So the rest of that ending is read meanwhile, a few at a time, by whoever reads the
-source for this directory; others are given what is asked for, or offered what was read.
+ask for the others. So the rest of that ending is read meanwhile, a few at a time, by whoever reads
+the source for this directory; others are given what is asked for, or offered what was read.
+
+What Python does is known better, and it does most of what is slow on a parallel filesystem:
+
+* after a package's directory it wants the names in its ``__pycache__``, so that one is listed;
+* after one file in there it will mostly want the others: of those that an import lists, 91 % of
+  the bytes are read in the end;
+* what a package imports of itself stands in its compiled ``__init__`` by name. So when that is
+  read, the package's directories and libraries that are *mentioned* in it (``compiled.py``) are
+  listed and read.
+
+Rules for all of it:
 
 * What is read follows from the *set* of files that were asked for, not from their order: a job of
   many nodes reads what one node alone would. So what is counted is distinct files, by whomever they
-  were asked for, and whether they were held already makes no difference.
-* Where the front reads on credit, it reads ahead, too: ``fuse/front/ahead.c`` has this rule again,
-  with the same numbers, and this node is only told of what came.
+  were asked for, and whether they were held already makes no difference; what one rule may have
+  read before it is asked for, no other rule counts.
+* Where the front reads on credit, it reads ahead, too: ``fuse/front/ahead.c`` has these rules
+  again, with the same numbers, and this node is only told of what came.
 * Nothing has to go for it. What nobody has asked for yet is read only into free room, and is the
   first to go when room is needed.
-* A file that is read ahead is a fetch like any other, with a question that is *nobody's*. Who asks
-  for it meanwhile waits on that fetch. If it fails and nobody waits, nothing is said: who asks
+* What is read or listed ahead is a fetch like any other, with a question that is *nobody's*. Who
+  asks for it meanwhile waits on that fetch. If it fails and nobody waits, nothing is said: who asks
   for it finds out.
 
 Tried in thought and rejected: more files the longer somebody goes on, as the kernel does for one
@@ -27,18 +38,26 @@ from dataclasses import dataclass, field
 from copperfs.core.actions import Action, ObjectKey
 from copperfs.core.asking import Fetch
 from copperfs.core.cache import Cache
-from copperfs.core.events import Question, Read
+from copperfs.core.events import List, Question, Read
 from copperfs.core.fetches import Fetches
 from copperfs.core.listing import Listing
 from copperfs.core.policy import Place, Policy
 from copperfs.core.routing import Routing
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats
-from copperfs.types import Path, RequestId, join, split
+from copperfs.types import COMPILED, Path, RequestId, Version, join, split
 
 FILES_MAX = 512
 FILE_BYTES_MAX = 128 << 10
 BYTES_MAX = 4 << 20
-# Directories with endings that are kept in mind, and files that are still to be read.
+PACKAGE_ITSELF = b"__init__."
+LIBRARY_ENDING = b".so"
+LIBRARY_BYTES_MAX = 4 << 20
+# Larger compiled files are data, and looking through them would take a millisecond.
+LOOKED_THROUGH_BYTES_MAX = 1 << 20
+# A directory is several operations where a file is two.
+FILES_FOR_EACH_DIRECTORY = 4
+LISTING_ROOM_BYTES = 64 << 10
+# Directories with endings, or with names, that are kept in mind, and what is still to be read.
 GROUPS_MAX = 1 << 16
 QUEUE_MAX = 1 << 16
 
@@ -58,6 +77,11 @@ def ending_of(name: bytes) -> bytes:
     return name[dot:] if dot > 0 else b""
 
 
+def stem_of(name: bytes) -> bytes:
+    """Up to the first dot: how Python calls what is in this file."""
+    return name.partition(b".")[0]
+
+
 @dataclass(slots=True)
 class Ahead:
     policy: Policy
@@ -70,8 +94,12 @@ class Ahead:
     """False where the front does."""
     _groups: dict[tuple[Path, bytes], bytes] = field(default_factory=dict)
     """By directory and ending: the name of the first file that was asked for, or that it began."""
+    _beside: dict[Path, dict[bytes, list[Path | ObjectKey]]] = field(default_factory=dict)
+    """By package and name: what to list and read when the name is mentioned."""
     _queue: deque[ObjectKey] = field(default_factory=deque)
+    _to_list: deque[Path] = field(default_factory=deque)
     _under_way: set[ObjectKey] = field(default_factory=set)
+    _listing: set[Path] = field(default_factory=set)
     _unused: dict[ObjectKey, None] = field(default_factory=dict)
     """What was read ahead, or is being, and nobody has asked for."""
 
@@ -88,20 +116,68 @@ class Ahead:
         first = self._groups.get(group)
         if first in (_BEGUN, name) or not ending or not self._is_small(key.version.size):
             return
-        if self.policy.place(directory) is not Place.SHARED or not self.routing.is_root(key.path):
+        if not self._is_read_here(directory):
             return
         if first is None:
             if len(self._groups) >= GROUPS_MAX:
                 self._groups.clear()
             self._groups[group] = name
-            return
+            if split(directory)[1] != COMPILED:
+                return
         held = self.cache.held_listing(directory)
-        if held is None:
+        if held is None or (ending == LIBRARY_ENDING and _has_compiled(held[0])):
             return
         self._groups[group] = _BEGUN
-        rest = self._files(directory, held[0], ending)
-        if len(self._queue) + len(rest) <= QUEUE_MAX:
-            self._queue.extend(rest)
+        self._will_read(self._files(directory, held[0], ending))
+
+    def listed(self, directory: Path, listing: Listing) -> None:
+        """The names of a directory came, whoever wanted them. ``go_on`` comes next."""
+        if self._lists_below(directory) and _has_compiled(listing):
+            self._will_list(join(directory, COMPILED))
+
+    def looks_for(self, key: ObjectKey) -> tuple[bytes, ...]:
+        """The names that would tell something if this file mentioned them."""
+        directory, name = split(key.path)
+        package, compiled = split(directory)
+        if compiled != COMPILED or not name.startswith(PACKAGE_ITSELF):
+            return ()
+        if key.version.size > LOOKED_THROUGH_BYTES_MAX:
+            return ()
+        if not self.decides or not self.limits.ahead_max or not self._is_read_here(directory):
+            return ()
+        beside = self._beside.get(package)
+        if beside is None:
+            held = self.cache.held_listing(package)
+            if held is None:
+                return ()
+            if len(self._beside) >= GROUPS_MAX:
+                self._beside.clear()
+            beside = self._beside[package] = self._named_beside(package, held[0])
+        return tuple(beside)
+
+    def mentioned(self, key: ObjectKey, names: tuple[bytes, ...]) -> None:
+        """It does mention these. ``go_on`` comes next."""
+        beside = self._beside.get(split(split(key.path)[0])[0], {})
+        for name in names:
+            for each in beside.pop(name, ()):
+                if isinstance(each, ObjectKey):
+                    self._will_read([each])
+                else:
+                    self._will_list(each)
+
+    def _is_read_here(self, directory: Path) -> bool:
+        file = join(directory, b"?")
+        return self.policy.place(directory) is Place.SHARED and self.routing.is_root(file)
+
+    def _lists_below(self, directory: Path) -> bool:
+        """Whether directories in this one are listed ahead: where the front would list them
+        without asking, if it were alone."""
+        return (
+            self.decides
+            and self.limits.ahead_max > 0
+            and self._is_read_here(directory)
+            and self.policy.is_uniform_below(directory)
+        )
 
     def _is_small(self, size: int) -> bool:
         return 0 < size <= min(FILE_BYTES_MAX, self.limits.whole_max_bytes)
@@ -124,9 +200,45 @@ class Ahead:
                 return []
         return found
 
+    def _named_beside(self, package: Path, listing: Listing) -> dict[bytes, list[Path | ObjectKey]]:
+        """What of a package is listed or read when it is mentioned."""
+        found: dict[bytes, list[Path | ObjectKey]] = {}
+        library_bytes_max = min(LIBRARY_BYTES_MAX, self.limits.whole_max_bytes)
+        lists_below = self._lists_below(package)
+        if listing.bare:
+            return found
+        for name, entry in listing.rows():
+            attributes = entry.attributes
+            if stat.S_ISDIR(attributes.mode):
+                if lists_below and name != COMPILED:
+                    found.setdefault(name, []).append(join(package, name))
+                continue
+            is_library = ending_of(name) == LIBRARY_ENDING and stat.S_ISREG(attributes.mode)
+            if is_library and 0 < attributes.size <= library_bytes_max:
+                key = ObjectKey(join(package, name), attributes.version)
+                found.setdefault(stem_of(name), []).append(key)
+        return found
+
+    def _will_read(self, keys: list[ObjectKey]) -> None:
+        if len(self._queue) + len(keys) <= QUEUE_MAX:
+            self._queue.extend(keys)
+
+    def _will_list(self, directory: Path) -> None:
+        if len(self._to_list) < QUEUE_MAX:
+            self._to_list.append(directory)
+
     def go_on(self, now: float) -> list[Action]:
-        """Read as many as may be read at a time."""
+        """Read and list as many as may be at a time."""
         actions: list[Action] = []
+        while self._to_list and len(self._listing) < self._directories_max:
+            directory = self._to_list.popleft()
+            scan = (Kind.SCAN, directory, None)
+            if self.cache.listing(directory, now) is not None or self.fetches.is_under_way(scan):
+                continue
+            if not self.cache.has_free(LISTING_ROOM_BYTES):
+                continue
+            self._listing.add(directory)
+            actions += self.fetches.begin(now, scan, List(NOBODY, directory))
         while self._queue and len(self._under_way) < self.limits.ahead_max:
             key = self._queue.popleft()
             subject = (Kind.READ, key.path, key.version)
@@ -140,16 +252,24 @@ class Ahead:
             actions += self.fetches.begin(now, subject, Read(NOBODY, key.path, key.version))
         return actions
 
+    @property
+    def _directories_max(self) -> int:
+        return max(1, self.limits.ahead_max // FILES_FOR_EACH_DIRECTORY)
+
     # --- what came of it -------------------------------------------------------------------------
 
     def ended(self, now: float, fetch: Fetch) -> list[Action]:
-        """A read is over, by whomever it was asked for; whatever came of it is admitted already."""
+        """A read or a scan is over, by whomever it was asked for; whatever came of it is admitted
+        already."""
         kind, path, version = fetch.subject
-        if kind is not Kind.READ:
-            return []
-        key = ObjectKey(path, version)  # type: ignore[arg-type]  # of a READ it is one
-        if key not in self._under_way:
-            return []
+        if kind is Kind.SCAN:
+            if path in self._listing:
+                self._listing.discard(path)
+                self.stats.listed_ahead += self.cache.held_listing(path) is not None
+            return self.go_on(now)
+        if not isinstance(version, Version) or ObjectKey(path, version) not in self._under_way:
+            return self.go_on(now)  # it may have mentioned something
+        key = ObjectKey(path, version)
         self._under_way.discard(key)
         if self.cache.holds(key.path, key.version):
             self._count(key)
@@ -184,9 +304,24 @@ class Ahead:
     def clear(self) -> None:
         """A new epoch: what was listed is not believed any more."""
         self._groups.clear()
+        self._beside.clear()
         self._queue.clear()
+        self._to_list.clear()
+        self._listing.clear()
 
     def check_invariants(self) -> None:
         assert len(self._under_way) <= self.limits.ahead_max
         for key in self._under_way:
             assert self.fetches.is_under_way((Kind.READ, key.path, key.version))
+        assert len(self._listing) <= self._directories_max
+        for directory in self._listing:
+            assert self.fetches.is_under_way((Kind.SCAN, directory, None))
+
+
+def _has_compiled(listing: Listing) -> bool:
+    """Whether Python has compiled files of this directory."""
+    # Most have none: to look for the name among the others would make an index of them.
+    if listing.bare or COMPILED not in listing.packed:
+        return False
+    entry = listing.find(COMPILED)
+    return entry is not None and stat.S_ISDIR(entry.attributes.mode)

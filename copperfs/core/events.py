@@ -102,6 +102,8 @@ class Listed:
     path: Path
     listing: Listing
     epoch: int
+    ahead: bool = False
+    """Before anybody had asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Looked:
 class HaveRead:
     fetch: FetchId
     blob: BlobId
+    mentions: tuple[bytes, ...] = ()
+    """Which of the names that ``Node.looks_for`` gave are mentioned in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,12 +89,12 @@ from copperfs.core.placement import Placement
 from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
-from copperfs.core.state import Limits, NodeStats
+from copperfs.core.state import Kind, Limits, NodeStats
 from copperfs.core.suspicion import Patience
 from copperfs.core.tier import Tier
 from copperfs.core.trail import Trail
 from copperfs.core.trees import Trees
-from copperfs.types import BlobId, ChunkKey, NodeId, Path, Version
+from copperfs.types import BlobId, ChunkKey, FetchId, NodeId, Path, Version
 
 
 @dataclass(slots=True)
@@ -197,9 +197,10 @@ class Node:
                 return self._questions.conclude(now, event)
             case Fetched():
                 return self._take_fetched(event)
-            case Listed(path, listing, epoch):
+            case Listed(path, listing, epoch, ahead):
                 if epoch != self.stats.epoch:
                     return []
+                self.stats.listed_ahead += ahead
                 return self._cache.take_listed(now, path, listing)
             case Used(keys):
                 self._cache.used(keys)
@@ -319,6 +320,16 @@ class Node:
 
     def holds(self, path: Path, version: Version) -> bool:
         return self._cache.holds(path, version)
+
+    def looks_for(self, fetch: FetchId) -> tuple[bytes, ...]:
+        """Which names to look for in what was read for this; ``HaveRead`` is to have those that are
+        mentioned there."""
+        running = self._fetches.get(fetch)
+        if running is None or running.subject[0] is not Kind.READ:
+            return ()
+        _, path, version = running.subject
+        assert isinstance(version, Version)
+        return self._ahead.looks_for(ObjectKey(path, version))
 
     def held(self) -> list[tuple[CacheKey, int]]:
         """All that is on the shelf, oldest first, with its size."""

@@ -191,7 +191,8 @@ class Questions:
             case HaveRead() | Loaded() if fetch.subject[0] is Kind.CHUNK:
                 assert self.chunks is not None
                 return self.chunks.conclude(now, fetch, outcome) + self._room_was_made(now)
-            case HaveRead(_, blob):
+            case HaveRead(_, blob, mentions):
+                self.ahead.mentioned(_key_of(fetch), mentions)
                 return self.take_object(now, fetch, blob)
             case Loaded():
                 raise AssertionError("only chunks are loaded")
@@ -215,7 +216,7 @@ class Questions:
         shown = held.value
         assert isinstance(shown, Listing)
         # answered first: if it has to go again at once, it goes after it was published
-        for question in fetch.asked:
+        for question in _of_somebody(fetch):
             bare = isinstance(question, Look) and shown.bare
             if bare and split(question.path)[1] in shown:
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
@@ -225,7 +226,8 @@ class Questions:
         if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch):
             actions += self.cache.publish_listing(path, held)
         self._note(now, ListingKey(path))
-        return actions + self._room_was_made(now)
+        self.ahead.listed(path, listing)
+        return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
 
     def take_chunk(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         assert self.chunks is not None
@@ -250,9 +252,8 @@ class Questions:
 
     def take_object(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         actions = self.fetches.end(fetch)
-        _, path, version = fetch.subject
-        assert isinstance(version, Version)
-        key = ObjectKey(path, version)
+        key = _key_of(fetch)
+        version = key.version
         actions += self.answers.pass_more(now, fetch, blob, parts_in(version.size))
         streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
         for question in fetch.asked:
@@ -302,7 +303,7 @@ class Questions:
         told that they may not."""
         self.cache.remember_unlistable(fetch.subject[1], now)
         actions: list[Action] = []
-        for question in fetch.asked:
+        for question in _of_somebody(fetch):
             if isinstance(question, Look):
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
@@ -343,9 +344,16 @@ class Questions:
         # What is being looked for now may be what it was before; it is looked for again.
         for fetch in self.fetches.of_names():
             actions += self.fetches.end(fetch)
-            for question in fetch.asked:
+            for question in _of_somebody(fetch):
                 actions += self._fetch(now, fetch.subject, question)
         return actions
+
+
+def _key_of(fetch: Fetch) -> ObjectKey:
+    """Of what a READ is after."""
+    _, path, version = fetch.subject
+    assert isinstance(version, Version)
+    return ObjectKey(path, version)
 
 
 def _of_somebody(fetch: Fetch) -> list[Question]:

@@ -93,6 +93,8 @@ class NodeStats:
     read_ahead_bytes: int = 0
     read_ahead_used: int = 0
     """How many of them were asked for."""
+    listed_ahead: int = 0
+    """Directories that were listed before somebody asked for them, or while the first one did."""
     failures: int = 0
     overdue: int = 0
     version_changes: int = 0

@@ -18,7 +18,7 @@ from copperfs.core.seats import (
     depth_of,
     parent_among,
 )
-from copperfs.types import NodeId, Path
+from copperfs.types import COMPILED, NodeId, Path, split
 
 # Copper 1.0's fan-out by the number of nodes: the largest job for each.
 _COPPER_FANOUTS = ((31, 2), (121, 3), (341, 4), (781, 5), (1555, 6))
@@ -47,9 +47,13 @@ class Trees:
         assert self.count >= 1
 
     def tree_of(self, directory: Path) -> int:
-        """The tree in which *directory*, and what is in it, is asked for."""
+        """The tree in which *directory*, and what is in it, is asked for. What Python has compiled
+        goes with the package: who reads the one says what is read ahead of the other."""
         if self.count == 1:
             return 0
+        above, name = split(directory)
+        if name == COMPILED:
+            directory = above
         return xxhash.xxh3_64_intdigest(directory) % self.count
 
     def parent(self, tree: int, gone: Collection[NodeId] = ()) -> NodeId | None:

@@ -50,8 +50,8 @@ class Asker(Protocol):
         somebody has since."""
         ...
 
-    def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:
-        """The front has listed this without asking."""
+    def take_listing(self, path: Path, listing: Listing, epoch: int, *, ahead: bool) -> None:
+        """The front has listed this without asking. *ahead*: before anybody had asked for it."""
         ...
 
     async def wait_kernel_told(self) -> None:

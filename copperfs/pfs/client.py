@@ -162,7 +162,7 @@ class PfsSim:
                 raise ControlError(f"pfs-sim at {self.control} does not end; kill it")
             time.sleep(POLL_S)
 
-    def wait_for_hanging(self, at_least: int = 1, timeout_s: float = 5.0) -> None:
+    def wait_for_hanging(self, at_least: int = 1, timeout_s: float = 30.0) -> None:
         """Return when so many operations hang."""
         deadline = time.monotonic() + timeout_s
         while self.counts().hanging < at_least:

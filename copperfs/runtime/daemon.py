@@ -636,6 +636,7 @@ class _Grants:
             self.granted_for = paths
         if paths == self.node.policy.refused:
             self.fetcher.trust_mounts()
+            self.front.add_credit(0)  # what was to be listed ahead waits
         return paths
 
     async def run(self) -> None:

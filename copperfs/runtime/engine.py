@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from copperfs.blob import Blob
+from copperfs.blob import Blob, mentioned
 from copperfs.core.actions import (
     Action,
     AnswerChunk,
@@ -264,9 +264,9 @@ class Engine:
         """A file that was read without the core being asked."""
         self.post(Fetched(key.path, key.version, self.blobs.keep(blob), ahead, used))
 
-    def take_listing(self, path: Path, listing: Listing, epoch: int) -> None:
+    def take_listing(self, path: Path, listing: Listing, epoch: int, *, ahead: bool) -> None:
         """A directory that was listed without the core being asked."""
-        self.post(Listed(path, listing, epoch))
+        self.post(Listed(path, listing, epoch, ahead))
 
     def post(self, event: Event) -> None:
         """Let the core take one step, and do what it wants."""
@@ -378,7 +378,8 @@ class Engine:
 
     def _arrived(self, outcome: Arrived) -> None:
         if isinstance(outcome, BlobRead):
-            outcome = HaveRead(outcome.fetch, self.blobs.keep(outcome.blob))
+            found = mentioned(outcome.blob, self.node.looks_for(outcome.fetch))
+            outcome = HaveRead(outcome.fetch, self.blobs.keep(outcome.blob), found)
         self.post(outcome)
 
     # --- background ------------------------------------------------------------------------------

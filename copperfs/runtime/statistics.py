@@ -86,6 +86,7 @@ class Statistics:
                 "read_ahead": node.read_ahead,
                 "read_ahead_bytes": node.read_ahead_bytes,
                 "read_ahead_used": node.read_ahead_used,
+                "listed_ahead": node.listed_ahead,
                 "fetching": node.fetching,
                 "failures": node.failures,
                 "overdue": node.overdue,

@@ -70,10 +70,27 @@ def check_epochs(world: World) -> None:
 
 
 def check_source_reads(world: World, most: int) -> None:
-    """No object was read and no directory was scanned more often than this."""
+    """No object was read, no directory was scanned, and no name looked up more often."""
     for (kind, path), count in world.source.counts.items():
-        if kind in ("read", "scan"):
+        if kind in ("read", "scan", "look"):
             check(world, count <= most, f"{kind} of {path.decode() or '/'}: {count} times")
+
+
+def check_chunk_reads(world: World, most: int) -> None:
+    for (path, offset), count in world.source.chunk_counts.items():
+        check(world, count <= most, f"{path.decode()} at {offset}: {count} times")
+
+
+TROUBLES = ("deaths", "fallbacks", "spoiled", "overdue", "failures", "reparentings")
+
+
+def check_untroubled(world: World) -> None:
+    """Where nothing happened nobody has believed that anything had."""
+    for host in world.hosts:
+        stats = host.node.statistics()
+        for trouble in TROUBLES:
+            count = getattr(stats, trouble)
+            check(world, not count, f"node {host.me} counts {count} {trouble}, and all was calm")
 
 
 def check_at_rest(world: World) -> None:

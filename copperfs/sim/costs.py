@@ -36,6 +36,8 @@ class NodeCosts:
     """From a request that the front cannot answer to the core, and from its answer back."""
     miss_cpu_s: float = 230e-6
     """Of that, computing time of the daemon: while it does this, it does nothing for others."""
+    byte_s: float = 0.0
+    """For each byte that the application reads then, beyond what reading it directly would take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,10 @@ class Host:
         self.process.after(LEAVES_WITHIN_S, self._go)
         self.post(Leave())
 
+    @property
+    def is_leaving(self) -> bool:
+        return self._gone is not None
+
     def _go(self) -> None:
         if self._gone is not None:
             gone, self._gone = self._gone, None
@@ -346,7 +350,9 @@ class Host:
         self._at_source.remove(arrived.fetch)
         match arrived:
             case ContentRead(fetch, content):
-                self.post(HaveRead(fetch, self.blobs.keep(content)))
+                looked_for = self.node.looks_for(fetch)
+                found = tuple(each for each in looked_for if each in arrived.mentions)
+                self.post(HaveRead(fetch, self.blobs.keep(content), found))
             case FileOpened(fetch):
                 handle = HandleId(self._number())
                 self.handles.add(handle)

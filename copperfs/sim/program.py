@@ -148,15 +148,15 @@ class Program:
                 size, lambda: self.host.process.take(self._have, want), self.host.hands.times
             )
         elif isinstance(answer, ChunkGiven):
-            later(0.0, self._chunk_read, want, answer)
+            later(self.plan.node_costs.byte_s * answer.chunk_bytes, self._chunk_read, want, answer)
         else:
-            later(0.0, self._have, want)
+            later(self.plan.node_costs.byte_s * max(0, want.size or 0), self._have, want)
 
     def _chunk_read(self, want: Want, chunk: ChunkGiven) -> None:
         """On to the next one that is touched: as if they were evenly spread over the file."""
         assert want.size is not None
-        touched = max(1, round(1 / self.plan.workload.touched))
-        offset = (chunk.key.index + touched) * chunk.chunk_bytes
+        step = max(1, round(1 / self.plan.workload.chunks))
+        offset = (chunk.key.index + step) * chunk.chunk_bytes
         if offset < want.size:
             self._read(want, offset)
         else:

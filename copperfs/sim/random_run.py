@@ -39,6 +39,8 @@ CHECKED_ALWAYS_MAX, CHECK_EVERY = 12, 10
 """In jobs of more nodes invariants are checked after every tenth step of a node: they are half of
 what a run takes, and a core that broke one mostly still has it broken ten steps later."""
 CHUNKS_BYTES = (256 << 10, 1 << 20)
+TIER_AMPLE_BYTES = 64 * MIB
+"""An owner of what is read here keeps all of it."""
 CALM = 0.15
 """Of the seeds, those without faults."""
 
@@ -58,6 +60,8 @@ class RandomRun:
     _mtbf_s: float | None = None
     _changes: bool = False
     """Whether the source may be written to while the job reads it."""
+    _at_once: int = 3
+    """At most so many faults between two rounds of reads."""
     _changed: set[Path] = field(default_factory=set)
     _clears: int = 0
     _pushes: int = 0
@@ -76,7 +80,7 @@ class RandomRun:
             tier_has_disk=draw.random() < 0.5,
             tier_disk_bytes=draw.choice((4, 1024)) * MIB,
             ring=draw.choice(((), (Path(b"d1"),))),
-            tier_memory_bytes=draw.choice((4, 64)) * MIB,
+            tier_memory_bytes=draw.choice((4 * MIB, TIER_AMPLE_BYTES)),
             crowds_above=draw.choice((4, 256)),
             lost_from_source=draw.random() < 0.1,
             tree_max_bytes=draw.choice((2, 10, 10)) * MIB,
@@ -92,6 +96,7 @@ class RandomRun:
         if job.nodes > CHECKED_ALWAYS_MAX:
             self.world.check_every = CHECK_EVERY
         self.world.source.only_searched = draw.random() < 0.1
+        self._at_once = draw.choice((3, 3, 3, 10))
         self._changes = not self._calm and draw.random() < 0.3
         for number in range(draw.randint(1, 12)):
             path = Path(b"d%d/f%d" % (number % 3, number))
@@ -150,6 +155,10 @@ class RandomRun:
             return  # what is evicted, or not believed any more, is read again
         if self._calm:
             checkers.check_source_reads(world, 1)
+            if job.tier_memory_bytes >= TIER_AMPLE_BYTES:
+                checkers.check_chunk_reads(world, 1)
+            if not world.source.only_searched:  # EACCES counts as a failure
+                checkers.check_untroubled(world)
         else:
             times = world.lives * (1 + self._clears) + self._pushes
             checkers.check_reads_bounded(world, times, self._excused)
@@ -211,13 +220,14 @@ class RandomRun:
             self._push,
             self._change,
         )
-        for _ in range(self._draw.randint(0, 3)):
+        for _ in range(self._draw.randint(0, self._at_once)):
             self.faults += 1
             self._draw.choice(hurts)()
 
     def _upright(self) -> list[int]:
-        """Nodes that live and run."""
-        return [host.me for host in self.world.hosts if host.process.runs]
+        """Nodes that live and run, and are not on their way out."""
+        hosts = self.world.hosts
+        return [host.me for host in hosts if host.process.runs and not host.is_leaving]
 
     def _crash(self) -> None:
         if len(self._upright()) > 2:
@@ -247,7 +257,8 @@ class RandomRun:
         self._lame[node] = self.world.clock.now + self._draw.uniform(0.1, FAULT_S_MAX)
 
     def _be_late(self) -> None:
-        self.world.be_late(self._draw.choice(self._upright()), self._draw.uniform(0.1, 1.5))
+        if len(self._upright()) > 2:
+            self.world.be_late(self._draw.choice(self._upright()), self._draw.uniform(0.1, 1.5))
 
     def _pair(self) -> tuple[int, int]:
         one, other = self._draw.sample(range(self.world.job.nodes), 2)

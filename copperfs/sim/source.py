@@ -53,6 +53,8 @@ class ContentRead:
 
     fetch: FetchId
     content: tuple[Piece, ...]
+    mentions: frozenset[bytes] = frozenset()
+    """The names in it, if it is a compiled file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Source:
     """The errno that every operation on a path gets."""
     slow: dict[Path, float] = field(default_factory=dict)
     """Seconds that every operation on a path takes longer."""
+    mentions: dict[Path, frozenset[bytes]] = field(default_factory=dict)
+    """Of compiled files: what they would be found to mention."""
     stalled_until: float = 0.0
     """Nothing begins before."""
     _files: dict[Path, Entry] = field(default_factory=dict)
@@ -247,7 +251,8 @@ class Source:
                 if isinstance(fetch, ReadChunk):
                     piece = self.chunk(path, version, fetch.offset, fetch.length)
                     return ContentRead(fetch.fetch, (piece,))
-                return ContentRead(fetch.fetch, self.content(path, version))
+                mentions = self.mentions.get(path, frozenset())
+                return ContentRead(fetch.fetch, self.content(path, version), mentions)
         raise AssertionError("unreachable")
 
 

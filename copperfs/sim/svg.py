@@ -18,6 +18,8 @@ COLOURS = (BLUE, ORANGE, "#6a9a4b", "#9467bd", "#b8923b", "#c2508a")
 TICKS_MAX = 8
 LEGEND_STEP = 17
 CHARACTER = 6.5  # the width of one, about
+NUMBER_WIDTH = 22
+FAR_APART = 20
 
 
 class Linear:
@@ -84,15 +86,12 @@ class Bars:
     up: str
     groups: Sequence[str]
     series: Mapping[str, Sequence[float | None]]
-    """By name a value for each group; None: no bar."""
+    """By name a value for each group; None: no bar. Where there is room a bar has it above it, and
+    what is far apart has an axis of powers of ten."""
     marks: Sequence[str] = ()
     """A small word below each group's name; none where it is empty."""
     level: float | None = None
     """A line across at this height."""
-    numbers: bool = False
-    """Whether each bar has its value above it."""
-    powers: bool = False
-    """An axis of powers of ten, for what is far apart."""
     note: str = ""
 
 
@@ -103,11 +102,9 @@ def bar_chart(bars: Bars) -> str:
 
 def _bars(bars: Bars) -> Iterator[str]:
     values = [each for of in bars.series.values() for each in of if each is not None]
-    up = (
-        Log([*values, bars.level or max(values)], BOTTOM, TOP)
-        if bars.powers
-        else Linear(max(values))
-    )
+    up: Linear | Log = Linear(max(values))
+    if max(values) > FAR_APART * min(values) > 0:
+        up = Log([*values, bars.level or max(values)], BOTTOM, TOP)
     slot = (RIGHT - LEFT) / len(bars.groups)
     width = slot * 0.8 / len(bars.series)
     names = [_folded(each, slot) for each in bars.groups]
@@ -130,7 +127,7 @@ def _bars(bars: Bars) -> Iterator[str]:
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BOTTOM - y:.1f}" '
                 f'fill="{colour}" fill-opacity=".8"/>'
             )
-            if bars.numbers:
+            if width >= NUMBER_WIDTH:
                 yield text(x + width / 2, y - 4, f"{value:.3g}", size=9)
         y = legend + order * LEGEND_STEP
         yield f'<rect x="{LEFT}" y="{y - 5}" width="10" height="10" fill="{colour}"/>'

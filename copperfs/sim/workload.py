@@ -29,6 +29,8 @@ TORCH_COMPUTE_S = 0.92
 MPI4PY_COMPUTE_S = 0.06
 TORCH_TOUCHED = 0.13
 """Of the bytes of its large libraries, so much is read: 61 MB of pages of 490 (../workload)."""
+TORCH_CHUNKS = 0.27
+"""Of their chunks of 1 MiB, so many have such a page: 130 MB of 490 (docs/performance.md)."""
 NAME = -1
 PROCESSES = 12
 """On each node, as in the paper."""
@@ -57,6 +59,8 @@ class Workload:
     opens: int = 0
     touched: float = 1.0
     """Of the bytes of files that are too large to be held whole, the share that is read."""
+    chunks: float = 1.0
+    """The same of their chunks: which of them have something that is read."""
     by_name: Sequence[Want] = ()
     """The same, where directories cannot be listed: names, also those that are not there, and
     files."""
@@ -84,7 +88,8 @@ class Workload:
 
 def torch() -> Workload:
     trace = _packaged("import-torch.jsonl.gz")
-    return replace(from_trace("torch", trace, TORCH_COMPUTE_S), touched=TORCH_TOUCHED)
+    found = from_trace("torch", trace, TORCH_COMPUTE_S)
+    return replace(found, touched=TORCH_TOUCHED, chunks=TORCH_CHUNKS)
 
 
 def mpi4py() -> Workload:

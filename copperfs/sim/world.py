@@ -122,8 +122,7 @@ class World:
     def start_some(self, weights: dict[int, int], settle_s: float) -> None:
         """Of a job that is too large only these, each of which stands for so many; the others are
         as if they had not been started yet. ``hosts`` then has them in this order. Chunks are owned
-        by those that stand for nobody else: each has one owner, and is read from the source
-        once."""
+        by those that stand for nobody else: each has one owner, which reads it once."""
         self._place([float(weights.get(number) == 1) for number in range(self.job.nodes)])
         for number, weight in weights.items():
             host = self._new_host(NodeId(number))

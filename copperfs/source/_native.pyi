@@ -1,6 +1,6 @@
 """The source's work without the GIL; see module.c and pool.c."""
 
-from copperfs.blob import Blob
+from copperfs.blob import FileBlob
 
 SCAN: int
 LOOK: int
@@ -8,7 +8,7 @@ READ: int
 OPEN: int
 CHUNK: int
 
-Result = tuple[bytes, bytes] | Blob | int | None
+Result = tuple[bytes, bytes] | FileBlob | int | None
 
 class Fetcher:
     def __init__(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from copperfs.blob import Blob
+from copperfs.blob import FileBlob
 from copperfs.core.actions import Fetch, LookSource
 from copperfs.core.events import Failed, Looked, Outcome
 from copperfs.types import Attributes, Entry, FetchId, HandleId, Path, is_below, split
@@ -24,7 +24,7 @@ class BlobRead:
     them."""
 
     fetch: FetchId
-    blob: Blob
+    blob: FileBlob
 
 
 Arrived = Outcome | BlobRead

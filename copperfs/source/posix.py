@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from copperfs.blob import Blob, new_blob
+from copperfs.blob import FileBlob, new_blob
 from copperfs.core.listing import Listing
 from copperfs.source.files import OpenFiles
 from copperfs.source.scan import entry_at, scan, shown_inode
@@ -107,7 +107,7 @@ class PosixSource:
         except FileNotFoundError:
             return None
 
-    def read(self, path: Path, version: Version) -> Blob:
+    def read(self, path: Path, version: Version) -> FileBlob:
         """The whole file, if it is this version from the first byte to the last."""
         with self._opened(path, _OPEN_FILE) as fd:
             self.counts.add("open")
@@ -130,7 +130,7 @@ class PosixSource:
         blob.seal(version.size)
         return blob
 
-    def read_chunk(self, path: Path, version: Version, offset: int, length: int) -> Blob:
+    def read_chunk(self, path: Path, version: Version, offset: int, length: int) -> FileBlob:
         """So many bytes of the file, if it is this version before and after."""
         blob = new_blob(length)
         was_open = False

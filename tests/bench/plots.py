@@ -5,7 +5,8 @@
 Each picture is of one benchmark, and made from what is in the JSON and from nothing else: medians,
 or their ratios to the yardstick of the same run. Below it stands when and on what it was measured.
 A benchmark that was not run, or of which nothing is left to show, gives no picture. Those in
-`docs/plots/` come from the JSON beside them, and a test makes them anew.
+`docs/plots/` come from the JSON beside them, and a test makes them anew. Where that says `from`,
+the JSON of the run was not kept: it has the medians of the tables of that document, as of that day.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class Plot:
     """`ratio` or `median`."""
     left_out: tuple[str, ...] = ()
     """Contestants; the yardstick of ratios is a line at 1."""
-    powers: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What contestants are called, where their names do not say it."""
 
     def draw(self, measures: Sequence[Measured], note: str) -> str | None:
         groups = {label: each for each in measures if (label := self.label(each["name"]))}
@@ -47,14 +49,13 @@ class Plot:
             if name in self.left_out or (self.of == "ratio" and name in yardsticks):
                 continue
             found = [each["contestants"].get(name) for each in groups.values()]
-            series[name] = [one[self.of] if one else None for one in found]
+            series[self.names.get(name, name)] = [one[self.of] if one else None for one in found]
         if not series:
             return None
         return bar_chart(
             Bars(
                 self.title, "", self.up, list(groups), series,
-                level=1 if self.of == "ratio" else None, numbers=True, note=note,
-                powers=self.powers,
+                level=1 if self.of == "ratio" else None, note=note,
             )
         )  # fmt: skip
 
@@ -99,6 +100,12 @@ def _job(name: str) -> str | None:
     return f"{packages}, {state}" if kind == "wall" else None
 
 
+def _push(name: str) -> str | None:
+    if "CPU" in name:
+        return None
+    return "with CURVE" if name.endswith("curve") else "without CURVE"
+
+
 def _front(name: str) -> str | None:
     return name if name in ("getattr", "lookup", "lookup of a missing name") else None
 
@@ -109,16 +116,16 @@ PLOTS: dict[str, Plot | Lines] = {
     ),
     "kernel-cached": Plot(
         "What the kernel has cached, beside a bind mount (1)", "ratio", lambda name: name, "ratio",
-        powers=True,
     ),
     "front": Plot(
         "Answered by the daemon, beside libfuse's passthrough_hp (1)", "ratio", _front, "ratio",
-        left_out=("bind",), powers=True,
+        left_out=("bind",),
     ),
     "tree": Lines("There and back through a tree of 31 processes, eight hops"),
     "push": Plot(
         "728 files, 36.3 MB, to 31 nodes", "seconds",
-        lambda name: name if "CPU" not in name else None, "median",
+        _push, "median",
+        names={"pull": "asked for by all nodes at once", JUDGED: "pushed by copperfs warmup"},
     ),
     "job": Plot("An import on eight nodes at once", "seconds", _job, "median"),
 }  # fmt: skip

@@ -396,10 +396,12 @@ static void publish_listing(struct input *in)
 	node = node_by_id(&world->front.tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
 		node_set_listing(node, listing);
+		ahead_listed(&world->front, node);
 		listing = NULL;
 	}
 	tables_unlock(&world->front.tables);
 	listing_free(listing);
+	ahead_start(&world->front);
 }
 
 static void publish_entry(struct input *in)

@@ -1,10 +1,13 @@
-"""The rest of an ending is read after its second file: by the front and by the core alike."""
+"""What is read before it is asked for: by the front and by the core alike."""
 
 from __future__ import annotations
 
 import errno
+import marshal
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,82 @@ def test_what_is_read_of_the_source_follows_from_what_was_asked_for(
         found = opened(standing.counts())
         assert set(found) == wanted | {f"some/{n:03}.p" for n in range(20)}
         assert set(found.values()) == {1}
+        mount.__exit__(None, None, None)  # while the source is there
+
+
+def package(directory: Path, source: str = "", modules: tuple[str, ...] = ()) -> None:
+    """One that Python has compiled."""
+    directory.mkdir(parents=True)
+    compiled = directory / "__pycache__"
+    compiled.mkdir()
+    for name, text in ({"__init__": source} | dict.fromkeys(modules, "")).items():
+        (directory / f"{name}.py").write_text(text)
+        code = marshal.dumps(compile(text, "x.py", "exec"))
+        (compiled / f"{name}.cpython-311.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + code)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_what_a_package_mentions_is_there_before_it_is_asked_for(
+    source: Path, mounted: Mounter, way: str
+) -> None:
+    package(source / "p", "from . import sub, lib\nimport p.deep.er", ("m",))
+    package(source / "p" / "sub", "from . import below")
+    package(source / "p" / "sub" / "below")
+    package(source / "p" / "deep")
+    package(source / "p" / "other")
+    for name in ("lib.cpython-311.so", "els.so"):
+        (source / "p" / name).write_bytes(b"x" * 200_000)
+    asked, ahead = ["p/__pycache__/__init__.cpython-311.pyc"], []
+    listed, listed_ahead = [".", "p", "p/__pycache__"], []
+    if way != "off":
+        ahead = ["p/__pycache__/m.cpython-311.pyc", "p/lib.cpython-311.so"]
+        listed_ahead = ["p/sub", "p/sub/__pycache__", "p/deep", "p/deep/__pycache__"]
+    with StandIn(source) as standing:
+        mount = mounted(*WAYS[way], of=standing.mountpoint)
+        for path in asked:
+            assert (mount / path).read_bytes() == (source / path).read_bytes()
+
+        def all_is_there() -> bool:
+            counts = standing.counts()
+            directories = {path: counts.total("opendir", path) for path in counts.paths("opendir")}
+            return opened(counts) == dict.fromkeys(asked + ahead, 1) and directories == (
+                dict.fromkeys(listed + listed_ahead, 1)
+            )
+
+        eventually(all_is_there, "what is mentioned was fetched, and nothing else")
+        for path in ahead:
+            assert (mount / path).read_bytes() == (source / path).read_bytes()
+        for path in listed_ahead:
+            assert sorted(os.listdir(mount / path)) == sorted(os.listdir(source / path))
+        assert all_is_there(), "each once"
+        if way == "front":
+            # the front says so a moment later
+            eventually(lambda: mount.stats()["node"]["listed_ahead"] >= 4, "it is counted")
+        mount.__exit__(None, None, None)  # while the source is there
+
+
+def test_a_mount_elsewhere_leaves_nothing_out_that_is_fetched_ahead(
+    source: Path, mounted: Mounter, tmp_path: Path
+) -> None:
+    package(source / "p", "from . import sub")
+    package(source / "p" / "sub")
+    file = "p/__pycache__/__init__.cpython-311.pyc"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with StandIn(source) as standing:
+        mount = mounted(of=standing.mountpoint)
+        os.listdir(mount / "p" / "__pycache__")
+        rule = standing.hang(file, ops=["open"])
+        with ThreadPoolExecutor() as pool:
+            read = pool.submit((mount / file).read_bytes)
+            standing.wait_for_hanging()
+            with StandIn(elsewhere):
+                standing.release(rule)
+                assert read.result() == (source / file).read_bytes()
+                eventually(
+                    lambda: "p/sub/__pycache__" in standing.counts().paths("opendir"),
+                    "it was listed once it was known what is mounted where",
+                )
         mount.__exit__(None, None, None)  # while the source is there
 
 

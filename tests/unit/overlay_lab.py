@@ -122,6 +122,8 @@ class Tree:
     directories: set[Path] = field(default_factory=lambda: {ROOT})
     counts: Counter[tuple[str, Path]] = field(default_factory=Counter)
     failing: dict[Path, int] = field(default_factory=dict)
+    mentions: dict[Path, set[bytes]] = field(default_factory=dict)
+    """Of compiled files: what they would be found to mention."""
     chunk_reads: Counter[tuple[Path, int]] = field(default_factory=Counter)
     """By path and offset."""
 
@@ -615,7 +617,10 @@ class Job:
                     return Opened(fetch.fetch, handle)
                 blob = BlobId(self._number(number))
                 daemon.blobs[blob] = bytearray(self.tree.content(path, version))
-                return HaveRead(FetchId(fetch.fetch), blob)
+                mentions = self.tree.mentions.get(path, set())
+                looked_for = daemon.node.looks_for(fetch.fetch)
+                there = tuple(each for each in looked_for if each in mentions)
+                return HaveRead(FetchId(fetch.fetch), blob, there)
         raise AssertionError("unreachable")
 
     def _keep(self, number: int, data: bytes) -> BlobId:

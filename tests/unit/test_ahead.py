@@ -9,18 +9,28 @@ from hypothesis import strategies as st
 from copperfs.core.actions import (
     Action,
     AnswerError,
+    AnswerListing,
     AnswerObject,
     Evict,
+    LookSource,
     ObjectKey,
     ReadSource,
     ReleaseBlob,
+    ScanSource,
 )
-from copperfs.core.ahead import BYTES_MAX, FILE_BYTES_MAX, FILES_MAX, NOBODY, ending_of
-from copperfs.core.events import Fetched, Look
+from copperfs.core.ahead import (
+    BYTES_MAX,
+    FILE_BYTES_MAX,
+    FILES_MAX,
+    LIBRARY_BYTES_MAX,
+    NOBODY,
+    ending_of,
+)
+from copperfs.core.events import Fetched, HaveRead, Look
 from copperfs.core.listing import pack_listing
 from copperfs.core.policy import Policy
-from copperfs.types import BlobId, Path, Version
-from tests.unit.core_lab import DEADLINE_S, MIB, Lab, file, version
+from copperfs.types import BlobId, Entry, FetchId, Path, Version
+from tests.unit.core_lab import DEADLINE_S, MIB, Lab, directory, file, files, version
 from tests.unit.overlay_lab import Job, content
 
 
@@ -133,6 +143,160 @@ def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
         job.run()
         job.check_at_rest()
         counts.append({path: n for (kind, path), n in job.source_reads().items() if kind == "read"})
+    assert counts[0] == counts[1]
+    assert set(counts[0].values()) <= {1}
+
+
+# --- what Python does -----------------------------------------------------------------------------
+
+
+def package_lab(
+    beside: dict[bytes, Entry] | None = None, compiled: dict[bytes, int] | None = None
+) -> Lab:
+    """A node that has listed a package ``p`` by fetch 1, and lists its compiled files by 2."""
+    lab = Lab(ahead_max=8)
+    lab.list(b"p")
+    names = {b"__pycache__": directory(), b"__init__.py": file(10)} | (beside or {})
+    assert scans(lab.scanned(1, pack_listing(names.items()))) == [b"p/__pycache__"]
+    if compiled is not None:
+        rows = [(name, file(size)) for name, size in compiled.items()]
+        lab.scanned(2, pack_listing(rows))
+    return lab
+
+
+def scans(actions: list[Action]) -> list[bytes]:
+    return [each.path for each in actions if isinstance(each, ScanSource)]
+
+
+def test_what_is_compiled_of_a_package_is_listed_after_it() -> None:
+    lab = package_lab()
+    assert scans(lab.list(b"p/__pycache__")) == [], "it waits for what is under way"
+    (answer,) = lab.scanned(2, files(b"a.pyc"))
+    assert isinstance(answer, AnswerListing)
+    assert lab.node.statistics().listed_ahead == 1
+
+
+def test_of_what_is_compiled_one_file_is_enough() -> None:
+    lab = package_lab(compiled={b"a.pyc": 10, b"b.pyc": 10, b"c.pyc": 10, b"d.txt": 10})
+    assert read(lab.read(b"p/__pycache__/b.pyc")) == [
+        b"p/__pycache__/b.pyc", b"p/__pycache__/a.pyc", b"p/__pycache__/c.pyc",
+    ]  # fmt: skip
+
+
+INIT = b"p/__pycache__/__init__.x.pyc"
+BESIDE = {
+    b"sub": directory(),
+    b"other": directory(),
+    b"lib.x.so": file(10),
+    b"more.so": file(10),
+    b"large.so": file(LIBRARY_BYTES_MAX + 1),
+    b"sub.txt": file(10),
+}
+
+
+def test_what_a_package_mentions_is_listed_and_read() -> None:
+    lab = package_lab(BESIDE, {b"__init__.x.pyc": 10})
+    assert read(lab.read(INIT)) == [INIT]
+    assert set(lab.node.looks_for(FetchId(3))) == {b"sub", b"other", b"lib", b"more"}
+    actions = lab.step(HaveRead(FetchId(3), BlobId(3), (b"sub", b"lib")))
+    assert (scans(actions), read(actions)) == ([b"p/sub"], [b"p/lib.x.so"])
+
+
+def test_only_a_package_itself_is_looked_through() -> None:
+    lab = package_lab(BESIDE, {b"a.pyc": 10})
+    lab.read(b"p/__pycache__/a.pyc")
+    assert lab.node.looks_for(FetchId(3)) == ()
+
+
+def test_libraries_of_a_package_are_not_read_because_others_are() -> None:
+    lab = package_lab(BESIDE, {})
+    lab.read(b"p/lib.x.so")
+    assert read(lab.read(b"p/more.so")) == [b"p/more.so"]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(source=b"/src", mountpoint=b"/mnt", local=(Path(b"p"),)),
+        Policy(source=b"/src", mountpoint=b"/mnt", local=(Path(b"p/sub/deep"),)),
+        Policy(source=b"/src", mountpoint=b"/mnt", revalidate_s=5.0),
+    ],
+    ids=["local", "not uniform below", "revalidated"],
+)
+def test_where_the_front_would_ask_for_each_directory_none_is_listed_ahead(policy: Policy) -> None:
+    lab = Lab(ahead_max=8, policy=policy)
+    lab.list(b"p")
+    assert scans(lab.scanned(1, pack_listing([(b"__pycache__", directory())]))) == []
+
+
+def test_a_directory_that_cannot_be_listed_ahead_is_nobodys_error() -> None:
+    lab = package_lab()
+    assert lab.failed(2, errno.EIO) == []
+    assert lab.node.statistics().failures == 0
+    assert scans(lab.list(b"p/__pycache__")) == [b"p/__pycache__"]
+
+
+def test_one_that_may_only_be_searched_is_searched_for_who_asks() -> None:
+    lab = package_lab()
+    lab.look(b"p/__pycache__/a.pyc")
+    (action,) = lab.failed(2, errno.EACCES)
+    assert action == LookSource(FetchId(3), Path(b"p/__pycache__/a.pyc"))
+
+
+def test_after_a_clear_only_what_somebody_asked_for_is_listed_again() -> None:
+    lab = package_lab()
+    assert scans(lab.clear()) == []
+    assert lab.node.statistics().fetching == 0
+    assert lab.scanned(2, files(b"a.pyc")) == [], "it is of before"
+
+
+def test_what_is_listed_ahead_and_takes_too_long_is_given_up_in_silence() -> None:
+    lab = package_lab()
+    assert lab.tick(DEADLINE_S + 1) == []
+    assert lab.node.statistics().fetching == 0
+
+
+@given(
+    st.permutations(range(8)), st.integers(0, 8), st.integers(1, 6), st.integers(1, 3), st.data()
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_read_of_packages_is_the_same_for_one_node_and_for_many_in_any_order(
+    order: list[int], wanted: int, nodes: int, trees: int, data: st.DataObject
+) -> None:
+    packages = [b"a", b"a/b", b"a/b/c", b"a/d", b"e", b"e/f", b"e/f/g", b"e/h"]
+    mentions = {
+        each: data.draw(st.sets(st.sampled_from([b"b", b"c", b"d", b"f", b"g", b"lib"])))
+        for each in packages
+    }
+    seed = data.draw(st.integers(0, 1000))
+    counts = []
+    for how_many, count in ((1, 1), (nodes, min(nodes, trees))):
+        job = Job(how_many, fanout=2, count=count, ahead_max=2, seed=seed)
+        versions = {}
+        for package in packages:
+            for name in (b"__init__.py", b"lib.x.so", b"other.so"):
+                job.tree.add(package + b"/" + name)
+            for name in (b"__init__.x.pyc", b"m.x.pyc"):
+                path = package + b"/__pycache__/" + name
+                versions[path] = job.tree.add(path)
+            compiled = Path(package + b"/__pycache__/__init__.x.pyc")
+            job.tree.mentions[compiled] = mentions[package]
+        for place, number in enumerate(order[:wanted]):
+            path = packages[number] + b"/__pycache__/__init__.x.pyc"
+            for node in range(how_many):
+                if node == 0 or job.random.random() < 0.6:
+                    at = (place + node) % how_many
+                    above = b""
+                    for part in path.split(b"/"):
+                        job.ask(at, Look, above + part)
+                        above += part + b"/"
+                        for _ in range(job.random.randrange(6)):
+                            job.move()
+                        job.run()  # who goes on has looked
+                    job.read(at, path, versions[path])
+        job.run()
+        job.check_at_rest()
+        counts.append(dict(job.source_reads()))
     assert counts[0] == counts[1]
     assert set(counts[0].values()) <= {1}
 

@@ -2,11 +2,12 @@
 
 import resource
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
-from copperfs.blob import BLOBS_ARE_SHARED, new_blob
+from copperfs.blob import BLOBS_ARE_SHARED, adopted, new_blob
 
 pytestmark = pytest.mark.skipif(not BLOBS_ARE_SHARED, reason="the C extension is not there")
 
@@ -72,3 +73,39 @@ def test_threads_that_take_and_let_go_never_share_one() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Lender(bytearray):
+    """Whether it is still there can be asked."""
+
+
+def test_an_adopted_blob_has_the_bytes_of_another_object_and_keeps_it() -> None:
+    lender = Lender(bytes([5]) * MIB)
+    gone = weakref.ref(lender)
+    blob = adopted(memoryview(lender))
+    lender[3] = 6
+    assert blob.view[:5].tolist() == [5, 5, 5, 6, 5], "not copied"
+    del lender
+    assert gone() is not None
+    assert (len(blob), blob.view.readonly) == (MIB, True)
+    with pytest.raises(ValueError, match="sealed once"):
+        blob.seal(1)
+    view = blob.view
+    del blob
+    assert view[MIB - 1] == 5, "as long as it is looked at"
+    del view
+    assert gone() is None
+
+
+def test_adopted_blobs_that_threads_let_go_of_are_gone_with_the_next_one() -> None:
+    lenders = [Lender(1000) for _ in range(200)]
+    gone = [weakref.ref(each) for each in lenders]
+    views = [adopted(memoryview(each)).view for each in lenders]
+    lenders.clear()
+    threads = [threading.Thread(target=lambda: [views.pop() for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    new_blob(1)
+    assert not any(each() for each in gone)

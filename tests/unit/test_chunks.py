@@ -482,6 +482,16 @@ def test_what_is_held_and_read_ahead_is_counted_as_found_in_memory() -> None:
     assert node.stats.tier_from_memory >= len(chunks(job))
 
 
+def test_one_read_of_the_whole_first_chunk_brings_the_next_ones() -> None:
+    """Most files of a dataset have few chunks: the reader of one asks once."""
+    for offset, size, brought in ((0, CHUNK, 3), (0, CHUNK - 1, 1), (CHUNK, CHUNK, 1)):
+        job = tiered()
+        question = Read(RequestId(1), LARGE, version(job), offset=offset, size=size)
+        job.happen(NodeId(not_owner(job)), question)
+        job.run()
+        assert len(job.tree.chunk_reads) == brought
+
+
 def test_who_jumps_about_gets_what_it_asks_for_and_nothing_else() -> None:
     job = tiered()
     for index in (5, 0, 9, 3, 7):

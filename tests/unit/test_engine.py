@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.blob import Blob, new_blob
+from copperfs.blob import Blob, FileBlob, new_blob
 from copperfs.core.actions import (
     AnswerHandle,
     AnswerListing,
@@ -196,7 +196,7 @@ def reading(path: bytes, size: int = 5) -> Callable[[RequestId], Read]:
     return lambda request: Read(request, Path(path), version(size))
 
 
-def blob_of(content: bytes) -> Blob:
+def blob_of(content: bytes) -> FileBlob:
     blob = new_blob(len(content))
     blob.view[:] = content
     blob.seal(len(content))

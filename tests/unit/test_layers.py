@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # knows nothing of the core or the daemon, and needs mounting from the edge "fuse". So is "cluster",
 # which starts daemons as a user would.
 LAYERS = {
-    **dict.fromkeys(("types", "errors", "config", "blob", "roster"), 0),
+    **dict.fromkeys(("types", "errors", "config", "blob", "compiled", "roster"), 0),
     **dict.fromkeys(("core",), 1),
     **dict.fromkeys(("wire",), 2),
     **dict.fromkeys(("fuse", "net", "store", "source", "bootstrap"), 3),

@@ -1,13 +1,17 @@
 /*
- * Reading ahead: who has asked for two files of one ending in a small directory will mostly
- * ask for the others.  They are read meanwhile, a few at a time.
+ * Reading ahead, as far as one can tell what will be asked for.
+ *
+ * Who has asked for two files of one ending in a small directory will mostly ask for the
+ * others.  They are read meanwhile, a few at a time.  Of Python more is known: a package's
+ * __pycache__ is listed after it, one file asked for in there is enough, and the package's
+ * directories and libraries that its compiled __init__ mentions are listed and read.
  *
  * What is read follows from which files were asked for, not from their order, so that a
- * job of many nodes reads what one node alone would: the core has the same rule for jobs
+ * job of many nodes reads what one node alone would: the core has the same rules for jobs
  * (copperfs/core/ahead.py), and the numbers must be the same in both.
  *
- * A file that is read ahead is one that is fetched like any other: on credit, once, and who
- * asks for it meanwhile joins.  If it cannot be read, nobody is told: who asks for it finds
+ * What is read or listed ahead is fetched like anything else: on credit, once, and who
+ * asks for it meanwhile joins.  If it cannot be had, nobody is told: who asks for it finds
  * out.  Without credit it waits until there is some.
  */
 #include "front.h"
@@ -16,19 +20,34 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "../../mentions.h"
+
 enum {
 	AHEAD_FILES_MAX = 512,
 	AHEAD_FILE_BYTES_MAX = 128 * 1024,
 	AHEAD_BYTES_MAX = 4 * 1024 * 1024,
+	LIBRARY_BYTES_MAX = 4 * 1024 * 1024,
+	LOOKED_THROUGH_BYTES_MAX = 1024 * 1024,
+	FILES_FOR_EACH_DIRECTORY = 4,
 };
 
-/* The rest of one ending in one directory. */
+static const char compiled[] = "__pycache__";
+static const char itself[] = "__init__.";
+static const char library[] = ".so";
+enum {
+	COMPILED_LENGTH = sizeof(compiled) - 1,
+	ITSELF_LENGTH = sizeof(itself) - 1,
+	LIBRARY_LENGTH = sizeof(library) - 1,
+};
+
+/* Something to do in a directory: the files of an ending to read, or all of one name. */
 struct ahead {
 	struct ahead *next;
 	uint64_t directory;
+	bool named;   /* it is a name, and not an ending */
 	uint32_t row; /* the next one to look at */
 	size_t length;
-	char ending[];
+	char text[];
 };
 
 /* From the last dot on, which is not its first character; NULL if there is none. */
@@ -50,11 +69,70 @@ static bool ends_so(const struct row *row, const char *ending, size_t length)
 	return own && own_length == length && !memcmp(own, ending, length);
 }
 
+/* Up to the first dot: how Python calls what is in this file. */
+static size_t stem_length(const struct row *row)
+{
+	const char *dot = memchr(row->name, '.', row->name_length);
+
+	return dot ? (size_t)(dot - row->name) : row->name_length;
+}
+
 static bool is_small(const struct front *f, const struct fuse_attr *attr)
 {
 	return S_ISREG(attr->mode) && attr->size && attr->size <= AHEAD_FILE_BYTES_MAX &&
 	       attr->size <= f->whole_max;
 }
+
+static bool is_library(const struct front *f, const struct row *row)
+{
+	return S_ISREG(row->attr.mode) && row->attr.size && row->attr.size <= f->whole_max &&
+	       row->attr.size <= LIBRARY_BYTES_MAX && ends_so(row, library, LIBRARY_LENGTH);
+}
+
+static bool is_compiled(const struct node *directory)
+{
+	return directory->name_length == COMPILED_LENGTH &&
+	       !memcmp(directory->name, compiled, COMPILED_LENGTH);
+}
+
+static bool is_called_compiled(const struct row *row)
+{
+	return row->name_length == COMPILED_LENGTH && !memcmp(row->name, compiled, COMPILED_LENGTH);
+}
+
+static bool has_compiled(struct front *f, const struct listing *listing)
+{
+	const struct row *row = listing_find(&f->tables, listing, compiled, COMPILED_LENGTH);
+
+	return row && S_ISDIR(row->attr.mode);
+}
+
+/* With the tables locked: to the end of a list. */
+static void add(struct ahead_list *list, const struct node *directory, bool named,
+		const char *text, size_t length)
+{
+	struct ahead *ahead = malloc(sizeof(*ahead) + length);
+
+	if (!ahead)
+		return;
+	*ahead = (struct ahead){ .directory = directory->id, .named = named,
+				 .length = length };
+	memcpy(ahead->text, text, length);
+	*list->end = ahead;
+	list->end = &ahead->next;
+}
+
+static void drop_first(struct ahead_list *list)
+{
+	struct ahead *ahead = list->first;
+
+	list->first = ahead->next;
+	if (!list->first)
+		list->end = &list->first;
+	free(ahead);
+}
+
+/* --- what is to be read; with the tables locked, and ahead_start() comes next, without --- */
 
 static bool are_few(const struct front *f, const struct listing *listing, const char *ending,
 		    size_t length)
@@ -74,7 +152,7 @@ static bool are_few(const struct front *f, const struct listing *listing, const 
 	return true;
 }
 
-/* The note of an ending, made the first time; NULL: this is that time, or out of memory. */
+/* The note of an ending, made the first time; NULL: out of memory. */
 static struct ending *find_ending(struct listing *listing, const struct row *first,
 				  const char *ending, size_t length)
 {
@@ -88,18 +166,16 @@ static struct ending *find_ending(struct listing *listing, const struct row *fir
 		*each = (struct ending){ .next = listing->endings, .first = first };
 		listing->endings = each;
 	}
-	return NULL;
+	return each;
 }
 
-/* With the tables locked: this file of a granted listing is asked for. ahead_start() comes
- * next, without the lock. */
+/* This file of a granted listing is asked for. */
 void ahead_note(struct front *f, const struct node *file)
 {
 	struct listing *listing = file->parent->listing;
 	const char *ending;
 	const struct row *row;
 	struct ending *noted;
-	struct ahead *ahead;
 	size_t length;
 
 	if (!f->ahead_max || !listing->read_ahead || !is_small(f, &file->attr))
@@ -107,122 +183,352 @@ void ahead_note(struct front *f, const struct node *file)
 	ending = ending_of(file->name, file->name_length, &length);
 	row = ending ? listing_find(&f->tables, listing, file->name, file->name_length) : NULL;
 	noted = row ? find_ending(listing, row, ending, length) : NULL;
-	if (!noted || noted->begun || noted->first == row)
+	if (!noted || noted->begun || (noted->first == row && !is_compiled(file->parent)))
+		return;
+	/* libraries of packages are read when they are mentioned */
+	if (length == LIBRARY_LENGTH && !memcmp(ending, library, length) &&
+	    has_compiled(f, listing))
 		return;
 	noted->begun = true;
-	if (!are_few(f, listing, ending, length))
-		return;
-	ahead = malloc(sizeof(*ahead) + length);
-	if (!ahead)
-		return;
-	*ahead = (struct ahead){ .directory = file->parent->id, .length = length };
-	memcpy(ahead->ending, ending, length);
-	*f->ahead_end = ahead;
-	f->ahead_end = &ahead->next;
+	if (are_few(f, listing, ending, length))
+		add(&f->ahead_files, file->parent, false, ending, length);
 }
 
-static void drop_first(struct front *f)
+static bool lists_below(const struct front *f, const struct listing *listing)
 {
-	struct ahead *ahead = f->ahead_first;
-
-	f->ahead_first = ahead->next;
-	if (!f->ahead_first)
-		f->ahead_end = &f->ahead_first;
-	free(ahead);
+	return f->ahead_max && listing && listing->granted_below && listing->read_ahead;
 }
 
-/* With the tables locked: the next file of this ending that nobody has or reads, NULL if that
- * was all. */
-static struct node *next_file(struct front *f, struct ahead *ahead)
+/* This directory was listed. */
+void ahead_listed(struct front *f, const struct node *directory)
+{
+	if (lists_below(f, directory->listing) && has_compiled(f, directory->listing))
+		add(&f->ahead_lists, directory, true, compiled, COMPILED_LENGTH);
+}
+
+/* --- what a compiled file mentions --- */
+
+/* Rows of a listing whose names are looked for: directories and libraries. */
+static void find_beside(struct front *f, struct listing *listing)
+{
+	bool directories = lists_below(f, listing);
+
+	listing->beside_known = true;
+	for (uint32_t i = 0; i < listing->count; i++) {
+		const struct row *row = listing_row(listing, i);
+		uint32_t *grown;
+
+		if (!(S_ISDIR(row->attr.mode) ? directories && !is_called_compiled(row)
+					      : is_library(f, row)))
+			continue;
+		grown = realloc(listing->beside, (listing->beside_count + 1) * sizeof(*grown));
+		if (!grown)
+			return;
+		listing->beside = grown;
+		listing->beside[listing->beside_count++] = i;
+	}
+}
+
+/* The package that this compiled file is, if it says what may be read ahead. */
+static struct node *package_of(const struct front *f, const struct node *file)
+{
+	struct node *directory = file->parent, *package = directory ? directory->parent : NULL;
+
+	if (!f->ahead_max || !package || !is_compiled(directory) || !package->listing ||
+	    !package->listing->read_ahead || package->listing->bare ||
+	    file->attr.size > LOOKED_THROUGH_BYTES_MAX || file->name_length < ITSELF_LENGTH ||
+	    memcmp(file->name, itself, ITSELF_LENGTH))
+		return NULL;
+	return package;
+}
+
+/* What to look for, each with its length before it, and what to look through; NULL: nothing. */
+static char *looked_for(struct front *f, const struct node *file, struct blob **blob)
+{
+	struct node *package = package_of(f, file);
+	struct listing *listing = package ? package->listing : NULL;
+	char *names, *end;
+
+	if (!listing || !file->object)
+		return NULL;
+	if (!listing->beside_known)
+		find_beside(f, listing);
+	if (!listing->beside_count)
+		return NULL;
+	end = names = malloc(listing->beside_count * (size_t)256 + 1);
+	for (uint32_t i = 0; names && i < listing->beside_count; i++) {
+		const struct row *row = listing_row(listing, listing->beside[i]);
+		size_t length = S_ISDIR(row->attr.mode) ? row->name_length : stem_length(row);
+
+		if (!length || length > 255)
+			continue;
+		*end++ = (char)(unsigned char)length;
+		memcpy(end, row->name, length);
+		end += length;
+	}
+	if (names) {
+		*end = 0;
+		*blob = blob_ref(file->object);
+	}
+	return names;
+}
+
+/* All of this package that is called so. Mentioned once is enough. */
+static void add_mentioned(struct front *f, struct node *package, const char *name, size_t length)
+{
+	struct listing *listing = package->listing;
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < listing->beside_count; i++) {
+		const struct row *row = listing_row(listing, listing->beside[i]);
+		bool is_directory = S_ISDIR(row->attr.mode);
+
+		if ((is_directory ? row->name_length : stem_length(row)) != length ||
+		    memcmp(row->name, name, length)) {
+			listing->beside[left++] = listing->beside[i];
+			continue;
+		}
+		add(is_directory ? &f->ahead_lists : &f->ahead_files, package, true, row->name,
+		    row->name_length);
+	}
+	listing->beside_count = left;
+}
+
+/* Without the lock: this file was read. It is looked through without the lock, too. */
+void ahead_read(struct front *f, uint64_t id)
+{
+	struct blob *blob = NULL;
+	const struct node *file;
+	char *names = NULL;
+
+	tables_lock(&f->tables);
+	file = node_by_id(&f->tables, id);
+	if (file)
+		names = looked_for(f, file, &blob);
+	tables_unlock(&f->tables);
+	for (char *each = names; each && *each; each += 1 + (unsigned char)*each) {
+		size_t length = (unsigned char)*each;
+		struct node *package;
+
+		if (!mentions(blob->data, blob->size, each + 1, length))
+			continue;
+		tables_lock(&f->tables);
+		file = node_by_id(&f->tables, id);
+		package = file ? package_of(f, file) : NULL;
+		if (package)
+			add_mentioned(f, package, each + 1, length);
+		tables_unlock(&f->tables);
+	}
+	blob_unref(blob);
+	free(names);
+	ahead_start(f);
+}
+
+/* --- what is next; with the tables locked --- */
+
+static struct node *node_of_row(struct front *f, struct node *directory, const struct row *row)
+{
+	if (f->tables.nodes >= f->tables.nodes_max)
+		return NULL;
+	return node_obtain(&f->tables, directory, row->name, row->name_length, &row->attr,
+			   row->name + row->name_length, row->target_length,
+			   directory->listing->fresh_until);
+}
+
+/* The directory of what is next, if it still says what may be read ahead: it may have another
+ * listing by now, without what was allowed. */
+static struct node *directory_of(struct front *f, const struct ahead *ahead)
 {
 	struct node *directory = node_by_id(&f->tables, ahead->directory);
+	const struct listing *listing = directory ? directory->listing : NULL;
+
+	return listing && listing->granted && listing->read_ahead ? directory : NULL;
+}
+
+/* The next file of an ending that nobody has or reads, NULL if that was all. */
+static struct node *next_file(struct front *f, struct ahead *ahead)
+{
+	struct node *directory = directory_of(f, ahead);
 	struct listing *listing = directory ? directory->listing : NULL;
 
-	/* it may be another listing by now, without what was allowed */
-	if (!listing || !listing->granted || !listing->read_ahead)
-		return NULL;
-	while (ahead->row < listing->count && f->tables.nodes < f->tables.nodes_max) {
+	while (listing && ahead->row < listing->count) {
 		const struct row *row = listing_row(listing, ahead->row++);
 		struct node *node;
 
-		if (!is_small(f, &row->attr) || !ends_so(row, ahead->ending, ahead->length))
+		if (!is_small(f, &row->attr) || !ends_so(row, ahead->text, ahead->length))
 			continue;
-		node = node_obtain(&f->tables, directory, row->name, row->name_length, &row->attr,
-				   "", 0, listing->fresh_until);
-		if (node && !node->object && !node->fetching)
+		node = node_of_row(f, directory, row);
+		if (!node)
+			return NULL;
+		if (!node->object && !node->fetching)
 			return node;
 	}
 	return NULL;
 }
 
-/* What to read next; NULL: nothing, or not now. */
-static char *begin_next(struct front *f, uint64_t *id, struct version *version)
+/* What has this name; NULL the second time, and where it is there or on its way. */
+static struct node *named(struct front *f, struct ahead *ahead)
+{
+	struct node *directory = ahead->row++ ? NULL : directory_of(f, ahead);
+	const struct row *row = NULL;
+	struct node *node;
+
+	if (directory)
+		row = listing_find(&f->tables, directory->listing, ahead->text, ahead->length);
+	node = row ? node_of_row(f, directory, row) : NULL;
+	return node && !node->object && !node->fetching ? node : NULL;
+}
+
+/* What to fetch next of a list; NULL: nothing, or not now. */
+static char *begin_next(struct front *f, struct ahead_list *list, unsigned most, uint64_t *id,
+			struct version *version)
 {
 	char *path = NULL;
 
 	tables_lock(&f->tables);
-	while (f->ahead_first && f->ahead_running < f->ahead_max && !path) {
-		struct node *file = next_file(f, f->ahead_first);
+	while (list->first && list->running < most && !path) {
+		struct node *node = list->first->named ? named(f, list->first)
+						       : next_file(f, list->first);
 
-		if (!file) {
-			drop_first(f);
+		if (!node) {
+			drop_first(list);
 			continue;
 		}
-		path = fetch_begin(f, file, file->attr.size, version);
+		if (S_ISDIR(node->attr.mode)) {
+			if (!list_may_begin(f, node))
+				continue;
+			path = fetch_begin(f, node, LISTING_CREDIT, version);
+		} else {
+			path = fetch_begin(f, node, node->attr.size, version);
+		}
 		if (!path) { /* no credit: once more when there is some */
-			f->ahead_first->row--;
+			list->first->row--;
 			break;
 		}
-		file->ahead = true;
-		f->ahead_running++;
-		*id = file->id;
+		node->ahead = true;
+		list->running++;
+		*id = node->id;
 	}
 	tables_unlock(&f->tables);
 	return path;
 }
 
-static void ended(struct front *f)
+static void ended(struct front *f, struct ahead_list *list)
 {
 	tables_lock(&f->tables);
-	f->ahead_running--;
+	list->running--;
 	tables_unlock(&f->tables);
 }
 
-/* In a thread of the source. */
-static void ahead_done(void *context, uint64_t id, const struct version *version,
-		       struct blob *blob)
+/* --- in threads of the source --- */
+
+static void file_done(void *context, uint64_t id, const struct version *version,
+		      struct blob *blob)
 {
 	struct front *f = context;
 
 	read_done(f, id, version, blob);
-	ended(f);
+	ended(f, &f->ahead_files);
 	ahead_start(f);
 }
 
-/* As many as may be read at a time. */
-void ahead_start(struct front *f)
+/* Nothing is listed for a moment when anything was mounted. What is left out for that would be
+ * different from one time to the next, so it comes again: once, if it was begun. */
+static void put_back(struct front *f, uint64_t id, bool begun)
+{
+	struct node *node;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node && node->parent && !node->listing && !node->fetching && !(begun && node->tried)) {
+		node->tried |= begun;
+		node->asked = false;
+		add(&f->ahead_lists, node->parent, true, node->name, node->name_length);
+	}
+	tables_unlock(&f->tables);
+}
+
+static void directory_done(void *context, uint64_t id, char *packed, size_t size)
+{
+	struct front *f = context;
+	bool failed = !packed;
+
+	list_end(f, id, packed, size);
+	ended(f, &f->ahead_lists);
+	if (failed)
+		put_back(f, id, true);
+	ahead_start(f);
+}
+
+/* --- without the lock --- */
+
+static void start_lists(struct front *f)
+{
+	unsigned most = f->ahead_max / FILES_FOR_EACH_DIRECTORY;
+	struct version version;
+	uint64_t id;
+	char *path;
+
+	while ((path = begin_next(f, &f->ahead_lists, most ? most : 1, &id, &version))) {
+		bool begun = f->reader->list(f->reader->pool, path, &version, directory_done, f,
+					     id);
+
+		free(path);
+		if (begun)
+			continue;
+		/* something was mounted, or the source hangs; add_credit() is called when it is known
+		 * where */
+		list_end(f, id, NULL, 0);
+		ended(f, &f->ahead_lists);
+		put_back(f, id, false);
+		break;
+	}
+}
+
+static void start_files(struct front *f)
 {
 	struct version version;
 	uint64_t id;
 	char *path;
 
-	while ((path = begin_next(f, &id, &version))) {
-		bool begun = f->reader->read(f->reader->pool, path, &version, ahead_done, f, id);
+	while ((path = begin_next(f, &f->ahead_files, f->ahead_max, &id, &version))) {
+		bool begun = f->reader->read(f->reader->pool, path, &version, file_done, f, id);
 
 		free(path);
 		if (begun)
 			continue;
 		/* the source hangs, or it is the end: what is left is asked for or not */
 		read_done(f, id, &version, NULL);
-		ended(f);
+		ended(f, &f->ahead_files);
 		ahead_destroy(f);
 	}
+}
+
+/* As many as may be fetched at a time. */
+void ahead_start(struct front *f)
+{
+	if (!f->ahead_max)
+		return;
+	start_lists(f);
+	start_files(f);
+}
+
+static void drop_all(struct ahead_list *list)
+{
+	while (list->first)
+		drop_first(list);
+}
+
+void ahead_init(struct front *f)
+{
+	f->ahead_files.end = &f->ahead_files.first;
+	f->ahead_lists.end = &f->ahead_lists.first;
 }
 
 void ahead_destroy(struct front *f)
 {
 	tables_lock(&f->tables);
-	while (f->ahead_first)
-		drop_first(f);
+	drop_all(&f->ahead_files);
+	drop_all(&f->ahead_lists);
 	tables_unlock(&f->tables);
 }

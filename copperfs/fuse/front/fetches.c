@@ -22,10 +22,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Taken before a directory is listed, because nobody knows how large that will be: most need
- * less, and one that needs more has to find the rest. */
-enum { LISTING_CREDIT = 16 * 1024 };
-
 static struct version version_of(const struct fuse_attr *a)
 {
 	return (struct version){ a->size, attr_nanoseconds(a->mtime, a->mtimensec),
@@ -91,15 +87,22 @@ static bool may_list(const struct node *directory)
 	       directory->parent->listing->granted_below;
 }
 
-/* The same for a directory without a listing; list_start() comes next. Once the handlers
- * were asked it is theirs until they have published, so that nobody lists it twice. */
+/* Once the handlers were asked for a directory's names it is theirs until they have published,
+ * so that nobody lists it twice. */
+bool list_may_begin(const struct front *f, const struct node *directory)
+{
+	return f->reader && !directory->listing && !directory->fetching && !directory->asked &&
+	       S_ISDIR(directory->attr.mode) && may_list(directory);
+}
+
+/* The same for a directory without a listing; list_start() comes next. */
 char *list_begin(struct front *f, struct node *directory, struct version *version)
 {
 	char *path = NULL;
 
 	if (directory->listing || directory->fetching || !S_ISDIR(directory->attr.mode))
 		return NULL;
-	if (f->reader && !directory->asked && may_list(directory))
+	if (list_may_begin(f, directory))
 		path = fetch_begin(f, directory, LISTING_CREDIT, version);
 	directory->asked = !path;
 	return path;
@@ -195,6 +198,8 @@ void read_done(void *context, uint64_t id, const struct version *version, struct
 		blob_unref(blob);
 	}
 	answer_waiters(f, id, published);
+	if (published)
+		ahead_read(f, id);
 }
 
 /* Takes the path. One that does not start has failed: others may have joined it. */
@@ -229,10 +234,9 @@ static struct listing *own_listing(struct front *f, const char *packed, size_t s
 	return listing;
 }
 
-/* In a thread of the source. */
-static void list_done(void *context, uint64_t id, char *packed, size_t size)
+/* What was listed; NULL if it cannot be. ahead_start() comes next. */
+void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 {
-	struct front *f = context;
 	struct listing *listing;
 	struct fetched fetched = { .packed = packed, .packed_size = size };
 	struct node *node;
@@ -245,12 +249,14 @@ static void list_done(void *context, uint64_t id, char *packed, size_t size)
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, id);
 	if (node) {
-		node->fetching = false;
+		fetched.ahead = node->ahead;
+		node->fetching = node->ahead = false;
 		/* a grant that was taken back meanwhile may be so because of what is there */
 		noted = packed && !node->outdated && may_list(node) && note(f, node, &fetched);
 	}
 	if (noted && listing && !node->listing) {
 		node_set_listing(node, listing);
+		ahead_listed(f, node);
 		listing = NULL;
 	}
 	known = node && node->listing;
@@ -263,6 +269,13 @@ static void list_done(void *context, uint64_t id, char *packed, size_t size)
 	}
 	listing_free(listing);
 	answer_waiters(f, id, known);
+}
+
+/* In a thread of the source. */
+void list_done(void *context, uint64_t id, char *packed, size_t size)
+{
+	list_end(context, id, packed, size);
+	ahead_start(context);
 }
 
 /* As read_start(). */

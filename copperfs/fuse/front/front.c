@@ -28,7 +28,7 @@ int front_init(struct front *f, uint32_t nodes_max)
 	pthread_mutex_init(&f->fetched_lock, NULL);
 	pthread_mutex_init(&f->trace_lock, NULL);
 	f->fetched_end = &f->fetched_first;
-	f->ahead_end = &f->ahead_first;
+	ahead_init(f);
 	f->max_pages = 32;
 	return 0;
 }

@@ -111,6 +111,12 @@ struct fetched {
 	char path[];
 };
 
+/* What is to be fetched ahead, in its order; under the tables' lock. */
+struct ahead_list {
+	struct ahead *first, **end;
+	unsigned running;
+};
+
 struct front {
 	struct tables tables;
 	int fuse_fd, miss_fd, control_fd, wake_fd;
@@ -148,8 +154,7 @@ struct front {
 	int fetched_fd;
 
 	unsigned ahead_max; /* so many files at a time are read ahead; 0: none ever */
-	unsigned ahead_running; /* this and the list under the tables' lock */
-	struct ahead *ahead_first, **ahead_end;
+	struct ahead_list ahead_files, ahead_lists;
 
 	_Atomic bool tracing;
 	pthread_mutex_t trace_lock;
@@ -201,14 +206,24 @@ char *read_begin(struct front *f, struct node *file, struct version *version);
 void read_start(struct front *f, uint64_t id, char *path, const struct version *version);
 char *list_begin(struct front *f, struct node *directory, struct version *version);
 void list_start(struct front *f, uint64_t id, char *path, const struct version *version);
+bool list_may_begin(const struct front *f, const struct node *directory);
+void list_end(struct front *f, uint64_t id, char *packed, size_t size);
+/* Taken before a directory is listed, because nobody knows how large that will be: most need
+ * less, and one that needs more has to find the rest. */
+enum { LISTING_CREDIT = 16 * 1024 };
 char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version);
 reader_done read_done;
+lister_done list_done;
 void give_credit(struct front *f, uint64_t bytes);
 void fetched_free(struct fetched *fetched);
 void fetches_destroy(struct front *f);
 
-/* ahead.c: files that will be asked for, as far as one can tell. */
+/* ahead.c: what will be asked for, as far as one can tell. The first two with the tables
+ * locked, ahead_start() after them. */
 void ahead_note(struct front *f, const struct node *file);
+void ahead_listed(struct front *f, const struct node *directory);
+void ahead_read(struct front *f, uint64_t id);
+void ahead_init(struct front *f);
 void ahead_start(struct front *f);
 void ahead_destroy(struct front *f);
 

@@ -232,10 +232,12 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 
 			node->listing = NULL;
 			node_set_listing(node, listing);
+			ahead_listed(f, node);
 			listing = old;
 		}
 		tables_unlock(&f->tables);
 		listing_free(listing);
+		ahead_start(f);
 		error = 0;
 	}
 	Py_END_ALLOW_THREADS

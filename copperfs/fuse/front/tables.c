@@ -51,6 +51,7 @@ void listing_free(struct listing *listing)
 	free(listing->rows);
 	free(listing->offsets);
 	free(listing->index);
+	free(listing->beside);
 	free(listing);
 }
 

@@ -65,6 +65,9 @@ struct listing {
 	bool granted_below; /* and all directories below it listed, and their files read */
 	bool read_ahead;    /* its files may be read before they are asked for */
 	struct ending *endings;
+	uint32_t *beside; /* rows that are fetched when a compiled file mentions them */
+	uint32_t beside_count;
+	bool beside_known;
 	uint64_t fresh_until;
 	uint32_t index_mask;
 	uint32_t *offsets; /* of row i */
@@ -132,6 +135,7 @@ struct node {
 	bool ahead : 1;	   /* ... and nobody had asked for them */
 	bool outdated : 1; /* ... since before a time from which on others may be there */
 	bool asked : 1;	   /* the handlers were asked for its names and gave none yet */
+	bool tried : 1;	   /* listing it ahead failed before */
 	char name[];
 };
 

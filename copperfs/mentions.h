@@ -1,0 +1,262 @@
+/*
+ * Whether a compiled Python file mentions a name: it is, or has as a part between dots, what
+ * the module itself, not a function or class in it, uses by name, or has in a tuple of
+ * constants, as "from . import name" does.  What a module imports when it is imported is there;
+ * what its functions import when they are called, and what its texts speak of, is not.
+ *
+ * So the file is walked through as Python's marshal would read it, of CPython 3.8 to 3.14.
+ * What is malformed, or newer, ends the walk: nothing more is mentioned.  Nothing of it is
+ * believed beyond its end.  compiled.py does the same in Python.
+ *
+ * Header only: the front asks for itself, and `copperfs._blob` for whoever has a Blob.
+ */
+#ifndef COPPERFS_MENTIONS_H
+#define COPPERFS_MENTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+	COMPILED_HEADER = 16,
+	/* the "magic number" from which on code has five numbers at its beginning, not six */
+	CODE_OF_3_11 = 3450,
+	WALK_DEPTH_MAX = 60,
+	NO_TUPLE = 1000,
+	MARSHAL_REF = 0x80,
+};
+
+struct marshal_string {
+	const unsigned char *text; /* NULL: it is no string */
+	size_t length;
+};
+
+struct walk {
+	const unsigned char *at, *end;
+	unsigned depth, codes, tuples; /* how deep, in all, in codes, and in tuples of this one */
+	enum { OTHER_PART, CONSTANTS, NAMES_USED } part;
+	bool before_3_11, found;
+	struct marshal_string *refs; /* what may be referred to, in its order */
+	size_t refs_count, refs_room;
+	const char *name;
+	size_t length;
+};
+
+static inline bool walk_object(struct walk *w);
+
+static inline bool is_of_a_name(unsigned char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+	       c == '_' || c == '.';
+}
+
+static inline void walk_string(struct walk *w, struct marshal_string string)
+{
+	size_t begin = 0;
+
+	if (w->codes != 1 || !string.text ||
+	    !(w->part == NAMES_USED ? w->tuples == 1 : w->part == CONSTANTS && w->tuples == 2))
+		return;
+	for (size_t i = 0; i < string.length; i++)
+		if (!is_of_a_name(string.text[i]))
+			return;
+	for (size_t i = 0; i <= string.length; i++) {
+		if (i < string.length && string.text[i] != '.')
+			continue;
+		if (i - begin == w->length && !memcmp(string.text + begin, w->name, w->length))
+			w->found = true;
+		begin = i + 1;
+	}
+}
+
+static inline bool walk_skip(struct walk *w, uint64_t bytes)
+{
+	if ((uint64_t)(w->end - w->at) < bytes)
+		return false;
+	w->at += bytes;
+	return true;
+}
+
+static inline bool walk_number(struct walk *w, unsigned bytes, uint32_t *number)
+{
+	const unsigned char *from = w->at;
+
+	if (!walk_skip(w, bytes))
+		return false;
+	*number = 0;
+	for (unsigned i = 0; i < bytes; i++)
+		*number |= (uint32_t)from[i] << 8 * i;
+	return true;
+}
+
+static inline bool walk_objects(struct walk *w, uint32_t count)
+{
+	while (count--)
+		if (!walk_object(w))
+			return false;
+	return true;
+}
+
+static inline bool walk_sized(struct walk *w, unsigned bytes)
+{
+	uint32_t size;
+
+	return walk_number(w, bytes, &size) && walk_skip(w, size);
+}
+
+static inline bool walk_counted(struct walk *w, unsigned bytes, unsigned tuples)
+{
+	uint32_t count;
+	bool whole;
+
+	w->tuples += tuples;
+	whole = walk_number(w, bytes, &count) && walk_objects(w, count);
+	w->tuples -= tuples;
+	return whole;
+}
+
+/* Digits of two bytes; the sign is that of their number. */
+static inline bool walk_long(struct walk *w)
+{
+	uint32_t digits;
+
+	if (!walk_number(w, 4, &digits))
+		return false;
+	return walk_skip(w, 2 * (uint64_t)(digits & 0x80000000u ? -digits : digits));
+}
+
+static inline bool walk_dict(struct walk *w)
+{
+	w->tuples += NO_TUPLE;
+	while (w->at < w->end && *w->at != '0')
+		if (!walk_objects(w, 2))
+			return false;
+	w->tuples -= NO_TUPLE;
+	return walk_skip(w, 1);
+}
+
+static inline bool walk_part(struct walk *w, int part, unsigned objects)
+{
+	w->part = part;
+	return walk_objects(w, objects);
+}
+
+/* Its code, constants, names, five more, and where its lines are. */
+static inline bool walk_code(struct walk *w)
+{
+	unsigned tuples = w->tuples;
+	int part = w->part;
+	bool whole;
+
+	w->codes++;
+	w->tuples = 0;
+	whole = walk_skip(w, w->before_3_11 ? 24 : 20) && walk_part(w, OTHER_PART, 1) &&
+		walk_part(w, CONSTANTS, 1) && walk_part(w, NAMES_USED, 1) &&
+		walk_part(w, OTHER_PART, 5) && walk_skip(w, 4) &&
+		walk_objects(w, w->before_3_11 ? 1 : 2);
+	w->codes--;
+	w->tuples = tuples;
+	w->part = part;
+	return whole;
+}
+
+static inline bool walk_reference(struct walk *w)
+{
+	uint32_t index;
+
+	if (!walk_number(w, 4, &index) || index >= w->refs_count)
+		return false;
+	walk_string(w, w->refs[index]);
+	return true;
+}
+
+/* False: no memory. */
+static inline bool walk_remember(struct walk *w)
+{
+	if (w->refs_count == w->refs_room) {
+		size_t room = w->refs_room ? 2 * w->refs_room : 256;
+		struct marshal_string *grown = realloc(w->refs, room * sizeof(*grown));
+
+		if (!grown)
+			return false;
+		w->refs = grown;
+		w->refs_room = room;
+	}
+	w->refs[w->refs_count++] = (struct marshal_string){ NULL, 0 };
+	return true;
+}
+
+static inline bool walk_text(struct walk *w, unsigned bytes, bool may_be_referred_to)
+{
+	struct marshal_string string;
+	uint32_t length;
+
+	if (!walk_number(w, bytes, &length))
+		return false;
+	string = (struct marshal_string){ w->at, length };
+	if (!walk_skip(w, length))
+		return false;
+	if (may_be_referred_to)
+		w->refs[w->refs_count - 1] = string;
+	walk_string(w, string);
+	return true;
+}
+
+static inline bool walk_kind(struct walk *w, unsigned char kind, bool is_ref)
+{
+	switch (kind) {
+	case 'N': case 'F': case 'T': case 'S': case '.': return true;
+	case 'i': return walk_skip(w, 4);
+	case 'I': case 'g': return walk_skip(w, 8);
+	case 'y': return walk_skip(w, 16);
+	case 'l': return walk_long(w);
+	case 'f': return walk_sized(w, 1);
+	case 'x': return walk_sized(w, 1) && walk_sized(w, 1);
+	case 's': return walk_sized(w, 4);
+	case 'u': case 't': case 'a': case 'A': return walk_text(w, 4, is_ref);
+	case 'z': case 'Z': return walk_text(w, 1, is_ref);
+	case ')': return walk_counted(w, 1, 1);
+	case '(': return walk_counted(w, 4, 1);
+	case '[': case '<': case '>': return walk_counted(w, 4, NO_TUPLE);
+	case '{': return walk_dict(w);
+	case ':': return walk_objects(w, 3);
+	case 'c': return walk_code(w);
+	case 'r': return walk_reference(w);
+	default: return false;
+	}
+}
+
+static inline bool walk_object(struct walk *w)
+{
+	unsigned char kind;
+	bool whole;
+
+	if (w->at == w->end || w->depth == WALK_DEPTH_MAX || w->found)
+		return false;
+	kind = *w->at++;
+	if (kind & MARSHAL_REF && !walk_remember(w))
+		return false;
+	w->depth++;
+	whole = walk_kind(w, kind & ~MARSHAL_REF, kind & MARSHAL_REF);
+	w->depth--;
+	return whole;
+}
+
+static inline bool mentions(const char *data, size_t size, const char *name, size_t length)
+{
+	const unsigned char *bytes = (const unsigned char *)data;
+	struct walk w = { .name = name, .length = length };
+
+	if (size < COMPILED_HEADER || !length)
+		return false;
+	w.at = bytes + COMPILED_HEADER;
+	w.end = bytes + size;
+	w.before_3_11 = (bytes[0] | bytes[1] << 8) < CODE_OF_3_11;
+	walk_object(&w);
+	free(w.refs);
+	return w.found;
+}
+
+#endif

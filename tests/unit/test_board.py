@@ -1,0 +1,66 @@
+"""The board, with a front that only notes what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from copperfs.blob import Blob
+from copperfs.core.actions import ObjectKey
+from copperfs.fuse.board import ASKED_ABOUT_MAX, Board
+from copperfs.types import Path, Version
+
+if TYPE_CHECKING:
+    from copperfs.fuse._front import Front
+
+FILES = 2 * ASKED_ABOUT_MAX + 5
+
+
+class NotingFront:
+    """Takes everything, and was asked by the kernel for all that it has."""
+
+    def __init__(self) -> None:
+        self.asked_about: list[int] = []
+
+    def publish_object(self, number: int, blob: Blob) -> bool:
+        return True
+
+    def withdraw(self, number: int) -> None:
+        pass
+
+    def touched(self, numbers: Iterable[int]) -> list[int]:
+        self.asked_about = list(numbers)
+        return self.asked_about
+
+    def touched_chunks(self) -> list[tuple[int, int]]:
+        return []
+
+
+def key(number: int) -> ObjectKey:
+    return ObjectKey(Path(b"lib/%d" % number), Version(1, number, 0, number))
+
+
+def test_the_front_is_asked_about_some_at_a_time_and_in_turn_about_all() -> None:
+    front = NotingFront()
+    board = Board(cast("Front", front))
+    blob = cast(Blob, None)
+    for number in range(FILES):
+        board.publish_object_for(number, key(number), blob)
+    found: list[object] = []
+    for _ in range(3):
+        found += board.used()
+        assert 0 < len(front.asked_about) <= ASKED_ABOUT_MAX
+    assert sorted(map(repr, found)) == sorted(repr(key(number)) for number in range(FILES))
+    assert board.used(), "and again from the beginning"
+
+
+def test_what_was_withdrawn_meanwhile_is_not_asked_about() -> None:
+    front = NotingFront()
+    board = Board(cast("Front", front))
+    for number in range(FILES):
+        board.publish_object_for(number, key(number), cast(Blob, None))
+    board.used()
+    for number in range(FILES):
+        board.withdraw(key(number))
+    assert board.used() == []
+    assert not front.asked_about

@@ -1,0 +1,164 @@
+"""Which names a compiled Python file mentions; in C and in Python alike."""
+
+import marshal
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from copperfs.blob import BLOBS_ARE_SHARED, FileBlob, PlainBlob, mentioned, new_blob
+from copperfs.compiled import DEPTH_MAX
+
+Kind = Callable[[int], FileBlob]
+KINDS: list[Kind] = [PlainBlob, new_blob] if BLOBS_ARE_SHARED else [PlainBlob]
+kinds = pytest.mark.parametrize("kind", KINDS, ids=["Python", "C"][: len(KINDS)])
+
+SOURCE = """
+'''About this package: it has words.'''
+import package.core.low
+from . import linalg, _lib
+from .sparse.csgraph import dijkstra as path
+if path:
+    from . import conditional
+LATER = {"inset", "insets", "in.sets"}
+TEXT = "intext"
+NUMBERS = 1, -(1 << 70), 2.5, 1j, None, ..., b"bytes", {1, 2}, "\xe4"
+
+def __getattr__(name):
+    from . import lazy, linalg
+    def inner():
+        import inmost
+    return lazy
+
+class Class:
+    from . import ofclass
+
+from . import after
+"""
+NAMES = (b"core", b"low", b"linalg", b"_lib", b"sparse", b"csgraph", b"conditional", b"after")
+NOT_THERE = (
+    b"lib",
+    b"words",
+    b"spars",
+    b"cores",
+    b"lazy",
+    b"inmost",
+    b"ofclass",
+    b"bytes",
+    b"inset",
+    b"intext",
+    b"",
+)
+VERSIONS = [f"python3.{minor}" for minor in range(8, 15)]
+
+
+def blob_of(kind: Kind, data: bytes) -> FileBlob:
+    blob = kind(len(data))
+    blob.view[:] = data
+    blob.seal(len(data))
+    return blob
+
+
+def compiled(source: str) -> bytes:
+    return MAGIC_NUMBER + bytes(12) + marshal.dumps(compile(source, "x.py", "exec"))
+
+
+@kinds
+def test_what_a_module_imports_is_mentioned_and_not_what_its_functions_do(kind: Kind) -> None:
+    assert mentioned(blob_of(kind, compiled(SOURCE)), NAMES + NOT_THERE) == NAMES
+
+
+def pythons() -> list[str]:
+    found = [path for each in VERSIONS if (path := shutil.which(each))]
+    found += map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3"))
+    return found or [sys.executable]
+
+
+@kinds
+def test_files_of_other_versions_of_python_are_understood(kind: Kind, tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(SOURCE)
+    understood = 0
+    for number, python in enumerate(pythons()):
+        file = tmp_path / f"{number}.pyc"
+        compile_it = "import py_compile, sys; print(sys.version_info >= (3, 8))"
+        compile_it += "; py_compile.compile(sys.argv[1], sys.argv[2])"
+        done = subprocess.run(
+            [python, "-c", compile_it, module, file], capture_output=True, text=True, check=False
+        )
+        if done.stdout.strip() != "True":
+            continue  # it is no Python, or older
+        assert mentioned(blob_of(kind, file.read_bytes()), NAMES + NOT_THERE) == NAMES, python
+        understood += 1
+    assert understood
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b")\1z\x03abc", True),
+        (b")\1abc", False),
+        (b")\1z\x04abc", False),
+        (b")\1z\x05x.abc", True),
+        (b")\1a\x05\0\0\0abc.x", True),
+        (b")\1z\x07x.abc.x", True),
+        (b")\1z\x04xabc", False),
+        (b")\1z\x05abc x", False),
+        (b")\2\xda\x03xyzr\0\0\0\0", False),
+        (b")\2zr\1\0\0\0z\x03abc", False),
+        (b"(\xff\xff\xff\xffz\x03abc", True),
+        (b"<\1\0\0\0z\x03abc", False),
+        (b"{z\x01xz\x03abc0", False),
+        (b"{", False),
+        (b")\2l\xff\xff\xff\xff\0\0z\x03abc", True),
+        (b")\1)\1z\x03abc", False),
+        (b")\2)\1Nz\x03abc", True),
+        (b")\1c" + bytes(20) + b"NN)\1z\x03abc", False),
+        (b")\2" + b")\1" * (DEPTH_MAX - 3) + b"Nz\x03abc", True),
+        (b")\2" + b")\1" * (DEPTH_MAX - 2) + b"Nz\x03abc", False),
+        (b"", False),
+    ],
+)
+def test_a_name_is_a_whole_string_or_a_part_between_dots(
+    kind: Kind, data: bytes, found: bool
+) -> None:
+    names_of_a_module = MAGIC_NUMBER + bytes(12) + b"c" + bytes(20) + b"NN" + data
+    assert blob_of(kind, names_of_a_module).mentions(b"abc") is found
+
+
+@kinds
+def test_a_constant_is_a_mention_only_in_a_tuple(kind: Kind) -> None:
+    constants = MAGIC_NUMBER + bytes(12) + b"c" + bytes(20) + b"N"
+    blob = blob_of(kind, constants + b")\3\xda\x03abc)\1\xda\x03xyz<\1\0\0\0z\x03set)\1r\1\0\0\0")
+    assert mentioned(blob, (b"abc", b"xyz", b"set")) == (b"xyz",)
+    blob = blob_of(kind, constants + b")\1\xda\x03abc)\1r\0\0\0\0")
+    assert mentioned(blob, (b"abc",)) == (b"abc",), "it is used by name, too"
+
+
+PIECES = st.sampled_from(
+    [bytes((each,)) for each in b"\0\1\2\3NirzZuasclfgy)([<{0:.x_b\xda\xe3\xa9\xff"] + [b"\0\0\0"]
+)
+
+
+@given(st.lists(PIECES, max_size=60).map(b"".join), st.booleans())
+def test_c_and_python_agree_about_what_is_malformed(data: bytes, recent: bool) -> None:
+    whole = (MAGIC_NUMBER if recent else bytes(4)) + bytes(12) + b"c" + bytes(20) + b"N" + data
+    for name in (b"x", b"_", b"b", b"xb", b"N"):
+        assert len({blob_of(kind, whole).mentions(name) for kind in KINDS}) == 1
+
+
+@given(st.data())
+def test_c_and_python_agree_about_what_was_damaged(data: st.DataObject) -> None:
+    whole = bytearray(compiled(SOURCE))
+    for _ in range(data.draw(st.integers(0, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    del whole[data.draw(st.integers(0, len(whole))) :]
+    for name in NAMES + NOT_THERE:
+        assert len({blob_of(kind, bytes(whole)).mentions(name) for kind in KINDS}) == 1
