@@ -93,12 +93,25 @@ def test_one_seed_is_one_result() -> None:
 def test_large_files_are_read_by_each_node_or_through_the_data_tier() -> None:
     files = {Path(b"d/large"): 32 * MIB}
     one = workload.Workload("large", files, [Want(Path(b"d")), Want(Path(b"d/large"), 32 * MIB)], 0)
-    bypassed = run(Experiment(one, effects.job_of(8), SLINGSHOT))
+    bypassed = run(Experiment(one, effects.job_of(8, chunk_bytes=0), SLINGSHOT))
     assert bypassed.source["open"] == 8
     assert bypassed.streamed_bytes == 8 * 32 * MIB
-    tiered = run(Experiment(one, effects.job_of(8, chunk_bytes=MIB), SLINGSHOT))
+    tiered = run(Experiment(one, effects.job_of(8), SLINGSHOT))
     assert tiered.source["chunk"] == 32
     assert tiered.streamed_bytes == 0
+    some = run(Experiment(replace(one, chunks=0.25), effects.job_of(8), SLINGSHOT))
+    assert some.source["chunk"] == 8
+
+
+def test_chunks_are_read_once_also_where_nodes_stand_for_others() -> None:
+    size = 8 * MIB + MIB // 2
+    files = {Path(b"d/large"): size}
+    one = workload.Workload(
+        "large", files, [Want(Path(b"d")), Want(Path(b"d/large"), size)], 0, chunks=0.3
+    )
+    result = run(Experiment(one, effects.job_of(2048, tree_max_bytes=MIB), SLINGSHOT, stand_for=8))
+    assert result.simulated < 600
+    assert result.source["chunk"] == 3
 
 
 def test_a_pushed_set_is_there_before_it_is_wanted() -> None:
