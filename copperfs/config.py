@@ -27,6 +27,7 @@ from enum import Enum
 from typing import Literal
 
 from copperfs.errors import ConfigError
+from copperfs.types import FANOUT
 
 Value = str | int | float | bool | tuple[str, ...] | None
 
@@ -541,12 +542,13 @@ class Settings:
         ),
     )
     fanout: str = field(
-        default="16",
+        default=str(FANOUT),
         metadata=_option(
             OVERLAY,
             Kind("N|copper", _parse_fanout),
             "How many nodes ask one node. Each hop costs a round trip, so a high one is faster for "
-            "single files. 'copper' is what Copper 1.0 takes: 2 for up to 31 nodes, up to 7 beyond "
+            "single files; whom all ask serves one after the other, so a low one is faster when a "
+            "job starts. 'copper' is what Copper 1.0 takes: 2 for up to 31 nodes, up to 7 beyond "
             "1,555. The same on all nodes.",
         ),
     )

@@ -31,6 +31,10 @@ HandleId = NewType("HandleId", int)
 ROOT = Path(b"")
 COMPILED = b"__pycache__"
 """Where Python keeps what it has compiled of the files beside it."""
+FANOUT = 8
+"""So many nodes ask one, and have one chunk from one, if nobody says otherwise. A node serves those
+who ask it one after the other, so the last of 16 waited longer than a hop more would take
+(decision 43)."""
 
 # ino size blocks atime mtime ctime | their nanoseconds | mode nlink uid gid rdev blksize flags
 _ATTRIBUTES = struct.Struct("<6Q10I")

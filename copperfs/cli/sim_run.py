@@ -8,6 +8,7 @@ from copperfs.cli.output import print_json, print_table
 from copperfs.cli.sim_parts import add_costs, add_workload, progress_bar, workload_of, write
 from copperfs.config import format_size, parse_size
 from copperfs.errors import SimulationError
+from copperfs.types import FANOUT
 
 if TYPE_CHECKING:
     from copperfs.sim.experiment import Result
@@ -23,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload(parser)
     add_costs(parser)
     parser.add_argument("--nodes", type=int, default=32, metavar="N", help="default %(default)s")
-    parser.add_argument("--fanout", type=int, default=16, metavar="N", help="default %(default)s")
+    parser.add_argument(
+        "--fanout", type=int, default=FANOUT, metavar="N", help="default %(default)s"
+    )
     parser.add_argument(
         "--push-fanout", type=int, default=2, metavar="N", help="default %(default)s"
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-from copperfs.types import Path
+from copperfs.types import FANOUT, Path
 
 # What holding something costs beside its bytes: keys, objects, its place in the front's tables.
 LISTING_OVERHEAD_BYTES = 512
@@ -62,7 +62,7 @@ class Limits:
     crowds_above: int = 256
     """In a job of more nodes large files are asked for up the tree first. An owner that sends so
     many elsewhere is kept busy for some 50 ms."""
-    takers_max: int = 16
+    takers_max: int = FANOUT
     """To so many nodes an owner gives a chunk; who comes later is sent to one of them."""
 
     @property

@@ -18,7 +18,7 @@ from copperfs.core.seats import (
     depth_of,
     parent_among,
 )
-from copperfs.types import COMPILED, NodeId, Path, split
+from copperfs.types import COMPILED, FANOUT, NodeId, Path, split
 
 # Copper 1.0's fan-out by the number of nodes: the largest job for each.
 _COPPER_FANOUTS = ((31, 2), (121, 3), (341, 4), (781, 5), (1555, 6))
@@ -36,7 +36,7 @@ class Trees:
 
     nodes: int
     me: NodeId
-    fanout: int = 16
+    fanout: int = FANOUT
     push_fanout: int = 2
     count: int = 1
 

@@ -34,7 +34,7 @@ from copperfs.sim.process import Process, State
 from copperfs.sim.reading import Reading
 from copperfs.sim.source import Hands, Source, SourceCosts
 from copperfs.sim.trace import Trace
-from copperfs.types import NodeId, Path
+from copperfs.types import FANOUT, NodeId, Path
 
 MIB = 1 << 20
 FALLBACK_JITTER_S = 0.1
@@ -46,7 +46,7 @@ class Job:
     """The settings that the nodes of a job share, with the daemon's defaults."""
 
     nodes: int
-    fanout: int = 16
+    fanout: int = FANOUT
     rack: int = 8
     """So many neighbours in the roster share power and a switch."""
     push_fanout: int = 2
