@@ -839,7 +839,7 @@ int main(int argc, char **argv)
 	front->deadline_ns = 120000000000u;
 	front->reader = &reader;
 	front->whole_max = 200000;
-	front->credit = CREDIT;
+	front->credit = front->credit_most = CREDIT;
 	front->ahead_max = 3;
 	front->tables.root->attr.mode = S_IFDIR | 0755;
 	CHECK(trace_begin(front, 1 << 20));

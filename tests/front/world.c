@@ -694,7 +694,7 @@ void world_begin(unsigned nodes_max)
 	f->kernel_cache = true;
 	f->reader = &reader;
 	f->whole_max = 5000;
-	f->credit = CREDIT;
+	f->credit = f->credit_most = CREDIT;
 	f->ahead_max = 3;
 	f->deadline_ns = UINT64_MAX;
 	f->tables.root->attr.mode = S_IFDIR | 0755;

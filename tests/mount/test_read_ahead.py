@@ -120,6 +120,22 @@ def test_what_a_package_mentions_is_there_before_it_is_asked_for(
         mount.__exit__(None, None, None)  # while the source is there
 
 
+def test_what_is_larger_than_all_credit_keeps_nothing_else_from_being_read(
+    source: Path, mounted: Mounter
+) -> None:
+    package(source / "p", "from . import large, small")
+    (source / "p" / "large.so").write_bytes(b"x" * (3 << 20))
+    (source / "p" / "small.so").write_bytes(b"x" * 1000)
+    with StandIn(source) as standing:
+        # a quarter of it is credit, and half of it the largest file that is held whole
+        mount = mounted("--memory", "8MiB", of=standing.mountpoint)
+        file = "p/__pycache__/__init__.cpython-311.pyc"
+        assert (mount / file).read_bytes() == (source / file).read_bytes()
+        wanted = {file: 1, "p/small.so": 1}
+        eventually(lambda: opened(standing.counts()) == wanted, "the small one is read")
+        mount.__exit__(None, None, None)  # while the source is there
+
+
 def test_a_mount_elsewhere_leaves_nothing_out_that_is_fetched_ahead(
     source: Path, mounted: Mounter, tmp_path: Path
 ) -> None:

@@ -389,18 +389,19 @@ static char *begin_next(struct front *f, struct ahead_list *list, unsigned most,
 	while (list->first && list->running < most && !path) {
 		struct node *node = list->first->named ? named(f, list->first)
 						       : next_file(f, list->first);
+		bool is_directory;
+		uint64_t credit;
 
 		if (!node) {
 			drop_first(list);
 			continue;
 		}
-		if (S_ISDIR(node->attr.mode)) {
-			if (!list_may_begin(f, node))
-				continue;
-			path = fetch_begin(f, node, LISTING_CREDIT, version);
-		} else {
-			path = fetch_begin(f, node, node->attr.size, version);
-		}
+		is_directory = S_ISDIR(node->attr.mode);
+		credit = is_directory ? LISTING_CREDIT : node->attr.size;
+		/* in a small budget there never is so much, and the others would wait for it */
+		if (credit > f->credit_most || (is_directory && !list_may_begin(f, node)))
+			continue;
+		path = fetch_begin(f, node, credit, version);
 		if (!path) { /* no credit: once more when there is some */
 			list->first->row--;
 			break;

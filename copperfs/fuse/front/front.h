@@ -151,6 +151,7 @@ struct front {
 	pthread_mutex_t fetched_lock;
 	struct fetched *fetched_first, **fetched_end;
 	uint64_t credit; /* bytes that may be read without asking */
+	uint64_t credit_most; /* ... when nothing is on its way */
 	int fetched_fd;
 
 	unsigned ahead_max; /* so many files at a time are read ahead; 0: none ever */

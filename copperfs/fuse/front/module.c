@@ -702,7 +702,7 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 		return NULL;
 	self->reader = Py_NewRef(capsule);
 	self->front->whole_max = whole_max;
-	self->front->credit = credit;
+	self->front->credit = self->front->credit_most = credit;
 	self->front->ahead_max = ahead_max;
 	Py_RETURN_NONE;
 }
