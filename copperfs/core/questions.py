@@ -285,7 +285,7 @@ class Questions:
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
         actions = self.fetches.end(fetch) + self.ahead.ended(now, fetch)
         if all(is_nobodys(each) for each in fetch.asked) and fetch.asked:
-            return actions + self._room_was_made(now)
+            return actions + self._drop_partial(fetch) + self._room_was_made(now)
         self.stats.failures += 1
         kind, path, _ = fetch.subject
         if kind is Kind.SCAN and error == errno.EACCES:

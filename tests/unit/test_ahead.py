@@ -236,6 +236,17 @@ def test_a_directory_that_cannot_be_listed_ahead_is_nobodys_error() -> None:
     assert scans(lab.list(b"p/__pycache__")) == [b"p/__pycache__"]
 
 
+def test_of_what_cannot_be_read_ahead_the_parts_that_have_come_are_let_go_of() -> None:
+    lab = package_lab(BESIDE, {b"__init__.x.pyc": 10})
+    lab.read(INIT)
+    assert b"lib" in lab.node.looks_for(FetchId(3))
+    assert read(lab.step(HaveRead(FetchId(3), BlobId(3), (b"lib",)))) == [b"p/lib.x.so"]
+    fetch = lab.node._fetches.get(FetchId(4))
+    assert fetch is not None
+    fetch.blob = BlobId(4)  # of a peer that was asked before the source, and is gone
+    assert lab.failed(4, errno.EIO) == [ReleaseBlob(BlobId(4))]
+
+
 def test_one_that_may_only_be_searched_is_searched_for_who_asks() -> None:
     lab = package_lab()
     lab.look(b"p/__pycache__/a.pyc")
