@@ -111,15 +111,80 @@ static PyObject *blob_seal(PyObject *object, PyObject *arg)
 	Py_RETURN_NONE;
 }
 
-static PyObject *blob_mentions(PyObject *object, PyObject *arg)
+/* Nothing mentions one that is empty, as that of ".x.so" is. */
+static bool may_be_mentioned(PyObject *name)
+{
+	return PyBytes_GET_SIZE(name) > 0 && PyBytes_GET_SIZE(name) <= 255;
+}
+
+/* As mentions.h wants them; NULL with an exception set. */
+static char *packed_names(PyObject *tuple)
+{
+	size_t room = 1;
+	char *packed, *end;
+
+	for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+		Py_ssize_t length = PyBytes_Size(PyTuple_GET_ITEM(tuple, i));
+
+		if (length < 0)
+			return NULL;
+		room += 1 + (size_t)length;
+	}
+	end = packed = malloc(room);
+	if (!packed) {
+		PyErr_NoMemory();
+		return NULL;
+	}
+	for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+		PyObject *name = PyTuple_GET_ITEM(tuple, i);
+		size_t length = (size_t)PyBytes_GET_SIZE(name);
+
+		if (!may_be_mentioned(name))
+			continue;
+		*end++ = (char)(unsigned char)length;
+		memcpy(end, PyBytes_AS_STRING(name), length);
+		end += length;
+	}
+	*end = 0;
+	return packed;
+}
+
+static PyObject *blob_mentioned(PyObject *object, PyObject *names)
 {
 	const struct blob *blob = ((struct blob_object *)object)->blob;
-	Py_ssize_t length;
-	char *name;
+	PyObject *list = NULL, *tuple = NULL;
+	size_t packed_count = 0;
+	char *packed;
+	bool *found;
 
-	if (PyBytes_AsStringAndSize(arg, &name, &length) < 0)
+	if (!PyTuple_Check(names)) {
+		PyErr_SetString(PyExc_TypeError, "expected a tuple of names");
 		return NULL;
-	return PyBool_FromLong(mentions(blob->data, blob->size, name, (size_t)length));
+	}
+	packed = packed_names(names);
+	if (!packed)
+		return NULL;
+	found = calloc((size_t)PyTuple_GET_SIZE(names) + 1, sizeof(*found));
+	if (!found) {
+		PyErr_NoMemory();
+		goto out;
+	}
+	find_mentioned(blob->data, blob->size, packed, found);
+	list = PyList_New(0);
+	for (Py_ssize_t i = 0; list && i < PyTuple_GET_SIZE(names); i++) {
+		PyObject *name = PyTuple_GET_ITEM(names, i);
+
+		if (may_be_mentioned(name) && found[packed_count++] &&
+		    PyList_Append(list, name) < 0)
+			goto out;
+	}
+	if (list)
+		tuple = PyList_AsTuple(list);
+out:
+	Py_XDECREF(list);
+	free(found);
+	free(packed);
+	return tuple;
 }
 
 static PyObject *blob_adopt(PyObject *type, PyObject *lender)
@@ -185,8 +250,8 @@ static PyBufferProcs blob_buffer = { .bf_getbuffer = blob_getbuffer };
 static PySequenceMethods blob_sequence = { .sq_length = blob_length };
 static PyMethodDef blob_methods[] = {
 	{ "seal", blob_seal, METH_O, "seal(size): cut to size and make immutable." },
-	{ "mentions", blob_mentions, METH_O,
-	  "mentions(name) -> bool: whether this compiled Python file mentions it." },
+	{ "mentioned", blob_mentioned, METH_O,
+	  "mentioned(names) -> names: those that this compiled Python file mentions." },
 	{ "adopt", blob_adopt, METH_O | METH_CLASS,
 	  "adopt(buffer): a blob of these bytes, which nobody changes any more." },
 	{ NULL, NULL, 0, NULL },

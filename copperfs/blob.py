@@ -4,7 +4,6 @@ The C type is in ``_blob.c``; where it could not be built, this module's own doe
 Python alone. Fill ``view``, then ``seal(size)``, and from then on nobody writes to it.
 """
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from copperfs.compiled import names_in
@@ -22,8 +21,8 @@ class Blob(Protocol):
 class FileBlob(Blob, Protocol):
     """What was read of the source."""
 
-    def mentions(self, name: bytes, /) -> bool:
-        """Whether *name* is in it, as compiled Python has the names that a module imports."""
+    def mentioned(self, names: tuple[bytes, ...], /) -> tuple[bytes, ...]:
+        """Those of *names* that are in it, as compiled Python has what a module imports."""
         ...
 
 
@@ -32,7 +31,6 @@ class PlainBlob:
 
     def __init__(self, capacity: int, /) -> None:
         self._view = memoryview(bytearray(capacity))
-        self._names: frozenset[bytes] | None = None
 
     @property
     def view(self) -> memoryview:
@@ -43,10 +41,9 @@ class PlainBlob:
             raise ValueError("a blob is sealed once, within its capacity")
         self._view = self._view[:size].toreadonly()
 
-    def mentions(self, name: bytes, /) -> bool:
-        if self._names is None:
-            self._names = names_in(bytes(self._view))
-        return name in self._names
+    def mentioned(self, names: tuple[bytes, ...], /) -> tuple[bytes, ...]:
+        there = names_in(bytes(self._view)) if names else frozenset()
+        return tuple(name for name in names if name in there)
 
     def __len__(self) -> int:
         return len(self._view)
@@ -64,11 +61,6 @@ except ImportError:
     BLOBS_ARE_SHARED = False
 else:
     BLOBS_ARE_SHARED = True
-
-
-def mentioned(blob: FileBlob, names: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Those of *names* that it mentions."""
-    return tuple(name for name in names if blob.mentions(name))
 
 
 def new_blob(capacity: int) -> FileBlob:

@@ -1,5 +1,5 @@
 /*
- * Whether a compiled Python file mentions a name: it is, or has as a part between dots, what
+ * Which names a compiled Python file mentions: one is, or has as a part between dots, what
  * the module itself, not a function or class in it, uses by name, or has in a tuple of
  * constants, as "from . import name" does.  What a module imports when it is imported is there;
  * what its functions import when they are called, and what its texts speak of, is not.
@@ -7,6 +7,9 @@
  * So the file is walked through as Python's marshal would read it, of CPython 3.8 to 3.14.
  * What is malformed, or newer, ends the walk: nothing more is mentioned.  Nothing of it is
  * believed beyond its end.  compiled.py does the same in Python.
+ *
+ * It is walked through once for all names: once for each took 0.8 ms for one of 800 KB, on
+ * trio's thread in a job, and a package may have thousands of directories.
  *
  * Header only: the front asks for itself, and `copperfs._blob` for whoever has a Blob.
  */
@@ -37,11 +40,12 @@ struct walk {
 	const unsigned char *at, *end;
 	unsigned depth, codes, tuples; /* how deep, in all, in codes, and in tuples of this one */
 	enum { OTHER_PART, CONSTANTS, NAMES_USED } part;
-	bool before_3_11, found;
+	bool before_3_11;
 	struct marshal_string *refs; /* what may be referred to, in its order */
 	size_t refs_count, refs_room;
-	const char *name;
-	size_t length;
+	const char *names; /* looked for: each with its length before it, and 0 at the end */
+	bool *found;
+	size_t left; /* so many were not found yet */
 };
 
 static inline bool walk_object(struct walk *w);
@@ -50,6 +54,17 @@ static inline bool is_of_a_name(unsigned char c)
 {
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
 	       c == '_' || c == '.';
+}
+
+static inline void walk_name(struct walk *w, const unsigned char *name, size_t length)
+{
+	bool *found = w->found;
+
+	for (const char *each = w->names; *each; each += 1 + (unsigned char)*each, found++)
+		if (!*found && (unsigned char)*each == length && !memcmp(each + 1, name, length)) {
+			*found = true;
+			w->left--;
+		}
 }
 
 static inline void walk_string(struct walk *w, struct marshal_string string)
@@ -65,8 +80,7 @@ static inline void walk_string(struct walk *w, struct marshal_string string)
 	for (size_t i = 0; i <= string.length; i++) {
 		if (i < string.length && string.text[i] != '.')
 			continue;
-		if (i - begin == w->length && !memcmp(string.text + begin, w->name, w->length))
-			w->found = true;
+		walk_name(w, string.text + begin, i - begin);
 		begin = i + 1;
 	}
 }
@@ -233,7 +247,7 @@ static inline bool walk_object(struct walk *w)
 	unsigned char kind;
 	bool whole;
 
-	if (w->at == w->end || w->depth == WALK_DEPTH_MAX || w->found)
+	if (w->at == w->end || w->depth == WALK_DEPTH_MAX || !w->left)
 		return false;
 	kind = *w->at++;
 	if (kind & MARSHAL_REF && !walk_remember(w))
@@ -244,19 +258,21 @@ static inline bool walk_object(struct walk *w)
 	return whole;
 }
 
-static inline bool mentions(const char *data, size_t size, const char *name, size_t length)
+/* `found` has one for each of the names, false before. */
+static inline void find_mentioned(const char *data, size_t size, const char *names, bool *found)
 {
 	const unsigned char *bytes = (const unsigned char *)data;
-	struct walk w = { .name = name, .length = length };
+	struct walk w = { .names = names, .found = found };
 
-	if (size < COMPILED_HEADER || !length)
-		return false;
+	for (const char *each = names; *each; each += 1 + (unsigned char)*each)
+		w.left++;
+	if (size < COMPILED_HEADER)
+		return;
 	w.at = bytes + COMPILED_HEADER;
 	w.end = bytes + size;
 	w.before_3_11 = (bytes[0] | bytes[1] << 8) < CODE_OF_3_11;
 	walk_object(&w);
 	free(w.refs);
-	return w.found;
 }
 
 #endif

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from copperfs.blob import Blob, mentioned
+from copperfs.blob import Blob
 from copperfs.core.actions import (
     Action,
     AnswerChunk,
@@ -378,7 +378,7 @@ class Engine:
 
     def _arrived(self, outcome: Arrived) -> None:
         if isinstance(outcome, BlobRead):
-            found = mentioned(outcome.blob, self.node.looks_for(outcome.fetch))
+            found = outcome.blob.mentioned(self.node.looks_for(outcome.fetch))
             outcome = HaveRead(outcome.fetch, self.blobs.keep(outcome.blob), found)
         self.post(outcome)
 

@@ -300,17 +300,25 @@ void ahead_read(struct front *f, uint64_t id)
 	struct blob *blob = NULL;
 	const struct node *file;
 	char *names = NULL;
+	bool *found;
+	size_t count = 0;
 
 	tables_lock(&f->tables);
 	file = node_by_id(&f->tables, id);
 	if (file)
 		names = looked_for(f, file, &blob);
 	tables_unlock(&f->tables);
-	for (char *each = names; each && *each; each += 1 + (unsigned char)*each) {
+	for (char *each = names; each && *each; each += 1 + (unsigned char)*each)
+		count++;
+	found = count ? calloc(count, sizeof(*found)) : NULL;
+	if (found)
+		find_mentioned(blob->data, blob->size, names, found);
+	count = 0;
+	for (char *each = names; found && *each; each += 1 + (unsigned char)*each) {
 		size_t length = (unsigned char)*each;
 		struct node *package;
 
-		if (!mentions(blob->data, blob->size, each + 1, length))
+		if (!found[count++])
 			continue;
 		tables_lock(&f->tables);
 		file = node_by_id(&f->tables, id);
@@ -321,6 +329,7 @@ void ahead_read(struct front *f, uint64_t id)
 	}
 	blob_unref(blob);
 	free(names);
+	free(found);
 	ahead_start(f);
 }
 
