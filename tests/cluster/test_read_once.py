@@ -12,16 +12,12 @@ import pytest
 
 from copperfs.pfs.client import Counts
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import Cluster, digests, digests_at_once, import_at_once
+from tests.cluster.helpers import PATIENT, Cluster, digests, digests_at_once, import_at_once
 from tests.standin import StandIn
 
 NODES = 8
 # A fan-out of 2 makes trees of depth 3 of so few nodes.
 SHAPES = {"one tree": ("--fanout", "2"), "four trees": ("--fanout", "2", "--trees", "4")}
-
-# On a machine that is so loaded that a node does not answer for half a second, its children read
-# the source themselves; what is counted here is what they do when nobody is suspected.
-PATIENT = ("--hedge-after", "20", "--dead-after", "60")
 
 shapes = pytest.mark.parametrize("flags", list(SHAPES.values()), ids=list(SHAPES))
 

@@ -20,7 +20,7 @@ from copperfs.core.trail import STEP_MAX
 from copperfs.sim.world import MIB, Job, World
 from copperfs.types import Path as SourcePath
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import Cluster
+from tests.cluster.helpers import PATIENT, Cluster
 
 FANOUT = 2
 SIZES = (1, 300, 4096, 70_000, 1, 1, 100, 5000, 1 << 20, 7, (1 << 20) + 1, 3 * MIB + 17, 9)
@@ -31,8 +31,6 @@ FILES = {
     for directory in range(3)
     for number in range(FILES_IN_EACH)
 }
-# Nobody is to be suspected on a machine that is busy with other tests.
-PATIENT = ("--hedge-after", "20", "--dead-after", "60")
 OF_NODES = ("asks", "answers", "peer_questions", "peers_refused", "offers", "fallbacks", "spoiled")
 
 
