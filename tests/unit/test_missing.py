@@ -27,7 +27,9 @@ def test_a_node_that_is_cut_off_from_thousands_still_answers_others(
 
     monkeypatch.setattr(module, "way_between", seen)
     members = tuple(Member(f"n{each}", f"tcp://h{each}:1") for each in range(nodes))
-    node = SimpleNamespace(trees=Trees(nodes, NodeId(0)), gone=lambda: frozenset([NodeId(1)]))
+    node = SimpleNamespace(
+        trees=Trees(nodes, NodeId(0), fanout=16), gone=lambda: frozenset([NodeId(1)])
+    )
     job = object.__new__(Job)
     job.engine = SimpleNamespace(node=node)  # type: ignore[assignment]  # all that is asked
     job.roster = Roster("job", members)
