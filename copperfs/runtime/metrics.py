@@ -219,20 +219,20 @@ def _reply(request: bytes, text: Callable[[], str]) -> bytes:
 
 async def write(path: str, text: Callable[[], str]) -> None:
     """Into a file, all at once, again and again; it is removed at the end."""
-    failing = False
+    failing, ended = False, _Ended()
     try:
         while True:
             if (whole := _put_together(text)) is not None:
                 # A filesystem that hangs must not keep the daemon from ending.
                 problem = await trio.to_thread.run_sync(
-                    _write_once, path, whole, abandon_on_cancel=True
+                    _write_once, path, whole, ended, abandon_on_cancel=True
                 )
                 if problem and not failing:
                     log.info("metrics cannot be written to %s: %s", path, problem)
                 failing = problem is not None
             await trio.sleep(FILE_EVERY_S)
     finally:
-        removing = threading.Thread(target=_remove, args=(path,), daemon=True)
+        removing = threading.Thread(target=_remove, args=(path, ended), daemon=True)
         removing.start()
         removing.join(REMOVED_WITHIN_S)
 
@@ -248,19 +248,32 @@ def _put_together(text: Callable[[], str]) -> str | None:
     return None
 
 
-def _write_once(path: str, text: str) -> str | None:
+@dataclass(slots=True)
+class _Ended:
+    """Whether the file is not wanted any more: a thread may still be about to write it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_so: bool = False
+
+
+def _write_once(path: str, text: str, ended: "_Ended") -> str | None:
     temporary = f"{path}.{os.getpid()}"
     try:
         # Not through a link that somebody else may have put there.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)
+        with ended.lock:
+            if ended.is_so:
+                os.unlink(temporary)
+            else:
+                os.replace(temporary, path)
     except OSError as error:
         return error.strerror
     return None
 
 
-def _remove(path: str) -> None:
-    with suppress(OSError):  # somebody else has
+def _remove(path: str, ended: "_Ended") -> None:
+    with ended.lock, suppress(OSError):  # somebody else has
+        ended.is_so = True
         os.unlink(path)

@@ -105,5 +105,5 @@ def test_no_link_of_somebody_else_is_written_through(tmp_path: Path) -> None:
     path, precious = tmp_path / "metrics", tmp_path / "precious"
     precious.write_text("precious")
     Path(f"{path}.{os.getpid()}").symlink_to(precious)
-    assert metrics._write_once(str(path), "there\n")
+    assert metrics._write_once(str(path), "there\n", metrics._Ended())
     assert precious.read_text() == "precious"
