@@ -104,6 +104,8 @@ class Fetch:
     """The source is being read for it."""
     in_place: bool = False
     """In the place of others, or it is about to be."""
+    takes_over: bool = False
+    """It keeps what it reads there, as the next owner of a chunk."""
     is_late: bool = False
     """It has waited for others long enough, whether they live or not."""
     has_sounded: bool = False
@@ -371,6 +373,7 @@ class Asking:
         if way.skips and (fetch.silent_at is None or now >= fetch.silent_at + SILENT_TOGETHER_S):
             fetch.silent_at = now
             way = self._way(now, fetch)
+        fetch.takes_over = way.takes_over
         if way.peer is None and not way.in_place and not fetch.in_place:
             return self._read_source(fetch)
         self._look_by(fetch, self._patient_until(now, fetch))

@@ -5,8 +5,11 @@ which is answered from the tier's memory (``tier.py``) or by a fetch, like every
 owner, or where this node is the owner from its disk and at last from the source. Wants of one chunk
 wait on one fetch, by whomever they were put.
 
-What was read from the source goes to the disk after it was given to those who wait for it. It comes
-to the disk nowhere else, so that each chunk is on one node's.
+What its owner has read from the source goes to its disk after it was given to those who wait for
+it. It comes to a disk nowhere else, so that each chunk is on one node's. Who takes over from an
+owner that is silent keeps what it reads, too: when that one is found dead a moment later, it is
+the owner, and would have to read it again. If that one is back instead, the chunk lies on two disks
+until it is evicted from the one where nobody asks for it.
 
 An owner that many ask at the same time gives a chunk to some of them and sends the others there
 (``takers.py``). Who was sent asks for what is *held*, and never causes another fetch. In a job of
@@ -176,20 +179,30 @@ class Chunks:
 
     def conclude(self, now: float, fetch: Fetch, outcome: Loaded | HaveRead) -> list[Action]:
         """The disk or the source has said something."""
-        if isinstance(outcome, HaveRead):
-            self.stats.tier_from_source += 1
-            return self._take(now, fetch, outcome.blob, stores=self.limits.tier_has_disk)
         if outcome.blob is None:
+            assert isinstance(outcome, Loaded), "what cannot be read is no outcome of this kind"
             return [self.fetches.asking.from_source(fetch)]
-        self.stats.tier_from_disk += 1
-        return self._take(now, fetch, outcome.blob, stores=False)
+        owned = fetch.takes_over or self._is_mine(fetch)
+        if isinstance(outcome, Loaded):
+            self.stats.tier_from_disk += 1
+            return self._take(now, fetch, outcome.blob, owned=owned)
+        self.stats.tier_from_source += 1
+        stores = owned and self.limits.tier_has_disk
+        return self._take(now, fetch, outcome.blob, owned=owned, stores=stores)
 
     def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         """A peer has given it."""
         self.stats.tier_from_peers += 1
-        return self._take(now, fetch, blob, stores=False)
+        return self._take(now, fetch, blob, owned=self._is_mine(fetch))
 
-    def _take(self, now: float, fetch: Fetch, blob: BlobId, *, stores: bool) -> list[Action]:
+    def _is_mine(self, fetch: Fetch) -> bool:
+        key = fetch.subject[2]
+        assert isinstance(key, ChunkKey)
+        return self.routing.is_mine(key)
+
+    def _take(
+        self, now: float, fetch: Fetch, blob: BlobId, *, owned: bool, stores: bool = False
+    ) -> list[Action]:
         actions = self.fetches.end(fetch)
         key = fetch.subject[2]
         assert isinstance(key, ChunkKey)
@@ -199,8 +212,7 @@ class Chunks:
                 actions += self._publish_ahead(key, blob)
             else:
                 actions += self._answer(now, question, blob)
-        owned = self.routing.is_mine(key)
-        if stores and owned:
+        if stores:
             actions.append(StoreChunk(key, blob))
         return actions + self.tier.admit(key, blob, owned=owned)
 

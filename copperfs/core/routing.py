@@ -43,9 +43,12 @@ class Way:
     """Those who should be asked before are there, as far as all know, and silent or lost."""
     many_might: bool = False
     """Other nodes may do the same at this time: it is not the one that would be the root next."""
+    takes_over: bool = False
+    """It is the next owner of a chunk: all before it were passed over, or are silent or gone."""
 
 
 _SOURCE = Way()
+_AS_OWNER = Way(takes_over=True)
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class Routing:
         gone = gone.union(owners.without(now))
         first = owners.before_me(key, gone)
         if first is None and not passed:
-            return _SOURCE
+            return _AS_OWNER
         above = partial(owners.before_me, key)
         return self._way_around(
             now, membership, above, passed, gone, silent_at, reach=True, is_doubted=is_doubted
@@ -163,7 +166,13 @@ class Routing:
                 # The next root, if only those are not there who were passed over.
                 others = bool(passed) and skipped
                 return Way(
-                    None, not_before, meanwhile, in_place=True, skips=skipped, many_might=others
+                    None,
+                    not_before,
+                    meanwhile,
+                    in_place=True,
+                    skips=skipped,
+                    many_might=others,
+                    takes_over=not others,
                 )
             if reach:
                 membership.reach(now, peer)

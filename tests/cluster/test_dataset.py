@@ -108,9 +108,6 @@ def test_each_byte_is_read_once_and_never_again(
     assert json.loads(shown.stdout)["max_to_mean"]["share"] <= 1.25
 
 
-# Long, because about one run in five fails since 2026-11-19: a file or two that a node has which
-# lives are read once more. Why is not known yet (closing note of that day); CI would be red for it.
-@pytest.mark.long
 def test_each_chunk_of_a_killed_node_is_read_once_more(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
 ) -> None:
@@ -137,7 +134,6 @@ def test_each_chunk_of_a_killed_node_is_read_once_more(
     assert again_bytes > lost_bytes / 2, "nodes had not all of it in their memory, from reading it"
 
 
-@pytest.mark.long  # for the same reason
 @pytest.mark.parametrize("node", [0, 3])
 def test_a_node_that_is_killed_in_the_middle_is_missed_by_no_other(
     node: int, started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path

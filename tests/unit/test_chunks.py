@@ -539,6 +539,25 @@ def test_an_owner_that_hangs_costs_a_moment() -> None:
     assert has(job, node, request, 5)
 
 
+@pytest.mark.parametrize("how", ["hangs", "lives"])
+def test_who_reads_in_the_place_of_an_owner_keeps_what_it_read(how: str) -> None:
+    """Before all believe that the owner is gone, or while nobody does."""
+    job = tiered(disks=True)
+    absent = owner(job)
+    heir = owner(job, gone=(absent,))
+    node = not_owner(job, heir)
+    read(job, node, 9)  # they are in touch
+    (job.frozen if how == "hangs" else job.no_source).add(NodeId(absent))
+    request = begin(job, node, 0)
+    job.pass_time(DOUBTED_S + HEDGED_S if how == "hangs" else SLOW_S, step_s=0.25)
+    assert has(job, node, request, 0)
+    assert not job.daemons[heir].node.membership.view.gone  # type: ignore[union-attr]
+    assert job.daemons[heir].node.keeps_chunk(ChunkKey(LARGE, version(job), 0))
+    assert len(job.daemons[heir].disk) == 1
+    assert not job.daemons[node].disk
+    job.daemons[heir].node.check_invariants()
+
+
 def test_two_owners_that_end_one_after_the_other() -> None:
     job = tiered()
     first = owner(job)
