@@ -179,3 +179,36 @@ def test_a_stale_file_is_excused_only_if_it_changed(world: World) -> None:
     checkers.check_errors(world, [reading], changed={FILE})
     with pytest.raises(Violation, match=r"lib/a.py on node 1 ESTALE"):
         checkers.check_errors(world, [reading], changed={OTHER})
+
+
+def test_a_chunk_that_is_read_twice_is_seen(world: World) -> None:
+    world.source.chunk_counts[FILE, 0] = 1
+    checkers.check_chunk_reads(world, 1)
+    world.source.chunk_counts[FILE, 4096] = 2
+    with pytest.raises(Violation, match="lib/a.py at 4096: 2 times"):
+        checkers.check_chunk_reads(world, 1)
+
+
+def test_who_believes_in_trouble_that_was_not_is_seen(world: World) -> None:
+    checkers.check_untroubled(world)
+    world.stop(2)
+    world.run(10.0)
+    world.go_on(2)
+    with pytest.raises(Violation, match=r"counts \d+ (deaths|reparentings), and all was calm"):
+        checkers.check_untroubled(world)
+
+
+def test_who_has_not_heard_of_a_clear_is_seen(world: World) -> None:
+    checkers.check_epochs(world)
+    world.isolate(2)
+    world.clear(0)
+    world.run(15.0)
+    with pytest.raises(Violation, match="the epochs are"):
+        checkers.check_epochs(world)
+
+
+def test_an_old_version_after_a_clear_is_seen(world: World) -> None:
+    checkers.check_newest(world, world.readings)
+    world.source.change(FILE)
+    with pytest.raises(Violation, match="in an old version"):
+        checkers.check_newest(world, world.readings)

@@ -1,0 +1,79 @@
+"""What a node had owned that is gone is read from the source once more, and nothing else is.
+
+As ``tests/cluster/test_dataset.py`` has it of real daemons, with the moments in which the others do
+not know yet what became of it. Memory is smaller than what a node owns, so what it did not keep on
+its disk is read again.
+"""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from copperfs.core.suspicion import Patience
+from copperfs.sim.world import Job, World
+from copperfs.types import ChunkKey, Path
+
+NODES = 6
+FILES = 120
+MIB = 1 << 20
+DEAD_S = 2 * Patience().dead_s
+
+Chunks = Counter[tuple[Path, int]]
+
+
+def dataset(seed: int) -> World:
+    job = Job(
+        NODES, chunk_bytes=MIB, tier_memory_bytes=MIB, tier_has_disk=True, ring=(Path(b"data"),)
+    )
+    world = World(seed, job, exact=False)
+    for number in range(FILES):
+        world.source.add(Path(b"data/%d" % number), (1 + number % 4) * MIB)
+    world.start()
+    return world
+
+
+def read_epoch(world: World, random: Random) -> None:
+    """Each file once, by a node drawn anew; each node reads one file after the other."""
+    living, files = world.alive(), world.source.files()
+    random.shuffle(files)
+    while files:
+        for node in living:
+            if files:
+                world.read(node, files.pop())
+        assert world.run_until_read()
+    assert all(each.is_well for each in world.readings if each.host.process.is_alive)
+
+
+def owned_by(world: World, node: int) -> Chunks:
+    owned = Chunks()
+    for path in world.source.files():
+        entry = world.source.entry(path)
+        assert entry is not None
+        version = entry.attributes.version
+        for index in range(version.size // MIB):
+            if world[node].node.owns_chunk(ChunkKey(path, version, index)):
+                owned[path, index * MIB] += 1
+    return owned
+
+
+@pytest.mark.parametrize("how", ["crash", "power_off"])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_lost_is_read_once_more(seed: int, how: str) -> None:
+    world, random = dataset(seed), Random(seed)
+    for _ in range(2):
+        read_epoch(world, random)
+    assert max(world.source.chunk_counts.values()) == 1, "once in all epochs"
+    evictions = [host.node.statistics().tier_evictions for host in world.hosts]
+    assert min(evictions) > 0, "what is owned does not fit in memory"
+    may_be_read = Chunks()
+    for node in random.sample(range(NODES), 3):
+        may_be_read |= owned_by(world, node)
+        getattr(world, how)(node)
+        for _ in range(2):
+            before = Chunks(world.source.chunk_counts)
+            read_epoch(world, random)
+            again = Chunks(world.source.chunk_counts) - before
+            assert again - may_be_read == Chunks(), "what was lost, and that once"
+            may_be_read -= again
+        world.run(DEAD_S)  # who is next in line is the owner by then, for all
