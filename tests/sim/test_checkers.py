@@ -196,19 +196,3 @@ def test_who_believes_in_trouble_that_was_not_is_seen(world: World) -> None:
     world.go_on(2)
     with pytest.raises(Violation, match=r"counts \d+ (deaths|reparentings), and all was calm"):
         checkers.check_untroubled(world)
-
-
-def test_who_has_not_heard_of_a_clear_is_seen(world: World) -> None:
-    checkers.check_epochs(world)
-    world.isolate(2)
-    world.clear(0)
-    world.run(15.0)
-    with pytest.raises(Violation, match="the epochs are"):
-        checkers.check_epochs(world)
-
-
-def test_an_old_version_after_a_clear_is_seen(world: World) -> None:
-    checkers.check_newest(world, world.readings)
-    world.source.change(FILE)
-    with pytest.raises(Violation, match="in an old version"):
-        checkers.check_newest(world, world.readings)
