@@ -185,7 +185,7 @@ def test_a_chunk_that_is_read_twice_is_seen(world: World) -> None:
     world.source.chunk_counts[FILE, 0] = 1
     checkers.check_chunk_reads(world, 1)
     world.source.chunk_counts[FILE, 4096] = 2
-    with pytest.raises(Violation, match="lib/a.py at 4096: 2 times"):
+    with pytest.raises(Violation, match=r"lib/a.py at 4096: 2 times"):
         checkers.check_chunk_reads(world, 1)
 
 
