@@ -82,11 +82,12 @@ class Chunks:
         index = min(question.offset // chunk_bytes, last)
         key = ChunkKey(question.path, question.version, index)
         how = How.TREE if self.crowds.goes_up(now, question.path) else How.ANY
+        is_there = key in self.tier or self.fetches.is_under_way(_subject(key))
         actions = self.want(now, WantChunk(question.request, key, how))
         if question.size:
             ends_in = min((question.offset + question.size - 1) // chunk_bytes, last)
             begins = not question.offset and question.size >= chunk_bytes
-            for each in self.rows.next(key, ends_in, begins=begins):
+            for each in self.rows.next(now, key, ends_in, begins=begins, is_there=is_there):
                 actions += self._fetch_ahead(now, each)
         return actions
 

@@ -492,6 +492,23 @@ def test_one_read_of_the_whole_first_chunk_brings_the_next_ones() -> None:
         assert len(job.tree.chunk_reads) == brought
 
 
+def test_less_is_read_ahead_when_memory_does_not_hold_it() -> None:
+    """Eight files at the same time, with 32 MiB for what others own."""
+    job = disk_job()
+    files = [p for n in range(300) if owner_of(job, p := b"data/%d" % n) == 1][:16]
+    for path in files:
+        job.tree.add(path, 8 * MIB)
+    files = [path for path in files if owner(job, path) == 1]
+    for index in range(8):
+        for path in files:
+            request = job.read(0, path, version(job, path), index * MIB)
+            job.run()
+            assert request in job.daemons[0].answers
+    assert len(files) == 8
+    assert job.daemons[0].node.stats.tier_from_peers < 1.5 * 8 * len(files)
+    job.check_at_rest()
+
+
 def test_who_jumps_about_gets_what_it_asks_for_and_nothing_else() -> None:
     job = tiered()
     for index in (5, 0, 9, 3, 7):
