@@ -155,16 +155,20 @@ class Chunks:
     def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action]:
         """If nobody has to wait for room, and nothing that is waited for has to go."""
         subject = _subject(key)
-        blob = self.tier.blob(key)
+        blob = self.tier.blob(key)  # a use, too: what was read already goes before it
         if blob is not None:
+            if not self.rows.goes_ahead(now, key):
+                return []
             # Its reader finds it published, and does not ask: this is where it is counted.
             self.stats.tier_from_memory += 1
             return self._publish_ahead(key, blob)
         if self.fetches.is_under_way(subject):
+            self.rows.goes_ahead(now, key)
             return []
         owned = self.routing.is_mine(key)
         if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=owned):
             return []
+        self.rows.goes_ahead(now, key)
         self.stats.tier_ahead += 1
         how = How.TREE if self.crowds.goes_up(now, key.path) else How.ANY
         return self.fetches.begin(now, subject, WantChunk(NOBODY, key, how))

@@ -35,6 +35,7 @@ ROWS_MAX = 4096
 
 # What was fetched ahead longer ago was so for somebody else.
 AHEAD_S = 10.0
+NEVER = float("-inf")
 BEHIND_MAX = 64
 
 T = TypeVar("T")
@@ -88,15 +89,21 @@ class Rows:
             self._markers[middle] = None
             _keep_newest(self._rows)
             _keep_newest(self._markers)
-        for index in range(ends_in + 1, last + 1):
-            self._ahead[key.path, index] = now
-        _keep_newest(self._ahead)
         return [ChunkKey(key.path, key.version, each) for each in range(ends_in + 1, last + 1)]
+
+    def goes_ahead(self, now: float, key: ChunkKey) -> bool:
+        """It is on its way, or there; False if that was known."""
+        place = (key.path, key.index)
+        if now <= self._ahead.get(place, NEVER) + AHEAD_S:
+            return False
+        self._ahead[place] = now
+        _keep_newest(self._ahead)
+        return True
 
     def _learn(self, now: float, here: _Place, *, is_there: bool) -> None:
         """From what became of what was fetched ahead."""
         is_marker = self._markers.pop(here, self) is None
-        if now > self._ahead.pop(here, float("-inf")) + AHEAD_S:
+        if now > self._ahead.pop(here, NEVER) + AHEAD_S:
             return
         if not is_there:
             self._may = max(1, self._may // 2)

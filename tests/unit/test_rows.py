@@ -21,6 +21,8 @@ def ahead(
     key = ChunkKey(Path(path), VERSION, begins_in)
     ends_in = begins_in if ends_in is None else ends_in
     fetched = rows.next(now, key, ends_in, begins=begins, is_there=is_there)
+    for each in fetched:
+        rows.goes_ahead(now, each)
     return [each.index for each in fetched]
 
 
@@ -143,3 +145,18 @@ def test_what_was_ahead_of_somebody_long_ago_is_nothing_to_learn_from() -> None:
     rows = Rows(MIB)
     marker = long_row(rows)
     assert len(ahead(rows, marker, now=AHEAD_S + 1, is_there=False)) == 24
+
+
+def test_what_found_no_room_was_not_ahead() -> None:
+    rows = Rows(MIB)
+    for index in range(30):
+        rows.next(0.0, ChunkKey(Path(b"large"), VERSION, index), index, is_there=False)
+    assert len(ahead(rows, 30)) == 24
+
+
+def test_what_goes_ahead_does_so_once() -> None:
+    rows = Rows(MIB)
+    key = ChunkKey(Path(b"large"), VERSION, 5)
+    assert rows.goes_ahead(0.0, key)
+    assert not rows.goes_ahead(1.0, key)
+    assert rows.goes_ahead(AHEAD_S + 1, key), "for somebody else"
