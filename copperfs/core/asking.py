@@ -365,6 +365,7 @@ class Asking:
 
     def _go(self, now: float, fetch: Fetch) -> list[Action]:
         """Ask whom there is to ask, or the source."""
+        fetch.takes_over = False
         if fetch.named is not None:
             actions = self._ask_named(now, fetch, fetch.named)
             if actions is not None:

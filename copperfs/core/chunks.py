@@ -36,7 +36,7 @@ from copperfs.core.messages import Ask, How, Redirect
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
 from copperfs.core.routing import Routing
-from copperfs.core.rows import Rows
+from copperfs.core.rows import Next, Rows
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
 from copperfs.core.takers import Takers
 from copperfs.core.tier import Tier, cost_of
@@ -87,8 +87,8 @@ class Chunks:
         if question.size:
             ends_in = min((question.offset + question.size - 1) // chunk_bytes, last)
             begins = not question.offset and question.size >= chunk_bytes
-            for each in self.rows.next(now, key, ends_in, begins=begins, is_there=is_there):
-                actions += self._fetch_ahead(now, each)
+            ahead = self.rows.next(now, key, ends_in, begins=begins, is_there=is_there)
+            actions += self._read_ahead(now, key, ahead)
         return actions
 
     def want(self, now: float, question: WantChunk) -> list[Action]:
@@ -152,26 +152,38 @@ class Chunks:
         """A parent has said that nobody else reads this file where this node does."""
         self.crowds.goes_alone(now, fetch.subject[1])
 
-    def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action]:
+    def _read_ahead(self, now: float, key: ChunkKey, ahead: Next) -> list[Action]:
         """If nobody has to wait for room, and nothing that is waited for has to go."""
+        actions: list[Action] = []
+        for index in ahead.known:
+            # A use: what was read already is to go before it.
+            self.tier.used(ChunkKey(key.path, key.version, index))
+        for index in ahead.fresh:
+            each = ChunkKey(key.path, key.version, index)
+            fetched = self._fetch_ahead(now, each)
+            if fetched is None:
+                self.rows.found_no_room(each)
+                break
+            actions += fetched
+        return actions
+
+    def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action] | None:
+        """None: there is no room for it."""
         subject = _subject(key)
-        blob = self.tier.blob(key)  # a use, too: what was read already goes before it
+        blob = self.tier.blob(key)
         if blob is not None:
-            if not self.rows.goes_ahead(now, key):
-                return []
             # Its reader finds it published, and does not ask: this is where it is counted.
             self.stats.tier_from_memory += 1
             return self._publish_ahead(key, blob)
-        if self.fetches.is_under_way(subject):
-            self.rows.goes_ahead(now, key)
-            return []
+        how = How.TREE if self.crowds.goes_up(now, key.path) else How.ANY
+        question = WantChunk(NOBODY, key, how)
+        if self.fetches.join(subject, question) is not None:
+            return []  # for a peer, perhaps; it is published when it comes
         owned = self.routing.is_mine(key)
         if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=owned):
-            return []
-        self.rows.goes_ahead(now, key)
+            return None
         self.stats.tier_ahead += 1
-        how = How.TREE if self.crowds.goes_up(now, key.path) else How.ANY
-        return self.fetches.begin(now, subject, WantChunk(NOBODY, key, how))
+        return self.fetches.begin(now, subject, question)
 
     def _publish_ahead(self, key: ChunkKey, blob: BlobId) -> list[Action]:
         return [] if self.rows.is_marker(key) else [Publish(key, blob)]

@@ -338,6 +338,8 @@ class Questions:
         self.stats.epoch = epoch
         self.answers.forget_warm()
         self.ahead.clear()
+        if self.chunks is not None:
+            self.chunks.rows.forget()
         if self.offers is not None:
             self.offers.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]

@@ -44,7 +44,8 @@ class Way:
     many_might: bool = False
     """Other nodes may do the same at this time: it is not the one that would be the root next."""
     takes_over: bool = False
-    """It is the next owner of a chunk: all before it were passed over, or are silent or gone."""
+    """It is the next owner of a chunk, and no other node is: all before it are gone, silent or done
+    without, or all were passed over."""
 
 
 _SOURCE = Way()

@@ -1,11 +1,18 @@
 """Rows: what is fetched before it is asked for, and that nothing is for who jumps about."""
 
-from copperfs.core.rows import AHEAD_S, ROW_BYTES_MAX, Rows
+from itertools import pairwise
+
+from copperfs.core.rows import GROWS_EACH_S, RECENT_S, ROW_BYTES_MAX, Rows
 from copperfs.types import ChunkKey, Path, Version
 
 MIB = 1 << 20
 CHUNKS = 1000
 VERSION = Version(CHUNKS * MIB, 0, 0, 0)
+MOST = 24
+
+
+def key_of(index: int, path: bytes = b"large", version: Version = VERSION) -> ChunkKey:
+    return ChunkKey(Path(path), version, index)
 
 
 def ahead(
@@ -18,18 +25,33 @@ def ahead(
     is_there: bool = True,
     path: bytes = b"large",
 ) -> list[int]:
-    key = ChunkKey(Path(path), VERSION, begins_in)
+    """What is to be ahead of who asks for this."""
     ends_in = begins_in if ends_in is None else ends_in
-    fetched = rows.next(now, key, ends_in, begins=begins, is_there=is_there)
-    for each in fetched:
-        rows.goes_ahead(now, each)
-    return [each.index for each in fetched]
+    key = key_of(begins_in, path)
+    found = rows.next(now, key, ends_in, begins=begins, is_there=is_there)
+    assert not found.known or not found.fresh or found.known.stop == found.fresh.start
+    return [*found.known, *found.fresh]
 
 
 def test_with_each_read_of_a_row_more_is_fetched_up_to_a_bound() -> None:
     rows = Rows(MIB)
     assert [len(ahead(rows, index)) for index in range(7)] == [0, 2, 4, 8, 9, 10, 11]
-    assert len(ahead(rows, long_row(rows))) == ROW_BYTES_MAX // MIB == 24
+    for index in range(7, 30):
+        assert ahead(rows, index)[0] == index + 1
+    assert len(ahead(rows, 30)) == ROW_BYTES_MAX // MIB == MOST
+
+
+def test_small_chunks_are_as_many_bytes() -> None:
+    rows = Rows(MIB // 4)
+    assert [len(ahead(rows, index)) for index in range(7)] == [0, 2, 4, 8, 16, 32, 36]
+
+
+def test_what_is_ahead_is_fetched_once() -> None:
+    rows = Rows(MIB)
+    fetched: list[int] = []
+    for index in range(100):
+        fetched += rows.next(0.0, key_of(index), index, is_there=True).fresh
+    assert fetched == list(range(2, 2 + len(fetched)))
 
 
 def test_who_asks_again_does_not_break_the_row() -> None:
@@ -62,19 +84,6 @@ def test_nothing_is_fetched_behind_the_end() -> None:
     assert ahead(rows, CHUNKS - 1) == []
 
 
-def test_one_in_the_middle_is_left_to_be_asked_for() -> None:
-    rows = Rows(MIB)
-    for index in range(3):
-        ahead(rows, index)
-    fetched = ahead(rows, 3)
-    assert fetched == list(range(4, 12))
-    path = Path(b"large")
-    markers = [each for each in fetched if rows.is_marker(ChunkKey(path, VERSION, each))]
-    assert markers == [4, 7], "one from the read before"
-    assert ahead(rows, 7) == list(range(8, 17)), "those before it were read unasked"
-    assert not rows.is_marker(ChunkKey(path, VERSION, 7))
-
-
 def test_who_begins_with_the_whole_first_chunk_reads_a_row() -> None:
     rows = Rows(MIB)
     assert ahead(rows, 0, begins=True) == [1, 2]
@@ -84,79 +93,149 @@ def test_who_begins_with_the_whole_first_chunk_reads_a_row() -> None:
 def test_a_small_file_is_asked_for_once() -> None:
     rows = Rows(MIB)
     version = Version(3 * MIB - 5, 0, 0, 0)
-    first, *others = [ChunkKey(Path(b"small"), version, index) for index in range(3)]
-    assert rows.next(0.0, first, 0, begins=True, is_there=False) == others
+    first = key_of(0, b"small", version)
+    assert [*rows.next(0.0, first, 0, begins=True, is_there=False).fresh] == [1, 2]
+    others = [key_of(index, b"small", version) for index in (1, 2)]
     assert not any(rows.is_marker(each) for each in others), "nothing is behind them"
+
+
+def test_another_version_is_another_file() -> None:
+    rows = Rows(MIB)
+    ahead(rows, 0)
+    changed = VERSION._replace(mtime_ns=1)
+    assert not rows.next(0.0, key_of(1, version=changed), 1, is_there=False).fresh
+
+
+def test_after_a_clear_everything_is_fresh() -> None:
+    rows = Rows(MIB)
+    for index in range(10):
+        ahead(rows, index)
+    rows.forget()
+    assert ahead(rows, 10) == []
+    assert rows.next(0.0, key_of(11), 11, is_there=True).fresh
+
+
+# --- a reader that asks only for what is not published -------------------------------------------
+
+
+def asked_by_reader(rows: Rows, chunks: int) -> list[int]:
+    """One that computes: all that is ahead of it, but for the marker, is published before it comes
+    there."""
+    asked = []
+    published: set[int] = set()
+    for index in range(chunks):
+        if index in published:
+            continue
+        asked.append(index)
+        now = float(index)
+        fresh = rows.next(now, key_of(index), index, is_there=bool(asked)).fresh
+        published.update(each for each in fresh if not rows.is_marker(key_of(each)))
+    return asked
+
+
+def test_a_reader_asks_once_for_half_of_what_may_be_ahead() -> None:
+    rows = Rows(MIB)
+    asked = asked_by_reader(rows, CHUNKS)
+    assert len(asked) < 1.5 * CHUNKS / (MOST / 2)
+    between = [after - before for before, after in pairwise(asked)]
+    assert max(between) <= MOST / 2 + 1, "it never ran into what is not ahead"
+
+
+def test_a_row_goes_on_when_less_may_be_ahead_than_is() -> None:
+    """The marker is one that is not published, so that there may be none for once."""
+    rows = Rows(MIB)
+    asked_by_reader(rows, 300)
+    rows.may = 4
+    asked = [each for each in asked_by_reader(rows, 400) if each > 320]
+    assert len(asked) < 80 / (4 / 2) + 8
 
 
 # --- how many may be ahead ------------------------------------------------------------------------
 
 
-def long_row(rows: Rows, path: bytes = b"large") -> int:
-    """The marker of a row that is as long as it may be."""
-    fetched = [ahead(rows, index, path=path) for index in range(30)][-1]
-    return max(each for each in fetched if rows.is_marker(ChunkKey(Path(path), VERSION, each)))
+def long_row(rows: Rows, path: bytes = b"large", now: float = 0.0) -> int:
+    """A row that is as long as it may be; its marker."""
+    last = [ahead(rows, index, path=path, now=now)[-1:] for index in range(30)][-1][0]
+    return next(each for each in range(30, last + 1) if rows.is_marker(key_of(each, path)))
 
 
 def test_half_as_many_when_one_is_gone_before_it_is_read() -> None:
     rows = Rows(MIB)
     marker = long_row(rows)
-    assert len(ahead(rows, marker, is_there=False)) == 12
-    assert len(ahead(rows, marker + 1, is_there=False)) == 6
-    fewer = [len(ahead(rows, marker + n, is_there=False)) for n in range(2, 6)]
-    assert fewer == [3, 1, 1, 1], "the next one, at least"
+    ahead(rows, marker, is_there=False, now=1.0)
+    assert rows.may == MOST // 2
+    ahead(rows, marker + 1, is_there=False, now=1.1)
+    assert rows.may == MOST // 2, "it had gone ahead before"
 
 
-def test_one_that_is_gone_is_missed_whichever_it_is_and_by_all_rows() -> None:
+def test_one_that_is_gone_is_missed_whichever_it_is_but_once_for_all_rows() -> None:
     rows = Rows(MIB)
-    marker = long_row(rows)
-    other = long_row(rows, b"other")
-    ahead(rows, marker - 2, is_there=False)
-    assert len(ahead(rows, other, path=b"other")) == 13, "and one more for a marker that is there"
+    markers = {path: long_row(rows, path) for path in (b"one", b"two", b"three")}
+    for path, marker in markers.items():
+        ahead(rows, marker - 2, path=path, is_there=False, now=1.0)
+    assert rows.may == MOST // 2
+    fresh_at = long_row(rows, b"four", now=2.0)
+    ahead(rows, fresh_at, path=b"four", is_there=False, now=3.0)
+    assert rows.may == MOST // 4
 
 
-def test_as_many_as_before_when_all_are_there_again() -> None:
+def test_never_less_than_the_next_one() -> None:
     rows = Rows(MIB)
-    marker = long_row(rows)
-    ahead(rows, marker, is_there=False)
-    counts = []
-    for _ in range(20):
-        fetched = ahead(rows, marker)
-        counts.append(len(fetched))
-        marker = next(
-            each
-            for each in reversed(fetched)
-            if rows.is_marker(ChunkKey(Path(b"large"), VERSION, each))
+    for turn in range(20):
+        path = b"file%d" % turn
+        ahead(rows, 0, path=path, now=float(turn), begins=True)
+        ahead(rows, 1, path=path, now=turn + 0.5, is_there=False)
+    assert rows.may == 1
+    assert ahead(rows, 0, path=b"another", now=30.0, begins=True) == [1]
+
+
+def test_as_many_as_before_when_all_are_there_again_and_not_at_once() -> None:
+    rows = Rows(MIB)
+    ahead(rows, long_row(rows), is_there=False, now=1.0)
+    asked_by_reader(rows, 20)
+    before = rows.may
+    for turn in range(100):
+        ahead(rows, long_row(rows, b"%d" % turn, now=50.0), path=b"%d" % turn, now=50.0)
+    assert rows.may <= before + 1, f"however many readers there are, one in {GROWS_EACH_S} s"
+    for turn in range(100):
+        ahead(
+            rows, long_row(rows, b"%d" % turn, now=60.0 + turn), path=b"%d" % turn, now=60.0 + turn
         )
-    assert counts[0] < counts[5] < counts[-1] == 24
+    assert rows.may == MOST
 
 
 def test_who_was_not_read_ahead_for_misses_nothing() -> None:
     rows = Rows(MIB)
-    for index in range(30):
-        ahead(rows, index, is_there=index > 0)
-    assert len(ahead(rows, 30)) == 24
-    for index in (500, 700, 600):
+    ahead(rows, 0, is_there=False)
+    for index in (500, 700, 600, 601):
         ahead(rows, index, is_there=False)
-    assert len(ahead(rows, 31)) == 24
+    assert rows.may == MOST
+
+
+def test_what_was_read_is_not_missed() -> None:
+    """By another one, who reads here and there where the first one was."""
+    rows = Rows(MIB)
+    asked_by_reader(rows, 200)
+    for index in (150, 20, 77, 100):
+        ahead(rows, index, is_there=False, now=200.0)
+    assert rows.may == MOST
 
 
 def test_what_was_ahead_of_somebody_long_ago_is_nothing_to_learn_from() -> None:
     rows = Rows(MIB)
     marker = long_row(rows)
-    assert len(ahead(rows, marker, now=AHEAD_S + 1, is_there=False)) == 24
+    ahead(rows, marker, now=RECENT_S + 1, is_there=False)
+    assert rows.may == MOST
 
 
-def test_what_found_no_room_was_not_ahead() -> None:
+def test_what_found_no_room_is_fetched_with_the_next_read() -> None:
     rows = Rows(MIB)
     for index in range(30):
-        rows.next(0.0, ChunkKey(Path(b"large"), VERSION, index), index, is_there=False)
-    assert len(ahead(rows, 30)) == 24
-
-
-def test_what_goes_ahead_does_so_once() -> None:
-    rows = Rows(MIB)
-    key = ChunkKey(Path(b"large"), VERSION, 5)
-    assert rows.goes_ahead(0.0, key)
-    assert not rows.goes_ahead(1.0, key)
-    assert rows.goes_ahead(AHEAD_S + 1, key), "for somebody else"
+        ahead(rows, index)
+    fresh = rows.next(0.0, key_of(30), 30, is_there=True).fresh
+    rows.found_no_room(key_of(fresh.start))
+    again = rows.next(0.0, key_of(31), 31, is_there=True).fresh
+    assert again.start == fresh.start
+    rows.found_no_room(key_of(32))
+    assert ahead(rows, 32, is_there=False, now=1.0)
+    assert rows.may == MOST, "it was not ahead"
