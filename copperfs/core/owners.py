@@ -17,7 +17,7 @@ Invariant: nodes that believe the same of others ask the same one. A node asks o
 itself in a chunk's order, so asks never go round in a circle, whatever they believe.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass, field
 
 from copperfs.core.placement import Placement, chunk_key
@@ -43,7 +43,9 @@ class Owners:
 
     def owner(self, key: ChunkKey, gone: Collection[NodeId]) -> NodeId | None:
         """None: nobody keeps anything."""
-        return self.placement.owner(self._placed(key), frozenset(gone))
+        # Copied for each chunk, a thousand that are gone would take longer than the ring does.
+        excluded = gone if isinstance(gone, Set) else frozenset(gone)
+        return self.placement.owner(self._placed(key), excluded)
 
     def before_me(self, key: ChunkKey, gone: Collection[NodeId]) -> NodeId | None:
         """Whom to ask; None if nobody is before this node."""

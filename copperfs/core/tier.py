@@ -1,7 +1,8 @@
 """The tier's memory: the chunks that this node has at hand.
 
-Two shelves. *Owned* chunks are this node's part of what all nodes hold together: they stay for as
-long as there is room, and what goes may still be on the disk. *Guests* belong to other nodes, and
+Two shelves. *Owned* chunks are this node's part of what all nodes hold together, and what it took
+over from others: they stay for as long as there is room, and what goes may still be on the disk.
+*Guests* belong to other nodes, and
 were read here: they stay for a moment, because a reader may want more of them, and because their
 owner may send others here for them (``takers.py``). A budget of their own keeps a dataset that
 streams through from washing out what this node owns.
@@ -24,7 +25,7 @@ from copperfs.core.shelf import Shelf
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits, NodeStats
 from copperfs.types import BlobId, ChunkKey
 
-# Of each shelf: a reader has 8 MiB under way, and there are several.
+# Of each shelf: one reader has up to 24 MiB ahead (``rows.py``); if there are more, each has less.
 SHELF_BYTES_MIN = 32 << 20
 # Of the memory that is given to the tier, this part is for guests.
 GUESTS_PART = 8

@@ -30,8 +30,8 @@ DIRECT = "the file itself"
 SMALL_CHUNKS, WITH_CURVE = f"{JUDGED}, chunks of 256 KiB", f"{JUDGED}, CURVE"
 MOVED_WITHIN_S = 120.0
 POLL_S = 0.02
-# A reader has 8 MiB read ahead of it.
-AHEAD_BYTES = 16 * MIB
+# A reader has 24 MiB read ahead of it.
+AHEAD_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-/* One request from the kernel: answered from the tables, refused, or sent on. */
+/* One request from the kernel: answered from the tables, refused, or sent on.
+ *
+ * Longer than most files here because each kind of request is a few lines, and all of them share
+ * the ways to answer, which would be their interface otherwise. */
 #include "front.h"
 
 #include <errno.h>
