@@ -735,7 +735,7 @@ class Settings:
             PATH,
             "What happens to the nodes is appended to this file, a line of JSON each, in which %h "
             "stands for the node's name: who was lost, silent, gone or back, and who turned to "
-            "another parent.",
+            "another parent. A node by itself has nothing to tell, and makes no file.",
             optional=True,
         ),
     )

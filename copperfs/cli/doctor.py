@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = resolve_settings(os.devnull, arguments)
+    from copperfs.bootstrap.environment import look_around
     from copperfs.bootstrap.hostfile import PORT_DEFAULT
     from copperfs.cli.examination import LOCAL_CHECKS, Machine, Verdict
     from copperfs.cli.examination_peers import PEER_CHECKS
@@ -47,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     machine = Machine(
         settings,
         peers=arguments.peer,
+        nodes=settings.nodes or look_around(os.environ).nodes or 1,
         port=settings.port or PORT_DEFAULT,
         mountpoint=arguments.path,
     )

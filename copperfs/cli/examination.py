@@ -30,7 +30,10 @@ CONNECTS_WITHIN_S = 2.0
 KERNEL_MIN = (5, 1)
 # libfuse 3.10 is what Debian 11 and RHEL 9 have; older ones were never tried.
 LIBFUSE_MIN = (3, 10)
-DESCRIPTORS_MIN = 4096
+# Files that are open, and connections to owners, at most 512 (``REACHED_MAX``).
+DESCRIPTORS_MIN = 2048
+# Each other node may be in touch with this one as an owner.
+DESCRIPTORS_A_NODE = 1
 PROCESSES_MIN = 512
 # As the rendezvous allows for, with some room.
 CLOCK_SKEW_MAX_S = 10.0
@@ -58,6 +61,8 @@ class Machine:
     settings: Settings
     peers: Sequence[str] = ()
     """HOST or HOST:PORT, to be reached besides those of the hostfile."""
+    nodes: int = 1
+    """Of the job, as far as that is known before."""
     port: int = 4711
     mountpoint: str | None = None
     uid: int = field(default_factory=os.geteuid)
@@ -266,9 +271,10 @@ def limits(machine: Machine) -> Iterator[Check]:
     _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    descriptors_min = DESCRIPTORS_MIN + DESCRIPTORS_A_NODE * machine.nodes
     low = False
     for what, flag, value, least in (
-        ("descriptors", "-n", descriptors, DESCRIPTORS_MIN),
+        ("descriptors", "-n", descriptors, descriptors_min),
         ("threads", "-u", processes, PROCESSES_MIN),
     ):
         if value != resource.RLIM_INFINITY and value < least:

@@ -96,6 +96,16 @@ def test_low_limits_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ulimit -v" in found[1].remedy
 
 
+def test_more_descriptors_are_wanted_by_more_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = resource.getrlimit
+    of_debian = {resource.RLIMIT_NOFILE: (1024, 8192), resource.RLIMIT_NPROC: (-1, -1)}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: of_debian.get(kind) or real(kind))
+    assert one(examination.limits(replace(MACHINE, nodes=2000))).verdict is Verdict.OK
+    [found] = examination.limits(replace(MACHINE, nodes=8300))
+    assert found.verdict is Verdict.WARNING
+    assert "10348 or more" in found.remedy
+
+
 def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     machine = Machine(replace(SETTINGS, source=str(tmp_path / "gone")))
     assert one(examination.source(machine)).verdict is Verdict.FAILED
