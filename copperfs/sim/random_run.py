@@ -162,6 +162,8 @@ class RandomRun:
         else:
             times = world.lives * (1 + self._clears) + self._pushes
             checkers.check_reads_bounded(world, times, self._excused)
+            if job.tier_memory_bytes >= TIER_AMPLE_BYTES:
+                checkers.check_chunk_reads(world, 2 * times)
 
     def _judge_views(self) -> None:
         """All believe what is so. Of a node that died when nobody was connected to it, that takes

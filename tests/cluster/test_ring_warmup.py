@@ -17,7 +17,7 @@ from copperfs.fuse.ioctl import Request, ask_mount
 from copperfs.runtime.filling import FILLS_AT_ONCE
 from tests.bench.dataset import Dataset, make_dataset
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import Cluster, digests
+from tests.cluster.helpers import PATIENT, Cluster, digests
 from tests.mount.helpers import COPPERFS, copperfs, eventually
 from tests.standin import StandIn
 
@@ -43,6 +43,7 @@ def with_tier(started: Starter, standin: StandIn, *flags: str, nodes: int = NODE
     return started(
         nodes,
         *("--ring", str(standin.mountpoint), "--chunk-size", str(CHUNK), "--security", "none"),
+        *PATIENT,  # or a loaded machine has one read in the place of another
         *flags,
         of=standin.mountpoint,
     )
