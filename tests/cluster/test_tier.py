@@ -13,7 +13,7 @@ import pytest
 
 from copperfs.fuse.ioctl import Request, ask_mount
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import Cluster
+from tests.cluster.helpers import PATIENT, Cluster
 from tests.mount.helpers import copperfs, eventually
 from tests.standin import StandIn
 
@@ -59,7 +59,7 @@ def test_what_was_there_before_stays_for_the_next_cluster(
         (tmp_path / f"nvme{node}" / f"node{node}").mkdir(mode=0o700)
     for node in range(3):  # one path for all, as the nodes of a job have it
         (tmp_path / f"node{node}").symlink_to(tmp_path / f"nvme{node}")
-    flags = ("--tier-dir", f"{tmp_path}/%h/%h")
+    flags = (*PATIENT, "--tier-dir", f"{tmp_path}/%h/%h")
     cluster = started(3, *flags, of=standin.mountpoint)
     assert (cluster.mnt(1) / "large").read_bytes() == content
     chunks = SIZE // MIB + 1
@@ -158,7 +158,7 @@ def test_a_job_in_which_nobody_keeps_chunks_reads_large_files_node_by_node(
 def test_by_default_a_job_of_several_reads_a_large_file_once(
     started: Starter, standin: StandIn, content: bytes
 ) -> None:
-    cluster = started(3, of=standin.mountpoint)
+    cluster = started(3, *PATIENT, of=standin.mountpoint)
     for node in cluster.everywhere():
         assert (cluster.mnt(node) / "large").read_bytes() == content
     assert standin.counts().read_bytes["large"] == SIZE
@@ -182,7 +182,7 @@ def test_thirty_two_nodes_want_one_library_at_the_same_time(
         nodes,
         *("--fanout", str(fanout), "--tree-max", "1MiB", "--tier-memory", "64MiB"),
         # Nobody asks another one as well because a node of a busy machine is late.
-        *("--security", "none", "--hedge-after", "10", "--dead-after", "40"),
+        *("--security", "none", *PATIENT),
         of=standin.mountpoint,
     )
     for node in cluster.everywhere():
