@@ -115,6 +115,15 @@ class Membership:
         """Whether all whom this node asks, or is pushed to by, can be talked to."""
         return self._started and all(self.is_good(peer) for peer in self.company.near)
 
+    def waited_for(self) -> set[NodeId]:
+        """Those of them that were never reached."""
+        return {
+            peer
+            for peer in self.company.near
+            if (found := self._peers.get(peer)) is not None
+            and not (found.seen.up or found.seen.was_up)
+        }
+
     def is_wanted(self, peer: NodeId) -> bool:
         """Whether it is one of those above, whom this node keeps in touch with."""
         return peer in self.company.overlay

@@ -7,6 +7,11 @@ each call says whom the one before it has missed; when nobody is missing, anothe
 a job had as many calls under way as nodes, more than a node takes on (``CALLS_MAX``), and they
 refused each other until their deadlines.
 
+Where the nodes have met before (by MPI, or at a rendezvous) all of them listened then. One that
+refuses a connection has ended since, its part of the job perhaps over before this node had begun:
+it is not waited for, and its place is taken as that of any other that is gone. With a hostfile it
+may not have been started yet.
+
 Whoever has waited in vain names the nodes that are missing, as node 0 said last.
 """
 
@@ -16,10 +21,12 @@ from dataclasses import dataclass, field
 import trio
 
 from copperfs.config import Settings
+from copperfs.core.events import Probed
 from copperfs.errors import MountError
 from copperfs.roster import Roster
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operation, Result, numbers_in
+from copperfs.runtime.peers import Peers
 from copperfs.types import NodeId
 
 ASKS_ALL = NodeId(0)
@@ -28,6 +35,8 @@ ASKS_ALL = NodeId(0)
 READY_WITHIN_S = 5.0
 # ... and the next one comes so much later.
 PAUSE_S = 0.2
+# So often it is looked whether one that is waited for has ended.
+LOOKS_EACH_S = 1.0
 # A sentence names so many nodes, and so a call does.
 NAMES_MAX = 16
 
@@ -59,12 +68,35 @@ class Readiness:
             return
         parents = list(trees.parents())
         with trio.move_on_after(self.settings.launch_timeout_s):
-            await peers.wait_in_touch()
+            await self._wait_in_touch(peers)
             if self.settings.wait_all:
                 await self._wait_all(trees.me, len(self.roster))
             return
         unreached = [each for each in parents if each not in peers.connected]
         raise MountError(self._why_not(self.roster, unreached))
+
+    async def _wait_in_touch(self, peers: Peers) -> None:
+        wrong: MountError | None = None
+        async with trio.open_nursery() as nursery:
+            if self.settings.hostfile is None:
+                nursery.start_soon(self._find_ended, peers)
+            try:
+                await peers.wait_in_touch()
+            except MountError as error:
+                wrong = error
+            nursery.cancel_scope.cancel()
+        if wrong is not None:
+            raise wrong
+
+    async def _find_ended(self, peers: Peers) -> None:
+        """Tell the core of those that are waited for and refuse a connection."""
+        while True:
+            await trio.sleep(LOOKS_EACH_S)
+            membership = self.engine.node.membership
+            assert membership is not None, "a job of one waits for nobody"
+            for peer in sorted(membership.waited_for()):
+                if await peers.transport.refuses(peer):
+                    self.engine.post(Probed(peer, refused=True))
 
     async def _wait_all(self, me: NodeId, count: int) -> None:
         """Until all are ready; or until this node hears that it was taken for gone: then it comes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from copperfs.bootstrap.keys import derive_pair, read_key_file, write_key_file
+from copperfs.bootstrap.rendezvous import Meeting, meet
+from copperfs.roster import Member
 from tests.bootstrap.helpers import WITHIN_S, clean_environment
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
 
@@ -209,3 +212,26 @@ def test_a_plain_mount_imports_nothing_of_launching(
     pid = int(json.loads(copperfs("stats", "--json", mountpoint).stdout)["pid"])
     assert is_running(pid)
     assert "mpi4py" not in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+
+
+def test_a_node_whose_root_has_ended_before_it_was_reached_takes_its_place(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    """Its part of the job was over at once. It took part in the rendezvous, as this process does
+    here in its place, and then nobody listens there any more."""
+    directory = tmp_path / "meet"
+    directory.mkdir(mode=0o700)
+    flags = ("--rendezvous", str(directory), "--nodes", "2", "--security", "none")
+    node = Started(tmp_path, "n1", *flags, "--launch-timeout", "60")
+    stack.callback(node.close)
+    eventually(lambda: list(directory.glob("*/members/*~n1~*")), "n1 has come")
+    [members] = directory.glob("*/members")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        meeting = Meeting(str(directory), members.parent.name, 2, timeout_s=WITHIN_S)
+        roster, place = meet(meeting, Member("n0", endpoint), None, print)
+        assert (len(roster), place) == (2, 0)
+    code, errors = node.ended()
+    assert code == 0, errors
+    assert node.answers()
+    assert json.loads(copperfs("tree", "--json", node.mountpoint).stdout)

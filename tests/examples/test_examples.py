@@ -209,6 +209,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
+def read_if_there(file: Path) -> str:
+    return file.read_text() if file.exists() else "(nothing was written)"
+
+
 def batch(
     slurm: Slurm,
     name: str,
@@ -239,7 +243,7 @@ def batch(
 
     eventually(
         lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"),
-        "the job has ended",
+        lambda: f"the job has ended; it is {state()}: {read_if_there(output)}",
         WITHIN_S,
     )
     said = output.read_text()
