@@ -30,10 +30,9 @@ CONNECTS_WITHIN_S = 2.0
 KERNEL_MIN = (5, 1)
 # libfuse 3.10 is what Debian 11 and RHEL 9 have; older ones were never tried.
 LIBFUSE_MIN = (3, 10)
-# Files that are open, and connections to owners, at most 512 (``REACHED_MAX``).
+# Files that are open, and connections to owners, at most 512 (``REACHED_MAX``). One more for each
+# node of the job, which may be in touch with this one as an owner.
 DESCRIPTORS_MIN = 2048
-# Each other node may be in touch with this one as an owner.
-DESCRIPTORS_A_NODE = 1
 PROCESSES_MIN = 512
 # As the rendezvous allows for, with some room.
 CLOCK_SKEW_MAX_S = 10.0
@@ -271,10 +270,9 @@ def limits(machine: Machine) -> Iterator[Check]:
     _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    descriptors_min = DESCRIPTORS_MIN + DESCRIPTORS_A_NODE * machine.nodes
     low = False
     for what, flag, value, least in (
-        ("descriptors", "-n", descriptors, descriptors_min),
+        ("descriptors", "-n", descriptors, DESCRIPTORS_MIN + machine.nodes),
         ("threads", "-u", processes, PROCESSES_MIN),
     ):
         if value != resource.RLIM_INFINITY and value < least:

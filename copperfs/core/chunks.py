@@ -196,29 +196,23 @@ class Chunks:
 
     def conclude(self, now: float, fetch: Fetch, outcome: Loaded | HaveRead) -> list[Action]:
         """The disk or the source has said something."""
+        takes_over = fetch.takes_over
+        if isinstance(outcome, HaveRead):
+            self.stats.tier_from_source += 1
+            stores = self.limits.tier_has_disk
+            return self._take(now, fetch, outcome.blob, takes_over=takes_over, stores=stores)
         if outcome.blob is None:
-            assert isinstance(outcome, Loaded), "what cannot be read is no outcome of this kind"
             return [self.fetches.asking.from_source(fetch)]
-        owned = fetch.takes_over or self._is_mine(fetch)
-        if isinstance(outcome, Loaded):
-            self.stats.tier_from_disk += 1
-            return self._take(now, fetch, outcome.blob, owned=owned)
-        self.stats.tier_from_source += 1
-        stores = owned and self.limits.tier_has_disk
-        return self._take(now, fetch, outcome.blob, owned=owned, stores=stores)
+        self.stats.tier_from_disk += 1
+        return self._take(now, fetch, outcome.blob, takes_over=takes_over)
 
     def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         """A peer has given it."""
         self.stats.tier_from_peers += 1
-        return self._take(now, fetch, blob, owned=self._is_mine(fetch))
-
-    def _is_mine(self, fetch: Fetch) -> bool:
-        key = fetch.subject[2]
-        assert isinstance(key, ChunkKey)
-        return self.routing.is_mine(key)
+        return self._take(now, fetch, blob, takes_over=False)
 
     def _take(
-        self, now: float, fetch: Fetch, blob: BlobId, *, owned: bool, stores: bool = False
+        self, now: float, fetch: Fetch, blob: BlobId, *, takes_over: bool, stores: bool = False
     ) -> list[Action]:
         actions = self.fetches.end(fetch)
         key = fetch.subject[2]
@@ -229,7 +223,8 @@ class Chunks:
                 actions += self._publish_ahead(key, blob)
             else:
                 actions += self._answer(now, question, blob)
-        if stores:
+        owned = takes_over or self.routing.is_mine(key)
+        if stores and owned:
             actions.append(StoreChunk(key, blob))
         return actions + self.tier.admit(key, blob, owned=owned)
 

@@ -77,7 +77,7 @@ class Rows:
 
     @property
     def _most(self) -> int:
-        return max(1, ROW_BYTES_MAX // self.chunk_bytes) if self.chunk_bytes else 1
+        return max(1, ROW_BYTES_MAX // self.chunk_bytes)
 
     def is_marker(self, key: ChunkKey) -> bool:
         """Whether it is to be asked for."""

@@ -2,10 +2,9 @@
 
 Two shelves. *Owned* chunks are this node's part of what all nodes hold together, and what it took
 over from others: they stay for as long as there is room, and what goes may still be on the disk.
-*Guests* belong to other nodes, and
-were read here: they stay for a moment, because a reader may want more of them, and because their
-owner may send others here for them (``takers.py``). A budget of their own keeps a dataset that
-streams through from washing out what this node owns.
+*Guests* belong to other nodes, and were read here: they stay for a moment, because a reader may
+want more of them, and because their owner may send others here for them (``takers.py``). A budget
+of their own keeps a dataset that streams through from washing out what this node owns.
 
 Each shelf has a room of its own for what is on its way to it, also for the sake of liveness: an
 owned chunk comes from the disk or the source, so it never waits for another node; a guest waits for

@@ -74,7 +74,8 @@ def send_frames(
                 socket.send(header, _NOW)
             else:
                 socket.send(header, _NOW_MORE)
-                _send_payload(socket, payload.data)
+                copies = size_of(payload.data) < ZERO_COPY_BYTES
+                socket.send(payload.data, _NOW, copy=copies, track=False)
         except zmq.Again:
             if last_attempt:
                 return False
@@ -87,7 +88,3 @@ def send_frames(
         else:
             return True
     raise AssertionError("both attempts return")
-
-
-def _send_payload(socket: "zmq.Socket[bytes]", data: bytes | memoryview) -> None:
-    socket.send(data, _NOW, copy=size_of(data) < ZERO_COPY_BYTES, track=False)

@@ -84,6 +84,21 @@ def test_nothing_is_fetched_behind_the_end() -> None:
     assert ahead(rows, CHUNKS - 1) == []
 
 
+def test_one_of_them_is_left_to_be_asked_for() -> None:
+    rows = Rows(MIB)
+    for index in range(3):
+        ahead(rows, index)
+    fetched = ahead(rows, 3)
+    assert fetched == list(range(4, 12))
+    assert [each for each in fetched if rows.is_marker(key_of(each))] == [4]
+    fetched = ahead(rows, 4)
+    assert fetched == list(range(5, 14))
+    assert [each for each in fetched if rows.is_marker(key_of(each))] == [12]
+    marker = 12
+    assert ahead(rows, marker) == list(range(13, 23)), "those before it were read unasked"
+    assert not rows.is_marker(key_of(marker))
+
+
 def test_who_begins_with_the_whole_first_chunk_reads_a_row() -> None:
     rows = Rows(MIB)
     assert ahead(rows, 0, begins=True) == [1, 2]
