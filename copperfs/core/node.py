@@ -322,8 +322,8 @@ class Node:
         return self._cache.holds(path, version)
 
     def looks_for(self, fetch: FetchId) -> tuple[bytes, ...]:
-        """Which names to look for in what was read for this; ``HaveRead`` is to have those that are
-        mentioned there."""
+        """Which names to look for in what is to be read for this; ``HaveRead`` is to have those
+        that are mentioned there."""
         running = self._fetches.get(fetch)
         if running is None or running.subject[0] is not Kind.READ:
             return ()

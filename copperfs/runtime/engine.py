@@ -283,7 +283,9 @@ class Engine:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
+            case ReadSource():
+                self.fetcher.start(action, self.node.looks_for(action.fetch))
+            case ScanSource() | LookSource() | OpenSource() | ReadChunk():
                 self.fetcher.start(action)
             case LoadChunk() | StoreChunk():
                 assert self.tier is not None, "the core was told that there is a disk"
@@ -378,8 +380,8 @@ class Engine:
 
     def _arrived(self, outcome: Arrived) -> None:
         if isinstance(outcome, BlobRead):
-            found = outcome.blob.mentioned(self.node.looks_for(outcome.fetch))
-            outcome = HaveRead(outcome.fetch, self.blobs.keep(outcome.blob), found)
+            blob = self.blobs.keep(outcome.blob)
+            outcome = HaveRead(outcome.fetch, blob, outcome.mentioned)
         self.post(outcome)
 
     # --- background ------------------------------------------------------------------------------

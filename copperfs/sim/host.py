@@ -140,7 +140,7 @@ class Host:
     """Of all answers."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
-    _at_source: set[FetchId] = field(default_factory=set)
+    _at_source: dict[FetchId, tuple[bytes, ...]] = field(default_factory=dict)
     _doing: set[CallId] = field(default_factory=set)
     _steps: int = 0
     _alarm: float | None = None
@@ -287,7 +287,8 @@ class Host:
                     self.front.publish(key)
             case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
                 assert action.fetch not in self._at_source, f"{action} is begun twice"
-                self._at_source.add(action.fetch)
+                looked_for = self.node.looks_for(action.fetch)
+                self._at_source[action.fetch] = looked_for
                 self.hands.start(action, self._source_said)
             case AnswerObject(request, _, blob):
                 self._answer(request, self.blobs.held[blob])
@@ -347,10 +348,9 @@ class Host:
         self.process.take(self._take_arrived, arrived)
 
     def _take_arrived(self, arrived: Arrived) -> None:
-        self._at_source.remove(arrived.fetch)
+        looked_for = self._at_source.pop(arrived.fetch)
         match arrived:
             case ContentRead(fetch, content):
-                looked_for = self.node.looks_for(fetch)
                 found = tuple(each for each in looked_for if each in arrived.mentions)
                 self.post(HaveRead(fetch, self.blobs.keep(content), found))
             case FileOpened(fetch):

@@ -8,7 +8,7 @@ READ: int
 OPEN: int
 CHUNK: int
 
-Result = tuple[bytes, bytes] | FileBlob | int | None
+Result = tuple[bytes, bytes] | tuple[FileBlob, bytes] | FileBlob | int | None
 
 class Fetcher:
     def __init__(
@@ -23,6 +23,7 @@ class Fetcher:
         untouchable: tuple[bytes, ...],
         offset: int = 0,
         length: int = 0,
+        looked_for: bytes = b"",
         /,
     ) -> None: ...
     def drain(self) -> list[tuple[int, int, Result]]: ...

@@ -25,6 +25,8 @@ class BlobRead:
 
     fetch: FetchId
     blob: FileBlob
+    mentioned: tuple[bytes, ...] = ()
+    """Which of the names that were looked for a compiled file mentions."""
 
 
 Arrived = Outcome | BlobRead
@@ -59,8 +61,9 @@ class Fetcher(Protocol):
         """*untouchable* gives the paths that lead back into the mount, as they are now."""
         ...
 
-    def start(self, fetch: Fetch) -> None:
-        """Begin; the outcome arrives later, never within this call."""
+    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
+        """Begin; the outcome arrives later, never within this call. *looked_for*: in a whole file,
+        by the thread that has read it."""
         ...
 
     async def run(self, arrive: Arrive) -> None:

@@ -91,18 +91,43 @@ static bool copy_names(struct job *job, PyObject *tuple)
 	return true;
 }
 
+/* Checked, because what is beyond its end is not ours. */
+static bool copy_looked_for(struct job *job, const char *packed, Py_ssize_t size)
+{
+	Py_ssize_t at = 0;
+
+	for (; at < size && packed[at]; at += 1 + (unsigned char)packed[at])
+		job->looked_for_count++;
+	if (size && at != size - 1) {
+		PyErr_SetString(PyExc_ValueError, "expected names with their lengths, and a zero");
+		return false;
+	}
+	if (!job->looked_for_count)
+		return true;
+	job->looked_for = malloc((size_t)size);
+	if (!job->looked_for) {
+		PyErr_NoMemory();
+		return false;
+	}
+	memcpy(job->looked_for, packed, (size_t)size);
+	return true;
+}
+
 static PyObject *py_submit(PyObject *object, PyObject *args)
 {
 	struct pool *pool = ((struct fetcher *)object)->pool;
 	unsigned long long id, size = 0, ino = 0, offset = 0, length = 0;
+	const char *looked_for = NULL;
+	Py_ssize_t looked_for_size = 0;
 	long long mtime_ns = 0, ctime_ns = 0;
 	PyObject *untouchable;
 	const char *path;
 	struct job *job;
 	int kind;
 
-	if (!PyArg_ParseTuple(args, "Kiy(KLLK)O!|KK", &id, &kind, &path, &size, &mtime_ns,
-			      &ctime_ns, &ino, &PyTuple_Type, &untouchable, &offset, &length))
+	if (!PyArg_ParseTuple(args, "Kiy(KLLK)O!|KKy#", &id, &kind, &path, &size, &mtime_ns,
+			      &ctime_ns, &ino, &PyTuple_Type, &untouchable, &offset, &length, &looked_for,
+			      &looked_for_size))
 		return NULL;
 	job = pool_job(pool, (enum kind)kind, path,
 		       &(struct version){ size, mtime_ns, ctime_ns, ino }, id);
@@ -110,7 +135,8 @@ static PyObject *py_submit(PyObject *object, PyObject *args)
 		return PyErr_NoMemory();
 	job->offset = offset;
 	job->length = (size_t)length;
-	if (!copy_names(job, untouchable)) {
+	if (!copy_names(job, untouchable) ||
+	    !copy_looked_for(job, looked_for, looked_for_size)) {
 		job_free(job);
 		return NULL;
 	}
@@ -137,9 +163,13 @@ static PyObject *outcome(struct job *job)
 				     (Py_ssize_t)sizeof(job->attributes),
 				     job->buffer.bytes ? job->buffer.bytes : "",
 				     (Py_ssize_t)job->buffer.used);
-	case READ:
-	case CHUNK:
+	case READ: /* the bytes, and which of the names are mentioned */
 		job->blob = NULL; /* the Python object has it now */
+		return Py_BuildValue("(Ki(Ny#))", job->id, 0, blob_api->wrap(blob),
+				     job->mentioned ? (const char *)job->mentioned : "",
+				     job->mentioned ? (Py_ssize_t)job->looked_for_count : 0);
+	case CHUNK:
+		job->blob = NULL;
 		return Py_BuildValue("(KiN)", job->id, 0, blob_api->wrap(blob));
 	case OPEN:
 		job->fd = -1;
@@ -272,7 +302,8 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 
 static PyMethodDef methods[] = {
 	{ "submit", py_submit, METH_VARARGS,
-	  "submit(id, kind, path, version, untouchable, offset=0, length=0): do it in a thread." },
+	  "submit(id, kind, path, version, untouchable, offset=0, length=0, looked_for=b''): "
+	  "do it in a thread." },
 	{ "drain", py_drain, METH_NOARGS, "drain() -> [(id, errno, result)] of what has ended." },
 	{ "fileno", py_fileno, METH_NOARGS, "fileno(): readable when there is something to drain." },
 	{ "close", py_close, METH_NOARGS, "close(): start nothing more." },

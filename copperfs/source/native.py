@@ -6,12 +6,13 @@ other around every system call.
 
 import os
 from collections.abc import Callable
+from itertools import compress
 
 import trio
 
 from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadChunk, ReadSource, ScanSource
 from copperfs.core.events import Failed, Looked, Opened, Outcome, Scanned
-from copperfs.core.listing import Listing
+from copperfs.core.listing import NAME_MAX, Listing
 from copperfs.source import _native
 from copperfs.source.fetcher import (
     Arrive,
@@ -47,17 +48,18 @@ class NativeFetcher:
             prefix, concurrency, os.stat(root).st_dev, listing_max, deadline_s
         )
         self._started: dict[int, type[Fetch]] = {}
+        self._looked_for: dict[int, tuple[bytes, ...]] = {}
         self._refused: list[Outcome] = []
         self._woken = trio.Event()
         self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
 
-    def start(self, fetch: Fetch) -> None:
+    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
         if (outcome := refused(fetch, self._untouchable())) is not None:
             self._refuse(outcome)
         elif isinstance(fetch, ReadChunk):
             self._turns.start(fetch)
         else:
-            self._submit(fetch)
+            self._submit(fetch, looked_for)
 
     def _refuse(self, outcome: Outcome) -> None:
         self._refused.append(outcome)
@@ -66,7 +68,7 @@ class NativeFetcher:
     def _fail(self, fetch: FetchId, error: int) -> None:
         self._refuse(Failed(fetch, error))
 
-    def _submit(self, fetch: Fetch) -> None:
+    def _submit(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
         kind, version = _native.LOOK, _NO_VERSION
         names: tuple[bytes, ...] = ()
         offset = length = 0
@@ -83,7 +85,12 @@ class NativeFetcher:
             case LookSource():
                 pass
         self._started[fetch.fetch] = type(fetch)
-        self._pool.submit(fetch.fetch, kind, fetch.path, version, names, offset, length)
+        packed = b""
+        if looked_for:
+            looked_for = tuple(name for name in looked_for if 0 < len(name) <= NAME_MAX)
+            packed = b"".join(bytes((len(name),)) + name for name in looked_for) + b"\0"
+            self._looked_for[fetch.fetch] = looked_for
+        self._pool.submit(fetch.fetch, kind, fetch.path, version, names, offset, length, packed)
 
     async def run(self, arrive: Arrive) -> None:
         async with trio.open_nursery() as nursery:
@@ -104,22 +111,25 @@ class NativeFetcher:
 
     def _arrived(self, fetch: FetchId, error: int, result: "_native.Result") -> Arrived:
         kind = self._started.pop(fetch)
+        looked_for = self._looked_for.pop(fetch, ())
         if error:
             return Failed(fetch, error)
         match result:
             case None:
                 return Looked(fetch, None)
-            case (attributes, packed) if kind is ScanSource:
+            case (bytes(attributes), packed) if kind is ScanSource:
                 listing = Listing(packed, Attributes(attributes).version)
                 if not listing.bare:
                     self._pool.count_stats(listing.count)
                 return Scanned(fetch, listing)
-            case (attributes, target):
+            case (bytes(attributes), target):
                 return Looked(fetch, Entry(Attributes(attributes), target))
+            case (blob, mentioned):
+                return BlobRead(fetch, blob, tuple(compress(looked_for, mentioned)))
             case int():
                 return Opened(fetch, HandleId(result))
             case _:
-                assert kind in (ReadSource, ReadChunk)
+                assert kind is ReadChunk
                 return BlobRead(fetch, result)
 
     def close_handle(self, handle: HandleId) -> None:

@@ -32,6 +32,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../mentions.h"
+
 enum {
 	STUCK_MAX = 128,
 	/* Lustre's client has at most 8 requests under way to a metadata server
@@ -55,6 +57,8 @@ void job_free(struct job *job)
 	for (char **each = job->untouchable; each && *each; each++)
 		free(*each);
 	free(job->untouchable);
+	free(job->looked_for);
+	free(job->mentioned);
 	free(job->path);
 	free(job->buffer.bytes);
 	blob_unref(job->blob);
@@ -135,6 +139,14 @@ static int list(struct pool *pool, struct job *job)
 	return scan_begin(fd, pool->listing_max, pool->device, none, &job->scan);
 }
 
+/* Without memory nothing is mentioned. */
+static void look_through(struct job *job)
+{
+	job->mentioned = calloc(job->looked_for_count, sizeof(*job->mentioned));
+	if (job->mentioned)
+		find_mentioned(job->blob->data, job->blob->size, job->looked_for, job->mentioned);
+}
+
 /* A scan is only begun. */
 static void run(struct pool *pool, struct job *job)
 {
@@ -161,6 +173,8 @@ static void run(struct pool *pool, struct job *job)
 	case READ:
 		job->error = source_read(job->path, &job->version, pool->device, &job->blob,
 					 &pool->counts);
+		if (!job->error && job->looked_for_count)
+			look_through(job);
 		break;
 	case OPEN:
 		job->error = source_open(job->path, &job->version, pool->device, &job->fd,

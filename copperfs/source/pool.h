@@ -19,6 +19,9 @@ struct job {
 	uint64_t offset; /* of a chunk */
 	size_t length;
 	char **untouchable; /* NULL-terminated */
+	/* of a file that is read: what to look for in it, as mentions.h wants it, or NULL */
+	char *looked_for;
+	size_t looked_for_count;
 	double deadline_s;
 	/* who is told, instead of Python: one of these */
 	reader_done *told;
@@ -32,6 +35,7 @@ struct job {
 	/* the outcome */
 	int error;
 	struct blob *blob;
+	bool *mentioned; /* of each that was looked for */
 	struct buffer buffer; /* a listing, or a link's target */
 	struct attributes attributes;
 	int fd;

@@ -2,9 +2,11 @@
 
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import trio
 
+from copperfs.blob import FileBlob
 from copperfs.core.actions import Fetch, LookSource, OpenSource, ReadChunk, ReadSource, ScanSource
 from copperfs.core.events import Failed, Looked, Opened, Scanned
 from copperfs.core.listing import Listing
@@ -46,19 +48,19 @@ class ThreadFetcher:
         self._arrive: Arrive | None = None
         self._early: list[Arrived] = []  # what arrived before anybody listened
 
-    def start(self, fetch: Fetch) -> None:
+    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
         outcome = refused(fetch, self._untouchable())
         if outcome is not None:
             self._trio.run_sync_soon(self._hand_over, outcome)
         elif isinstance(fetch, ReadChunk):
             self._turns.start(fetch)
         else:
-            self._submit(fetch)
+            self._submit(fetch, looked_for)
 
     def _fail(self, fetch: FetchId, error: int) -> None:
         self._trio.run_sync_soon(self._hand_over, Failed(fetch, error))
 
-    def _submit(self, fetch: Fetch) -> None:
+    def _submit(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
         source = self._source
         work: Callable[[], object]
         match fetch:
@@ -68,7 +70,7 @@ class ThreadFetcher:
             case LookSource(_, path):
                 work = lambda: source.look(path)  # noqa: E731
             case ReadSource(_, path, version):
-                work = lambda: source.read(path, version)  # noqa: E731
+                work = lambda: _looked_through(source.read(path, version), looked_for)  # noqa: E731
             case OpenSource(_, path, version):
                 work = lambda: source.open(path, version)  # noqa: E731
             case ReadChunk(_, path, version, offset, length):
@@ -127,6 +129,16 @@ class ThreadFetcher:
         self.close_unused(0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _LookedThrough:
+    blob: FileBlob
+    mentioned: tuple[bytes, ...]
+
+
+def _looked_through(blob: FileBlob, looked_for: tuple[bytes, ...]) -> _LookedThrough:
+    return _LookedThrough(blob, blob.mentioned(looked_for) if looked_for else ())
+
+
 def _arrived(fetch: FetchId, result: object) -> Arrived:
     match result:
         case OSError():
@@ -137,5 +149,7 @@ def _arrived(fetch: FetchId, result: object) -> Arrived:
             return Looked(fetch, result)
         case int():
             return Opened(fetch, HandleId(result))
+        case _LookedThrough(blob, mentioned):
+            return BlobRead(fetch, blob, mentioned)
         case _:
             return BlobRead(fetch, result)  # type: ignore[arg-type]  # the rest are blobs

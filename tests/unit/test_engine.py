@@ -10,8 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.blob import Blob, FileBlob, new_blob
+from copperfs.blob import Blob, FileBlob, PlainBlob, new_blob
 from copperfs.core.actions import (
+    Action,
     AnswerHandle,
     AnswerListing,
     AnswerObject,
@@ -24,7 +25,18 @@ from copperfs.core.actions import (
     ReadSource,
     ScanSource,
 )
-from copperfs.core.events import Clear, Failed, List, Look, Looked, Opened, Read, Scanned
+from copperfs.core.events import (
+    Clear,
+    Event,
+    Failed,
+    HaveRead,
+    List,
+    Look,
+    Looked,
+    Opened,
+    Read,
+    Scanned,
+)
 from copperfs.core.listing import Listing
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
@@ -46,9 +58,11 @@ class FakeFetcher:
         self.started: list[Fetch] = []
         self.closed: list[HandleId] = []
         self.arrive: Arrive | None = None
+        self.looked_for: tuple[bytes, ...] = ()
 
-    def start(self, fetch: Fetch) -> None:
+    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
         self.started.append(fetch)
+        self.looked_for = looked_for
 
     async def run(self, arrive: Arrive) -> None:
         self.arrive = arrive
@@ -243,6 +257,38 @@ def test_the_bytes_of_an_object_come_with_its_answer() -> None:
         assert scene.answers["me"] is scene.answers["you"] is blob
         assert scene.engine.blob_bytes() == 5
 
+    run(play)
+
+
+class LookedThrough(PlainBlob):
+    """A file that is looked through where it was read, and not where it is answered."""
+
+    def mentioned(self, names: tuple[bytes, ...], /) -> tuple[bytes, ...]:
+        raise AssertionError(f"{names} are looked for on trio's thread")
+
+
+def test_a_file_is_looked_through_by_the_thread_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[HaveRead] = []
+    step = Node.step
+
+    def hear(node: Node, now: float, event: Event) -> list[Action]:
+        heard.extend([event] if isinstance(event, HaveRead) else [])
+        return step(node, now, event)
+
+    async def play(scene: Scene) -> None:
+        await scene.asking("me", reading(b"f"))
+        assert scene.fetcher.looked_for == (b"sub", b"lib")
+        blob = LookedThrough(5)
+        blob.seal(5)
+        scene.arrive(BlobRead(scene.fetcher.started[0].fetch, blob, (b"lib",)))
+        await scene.settle()
+        assert scene.answers["me"] is blob
+        assert [each.mentions for each in heard] == [(b"lib",)]
+
+    monkeypatch.setattr(Node, "looks_for", lambda _, fetch: (b"sub", b"lib"))
+    monkeypatch.setattr(Node, "step", hear)
     run(play)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from copperfs.blob import BLOBS_ARE_SHARED, FileBlob, PlainBlob, new_blob
-from copperfs.compiled import DEPTH_MAX
+from copperfs.compiled import DEPTH_MAX, walked
 
 Kind = Callable[[int], FileBlob]
 KINDS: list[Kind] = [PlainBlob, new_blob] if BLOBS_ARE_SHARED else [PlainBlob]
@@ -162,3 +162,64 @@ def test_c_and_python_agree_about_what_was_damaged(data: st.DataObject) -> None:
     del whole[data.draw(st.integers(0, len(whole))) :]
     names = NAMES + NOT_THERE
     assert len({blob_of(kind, bytes(whole)).mentioned(names) for kind in KINDS}) == 1
+
+
+SIZE = 1 << 20
+BEFORE = MAGIC_NUMBER + bytes(12) + b"c" + bytes(20) + b"NN"
+MANY = tuple(b"%x" % number for number in range(4096))
+
+
+def steps_for(kind: Kind, data: bytes, names: tuple[bytes, ...]) -> int:
+    """Bytes of strings that are looked at, and in C names that are compared with."""
+    if kind is PlainBlob:
+        return walked(data).steps
+    steps = blob_of(kind, data).steps_for(names)  # type: ignore[attr-defined]  # for tests
+    assert isinstance(steps, int)
+    return steps
+
+
+def sized(kind: bytes, text: bytes) -> bytes:
+    return kind + len(text).to_bytes(4, "little") + text
+
+
+def crafted() -> dict[str, tuple[bytes, tuple[bytes, ...]]]:
+    """Files of 1 MiB that take as much looking as one can think of; and what they mention."""
+    long = sized(b"\xe1", b"abc." * (SIZE // 16))
+    count = (SIZE - len(long) - 100) // 5
+    many = b"(" + (1 + count).to_bytes(4, "little")
+    refs = b"r\0\0\0\0" * count
+    return {
+        "references to one long string": (BEFORE + many + long + refs, (b"abc",)),
+        # kept where it is no mention, and referred to where it is one
+        "and from names to constants": (BEFORE[:-1] + b")\1" + long + many + refs, (b"abc",)),
+        "short parts between dots": (
+            BEFORE + b")\1" + sized(b"a", b"7." * (SIZE // 2 - 32)),
+            (b"7",),
+        ),
+        "a long string of one part": (BEFORE + b")\1" + sized(b"a", b"f" * (SIZE - 64)), ()),
+    }
+
+
+@kinds
+@pytest.mark.parametrize("case", list(crafted()))
+def test_a_file_that_was_made_to_be_slow_takes_no_more_than_its_bytes(
+    kind: Kind, case: str
+) -> None:
+    data, mentioned = crafted()[case]
+    assert SIZE - 128 < len(data) <= SIZE
+    # each byte is looked at twice at most, and each part compared with log2 of the names
+    assert steps_for(kind, data, MANY) <= 2 * len(data) + len(data) // 2 * 13
+    assert blob_of(kind, data).mentioned((*MANY, b"zzz")) == mentioned
+
+
+@kinds
+def test_a_name_that_is_looked_for_more_than_once_is_found_each_time(kind: Kind) -> None:
+    data = BEFORE + b")\1z\x05b.abc"
+    assert blob_of(kind, data).mentioned((b"b", b"abc", b"x", b"abc")) == (b"b", b"abc", b"abc")
+
+
+def test_what_is_mentioned_again_by_reference_is_found_where_it_is_a_mention() -> None:
+    # kept as no mention, referred to where it is one, and once more
+    data = BEFORE[:-1] + b")\1\xda\x03abc)\2r\0\0\0\0r\0\0\0\0"
+    for kind in KINDS:
+        assert blob_of(kind, data).mentioned((b"abc",)) == (b"abc",)

@@ -7,6 +7,7 @@ moment is made to by ``Gate``: the kernel itself holds an open or a read until t
 
 import ctypes
 import errno
+import marshal
 import os
 import pickle
 import select
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path as FilePath
 
 import pytest
@@ -102,6 +104,14 @@ class Source:
         outcome = await self.fetch(lambda n: ReadSource(n, Path(path), wanted))
         assert isinstance(outcome, BlobRead), outcome
         return bytes(outcome.blob.view)
+
+    async def mentioned(self, path: bytes, names: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        version = await self.version(path)
+        self._last += 1
+        self.fetcher.start(ReadSource(FetchId(self._last), Path(path), version), names)
+        outcome = await self.outcome(FetchId(self._last))
+        assert isinstance(outcome, BlobRead), outcome
+        return outcome.mentioned
 
     async def open(self, path: bytes, version: Version | None = None) -> int:
         wanted = version or await self.version(path)
@@ -1287,3 +1297,20 @@ def test_a_handle_that_nobody_takes_is_closed(make: Make, tmp_path: FilePath) ->
             os.close(reading)
 
     trio.run(main)
+
+
+def test_what_is_looked_for_in_a_file_comes_with_it(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    code = compile("import package.core\nfrom . import lib", "x.py", "exec")
+    settled(tmp_path / "m.pyc", MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
+    settled(tmp_path / "n.pyc", b"nothing of Python's")
+
+    async def play(source: Source) -> None:
+        names = (b"lib", b"none", b"", b"x" * 300, b"core", b"lib")
+        assert await source.mentioned(b"m.pyc", names) == (b"lib", b"core", b"lib")
+        assert await source.mentioned(b"m.pyc", ()) == ()
+        assert await source.mentioned(b"m.pyc", (b"",)) == ()
+        assert await source.mentioned(b"n.pyc", names) == ()
+
+    with_source(play)
