@@ -81,24 +81,33 @@ static inline int compare_looked_for(const void *one, const void *other)
 	return compare_names(name + 1, (unsigned char)*name, (const struct looked_for *)other);
 }
 
-/* A name may be looked for several times: all of them are found, with the first. */
-static inline void walk_name(struct walk *w, const char *name, size_t length)
+/* The first of the sorted that is this name, or `count`. */
+static inline size_t find_looked_for(const struct looked_for *sorted, size_t count,
+				     const char *name, size_t length, size_t *steps)
 {
-	size_t low = 0, high = w->names_count;
+	size_t low = 0, high = count;
 
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 
-		w->steps++;
-		if (compare_names(name, length, &w->names[middle]) > 0)
+		++*steps;
+		if (compare_names(name, length, &sorted[middle]) > 0)
 			low = middle + 1;
 		else
 			high = middle;
 	}
-	for (; low < w->names_count && !*w->names[low].found &&
-	       !compare_names(name, length, &w->names[low]);
-	     low++, w->left--)
-		*w->names[low].found = true;
+	return low < count && !compare_names(name, length, &sorted[low]) ? low : count;
+}
+
+/* A name may be looked for several times: all of them are found, with the first. */
+static inline void walk_name(struct walk *w, const char *name, size_t length)
+{
+	size_t at = find_looked_for(w->names, w->names_count, name, length, &w->steps);
+
+	for (; at < w->names_count && !*w->names[at].found &&
+	       !compare_names(name, length, &w->names[at]);
+	     at++, w->left--)
+		*w->names[at].found = true;
 }
 
 /* Whether what comes here is a mention. */

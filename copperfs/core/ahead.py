@@ -23,6 +23,7 @@ Rules for all of it:
   again, with the same numbers, and this node is only told of what came.
 * Nothing has to go for it. What nobody has asked for yet is read only into free room, and is the
   first to go when room is needed.
+* A directory's names are gone through a fixed number of times, whatever is asked for in it.
 * What is read or listed ahead is a fetch like any other, with a question that is *nobody's*. Who
   asks for it meanwhile waits on that fetch. If it fails and nobody waits, nothing is said: who asks
   for it finds out.
@@ -40,7 +41,7 @@ from copperfs.core.asking import Fetch
 from copperfs.core.cache import Cache
 from copperfs.core.events import List, Question, Read
 from copperfs.core.fetches import Fetches
-from copperfs.core.listing import Listing
+from copperfs.core.listing import Listing, ending_of
 from copperfs.core.policy import Place, Policy
 from copperfs.core.routing import Routing
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats
@@ -54,6 +55,8 @@ LIBRARY_ENDING = b".so"
 LIBRARY_BYTES_MAX = 4 << 20
 # Larger compiled files are data, and looking through them would take a millisecond.
 LOOKED_THROUGH_BYTES_MAX = 1 << 20
+# A directory with more directories and libraries is no package.
+BESIDE_MAX = 4096
 # A directory is several operations where a file is two.
 FILES_FOR_EACH_DIRECTORY = 4
 LISTING_ROOM_BYTES = 64 << 10
@@ -69,12 +72,6 @@ _BEGUN = b""
 
 def is_nobodys(question: Question) -> bool:
     return question.request == NOBODY
-
-
-def ending_of(name: bytes) -> bytes:
-    """From the last dot on; empty if there is none, or only at the beginning."""
-    dot = name.rfind(b".")
-    return name[dot:] if dot > 0 else b""
 
 
 def stem_of(name: bytes) -> bytes:
@@ -125,9 +122,11 @@ class Ahead:
             if split(directory)[1] != COMPILED:
                 return
         held = self.cache.held_listing(directory)
-        if held is None or (ending == LIBRARY_ENDING and _has_compiled(held[0])):
+        if held is None:
             return
         self._groups[group] = _BEGUN
+        if ending == LIBRARY_ENDING and _has_compiled(held[0]):
+            return
         self._will_read(self._files(directory, held[0], ending))
 
     def listed(self, directory: Path, listing: Listing) -> None:
@@ -188,9 +187,7 @@ class Ahead:
         size = 0
         if listing.bare:
             return []
-        for name, entry in listing.rows():
-            if ending_of(name) != ending:
-                continue
+        for name, entry in listing.rows_ending(ending):
             attributes = entry.attributes
             if not stat.S_ISREG(attributes.mode) or not self._is_small(attributes.size):
                 continue
@@ -217,7 +214,7 @@ class Ahead:
             if is_library and 0 < attributes.size <= library_bytes_max:
                 key = ObjectKey(join(package, name), attributes.version)
                 found.setdefault(stem_of(name), []).append(key)
-        return found
+        return found if sum(map(len, found.values())) <= BESIDE_MAX else {}
 
     def _will_read(self, keys: list[ObjectKey]) -> None:
         if len(self._queue) + len(keys) <= QUEUE_MAX:

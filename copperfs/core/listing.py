@@ -17,6 +17,8 @@ The bytes of a listing are checked when they are opened, because later they come
 """
 
 import struct
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -28,6 +30,12 @@ _ROW_BYTES = _ROW.size + ATTRIBUTES_BYTES
 _MAGIC = 0x31534C43
 _BARE = 1
 NAME_MAX = 255
+
+
+def ending_of(name: bytes) -> bytes:
+    """From the last dot on; empty if there is none, or only at the beginning."""
+    dot = name.rfind(b".")
+    return name[dot:] if dot > 0 else b""
 
 
 class MalformedListing(ValueError):
@@ -46,6 +54,8 @@ class Listing:
     """Of its parts, as they were taken where the source was read; of each, from when somebody needs
     it. Kept here by those who send and receive; the core does not look."""
     _offsets: dict[bytes, int] | None = field(default=None, repr=False, compare=False)
+    _by_ending: "array[int] | None" = field(default=None, repr=False, compare=False)
+    """Where rows are, by what their names end in: for many endings it is gone through once."""
 
     @property
     def count(self) -> int:
@@ -85,6 +95,20 @@ class Listing:
         for name, at in self._walk():
             yield name, self._entry(at)
 
+    def rows_ending(self, ending: bytes) -> Iterator[tuple[bytes, Entry]]:
+        """Those whose names end so, as ``ending_of`` says, in order."""
+        if self._by_ending is None:
+            endings = sorted((ending_of(name), at) for name, at in self._walk())
+            self._by_ending = array("I", [at for _, at in endings])
+        found = self._by_ending
+        first = bisect_left(found, ending, key=lambda at: ending_of(self._name(at)))
+        for number in range(first, len(found)):
+            at = found[number]
+            name = self._name(at)
+            if ending_of(name) != ending:
+                return
+            yield name, self._entry(at)
+
     def _index(self) -> dict[bytes, int]:
         if self._offsets is None:
             self._offsets = dict(self._walk())
@@ -118,6 +142,10 @@ class Listing:
 
     def _entry(self, at: int) -> Entry:
         return Entry(Attributes(self.packed[at + _ROW.size : at + _ROW_BYTES]), self._target(at))
+
+    def _name(self, at: int) -> bytes:
+        start = at + _ROW_BYTES
+        return self.packed[start : start + _ROW.unpack_from(self.packed, at)[1]]
 
     def _target(self, at: int) -> bytes:
         _, name_length, target_length = _ROW.unpack_from(self.packed, at)

@@ -31,6 +31,7 @@ FUZZERS: dict[str, list[str | Path]] = {
     "listing": [*TABLES, HERE / "fuzz_listing.c"],
 }
 STRESS: list[str | Path] = [_FEW_BUCKETS, *SOURCES, HERE / "stress.c"]
+MANY_ENDINGS: list[str | Path] = ["-DAHEAD_STEPS", *SOURCES, HERE / "many_endings.c"]
 STRESS_SOURCE: list[str | Path] = [
     "-Dfstatat=stressed_fstatat",
     *SOURCE_POOL,

@@ -137,6 +137,7 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	static const uint64_t lifetimes[] = { 0, 1000000, 1000000000 };
 	struct listing *listing = listing_open(&front->tables, packed, packed_size,
 					       now_ns() + lifetimes[random_of(state) % 3]);
+	struct ending *ending;
 	struct node *node;
 
 	CHECK(listing);
@@ -144,9 +145,9 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	listing->granted_below = random_of(state) % 2;
 	listing->read_ahead = random_of(state) % 2;
 	/* as if one file had been asked for: two of one listing seldom are */
-	listing->endings = calloc(1, sizeof(*listing->endings));
-	CHECK(listing->endings);
-	listing->endings->first = listing_row(listing, 2);
+	ending = ending_find(front, listing, ".n", 2);
+	CHECK(ending);
+	ending->asked = listing_row(listing, 2);
 	tables_lock(&front->tables);
 	node = node_by_id(&front->tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {

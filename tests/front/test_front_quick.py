@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.front.build import FUZZERS, HERE, STRESS, STRESS_SOURCE, build, failed_before, run
+from tests.front.build import (
+    FUZZERS,
+    HERE,
+    MANY_ENDINGS,
+    STRESS,
+    STRESS_SOURCE,
+    build,
+    failed_before,
+    run,
+)
 from tests.front.seeds import write_seeds
 
 PROJECT = HERE.parents[1]
@@ -45,6 +54,15 @@ def test_every_request_gets_one_sound_reply_while_the_tables_change(tmp_path: Pa
     stress = build("gcc", "address,undefined", STRESS, tmp_path / "stress")
     output = run([stress, QUICK_REQUESTS], timeout_s=TIMEOUT_S)
     assert output.startswith(f"{QUICK_REQUESTS} requests")
+
+
+def test_many_endings_in_one_directory_are_gone_through_once(tmp_path: Path) -> None:
+    program = build("gcc", "address,undefined", MANY_ENDINGS, tmp_path / "many_endings")
+    names = 50_000
+    read, steps = map(int, run([program, str(names)], timeout_s=TIMEOUT_S).split())
+    assert read == names, "each second one has both read"
+    # the pass over the listing, who asks, and the queue; and what is compared in a hash table
+    assert steps < 12 * names
 
 
 def test_shared_scans_find_what_one_thread_finds(tmp_path: Path) -> None:

@@ -19,15 +19,15 @@ from copperfs.core.actions import (
     ScanSource,
 )
 from copperfs.core.ahead import (
+    BESIDE_MAX,
     BYTES_MAX,
     FILE_BYTES_MAX,
     FILES_MAX,
     LIBRARY_BYTES_MAX,
     NOBODY,
-    ending_of,
 )
 from copperfs.core.events import Fetched, HaveRead, Look
-from copperfs.core.listing import pack_listing
+from copperfs.core.listing import Listing, ending_of, pack_listing
 from copperfs.core.policy import Policy
 from copperfs.types import BlobId, Entry, FetchId, Path, Version
 from tests.unit.core_lab import DEADLINE_S, MIB, Lab, directory, file, files, version
@@ -427,3 +427,55 @@ def test_only_who_reads_the_source_reads_ahead_and_offers_what_came() -> None:
     assert job.sent["Ask"] - asks <= 4, "the rest was offered"
     assert set(job.source_reads().values()) == {1}
     job.check_at_rest()
+
+
+# --- how much is looked at ------------------------------------------------------------------------
+
+MANY = 50_000
+
+
+def test_many_endings_in_one_directory_are_gone_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = 0
+
+    def counting(name: bytes) -> bytes:
+        nonlocal looked_at
+        looked_at += 1
+        return ending_of(name)
+
+    monkeypatch.setattr("copperfs.core.listing.ending_of", counting)
+    monkeypatch.setattr("copperfs.core.ahead.ending_of", counting)
+    names = [b"%d.%d" % (number % 2, number // 2) for number in range(MANY)]
+    lab = lab_of(dict.fromkeys(names, 10), memory_bytes=256 * MIB)
+    for name in names:
+        lab.node._ahead.asked(ObjectKey(Path(b"d/" + name), version(10)))
+    assert len(lab.node._ahead._queue) == MANY, "each second one has both read"
+    # once for each row, once for each that is asked for, and by halving for each ending
+    assert looked_at <= MANY * (1 + 1 + 2) + MANY // 2 * 17
+
+
+def test_libraries_of_a_package_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+
+    def counting(listing: Listing) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return True
+
+    lab = lab_of(named(50, b".so"))
+    monkeypatch.setattr("copperfs.core.ahead._has_compiled", counting)
+    for name in named(50, b".so"):
+        assert read(lab.read(b"d/" + name)) == [b"d/" + name]
+    assert looked_at == 1
+
+
+@pytest.mark.parametrize(("count", "some"), [(BESIDE_MAX, True), (BESIDE_MAX + 1, False)])
+def test_a_directory_of_very_many_directories_is_no_package(count: int, some: bool) -> None:
+    beside = {b"d%d" % number: directory() for number in range(count)}
+    lab = Lab(ahead_max=8, memory_bytes=64 * MIB)
+    lab.list(b"p")
+    lab.scanned(1, pack_listing([(b"__pycache__", directory()), *beside.items()]))
+    lab.scanned(2, pack_listing([(b"__init__.x.pyc", file(10))]))
+    lab.read(INIT)
+    assert len(lab.node.looks_for(FetchId(3))) == (count if some else 0)

@@ -8,7 +8,8 @@
  *
  * What is read follows from which files were asked for, not from their order, so that a
  * job of many nodes reads what one node alone would: the core has the same rules for jobs
- * (copperfs/core/ahead.py), and the numbers must be the same in both.
+ * (copperfs/core/ahead.py), and the numbers must be the same in both.  A directory is gone through
+ * a fixed number of times, whatever is asked for in it.
  *
  * What is read or listed ahead is fetched like anything else: on credit, once, and who
  * asks for it meanwhile joins.  If it cannot be had, nobody is told: who asks for it finds
@@ -24,11 +25,14 @@
 
 enum {
 	AHEAD_FILES_MAX = 512,
-	AHEAD_FILE_BYTES_MAX = 128 * 1024,
 	AHEAD_BYTES_MAX = 4 * 1024 * 1024,
 	LIBRARY_BYTES_MAX = 4 * 1024 * 1024,
 	LOOKED_THROUGH_BYTES_MAX = 1024 * 1024,
 	FILES_FOR_EACH_DIRECTORY = 4,
+	/* what is still to be read, or to be listed */
+	QUEUE_MAX = 1 << 16,
+	/* a directory with more directories and libraries is no package */
+	BESIDE_MAX = 4096,
 };
 
 static const char compiled[] = "__pycache__";
@@ -40,26 +44,14 @@ enum {
 	LIBRARY_LENGTH = sizeof(library) - 1,
 };
 
-/* Something to do in a directory: the files of an ending to read, or all of one name. */
+/* A file to read, or a directory to list. */
 struct ahead {
 	struct ahead *next;
-	uint64_t directory;
-	bool named;   /* it is a name, and not an ending */
-	uint32_t row; /* the next one to look at */
+	uint64_t directory; /* that it is in */
+	bool tried;
 	size_t length;
-	char text[];
+	char name[];
 };
-
-/* From the last dot on, which is not its first character; NULL if there is none. */
-static const char *ending_of(const char *name, size_t name_length, size_t *length)
-{
-	for (size_t at = name_length; at-- > 1;)
-		if (name[at] == '.') {
-			*length = name_length - at;
-			return name + at;
-		}
-	return NULL;
-}
 
 static bool ends_so(const struct row *row, const char *ending, size_t length)
 {
@@ -75,12 +67,6 @@ static size_t stem_length(const struct row *row)
 	const char *dot = memchr(row->name, '.', row->name_length);
 
 	return dot ? (size_t)(dot - row->name) : row->name_length;
-}
-
-static bool is_small(const struct front *f, const struct fuse_attr *attr)
-{
-	return S_ISREG(attr->mode) && attr->size && attr->size <= AHEAD_FILE_BYTES_MAX &&
-	       attr->size <= f->whole_max;
 }
 
 static bool is_library(const struct front *f, const struct row *row)
@@ -108,18 +94,19 @@ static bool has_compiled(struct front *f, const struct listing *listing)
 }
 
 /* With the tables locked: to the end of a list. */
-static void add(struct ahead_list *list, const struct node *directory, bool named,
-		const char *text, size_t length)
+static void add(struct ahead_list *list, const struct node *directory, const char *name,
+		size_t length)
 {
-	struct ahead *ahead = malloc(sizeof(*ahead) + length);
+	struct ahead *ahead =
+		list->count < QUEUE_MAX ? malloc(sizeof(*ahead) + length) : NULL;
 
 	if (!ahead)
 		return;
-	*ahead = (struct ahead){ .directory = directory->id, .named = named,
-				 .length = length };
-	memcpy(ahead->text, text, length);
+	*ahead = (struct ahead){ .directory = directory->id, .length = length };
+	memcpy(ahead->name, name, length);
 	*list->end = ahead;
 	list->end = &ahead->next;
+	list->count++;
 }
 
 static void drop_first(struct ahead_list *list)
@@ -129,44 +116,26 @@ static void drop_first(struct ahead_list *list)
 	list->first = ahead->next;
 	if (!list->first)
 		list->end = &list->first;
+	list->count--;
 	free(ahead);
 }
 
 /* --- what is to be read; with the tables locked, and ahead_start() comes next, without --- */
 
-static bool are_few(const struct front *f, const struct listing *listing, const char *ending,
-		    size_t length)
+/* All files of an ending, unless that would be too much. */
+static void add_ending(struct front *f, const struct node *directory, const struct ending *ending)
 {
-	uint64_t bytes = 0;
-	unsigned files = 0;
+	const struct listing *listing = directory->listing;
 
-	for (uint32_t i = 0; i < listing->count; i++) {
-		const struct row *row = listing_row(listing, i);
+	if (ending->files > AHEAD_FILES_MAX || ending->bytes > AHEAD_BYTES_MAX ||
+	    f->ahead_files.count + ending->files > QUEUE_MAX)
+		return;
+	for (uint32_t i = ending->first; i; i = listing->endings->next[i - 1]) {
+		const struct row *row = listing_row(listing, i - 1);
 
-		if (!is_small(f, &row->attr) || !ends_so(row, ending, length))
-			continue;
-		bytes += row->attr.size;
-		if (++files > AHEAD_FILES_MAX || bytes > AHEAD_BYTES_MAX)
-			return false;
+		AHEAD_STEP();
+		add(&f->ahead_files, directory, row->name, row->name_length);
 	}
-	return true;
-}
-
-/* The note of an ending, made the first time; NULL: out of memory. */
-static struct ending *find_ending(struct listing *listing, const struct row *first,
-				  const char *ending, size_t length)
-{
-	struct ending *each;
-
-	for (each = listing->endings; each; each = each->next)
-		if (ends_so(each->first, ending, length))
-			return each;
-	each = malloc(sizeof(*each));
-	if (each) {
-		*each = (struct ending){ .next = listing->endings, .first = first };
-		listing->endings = each;
-	}
-	return each;
 }
 
 /* This file of a granted listing is asked for. */
@@ -178,20 +147,23 @@ void ahead_note(struct front *f, const struct node *file)
 	struct ending *noted;
 	size_t length;
 
-	if (!f->ahead_max || !listing->read_ahead || !is_small(f, &file->attr))
+	if (!f->ahead_max || !listing->read_ahead || !is_read_ahead(f, &file->attr))
 		return;
 	ending = ending_of(file->name, file->name_length, &length);
 	row = ending ? listing_find(&f->tables, listing, file->name, file->name_length) : NULL;
-	noted = row ? find_ending(listing, row, ending, length) : NULL;
-	if (!noted || noted->begun || (noted->first == row && !is_compiled(file->parent)))
+	noted = row ? ending_find(f, listing, ending, length) : NULL;
+	if (!noted || noted->begun)
+		return;
+	if (!noted->asked)
+		noted->asked = row;
+	if (noted->asked == row && !is_compiled(file->parent))
 		return;
 	/* libraries of packages are read when they are mentioned */
 	if (length == LIBRARY_LENGTH && !memcmp(ending, library, length) &&
 	    has_compiled(f, listing))
 		return;
 	noted->begun = true;
-	if (are_few(f, listing, ending, length))
-		add(&f->ahead_files, file->parent, false, ending, length);
+	add_ending(f, file->parent, noted);
 }
 
 static bool lists_below(const struct front *f, const struct listing *listing)
@@ -203,7 +175,7 @@ static bool lists_below(const struct front *f, const struct listing *listing)
 void ahead_listed(struct front *f, const struct node *directory)
 {
 	if (lists_below(f, directory->listing) && has_compiled(f, directory->listing))
-		add(&f->ahead_lists, directory, true, compiled, COMPILED_LENGTH);
+		add(&f->ahead_lists, directory, compiled, COMPILED_LENGTH);
 }
 
 /* --- what a compiled file mentions --- */
@@ -212,19 +184,28 @@ void ahead_listed(struct front *f, const struct node *directory)
 static void find_beside(struct front *f, struct listing *listing)
 {
 	bool directories = lists_below(f, listing);
+	uint32_t room = 0;
 
 	listing->beside_known = true;
 	for (uint32_t i = 0; i < listing->count; i++) {
 		const struct row *row = listing_row(listing, i);
-		uint32_t *grown;
 
 		if (!(S_ISDIR(row->attr.mode) ? directories && !is_called_compiled(row)
 					      : is_library(f, row)))
 			continue;
-		grown = realloc(listing->beside, (listing->beside_count + 1) * sizeof(*grown));
-		if (!grown)
+		if (listing->beside_count == BESIDE_MAX) {
+			listing->beside_count = 0;
 			return;
-		listing->beside = grown;
+		}
+		if (listing->beside_count == room) {
+			uint32_t *grown;
+
+			room = room ? 2 * room : 16;
+			grown = realloc(listing->beside, room * sizeof(*grown));
+			if (!grown)
+				return;
+			listing->beside = grown;
+		}
 		listing->beside[listing->beside_count++] = i;
 	}
 }
@@ -273,8 +254,24 @@ static char *looked_for(struct front *f, const struct node *file, struct blob **
 	return names;
 }
 
-/* All of this package that is called so. Mentioned once is enough. */
-static void add_mentioned(struct front *f, struct node *package, const char *name, size_t length)
+/* Of names that were looked for, those that were found; as mentions.h has them, sorted. */
+static struct looked_for *found_of(const char *names, bool *found, size_t *count)
+{
+	struct looked_for *those = malloc(*count * sizeof(*those));
+	size_t left = 0;
+
+	for (const char *each = names; those && *each; each += 1 + (unsigned char)*each, found++)
+		if (*found)
+			those[left++] = (struct looked_for){ each, found };
+	*count = left;
+	if (those)
+		qsort(those, left, sizeof(*those), compare_looked_for);
+	return those;
+}
+
+/* With the tables locked: all of this package that is called so. Mentioned once is enough. */
+static void add_mentioned(struct front *f, struct node *package, const struct looked_for *those,
+			  size_t count)
 {
 	struct listing *listing = package->listing;
 	uint32_t left = 0;
@@ -282,14 +279,14 @@ static void add_mentioned(struct front *f, struct node *package, const char *nam
 	for (uint32_t i = 0; i < listing->beside_count; i++) {
 		const struct row *row = listing_row(listing, listing->beside[i]);
 		bool is_directory = S_ISDIR(row->attr.mode);
+		size_t length = is_directory ? row->name_length : stem_length(row);
+		size_t steps = 0;
 
-		if ((is_directory ? row->name_length : stem_length(row)) != length ||
-		    memcmp(row->name, name, length)) {
+		if (find_looked_for(those, count, row->name, length, &steps) == count)
 			listing->beside[left++] = listing->beside[i];
-			continue;
-		}
-		add(is_directory ? &f->ahead_lists : &f->ahead_files, package, true, row->name,
-		    row->name_length);
+		else
+			add(is_directory ? &f->ahead_lists : &f->ahead_files, package, row->name,
+			    row->name_length);
 	}
 	listing->beside_count = left;
 }
@@ -298,7 +295,9 @@ static void add_mentioned(struct front *f, struct node *package, const char *nam
 void ahead_read(struct front *f, uint64_t id)
 {
 	struct blob *blob = NULL;
+	struct looked_for *those = NULL;
 	const struct node *file;
+	struct node *package;
 	char *names = NULL;
 	bool *found;
 	size_t count = 0;
@@ -311,23 +310,20 @@ void ahead_read(struct front *f, uint64_t id)
 	for (char *each = names; each && *each; each += 1 + (unsigned char)*each)
 		count++;
 	found = count ? calloc(count, sizeof(*found)) : NULL;
-	if (found)
+	if (found) {
 		find_mentioned(blob->data, blob->size, names, found);
-	count = 0;
-	for (char *each = names; found && *each; each += 1 + (unsigned char)*each) {
-		size_t length = (unsigned char)*each;
-		struct node *package;
-
-		if (!found[count++])
-			continue;
+		those = found_of(names, found, &count);
+	}
+	if (those && count) {
 		tables_lock(&f->tables);
 		file = node_by_id(&f->tables, id);
 		package = file ? package_of(f, file) : NULL;
 		if (package)
-			add_mentioned(f, package, each + 1, length);
+			add_mentioned(f, package, those, count);
 		tables_unlock(&f->tables);
 	}
 	blob_unref(blob);
+	free(those);
 	free(names);
 	free(found);
 	ahead_start(f);
@@ -354,36 +350,20 @@ static struct node *directory_of(struct front *f, const struct ahead *ahead)
 	return listing && listing->granted && listing->read_ahead ? directory : NULL;
 }
 
-/* The next file of an ending that nobody has or reads, NULL if that was all. */
-static struct node *next_file(struct front *f, struct ahead *ahead)
-{
-	struct node *directory = directory_of(f, ahead);
-	struct listing *listing = directory ? directory->listing : NULL;
-
-	while (listing && ahead->row < listing->count) {
-		const struct row *row = listing_row(listing, ahead->row++);
-		struct node *node;
-
-		if (!is_small(f, &row->attr) || !ends_so(row, ahead->text, ahead->length))
-			continue;
-		node = node_of_row(f, directory, row);
-		if (!node)
-			return NULL;
-		if (!node->object && !node->fetching)
-			return node;
-	}
-	return NULL;
-}
-
 /* What has this name; NULL the second time, and where it is there or on its way. */
 static struct node *named(struct front *f, struct ahead *ahead)
 {
-	struct node *directory = ahead->row++ ? NULL : directory_of(f, ahead);
+	struct node *directory = ahead->tried ? NULL : directory_of(f, ahead);
 	const struct row *row = NULL;
 	struct node *node;
 
+	AHEAD_STEP();
+	ahead->tried = true;
 	if (directory)
-		row = listing_find(&f->tables, directory->listing, ahead->text, ahead->length);
+		row = listing_find(&f->tables, directory->listing, ahead->name, ahead->length);
+	/* it may have become another since */
+	if (row && !S_ISDIR(row->attr.mode) && !is_read_ahead(f, &row->attr) && !is_library(f, row))
+		row = NULL;
 	node = row ? node_of_row(f, directory, row) : NULL;
 	return node && !node->object && !node->fetching ? node : NULL;
 }
@@ -396,8 +376,7 @@ static char *begin_next(struct front *f, struct ahead_list *list, unsigned most,
 
 	tables_lock(&f->tables);
 	while (list->first && list->running < most && !path) {
-		struct node *node = list->first->named ? named(f, list->first)
-						       : next_file(f, list->first);
+		struct node *node = named(f, list->first);
 		bool is_directory;
 		uint64_t credit;
 
@@ -412,7 +391,7 @@ static char *begin_next(struct front *f, struct ahead_list *list, unsigned most,
 			continue;
 		path = fetch_begin(f, node, credit, version);
 		if (!path) { /* no credit: once more when there is some */
-			list->first->row--;
+			list->first->tried = false;
 			break;
 		}
 		node->ahead = true;
@@ -453,7 +432,7 @@ static void put_back(struct front *f, uint64_t id, bool begun)
 	if (node && node->parent && !node->listing && !node->fetching && !(begun && node->tried)) {
 		node->tried |= begun;
 		node->asked = false;
-		add(&f->ahead_lists, node->parent, true, node->name, node->name_length);
+		add(&f->ahead_lists, node->parent, node->name, node->name_length);
 	}
 	tables_unlock(&f->tables);
 }

@@ -114,6 +114,7 @@ struct fetched {
 /* What is to be fetched ahead, in its order; under the tables' lock. */
 struct ahead_list {
 	struct ahead *first, **end;
+	uint32_t count;
 	unsigned running;
 };
 
@@ -227,6 +228,20 @@ void ahead_read(struct front *f, uint64_t id);
 void ahead_init(struct front *f);
 void ahead_start(struct front *f);
 void ahead_destroy(struct front *f);
+
+/* endings.c: the small files of a listing by what they end in; with the tables locked. */
+enum { AHEAD_FILE_BYTES_MAX = 128 * 1024 };
+const char *ending_of(const char *name, size_t name_length, size_t *length);
+bool is_read_ahead(const struct front *f, const struct fuse_attr *attr);
+struct ending *ending_find(struct front *f, struct listing *listing, const char *text,
+			   size_t length);
+/* Tests count how often a name is looked at. */
+#ifdef AHEAD_STEPS
+extern uint64_t ahead_steps;
+#define AHEAD_STEP() ((void)ahead_steps++)
+#else
+#define AHEAD_STEP() ((void)0)
+#endif
 
 /* bypass.c: reads that go straight to the source's file. */
 bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,

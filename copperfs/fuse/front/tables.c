@@ -17,6 +17,11 @@ static uint64_t hash_name(const struct tables *t, uint64_t salt, const char *nam
 	return hash ^ (hash >> 29);
 }
 
+uint64_t tables_hash(const struct tables *t, const char *text, size_t length)
+{
+	return hash_name(t, 0, text, length);
+}
+
 /* --- listings --- */
 
 const struct row *listing_row(const struct listing *listing, uint32_t number)
@@ -38,16 +43,20 @@ const struct row *listing_find(const struct tables *t, const struct listing *lis
 	return NULL;
 }
 
+void endings_free(struct endings *endings)
+{
+	if (!endings)
+		return;
+	free(endings->each);
+	free(endings->slots);
+	free(endings);
+}
+
 void listing_free(struct listing *listing)
 {
 	if (!listing)
 		return;
-	while (listing->endings) {
-		struct ending *next = listing->endings->next;
-
-		free(listing->endings);
-		listing->endings = next;
-	}
+	endings_free(listing->endings);
 	free(listing->rows);
 	free(listing->offsets);
 	free(listing->index);

@@ -50,11 +50,22 @@ struct row {
 	char name[];
 };
 
-/* What files end in, of which one was asked for: see ahead.c. */
+/* What small files end in: see endings.c. */
 struct ending {
-	struct ending *next;
-	const struct row *first;
+	const char *text; /* in the name of one of them */
+	size_t length;
+	uint32_t first, last; /* of its rows, plus one */
+	uint32_t files;
+	uint64_t bytes;
+	const struct row *asked; /* the first that was asked for */
 	bool begun; /* another one was asked for, too: the rest is read ahead */
+};
+
+struct endings {
+	struct ending *each;
+	uint32_t count, room;
+	uint32_t *slots, mask; /* hash -> number of the ending + 1 */
+	uint32_t next[];       /* of each row: the next one of its ending, plus one */
 };
 
 struct listing {
@@ -64,7 +75,8 @@ struct listing {
 	bool granted; /* its files may be read without asking the handlers */
 	bool granted_below; /* and all directories below it listed, and their files read */
 	bool read_ahead;    /* its files may be read before they are asked for */
-	struct ending *endings;
+	struct endings *endings;
+	bool endings_known;
 	uint32_t *beside; /* rows that are fetched when a compiled file mentions them */
 	uint32_t beside_count;
 	bool beside_known;
@@ -171,6 +183,9 @@ void tables_unlock(struct tables *t);
 struct listing *listing_open(const struct tables *t, const char *bytes, size_t size,
 			     uint64_t fresh_until);
 void listing_free(struct listing *listing);
+void endings_free(struct endings *endings);
+/* With a seed of this process, so that nobody can prepare names that collide. */
+uint64_t tables_hash(const struct tables *t, const char *text, size_t length);
 /* What the core charges for one: core/node.py. */
 static inline uint64_t listing_cost(size_t size, uint32_t count)
 {
