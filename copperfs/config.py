@@ -6,8 +6,8 @@ written and what it does; the flags, the ``COPPERFS_*`` variables, the keys of t
 everywhere: ``--tree-max``, ``COPPERFS_TREE_MAX`` and ``tree-max = ...``.
 
 ``resolve`` takes, for each setting, the last of these that gives it: default, TOML file, variable,
-flag. It does no I/O: the command line hands it the text of the file, the environment and the size
-of the memory. The result travels to the daemon, a fresh process, as JSON.
+flag. It does no I/O: the command line hands it the text of the file, the environment and how much
+memory there is for this process. The result travels to the daemon, a fresh process, as JSON.
 
 A value is first parsed from text, whatever its origin, so that there is one set of rules and one
 set of sentences about what is wrong. ``"none"`` stands for the absence of a value, because neither
@@ -33,6 +33,7 @@ Value = str | int | float | bool | tuple[str, ...] | None
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 AGE_MIN_S = 0.1
+TIER_MEMORY_BYTES = 512 * MIB
 # A chunk travels in one message, which takes 1 MiB.
 CHUNK_UNIT_BYTES, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4 * KIB, 64 * KIB, MIB
 # On disk it has up to two pages more, for its header (``store/layout.py``).
@@ -332,7 +333,8 @@ class Settings:
             "The budget of all that this daemon holds of listings, entries and files. Once it is "
             "full, what was used longest ago is evicted and read again when asked for. The front's "
             "table of names comes on top, about a sixteenth of it; so does what the kernel caches.",
-            default_text="an eighth of physical memory, at most 8 GiB",
+            default_text="an eighth of the memory, at most 8 GiB; where the cgroup of the job has "
+            "a limit, an eighth of that",
         ),
     )
     tree_max_bytes: int = field(
@@ -580,7 +582,7 @@ class Settings:
         ),
     )
     tier_memory_bytes: int = field(
-        default=512 * MIB,
+        default=TIER_MEMORY_BYTES,
         metadata=_option(
             TIER,
             SIZE,
@@ -589,6 +591,8 @@ class Settings:
             "With 0 and no --tier-dir this node keeps none, and with that on all nodes, large "
             "files are read from the source by every node. A node that is a job by itself has "
             "none without --tier-dir.",
+            default_text="512 MiB, at most an eighth of the memory, or of the limit of the job's "
+            "cgroup",
         ),
     )
     tier_dir: str | None = field(
@@ -838,9 +842,24 @@ def check_tier(settings: Settings) -> None:
         )
 
 
-def default_memory_bytes(physical_memory_bytes: int) -> int:
-    """An eighth of the memory, in whole MiB so that it prints well, at most 8 GiB."""
-    return min(physical_memory_bytes // 8 // MIB * MIB, 8 * GIB)
+def _eighth(memory_bytes: int) -> int:
+    """In whole MiB, so that it prints well."""
+    return max(memory_bytes // 8 // MIB, 1) * MIB
+
+
+def default_memory_bytes(memory_bytes: int) -> int:
+    """Of so much for this process: an eighth, at most 8 GiB."""
+    return min(_eighth(memory_bytes), 8 * GIB)
+
+
+def default_tier_memory_bytes(memory_bytes: int) -> int:
+    return min(_eighth(memory_bytes), TIER_MEMORY_BYTES)
+
+
+_DEFAULTS_OF_MEMORY: dict[str, Callable[[int], int]] = {
+    "memory_bytes": default_memory_bytes,
+    "tier_memory_bytes": default_tier_memory_bytes,
+}
 
 
 # ---- origins ---------------------------------------------------------------------------------
@@ -882,15 +901,17 @@ def resolve(
     flags: Mapping[str, Value],
     environ: Mapping[str, str],
     file: ConfigFile | None,
-    physical_memory_bytes: int,
+    memory_bytes: int,
+    memory_where: str = "physical memory",
 ) -> tuple[Resolved, ...]:
     """Every option's value and origin, in the order of the table.
 
-    ``flags`` has the values of the flags that were given, parsed, by field name.
+    ``flags`` has the values of the flags that were given, parsed, by field name. ``memory_where``
+    says what there is ``memory_bytes`` of, or what limits it.
     """
     keys = _toml_keys(file)
     return tuple(
-        _resolve_one(option, flags, environ, file, keys, physical_memory_bytes)
+        _resolve_one(option, flags, environ, file, keys, memory_bytes, memory_where)
         for option in OPTIONS
     )
 
@@ -901,7 +922,8 @@ def _resolve_one(
     environ: Mapping[str, str],
     file: ConfigFile | None,
     keys: Mapping[str, object],
-    physical_memory_bytes: int,
+    memory_bytes: int,
+    memory_where: str,
 ) -> Resolved:
     if option.name in flags:
         return Resolved(option, flags[option.name], Origin.FLAG, option.flag)
@@ -917,9 +939,10 @@ def _resolve_one(
         except ValueError as error:
             raise ConfigError(f"{file.path}: {option.key}: {error}") from None
         return Resolved(option, value, Origin.FILE, file.path)
-    if option.name == "memory_bytes":
-        value = default_memory_bytes(physical_memory_bytes)
-        return Resolved(option, value, Origin.DEFAULT, "default")
+    if option.name in _DEFAULTS_OF_MEMORY:
+        value = _DEFAULTS_OF_MEMORY[option.name](memory_bytes)
+        where = f"default, from {memory_bytes // MIB} MiB ({memory_where})"
+        return Resolved(option, value, Origin.DEFAULT, where)
     return Resolved(option, option.default, Origin.DEFAULT, "default")
 
 

@@ -57,4 +57,4 @@ def _as_json(entry: Resolved) -> dict[str, object]:
 
 
 def _origin_text(entry: Resolved) -> str:
-    return "default" if entry.origin is Origin.DEFAULT else f"{entry.origin.value} {entry.where}"
+    return entry.where if entry.origin is Origin.DEFAULT else f"{entry.origin.value} {entry.where}"

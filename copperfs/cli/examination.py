@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from copperfs.cli.aside import Aside, python_aside, run_aside
+from copperfs.cli.memory_limit import cgroup_limits
 from copperfs.config import Settings, format_size
 from copperfs.errors import CopperError
 
@@ -69,6 +70,8 @@ class Machine:
     fuse_conf: str = "/etc/fuse.conf"
     release: str = field(default_factory=lambda: os.uname().release)
     meminfo: str = "/proc/meminfo"
+    root: str = "/"
+    """Where ``/proc`` and ``/sys`` tell of cgroups."""
     path: str | None = None
     """PATH; None is that of this process."""
 
@@ -341,10 +344,11 @@ def memory(machine: Machine) -> Iterator[Check]:
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     available = int(found[1]) * 1024 if found else 0
     shown = f"{_gib(available)} available, --memory is {_gib(wanted)}"
-    limit = cgroup_limit()
-    if limit is not None:
-        shown += f", the job's cgroup has {_gib(limit)}"
-        available = min(available, limit)
+    limits = cgroup_limits(machine.root)
+    if limits:
+        least = min(limits, key=lambda each: each.size_bytes)
+        shown += f", the job's cgroup has {_gib(least.size_bytes)} ({least.where})"
+        available = min(available, least.size_bytes)
     if wanted > available:
         yield failed(name, shown, "give a smaller --memory")
     elif wanted > available // 2:
@@ -353,19 +357,6 @@ def memory(machine: Machine) -> Iterator[Check]:
         )
     else:
         yield ok(name, shown)
-
-
-def cgroup_limit() -> int | None:
-    """The smallest memory limit of the cgroups (v2) that this process is in."""
-    found = None
-    with suppress(OSError, ValueError, IndexError):
-        own = Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":", 2)[2]
-        group = Path("/sys/fs/cgroup") / own.strip("/")
-        for each in (group, *group.parents):
-            with suppress(OSError, ValueError):
-                limit = int((each / "memory.max").read_text())
-                found = limit if found is None else min(found, limit)
-    return found
 
 
 def _gib(size: int) -> str:

@@ -1,7 +1,7 @@
 """From the table of options to flags, and from the flags given to resolved settings.
 
 This is where the inputs of ``copperfs.config.resolve`` are gathered: the TOML file, the environment
-and the size of the memory.
+and how much memory there is for this process.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Container
 from pathlib import Path
 
+from copperfs.cli.memory_limit import memory_for_us
 from copperfs.config import (
     OPTIONS,
     SWITCH,
@@ -49,11 +50,13 @@ def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
         if option.name in arguments:
             value = getattr(arguments, option.name)
             flags[option.name] = tuple(value) if option.multi else value
+    memory = memory_for_us()
     return resolve(
         flags=flags,
         environ=os.environ,
         file=_read_file(arguments.config),
-        physical_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=memory.size_bytes,
+        memory_where=memory.where,
     )
 
 

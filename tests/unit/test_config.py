@@ -92,7 +92,7 @@ def resolve_with(
         flags=flags or {},
         environ=environ or {},
         file=None if toml is None else ConfigFile("/etc/c.toml", toml),
-        physical_memory_bytes=16 * GIB,
+        memory_bytes=16 * GIB,
     )
     return {entry.option.name: entry for entry in resolved}
 

@@ -86,6 +86,22 @@ def test_memory_is_compared_with_what_is_asked_for(
     assert one(examination.memory(machine)).verdict is verdict
 
 
+def test_the_limit_of_the_jobs_cgroup_is_memory_as_well(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(f"MemAvailable: {8 << 20} kB\n")
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{GIB // 2}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    )
+    machine = replace(MACHINE, meminfo=str(tmp_path / "meminfo"), root=str(tmp_path))
+    check = one(examination.memory(machine))
+    assert check.verdict is Verdict.FAILED
+    assert "the job's cgroup has 0.5 GiB (/sys/fs/cgroup/job/memory.max)" in check.found
+
+
 def test_low_limits_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     real = resource.getrlimit
     low = {resource.RLIMIT_NOFILE: (256, 1024), resource.RLIMIT_AS: (GIB, GIB)}

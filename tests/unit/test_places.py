@@ -18,7 +18,7 @@ def settings(source: str = "/", mountpoint: str = "/mnt", **others: object) -> S
         flags={"source": source, **others},  # type: ignore[dict-item]  # each test knows its types
         environ={},
         file=ConfigFile("/none", ""),
-        physical_memory_bytes=1 << 34,
+        memory_bytes=1 << 34,
     )
     return settings_of(mountpoint, resolved)
 
