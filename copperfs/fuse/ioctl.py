@@ -17,7 +17,7 @@ import json
 import os
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from copperfs.errors import ControlError
 
@@ -52,18 +52,47 @@ class Request(IntEnum):
     PROFILE_END = 0x1F
 
 
-OWNER_ONLY = frozenset(
-    {
-        Request.RESET,
-        Request.RESET_ALL,
-        Request.CLEAR,
-        Request.CLEAR_LOCAL,
-        Request.WARM_UP,
-        Request.SCRUB,
-        Request.PROFILE_BEGIN,
-        Request.PROFILE_END,
-    }
-)
+class Who(Enum):
+    """Who may ask, of those whom the kernel lets open a file of the mount."""
+
+    ANYBODY = "anybody"
+    OWNER = "owner"
+    """The user that the daemon runs as; and root, who may read the daemon's memory anyway."""
+
+
+WHO_MAY: dict[Request, Who] = {
+    Request.HELLO: Who.ANYBODY,
+    # counts of this node, and no paths
+    Request.STATISTICS: Who.ANYBODY,
+    # names, sizes or places of what others may not see
+    Request.CONFIGURATION: Who.OWNER,
+    Request.OBJECTS: Who.OWNER,
+    Request.RING: Who.OWNER,
+    Request.PROFILE_BEGIN: Who.OWNER,
+    Request.PROFILE_END: Who.OWNER,
+    # work for all nodes
+    Request.ALL_STATISTICS: Who.OWNER,
+    Request.TREE: Who.OWNER,
+    Request.SCRUB_STATE: Who.OWNER,
+    Request.WARM_UP_STATE: Who.OWNER,
+    # changes
+    Request.RESET: Who.OWNER,
+    Request.RESET_ALL: Who.OWNER,
+    Request.CLEAR: Who.OWNER,
+    Request.CLEAR_LOCAL: Who.OWNER,
+    Request.WARM_UP: Who.OWNER,
+    Request.SCRUB: Who.OWNER,
+}
+"""What is not here only the owner may ask."""
+
+
+def is_owner(uid: int, owner: int) -> bool:
+    return uid in (owner, 0)
+
+
+def may_ask(request: Request, uid: int, owner: int) -> bool:
+    """Whether the user *uid* may ask this of a daemon of *owner*."""
+    return WHO_MAY.get(request) is Who.ANYBODY or is_owner(uid, owner)
 
 
 def number(request: int, size: int = BUFFER_BYTES) -> int:
@@ -117,9 +146,14 @@ def _refusal(error: OSError, path: str) -> str:
                 "which cannot be asked"
             )
         case errno.EPERM:
-            return "only the owner of the mount may do this"
+            return f"only the owner of the mount {path} is on, and root, may ask for this"
         case errno.EPROTO:
             return f"the daemon of {path} is of another version than this command; mount it again"
+        case errno.EFBIG:
+            return (
+                f"the answer of the daemon of {path} would be too long: it holds too much to list "
+                "(see docs/ioctl.md)"
+            )
         case errno.ETIMEDOUT:
             return f"the daemon of {path} did not answer in time; try again"
         case errno.ENOTCONN:
@@ -135,6 +169,10 @@ _IN = struct.Struct("<IIQQIIIHH")
 _IOCTL_IN = struct.Struct("<QIIQII")
 _OUT = struct.Struct("<IiQ")
 _IOCTL_OUT = struct.Struct("<iIII")
+
+
+class TooLong(Exception):
+    """An answer that nobody would want to have whole."""
 
 
 class Malformed(Exception):

@@ -17,7 +17,17 @@ from dataclasses import dataclass, field
 
 import trio
 
-from copperfs.fuse.ioctl import OWNER_ONLY, Asked, Malformed, Request, parse, refusal, reply
+from copperfs.fuse.ioctl import (
+    Asked,
+    Malformed,
+    Request,
+    TooLong,
+    is_owner,
+    may_ask,
+    parse,
+    refusal,
+    reply,
+)
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +35,25 @@ MESSAGE_MAX = 64 * 1024
 TASKS_MAX = 64
 REPLY_WITHIN_S = 30.0
 KEPT_MAX = 32
-# What is cached, path by path, may be 100 MB; the latest is kept however large it is.
+# What is cached, path by path, may be 100 MB; the latest is kept, too, if it is larger than this.
 KEPT_BYTES_MAX = 64 << 20
+ANSWER_BYTES_MAX = 256 << 20
 KEPT_FOR_S = 60.0
+LONG_LIST = 10_000
 
 Answerer = Callable[[], Awaitable[object]]
 Taker = Callable[[bytes], Awaitable[object]]
+
+
+async def _packed(answer: object) -> bytes:
+    """As JSON. A long list is written in a thread, for others are served meanwhile."""
+    if isinstance(answer, list) and len(answer) > LONG_LIST:
+        whole = await trio.to_thread.run_sync(json.dumps, answer, abandon_on_cancel=True)
+    else:
+        whole = json.dumps(answer)
+    if len(whole) > ANSWER_BYTES_MAX:
+        raise TooLong
+    return whole.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +105,7 @@ class ControlServer:
         await self._send(answer)
 
     async def _answer(self, asked: Asked) -> bytes:
-        if asked.request in OWNER_ONLY and asked.uid != os.getuid():
+        if not may_ask(asked.request, asked.uid, os.getuid()):
             self.refused += 1
             return refusal(asked.unique, errno.EPERM)
         if asked.token:
@@ -93,7 +116,10 @@ class ControlServer:
         try:
             taker = self.takers.get(asked.request)
             answer = self.answerers[asked.request]() if taker is None else taker(asked.data)
-            whole = json.dumps(await answer).encode()
+            whole = await _packed(await answer)
+        except TooLong:
+            self.refused += 1
+            return refusal(asked.unique, errno.EFBIG)
         except Exception:
             log.exception("a bug: %s could not be answered", asked.request.name)
             return refusal(asked.unique, errno.EIO)
@@ -109,14 +135,19 @@ class ControlServer:
         return token
 
     def _drop_old(self, count_max: int, bytes_max: int) -> None:
-        """Of what is kept, what is too old, and what goes beyond so much."""
+        """Of what is kept, what is too old, and what goes beyond so much: of others first, whose
+        asking must not take answers from the owner."""
         held_bytes = sum(len(each.whole) for each in self._kept.values())
-        for token, kept in list(self._kept.items()):
-            young = kept.until > trio.current_time()
+
+        def goes_before(token: int) -> tuple[bool, bool]:
+            kept = self._kept[token]
+            return kept.until > trio.current_time(), is_owner(kept.uid, os.getuid())
+
+        for token in sorted(self._kept, key=goes_before):  # and the oldest of each first
+            young, _ = goes_before(token)
             if young and len(self._kept) <= count_max and held_bytes <= bytes_max:
                 return
-            del self._kept[token]
-            held_bytes -= len(kept.whole)
+            held_bytes -= len(self._kept.pop(token).whole)
 
     async def _forget_old(self) -> None:
         while True:

@@ -46,7 +46,7 @@ from copperfs.errors import CopperError, MountError
 from copperfs.fuse.board import Board
 from copperfs.fuse.handlers import FrontHandlers
 from copperfs.fuse.inodes import Inodes
-from copperfs.fuse.ioctl import Request
+from copperfs.fuse.ioctl import Request, TooLong
 from copperfs.fuse.mounting import (
     absolute,
     announce,
@@ -99,6 +99,8 @@ FALLBACK_JITTER_S = 0.1
 CREDIT_MAX = 64 << 20
 # Lustre's client has no more requests than this under way to one metadata server.
 AHEAD_MAX = 8
+# What is shown of what is held, each with its path; more are made into a list in a thread.
+OBJECTS_MAX, OBJECTS_AT_ONCE = 1 << 20, 10_000
 # The core is told of many files at once, so that trio is not woken for each.
 FETCHED_EVERY_S = 0.005
 # How soon directories are listed without asking again, if nobody asks after a mount was made.
@@ -414,7 +416,15 @@ class Daemon:
 
         async def objects() -> object:
             board.hear(engine)  # of what was read up to now
-            return [_shown(key, size) for key, size in engine.node.held()]
+            held = engine.node.held()
+            if len(held) <= OBJECTS_AT_ONCE:
+                return [_shown(key, size) for key, size in held]
+            if len(held) > OBJECTS_MAX:
+                raise TooLong
+            # No list of hundreds of thousands is made while others wait for trio's thread.
+            return await trio.to_thread.run_sync(
+                lambda: [_shown(key, size) for key, size in held], abandon_on_cancel=True
+            )
 
         return {
             Request.HELLO: hello,

@@ -12,6 +12,7 @@ import os
 import random
 import struct
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import (
+    BECOME,
     NOBODY,
     Mount,
     copperfs,
@@ -27,6 +29,7 @@ from tests.mount.helpers import (
     eventually,
     name_of,
     python,
+    run,
     watch,
 )
 
@@ -36,8 +39,9 @@ HELLO, STATISTICS, RESET, CLEAR, CONFIGURATION, OBJECTS = 0x00, 0x10, 0x11, 0x12
 CLEAR_LOCAL, ALL_STATISTICS, TREE, RESET_ALL = 0x15, 0x16, 0x17, 0x1A
 SCRUB, SCRUB_STATE, RING = 0x1B, 0x1C, 0x1D
 PROFILE_BEGIN, PROFILE_END = 0x1E, 0x1F
-ANYBODY = [HELLO, STATISTICS, CONFIGURATION, OBJECTS, ALL_STATISTICS, TREE, SCRUB_STATE, RING]
-OWNER_ONLY = [CLEAR, RESET, CLEAR_LOCAL, RESET_ALL, SCRUB, PROFILE_BEGIN, PROFILE_END]
+WARM_UP, WARM_UP_STATE = 0x18, 0x19
+ANYBODY = [HELLO, STATISTICS]
+OWNER_ONLY = [each for each in [HELLO, *range(STATISTICS, PROFILE_END + 1)] if each not in ANYBODY]
 
 
 def number(request: int, size: int = BUFFER, direction: int = 3, kind: int = 0xC7) -> int:
@@ -210,27 +214,57 @@ def test_malformed_requests_of_every_size_do_no_harm(source: Path, mounted: Moun
     assert (mount / "file").read_bytes() == b"content"
 
 
-def test_only_the_owner_may_clear_and_reset(source: Path, mounted: Mounter) -> None:
+ASK_AS_ANOTHER = f"""if True:
+    for request in {ANYBODY + OWNER_ONLY}:
+        buffer = bytearray({BUFFER})
+        data = sys.argv[2].encode()
+        struct.pack_into("<III", buffer, 0, 1, 0, len(data))
+        buffer[40 : 40 + len(data)] = data
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, 3 << 30 | {BUFFER} << 16 | 0xC7 << 8 | request, buffer)
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+        else:
+            print("success")
+"""
+REFUSED = ["success"] * len(ANYBODY) + ["EPERM"] * len(OWNER_ONLY)
+
+
+def test_only_the_owner_may_ask_more_than_for_counts(source: Path, mounted: Mounter) -> None:
     (source / "file").write_bytes(b"content")
+    (source / "closed").mkdir(0o700)
+    (source / "closed/secret").write_bytes(b"x" * 4711)
     mount = mounted("--allow-other")
     (mount / "file").read_bytes()
-    script = f"""if True:
-        for request in {ANYBODY + OWNER_ONLY}:
-            buffer = bytearray({BUFFER})
-            struct.pack_into("<I", buffer, 0, 1)
-            fd = os.open(sys.argv[1], os.O_RDONLY)
-            try:
-                fcntl.ioctl(fd, 3 << 30 | {BUFFER} << 16 | 0xC7 << 8 | request, buffer)
-            except OSError as error:
-                print(errno.errorcode[error.errno])
-            else:
-                print("success")
-    """
-    said = python(script, mount / "file", user=NOBODY)
-    expected = ["success"] * len(ANYBODY) + ["EPERM"] * len(OWNER_ONLY)
-    assert said.stdout.split() == expected, said.stderr
+    # with a path, ring would tell of existence and size
+    for data in ("", '{"path": "closed/secret"}', '{"path": "closed/none"}', '{"all": true}'):
+        said = python(ASK_AS_ANOTHER, mount / "file", data, user=NOBODY)
+        assert said.stdout.split() == REFUSED, said.stderr
     assert mount.stats()["epoch"] == 1
     assert mount.stats()["source"]["open"] == 1
+
+
+def test_what_anybody_may_ask_names_no_file(source: Path, mounted: Mounter) -> None:
+    (source / "closed").mkdir(0o700)
+    (source / "closed/secret").write_bytes(b"x" * 4711)
+    mount = mounted("--allow-other")
+    (mount / "closed/secret").read_bytes()
+    for request in ANYBODY:
+        assert "secret" not in json.dumps(ask(mount.mountpoint, request))
+
+
+def test_what_is_refused_is_said_in_a_sentence(mounted: Mounter) -> None:
+    mount = mounted("--allow-other")
+    imports = "from copperfs.cli.main import build_parser, main\nbuild_parser()\n"
+    imports += "import copperfs.fuse.ioctl, rich.progress\n"
+    for command in (["ring"], ["stats", "--objects"], ["stats", "--all"], ["tree"]):
+        asking = f"sys.exit(main([*{command}, sys.argv[1]]))\n"
+        script = imports + BECOME.format(user=NOBODY) + asking
+        done = run([sys.executable, "-c", script, str(mount.mountpoint)])
+        assert done.returncode == 1
+        said = f"only the owner of the mount {mount.mountpoint} is on, and root, may ask for this"
+        assert said in done.stderr, done.stderr
 
 
 def test_the_rest_of_an_answer_is_only_for_who_asked(source: Path, mounted: Mounter) -> None:
@@ -249,7 +283,7 @@ def test_the_rest_of_an_answer_is_only_for_who_asked(source: Path, mounted: Moun
         struct.pack_into("<IIIIQQQ", buffer, 0, 1, 0, 0, 0, {token}, 0, 0)
         fd = os.open(sys.argv[1], os.O_RDONLY)
         try:
-            fcntl.ioctl(fd, {number(OBJECTS)}, buffer)
+            fcntl.ioctl(fd, {number(STATISTICS)}, buffer)
         except OSError as error:
             print(errno.errorcode[error.errno])
     """

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.fuse.ioctl import DATA_BYTES, HEADER, Request
+from copperfs.fuse.ioctl import DATA_BYTES, HEADER, WHO_MAY, Request, may_ask
 from copperfs.runtime import control
 from copperfs.runtime.control import (
     KEPT_FOR_S,
@@ -97,11 +97,18 @@ def test_every_request_has_its_answer() -> None:
     trio.run(main)
 
 
-@pytest.mark.parametrize("request_", [Request.CLEAR, Request.RESET])
-def test_only_the_owner_may_change_anything(request_: Request) -> None:
+FOR_ANYBODY = {Request.HELLO, Request.STATISTICS}
+
+
+@pytest.mark.parametrize("request_", list(Request))
+def test_others_may_ask_for_counts_and_nothing_else(request_: Request) -> None:
     async def main() -> None:
         answers = Answers()
         async with serving(answers.all()) as client:
+            if request_ in FOR_ANYBODY:
+                parts_of(await client.ask(message(request_, uid=STRANGER)))
+                assert answers.asked == [request_]
+                return
             assert await client.errno_of(message(request_, uid=STRANGER)) == errno.EPERM
             assert answers.asked == []
             assert client.server.refused == 1
@@ -111,10 +118,53 @@ def test_only_the_owner_may_change_anything(request_: Request) -> None:
     trio.run(main)
 
 
-def test_others_may_ask() -> None:
+def test_for_each_request_it_is_said_who_may_and_what_is_not_said_only_the_owner_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert set(WHO_MAY) == set(Request)
+    monkeypatch.delitem(WHO_MAY, Request.HELLO)
+    assert not may_ask(Request.HELLO, 1001, 1000)
+    assert may_ask(Request.HELLO, 1000, 1000)
+
+
+def test_root_may_ask_what_the_owner_may(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with serving(Answers().all()) as client:
-            parts_of(await client.ask(message(Request.STATISTICS, uid=STRANGER)))
+            for request in Request:
+                parts_of(await client.ask(message(request, uid=0)))
+                parts_of(await client.ask(message(request, uid=1000)))
+            assert await client.errno_of(message(Request.CLEAR, uid=1001)) == errno.EPERM
+
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    trio.run(main)
+
+
+def test_what_would_be_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "ANSWER_BYTES_MAX", len(json.dumps(LONG)))
+    monkeypatch.setattr(control, "LONG_LIST", 2)  # so it is written in a thread
+
+    async def main() -> None:
+        answers = Answers({Request.OBJECTS: LONG, Request.RING: [*LONG, "more"]})
+        async with serving(answers.all()) as client:
+            await token_of_a_long_answer(client)
+            assert await client.errno_of(message(Request.RING, uid=OWNER)) == errno.EFBIG
+            assert client.server.refused == 1
+
+    trio.run(main)
+
+
+def test_what_others_ask_takes_no_answer_from_the_owner() -> None:
+    async def main() -> None:
+        answers = Answers({Request.OBJECTS: LONG, Request.STATISTICS: LONG})
+        async with serving(answers.all()) as client:
+            token, theirs = await token_of_a_long_answer(client), 0
+            for _ in range(KEPT_MAX + 1):
+                _, theirs, _, _ = parts_of(
+                    await client.ask(message(Request.STATISTICS, uid=STRANGER))
+                )
+            parts_of(await client.ask(message(Request.OBJECTS, token=token, uid=OWNER)))
+            parts_of(await client.ask(message(Request.STATISTICS, token=theirs, uid=STRANGER)))
+            assert len(client.server._kept) == KEPT_MAX
 
     trio.run(main)
 
@@ -125,7 +175,7 @@ def test_a_long_answer_is_kept_and_fetched_in_parts() -> None:
         async with serving(answers.all()) as client:
             received, token = b"", 0
             while True:
-                request = message(Request.OBJECTS, token=token, offset=len(received))
+                request = message(Request.OBJECTS, token=token, offset=len(received), uid=OWNER)
                 _, token, total, data = parts_of(await client.ask(request))
                 assert token
                 received += data
@@ -148,7 +198,7 @@ def test_a_token_is_for_its_askers_user_alone() -> None:
     async def main() -> None:
         async with serving(Answers({Request.OBJECTS: LONG}).all()) as client:
             token = await token_of_a_long_answer(client)
-            other = message(Request.OBJECTS, token=token, uid=STRANGER)
+            other = message(Request.STATISTICS, token=token, uid=STRANGER)
             assert await client.errno_of(other) == errno.EINVAL
             parts_of(await client.ask(message(Request.OBJECTS, token=token, uid=OWNER)))
 
@@ -158,7 +208,7 @@ def test_a_token_is_for_its_askers_user_alone() -> None:
 def test_an_unknown_token_is_refused() -> None:
     async def main() -> None:
         async with serving(Answers().all()) as client:
-            unknown = message(Request.OBJECTS, token=12345)
+            unknown = message(Request.OBJECTS, token=12345, uid=OWNER)
             assert await client.errno_of(unknown) == errno.EINVAL
 
     trio.run(main)

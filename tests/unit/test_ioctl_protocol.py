@@ -214,7 +214,7 @@ def test_an_answer_that_breaks_off_is_an_error(
     ("error", "sentence"),
     [
         (errno.ENOTTY, "is not on a mount of copperfs"),
-        (errno.EPERM, "only the owner of the mount may do this"),
+        (errno.EPERM, "only the owner of the mount .* is on, and root, may ask for this"),
         (errno.EPROTO, "of another version"),
         (errno.ETIMEDOUT, "did not answer in time"),
         (errno.ENOTCONN, "is gone; clean up with: copperfs umount"),
