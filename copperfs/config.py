@@ -737,9 +737,10 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "What happens to the nodes is appended to this file, a line of JSON each, in which %h "
-            "stands for the node's name: who was lost, silent, gone or back, and who turned to "
-            "another parent. A node by itself has nothing to tell, and makes no file.",
+            "What happens to the nodes is appended to this file, a line of JSON each: who was "
+            "lost, silent, gone or back, and who turned to another parent. Its name may have %h, "
+            "%u and %m as that of --log-file. A node by itself has nothing to tell, and makes no "
+            "file.",
             optional=True,
         ),
     )
@@ -750,7 +751,8 @@ class Settings:
             Kind("PORT|FILE", _parse_metrics),
             "Give the statistics to Prometheus: at http://127.0.0.1:PORT/metrics, for processes of "
             "this node only, or in a file that is written each 15 seconds (for the textfile "
-            "collector of its node_exporter), in which %h stands for the node's name.",
+            "collector of its node_exporter). Its name may have %h, %u and %m as that of "
+            "--log-file; a file of another user, or a link, is not replaced.",
             optional=True,
         ),
     )
@@ -773,9 +775,11 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "Messages are appended to this file, in which %h stands for the node's name, also in "
-            "the foreground; what libfuse and Python "
-            "write to standard error goes there, too, when daemonised. With none, messages go to "
+            "Messages are appended to this file, in which %h stands for the node's name, %u for "
+            "the user's, and %m for the mount point with - for each /; also in the foreground. "
+            "What libfuse and Python write to standard error goes there, too, when daemonised. "
+            "It has to be the user's own, and no link. Once it is renamed, as by logrotate, a new "
+            "one is begun at the next message, or at SIGHUP. With none, messages go to "
             "standard error in the foreground, and nowhere otherwise.",
             optional=True,
         ),

@@ -7,7 +7,6 @@ launch. Where this process was a rank of MPI that is more than tidiness: see ``b
 import argparse
 import os
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from copperfs.cli.ending import ended_by_sigterm
@@ -32,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     settings = resolve_settings(arguments.mountpoint, arguments)
     from copperfs.bootstrap.launch import ByMpi, launch
-    from copperfs.cli.this_node import on_this_node, prepare, with_tier_size
+    from copperfs.cli.this_node import at_mountpoint, on_this_node, prepare, with_tier_size
 
-    settings = replace(on_this_node(settings), mountpoint=os.path.abspath(settings.mountpoint))
+    settings = at_mountpoint(on_this_node(settings), os.path.abspath(settings.mountpoint))
     check_tier(settings)
     settings = with_tier_size(settings)
     with ended_by_sigterm(), waiting("waiting for the other nodes"):

@@ -118,7 +118,7 @@ def _settings(
     settings: Settings, mountpoint: str | None, beside: "Companions", job: str
 ) -> Settings:
     """What the daemon is told, the same for all that are to share it."""
-    from copperfs.cli.this_node import on_this_node
+    from copperfs.cli.this_node import at_mountpoint, on_this_node
     from copperfs.fuse.mounting import absolute
 
     if settings.bootstrap == "mpi":
@@ -135,7 +135,7 @@ def _settings(
     if mountpoint is None:
         digest = hashlib.blake2b(f"{job} {settings.to_json()}".encode(), digest_size=4)
         mountpoint = f"/tmp/copperfs-{os.getuid()}-{job[:40]}-{digest.hexdigest()}"
-    settings = replace(settings, mountpoint=absolute(mountpoint))
+    settings = at_mountpoint(settings, absolute(mountpoint))
     check_tier(settings)
     return settings
 

@@ -4,6 +4,7 @@ For the commands that launch: ``mount`` and ``run``.
 """
 
 import os
+import pwd
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,20 +14,39 @@ from copperfs.errors import MountError
 
 
 def on_this_node(settings: Settings) -> Settings:
-    """With absolute paths, and the node's name in those that have one for each node."""
+    """With absolute paths, and the node's name in those that have one for each node; the user's,
+    too, in those of files."""
     name = own_name(settings)
 
     def own(path: str | None) -> str | None:
         return path and os.path.abspath(path.replace("%h", name))
 
+    def own_file(path: str | None) -> str | None:
+        return own(path and path.replace("%u", _user()))
+
     return replace(
         settings,
         source=os.path.abspath(settings.source),
-        log_file=own(settings.log_file),
-        events=own(settings.events),
+        log_file=own_file(settings.log_file),
+        events=own_file(settings.events),
         tier_dir=own(settings.tier_dir),
-        metrics=settings.metrics if _is_port(settings.metrics) else own(settings.metrics),
+        metrics=settings.metrics if _is_port(settings.metrics) else own_file(settings.metrics),
     )
+
+
+def at_mountpoint(settings: Settings, mountpoint: str) -> Settings:
+    """Once that is known: it may be in the names of files, too."""
+    shown = mountpoint.strip("/").replace("/", "-")
+    files = {name: getattr(settings, name) for name in ("log_file", "events", "metrics")}
+    named = {name: path and path.replace("%m", shown) for name, path in files.items()}
+    return replace(settings, mountpoint=mountpoint, **named)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # as in a container
+        return str(os.geteuid())
 
 
 def _is_port(where: str | None) -> bool:

@@ -9,6 +9,7 @@ waits for all of them together.
 """
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any
 from copperfs.config import Settings
 from copperfs.errors import MountError
 from copperfs.fuse.mounting import absolute, answers
+from copperfs.fuse.own_files import open_to_append
 
 ENDS_WITHIN_S = 5.0
 # Importing everything from a loaded parallel filesystem can take the daemon a while.
@@ -195,8 +197,10 @@ def _stderr_of(settings: Settings) -> Iterator[int | None]:
         yield subprocess.DEVNULL
         return
     try:
-        log = open(settings.log_file, "ab")  # noqa: SIM115  # it is closed below
+        log = open_to_append(settings.log_file)
     except OSError as error:
         raise MountError(f"{settings.log_file} cannot be written: {error.strerror}") from None
-    with log:
-        yield log.fileno()
+    try:
+        yield log
+    finally:
+        os.close(log)

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from copperfs.core.actions import Happened
 from copperfs.errors import MountError
+from copperfs.fuse.own_files import open_to_append
 from copperfs.roster import Roster
 from copperfs.types import NodeId
 
@@ -45,7 +46,7 @@ class Chronicle:
         if self.path is None:
             return
         try:
-            file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            file = open(open_to_append(self.path), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
             raise MountError(f"{self.path} cannot be written: {error.strerror}") from None
         self._writer = threading.Thread(target=self._write, args=(file,), daemon=True)

@@ -64,6 +64,7 @@ from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
+from copperfs.runtime.logfile import LogFile, reopen_logs
 from copperfs.runtime.metrics import open_port, render, serve, write
 from copperfs.runtime.places import OwnMounts, policy_for, ring_prefix
 from copperfs.runtime.profile import Profiler
@@ -114,7 +115,7 @@ ALLOCATED_BYTES_MAX = 4 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-# What tells a daemon to end.
+# What tells a daemon to end; SIGHUP has another meaning where there is a log (``_reopens_log``).
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -142,6 +143,8 @@ class Daemon:
         with self._cleanup:
             for number in ENDING:
                 self._cleanup.callback(signal.signal, number, signal.getsignal(number))
+            if self._reopens_log:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is who sees to it
             if self.users is not None:
                 self._cleanup.callback(self.users.clean_up)
             if self.launch is not None:
@@ -305,6 +308,11 @@ class Daemon:
             await self._finish_writing(engine)
             nursery.cancel_scope.cancel()
 
+    @property
+    def _reopens_log(self) -> bool:
+        """Whether SIGHUP is the word of who rotates logs, and not of a terminal that hangs up."""
+        return self.settings.log_file is not None and not self.settings.foreground
+
     def _options(self) -> list[str]:
         return mount_options(self.settings.source, allow_other=self.settings.allow_other)
 
@@ -370,6 +378,9 @@ class Daemon:
 
     async def _run_signals(self, told: AsyncIterator[int]) -> None:
         async for number in told:
+            if number == signal.SIGHUP and self._reopens_log:
+                await trio.to_thread.run_sync(reopen_logs, abandon_on_cancel=True)
+                continue
             log.info("%s: unmounting", signal.Signals(number).name)
             # In a thread: the kernel may have to be answered while it unmounts.
             await trio.to_thread.run_sync(self._unmount_or_detach)
@@ -699,7 +710,7 @@ def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
     """Messages of this process; nowhere unless there is a file, or a terminal that is kept."""
     handler: logging.Handler = logging.NullHandler()
     if settings.log_file is not None:
-        handler = logging.FileHandler(settings.log_file)
+        handler = LogFile(settings.log_file)
     elif to_stderr:
         handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -8,9 +8,12 @@ Nobody but processes on this node can connect, but any of them can: the document
 path of the mount, no paths of files.
 """
 
+import errno
 import logging
 import os
+import secrets
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -22,6 +25,7 @@ import trio
 from copperfs import __version__
 from copperfs.config import Settings
 from copperfs.errors import MountError
+from copperfs.fuse.own_files import check_ours
 
 log = logging.getLogger(__name__)
 
@@ -254,26 +258,45 @@ class _Ended:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_so: bool = False
+    written: os.stat_result | None = None
+    """The file that is to be removed."""
 
 
 def _write_once(path: str, text: str, ended: "_Ended") -> str | None:
-    temporary = f"{path}.{os.getpid()}"
+    """In the place of what we have written before, or of nothing; the reason if it cannot be."""
+    # Nobody can have put there what nobody can foresee; and if, it is not opened.
+    temporary = f"{path}.{os.getpid()}.{secrets.token_hex(8)}"
     try:
-        # Not through a link that somebody else may have put there.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
-            file.write(text)
-        with ended.lock:
-            if ended.is_so:
+        _check_ours(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o666)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                written = os.fstat(fd)
+            with ended.lock:
+                if not ended.is_so:
+                    os.replace(temporary, path)
+                    ended.written = written
+        finally:
+            with suppress(FileNotFoundError):  # it has the other name now
                 os.unlink(temporary)
-            else:
-                os.replace(temporary, path)
     except OSError as error:
         return error.strerror
     return None
 
 
+def _check_ours(path: str) -> None:
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
+        check_ours(found, path)
+
+
 def _remove(path: str, ended: "_Ended") -> None:
     with ended.lock, suppress(OSError):  # somebody else has
         ended.is_so = True
-        os.unlink(path)
+        if ended.written is not None and os.path.samestat(os.lstat(path), ended.written):
+            os.unlink(path)

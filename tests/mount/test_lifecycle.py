@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import signal
@@ -190,6 +191,78 @@ def test_a_signal_unmounts(
     os.kill(mount.pid, number)
     eventually(lambda: not is_running(mount.pid), "the daemon ended")
     assert not is_mounted(mount.mountpoint)
+
+
+@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
+def test_a_daemon_with_a_log_begins_a_new_one_at_sighup(
+    source: Path, mounted: Mounter, flags: tuple[str, ...]
+) -> None:
+    (source / "file").write_bytes(b"content")
+    mount = mounted(*flags)
+    rotated = mount.log.with_suffix(".1")
+    mount.log.rename(rotated)
+    os.kill(mount.pid, signal.SIGHUP)
+    eventually(mount.log.exists, "a new log is begun")
+    eventually(lambda: "SIGHUP: the log" in mount.log.read_text(), "and says why")
+    assert (mount / "file").read_bytes() == b"content"
+    assert mount.umount().returncode == 0
+    eventually(lambda: not is_running(mount.pid), "the daemon ended")
+    assert "is mounted at" in rotated.read_text()
+    if not flags:
+        assert "was unmounted" in mount.log.read_text()
+
+
+@pytest.mark.parametrize("foreground", [False, True])
+def test_sighup_unmounts_where_no_log_is_rotated(
+    source: Path, tmp_path: Path, foreground: bool
+) -> None:
+    """A terminal that hangs up; or a daemon without a log."""
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    command = [*COPPERFS, "mount", mountpoint, "--source", source]
+    if foreground:
+        flags = ("--foreground", "--log-file", tmp_path / "log")
+        daemon = subprocess.Popen([*map(str, command), *map(str, flags)], stderr=subprocess.DEVNULL)
+        eventually(lambda: is_mounted(mountpoint), "it is mounted")
+        daemon.send_signal(signal.SIGHUP)
+        assert daemon.wait(COMMAND_TIMEOUT_S) == 0
+    else:
+        assert copperfs("mount", mountpoint, "--source", source).returncode == 0
+        pid = int(json.loads(copperfs("stats", "--json", mountpoint).stdout)["pid"])
+        os.kill(pid, signal.SIGHUP)
+        eventually(lambda: not is_running(pid), "the daemon ended")
+    assert not is_mounted(mountpoint)
+
+
+def test_a_log_that_somebody_else_has_prepared_is_not_written_to(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "log").symlink_to(tmp_path / "precious")
+    for flags in ((), ("--foreground",)):
+        arguments = ("--source", source, "--log-file", tmp_path / "log", *flags)
+        done = copperfs("mount", tmp_path / "mnt", *arguments)
+        why = "cannot be written: it is a symbolic link"
+        assert (done.returncode, done.stderr) == (1, f"copperfs: {tmp_path}/log {why}\n")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not is_mounted(tmp_path / "mnt")
+
+
+def test_two_mounts_of_one_command_line_have_logs_of_their_own(
+    source: Path, tmp_path: Path
+) -> None:
+    logs = tmp_path / "log-%u-%h-%m"
+    for name in ("one", "other"):
+        mountpoint = tmp_path / name
+        mountpoint.mkdir()
+        done = copperfs("mount", mountpoint, "--source", source, "--log-file", logs)
+        assert done.returncode == 0, done.stderr
+        assert copperfs("umount", mountpoint).returncode == 0
+    found = sorted(each.name for each in tmp_path.glob("log-*"))
+    assert len(found) == 2
+    assert found[0].endswith("-one")
+    assert found[1].endswith("-other")
 
 
 def test_a_mount_in_use_is_not_unmounted_unless_lazily(source: Path, mounted: Mounter) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -101,9 +102,59 @@ def test_a_filesystem_that_hangs_does_not_keep_the_daemon_from_ending(
     released.set()
 
 
-def test_no_link_of_somebody_else_is_written_through(tmp_path: Path) -> None:
-    path, precious = tmp_path / "metrics", tmp_path / "precious"
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A directory that everybody may write in, as /tmp is without its bit."""
+    path = tmp_path / "theirs"
+    path.mkdir()
+    path.chmod(0o777)
+    return path
+
+
+def test_a_temporary_name_that_somebody_else_has_foreseen_is_not_written_through(
+    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, precious = theirs / "metrics", tmp_path / "precious"
     precious.write_text("precious")
-    Path(f"{path}.{os.getpid()}").symlink_to(precious)
-    assert metrics._write_once(str(path), "there\n", metrics._Ended())
-    assert precious.read_text() == "precious"
+    monkeypatch.setattr("copperfs.runtime.metrics.secrets.token_hex", lambda _: "drawn")
+    foreseen = Path(f"{path}.{os.getpid()}.drawn")
+    foreseen.symlink_to(precious)
+    assert metrics._write_once(str(path), "there\n", metrics._Ended()) == "File exists"
+    foreseen.unlink()
+    # a file that another keeps open, to read and change what is written
+    foreseen.write_text("prepared")
+    assert metrics._write_once(str(path), "there\n", metrics._Ended()) == "File exists"
+    assert (precious.read_text(), foreseen.read_text()) == ("precious", "prepared")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "another user's", "directory", "device"])
+def test_what_is_not_ours_is_not_replaced_and_not_removed(theirs: Path, kind: str) -> None:
+    path = theirs / "metrics"
+    if kind == "link":
+        path.symlink_to(theirs / "elsewhere")
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    else:
+        path.write_text("of another")
+        os.chown(path, 65534, 65534)
+    before, ended = path.lstat(), metrics._Ended()
+    assert metrics._write_once(str(path), "there\n", ended)
+    metrics._remove(str(path), ended)
+    assert os.path.samestat(path.lstat(), before)
+    assert os.listdir(theirs) == ["metrics"], "nothing is left beside it"
+
+
+def test_only_the_file_that_was_written_last_is_removed(theirs: Path) -> None:
+    path, ended = theirs / "metrics", metrics._Ended()
+    for _ in range(2):
+        assert metrics._write_once(str(path), "there\n", ended) is None
+    path.rename(theirs / "kept")
+    path.write_text("of another mount")
+    metrics._remove(str(path), ended)
+    assert path.read_text() == "of another mount"
+    (theirs / "kept").rename(path)
+    metrics._remove(str(path), ended)
+    assert os.listdir(theirs) == []

@@ -1,0 +1,52 @@
+"""Files that a daemon writes at a place that it was told: logs, events, metrics.
+
+That place may be one where others can make names, as ``/tmp`` is. So nothing is written through a
+link, nor into a file that somebody else has put there.
+"""
+
+import errno
+import os
+import stat
+from contextlib import suppress
+
+_TRIES = 3
+
+
+def open_to_append(path: str) -> int:
+    """A descriptor of this file, made if it is missing. OSError, whose ``strerror`` is a reason for
+    people, if it cannot be or is not ours."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+    for _ in range(_TRIES):
+        with suppress(FileExistsError):
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        # made and removed by somebody in between
+        with suppress(FileNotFoundError):
+            return _open_existing(path, flags | os.O_NONBLOCK)
+    raise OSError(errno.EAGAIN, "it comes and goes", path)
+
+
+def _open_existing(path: str, flags: int) -> int:
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise OSError(errno.ELOOP, "it is a symbolic link", path) from None
+        raise
+    try:
+        check_ours(os.fstat(fd), path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_ours(found: os.stat_result, path: str) -> None:
+    """OSError unless this is a file of this user that is nowhere else, or a device."""
+    if stat.S_ISCHR(found.st_mode):
+        return  # /dev/null
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    if found.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, "it belongs to another user", path)
+    if found.st_nlink > 1:
+        raise OSError(errno.EPERM, "it has another name elsewhere", path)
