@@ -32,6 +32,7 @@ FUZZERS: dict[str, list[str | Path]] = {
 }
 STRESS: list[str | Path] = [_FEW_BUCKETS, *SOURCES, HERE / "stress.c"]
 MANY_ENDINGS: list[str | Path] = ["-DAHEAD_STEPS", *SOURCES, HERE / "many_endings.c"]
+LATE_DENIAL: list[str | Path] = ["-Dwritev=late_writev", *SOURCES, HERE / "late_denial.c"]
 STRESS_SOURCE: list[str | Path] = [
     "-Dfstatat=stressed_fstatat",
     *SOURCE_POOL,

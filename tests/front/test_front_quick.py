@@ -12,6 +12,7 @@ import pytest
 from tests.front.build import (
     FUZZERS,
     HERE,
+    LATE_DENIAL,
     MANY_ENDINGS,
     STRESS,
     STRESS_SOURCE,
@@ -54,6 +55,14 @@ def test_every_request_gets_one_sound_reply_while_the_tables_change(tmp_path: Pa
     stress = build("gcc", "address,undefined", STRESS, tmp_path / "stress")
     output = run([stress, QUICK_REQUESTS], timeout_s=TIMEOUT_S)
     assert output.startswith(f"{QUICK_REQUESTS} requests")
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_a_denial_of_before_a_clear_is_written_before_the_kernel_is_told(
+    tmp_path: Path, sanitizers: str
+) -> None:
+    program = build("gcc", sanitizers, LATE_DENIAL, tmp_path / "late_denial")
+    assert run([program], timeout_s=TIMEOUT_S) == ""
 
 
 def test_many_endings_in_one_directory_are_gone_through_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ int front_init(struct front *f, uint32_t nodes_max)
 	pthread_cond_init(&f->bypass_work, NULL);
 	f->overflow_end = &f->overflow_first;
 	f->bypass_end = &f->bypass_first;
+	pthread_cond_init(&f->denial_written, NULL);
 	pthread_mutex_init(&f->fetched_lock, NULL);
 	pthread_mutex_init(&f->trace_lock, NULL);
 	f->fetched_end = &f->fetched_first;

@@ -118,8 +118,18 @@ struct ahead_list {
 	unsigned running;
 };
 
+/* An answer "no such name" that the kernel may believe, from when it was found until it is
+ * written; under the tables' lock. */
+struct denial {
+	struct denial *next, **link;
+	uint64_t epoch;
+};
+
 struct front {
 	struct tables tables;
+	struct denial *denials;
+	pthread_cond_t denial_written;
+	_Atomic unsigned denials_awaited; /* by so many */
 	int fuse_fd, miss_fd, control_fd, wake_fd;
 	bool kernel_cache;
 	unsigned threads_count;
@@ -189,6 +199,9 @@ void front_count(struct front *f, const struct fuse_in_header *in, enum answer a
 		 uint64_t started_ns);
 int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, size_t length);
 int front_invalidate_inode(struct front *f, uint64_t id);
+/* The first with the tables locked, the second without. */
+void denial_begin(struct front *f, struct denial *denial);
+void denial_end(struct front *f, struct denial *denial);
 long front_invalidate_all(struct front *f);
 long front_shed(struct front *f, uint32_t count);
 

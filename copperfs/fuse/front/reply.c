@@ -148,7 +148,7 @@ static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *na
 	return count;
 }
 
-enum { NAMES_AT_ONCE = 64 };
+enum { NAMES_AT_ONCE = 64, DENIALS_WITHIN_S = 10, NOTIFY_INC_EPOCH = 8 };
 
 static long invalidate_bucket(struct front *f, uint32_t bucket, bool spare_directories)
 {
@@ -171,6 +171,60 @@ static long invalidate_bucket(struct front *f, uint32_t bucket, bool spare_direc
 	return told;
 }
 
+/* --- what the kernel is told is not there ---
+ *
+ * A name that is there has a node, by which the kernel is told to look it up again, and waits for
+ * a lookup that it is being answered for. Names that are not there have none (but below the
+ * root): they go with their directory. So an answer that was found before a clear must be
+ * written before the kernel is told anything, or it would believe it from then on. */
+
+void denial_begin(struct front *f, struct denial *denial)
+{
+	*denial = (struct denial){ .next = f->denials, .link = &f->denials,
+				   .epoch = f->tables.epoch };
+	if (f->denials)
+		f->denials->link = &denial->next;
+	f->denials = denial;
+}
+
+void denial_end(struct front *f, struct denial *denial)
+{
+	tables_lock(&f->tables);
+	*denial->link = denial->next;
+	if (denial->next)
+		denial->next->link = denial->link;
+	if (f->denials_awaited)
+		pthread_cond_broadcast(&f->denial_written);
+	tables_unlock(&f->tables);
+}
+
+static bool is_denied_since_before(const struct front *f, uint64_t epoch)
+{
+	for (const struct denial *each = f->denials; each; each = each->next)
+		if (each->epoch < epoch)
+			return true;
+	return false;
+}
+
+/* Writing to /dev/fuse waits for nobody, so this takes no longer than until those threads have
+ * run; the deadline is for what nobody has thought of. */
+static void await_denials(struct front *f)
+{
+	struct timespec until;
+	uint64_t epoch;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += DENIALS_WITHIN_S;
+	tables_lock(&f->tables);
+	epoch = f->tables.epoch;
+	f->denials_awaited++;
+	while (is_denied_since_before(f, epoch))
+		if (pthread_cond_timedwait(&f->denial_written, &f->tables.lock, &until))
+			break;
+	f->denials_awaited--;
+	tables_unlock(&f->tables);
+}
+
 /* Tells the kernel to look every name up again.  The pages of files stay: a file that
  * changed gets a new number, and one that did not may be mapped by somebody who would
  * be killed by SIGBUS if it could not be read again now. */
@@ -178,6 +232,10 @@ long front_invalidate_all(struct front *f)
 {
 	long told = 0;
 
+	await_denials(f);
+	/* From Linux 6.16 on: nothing that was looked up before is believed, also what it has
+	 * been answered and not noted yet. Older ones refuse it. */
+	notify(f, NOTIFY_INC_EPOCH, NULL, 0, NULL, 0);
 	front_invalidate_inode(f, FUSE_ROOT_ID);
 	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
 		told += invalidate_bucket(f, bucket, false);

@@ -114,9 +114,10 @@ static enum verdict lookup(struct asked *a)
 {
 	struct front *f = a->front;
 	struct fuse_entry_out entry;
+	struct denial denial;
 	size_t length = strnlen(a->body, a->body_size);
 	struct node *directory;
-	bool found, fetching = false;
+	bool found, denied, fetching = false;
 
 	if (length == a->body_size || !length)
 		return answer_error(a, EINVAL);
@@ -125,6 +126,9 @@ static enum verdict lookup(struct asked *a)
 	tables_lock(&f->tables);
 	directory = node_by_id(&f->tables, a->in->nodeid);
 	found = directory && find_entry(f, directory, a->body, length, &entry);
+	denied = found && !entry.nodeid && (entry.entry_valid || entry.entry_valid_nsec);
+	if (denied)
+		denial_begin(f, &denial);
 	if (directory && !found)
 		fetching = await_names(a, directory);
 	tables_unlock(&f->tables);
@@ -135,10 +139,13 @@ static enum verdict lookup(struct asked *a)
 	if (!entry.nodeid) {
 		atomic_fetch_add_explicit(&f->statistics.negative, 1, memory_order_relaxed);
 		/* "not found" can only be remembered as an entry without a number */
-		if (!entry.entry_valid && !entry.entry_valid_nsec)
+		if (!denied)
 			return answer_error(a, ENOENT);
+		front_reply(f, a->in->unique, 0, &entry, sizeof(entry));
+		denial_end(f, &denial);
+		return ANSWERED;
 	}
-	if (!front_reply(f, a->in->unique, 0, &entry, sizeof(entry)) && entry.nodeid) {
+	if (!front_reply(f, a->in->unique, 0, &entry, sizeof(entry))) {
 		tables_lock(&f->tables);
 		node_forget(&f->tables, entry.nodeid, 1);
 		tables_unlock(&f->tables);
