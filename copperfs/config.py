@@ -852,7 +852,7 @@ def _eighth(memory_bytes: int) -> int:
 
 
 def default_memory_bytes(memory_bytes: int) -> int:
-    """Of so much for this process: an eighth, at most 8 GiB."""
+    """An eighth of what this process may have, at most 8 GiB."""
     return min(_eighth(memory_bytes), 8 * GIB)
 
 

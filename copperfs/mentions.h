@@ -9,9 +9,9 @@
  * believed beyond its end.  compiled.py does the same in Python.
  *
  * It is walked through once for all names: once for each took 0.8 ms for one of 800 KB, and a
- * package may have thousands of directories.  Each string is looked at once, however often it
- * is referred to, and each name is found among those looked for by halving: a file that was
- * made to be slow takes no more than its bytes times some ten steps.
+ * package may have thousands of directories.  A reference to a string that was looked at is
+ * skipped, and a binary search finds a name among those looked for, so that the steps are
+ * bounded by the bytes of the file, whatever it has.
  *
  * Header only: the front asks for itself, and `copperfs._blob` for whoever has a Blob.
  */

@@ -21,7 +21,7 @@ _V2 = (("memory.max", r"(\d+)\s*"), ("memory.high", r"(\d+)\s*"))
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """So many bytes, and what says so."""
+    """An amount of memory, and the file that sets it."""
 
     size_bytes: int
     where: str

@@ -53,7 +53,7 @@ class Request(IntEnum):
 
 
 class Who(Enum):
-    """Who may ask, of those whom the kernel lets open a file of the mount."""
+    """The users that may ask, of those whom the kernel lets open a file of the mount."""
 
     ANYBODY = "anybody"
     OWNER = "owner"

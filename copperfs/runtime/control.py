@@ -135,8 +135,8 @@ class ControlServer:
         return token
 
     def _drop_old(self, count_max: int, bytes_max: int) -> None:
-        """Of what is kept, what is too old, and what goes beyond so much: of others first, whose
-        asking must not take answers from the owner."""
+        """Drop answers that are too old, and then the oldest until the rest is within these bounds.
+        Those of other users go first, so that their asking takes none from the owner."""
         held_bytes = sum(len(each.whole) for each in self._kept.values())
 
         def goes_before(token: int) -> tuple[bool, bool]:

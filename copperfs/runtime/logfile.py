@@ -1,8 +1,8 @@
 """The log of a daemon in a file that may be rotated.
 
-Whoever rotates logs renames the file, and expects that a new one is begun: that happens at the next
-message, or when the daemon is sent SIGHUP. Standard error goes there, too (``fuse/starting.py``),
-and moves along.
+logrotate renames the file and expects the daemon to begin a new one. ``LogFile`` does so at the
+next message, or when the daemon is sent SIGHUP. Standard error goes to the log, too
+(``fuse/starting.py``), and moves along.
 """
 
 import logging

@@ -264,7 +264,7 @@ class _Ended:
 
 def _write_once(path: str, text: str, ended: "_Ended") -> str | None:
     """In the place of what we have written before, or of nothing; the reason if it cannot be."""
-    # Nobody can have put there what nobody can foresee; and if, it is not opened.
+    # The name is drawn, so that others cannot prepare it, and O_EXCL opens no file that is there.
     temporary = f"{path}.{os.getpid()}.{secrets.token_hex(8)}"
     try:
         _check_ours(path)
