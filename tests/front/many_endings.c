@@ -2,9 +2,9 @@
  * Files of a directory with very many endings are asked for, one after the other: how often a name
  * is looked at for that.
  *
- *   many_endings NAMES
+ *   many_endings NAMES FILES
  *
- * Each ending has two files.  Prints how many were begun to be read ahead, and the steps.
+ * Each ending has so many files.  Prints how many were begun to be read ahead, and the steps.
  */
 #include "check.h"
 
@@ -39,7 +39,7 @@ static void end_reads(void)
 	}
 }
 
-static struct listing *listing_of(unsigned names)
+static struct listing *listing_of(unsigned names, unsigned files)
 {
 	size_t size = sizeof(struct listing_header);
 	char *packed = calloc(names, sizeof(struct row) + 32);
@@ -50,7 +50,8 @@ static struct listing *listing_of(unsigned names)
 	for (unsigned i = 0; i < names; i++) {
 		struct row *row = (struct row *)(packed + size);
 
-		row->name_length = (uint16_t)sprintf(row->name, "%u.%u", i % 2, i / 2);
+		row->name_length = (uint16_t)sprintf(row->name, "%u.%u", i % files,
+						     i / files);
 		row->attr = (struct fuse_attr){ .mode = S_IFREG | 0644, .size = 10, .ino = i + 2 };
 		row->length = (uint32_t)((sizeof(*row) + row->name_length + 7) & ~(size_t)7);
 		size += row->length;
@@ -65,16 +66,17 @@ static struct listing *listing_of(unsigned names)
 int main(int argc, char **argv)
 {
 	static const struct reader reader = { .read = begin_read };
-	unsigned names = argc == 2 ? (unsigned)atoi(argv[1]) : 0;
+	unsigned names = argc == 3 ? (unsigned)atoi(argv[1]) : 0;
+	unsigned files = argc == 3 ? (unsigned)atoi(argv[2]) : 0;
 	struct tables *t = &front.tables;
 
-	CHECK(names && !front_init(&front, 4 * names));
+	CHECK(names && files && !front_init(&front, 4 * names));
 	front.reader = &reader;
 	front.whole_max = 200000;
 	front.credit = front.credit_most = 100000;
 	front.ahead_max = 8;
 	t->root->attr.mode = S_IFDIR | 0755;
-	node_set_listing(t->root, listing_of(names));
+	node_set_listing(t->root, listing_of(names, files));
 	for (unsigned i = 0; i < names; i++) {
 		const struct row *row = listing_row(t->root->listing, i);
 

@@ -434,8 +434,9 @@ def test_only_who_reads_the_source_reads_ahead_and_offers_what_came() -> None:
 MANY = 50_000
 
 
+@pytest.mark.parametrize(("files", "read_ahead"), [(1, 0), (2, MANY)])
 def test_many_endings_in_one_directory_are_gone_through_once(
-    monkeypatch: pytest.MonkeyPatch,
+    files: int, read_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at = 0
 
@@ -446,11 +447,11 @@ def test_many_endings_in_one_directory_are_gone_through_once(
 
     monkeypatch.setattr("copperfs.core.listing.ending_of", counting)
     monkeypatch.setattr("copperfs.core.ahead.ending_of", counting)
-    names = [b"%d.%d" % (number % 2, number // 2) for number in range(MANY)]
+    names = [b"%d.%d" % (number % files, number // files) for number in range(MANY)]
     lab = lab_of(dict.fromkeys(names, 10), memory_bytes=256 * MIB)
     for name in names:
         lab.node._ahead.asked(ObjectKey(Path(b"d/" + name), version(10)))
-    assert len(lab.node._ahead._queue) == MANY, "each second one has both read"
+    assert len(lab.node._ahead._queue) == read_ahead, "each second one has both read"
     # once for each row, once for each that is asked for, and by halving for each ending
     assert looked_at <= MANY * (1 + 1 + 2) + MANY // 2 * 17
 
