@@ -146,7 +146,9 @@ class Peers:
             self._take_part(peer, message, pieces[0] if pieces else EMPTY)
         elif isinstance(message, Offer):
             if not self.node.looks_up_to(peer):
-                return  # nobody else is followed
+                if pieces:  # nobody else is followed; its credit goes back
+                    self.post(OfferTaken(peer, size_of(pieces), message.epoch))
+                return
             events: list[Event] = [OfferTaken(peer, size_of(pieces), message.epoch)]
             for item, piece in zip(message.items, pieces, strict=True):
                 assert item.digest == piece.digest or not self.with_bytes
