@@ -83,7 +83,8 @@ class Ending(Enum):
 
     SHARED = "others use it"
     UNMOUNTED = "this was the last use, and it is gone"
-    LOST = "the daemon had ended before, or does not answer"
+    SLOW = "the daemon has not answered in time, and may still end as it should"
+    LOST = "the daemon had ended before"
 
 
 @dataclass(slots=True)
@@ -110,7 +111,9 @@ class Use:
         try:
             if not self.line.hear(ANSWERS_BYE_WITHIN_S)["last"]:
                 return Ending.SHARED
-        except (TimeoutError, Vanished):
+        except TimeoutError:
+            return Ending.SLOW
+        except Vanished:
             return Ending.LOST
         try:
             self.line.hear(ENDS_WITHIN_S)
@@ -118,7 +121,7 @@ class Use:
             return Ending.UNMOUNTED
         except TimeoutError:
             pass
-        return Ending.LOST
+        return Ending.SLOW
 
 
 @dataclass(frozen=True, slots=True)

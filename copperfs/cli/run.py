@@ -265,7 +265,14 @@ def _leave(use: "Use", settings: Settings, *, remove: bool) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it is ending, and that takes a moment
-    if use.leave() is not Ending.LOST:
+    ending = use.leave()
+    if ending is Ending.SLOW:
+        # It will hear the bye, and unmounts then.
+        print_error(
+            f"the daemon of {settings.mountpoint} has not answered that this was the last use; if "
+            f"the mount stays, end it with: copperfs umount {settings.mountpoint}"
+        )
+    if ending is not Ending.LOST:
         return
     print_error(f"the daemon of {settings.mountpoint} had ended before the command did")
     with contextlib.suppress(MountError):  # others here may do the same

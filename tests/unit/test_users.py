@@ -16,7 +16,8 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.bootstrap.users import First, Line, Use, Vanished, come, counter_name
+from copperfs.bootstrap import users as said
+from copperfs.bootstrap.users import Ending, First, Line, Use, Vanished, come, counter_name
 from copperfs.config import MIB, Settings
 from copperfs.errors import MountError
 from copperfs.runtime import users as module
@@ -273,3 +274,19 @@ def test_who_finds_the_backlog_full_is_let_in_later() -> None:
         (use,) = came
         assert isinstance(use, Use)
         stack.enter_context(use.line.sock)
+
+
+def test_a_daemon_that_is_slow_is_not_taken_for_one_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever takes it for gone takes its mount down, which others may use."""
+    monkeypatch.setattr(said, "ANSWERS_BYE_WITHIN_S", 0.01)
+    monkeypatch.setattr(said, "ENDS_WITHIN_S", 0.01)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        use = Use(Line(ours))
+        assert use.leave() is Ending.SLOW
+        theirs.sendall(b'{"last": true}\n')
+        assert use.leave() is Ending.SLOW
+        theirs.shutdown(socket.SHUT_RDWR)
+        assert use.leave() is Ending.LOST
