@@ -193,6 +193,7 @@ def _overlay_table(document: Any) -> Table:
         ("asks sent again, also to another", f"{members['resent']}, {members['hedges']}"),
         ("spoiled parts", str(node["spoiled"])),
         ("strangers turned away", str(transport["strangers"])),
+        ("shut before they greeted", str(transport["crowded"])),
         ("connections", str(transport["connections"])),
     ]
     job = document["job"]

@@ -11,10 +11,11 @@ has given so many messages that none of that connection can be left.
 
 ZeroMQ cannot end one connection of a ROUTER. Here that is done to its descriptor (``shut_down``):
 for strangers, for links that were replaced, for peers that do not read, and for connections that
-do not greet in time.
+do not greet in time, or of which there are too many (``crowd.py``).
 """
 
 import logging
+import socket
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +23,7 @@ import trio
 import zmq
 
 from copperfs.net import sockets
+from copperfs.net.crowd import Door, room_for
 from copperfs.net.endless import Watch
 from copperfs.net.frames import Frames, send_frames
 from copperfs.net.reactor import Pump
@@ -101,22 +103,28 @@ def _said_of(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
 class Router:
     def __init__(
         self,
-        socket: "zmq.Socket[bytes]",
+        router: "zmq.Socket[bytes]",
         owner: Owner,
         limits: sockets.Limits,
         *,
+        nodes: int,
         encrypted: bool,
     ) -> None:
-        self._socket = socket
-        self._monitor = sockets.new_monitor(socket, sockets.ROUTER_EVENTS)
+        self._socket = router
+        self._monitor = sockets.new_monitor(router, sockets.ROUTER_EVENTS)
         self._owner = owner
         self._limits = limits
         self._encrypted = encrypted
-        self._frames = Frames(socket)
+        self._frames = Frames(router)
         self._links: dict[bytes, Incoming | None] = {}
         """By routing id; None for one that was turned away."""
         self._connections: dict[int, _Connection] = {}
         """By descriptor, those that are open."""
+        self._ungreeted: dict[int, _Connection] = {}
+        """Of these, the ones that may still greet; the oldest first."""
+        self._room = room_for(nodes, limits.descriptors)
+        self._door: Door | None = None
+        self._crowded = False
         self._ending: list[tuple[bytes, int]] = []
         """Closed, with the count of messages after which nothing of them is left."""
         self._taken = 0
@@ -124,7 +132,7 @@ class Router:
         """How often all that had come was taken."""
         self._pass_until = 0
         """Once so many messages were taken all is, even if the socket was never found empty."""
-        self._pump = Pump(socket, self._take, self._found_empty)
+        self._pump = Pump(router, self._take, self._found_empty)
         self._monitor_pump = Pump(self._monitor, self._take_event)
 
     async def run(self) -> None:
@@ -132,8 +140,17 @@ class Router:
             nursery.start_soon(self._pump.run)
             nursery.start_soon(self._monitor_pump.run)
             nursery.start_soon(self._turn_out_the_silent)
+            if self._door is not None:
+                nursery.start_soon(self._door.run, self._limits.look_s)
+
+    def listen(self, listener: socket.socket | str) -> None:
+        other = sockets.listen(self._socket, listener)
+        if other is not None:
+            self._door = Door(other, self._shut_the_oldest, self._count_crowded)
 
     def close(self) -> None:
+        if self._door is not None:
+            self._door.close()
         sockets.close_watched(self._socket, self._monitor)
 
     def wake(self) -> None:
@@ -183,6 +200,7 @@ class Router:
             self._forget(connection.route)
         connection.route = route
         connection.watch.taken += 1
+        self._ungreeted.pop(descriptor, None)
         try:
             if surplus:
                 raise Malformed("more than a greeting")
@@ -225,14 +243,40 @@ class Router:
             address = sockets.remote_address(value)
             if address is not None:
                 deadline = trio.current_time() + self._limits.handshake_s
-                self._connections[value] = _Connection(value, address, deadline)
+                # A descriptor that was used again goes to the end.
+                self._ungreeted.pop(value, None)
+                self._ungreeted[value] = _Connection(value, address, deadline)
+                self._connections[value] = self._ungreeted[value]
+                if self._room.is_exceeded(len(self._ungreeted), value):
+                    self._shut_the_oldest()
         elif event == sockets.DISCONNECTED:
+            self._ungreeted.pop(value, None)
             connection = self._connections.pop(value, None)
             if connection is not None and connection.route is not None:
                 self._forget(connection.route)
         elif event & sockets.REFUSED:
             self._owner.stats.strangers += 1
         return 0
+
+    def _shut_the_oldest(self) -> bool:
+        """Of those that have not greeted; False if there is none."""
+        oldest = next(iter(self._ungreeted), None)
+        if oldest is None:
+            return False
+        self._ungreeted.pop(oldest).shut_down()
+        self._count_crowded()
+        return True
+
+    def _count_crowded(self) -> None:
+        self._owner.stats.crowded += 1
+        if not self._crowded:
+            self._crowded = True
+            logger.warning(
+                "too many connections that do not greet: more than %d, or they take the "
+                "descriptors that reading the source needs; the oldest is shut for each that "
+                "comes (the statistics count them as crowded; this is said once)",
+                self._room.ungreeted,
+            )
 
     def _forget(self, route: bytes) -> None:
         """Its connection is closed; what it still has in the ROUTER comes first."""
@@ -280,5 +324,6 @@ class Router:
             for connection in self._connections.values():
                 if connection.deadline < now:
                     connection.deadline = float("inf")
+                    self._ungreeted.pop(connection.descriptor, None)
                     logger.info("turned out %s: no greeting", connection.address)
                     connection.shut_down()

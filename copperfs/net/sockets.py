@@ -30,8 +30,10 @@ import socket
 import struct
 import termios
 from array import array
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import trio
@@ -77,6 +79,8 @@ class Limits:
     """Messages that wait for a peer; of those ahead of the credit, 100 to 300 bytes each."""
     untaken: int = 256
     """Messages of one peer that wait for this node."""
+    descriptors: int | None = None
+    """That this process may have; None: what the system says (``crowd.py``)."""
     look_s: float = 0.25
     """Between two looks for connections that give no message (``endless.py``); a millisecond more
     for each connection, so that looking (10 us each) takes at most a hundredth of the time."""
@@ -145,19 +149,22 @@ def new_dealer(
     return dealer
 
 
-def listen(router: "zmq.Socket[bytes]", listener: socket.socket | str) -> None:
-    """Take over a socket that listens already (it is the router's from now on), or bind."""
+def listen(router: "zmq.Socket[bytes]", listener: socket.socket | str) -> socket.socket | None:
+    """Take over a socket that listens already (it is the router's from now on), or bind. A second
+    descriptor of the socket, if it is known."""
     if isinstance(listener, str):
         router.bind(listener)
-        return
+        return None
     host, port, *_ = listener.getsockname()
     if listener.family == socket.AF_INET6:
         host = f"[{host}]"
         router.set(zmq.IPV6, 1)
     # ZeroMQ accepts in its own thread, and would wait there for a client that has gone again.
     listener.setblocking(False)
+    other = listener.dup()
     router.set(zmq.USE_FD, listener.detach())
     router.bind(f"tcp://{host}:{port}")  # the address is not used, but has to be one
+    return other
 
 
 def endpoint_of(router: "zmq.Socket[bytes]") -> str:
@@ -172,6 +179,7 @@ def new_monitor(watched: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]
     monitor = watched.get_monitor_socket(events)
     monitor.set(zmq.LINGER, 0)
     monitor.set(zmq.RCVHWM, 0)
+    _lens()  # while there are descriptors
     return monitor
 
 
@@ -194,54 +202,60 @@ def close_watched(watched: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") ->
 Address = tuple[object, ...]
 
 
-def _duplicate(descriptor: int) -> socket.socket | None:
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return None
-    try:
-        return socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return None
+class _Lens:
+    """A descriptor that is kept, and made a second name of the connection that is looked at. ZeroMQ
+    may close the first meanwhile, and no other one may be free. For trio's thread only."""
+
+    def __init__(self) -> None:
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.dup(self._nothing)
+
+    @contextmanager
+    def on(self, descriptor: int) -> Iterator[socket.socket]:
+        """OSError if it is no connection any more."""
+        os.dup2(descriptor, self._descriptor, inheritable=False)
+        try:
+            connection = socket.socket(fileno=self._descriptor)
+            try:
+                yield connection
+            finally:
+                connection.detach()
+        finally:
+            os.dup2(self._nothing, self._descriptor, inheritable=False)
+
+
+@cache
+def _lens() -> _Lens:
+    return _Lens()
 
 
 def remote_address(descriptor: int) -> Address | None:
     """Of the connection that has this descriptor; None if there is none any more."""
-    with suppress(OSError):
-        connection = _duplicate(descriptor)
-        if connection is not None:
-            with connection:
-                return tuple(connection.getpeername())
+    with suppress(OSError), _lens().on(descriptor) as connection:
+        return tuple(connection.getpeername())
     return None
 
 
 def read_bytes(descriptor: int) -> int | None:
     """How much was read from the connection with this descriptor since it began; None if it is
     gone, or the kernel does not count."""
-    with suppress(OSError):
-        connection = _duplicate(descriptor)
-        if connection is not None:
-            with connection:
-                # In this order, what comes in between counts as not read.
-                waiting = array("i", (0,))
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                fcntl.ioctl(connection, termios.FIONREAD, waiting)
-                if len(info) >= _BYTES_RECEIVED_AT + 8:
-                    (came,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED_AT)
-                    return max(0, int(came) - waiting[0])
+    with suppress(OSError), _lens().on(descriptor) as connection:
+        # In this order, what comes in between counts as not read.
+        waiting = array("i", (0,))
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        fcntl.ioctl(connection, termios.FIONREAD, waiting)
+        if len(info) >= _BYTES_RECEIVED_AT + 8:
+            (came,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED_AT)
+            return max(0, int(came) - waiting[0])
     return None
 
 
 def shut_down(descriptor: int, address: Address) -> None:
     """End the connection with this descriptor, if it is still the one to this address. ZeroMQ
     notices, tells its monitor, closes the descriptor and frees what waited."""
-    with suppress(OSError):
-        connection = _duplicate(descriptor)
-        if connection is not None:
-            with connection:
-                if tuple(connection.getpeername()) == address:
-                    connection.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError), _lens().on(descriptor) as connection:
+        if tuple(connection.getpeername()) == address:
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 async def is_refused(endpoint: str) -> bool:

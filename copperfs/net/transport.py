@@ -105,6 +105,8 @@ class TransportStats:
     corrupt: int = 0
     strangers: int = 0
     """Handshakes with a key outside the roster, and messages in somebody else's name."""
+    crowded: int = 0
+    """Connections that were shut before they had greeted, because there were too many."""
     unsendable: int = 0
     """Messages for which there was no connection."""
     connections: int = 0

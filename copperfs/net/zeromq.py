@@ -22,6 +22,7 @@ Invariants:
   stranger, and cut off.
 - Without CURVE a peer is believed. That is for networks that nobody else can reach.
 - Who does not end a message is cut off (``endless.py``).
+- Connections that have not greeted are bounded, and leave descriptors to the source (``crowd.py``).
 """
 
 import logging
@@ -94,8 +95,10 @@ class ZeroTransport:
             if secret_key is not None:
                 self._admission = Admission(self._context, roster, self._count_nothing)
             router = sockets.new_router(self._context, self._limits, secret_key)
-            self._router = Router(router, self, self._limits, encrypted=secret_key is not None)
-            sockets.listen(router, listener or roster.member(me).endpoint)
+            self._router = Router(
+                router, self, self._limits, nodes=len(roster), encrypted=secret_key is not None
+            )
+            self._router.listen(listener or roster.member(me).endpoint)
             self.endpoint = sockets.endpoint_of(router)
             """Where this node listens, as ZeroMQ writes it."""
         except BaseException:

@@ -6,8 +6,8 @@
  * kept for whoever comes next, and closed when nobody came for a while.  That a file is still this
  * version is not believed because it is open: who reads looks before and after.
  *
- * At most FILES_MAX are kept, besides those that are being read.  A file that somebody is opening
- * is waited for by others that want it.  Whoever finds that a file is not what it should be says
+ * At most FILES_MAX are kept (fewer where the limit on descriptors is low), besides those that are
+ * being read.  A file that somebody is opening is waited for by others that want it.  Whoever finds that a file is not what it should be says
  * so, and it is opened anew for the next.
  */
 #include "native.h"
@@ -16,12 +16,15 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
 	/* Twice what is at work by default (--source-concurrency); each is state on a server. */
 	FILES_MAX = 64,
+	/* Of all descriptors (net/crowd.py has the budget). */
+	FILES_PART = 16,
 };
 
 struct open_file {
@@ -38,14 +41,20 @@ struct files {
 	pthread_mutex_t lock;
 	pthread_cond_t opened;
 	struct open_file *first; /* what was used last */
-	unsigned count;
+	unsigned count, count_max;
 };
 
 struct files *files_new(void)
 {
 	struct files *files = calloc(1, sizeof(*files));
 
+	struct rlimit limit;
+
 	if (files) {
+		files->count_max = FILES_MAX;
+		if (!getrlimit(RLIMIT_NOFILE, &limit) &&
+		    limit.rlim_cur / FILES_PART < FILES_MAX)
+			files->count_max = (unsigned)(limit.rlim_cur / FILES_PART);
 		pthread_mutex_init(&files->lock, NULL);
 		pthread_cond_init(&files->opened, NULL);
 	}
@@ -107,7 +116,7 @@ static struct open_file *surplus(struct files *files)
 {
 	struct open_file **last = NULL;
 
-	if (files->count <= FILES_MAX)
+	if (files->count <= files->count_max)
 		return NULL;
 	for (struct open_file **each = &files->first; *each; each = &(*each)->next)
 		if (!(*each)->users)

@@ -5,12 +5,13 @@ each open is a request to the metadata server. So the descriptor of a version is
 comes next, and closed when nobody came for a while. That a file is still this version is not
 believed because it is open: who reads looks before and after.
 
-At most ``FILES_MAX`` are kept, besides those that are being read. A file that somebody is opening
-is waited for by others that want it. Whoever finds that a file is not what it should be says so,
-and it is opened anew for the next.
+At most ``FILES_MAX`` are kept (fewer where the limit on descriptors is low), besides those that are
+being read. A file that somebody is opening is waited for by others that want it. Whoever finds that
+a file is not what it should be says so, and it is opened anew for the next.
 """
 
 import os
+import resource
 import threading
 import time
 from collections import OrderedDict
@@ -22,6 +23,8 @@ from copperfs.types import Path, Version
 
 # Twice what is at work by default (--source-concurrency); each is state on a server.
 FILES_MAX = 64
+# Of all descriptors (net/crowd.py has the budget).
+FILES_PART = 16
 UNUSED_S = 5.0
 """For so long a file is kept for the next chunk; in that time a reader of it asks again, or has
 left."""
@@ -40,11 +43,17 @@ class OpenFile:
     used_at: float = 0.0
 
 
+def _count_max() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return FILES_MAX if limit == resource.RLIM_INFINITY else min(FILES_MAX, limit // FILES_PART)
+
+
 @dataclass(slots=True)
 class OpenFiles:
     """For all threads of a pool."""
 
     open: Callable[[Path, Version], int]
+    count_max: int = field(default_factory=_count_max)
     _kept: OrderedDict[_Key, OpenFile] = field(default_factory=OrderedDict)
     """What was used last is last."""
     _condition: threading.Condition = field(default_factory=threading.Condition)
@@ -95,7 +104,7 @@ class OpenFiles:
 
     def _surplus(self) -> list[OpenFile]:
         """One that is too many, if there is such and it is not in use."""
-        if len(self._kept) <= FILES_MAX:
+        if len(self._kept) <= self.count_max:
             return []
         key = next((key for key, each in self._kept.items() if not each.users), None)
         return [] if key is None else [self._take_out(key)]
@@ -104,6 +113,10 @@ class OpenFiles:
         file = self._kept.pop(key)
         file.kept = False
         return file
+
+    def close_unused(self, for_s: float) -> None:
+        for fd in self.take_unused(for_s):
+            os.close(fd)
 
     def take_unused(self, for_s: float) -> list[int]:
         """What nobody has used for so long, for the caller to close."""

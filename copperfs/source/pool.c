@@ -41,6 +41,8 @@ enum {
 	HANDS_MAX = 8,
 	HELPERS_MAX = HANDS_MAX - 1, /* in all scans together */
 };
+/* Between two tries while descriptors or memory are used up. */
+static const double pause_first_s = 0.002, pause_last_s = 0.1;
 /* Waking a thread takes some 20 us, a local stat 2, a remote one from 200. */
 static const double slow_s = 100e-6;
 
@@ -191,6 +193,37 @@ static void run(struct pool *pool, struct job *job)
 		close(job->fd);
 		job->fd = -1;
 		break;
+	}
+}
+
+static bool is_own_trouble(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM;
+}
+
+/* If descriptors or memory are used up, the daemon is at fault and not the source. So the job
+ * waits until they come back; at its deadline it ends as one of a slow source does. */
+static void run_patiently(struct pool *pool, struct job *job)
+{
+	double until_s = now_s() + job->deadline_s, pause_s = pause_first_s;
+
+	run(pool, job);
+	while (is_own_trouble(job->error)) {
+		struct timespec pause = { .tv_nsec = (long)(pause_s * 1e9) };
+		int unused = files_take_unused(pool->files, 0);
+
+		if (unused >= 0)
+			close(unused);
+		else
+			nanosleep(&pause, NULL);
+		if (pool->closed || now_s() + pause_s > until_s) {
+			job->error = ETIMEDOUT;
+			break;
+		}
+		if (pause_s < pause_last_s)
+			pause_s *= 2;
+		job->error = 0;
+		run(pool, job);
 	}
 }
 
@@ -389,7 +422,7 @@ static bool work(struct pool *pool, struct job *job, bool helps)
 	begin_work(pool, &hand, job, helps);
 	pthread_mutex_unlock(&pool->lock);
 	if (!helps) {
-		run(pool, job);
+		run_patiently(pool, job);
 		waited_s = now_s() - hand.started_s;
 	}
 	if (job->scan)

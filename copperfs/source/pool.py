@@ -22,6 +22,9 @@ from copperfs.source.fetcher import PoolStats
 log = logging.getLogger(__name__)
 
 STUCK_MAX = 128
+# Between two tries while descriptors or memory are used up.
+PAUSE_FIRST_S, PAUSE_LAST_S = 0.002, 0.1
+_OWN_TROUBLE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,8 @@ class Pool:
 
     concurrency: int
     deliver: Callable[[Callable[[], None]], None]
+    make_room: Callable[[], object] = lambda: None
+    """Gives up descriptors that can be spared."""
     _jobs: deque[_Job] = field(default_factory=deque)
     _running: set[_Job] = field(default_factory=set)
     _condition: threading.Condition = field(default_factory=threading.Condition)
@@ -110,7 +115,7 @@ class Pool:
                 self._running.add(job)
             result: object
             try:
-                result = job.work()
+                result = self._work_patiently(job)
             except OSError as error:
                 result = error
             except Exception:
@@ -126,6 +131,25 @@ class Pool:
             self._hand_over(job, result)
             if surplus:
                 return
+
+    def _work_patiently(self, job: _Job) -> object:
+        """If descriptors or memory are used up, the daemon is at fault and not the source. So the
+        job waits until they come back; at its deadline it ends as one of a slow source does."""
+        until = time.monotonic() + job.deadline_s
+        pause_s = PAUSE_FIRST_S
+        while True:
+            try:
+                return job.work()
+            except MemoryError:
+                pass
+            except OSError as error:
+                if error.errno not in _OWN_TROUBLE:
+                    raise
+            if self._closed or time.monotonic() + pause_s > until:
+                raise OSError(errno.ETIMEDOUT, "descriptors or memory are used up")
+            self.make_room()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_LAST_S)
 
     def _hand_over(self, job: _Job, result: object) -> None:
         try:

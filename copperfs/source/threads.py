@@ -43,7 +43,9 @@ class ThreadFetcher:
         self._deadline_s = deadline_s
         self._untouchable = untouchable
         self._trio = trio.lowlevel.current_trio_token()
-        self._pool = Pool(concurrency, self._trio.run_sync_soon)
+        self._pool = Pool(
+            concurrency, self._trio.run_sync_soon, lambda: self._source.files.close_unused(0.0)
+        )
         self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
         self._arrive: Arrive | None = None
         self._early: list[Arrived] = []  # what arrived before anybody listened

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -19,16 +20,19 @@ class JobNode(Mount):
 
     name: str = ""
 
-    def begin(self) -> subprocess.Popen[str]:
+    def begin(
+        self, before: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """*before* is what starts the command, such as ``prlimit``."""
         self.mountpoint.mkdir(exist_ok=True)
         return subprocess.Popen(
-            [*COPPERFS, "mount", self.mountpoint, "--source", self.source, "--log-file", self.log,
-             "--node-name", self.name, *self.flags],
+            [*before, *COPPERFS, "mount", self.mountpoint, "--source", self.source,
+             "--log-file", self.log, "--node-name", self.name, *self.flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            env={**os.environ, "LC_ALL": "C.UTF-8", **(environ or {})},
         )  # fmt: skip
 
     def is_up(self, started: subprocess.Popen[str]) -> None:

@@ -388,7 +388,7 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
     assert set(stats["job"]) >= {"roster", "number", "connected"}
     assert set(stats["transport"]) >= {
         "sent", "sent_bytes", "received", "received_bytes", "malformed", "corrupt", "strangers",
-        "unsendable", "connections",
+        "unsendable", "crowded", "connections",
     }  # fmt: skip
     assert set(stats["source"]) >= {"open", "read", "read_bytes", "stat", "scandir"}
     assert set(stats["cache"]) >= {

@@ -1,4 +1,4 @@
-"""What the simulated daemon does with what comes, as ``tests/unit/test_peers.py`` of the real one."""
+"""What the simulated daemon does with what comes; ``tests/unit/test_peers.py`` has the real one."""
 
 from dataclasses import dataclass, field
 

@@ -279,7 +279,7 @@ def test_who_finds_the_backlog_full_is_let_in_later() -> None:
 def test_a_daemon_that_is_slow_is_not_taken_for_one_that_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever takes it for gone takes its mount down, which others may use."""
+    """``copperfs run`` takes the mount of a daemon down that it believes to be gone."""
     monkeypatch.setattr(said, "ANSWERS_BYE_WITHIN_S", 0.01)
     monkeypatch.setattr(said, "ENDS_WITHIN_S", 0.01)
     ours, theirs = socket.socketpair()

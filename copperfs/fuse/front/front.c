@@ -6,12 +6,23 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Fewer where the limit on descriptors is low (net/crowd.py has the budget). */
+static uint32_t handles_max(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / HANDLES_PART >= HANDLES_MAX)
+		return HANDLES_MAX;
+	return limit.rlim_cur < HANDLES_PART ? 1 : (uint32_t)(limit.rlim_cur / HANDLES_PART);
+}
+
 int front_init(struct front *f, uint32_t nodes_max)
 {
-	if (tables_init(&f->tables, nodes_max, HANDLES_MAX))
+	if (tables_init(&f->tables, nodes_max, handles_max()))
 		return -1;
 	f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	f->fetched_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

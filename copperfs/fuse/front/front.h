@@ -53,6 +53,7 @@ enum {
 	PENDING_MAX = 100000,	      /* some 500 bytes each: 50 MB at the very worst */
 	BYPASS_THREADS_MAX = 64,      /* 64 reads of 128 KiB at 20 ms are 400 MiB/s */
 	HANDLES_MAX = 256,
+	HANDLES_PART = 4,	      /* of all descriptors, at most */
 	TRIES_MAX = 16,
 	/* the handlers keep the source's deadline themselves; this is the last resort */
 	GRACE_S = 5,

@@ -1,0 +1,89 @@
+"""The contract of the source where the daemon itself has run out of descriptors: no reader is told
+of it. Of both implementations, as ``test_source_contract.py``."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path as FilePath
+
+import pytest
+import trio
+
+from copperfs.core.actions import Fetch
+from copperfs.core.events import Failed
+from copperfs.types import FetchId
+from tests.descriptors import no_descriptor_left
+from tests.unit.test_source_contract import (
+    FETCHERS,
+    Make,
+    Source,
+    chunk_of,
+    open_of,
+    read_of,
+    scan_of,
+    settled,
+)
+
+LONG_ENOUGH_S = 0.3
+"""To fail, if it does. What does not fail is not waited for to happen."""
+
+Want = Callable[[FetchId], Fetch]
+
+
+async def all_that_open(source: Source) -> list[Want]:
+    version = await source.version(b"file")
+    return [
+        scan_of(b"directory"),
+        read_of(b"file", version),
+        open_of(b"file", version),
+        chunk_of(b"file", version),
+    ]
+
+
+@pytest.fixture(params=FETCHERS, ids=lambda kind: kind.__name__)
+def make(request: pytest.FixtureRequest, tmp_path: FilePath) -> Make:
+    settled(tmp_path / "file", b"hello")
+    (tmp_path / "directory").mkdir()
+    return Make(request.param)
+
+
+def test_what_needs_a_descriptor_waits_until_there_is_one(make: Make, tmp_path: FilePath) -> None:
+    async def main() -> None:
+        async with make(tmp_path, concurrency=8) as source:
+            wanted = await all_that_open(source)
+            with no_descriptor_left():
+                started = [source.start(each) for each in wanted]
+                with trio.move_on_after(LONG_ENOUGH_S):
+                    outcome = await source.outcome(started[0])
+                    pytest.fail(f"{outcome} while no descriptor was left")
+                assert await source.look(b"file") is not None, "which needs none"
+                assert not source.arrived
+            for each in started:
+                assert not isinstance(await source.outcome(each), Failed)
+
+    trio.run(main)
+
+
+def test_who_waits_in_vain_is_late_and_not_told_of_descriptors(
+    make: Make, tmp_path: FilePath
+) -> None:
+    async def main() -> None:
+        async with make(tmp_path, concurrency=8, deadline_s=0.05) as source:
+            wanted = await all_that_open(source)
+            with no_descriptor_left():
+                for each in wanted:
+                    assert await source.error_of(each) == errno.ETIMEDOUT
+
+    trio.run(main)
+
+
+def test_files_that_are_kept_open_are_given_up_for_others(make: Make, tmp_path: FilePath) -> None:
+    settled(tmp_path / "kept", b"hello")
+
+    async def main() -> None:
+        async with make(tmp_path) as source:
+            version, kept = await source.version(b"file"), await source.version(b"kept")
+            assert await source.chunk(b"kept", kept, 0, 5) == b"hello"
+            with no_descriptor_left():
+                assert await source.read(b"file", version) == b"hello"
+
+    trio.run(main)
