@@ -133,6 +133,8 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
         network.make(len(cluster.nodes))
     with ExitStack() as stack:
         launches = _launches(cluster, settings, network, stack)
+        # Addresses of several machines, and one disk: what each sees, all see.
+        shared = settings.shared if network is None else settings.shared or (settings.source,)
         own = [
             replace(
                 settings,
@@ -142,6 +144,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
                 events=each.events,
                 tier_dir=each.tier_dir,
                 metrics=None,
+                shared=shared,
             )
             for each in cluster.nodes
         ]

@@ -64,6 +64,8 @@ class Hello:
     is_answer: bool = False
     """To a hello of the other end, which may have been said when this one had not yet noticed that
     the connection before was lost. An answer is not answered."""
+    places: bytes = b""
+    """Which are shared, local and datasets there; it is text for the engine."""
 
 
 @dataclass(frozen=True, slots=True)

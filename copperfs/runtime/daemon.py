@@ -66,7 +66,13 @@ from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
 from copperfs.runtime.logfile import LogFile, reopen_logs
 from copperfs.runtime.metrics import open_port, render, serve, write
-from copperfs.runtime.places import OwnMounts, policy_for, ring_prefix
+from copperfs.runtime.places import (
+    OwnMounts,
+    are_apart,
+    check_shared,
+    policy_for,
+    ring_prefix,
+)
 from copperfs.runtime.profile import Profiler
 from copperfs.runtime.statistics import Statistics
 from copperfs.runtime.tier import TierDisk, chunk_bytes_of, open_tier_store, placement_of
@@ -164,7 +170,8 @@ class Daemon:
             _keep_freed_memory()
         grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
-        policy = policy_for(settings, mounts(), self.source_root)
+        apart = self.launch is not None and are_apart(self.launch.roster)
+        policy = policy_for(settings, mounts(), self.source_root, apart=apart)
         store = await open_tier_store(settings, self.source_root)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(credit=use_front and trees is None, trees=trees)
@@ -466,6 +473,7 @@ class Daemon:
                 "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
                 "nodes that are well are taken for gone"
             )
+        check_shared(self.settings, self.source_root)
         for each in self.settings.ring:
             if ring_prefix(self.settings, self.source_root, each) is None:
                 raise MountError(f"--ring {each} is not below the source, {source}")

@@ -29,7 +29,7 @@ from copperfs.core.trees import Trees
 from copperfs.errors import ControlError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
-from copperfs.runtime.agreement import agreement_of
+from copperfs.runtime.agreement import agreement_of, shown_places
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operations, Result, numbers_in
 from copperfs.runtime.ownership import Ownership
@@ -88,6 +88,7 @@ def join_job(settings: Settings, launch: Launch, engine: Engine, transport: Tran
         engine.post,
         launch.roster.job,
         agreement_of(settings),
+        places=shown_places(engine.node.policy, settings.source),
     )
 
 

@@ -52,7 +52,7 @@ from copperfs.core.node import Node
 from copperfs.core.trail import ITEM_BYTES_MAX
 from copperfs.errors import MountError
 from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
-from copperfs.runtime.agreement import agreed_flags
+from copperfs.runtime.agreement import agreed_flags, difference
 from copperfs.types import BlobId, NodeId
 from copperfs.wire.fields import Malformed
 from copperfs.wire.payload import Payload, digest, size_of
@@ -116,7 +116,8 @@ class Peers:
     agreement: bytes
     """Digest of what all nodes have to agree on; who does not is not listened to."""
     connected: set[NodeId] = field(default_factory=set)
-    disagreeing: set[NodeId] = field(default_factory=set)
+    disagreeing: dict[NodeId, str] = field(default_factory=dict)
+    """Who does not, and in which sentence."""
     take_batch: Callable[[NodeId, Batch, Payload], None] = lambda _peer, _batch, _payload: None
     """Unpacks what is pushed; see ``warmup.py``."""
     _losses: Counter[NodeId] = field(default_factory=Counter)
@@ -127,6 +128,8 @@ class Peers:
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
+    places: bytes = b""
+    """What is shared here, to be compared (``agreement.py``)."""
     _listings: dict[tuple[NodeId, int], list[Payload]] = field(default_factory=dict)
     """Of listings that are too large for one message, what has come."""
 
@@ -136,11 +139,14 @@ class Peers:
         while not self.node.is_in_touch():
             wrong = [each for each in self.disagreeing if self.node.looks_up_to(each)]
             if wrong:
-                raise MountError(
-                    f"node {min(wrong)} was started with other settings: give all nodes the same "
-                    f"{agreed_flags()}"
-                )
+                raise MountError(self.disagreeing[min(wrong)])
             await self._changed.wait()
+
+    async def wait_disagreement(self) -> str:
+        """Until any node was found to be started otherwise; in a sentence."""
+        while not self.disagreeing:
+            await self._changed.wait()
+        return self.disagreeing[min(self.disagreeing)]
 
     async def wait_lost(self, peer: NodeId) -> None:
         """Until what passes from *peer* is interrupted; at once if there is no connection."""
@@ -272,7 +278,8 @@ class Peers:
     def _say_hello(self, peer: NodeId, *, is_answer: bool) -> None:
         assert self.node.trees is not None
         epoch = self.node.epoch
-        hello = Hello(self.node.trees.me, self.job, self.agreement, epoch, is_answer)
+        me = self.node.trees.me
+        hello = Hello(me, self.job, self.agreement, epoch, is_answer, places=self.places)
         self.transport.send(peer, hello)
 
     def _lose(self, peer: NodeId) -> None:
@@ -283,18 +290,10 @@ class Peers:
         self.changed()
 
     def _hear_hello(self, peer: NodeId, hello: Hello) -> None:
-        if hello.job != self.job or hello.agreement != self.agreement:
-            if peer not in self.disagreeing:
-                self.disagreeing.add(peer)
-                self.changed()
-                log.error(
-                    "node %d was started with other settings (%s have to be the same on all "
-                    "nodes): it is not talked to",
-                    peer,
-                    agreed_flags(),
-                )
+        if (wrong := self._difference(peer, hello)) is not None:
+            self._disagree(peer, wrong)
             return
-        self.disagreeing.discard(peer)
+        self.disagreeing.pop(peer, None)
         if peer in self.connected:
             if hello.is_answer:
                 return
@@ -305,6 +304,22 @@ class Peers:
         self.post(PeerUp(peer))
         self.post(Heard(peer, hello))
         self.changed()
+
+    def _difference(self, peer: NodeId, hello: Hello) -> str | None:
+        if hello.job != self.job or hello.agreement != self.agreement:
+            return (
+                f"node {peer} was started with other settings: give all nodes the same "
+                f"{agreed_flags()}"
+            )
+        assert self.node.trees is not None
+        return difference(self.node.trees.me, self.places, peer, hello.places)
+
+    def _disagree(self, peer: NodeId, sentence: str) -> None:
+        if self.disagreeing.get(peer) == sentence:
+            return
+        self.disagreeing[peer] = sentence
+        self.changed()
+        log.error("%s (it is not talked to)", sentence)
 
     def _take_part(self, peer: NodeId, part: GivePart, payload: Payload) -> None:
         wanted = self.node.wanted(peer, part)

@@ -1,8 +1,14 @@
 """Which paths are what, from the settings and the mounts of this machine.
 
-``policy_for`` is pure; ``OwnMounts`` follows ``/proc/self/mountinfo`` for places where the daemon's
-own mount shows up again, such as a recursive bind mount made later, and for other mounts of
-copperfs: through one that shows the same source, the way would lead back here.
+A node alone, or a job on one machine, shares the source that was named, wherever it lies. Nodes on
+several machines share network filesystems and what ``--shared`` names, and never a disk that each
+of them has for itself: node 0's ``/tmp`` would be shown on all of them. They tell each other which
+places they came to (``agreement.py``).
+
+``policy_for`` asks the system for nothing but links; ``OwnMounts`` follows
+``/proc/self/mountinfo`` for places where the daemon's own mount shows up again, such as a recursive
+bind mount made later, and for other mounts of copperfs: through one that shows the same source, the
+way would lead back here.
 """
 
 import os
@@ -14,7 +20,9 @@ from dataclasses import dataclass, field
 
 from copperfs.config import Settings
 from copperfs.core.policy import Policy
+from copperfs.errors import MountError
 from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, Mount, mounts
+from copperfs.roster import Roster
 from copperfs.types import ROOT, Path, is_below
 
 # Filesystems that all nodes of a job see alike.
@@ -46,6 +54,39 @@ NETWORK_FILESYSTEMS = frozenset(
         PFS_SIM_FSTYPE,  # it stands for one of these
     ]
 )
+# Of one machine alone. What is in neither list is shared only below a source that was named.
+LOCAL_FILESYSTEMS = frozenset(
+    [
+        "ext2",
+        "ext3",
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "bcachefs",
+        "f2fs",
+        "jfs",
+        "reiserfs",
+        "nilfs2",
+        "tmpfs",
+        "ramfs",
+        "rootfs",
+        "overlay",
+        "aufs",
+        "squashfs",
+        "erofs",
+        "iso9660",
+        "udf",
+        "vfat",
+        "msdos",
+        "exfat",
+        "ntfs",
+        "ntfs3",
+        "fuseblk",
+        "fuse.fuse-overlayfs",
+        "fuse.squashfuse",
+    ]
+)
 # Interfaces of the kernel: their files have no size before they are read.
 PSEUDO_FILESYSTEMS = frozenset(
     [
@@ -74,8 +115,11 @@ PSEUDO_FILESYSTEMS = frozenset(
 ALWAYS_LOCAL = (b"/proc", b"/sys", b"/dev", b"/run")
 
 
-def policy_for(settings: Settings, all_mounts: Sequence[Mount], source: bytes) -> Policy:
-    """*source* is the settings' source, absolute and without symbolic links."""
+def policy_for(
+    settings: Settings, all_mounts: Sequence[Mount], source: bytes, *, apart: bool = False
+) -> Policy:
+    """*source* is the settings' source, absolute and without symbolic links. *apart*: the job has
+    nodes on several machines; then MountError if there is nothing that they share."""
 
     def below(absolute: bytes) -> Path | None:
         return below_source(source, absolute)
@@ -83,17 +127,22 @@ def policy_for(settings: Settings, all_mounts: Sequence[Mount], source: bytes) -
     def prefixes(candidates: Sequence[bytes]) -> tuple[Path, ...]:
         return tuple(path for each in candidates if (path := below(each)) is not None)
 
-    local: tuple[Path, ...] = ()
-    network = [each.mountpoint for each in all_mounts if each.fstype in NETWORK_FILESYSTEMS]
+    local = prefixes(ALWAYS_LOCAL)
+    network = [each.mountpoint for each in all_mounts if _is_network(each)]
     if settings.shared:
-        shared = prefixes([posixpath.normpath(os.fsencode(each)) for each in settings.shared])
-        if any(is_below(source, os.fsencode(each)) for each in settings.shared):
-            shared = (ROOT,)
+        named = [os.fsencode(os.path.realpath(each)) for each in settings.shared]
+        shared = (ROOT,) if any(is_below(source, each) for each in named) else prefixes(named)
+    elif apart:
+        shared, of_one = _of_all_machines(all_mounts, source)
+        local = tuple(dict.fromkeys((*local, *of_one)))
+        if not shared:
+            raise MountError(_nothing_shared(settings.source, _filesystem_of(all_mounts, source)))
     elif source == b"/" and network:
         shared = prefixes(network)
     else:
         # A source that was named is meant to be shared, wherever it lies.
-        shared, local = (ROOT,), prefixes(ALWAYS_LOCAL)
+        shared = (ROOT,)
+    local = tuple(each for each in local if any(is_below(each, above) for above in shared))
     pseudo = prefixes([each.mountpoint for each in all_mounts if each.fstype in PSEUDO_FILESYSTEMS])
     mountpoint = os.fsencode(settings.mountpoint)
     own = below(mountpoint)
@@ -112,6 +161,79 @@ def policy_for(settings: Settings, all_mounts: Sequence[Mount], source: bytes) -
             if (path := ring_prefix(settings, source, each)) is not None
         ),
     )
+
+
+def _is_network(mount: Mount) -> bool:
+    """Also where an automounter mounts by name (``/home``, ``/cvmfs``): which of its names are
+    mounted at the moment differs from node to node, and the place as a whole does not."""
+    by_name = mount.fstype == "autofs" and "indirect" in mount.super_options.split(",")
+    return mount.fstype in NETWORK_FILESYSTEMS or (
+        by_name and not any(is_below(mount.mountpoint, each) for each in ALWAYS_LOCAL)
+    )
+
+
+def _of_all_machines(
+    all_mounts: Sequence[Mount], source: bytes
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """What nodes on several machines share below *source*, and what of that they do not: the places
+    where the one begins in the other."""
+    kind = _filesystem_of(all_mounts, source)
+    known = kind in LOCAL_FILESYSTEMS | PSEUDO_FILESYSTEMS
+    # One that is not known was named by somebody who knows it.
+    is_shared = {ROOT: kind in NETWORK_FILESYSTEMS or not (known or source == b"/")}
+    for each in all_mounts:
+        path = below_source(source, each.mountpoint)
+        if path and (_is_network(each) or each.fstype in LOCAL_FILESYSTEMS):
+            is_shared[path] = _is_network(each)
+    begin: dict[Path, bool] = {}
+    for path in sorted(is_shared):  # what is above comes first
+        above = max((each for each in begin if is_below(path, each)), key=len, default=None)
+        if is_shared[path] != (above is not None and begin[above]):
+            begin[path] = is_shared[path]
+    shared = tuple(path for path, value in begin.items() if value)
+    return shared, tuple(path for path, value in begin.items() if not value)
+
+
+def _filesystem_of(all_mounts: Sequence[Mount], path: bytes) -> str:
+    """The type of the one that *path* lies on."""
+    above = [each for each in all_mounts if is_below(path, each.mountpoint.rstrip(b"/"))]
+    # Of several at one place the last was mounted over the others.
+    return max(enumerate(above), key=lambda one: (len(one[1].mountpoint), one[0]))[1].fstype
+
+
+def _nothing_shared(source: str, kind: str) -> str:
+    return (
+        f"{source} is on a disk of this node alone ({kind}), and the job has several nodes: name "
+        "with --shared the directories that all of them see alike, give another --source, or "
+        "--bootstrap none if each node is to mount for itself"
+    )
+
+
+def check_shared(settings: Settings, source: bytes) -> None:
+    """MountError if a prefix of ``--shared`` means nothing here."""
+    for each in settings.shared:
+        try:
+            os.stat(each)
+        except (FileNotFoundError, NotADirectoryError):
+            raise MountError(
+                f"--shared {each} does not exist on this node: name directories that all nodes have"
+            ) from None
+        except OSError:
+            pass  # it is there, and not for this user or not at the moment
+        real = os.fsencode(os.path.realpath(each))
+        if below_source(source, real) is None and not is_below(source, real):
+            raise MountError(
+                f"--shared {each} is neither below nor above the source, {settings.source}: name "
+                "directories that are mounted here"
+            )
+
+
+def are_apart(roster: Roster) -> bool:
+    """Whether nodes of the job may be on several machines: all are on one if they have one address
+    or only reach each other inside of it."""
+    hosts = {each.endpoint.removeprefix("tcp://").rpartition(":")[0] for each in roster.members}
+    inside = ("127.", "[::1]", "localhost")
+    return len(hosts) > 1 and not all(each.startswith(inside) for each in hosts)
 
 
 def ring_prefix(settings: Settings, source: bytes, prefix: str) -> Path | None:

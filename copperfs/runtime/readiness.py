@@ -70,7 +70,7 @@ class Readiness:
         with trio.move_on_after(self.settings.launch_timeout_s):
             await self._wait_in_touch(peers)
             if self.settings.wait_all:
-                await self._wait_all(trees.me, len(self.roster))
+                await self._wait_all(peers, trees.me, len(self.roster))
             return
         unreached = [each for each in parents if each not in peers.connected]
         raise MountError(self._why_not(self.roster, unreached))
@@ -98,22 +98,32 @@ class Readiness:
                 if await peers.transport.refuses(peer):
                     self.engine.post(Probed(peer, refused=True))
 
-    async def _wait_all(self, me: NodeId, count: int) -> None:
+    async def _wait_all(self, peers: Peers, me: NodeId, count: int) -> None:
         """Until all are ready; or until this node hears that it was taken for gone: then it comes
-        back to a job that has begun long ago, and perhaps without some of the others."""
+        back to a job that has begun long ago, and perhaps without some of the others. MountError if
+        one was started otherwise: it is never ready."""
+        wrong: str | None = None
         async with trio.open_nursery() as nursery:
 
             async def wait_to_be_back() -> None:
                 await self.engine.wait_until(self.engine.node.is_back)
                 nursery.cancel_scope.cancel()
 
+            async def wait_disagreement() -> None:
+                nonlocal wrong
+                wrong = await peers.wait_disagreement()
+                nursery.cancel_scope.cancel()
+
             nursery.start_soon(wait_to_be_back)
+            nursery.start_soon(wait_disagreement)
             if me == ASKS_ALL:
                 await self._call_until_all_answer("ready", count)
                 await self._call_until_all_answer("all-ready", count)
             else:
                 await self._all_are.wait()
             nursery.cancel_scope.cancel()
+        if wrong is not None:
+            raise MountError(wrong)
 
     async def _call_until_all_answer(self, operation: str, count: int) -> None:
         while True:

@@ -58,7 +58,7 @@ from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
-VERSION = 3
+VERSION = 4
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10
@@ -77,6 +77,7 @@ OFFERED_HEADER_BYTES_MAX = 512
 """Of an item beside its path."""
 ITEMS_MAX = 4096
 """A batch of 1 MiB has this many if they are of 256 bytes: smaller files are not worth a push."""
+PLACES_BYTES_MAX = 8 << 10
 HEADER_BYTES_MAX = 16 << 10
 """Twice what a path or an entry of greatest length takes."""
 BATCH_HEADER_BYTES_MAX = 1 << 20
@@ -170,6 +171,7 @@ LAYOUTS = (
             ("agreement", f.octets(64)),
             ("epoch", f.number()),
             ("is_answer", f.SWITCH),
+            ("places", f.octets(PLACES_BYTES_MAX)),
         ),
     ),
     Layout(

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from copperfs.config import Settings
-from copperfs.runtime.agreement import AGREED, agreed_flags, agreement_of
+from copperfs.core.policy import Policy
+from copperfs.runtime.agreement import AGREED, agreed_flags, agreement_of, difference, shown_places
+from copperfs.types import Path
 
 ALONE = Settings(mountpoint="/mnt", memory_bytes=1 << 30)
 OTHERS: dict[str, object] = {
@@ -39,3 +41,41 @@ def test_the_sentence_names_all_of_it() -> None:
         "--source, --revalidate, --trees, --fanout, --push-fanout, --tree-max, --chunk-size, "
         "--placement, --vnodes, --ring and --on-failure"
     )
+
+
+def places(*shared: bytes, local: tuple[bytes, ...] = (), source: str = "/") -> bytes:
+    policy = Policy(b"/", b"/mnt", shared=tuple(map(Path, shared)), local=tuple(map(Path, local)))
+    return shown_places(policy, source)
+
+
+def test_the_same_places_are_the_same_in_any_order() -> None:
+    assert difference(0, places(b"lus", b"home"), 1, places(b"home", b"lus")) is None
+
+
+def test_a_place_that_only_one_node_shares_is_named_with_its_node() -> None:
+    told = difference(0, places(b"lus", b"home"), 3, places(b"lus", b"a", b"b", local=(b"lus/t",)))
+    assert told is not None
+    assert "node 3 does not show the same places as this node, 0" in told
+    assert "shared on node 3 alone: /a, /b; shared on node 0 alone: /home" in told
+    assert "local on node 3 alone: /lus/t" in told
+
+
+def test_places_are_named_by_the_source() -> None:
+    told = difference(0, places(b"", source="/lus/sw"), 1, places(b"x", source="/lus/sw"))
+    assert told is not None
+    assert "shared on node 1 alone: /lus/sw/x; shared on node 0 alone: /lus/sw:" not in told
+    assert "shared on node 1 alone: /lus/sw/x; shared on node 0 alone: /lus/sw" in told
+
+
+def test_too_many_places_to_tell_are_compared_all_the_same() -> None:
+    many = [b"lus/%064d" % each for each in range(1000)]
+    assert len(places(*many)) < 100
+    assert difference(0, places(*many), 1, places(*many)) is None
+    assert "too many to name" in str(difference(0, places(*many), 1, places(*many[1:])))
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"", b"\xff", b"[]", b"3", b'{"shared": 1}', b'{"ring": [2]}']
+)
+def test_nonsense_for_places_is_a_difference_and_no_failure(nonsense: bytes) -> None:
+    assert "shared on node 0 alone: /lus" in str(difference(0, places(b"lus"), 1, nonsense))

@@ -8,8 +8,18 @@ import pytest
 
 from copperfs.config import ConfigFile, Settings, resolve, settings_of
 from copperfs.core.policy import Place, Policy
+from copperfs.errors import MountError
 from copperfs.fuse.mounting import FSTYPE, Mount, mounts
-from copperfs.runtime.places import OwnMounts, below_source, policy_for, ring_prefix
+from copperfs.roster import Member, Roster
+from copperfs.runtime.places import (
+    NETWORK_FILESYSTEMS,
+    OwnMounts,
+    are_apart,
+    below_source,
+    check_shared,
+    policy_for,
+    ring_prefix,
+)
 from copperfs.types import Path
 
 
@@ -62,6 +72,103 @@ def test_without_a_network_filesystem_all_but_the_kernels_places_are_shared() ->
     assert chosen.local == paths(b"proc", b"sys", b"dev", b"run")
     assert chosen.place(Path(b"etc")) is Place.SHARED
     assert chosen.place(Path(b"dev/shm")) is Place.LOCAL
+
+
+APART = [
+    *MACHINE,
+    mount(b"/tmp", "tmpfs"),
+    mount(b"/lus/scratch", "xfs"),
+    mount(b"/lus/scratch/all", "beegfs"),
+    mount(b"/home/me", "nfs4"),
+    mount(b"/site", "fuse.something"),
+]
+
+
+def apart(source: str = "/", all_mounts: list[Mount] = APART, **others: object) -> Policy:
+    chosen = settings(source, "/mnt", **others)
+    return policy_for(chosen, all_mounts, os.fsencode(source), apart=True)
+
+
+def test_several_machines_share_network_filesystems_and_no_disk() -> None:
+    chosen = apart()
+    assert chosen.shared == paths(b"home", b"lus", b"lus/scratch/all")
+    assert chosen.local == paths(b"lus/scratch")
+    for path in (b"etc/passwd", b"tmp/x", b"lus/scratch/x", b"site/x"):
+        assert chosen.place(Path(path)) is Place.LOCAL
+    assert chosen.place(Path(b"lus/scratch/all/x")) is Place.SHARED
+
+
+def test_a_source_on_a_network_filesystem_or_one_that_is_not_known_is_shared() -> None:
+    assert apart("/lus").shared == paths(b"", b"scratch/all")
+    assert apart("/lus").local == paths(b"scratch")
+    assert apart("/home/me/env").shared == paths(b"")
+    assert apart("/site").shared == paths(b"")
+
+
+@pytest.mark.parametrize("source", ["/", "/opt", "/tmp", "/lus/scratch", "/proc"])
+def test_several_machines_without_anything_to_share_are_refused(source: str) -> None:
+    disks = [each for each in APART if each.fstype not in NETWORK_FILESYSTEMS]
+    with pytest.raises(MountError, match=f"^{source} is on a disk of this node alone .*--shared"):
+        apart(source, disks)
+    assert policy_for(settings(source), disks, os.fsencode(source)).shared == paths(b"")
+    assert apart(source, disks, shared=(source,)).shared == paths(b"")
+
+
+def test_what_an_automounter_has_mounted_at_the_moment_makes_no_difference() -> None:
+    home = Mount(b"/home", "0:2", "autofs", "auto.home", "rw,fd=6,indirect")
+    kernel = Mount(b"/proc/sys/fs/binfmt_misc", "0:3", "autofs", "systemd-1", "rw,direct")
+    machine = [*APART[:3], home, kernel]
+    visited = [*machine, mount(b"/home/me", "nfs4"), mount(b"/home/you", "nfs4")]
+    assert apart(all_mounts=machine) == apart(all_mounts=visited)
+    assert apart(all_mounts=machine).shared == paths(b"home")
+
+
+def test_what_is_mounted_over_another_hides_it() -> None:
+    machine = [*APART[:3], mount(b"/data", "ext4"), mount(b"/data", "nfs")]
+    assert apart(all_mounts=machine).shared == paths(b"data")
+    assert apart("/data", machine).shared == paths(b"")
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "expected"),
+    [
+        (("tcp://127.0.0.1:1", "tcp://127.0.0.2:1"), False),
+        (("tcp://[::1]:1", "tcp://localhost:2"), False),
+        (("tcp://10.0.0.1:1", "tcp://10.0.0.1:2"), False),
+        (("tcp://[fd00::1]:1", "tcp://[fd00::1]:2"), False),
+        (("tcp://10.0.0.1:1", "tcp://10.0.0.2:1"), True),
+        (("tcp://node1:4711", "tcp://node2:4711"), True),
+    ],
+)
+def test_nodes_are_on_one_machine_if_they_have_one_address(
+    endpoints: tuple[str, ...], expected: bool
+) -> None:
+    members = tuple(Member(f"n{number}", each) for number, each in enumerate(endpoints))
+    assert are_apart(Roster("job", members)) is expected
+
+
+def test_a_prefix_that_means_nothing_here_is_refused(tmp_path: FilePath) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    (source / "there").mkdir(parents=True)
+    other.mkdir()
+    (tmp_path / "link").symlink_to(source / "there")
+
+    def check(shared: FilePath) -> None:
+        check_shared(settings(str(source), shared=(str(shared),)), os.fsencode(source))
+
+    for good in (source, source / "there", tmp_path, tmp_path / "link"):
+        check(good)
+    with pytest.raises(MountError, match="absent does not exist on this node"):
+        check(source / "absent")
+    with pytest.raises(MountError, match="other is neither below nor above the source"):
+        check(other)
+
+
+def test_a_prefix_is_where_its_links_lead(tmp_path: FilePath) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    chosen = policy(str(tmp_path), shared=(str(tmp_path / "link"),))
+    assert chosen.shared == paths(b"real")
 
 
 def test_prefixes_that_were_named_are_the_shared_ones() -> None:
