@@ -15,6 +15,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # The kernel takes the smaller of this and net.core.somaxconn.
 BACKLOG = 4096
+RESOLVES_WITHIN_S = 10.0
 _SIOCGIFADDR = 0x8915
 
 
@@ -91,14 +93,28 @@ def interface_addresses() -> dict[str, list[Address]]:
     return found
 
 
+def resolve(name: str, within_s: float = RESOLVES_WITHIN_S) -> list[Address]:
+    """The addresses of a name, in the resolver's order; none if it does not answer in time. A
+    thread that hangs in it ends with the process."""
+    found: list[Address] = []
+
+    def look_up() -> None:
+        with suppress(OSError, UnicodeError):
+            for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+                found.append(ipaddress.ip_address(str(where[0]).partition("%")[0]))
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return list(found)
+
+
 def _default_address() -> Address:
     addresses = interface_addresses()
     own = {address for each in addresses.values() for address in each if not address.is_loopback}
-    with suppress(OSError):
-        for *_, name in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            address = ipaddress.ip_address(str(name[0]).partition("%")[0])
-            if address in own:
-                return address
+    for address in resolve(socket.gethostname()):
+        if address in own:
+            return address
     for interface in [_default_route(), *addresses]:
         for address in addresses.get(interface or "", []):
             if not address.is_loopback:

@@ -11,12 +11,17 @@ different job names, which refuse each other.
 import hashlib
 import ipaddress
 import re
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from copperfs.bootstrap.address import Address, choose_address, interface_addresses, open_listener
+from copperfs.bootstrap.address import (
+    Address,
+    choose_address,
+    interface_addresses,
+    open_listener,
+    resolve,
+)
 from copperfs.bootstrap.invitation import Invitation, own_name
 from copperfs.bootstrap.keys import NO_KEYS, derive_pair, read_key_file
 from copperfs.bootstrap.nodesets import expand, fold
@@ -146,9 +151,7 @@ def _address_of(name: str, listen: str | None) -> Address:
         return ipaddress.ip_address(name)
     if listen is None:
         own = {each for found in interface_addresses().values() for each in found}
-        with suppress(OSError):
-            for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
-                address = ipaddress.ip_address(str(where[0]).partition("%")[0])
-                if address in own and (not address.is_loopback or name == "localhost"):
-                    return address
+        for address in resolve(name):
+            if address in own and (not address.is_loopback or name == "localhost"):
+                return address
     return choose_address(listen)

@@ -7,8 +7,9 @@
     peer --> ROUTER or DEALER --> reactor --> receive: codec --> links --> herald --> deliver
 
 ``outgoing.py`` has the connections that this node began, ``incoming.py`` those of its peers,
-``links.py`` says which is used and what is said when they come and go, ``admission.py`` who may
-connect, ``reactor.py`` how a ZeroMQ socket lives in trio, ``sockets.py`` how it is set up.
+``links.py`` says which is used and what is said when they come and go, ``names.py`` where a peer
+is, ``admission.py`` who may connect, ``reactor.py`` how a ZeroMQ socket lives in trio,
+``sockets.py`` how it is set up.
 
 Invariants:
 
@@ -29,6 +30,7 @@ import logging
 import random
 import socket
 import time
+from dataclasses import replace
 
 import trio
 import zmq
@@ -40,6 +42,7 @@ from copperfs.net.frames import Frames
 from copperfs.net.herald import Herald
 from copperfs.net.incoming import Incoming, Router
 from copperfs.net.links import Link, Links
+from copperfs.net.names import Names
 from copperfs.net.outgoing import Outgoing
 from copperfs.net.reactor import Pump
 from copperfs.net.sockets import Limits
@@ -83,6 +86,7 @@ class ZeroTransport:
         self._limits = limits or Limits()
         self._herald = Herald()
         self._links = Links(self._herald.say)
+        self._names = Names()
         self._wanted: dict[NodeId, trio.CancelScope | None] = {}
         """Whom to keep a connection to; its keeper's scope, once that runs."""
         self._begun: dict[NodeId, Outgoing] = {}
@@ -143,7 +147,10 @@ class ZeroTransport:
         return True
 
     async def refuses(self, peer: NodeId) -> bool:
-        return await sockets.is_refused(self._roster.member(peer).endpoint)
+        known = self._names.known(self._roster.member(peer).endpoint)
+        with trio.move_on_after(sockets.REFUSED_WITHIN_S):
+            return bool(known) and all([await sockets.is_refused(each) for each in known])
+        return False
 
     async def run(self, deliver: Deliver) -> None:
         assert self._nursery is None
@@ -213,11 +220,17 @@ class ZeroTransport:
                 return  # not wanted any more, or kept already
             self._wanted[peer] = scope
             pause_s = 0.0
+            member = self._roster.member(peer)
+            assert self._nursery is not None, "this is one of its tasks"
             while True:
                 began = trio.current_time()
                 try:
-                    link = self._begun[peer] = self._new_link(peer)
-                    await link.run()
+                    endpoint = await self._names.find(member.endpoint, self._nursery)
+                    if endpoint is not None:
+                        link = self._begun[peer] = self._new_link(peer, endpoint)
+                        await link.run()
+                        if not link.was_up:
+                            self._names.failed(member.endpoint, endpoint)
                 except zmq.ZMQError as error:
                     logger.warning("no connection to node %d can be begun: %s", peer, error)
                 if trio.current_time() - began > self._limits.backoff_last_s:
@@ -227,11 +240,12 @@ class ZeroTransport:
                     max(2 * pause_s, self._limits.backoff_first_s), self._limits.backoff_last_s
                 )
 
-    def _new_link(self, peer: NodeId) -> Outgoing:
-        member = self._roster.member(peer)
+    def _new_link(self, peer: NodeId, endpoint: str) -> Outgoing:
+        """*endpoint*: where the peer is, in numbers."""
+        member = replace(self._roster.member(peer), endpoint=endpoint)
         dealer = sockets.new_dealer(self._context, self._limits, self._secret_key, member)
         self._last_serial = max(self._last_serial + 1, time.time_ns())
-        return Outgoing(peer, self._last_serial, dealer, member.endpoint, self, self._limits)
+        return Outgoing(peer, self._last_serial, dealer, endpoint, self, self._limits)
 
     # ---- what links need
 

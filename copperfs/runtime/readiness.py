@@ -37,6 +37,8 @@ READY_WITHIN_S = 5.0
 PAUSE_S = 0.2
 # So often it is looked whether one that is waited for has ended.
 LOOKS_EACH_S = 1.0
+# Who was started otherwise, or finds that another one was, stays for the others to find it, too.
+LINGERS_S = 2.0
 # A sentence names so many nodes, and so a call does.
 NAMES_MAX = 16
 
@@ -86,6 +88,7 @@ class Readiness:
                 wrong = error
             nursery.cancel_scope.cancel()
         if wrong is not None:
+            await trio.sleep(LINGERS_S)
             raise wrong
 
     async def _find_ended(self, peers: Peers) -> None:
@@ -123,6 +126,7 @@ class Readiness:
                 await self._all_are.wait()
             nursery.cancel_scope.cancel()
         if wrong is not None:
+            await trio.sleep(LINGERS_S)
             raise MountError(wrong)
 
     async def _call_until_all_answer(self, operation: str, count: int) -> None:
