@@ -3,10 +3,13 @@
 import socket
 from dataclasses import dataclass, field
 
+from copperfs import __version__
 from copperfs.bootstrap.address import choose_address, endpoint_of, open_listener
 from copperfs.bootstrap.keys import NO_KEYS, draw_pair
 from copperfs.config import Settings
 from copperfs.roster import BadRoster, Member, Roster
+from copperfs.wire.codec import VERSION
+from copperfs.wire.greeting import versions_differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,25 @@ def invite(settings: Settings) -> Invitation:
     endpoint = endpoint_of(listener)
     member = Member(own_name(settings), endpoint, keys.public, settings.tier_bytes)
     return Invitation(member, listener, keys.secret)
+
+
+def own_version() -> list[int | str]:
+    """What a node tells of its program when it meets the others."""
+    return [VERSION, __version__]
+
+
+def other_version(name: str, runs: object, me: str) -> str | None:
+    """A sentence if the node *name*, which said that it *runs* this, is of another version. One
+    that said nothing is of before this was told."""
+    if runs == own_version():
+        return None
+    match runs:
+        case [int(version), str(release)]:
+            return versions_differ(name, version, release, me)
+    return (
+        f"{name} runs an older copperfs and {me} runs copperfs {__version__} (wire version "
+        f"{VERSION}): start all nodes from one installation"
+    )
 
 
 def own_name(settings: Settings) -> str:

@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from copperfs.bootstrap.environment import Surroundings
-from copperfs.bootstrap.invitation import Invitation, check
+from copperfs.bootstrap.invitation import Invitation, check, other_version, own_version
 from copperfs.errors import LaunchError
 from copperfs.roster import BadRoster, Member, Roster
 from copperfs.types import NodeId
@@ -40,6 +40,14 @@ _FAILURES_TOLD_MAX = 3
 # before the launcher, seeing one of them fail, ends all.
 _SPEAK_WITHIN_S = 2.0
 _ALARM_AFTER_S = 2.0
+
+
+class _OtherVersion(BadRoster):
+    """The program of a rank is not that of rank 0."""
+
+    def __init__(self, sentence: str, rank: int) -> None:
+        super().__init__(sentence)
+        self.rank = rank
 
 
 class Gathered(NamedTuple):
@@ -62,7 +70,11 @@ def launch_by_mpi(
 def _launch(
     name: str, own: Invitation | LaunchError, around: Surroundings, tell: Callable[[str], None]
 ) -> tuple[Roster, NodeId]:
-    message: dict[str, object] = {"name": name, "job": secrets.token_hex(8)}
+    message: dict[str, object] = {
+        "name": name,
+        "job": secrets.token_hex(8),
+        "runs": own_version(),
+    }
     if isinstance(own, Invitation):
         message["member"] = asdict(own.member)
     else:
@@ -79,7 +91,8 @@ def _launch(
         return compose(gathered)
     except BadRoster as error:
         # Before the first of us has ended, at which the launcher ends the others.
-        if gathered.rank == 0:
+        concerned = error.rank if isinstance(error, _OtherVersion) else None
+        if gathered.rank in (0, concerned):
             tell(str(error))
         raise LaunchError("") from None
     finally:
@@ -94,6 +107,7 @@ def compose(gathered: Gathered) -> tuple[Roster, NodeId]:
         untold = len(failed) - _FAILURES_TOLD_MAX
         more = f" (and {untold} more)" if untold > 0 else ""
         raise BadRoster("; ".join(failed[:_FAILURES_TOLD_MAX]) + more)
+    _check_versions(messages)
     counts = Counter(each["name"] for each in messages)
     name, count = counts.most_common(1)[0]
     if count > 1:
@@ -102,6 +116,17 @@ def compose(gathered: Gathered) -> tuple[Roster, NodeId]:
     roster = Roster(str(messages[0]["job"]), tuple(Member(**each["member"]) for each in messages))
     check(roster)
     return roster, NodeId(gathered.rank)
+
+
+def _check_versions(messages: list[dict[str, Any]]) -> None:
+    """Of the first two that differ both tell of it: rank 0, and the other one."""
+    first, *others = messages
+    for rank, each in enumerate(others, start=1):
+        if each.get("runs") == first.get("runs"):
+            continue
+        one, other = (first, each) if first.get("runs") == own_version() else (each, first)
+        sentence = other_version(other["name"], other.get("runs"), one["name"])
+        raise _OtherVersion(sentence or "", rank)
 
 
 @contextmanager

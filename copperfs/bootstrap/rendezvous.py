@@ -43,7 +43,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copperfs.bootstrap.invitation import check
+from copperfs.bootstrap.invitation import check, other_version, own_version
 from copperfs.bootstrap.nodesets import fold
 from copperfs.errors import LaunchError
 from copperfs.roster import BadRoster, Member, Roster
@@ -184,7 +184,8 @@ class _Party:
 
     def _enter(self) -> None:
         check_directory(self.meeting.directory)
-        about = {"member": asdict(self.member), "nodes": self.meeting.nodes}
+        runs = own_version()
+        about = {"member": asdict(self.member), "nodes": self.meeting.nodes, "runs": runs}
         for tries_left in (2, 1, 0):
             try:
                 for each in (self.top, self.members, self.acks):
@@ -256,8 +257,11 @@ class _Party:
 
     def _heed_failure(self, path: Path) -> None:
         failure = self._load(path)
-        if failure is not None and self.card.nonce in failure["nonces"]:
-            raise LaunchError("")  # the leader tells why
+        if failure is None or self.card.nonce not in failure["nonces"]:
+            return
+        if failure.get("concerned") == self.card.nonce:
+            raise LaunchError(str(failure["why"]))
+        raise LaunchError("")  # the leader tells why
 
     def _check_own(self, cards: list[Card]) -> None:
         """A process that comes removes what it takes for its own of an earlier start."""
@@ -305,6 +309,9 @@ class _Party:
                 about = self._load(self.members / str(card))
                 if about is None:
                     return  # removed since it was listed
+                other = other_version(card.name, about.get("runs"), self.card.name)
+                if other is not None:
+                    raise self._fail(cards, other, concerned=card)
                 self.read[card] = Member(**about["member"])
                 if about["nodes"] != self.meeting.nodes:
                     raise self._fail(
@@ -327,10 +334,14 @@ class _Party:
         self._write(self.top / f"roster~{self.serial:06}~{self.roster_id}", proposal)
         self.proposed = tuple(cards)
 
-    def _fail(self, cards: list[Card], sentence: str) -> LaunchError:
-        """Tell all whose cards are here, take their cards away, and give them time to read it."""
+    def _fail(self, cards: list[Card], sentence: str, concerned: Card | None = None) -> LaunchError:
+        """Tell all whose cards are here, take their cards away, and give them time to read it. Who
+        is *concerned* says the sentence as well."""
         path = self.top / f"failed~{secrets.token_hex(8)}"
-        self._write(path, {"nonces": [each.nonce for each in cards]})
+        failure: dict[str, object] = {"nonces": [each.nonce for each in cards]}
+        if concerned is not None:
+            failure |= {"concerned": concerned.nonce, "why": sentence}
+        self._write(path, failure)
         self._see_the_others_leave(set(cards))
         for each in cards:
             self._remove(self.members / str(each))

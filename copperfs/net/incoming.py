@@ -46,6 +46,10 @@ class Owner(Protocol):
         says."""
         ...
 
+    def meet_foreign(self, greeting: Greeting, position: str | None) -> None:
+        """Another version of the program has greeted."""
+        ...
+
     def greet(self, peer: NodeId, serial: int) -> bytes: ...
     def up(self, link: "Incoming") -> bool: ...
     def down(self, link: "Incoming") -> None: ...
@@ -210,6 +214,9 @@ class Router:
             self._turn_away(connection, str(error))
             return size
         position = str(_said_of(frame, "User-Id")) if self._encrypted else None
+        if greeting.is_foreign:
+            self._refuse_foreign(connection, greeting, position)
+            return size
         if (fault := self._owner.claims(greeting, position)) is not None:
             self._owner.stats.strangers += 1
             self._turn_away(connection, fault)
@@ -222,6 +229,16 @@ class Router:
         if not (self.send(route, answer, None) and self._owner.up(link)):
             link.cut()
         return size
+
+    def _refuse_foreign(
+        self, connection: _Connection, greeting: Greeting, position: str | None
+    ) -> None:
+        """It is greeted back, by which it learns why, and goes; or is turned out for being late."""
+        assert connection.route is not None
+        self._links[connection.route] = None
+        self._ungreeted[connection.descriptor] = connection
+        self._owner.meet_foreign(greeting, position)
+        self.send(connection.route, self._owner.greet(greeting.speaker, greeting.serial), None)
 
     def _turn_away(self, connection: _Connection, why: str) -> None:
         logger.info("turned away %s: %s", connection.address, why)

@@ -31,6 +31,7 @@ class Owner(Protocol):
     stats: TransportStats
 
     def claims(self, greeting: Greeting, position: str | None) -> str | None: ...
+    def meet_foreign(self, greeting: Greeting, position: str | None) -> None: ...
     def greet(self, peer: NodeId, serial: int) -> bytes: ...
     def up(self, link: "Outgoing") -> bool: ...
     def down(self, link: "Outgoing") -> None: ...
@@ -134,12 +135,18 @@ class Outgoing:
     def _take_greeting(self) -> int:
         frame = self._frames.next()
         size = len(frame) + self._frames.skip()
+        fault: str | None
         try:
-            fault = self._owner.claims(decode_greeting(frame), str(self.peer))
+            greeting = decode_greeting(frame)
         except Malformed as error:
             self._owner.stats.malformed += 1
             fault = str(error)
         else:
+            if greeting.is_foreign:
+                self._owner.meet_foreign(greeting, str(self.peer))
+                self.cut()
+                return size
+            fault = self._owner.claims(greeting, str(self.peer))
             self._owner.stats.strangers += fault is not None
         if fault is None:
             self.was_up = True

@@ -51,7 +51,19 @@ class Lost:
     peer: NodeId
 
 
-Arrival = Received | Corrupt | Connected | Lost
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A node of the job greeted that runs another version of the program: no message passes. Said
+    each time that it greets."""
+
+    peer: NodeId
+    version: int
+    """Of the wire."""
+    release: str
+    """Empty if it did not say."""
+
+
+Arrival = Received | Corrupt | Connected | Lost | Foreign
 Deliver = Callable[[Arrival], None]
 
 

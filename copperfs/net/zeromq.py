@@ -46,7 +46,7 @@ from copperfs.net.names import Names
 from copperfs.net.outgoing import Outgoing
 from copperfs.net.reactor import Pump
 from copperfs.net.sockets import Limits
-from copperfs.net.transport import Corrupt, Deliver, Payload, Received, TransportStats
+from copperfs.net.transport import Corrupt, Deliver, Foreign, Payload, Received, TransportStats
 from copperfs.roster import BadRoster, Roster
 from copperfs.types import NodeId
 from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode_frames
@@ -262,6 +262,17 @@ class ZeroTransport:
         if self._secret_key is not None and position not in (None, str(greeting.speaker)):
             return f"node {position} in the name of node {greeting.speaker}"
         return None
+
+    def meet_foreign(self, greeting: Greeting, position: str | None) -> None:
+        self.stats.strangers += 1
+        if position is not None and position.isdecimal():
+            peer = NodeId(int(position))
+        elif greeting.job == self._job:
+            peer = greeting.speaker
+        else:
+            return  # whose it is nobody can tell; it may be of another job
+        if peer < len(self._roster) and peer != self.me:
+            self._herald.say(Foreign(peer, greeting.version, greeting.release))
 
     def up(self, link: Link) -> bool:
         return self._links.up(link)

@@ -51,10 +51,19 @@ from copperfs.core.messages import (
 from copperfs.core.node import Node
 from copperfs.core.trail import ITEM_BYTES_MAX
 from copperfs.errors import MountError
-from copperfs.net.transport import Arrival, Connected, Corrupt, Lost, Received, Transport
+from copperfs.net.transport import (
+    Arrival,
+    Connected,
+    Corrupt,
+    Foreign,
+    Lost,
+    Received,
+    Transport,
+)
 from copperfs.runtime.agreement import agreed_flags, difference
 from copperfs.types import BlobId, NodeId
 from copperfs.wire.fields import Malformed
+from copperfs.wire.greeting import versions_differ
 from copperfs.wire.payload import Payload, digest, size_of
 
 log = logging.getLogger(__name__)
@@ -229,6 +238,10 @@ class Peers:
                 self._greet(peer)
             case Lost(peer):
                 self._lose(peer)
+            case Foreign(peer, version, release):
+                assert self.node.trees is not None
+                me = f"this node, {self.node.trees.me},"
+                self._disagree(peer, versions_differ(f"node {peer}", version, release, me))
             case Corrupt(peer, message):
                 log.info("node %d gave bytes that are not what their digest says", peer)
                 if peer in self.connected:

@@ -15,8 +15,9 @@ before anything whose size it names is allocated and before anybody hears of it;
 digest is checked against the bytes that came (``check_payload``), separately, because a message
 whose payload is damaged is still a message: the asker has to know what it did not get.
 
-There is no negotiation: the nodes of a job are started together, from one installation. Another
-version is ``Malformed``. Enlarge ``VERSION`` when LAYOUTS changes.
+There is no negotiation: the nodes of a job are started together, from one installation. A node of
+another version is refused when it greets (``greeting.py``, which all versions read alike). Enlarge
+``VERSION`` when LAYOUTS changes.
 """
 
 import struct

@@ -8,6 +8,10 @@ else has taken meanwhile, or a node of last week's job, is noticed before a mess
 the one with the larger serial was made later, also across a restart of the node, since it begins
 with the clock. A clock that was turned back in between costs a wait until the older connection is
 found dead.
+**Every version reads the greeting of every other**, so that a node of another one is refused with a
+reason, and told the reason by being greeted back. What is here therefore stays as it is: who speaks
+to whom, and the release as text. A later version puts what it adds behind it. (Version 3 ended
+before the release.)
 """
 
 import struct
@@ -15,14 +19,17 @@ from dataclasses import dataclass
 
 import xxhash
 
+from copperfs import __version__
 from copperfs.roster import Roster
 from copperfs.types import NodeId
 from copperfs.wire.codec import MAGIC, VERSION
 from copperfs.wire.fields import Malformed
 
 _GREETING = struct.Struct("<5s16sIIQ")
-_PREFIX = MAGIC + bytes((VERSION, 0))
-GREETING_BYTES = _GREETING.size
+_VERSION_AT, _CODE_AT = len(MAGIC), len(MAGIC) + 1
+RELEASE_MAX = 64
+GREETING_BYTES_MAX = 4096
+"""Of any version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,15 @@ class Greeting:
     speaker: NodeId
     listener: NodeId
     serial: int
+    version: int = VERSION
+    """Of the wire."""
+    release: str = __version__
+    """Of the program, for people; empty if it did not say."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Nothing but the greeting can be understood."""
+        return self.version != VERSION
 
 
 def job_digest(roster: Roster) -> bytes:
@@ -40,14 +56,43 @@ def job_digest(roster: Roster) -> bytes:
 
 
 def encode_greeting(greeting: Greeting) -> bytes:
-    return _GREETING.pack(
-        _PREFIX, greeting.job, greeting.speaker, greeting.listener, greeting.serial
+    release = greeting.release.encode("ascii", "replace")[:RELEASE_MAX]
+    prefix = MAGIC + bytes((greeting.version, 0))
+    fixed = _GREETING.pack(
+        prefix, greeting.job, greeting.speaker, greeting.listener, greeting.serial
     )
+    return fixed + bytes((len(release),)) + release
 
 
 def decode_greeting(frame: bytes) -> Greeting:
     """Malformed if it is none."""
-    if len(frame) != GREETING_BYTES or not frame.startswith(_PREFIX):
+    size = _GREETING.size
+    if not (
+        size <= len(frame) <= GREETING_BYTES_MAX
+        and frame.startswith(MAGIC)
+        and frame[_CODE_AT] == 0
+    ):
+        raise Malformed("no greeting")
+    version = frame[_VERSION_AT]
+    _, job, speaker, listener, serial = _GREETING.unpack(frame[:size])
+    length, release = frame[size : size + 1], b""
+    if length:
+        release = frame[size + 1 : size + 1 + length[0]]
+        if len(release) != length[0] or length[0] > RELEASE_MAX:
+            raise Malformed("a greeting that is cut off")
+    if version == VERSION and len(frame) != size + 1 + len(release):
         raise Malformed("no greeting of this version")
-    _, job, speaker, listener, serial = _GREETING.unpack(frame)
-    return Greeting(job, NodeId(speaker), NodeId(listener), serial)
+    text = release.decode("ascii", "replace")
+    if not text.isprintable():
+        raise Malformed("a release that cannot be printed")
+    return Greeting(job, NodeId(speaker), NodeId(listener), serial, version, text)
+
+
+def versions_differ(peer: str, version: int, release: str, me: str) -> str:
+    """One sentence about a node of another version, *peer*, and this one, both by what people call
+    them. A *release* may be empty."""
+    theirs = f"copperfs {release}".rstrip()
+    return (
+        f"{peer} runs {theirs} (wire version {version}) and {me} runs copperfs {__version__} (wire "
+        f"version {VERSION}): start all nodes from one installation"
+    )

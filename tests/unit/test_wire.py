@@ -393,8 +393,24 @@ def test_a_greeting_travels_and_nothing_else_is_one() -> None:
     greeting = Greeting(bytes(16), NodeId(3), NodeId(4), (1 << 64) - 1)
     frame = encode_greeting(greeting)
     assert decode_greeting(frame) == greeting
-    for other in (frame + b"x", frame[:-1], b"x" + frame[1:], encode(ASK)):
+    for other in (frame + b"x", frame[:-1], b"x" + frame[1:], frame[:37], encode(ASK)):
         with pytest.raises(Malformed):
             decode_greeting(other)
     with pytest.raises(Malformed):
         decode([frame])
+
+
+def test_the_greeting_of_any_version_says_who_speaks_and_what_it_runs() -> None:
+    """These bytes are what other versions send; they are never to be changed."""
+    fixed = bytes(range(16)) + b"\3\0\0\0" + b"\4\0\0\0" + b"\5" + bytes(7)
+    third = decode_greeting(b"cpf\3\0" + fixed)
+    later = decode_greeting(b"cpf\x63\0" + fixed + b"\x05" + b"9.9.1" + b"whatever comes then")
+    for each in (third, later):
+        assert (each.job, each.speaker, each.listener) == (bytes(range(16)), 3, 4)
+        assert each.is_foreign
+        assert each.serial == 5
+    assert (third.version, third.release) == (3, "")
+    assert (later.version, later.release) == (99, "9.9.1")
+    for broken in (b"\x05" + b"9.9", b"\x41" + b"9" * 65, b"\x01\x1b", b"\x01" + b"9" * 5000):
+        with pytest.raises(Malformed):
+            decode_greeting(b"cpf\x63\0" + fixed + broken)
