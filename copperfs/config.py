@@ -303,7 +303,8 @@ class Settings:
             "for one second. Give several after one flag, or separated by colons in the variable. "
             "Put the mount point before this flag.",
             default_text="with --source /, the network filesystems of this node; if there are "
-            "none, or with another source, everything but /proc, /sys, /dev and /run",
+            "none, or with another source, everything but /proc, /sys, /dev and /run. On several "
+            "machines never a disk of one of them: a job that shares nothing else is refused",
             multi=True,
         ),
     )

@@ -11,6 +11,7 @@ bind mount made later, and for other mounts of copperfs: through one that shows 
 way would lead back here.
 """
 
+import logging
 import os
 import posixpath
 import select
@@ -24,6 +25,8 @@ from copperfs.errors import MountError
 from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, Mount, mounts
 from copperfs.roster import Roster
 from copperfs.types import ROOT, Path, is_below
+
+log = logging.getLogger(__name__)
 
 # Filesystems that all nodes of a job see alike.
 NETWORK_FILESYSTEMS = frozenset(
@@ -210,7 +213,9 @@ def _nothing_shared(source: str, kind: str) -> str:
 
 
 def check_shared(settings: Settings, source: bytes) -> None:
-    """MountError if a prefix of ``--shared`` means nothing here."""
+    """MountError if a prefix of ``--shared`` is not there. One beside the source is left alone: a
+    site names all that its nodes share, whatever is mounted."""
+    shown = False
     for each in settings.shared:
         try:
             os.stat(each)
@@ -221,11 +226,13 @@ def check_shared(settings: Settings, source: bytes) -> None:
         except OSError:
             pass  # it is there, and not for this user or not at the moment
         real = os.fsencode(os.path.realpath(each))
-        if below_source(source, real) is None and not is_below(source, real):
-            raise MountError(
-                f"--shared {each} is neither below nor above the source, {settings.source}: name "
-                "directories that are mounted here"
-            )
+        shown = shown or below_source(source, real) is not None or is_below(source, real)
+    if settings.shared and not shown:
+        log.warning(
+            "nothing of %s is shared with other nodes: --shared names only %s",
+            settings.source,
+            ", ".join(settings.shared),
+        )
 
 
 def are_apart(roster: Roster) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from copperfs import __version__
 from copperfs.bootstrap import address
 from copperfs.bootstrap.address import choose_address, endpoint_of, open_listener
-from copperfs.bootstrap.invitation import check
+from copperfs.bootstrap.invitation import check, own_version
 from copperfs.bootstrap.keys import derive_pair, draw_pair, read_key_file, write_key_file
 from copperfs.bootstrap.launch import Launch, line_of
 from copperfs.bootstrap.mpi import Gathered, compose
@@ -189,6 +190,27 @@ def test_what_fails_somewhere_fails_everywhere(failed: tuple[int, ...], sentence
     with pytest.raises(BadRoster) as caught:
         compose(gathered(3, *texts))
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("other", [[99, "9.9.1"], None])
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_ranks_of_different_versions_are_told_apart(other: object, where: int) -> None:
+    texts = [
+        json.dumps(
+            {
+                "name": f"n{rank}",
+                "job": "j",
+                "member": asdict(Member(f"n{rank}", f"tcp://n{rank}:1")),
+                "runs": other if rank == where else own_version(),
+            }
+        )
+        for rank in range(3)
+    ]
+    with pytest.raises(BadRoster) as caught:
+        compose(gathered(2, *texts))
+    theirs = "an older copperfs" if other is None else "copperfs 9.9.1 (wire version 99)"
+    assert f"n{where} runs {theirs} and n" in str(caught.value)
+    assert f"runs copperfs {__version__} (wire version " in str(caught.value)
 
 
 def test_nodes_that_listen_on_loopback_are_all_on_one_machine() -> None:

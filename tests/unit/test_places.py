@@ -1,6 +1,7 @@
 """Which paths are what, from the settings and the mounts of a machine."""
 
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path as FilePath
 
@@ -147,7 +148,9 @@ def test_nodes_are_on_one_machine_if_they_have_one_address(
     assert are_apart(Roster("job", members)) is expected
 
 
-def test_a_prefix_that_means_nothing_here_is_refused(tmp_path: FilePath) -> None:
+def test_a_prefix_that_is_not_there_is_refused_and_one_elsewhere_told_of(
+    tmp_path: FilePath, expected_warnings: Callable[[str], None]
+) -> None:
     source, other = tmp_path / "source", tmp_path / "other"
     (source / "there").mkdir(parents=True)
     other.mkdir()
@@ -160,8 +163,10 @@ def test_a_prefix_that_means_nothing_here_is_refused(tmp_path: FilePath) -> None
         check(good)
     with pytest.raises(MountError, match="absent does not exist on this node"):
         check(source / "absent")
-    with pytest.raises(MountError, match="other is neither below nor above the source"):
-        check(other)
+    expected_warnings(
+        "nothing of .*/source is shared with other nodes: --shared names only .*other"
+    )
+    check(other)
 
 
 def test_a_prefix_is_where_its_links_lead(tmp_path: FilePath) -> None:
