@@ -54,10 +54,13 @@ class Mount:
     super_options: str
 
 
-def mounts() -> list[Mount]:
-    """All mounts that this process sees, in the order in which they were made."""
+def mounts(table: bytes | None = None) -> list[Mount]:
+    """All mounts that this process sees, in the order in which they were made. *table* is what
+    mountinfo says, if it was read already."""
     found = []
-    for line in FilePath("/proc/self/mountinfo").read_bytes().splitlines():
+    if table is None:
+        table = FilePath("/proc/self/mountinfo").read_bytes()
+    for line in table.splitlines():
         before, _, after = line.partition(b" - ")
         fields, kind = before.split(b" "), after.split(b" ")
         found.append(

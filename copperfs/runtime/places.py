@@ -289,7 +289,7 @@ class OwnMounts:
     def _read(self) -> None:
         found = (
             (each, below_source(self.source, each.mountpoint))
-            for each in mounts()
+            for each in mounts(self._table())
             if each.device == self.device or each.fstype == FSTYPE
         )
         paths = frozenset(
@@ -300,6 +300,14 @@ class OwnMounts:
         if paths != self.paths:
             self.paths = paths
             self.changed(paths)
+
+    def _table(self) -> bytes:
+        """By the descriptor that is there: another one may not be left."""
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        pieces = []
+        while piece := os.read(self._fd, 1 << 16):
+            pieces.append(piece)
+        return b"".join(pieces)
 
     def close(self) -> None:
         os.close(self._fd)

@@ -5,10 +5,12 @@ n-th operation fail, hang or be the last (``tests/store/faulty.py``), and has th
 is. Paths are relative to a descriptor wherever that is possible: the directory that was checked at
 the beginning is the one that is used, whatever its name means later."""
 
+import errno
 import fcntl
 import os
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 try:
     from copperfs.store._load import load as load_at_once
@@ -17,6 +19,10 @@ except ImportError:
 else:
     LOADS_AT_ONCE = True
 
+T = TypeVar("T")
+
+DESCRIPTORS_WITHIN_S = 1.0
+"""Less than a read may take."""
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_EXCL follows no link either, and never opens what somebody else has put there.
@@ -59,11 +65,25 @@ class Files(Protocol):
         ...
 
 
+def _patiently(work: Callable[[], T]) -> T:
+    """What needs a descriptor waits a moment for one: that none is left is not the disk's fault,
+    for which a store is given up."""
+    until, pause_s = time.monotonic() + DESCRIPTORS_WITHIN_S, 0.002
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > until:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
+
+
 class RealFiles:
     """The kernel's."""
 
     def open(self, path: str, flags: int, directory: int | None = None) -> int:
-        return os.open(path, flags, 0o600, dir_fd=directory)
+        return _patiently(lambda: os.open(path, flags, 0o600, dir_fd=directory))
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -72,7 +92,7 @@ class RealFiles:
         self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
     ) -> bytes | None:
         if LOADS_AT_ONCE:
-            return load_at_once(path, directory, size, head_bytes, rest)
+            return _patiently(lambda: load_at_once(path, directory, size, head_bytes, rest))
         return load_in_steps(self, path, directory, size, head_bytes, rest)
 
     def stat(self, fd: int) -> os.stat_result:
@@ -82,7 +102,7 @@ class RealFiles:
         os.mkdir(path, 0o700, dir_fd=directory)
 
     def names(self, fd: int) -> list[str]:
-        return os.listdir(fd)
+        return _patiently(lambda: os.listdir(fd))
 
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         return os.preadv(fd, buffers, offset)

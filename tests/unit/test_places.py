@@ -22,6 +22,7 @@ from copperfs.runtime.places import (
     ring_prefix,
 )
 from copperfs.types import Path
+from tests.descriptors import no_descriptor_left
 
 
 def settings(source: str = "/", mountpoint: str = "/mnt", **others: object) -> Settings:
@@ -268,7 +269,7 @@ def test_other_mounts_of_copperfs_may_lead_back_as_well(monkeypatch: pytest.Monk
         return Mount(mountpoint, device, FSTYPE, "none", "ro")
 
     found = [*MACHINE, ours(b"/mnt", "0:7"), ours(b"/other", "0:8"), ours(b"/lus", "0:9")]
-    monkeypatch.setattr("copperfs.runtime.places.mounts", lambda: found)
+    monkeypatch.setattr("copperfs.runtime.places.mounts", lambda _: found)
     for source, wanted in ((b"/", {b"mnt", b"other", b"lus"}), (b"/lus", set())):
         own = OwnMounts(source, "0:7", lambda _: None)
         try:
@@ -284,3 +285,12 @@ def test_mounts_outside_the_source_do_not_lead_back(tmp_path: FilePath) -> None:
         assert own() == frozenset()
     finally:
         own.close()
+
+
+def test_mounts_are_followed_when_no_descriptor_is_left(tmp_path: FilePath) -> None:
+    told: list[frozenset[Path]] = []
+    own = OwnMounts(os.fsencode(tmp_path), "0:0", told.append)
+    with no_descriptor_left():
+        own._read()
+    own.close()
+    assert told == []
