@@ -1,7 +1,7 @@
 """Connections that have not greeted: how many there may be, and which of them goes first.
 
-Whoever reaches the port may connect, and each connection takes a descriptor before it has shown a
-key. What is without bound there is missing elsewhere: a reader of the mount was told EMFILE. So
+Anybody may connect who reaches the port, and each connection takes a descriptor before it has shown
+a key. Without a bound there were none left for the source, and readers were told EMFILE. So
 
 - the connections that have not greeted are bounded, by the size of the roster and by what this
   process may have open (``room_for``). The oldest is shut for each that is too many: a node of the
@@ -13,8 +13,8 @@ key. What is without bound there is missing elsewhere: a reader of the mount was
 
 Connections that come within moments may use up all descriptors before anybody is told of them, and
 others of this process may have used them up. ZeroMQ then tries to accept without a pause, and its
-thread keeps a core busy. So one descriptor is kept (``Door``), with which what waits is accepted
-and closed: whoever it was finds that the connection ended, and tries again.
+thread keeps a core busy. So the ``Door`` keeps one descriptor, with which it accepts what waits
+and closes it: the other end finds that its connection has ended, and tries again.
 """
 
 import errno

@@ -9,9 +9,9 @@ the one with the larger serial was made later, also across a restart of the node
 with the clock. A clock that was turned back in between costs a wait until the older connection is
 found dead.
 **Every version reads the greeting of every other**, so that a node of another one is refused with a
-reason, and told the reason by being greeted back. What is here therefore stays as it is: who speaks
-to whom, and the release as text. A later version puts what it adds behind it. (Version 3 ended
-before the release.)
+reason, and told the reason by being greeted back. So a later version may not change what a greeting
+begins with, which is who speaks to whom and the release as text; it puts what it adds behind that.
+(Version 3 ended before the release.)
 """
 
 import struct

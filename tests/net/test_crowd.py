@@ -1,4 +1,4 @@
-"""Who connects and says nothing takes descriptors: not all of them, and from nobody who greeted."""
+"""Peers that connect and say nothing take descriptors: not all, and from nobody who has greeted."""
 
 import socket
 from collections.abc import Callable
