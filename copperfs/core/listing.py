@@ -13,14 +13,19 @@ Rows stay in the order in which the source gave them. A *bare* listing has names
 numbers only: that is how very large directories are listed, and directories whose entries may not
 be looked at.
 
+A walk through a directory is given its names by their *cookies*, numbers that follow from the names
+alone: ``fuse/front/walks.c`` says why. That file has another hash, and no mount uses both.
+
 The bytes of a listing are checked when they are opened, because later they come from other nodes.
 """
 
 import struct
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+
+import xxhash
 
 from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry, Version
 
@@ -30,6 +35,14 @@ _ROW_BYTES = _ROW.size + ATTRIBUTES_BYTES
 _MAGIC = 0x31534C43
 _BARE = 1
 NAME_MAX = 255
+# Below are the start of a walk, "." and ".."; above is room for names that are moved up.
+_COOKIE_MIN = 3
+_COOKIE_MAX = 2**63 - 1 - 2**32
+
+
+def cookie_of(name: bytes) -> int:
+    """63 bits of a hash."""
+    return max(_COOKIE_MIN, (xxhash.xxh3_64_intdigest(name) >> 1) % _COOKIE_MAX)
 
 
 def ending_of(name: bytes) -> bytes:
@@ -56,6 +69,7 @@ class Listing:
     _offsets: dict[bytes, int] | None = field(default=None, repr=False, compare=False)
     _by_ending: "array[int] | None" = field(default=None, repr=False, compare=False)
     """Where rows are, by what their names end in: for many endings it is gone through once."""
+    _order: "_Order | None" = field(default=None, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -109,6 +123,18 @@ class Listing:
                 return
             yield name, self._entry(at)
 
+    def after(
+        self, cookie: int, cookie_of: Callable[[bytes], int] = cookie_of
+    ) -> Iterator[tuple[int, bytes, Entry]]:
+        """The names that a walk is still to be given after *cookie*, 0 at its start, each with its
+        own and its entry. A name that is there twice is given once."""
+        if self._order is None:
+            self._order = _in_order(self._walk(), cookie_of)
+        order = self._order
+        for place in range(bisect_right(order.cookies, cookie), len(order.cookies)):
+            at = order.offsets[place]
+            yield order.cookies[place], self._name(at), self._entry(at)
+
     def _index(self) -> dict[bytes, int]:
         if self._offsets is None:
             self._offsets = dict(self._walk())
@@ -136,8 +162,7 @@ class Listing:
                 or _ROW_BYTES + name_length + target_length > length
             ):
                 raise MalformedListing("a row with impossible lengths")
-            start = at + _ROW_BYTES
-            yield self.packed[start : start + name_length], at
+            yield self._name(at), at
             at += length
 
     def _entry(self, at: int) -> Entry:
@@ -151,6 +176,27 @@ class Listing:
         _, name_length, target_length = _ROW.unpack_from(self.packed, at)
         start = at + _ROW_BYTES + name_length
         return self.packed[start : start + target_length]
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Rows in the order of a walk; compact, for it lives as long as its listing."""
+
+    cookies: "array[int]"
+    offsets: "array[int]"
+
+
+def _in_order(rows: Iterable[tuple[bytes, int]], cookie_of: Callable[[bytes], int]) -> _Order:
+    order = _Order(array("Q"), array("Q"))
+    last, before = _COOKIE_MIN - 1, b""
+    for cookie, name, at in sorted((cookie_of(name), name, at) for name, at in rows):
+        if name == before:
+            continue
+        # of names that share a cookie the second one gets the next one, and so on
+        last, before = max(cookie, last + 1), name
+        order.cookies.append(last)
+        order.offsets.append(at)
+    return order
 
 
 def checked_listing(

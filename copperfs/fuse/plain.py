@@ -234,9 +234,7 @@ class PlainHandlers(pyfuse3.Operations):
             self._asker.ask(lambda request: List(request, inode.path), take)
         )
         assert found.listing is not None
-        for at, (name, entry) in enumerate(found.listing.rows()):
-            if at < start:
-                continue
+        for cookie, name, entry in found.listing.after(start):
             if found.listing.bare:
                 # pyfuse3 has no way to give a name without its attributes
                 looked = await self._find(join(inode.path, name))
@@ -245,7 +243,7 @@ class PlainHandlers(pyfuse3.Operations):
                 entry = looked.entry
             child = self._inodes.obtain(join(inode.path, name), entry)
             shown = self._shown(child, entry.attributes, found.fresh_s)
-            if not pyfuse3.readdir_reply(token, name, shown, at + 1):
+            if not pyfuse3.readdir_reply(token, name, shown, cookie):
                 self._inodes.drop_unreferred(child)
                 return
             self._inodes.refer(child)

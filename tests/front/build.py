@@ -13,7 +13,7 @@ SOURCE_POOL = [
     HERE.parents[1] / "copperfs" / "source" / f"{name}.c"
     for name in ("pool", "files", "read", "scan")
 ]
-TABLES = [FRONT / "tables.c", FRONT / "chunks.c"]
+TABLES = [FRONT / "tables.c", FRONT / "chunks.c", FRONT / "walks.c"]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
 # The list of idle nodes has its head within the tables, which is an extension of GNU C.
@@ -29,6 +29,8 @@ FUZZERS: dict[str, list[str | Path]] = {
     "requests": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_requests.c"],
     "replies": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_replies.c"],
     "listing": [*TABLES, HERE / "fuzz_listing.c"],
+    # so few bits that hardly a name has its cookie alone
+    "collisions": ["-DCOOKIE_BITS=3", *TABLES, HERE / "fuzz_listing.c"],
 }
 STRESS: list[str | Path] = [_FEW_BUCKETS, *SOURCES, HERE / "stress.c"]
 MANY_ENDINGS: list[str | Path] = ["-DAHEAD_STEPS", *SOURCES, HERE / "many_endings.c"]

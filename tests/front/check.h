@@ -119,7 +119,10 @@ static inline void names_check(const char *data, size_t size, bool plus, uint64_
 		CHECK(d.namelen >= 1 && d.namelen <= 255);
 		CHECK(size - at >= prefix + FUSE_NAME_OFFSET + d.namelen);
 		CHECK(!memchr(data + at + prefix + FUSE_NAME_OFFSET, '/', d.namelen));
-		CHECK(d.off == ++offset);
+		/* the dots, and then cookies */
+		CHECK(offset < COOKIE_DOTS ? d.off == offset + 1
+					   : d.off > offset && d.off <= INT64_MAX);
+		offset = d.off;
 		if (plus) {
 			memcpy(&entry, data + at, sizeof(entry));
 			if (entry.nodeid)

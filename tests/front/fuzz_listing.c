@@ -20,6 +20,79 @@ static void rows_check(const struct tables *t, const struct listing *listing)
 	CHECK(!listing_find(t, listing, "/", 1));
 }
 
+static bool is_named(const struct row *row, const struct row *other)
+{
+	return row->name_length == other->name_length &&
+	       !memcmp(row->name, other->name, row->name_length);
+}
+
+/* Every name once, by rising cookies, and from each cookie a walk goes on with the next one. */
+static void walk_check(const struct tables *t, const struct listing *listing)
+{
+	uint64_t cookie = COOKIE_DOTS, next;
+	uint32_t firsts = 0;
+
+	CHECK(listing->names <= listing->count);
+	for (uint32_t at = 0; at < listing->names; at++, cookie = next) {
+		const struct row *row = listing_given(listing, at, &next);
+
+		CHECK(next > cookie && next <= INT64_MAX);
+		CHECK(listing_after(listing, cookie) == at);
+		CHECK(listing_after(listing, next - 1) == at);
+		/* the row that is looked up, and so never one name's second */
+		CHECK(listing_find(t, listing, row->name, row->name_length) == row);
+	}
+	for (uint32_t i = 0; i < listing->count; i++) {
+		const struct row *row = listing_row(listing, i);
+
+		firsts += listing_find(t, listing, row->name, row->name_length) == row;
+	}
+	CHECK(firsts == listing->names);
+	CHECK(listing_after(listing, COOKIE_START) == 0);
+	CHECK(listing_after(listing, cookie) == listing->names);
+	CHECK(listing_after(listing, UINT64_MAX) == listing->names);
+}
+
+/* Without one of its names the others are walked through as before, by the same cookies unless it
+ * shared its own with another. */
+static void removal_check(const struct tables *t, const char *bytes, size_t size, uint32_t removed)
+{
+	struct listing *whole = listing_open(t, bytes, size, FRESH_FOREVER), *rest;
+	char *copy = malloc(size);
+	struct listing_header header;
+	const struct row *gone;
+	size_t at, length;
+	uint64_t before, after;
+	uint32_t left = 0;
+
+	CHECK(whole && copy);
+	removed %= whole->count;
+	gone = listing_row(whole, removed);
+	at = (size_t)((const char *)gone - whole->rows);
+	length = gone->length;
+	memcpy(copy, bytes, at);
+	memcpy(copy + at, bytes + at + length, size - at - length);
+	memcpy(&header, copy, sizeof(header));
+	header.count--;
+	memcpy(copy, &header, sizeof(header));
+	rest = listing_open(t, copy, size - length, FRESH_FOREVER);
+	CHECK(rest);
+	for (uint32_t i = 0; i < whole->names; i++) {
+		const struct row *row = listing_given(whole, i, &before), *same;
+
+		if (is_named(row, gone) && !listing_find(t, rest, row->name, row->name_length))
+			continue;
+		CHECK(left < rest->names);
+		same = listing_given(rest, left++, &after);
+		CHECK(is_named(row, same));
+		CHECK(before == after || whole->cookies);
+	}
+	CHECK(left == rest->names);
+	listing_free(rest);
+	listing_free(whole);
+	free(copy);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
@@ -29,10 +102,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	CHECK(!tables_init(&t, 16, 4));
 	t.hash_seed = 1;
 	listing = listing_open(&t, (const char *)bytes, size, FRESH_FOREVER);
-	if (listing)
+	if (listing) {
 		rows_check(&t, listing);
-	else
+		walk_check(&t, listing);
+		if (listing->count)
+			removal_check(&t, (const char *)bytes, size, bytes[size - 1]);
+	} else {
 		CHECK(errno == EPROTO || errno == ENOMEM);
+	}
 	listing_free(listing);
 	tables_destroy(&t);
 	return 0;

@@ -54,7 +54,7 @@ _CHUNKED = [
 def write_seeds(fuzzer: str, directory: Path) -> None:
     """Fill a new directory."""
     directory.mkdir()
-    makers = {"requests": _steps, "replies": _replies, "listing": _listing}
+    makers = {"requests": _steps, "replies": _replies, "listing": _listing, "collisions": _listing}
     for number in range(40):
         content = makers[fuzzer](random.Random(number))
         (directory / f"seed-{number:02}").write_bytes(content)

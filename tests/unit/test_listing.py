@@ -1,12 +1,14 @@
 """Listings: what is packed comes out again, and bytes from elsewhere can do no harm."""
 
+import random
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.listing import NAME_MAX, Listing, MalformedListing, pack_listing
+from copperfs.core.listing import NAME_MAX, Listing, MalformedListing, cookie_of, pack_listing
 from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
 from tests.unit.core_lab import directory, file, files, link
 
@@ -50,6 +52,45 @@ def test_the_longest_name_and_target_fit() -> None:
 def test_rows_begin_at_multiples_of_eight_bytes() -> None:
     for length in range(1, 20):
         assert len(files(b"n" * length).packed) % 8 == 0
+
+
+# ---- walks ---------------------------------------------------------------------------------------
+
+NATURAL: Callable[[bytes], int] = cookie_of
+HASHES = {
+    "63 bits": NATURAL,
+    "3 bits": lambda name: max(3, NATURAL(name) % 8),
+    "none": lambda _: 2**62,
+}
+
+
+@pytest.mark.parametrize("hashes", HASHES)
+@given(rows=directories, twice=st.booleans())
+def test_a_walk_in_pieces_gives_every_name_once(
+    hashes: str, rows: dict[bytes, Entry], twice: bool
+) -> None:
+    listing = pack_listing([*rows.items(), *(rows.items() if twice else ())])
+    found: list[tuple[bytes, Entry]] = []
+    cookie = 0
+    while more := next(listing.after(cookie, HASHES[hashes]), None):
+        assert cookie < more[0] < 2**63
+        cookie = more[0]
+        found.append(more[1:])
+    assert dict(found) == rows
+    assert len(found) == len(rows)
+
+
+@given(directories, st.sets(names), st.integers(0, 20), st.randoms())
+def test_a_walk_goes_on_in_another_listing_with_what_both_have(
+    rows: dict[bytes, Entry], added: set[bytes], pieces: int, rng: random.Random
+) -> None:
+    before = list(pack_listing(rows.items()).after(0))[:pieces]
+    others = [(name, rows.get(name, file())) for name in added | set(rows) if rng.random() < 0.7]
+    rng.shuffle(others)
+    rest = pack_listing(others).after(before[-1][0] if before else 0)
+    found = [name for _, name, _ in (*before, *rest)]
+    assert len(found) == len(set(found))
+    assert set(rows) & {name for name, _ in others} <= set(found)
 
 
 def examine(packed: bytes) -> None:

@@ -311,7 +311,7 @@ static size_t add_name(char *reply, size_t room, bool plus, const char *name, si
 	return size;
 }
 
-/* Rows from `offset` on, with a node and a reference for each that has attributes. */
+/* The names after `offset`, with a node and a reference for each that has attributes. */
 static size_t add_rows(struct front *f, struct node *directory, uint64_t offset, bool plus,
 		       char *reply, size_t room)
 {
@@ -320,32 +320,32 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 	size_t used = 0, added;
 
 	/* zero: after the largest offset that can be asked for comes nothing */
-	for (uint64_t next = offset + 1; next && next <= (uint64_t)listing->count + 2; next++) {
+	for (uint64_t next = offset + 1; next && next <= COOKIE_DOTS; next++) {
+		const struct node *dots = next == COOKIE_DOTS && directory->parent
+						  ? directory->parent : directory;
+
+		added = add_name(reply + used, room - used, plus, "..", next, dots->attr.ino,
+				 S_IFDIR, next, NULL);
+		if (!added)
+			return used;
+		used += added;
+	}
+	for (uint32_t at = listing_after(listing, offset); at < listing->names; at++) {
+		uint64_t cookie;
+		const struct row *row = listing_given(listing, at, &cookie);
 		struct fuse_entry_out entry;
 		struct node *node = NULL;
-		const struct row *row;
 
-		if (next <= 2) {
-			const struct node *dots = next == 2 && directory->parent
-							  ? directory->parent : directory;
-
-			added = add_name(reply + used, room - used, plus, "..", next,
-					 dots->attr.ino, S_IFDIR, next, NULL);
-		} else {
-			row = listing_row(listing, (uint32_t)(next - 3));
-			/* When the tables are full, the name comes without its node. */
-			if (plus && !listing->bare && f->tables.nodes < f->tables.nodes_max &&
-			    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
-				node = node_obtain(&f->tables, directory, row->name,
-						   row->name_length, &row->attr,
-						   row->name + row->name_length,
-						   row->target_length, listing->fresh_until);
-			if (node)
-				fill_entry(f, &entry, node, now);
-			added = add_name(reply + used, room - used, plus, row->name,
-					 row->name_length, row->attr.ino, row->attr.mode, next,
-					 node ? &entry : NULL);
-		}
+		/* When the tables are full, the name comes without its node. */
+		if (plus && !listing->bare && f->tables.nodes < f->tables.nodes_max &&
+		    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
+			node = node_obtain(&f->tables, directory, row->name, row->name_length,
+					   &row->attr, row->name + row->name_length,
+					   row->target_length, listing->fresh_until);
+		if (node)
+			fill_entry(f, &entry, node, now);
+		added = add_name(reply + used, room - used, plus, row->name, row->name_length,
+				 row->attr.ino, row->attr.mode, cookie, node ? &entry : NULL);
 		if (!added)
 			break;
 		if (node)

@@ -61,6 +61,8 @@ void listing_free(struct listing *listing)
 	free(listing->offsets);
 	free(listing->index);
 	free(listing->beside);
+	free(listing->order);
+	free(listing->cookies);
 	free(listing);
 }
 
@@ -135,6 +137,11 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 		while (listing->index[slot])
 			slot = (slot + 1) & listing->index_mask;
 		listing->index[slot] = i + 1;
+	}
+	if (!listing_order(listing)) {
+		listing_free(listing);
+		errno = ENOMEM;
+		return NULL;
 	}
 	return listing;
 }

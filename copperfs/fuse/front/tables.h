@@ -84,6 +84,9 @@ struct listing {
 	uint32_t index_mask;
 	uint32_t *offsets; /* of row i */
 	uint32_t *index;   /* hash -> row number + 1 */
+	uint32_t *order;   /* where the row of each name is, by cookie */
+	uint32_t names;	   /* in `order`: a name that is there twice is given once */
+	uint64_t *cookies; /* in that order; NULL: those that follow from the names */
 };
 
 /* An open descriptor of a file that is too large to be held; reads go to it. */
@@ -192,6 +195,19 @@ static inline uint64_t listing_cost(size_t size, uint32_t count)
 	return 2 * (uint64_t)size + 16 * (uint64_t)count + 512;
 }
 const struct row *listing_row(const struct listing *listing, uint32_t number);
+
+/* Walks: walks.c. */
+enum { COOKIE_START, COOKIE_DOT, COOKIE_DOTS, COOKIE_NAMES };
+/* How many of the hash's bits are used; tests use fewer, so that many names share theirs. */
+#ifndef COOKIE_BITS
+#define COOKIE_BITS 63
+#endif
+/* Puts an open listing in order; false: no memory. */
+bool listing_order(struct listing *listing);
+/* Where a walk goes on after `cookie`; `names` if that was all. */
+uint32_t listing_after(const struct listing *listing, uint64_t cookie);
+/* The name at a place in the walk's order. */
+const struct row *listing_given(const struct listing *listing, uint32_t place, uint64_t *cookie);
 const struct row *listing_find(const struct tables *t, const struct listing *listing,
 			       const char *name, size_t length);
 
