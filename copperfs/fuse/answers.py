@@ -54,6 +54,6 @@ class Asker(Protocol):
         """The front has listed this without asking. *ahead*: before anybody had asked for it."""
         ...
 
-    async def wait_kernel_told(self) -> None:
-        """Until the kernel knows what it has to look up again; for a moment at most."""
+    async def wait_kernel_told(self, path: Path) -> None:
+        """Until the kernel knows that it has to look *path* up again; for a moment at most."""
         ...

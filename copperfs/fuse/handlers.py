@@ -118,6 +118,7 @@ class FrontHandlers(pyfuse3.Operations):
 
     async def _ask(
         self,
+        path: Path,
         question: Callable[[RequestId], Question],
         deliver: Callable[[Answered, Content, Remaining], T],
     ) -> T:
@@ -128,7 +129,7 @@ class FrontHandlers(pyfuse3.Operations):
             return await self._asker.ask(question, deliver)
         except SourceError as error:
             if error.errno in LOOK_AGAIN:
-                await self._asker.wait_kernel_told()
+                await self._asker.wait_kernel_told(path)
             raise
 
     async def _look_up(self, parent: int, name: bytes) -> None:
@@ -142,7 +143,7 @@ class FrontHandlers(pyfuse3.Operations):
                 left = remaining(answer.fresh_until)
                 self._board.publish_entry(parent, name, answer.entry, left)
 
-        await self._ask(lambda request: Look(request, path), publish)
+        await self._ask(path, lambda request: Look(request, path), publish)
 
     async def _refresh(self, number: int) -> None:
         """The attributes of a directory are no longer fresh; those of files do not age."""
@@ -158,7 +159,7 @@ class FrontHandlers(pyfuse3.Operations):
             self._board.publish_attributes(number, entry.attributes, left)
             return True
 
-        if not await self._ask(lambda request: Look(request, path), publish):
+        if not await self._ask(path, lambda request: Look(request, path), publish):
             raise SourceError(errno.ESTALE)
 
     async def _list(self, number: int) -> None:
@@ -168,7 +169,7 @@ class FrontHandlers(pyfuse3.Operations):
             if isinstance(answer, AnswerListing):
                 self._publish_listing(number, answer, remaining)
 
-        await gone_is_stale(self._ask(lambda request: List(request, path), publish))
+        await gone_is_stale(self._ask(path, lambda request: List(request, path), publish))
 
     def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
         left = remaining(answer.fresh_until)
@@ -205,7 +206,7 @@ class FrontHandlers(pyfuse3.Operations):
         first = missing[0] if missing else pieces.first_byte
 
         async def ask(at: int) -> None:
-            await self._ask(pieces.question(path, version, at, leads=at == first), publish)
+            await self._ask(path, pieces.question(path, version, at, leads=at == first), publish)
 
         if missing:
             await ask_at_each(ask, missing)
@@ -226,7 +227,7 @@ class FrontHandlers(pyfuse3.Operations):
             entry = entry_of(answer, path)
             return entry.target if entry is not None else None
 
-        target = await self._ask(lambda request: Look(request, path), take)
+        target = await self._ask(path, lambda request: Look(request, path), take)
         if not target:
             raise SourceError(errno.ESTALE)
         return target

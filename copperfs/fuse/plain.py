@@ -257,7 +257,7 @@ class PlainHandlers(pyfuse3.Operations):
                 data = await self._read_held(number, inode, Pieces(offset, size, version.size))
             except SourceError as error:
                 if error.errno in LOOK_AGAIN:
-                    await self._asker.wait_kernel_told()
+                    await self._asker.wait_kernel_told(inode.path)
                 raise
             if data is not None:
                 return data

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, assert_never
 
 import trio
 
@@ -70,6 +70,7 @@ from copperfs.core.listing import Listing
 from copperfs.core.messages import Return
 from copperfs.core.node import Node
 from copperfs.fuse.answers import Answered, Content, Deliver, SourceError
+from copperfs.runtime.notifications import Notifications
 from copperfs.runtime.operations import Operations, Result, pack, unpack
 from copperfs.runtime.peers import Blobs, Peers
 from copperfs.runtime.tier import TierDisk
@@ -143,8 +144,6 @@ class Engine:
     _next: int = 1
     _clearing: bool = False
     """Whoever clears tells the kernel, and waits for it."""
-    _names_are_old: bool = False
-    """The kernel is to be told so as soon as it was told something else."""
     _wake: trio.Event = field(default_factory=trio.Event)
     """Set when the core wants to be woken earlier than it said."""
     _wakes_at: float = math.inf
@@ -153,17 +152,15 @@ class Engine:
     """Of what was begun here and goes on for longer than a request; while it runs."""
     happened: Callable[[Happened], object] = lambda _: None
     """Told of what a failure can be retold from; see ``chronicle.py``."""
+    notifications: Notifications = field(default_factory=Notifications)
     operations: Operations = field(default_factory=lambda: Operations({}))
     _calls: dict[RequestId, Callable[[bytes], object]] = field(default_factory=dict)
     _doing: dict[CallId, trio.CancelScope] = field(default_factory=dict)
     """Our parts of calls; stopped when nobody waits for them any more."""
     _to_do: trio.MemorySendChannel[PerformCall] = field(init=False)
     _to_do_from: trio.MemoryReceiveChannel[PerformCall] = field(init=False)
-    _tell: trio.MemorySendChannel[Callable[[], object]] = field(init=False)
-    _tell_from: trio.MemoryReceiveChannel[Callable[[], object]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tell, self._tell_from = trio.open_memory_channel(1024)
         self._to_do, self._to_do_from = trio.open_memory_channel(math.inf)
 
     # --- for the handlers ------------------------------------------------------------------------
@@ -184,13 +181,9 @@ class Engine:
             raise waiting.outcome
         return waiting.outcome  # type: ignore[return-value]  # what deliver returned
 
-    async def wait_kernel_told(self) -> None:
-        """Until the kernel knows what it has to look up again; for a moment at most."""
-        told = trio.Event()
-        with trio.move_on_after(KERNEL_TOLD_S):
-            # told in order: when this one comes, all that was asked before is done
-            await self._tell.send(lambda: trio.from_thread.run_sync(told.set))
-            await told.wait()
+    async def wait_kernel_told(self, path: Path) -> None:
+        """Until the kernel knows that it has to look *path* up again; for a moment at most."""
+        await self.notifications.wait_told(path, KERNEL_TOLD_S)
 
     async def call(self, operation: str, argument: Result, within_s: float) -> Result:
         """Have all nodes do something; what it came to for those that answered in time."""
@@ -230,7 +223,7 @@ class Engine:
             nursery.start_soon(self.fetcher.run, self._arrived)
             nursery.start_soon(self._run_clock)
             nursery.start_soon(self._run_housekeeping)
-            nursery.start_soon(self._run_telling)
+            nursery.start_soon(self.notifications.run)
             nursery.start_soon(self._run_calls)
             self.nursery = nursery
             if self.tier is not None:
@@ -328,6 +321,8 @@ class Engine:
                 self._stop_doing(call)
             case NewEpoch():
                 self._begin_epoch()
+            case _:
+                assert_never(action)
 
     def _keep_in_touch(self, peers: Peers, action: Connect | Disconnect | Probe) -> None:
         match action:
@@ -406,22 +401,10 @@ class Engine:
             if used:
                 self.post(Used(tuple(used)))
 
-    async def _run_telling(self) -> None:
-        async for tell in self._tell_from:
-            await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
-            if self._names_are_old:
-                self._names_are_old = False
-                everything = self.publications.invalidate_all
-                await trio.to_thread.run_sync(everything, abandon_on_cancel=True)
-
     def _look_again(self, path: Path) -> None:
         tell = self.publications.look_again(path)
-        if tell is None:
-            return
-        try:
-            self._tell.send_nowait(tell)
-        except trio.WouldBlock:
-            log.debug("too many changed files at once; %r is looked up again later", path)
+        if tell is not None:
+            self.notifications.add(path, tell)
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -457,10 +440,7 @@ class Engine:
         self.publications.withdraw_all()
         if self._clearing:
             return
-        try:
-            self._tell.send_nowait(self.publications.invalidate_all)
-        except trio.WouldBlock:
-            self._names_are_old = True
+        self.notifications.add_everything(self.publications.invalidate_all)
 
     # --- odds and ends ---------------------------------------------------------------------------
 

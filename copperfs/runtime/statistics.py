@@ -106,6 +106,7 @@ class Statistics:
             "members": self._members(node),
             "transport": self._transport(),
             "process": _process(),
+            "kernel": self._kernel(),
             "front": {
                 key: front[key]
                 for key in (
@@ -182,6 +183,15 @@ class Statistics:
             "hedges": node.hedges,
         }
 
+    def _kernel(self) -> dict[str, int]:
+        """What the kernel is told."""
+        notifications = self.engine.notifications
+        return {
+            "waiting": notifications.waiting,
+            "late": notifications.late,
+            "dropped": notifications.dropped,
+        }
+
     def _transport(self) -> dict[str, object]:
         """What passed between this node and the others; zeros if there are none."""
         peers = self.engine.peers
@@ -191,6 +201,7 @@ class Statistics:
         self.front.reset_statistics()
         self.engine.fetcher.reset_counts()
         self.engine.node.reset_statistics()
+        self.engine.notifications.reset()
         if self.engine.tier is not None:
             self.engine.tier.store.reset_counts()
         if self.engine.peers is not None:

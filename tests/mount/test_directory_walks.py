@@ -1,5 +1,5 @@
-"""A walk gives every name that existed all the time exactly once, whatever others do to the directory
-meanwhile: they remove and add names, clear the mount, have it listed anew.
+"""A walk gives every name that existed all the time exactly once, whatever others do meanwhile:
+they remove and add names, clear the mount, have it listed anew.
 
 The walker reads with ``getdents64`` into a buffer for a few names, so that it comes to the mount
 many times, and everything that happens is put between two of its calls."""

@@ -43,6 +43,7 @@ from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
 from copperfs.fuse.answers import Answered, Content, SourceError
 from copperfs.runtime.engine import HOUSEKEEPING_S, KERNEL_TOLD_S, Engine
+from copperfs.runtime.notifications import THREADS_MAX
 from copperfs.source.fetcher import Arrive, BlobRead, PoolStats
 from copperfs.types import ChunkKey, HandleId, Path, RequestId
 from tests.unit.core_lab import file, files, version
@@ -392,18 +393,29 @@ def test_clear_withdraws_before_the_kernel_is_told() -> None:
 def test_the_kernel_hears_of_a_new_epoch_however_much_else_it_is_told() -> None:
     async def play(scene: Scene) -> None:
         reading_end, writing_end = os.pipe()
-        tell = scene.engine._tell
-        tell.send_nowait(lambda: os.read(reading_end, 1))
+        told = scene.publications.told
+        for number in range(THREADS_MAX):  # each in its directory, until the test lets it
+            scene.engine.notifications.add(
+                Path(b"%d/name" % number), lambda: os.read(reading_end, 1)
+            )
         await scene.settle()
-        room = tell.statistics()
-        for _ in range(int(room.max_buffer_size) - room.current_buffer_used):
-            tell.send_nowait(lambda: None)
         scene.engine.post(Clear(7))  # as heard from a peer
-        os.write(writing_end, b"x")
-        await scene.engine.wait_kernel_told()
+        await scene.settle()
+        assert told == [("withdraw all", None)]
+        os.write(writing_end, b"x" * THREADS_MAX)
+        while scene.engine.notifications.waiting:
+            await trio.lowlevel.checkpoint()
         assert scene.verbs == ["withdraw all", "invalidate all"]
         os.close(reading_end)
         os.close(writing_end)
+
+    run(play)
+
+
+def test_what_the_engine_does_not_know_is_a_bug() -> None:
+    async def play(scene: Scene) -> None:
+        with pytest.raises(AssertionError):
+            scene.engine._perform("no action at all")  # type: ignore[arg-type]  # that is the point
 
     run(play)
 
@@ -502,7 +514,7 @@ def test_the_kernel_is_told_before_who_waits_for_that_goes_on() -> None:
         async with trio.open_nursery() as nursery:
 
             async def wait() -> None:
-                await scene.engine.wait_kernel_told()
+                await scene.engine.wait_kernel_told(Path(b"f"))
                 told.append("who waited")
 
             nursery.start_soon(wait)
@@ -527,9 +539,10 @@ def test_nobody_waits_long_for_the_kernel() -> None:
             await scene.asking("me", reading(b"f"))
             scene.arrive(Failed(scene.fetcher.started[0].fetch, errno.ESTALE))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(scene.engine.wait_kernel_told)
+                nursery.start_soon(scene.engine.wait_kernel_told, Path(b"f"))
                 await scene.settle()
                 clock.jump(KERNEL_TOLD_S)
+            assert scene.engine.notifications.late == 1
             os.write(writing_end, b"x")
         os.close(writing_end)
 
