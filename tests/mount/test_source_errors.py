@@ -213,6 +213,22 @@ def test_a_stuck_reader_can_be_killed_at_once(slow: StandIn, tmp_path: Path) -> 
         assert whole(mount / "directory/file") == b"content"
 
 
+def test_a_stuck_reader_in_very_many_groups_can_be_killed_at_once(
+    slow: StandIn, tmp_path: Path
+) -> None:
+    """Its groups come before its signals in /proc/PID/status: here some 60 KiB."""
+    script = "import os, sys; os.setgroups(range(10**9, 10**9 + 6000)); os.lstat(sys.argv[1])"
+    with Mount(slow.mountpoint, tmp_path / "mnt", "--source-deadline", "60") as mount:
+        os.lstat(mount / "directory")
+        slow.hang("directory", ops=["opendir", "readdir"])
+        with start_python(script, mount / "directory/file") as reader:
+            slow.wait_for_hanging(1)
+            reader.kill()
+            eventually(lambda: not is_running(reader.pid), "the reader is dead", 10)
+            assert slow.counts().hanging >= 1, "it still hung when the reader died"
+        slow.heal()
+
+
 def test_a_killed_reader_does_not_take_the_answer_from_another(
     slow: StandIn, tmp_path: Path
 ) -> None:

@@ -193,13 +193,34 @@ void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t uniq
 		front_reply(f, interrupt_unique, EAGAIN, NULL, 0);
 }
 
+/* Reads on until `wanted` and the line that it begins are there. The groups of the process come
+ * before, up to 65,536 of them, and a read may end anywhere.  False: there is no such process. */
+static bool read_to_line(int fd, const char *wanted, char *text, size_t room, char **line)
+{
+	size_t kept = 0, most = strlen(wanted) + 32;
+	ssize_t size;
+
+	while ((size = read(fd, text + kept, room - kept - 1)) > 0) {
+		size_t there = kept + (size_t)size;
+
+		text[there] = 0;
+		*line = strstr(text, wanted);
+		if (*line && strchr(*line + strlen(wanted), '\n'))
+			return true;
+		kept = there < most ? there : most;
+		memmove(text, text + there - kept, kept);
+	}
+	*line = NULL;
+	return !size && kept;
+}
+
 /* Is the thread being killed?  Only then may its request fail: an ordinary signal
  * (a timer, a child's exit) must not make a read fail with EINTR, which programs do
  * not expect of files, and page faults answer with SIGBUS. */
 static bool being_killed(uint32_t thread)
 {
 	char path[64], status[4096], *line;
-	ssize_t size;
+	bool there;
 	int fd;
 
 	snprintf(path, sizeof(path), "/proc/%u/status", thread);
@@ -208,12 +229,10 @@ static bool being_killed(uint32_t thread)
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return errno == ENOENT;
-	size = read(fd, status, sizeof(status) - 1);
+	there = read_to_line(fd, "\nSigPnd:\t", status, sizeof(status), &line);
 	close(fd);
-	if (size <= 0)
+	if (!there)
 		return true;
-	status[size] = 0;
-	line = strstr(status, "\nSigPnd:\t");
 	return line && strtoull(line + 9, NULL, 16) & (1u << 8); /* SIGKILL is 9 */
 }
 
