@@ -56,6 +56,7 @@ struct blob {
 	char *data;
 	void *lender; /* whose bytes these are; NULL: they are its own */
 	void (*give_back)(void *lender); /* without the GIL */
+	struct blob *next_dropped; /* for whoever has the last reference and frees it later */
 };
 
 /* Mappings come in eight sizes for each power of two, so that what was let go of
@@ -147,10 +148,14 @@ static inline struct blob *blob_ref(struct blob *blob)
 	return blob;
 }
 
-static inline void blob_unref(struct blob *blob)
+/* True: that was the last reference, and blob_free() is the caller's. */
+static inline bool blob_let_go(struct blob *blob)
 {
-	if (!blob || atomic_fetch_sub_explicit(&blob->refs, 1, memory_order_acq_rel) != 1)
-		return;
+	return blob && atomic_fetch_sub_explicit(&blob->refs, 1, memory_order_acq_rel) == 1;
+}
+
+static inline void blob_free(struct blob *blob)
+{
 	if (blob->lender)
 		blob->give_back(blob->lender);
 	else if (blob->pool)
@@ -158,6 +163,12 @@ static inline void blob_unref(struct blob *blob)
 	else if (blob->mapped)
 		munmap(blob->data, blob->mapped);
 	free(blob);
+}
+
+static inline void blob_unref(struct blob *blob)
+{
+	if (blob_let_go(blob))
+		blob_free(blob);
 }
 
 /* What `copperfs._blob` offers the other extension modules, in a capsule. */

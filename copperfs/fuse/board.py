@@ -9,6 +9,7 @@ waits. What makes the kernel forget may wait for a reply of the handlers themsel
 it were done here), so ``look_again`` only says what a worker thread is to do.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from copperfs.types import Attributes, ChunkKey, Entry, Path
 
 if TYPE_CHECKING:
     from copperfs.fuse._front import Front
+
+log = logging.getLogger(__name__)
 
 FOREVER_S = -1.0
 # A path has one number, or two for a while after a change; more have mostly been forgotten.
@@ -119,7 +122,12 @@ class Board:
     def hear(self, asker: Asker) -> None:
         """Tell the core what the front has fetched without asking, and give back the credit for it
         once the core has made room."""
-        for number, path, attributes, content, epoch, credit, ahead, used in self.front.fetched():
+        try:
+            fetched = self.front.fetched()
+        except MemoryError:
+            log.warning("no memory to hear what was read without asking; it is heard of later")
+            return
+        for number, path, attributes, content, epoch, credit, ahead, used in fetched:
             version = Attributes(attributes).version
             if isinstance(content, bytes):
                 self._note(ListingKey(Path(path)), number)

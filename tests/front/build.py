@@ -32,6 +32,11 @@ FUZZERS: dict[str, list[str | Path]] = {
     # so few bits that hardly a name has its cookie alone
     "collisions": ["-DCOOKIE_BITS=3", *TABLES, HERE / "fuzz_listing.c"],
 }
+FREED_AFTER_LOCK: list[str | Path] = [
+    *(f"-D{call}=checked_{call}" for call in ("free", "munmap")),
+    *TABLES,
+    HERE / "freed_after_lock.c",
+]
 STRESS: list[str | Path] = [_FEW_BUCKETS, *SOURCES, HERE / "stress.c"]
 MANY_ENDINGS: list[str | Path] = ["-DAHEAD_STEPS", *SOURCES, HERE / "many_endings.c"]
 LATE_DENIAL: list[str | Path] = ["-Dwritev=late_writev", *SOURCES, HERE / "late_denial.c"]

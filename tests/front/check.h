@@ -96,7 +96,7 @@ static inline void tables_check(struct tables *t)
 	CHECK(idle == idle_flags && idle == t->idle_count && idle <= t->idle_max);
 	CHECK(handles <= t->handle_max);
 	CHECK(t->nodes / 4 <= t->nodes_max);
-	CHECK(!t->dropped && !t->dropped_chunks);
+	CHECK(!t->dropped && !t->dropped_chunks && !t->dropped_listings && !t->dropped_blobs);
 	for (const struct chunk *c = t->touched; c; c = c->touched.next)
 		touched++;
 	CHECK(chunks == t->chunks && touched <= chunks);

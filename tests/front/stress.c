@@ -151,7 +151,7 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	tables_lock(&front->tables);
 	node = node_by_id(&front->tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
-		node_set_listing(node, listing);
+		node_set_listing(&front->tables, node, listing);
 		ahead_listed(front, node);
 		listing = NULL;
 		node->fresh_until = FRESH_FOREVER;

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.front.build import (
+    FREED_AFTER_LOCK,
     FUZZERS,
     HERE,
     LATE_DENIAL,
@@ -74,6 +75,11 @@ def test_many_endings_in_one_directory_are_gone_through_once(tmp_path: Path) -> 
         assert read == expected
         # the pass over the listing, who asks, and the queue; and what a hash table compares
         assert steps < 12 * names
+
+
+def test_what_the_tables_let_go_of_is_freed_when_their_lock_is_not_held(tmp_path: Path) -> None:
+    program = build("gcc", "address,undefined", FREED_AFTER_LOCK, tmp_path / "freed_after_lock")
+    assert run([program], timeout_s=TIMEOUT_S) == "12 freed\n"
 
 
 def test_shared_scans_find_what_one_thread_finds(tmp_path: Path) -> None:

@@ -395,7 +395,7 @@ static void publish_listing(struct input *in)
 	tables_lock(&world->front.tables);
 	node = node_by_id(&world->front.tables, id);
 	if (node && S_ISDIR(node->attr.mode)) {
-		node_set_listing(node, listing);
+		node_set_listing(&world->front.tables, node, listing);
 		ahead_listed(&world->front, node);
 		listing = NULL;
 	}

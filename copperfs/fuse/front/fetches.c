@@ -255,7 +255,7 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 		noted = packed && !node->outdated && may_list(node) && note(f, node, &fetched);
 	}
 	if (noted && listing && !node->listing) {
-		node_set_listing(node, listing);
+		node_set_listing(&f->tables, node, listing);
 		ahead_listed(f, node);
 		listing = NULL;
 	}

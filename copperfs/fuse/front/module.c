@@ -228,12 +228,9 @@ static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 		tables_lock(&f->tables);
 		node = node_by_id(&f->tables, id);
 		if (node && S_ISDIR(node->attr.mode)) {
-			struct listing *old = node->listing;
-
-			node->listing = NULL;
-			node_set_listing(node, listing);
+			node_set_listing(&f->tables, node, listing);
 			ahead_listed(f, node);
-			listing = old;
+			listing = NULL;
 		}
 		tables_unlock(&f->tables);
 		listing_free(listing);
@@ -305,7 +302,7 @@ static PyObject *py_publish_attributes(PyObject *object, PyObject *args)
 				    (((const struct fuse_attr *)attr.buf)->mode & S_IFMT))
 			node = NULL;
 		if (node) {
-			node_set_attributes(node, attr.buf);
+			node_set_attributes(&f->tables, node, attr.buf);
 			node->fresh_until = fresh_until(fresh_s);
 		}
 		tables_unlock(&f->tables);
@@ -529,7 +526,7 @@ static PyObject *py_publish_directory(PyObject *object, PyObject *args)
 		if (node && S_ISDIR(node->attr.mode)) {
 			id = node->id;
 			if (!node->listing) {
-				node_set_listing(node, listing);
+				node_set_listing(&f->tables, node, listing);
 				listing = NULL;
 			}
 		}
@@ -605,7 +602,6 @@ static PyObject *py_withdraw(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t id = PyLong_AsUnsignedLongLong(arg);
-	struct blob *withdrawn = NULL;
 	struct node *node;
 
 	if (id == (uint64_t)-1 && PyErr_Occurred())
@@ -613,13 +609,9 @@ static PyObject *py_withdraw(PyObject *object, PyObject *arg)
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, id);
-	if (node) {
-		/* freeing many pages takes long; that is for after the lock */
-		withdrawn = node->object ? blob_ref(node->object) : NULL;
+	if (node)
 		node_withdraw(&f->tables, node);
-	}
 	tables_unlock(&f->tables);
-	blob_unref(withdrawn);
 	Py_END_ALLOW_THREADS
 	return PyBool_FromLong(node != NULL);
 }
@@ -729,14 +721,31 @@ static PyObject *py_fetched_fileno(PyObject *object, PyObject *unused)
 
 static PyObject *content_of(struct fetched *fetched)
 {
-	struct blob *blob = fetched->blob;
-
-	if (!blob)
+	if (!fetched->blob)
 		return PyBytes_FromStringAndSize(fetched->packed, (Py_ssize_t)fetched->packed_size);
-	fetched->blob = NULL; /* the Python object has it now */
-	return blob_api->wrap(blob);
+	return blob_api->wrap(blob_ref(fetched->blob));
 }
 
+/* Back to where it was taken from, in front of what has come since. */
+static void put_back(struct front *f, struct fetched *fetched)
+{
+	struct fetched *last = fetched;
+	uint64_t one = 1;
+
+	while (last->next)
+		last = last->next;
+	pthread_mutex_lock(&f->fetched_lock);
+	last->next = f->fetched_first;
+	if (!f->fetched_first)
+		f->fetched_end = &last->next;
+	f->fetched_first = fetched;
+	pthread_mutex_unlock(&f->fetched_lock);
+	if (write(f->fetched_fd, &one, sizeof(one)) < 0)
+		return; /* it is signalled already */
+}
+
+/* Each holds credit, which comes back when the handlers have heard of it. What there is no memory
+ * for waits until they ask again. */
 static PyObject *py_fetched(PyObject *object, PyObject *unused)
 {
 	struct front *f = front_of(object);
@@ -762,17 +771,20 @@ static PyObject *py_fetched(PyObject *object, PyObject *unused)
 			content_of(fetched), (unsigned long long)fetched->epoch,
 			(unsigned long long)fetched->credit,
 			PyBool_FromLong(fetched->ahead), PyBool_FromLong(fetched->used));
+		bool added = each && !PyList_Append(list, each);
 
+		Py_XDECREF(each);
+		if (!added) {
+			put_back(f, fetched);
+			break;
+		}
 		fetched_free(fetched);
 		fetched = next;
-		/* out of memory: what is left stays published until its node is forgotten */
-		if (!each || PyList_Append(list, each)) {
-			Py_XDECREF(each);
-			Py_DECREF(list);
-			return NULL;
-		}
-		Py_DECREF(each);
 	}
+	if (fetched && !PyList_GET_SIZE(list))
+		Py_CLEAR(list);
+	else
+		PyErr_Clear();
 	return list;
 }
 
@@ -809,7 +821,7 @@ static PyObject *py_invalidate_node(PyObject *object, PyObject *arg)
 		length = node->name_length;
 		memcpy(name, node->name, length);
 		/* the name must be asked for again, whatever its listing says */
-		node_outdate_listing(node->parent);
+		node_outdate_listing(&f->tables, node->parent);
 		node->fresh_until = 0;
 	}
 	tables_unlock(&f->tables);

@@ -172,11 +172,27 @@ void tables_unlock(struct tables *t)
 {
 	struct handle *dropped = t->dropped;
 	struct chunk *chunks = t->dropped_chunks;
+	struct listing *listings = t->dropped_listings;
+	struct blob *blobs = t->dropped_blobs;
 
 	t->dropped = NULL;
 	t->dropped_chunks = NULL;
+	t->dropped_listings = NULL;
+	t->dropped_blobs = NULL;
 	pthread_mutex_unlock(&t->lock);
 	chunks_free_dropped(chunks);
+	while (listings) {
+		struct listing *listing = listings;
+
+		listings = listing->next_dropped;
+		listing_free(listing);
+	}
+	while (blobs) {
+		struct blob *blob = blobs;
+
+		blobs = blob->next_dropped;
+		blob_free(blob);
+	}
 	while (dropped) {
 		struct handle *handle = dropped;
 
@@ -248,8 +264,8 @@ static void idle_remove(struct tables *t, struct node *node)
 
 void node_withdraw(struct tables *t, struct node *node)
 {
-	node_set_listing(node, NULL);
-	node_set_object(node, NULL);
+	node_set_listing(t, node, NULL);
+	node_set_object(t, node, NULL);
 	node_drop_handle(t, node);
 	node_drop_chunks(t, node);
 }
@@ -354,10 +370,10 @@ static bool same_times(const struct fuse_attr *a, const struct fuse_attr *b)
 
 /* A directory that has changed has other names, whatever is thought of its listing: the
  * kernel would keep those for as long as the times that it is told now. */
-void node_set_attributes(struct node *node, const struct fuse_attr *attr)
+void node_set_attributes(struct tables *t, struct node *node, const struct fuse_attr *attr)
 {
 	if (!same_times(&node->attr, attr))
-		node_outdate_listing(node);
+		node_outdate_listing(t, node);
 	node->attr = *attr;
 	node->attr.flags = 0; /* no submounts, no DAX, whatever a listing says */
 }
@@ -392,7 +408,7 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 				memcpy(node->object->data, target, target_length);
 		}
 	}
-	node_set_attributes(node, attr);
+	node_set_attributes(t, node, attr);
 	/* looked up by itself it may be believed for longer than as part of its listing */
 	if (fresh_until > node->fresh_until)
 		node->fresh_until = fresh_until;
@@ -494,26 +510,32 @@ int node_path(const struct node *node, char *path, size_t size)
 	return (int)length - 1;
 }
 
-void node_set_listing(struct node *node, struct listing *listing)
+void node_set_listing(struct tables *t, struct node *node, struct listing *listing)
 {
-	listing_free(node->listing);
+	if (node->listing) {
+		node->listing->next_dropped = t->dropped_listings;
+		t->dropped_listings = node->listing;
+	}
 	node->listing = listing;
 	if (listing)
 		node->asked = false;
 }
 
-void node_outdate_listing(struct node *node)
+void node_outdate_listing(struct tables *t, struct node *node)
 {
-	node_set_listing(node, NULL);
+	node_set_listing(t, node, NULL);
 	node->outdated = true;
 }
 
-void node_set_object(struct node *node, struct blob *object)
+void node_set_object(struct tables *t, struct node *node, struct blob *object)
 {
 	/* a link's target belongs to its version and is never withdrawn */
 	if (S_ISLNK(node->attr.mode) && node->object && !object && node->nlookup)
 		return;
-	blob_unref(node->object);
+	if (blob_let_go(node->object)) {
+		node->object->next_dropped = t->dropped_blobs;
+		t->dropped_blobs = node->object;
+	}
 	node->object = object;
 }
 

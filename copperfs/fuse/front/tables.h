@@ -87,6 +87,7 @@ struct listing {
 	uint32_t *order;   /* where the row of each name is, by cookie */
 	uint32_t names;	   /* in `order`: a name that is there twice is given once */
 	uint64_t *cookies; /* in that order; NULL: those that follow from the names */
+	struct listing *next_dropped;
 };
 
 /* An open descriptor of a file that is too large to be held; reads go to it. */
@@ -172,7 +173,9 @@ struct tables {
 	struct handle *dropped; /* let go of when the lock is: closing may take long */
 	uint64_t chunks;
 	struct chunk *touched; /* those used since they were last taken */
-	struct chunk *dropped_chunks; /* freed when the lock is let go of */
+	struct chunk *dropped_chunks; /* freed when the lock is let go of, as these: */
+	struct listing *dropped_listings;
+	struct blob *dropped_blobs;
 	uint32_t shed_hand;
 };
 
@@ -244,9 +247,9 @@ void node_refer(struct tables *t, struct node *node); /* the kernel has one refe
 /* Writes the path below the root, no leading slash; its length, or -1 if too small. */
 int node_path(const struct node *node, char *path, size_t size);
 
-void node_set_attributes(struct node *node, const struct fuse_attr *attr);
-void node_set_listing(struct node *node, struct listing *listing);
-void node_set_object(struct node *node, struct blob *object);
+void node_set_attributes(struct tables *t, struct node *node, const struct fuse_attr *attr);
+void node_set_listing(struct tables *t, struct node *node, struct listing *listing);
+void node_set_object(struct tables *t, struct node *node, struct blob *object);
 void node_set_handle(struct tables *t, struct node *node, struct handle *handle);
 void node_drop_handle(struct tables *t, struct node *node);
 /* Takes the chunk, in the place of what there was; false: it is none of this file. */
@@ -277,6 +280,6 @@ void node_withdraw(struct tables *t, struct node *node);
 void tables_clear(struct tables *t); /* withdraws all, and nothing is fresh any more */
 void tables_revoke_below(struct tables *t); /* from now on the handlers are asked to list */
 /* Whatever is being read for its listing now must not be published any more. */
-void node_outdate_listing(struct node *node);
+void node_outdate_listing(struct tables *t, struct node *node);
 
 #endif

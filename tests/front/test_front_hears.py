@@ -1,0 +1,119 @@
+"""What the front tells the handlers of what it has fetched by itself: each once, with its credit,
+also if there is no memory for it at some time.
+
+The kernel is a socket here: the front reads its requests from it and writes its replies to it."""
+
+from __future__ import annotations
+
+import _testcapi  # type: ignore[import-not-found]  # CPython's own, without types
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from copperfs.blob import new_blob  # before the front, which takes its functions from it
+from copperfs.core.listing import pack_listing
+from copperfs.fuse._front import Front
+from copperfs.source.native import NativeFetcher
+from copperfs.types import Attributes, Entry
+
+LOOKUP, READ = 1, 15
+ROOT_NODE = 1
+FILES = 60
+SIZE = 100
+WITHIN_S = 20.0
+
+assert new_blob
+
+
+class Kernel:
+    """The other end of the front's descriptor."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._unique = 0
+
+    def ask(self, opcode: int, node: int, body: bytes) -> bytes:
+        self._unique += 2
+        length = 40 + len(body)
+        header = struct.pack("<IIQQIIII", length, opcode, self._unique, node, 0, 0, os.getpid(), 0)
+        self._end.send(header + body)
+        reply = self._end.recv(1 << 20)
+        _, error, unique = struct.unpack_from("<IiQ", reply)
+        assert (error, unique) == (0, self._unique)
+        return reply[16:]
+
+    def look_up(self, name: str) -> int:
+        node: int = struct.unpack_from("<Q", self.ask(LOOKUP, ROOT_NODE, name.encode() + b"\0"))[0]
+        return node
+
+    def read(self, node: int) -> bytes:
+        return self.ask(READ, node, struct.pack("<QQIIQII", 0, 0, 4096, 0, 0, 0, 0))
+
+
+@pytest.fixture
+def front(source_of_files: Path) -> Iterator[tuple[Front, Kernel]]:
+    with ExitStack() as stack:
+        fetcher = NativeFetcher(
+            bytes(source_of_files),
+            listing_max=1000,
+            concurrency=2,
+            deadline_s=WITHIN_S,
+            untouchable=frozenset,
+        )
+        stack.callback(fetcher.close)
+        ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
+        for each in (end for pair in ends for end in pair):
+            stack.callback(each.close)
+        (fuse, kernel), (miss, _), (control, _) = ends
+        kernel.settimeout(WITHIN_S)
+        front = Front(
+            fuse.fileno(), miss.fileno(), control.fileno(), 1, nodes_max=1000,
+            deadline_s=WITHIN_S, kernel_cache=True,
+        )  # fmt: skip
+        front.set_reader(fetcher.reader(), 1 << 20, FILES * SIZE, 0)
+        front.start()
+        stack.callback(front.stop)
+        stack.callback(kernel.shutdown, socket.SHUT_RDWR)  # ends what waits for a request
+        rows = [
+            (os.fsencode(each.name), Entry(Attributes.from_stat(os.stat(each))))
+            for each in os.scandir(source_of_files)
+        ]
+        assert front.publish_listing(ROOT_NODE, pack_listing(rows).packed, -1.0, True, False, False)
+        yield front, Kernel(kernel)
+
+
+@pytest.fixture
+def source_of_files(tmp_path: Path) -> Path:
+    for number in range(FILES):
+        (tmp_path / f"{number}").write_bytes(b"%d" % (number % 10) * SIZE)
+    return tmp_path
+
+
+def test_what_was_read_is_heard_of_once_though_memory_runs_out(
+    front: tuple[Front, Kernel],
+) -> None:
+    the_front, kernel = front
+    for number in range(FILES):
+        assert kernel.read(kernel.look_up(f"{number}")) == b"%d" % (number % 10) * SIZE
+    heard = []
+    failures = 0
+    for allocation in range(200):
+        some = []
+        _testcapi.set_nomemory(allocation, allocation + 1)
+        try:
+            some = the_front.fetched()
+        except MemoryError:
+            failures += 1
+        finally:
+            _testcapi.remove_mem_hooks()
+        heard += some
+    heard += the_front.fetched()
+    assert failures
+    assert sorted(int(path) for _, path, *_ in heard) == list(range(FILES))
+    assert sum(each[5] for each in heard) == FILES * SIZE
+    assert {bytes(each[3].view) for each in heard} == {b"%d" % digit * SIZE for digit in range(10)}
