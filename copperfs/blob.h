@@ -56,7 +56,7 @@ struct blob {
 	char *data;
 	void *lender; /* whose bytes these are; NULL: they are its own */
 	void (*give_back)(void *lender); /* without the GIL */
-	struct blob *next_dropped; /* for whoever has the last reference and frees it later */
+	struct blob *next_dropped; /* of a list whose owner frees it later */
 };
 
 /* Mappings come in eight sizes for each power of two, so that what was let go of

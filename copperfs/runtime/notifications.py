@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 Tell = Callable[[], object]
 
-# So many directories may have a lookup that hangs before others wait for them; a thread that waits
-# in the kernel costs some 20 KiB.
+# With a hanging lookup in as many directories as this, notifications about others wait as well. A
+# thread that waits in the kernel costs some 20 KiB.
 THREADS_MAX = 16
 WAITING_MAX = 1024
 EACH_DIRECTORY_MAX = WAITING_MAX // THREADS_MAX
 EVERYTHING: Path = Path(b"/")
-"""In the place of a name and of its directory; no path in the mount has a slash in front."""
+"""Stands for all names and their directories; no path in the mount begins with a slash."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-/* Contents that the tables let go of are freed when their lock is no longer held: giving many pages
- * back to the system takes as long as thousands of lookups.  Built with free() and munmap() checked. */
+/* The tables free contents after their lock is released: munmap() of many pages takes as long as
+ * thousands of lookups.  The build has free() and munmap() checked. */
 #include "check.h"
 
 #include <sys/mman.h>
@@ -13,7 +13,7 @@ int munmap(void *data, size_t size);
 enum { LARGE = 1 << 20 };
 
 static struct tables tables;
-static const void *watched; /* what is to be freed */
+static const void *watched; /* the bytes that each action has to free */
 static unsigned freed;
 
 static void lock_check(void)

@@ -26,7 +26,7 @@ static bool is_named(const struct row *row, const struct row *other)
 	       !memcmp(row->name, other->name, row->name_length);
 }
 
-/* Every name once, by rising cookies, and from each cookie a walk goes on with the next one. */
+/* A walk gives every name once, by rising cookies, and goes on from each with the next name. */
 static void walk_check(const struct tables *t, const struct listing *listing)
 {
 	uint64_t cookie = COOKIE_DOTS, next;
@@ -53,8 +53,8 @@ static void walk_check(const struct tables *t, const struct listing *listing)
 	CHECK(listing_after(listing, UINT64_MAX) == listing->names);
 }
 
-/* Without one of its names the others are walked through as before, by the same cookies unless it
- * shared its own with another. */
+/* A walk gives the other names as before when one is removed, with the same cookies unless names
+ * share them. */
 static void removal_check(const struct tables *t, const char *bytes, size_t size, uint32_t removed)
 {
 	struct listing *whole = listing_open(t, bytes, size, FRESH_FOREVER), *rest;

@@ -173,7 +173,7 @@ struct tables {
 	struct handle *dropped; /* let go of when the lock is: closing may take long */
 	uint64_t chunks;
 	struct chunk *touched; /* those used since they were last taken */
-	struct chunk *dropped_chunks; /* freed when the lock is let go of, as these: */
+	struct chunk *dropped_chunks; /* tables_unlock() frees these after the lock: */
 	struct listing *dropped_listings;
 	struct blob *dropped_blobs;
 	uint32_t shed_hand;
@@ -207,7 +207,7 @@ enum { COOKIE_START, COOKIE_DOT, COOKIE_DOTS, COOKIE_NAMES };
 #endif
 /* Puts an open listing in order; false: no memory. */
 bool listing_order(struct listing *listing);
-/* Where a walk goes on after `cookie`; `names` if that was all. */
+/* The place of the first name after `cookie`; `names` if there is none. */
 uint32_t listing_after(const struct listing *listing, uint64_t cookie);
 /* The name at a place in the walk's order. */
 const struct row *listing_given(const struct listing *listing, uint32_t place, uint64_t *cookie);

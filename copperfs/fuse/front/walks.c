@@ -1,11 +1,11 @@
 /*
- * The order of a walk through a directory, and the offsets by which it goes on.
+ * The order in which a walk through a directory is given its names, and the offsets between them.
  *
- * An offset is the *cookie* of the last name that was given (cookies, as of NFS: RFC 1813 3.3.16).
- * It follows from the name alone.  So a walk can go on in whatever is listed later, whoever has
- * removed or added other names meanwhile, and nobody keeps anything for it: opens are not announced,
- * so nobody would know for how long.  What that costs is the source's order: rows are kept in it,
- * and names are given by their cookies.  docs/decisions/0083 says what else was thought of.
+ * A directory offset is the *cookie* of the last name that was given (cookies, as of NFS: RFC 1813,
+ * 3.3.16).  It follows from the name alone.  A walk therefore goes on in any later listing, after
+ * names were removed or added, and the front keeps nothing for it: opens are not announced, so it
+ * would not know for how long.  The price is the source's order: the rows of a listing stay in it, but
+ * a walk is given names by their cookies.  docs/decisions/0083 has the reasons.
  *
  * A listing is put in order when it is opened, before it is published: never under the lock.
  */
