@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.helpers import Mount, errno_of, eventually
+from tests.mount.helpers import COPPERFS, Mount, errno_of, eventually
 from tests.standin import StandIn
 
 DEADLINE_S = 60.0
@@ -59,6 +60,10 @@ def changes(file: Path) -> None:
     os.replace(file.with_name("new"), file)
 
 
+def has_changed(file: Path) -> bool:
+    return file.stat().st_size == len(b"new bytes")
+
+
 def test_a_lookup_that_hangs_keeps_no_file_elsewhere_stale(
     source: Path, hanging: tuple[StandIn, Mount]
 ) -> None:
@@ -79,3 +84,20 @@ def test_what_waited_for_a_lookup_is_told_when_it_ends(
     eventually(lambda: mount.stats()["kernel"]["waiting"] == 0, "the kernel was told")
     for number in range(3):
         assert (mount / f"hung-{number}" / "file").read_bytes() == b"new bytes"
+
+
+def test_clear_tells_of_all_other_directories_before_it_waits_for_one_that_hangs(
+    source: Path, hanging: tuple[StandIn, Mount]
+) -> None:
+    standin, mount = hanging
+    for name in ("one", "other"):
+        assert (mount / name / "file").stat().st_size == len(b"old")
+        changes(source / name / "file")
+    with subprocess.Popen([*COPPERFS, "clear", mount.mountpoint], stdout=subprocess.PIPE) as clear:
+        for name in ("one", "other"):
+            shown = mount / name / "file"
+            eventually(partial(has_changed, shown), f"{name} shows the change")
+        assert standin.counts().hanging >= 3
+        assert clear.poll() is None, "it has not told of everything"
+        standin.heal()
+        assert clear.wait(DEADLINE_S) == 0

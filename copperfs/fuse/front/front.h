@@ -50,6 +50,7 @@ enum {
 	WRITE_MAX = 4096,	      /* writes are refused; the least the kernel takes */
 	PENDING_BUCKETS = 4096,
 	WAITER_BUCKETS = 256,
+	LOOKED_INTO = 1024,
 	PENDING_MAX = 100000,	      /* some 500 bytes each: 50 MB at the very worst */
 	BYPASS_THREADS_MAX = 64,      /* 64 reads of 128 KiB at 20 ms are 400 MiB/s */
 	HANDLES_MAX = 256,
@@ -147,6 +148,9 @@ struct front {
 	struct pending *waiters[WAITER_BUCKETS]; /* for fetches */
 	_Atomic unsigned pending_count; /* the statistics read it without the lock */
 	unsigned interrupted_count;
+	/* Lookups and walks under way by the number of their directory, several to a slot: the
+	 * kernel holds its lock for them. */
+	_Atomic unsigned looked_into[LOOKED_INTO];
 
 	pthread_mutex_t overflow_lock;
 	struct overflow *overflow_first, **overflow_end;

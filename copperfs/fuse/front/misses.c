@@ -86,6 +86,14 @@ static struct pending **waiter_bucket(struct front *f, const struct pending *pen
 	return &f->waiters[node_of(pending) % WAITER_BUCKETS];
 }
 
+static void count_looks(struct front *f, const struct pending *pending, unsigned change)
+{
+	uint32_t opcode = ((const struct fuse_in_header *)pending->request)->opcode;
+
+	if (opcode == FUSE_LOOKUP || opcode == FUSE_READDIR || opcode == FUSE_READDIRPLUS)
+		atomic_fetch_add(&f->looked_into[node_of(pending) % LOOKED_INTO], change);
+}
+
 /* Into the table.  From then on it is not the caller's: it may be answered and freed
  * at once.  False: there was no room, and the kernel was told so. */
 bool pending_add(struct front *f, struct pending *pending)
@@ -104,6 +112,7 @@ bool pending_add(struct front *f, struct pending *pending)
 			*waiters = pending;
 		}
 		f->pending_count++;
+		count_looks(f, pending, 1);
 		f->interrupted_count += pending->interrupted;
 	}
 	pthread_mutex_unlock(&f->pending_lock);
@@ -122,6 +131,7 @@ static struct pending *take_out(struct front *f, struct pending **link)
 	if (waiters)
 		*waiters = pending->next_waiter;
 	f->pending_count--;
+	count_looks(f, pending, -1u);
 	f->interrupted_count -= pending->interrupted;
 	return pending;
 }

@@ -150,7 +150,28 @@ static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *na
 
 enum { NAMES_AT_ONCE = 64, DENIALS_WITHIN_S = 10, NOTIFY_INC_EPOCH = 8 };
 
-static long invalidate_bucket(struct front *f, uint32_t bucket, bool spare_directories)
+/* Directories that a notification would wait for, one for each slot of looked_into. */
+struct later {
+	bool some, slots[LOOKED_INTO];
+};
+
+/* Whether to tell the kernel of a name now.  To clear, `later` notes the directories that would be
+ * waited for, and is `only` in the second round; to shed, both are NULL. */
+static bool tell_now(struct front *f, const struct name *name, struct later *later,
+		     const struct later *only)
+{
+	unsigned slot = (unsigned)(name->parent % LOOKED_INTO);
+	bool waits = atomic_load(&f->looked_into[slot]);
+
+	if (only)
+		return only->slots[slot];
+	if (later && waits)
+		later->some = later->slots[slot] = true;
+	return !waits && (later || !name->directory);
+}
+
+static long invalidate_bucket(struct front *f, uint32_t bucket, struct later *later,
+			      const struct later *only)
 {
 	struct name names[NAMES_AT_ONCE];
 	size_t count;
@@ -160,7 +181,7 @@ static long invalidate_bucket(struct front *f, uint32_t bucket, bool spare_direc
 	count = names_in_bucket(&f->tables, bucket, names, NAMES_AT_ONCE);
 	tables_unlock(&f->tables);
 	for (size_t i = 0; i < count; i++) {
-		if (spare_directories && names[i].directory)
+		if (!tell_now(f, &names[i], later, only))
 			continue;
 		/* a directory's cached contents go with its pages */
 		if (names[i].directory)
@@ -227,9 +248,11 @@ static void await_denials(struct front *f)
 
 /* Tells the kernel to look every name up again.  The pages of files stay: a file that
  * changed gets a new number, and one that did not may be mapped by somebody who would
- * be killed by SIGBUS if it could not be read again now. */
+ * be killed by SIGBUS if it could not be read again now.  It hears last of names in directories
+ * with a lookup under way: that may hang, and then the kernel does not take them. */
 long front_invalidate_all(struct front *f)
 {
+	struct later later = { 0 };
 	long told = 0;
 
 	await_denials(f);
@@ -238,16 +261,19 @@ long front_invalidate_all(struct front *f)
 	notify(f, NOTIFY_INC_EPOCH, NULL, 0, NULL, 0);
 	front_invalidate_inode(f, FUSE_ROOT_ID);
 	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
-		told += invalidate_bucket(f, bucket, false);
+		told += invalidate_bucket(f, bucket, &later, NULL);
+	for (uint32_t bucket = 0; later.some && bucket <= f->tables.mask && !f->ended; bucket++)
+		told += invalidate_bucket(f, bucket, NULL, &later);
 	return told;
 }
 
-/* Makes the kernel forget about `count` names of files, going round the table. */
+/* Makes the kernel forget about `count` names of files, going round the table, but of none in a
+ * directory with a lookup under way. */
 long front_shed(struct front *f, uint32_t count)
 {
 	long told = 0;
 
 	for (uint32_t seen = 0; seen <= f->tables.mask && told < (long)count && !f->ended; seen++)
-		told += invalidate_bucket(f, f->tables.shed_hand++ & f->tables.mask, true);
+		told += invalidate_bucket(f, f->tables.shed_hand++ & f->tables.mask, NULL, NULL);
 	return told;
 }
