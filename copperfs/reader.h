@@ -12,11 +12,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* `flags` of attributes, until they are shown to the kernel: which filesystem the file is on (0:
+ * that of the source's root), and whether the inode number is one that only the client knows that
+ * has looked. Such a number is no part of a version. */
+#define ATTR_FILESYSTEM 0x7fffffffu
+#define ATTR_OWN_INODE 0x80000000u
+
 /* Version in types.py */
 struct version {
 	uint64_t size;
 	int64_t mtime_ns, ctime_ns;
-	uint64_t ino;
+	uint64_t ino; /* 0: not compared */
 };
 
 /* The outcome: a blob, whose reference it takes, or NULL. Called in a thread of the

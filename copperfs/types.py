@@ -36,6 +36,11 @@ FANOUT = 8
 who ask it one after the other, so the last of 16 waited longer than a hop more would take
 (decision 43)."""
 
+FILESYSTEM, OWN_INODE = 0x7FFF_FFFF, 0x8000_0000
+"""In ``flags`` of attributes, until they are shown to the kernel: which filesystem the file is on
+(0: that of the source's root), and whether the inode number is one that only the client knows that
+has looked (``reader.h``)."""
+
 # ino size blocks atime mtime ctime | their nanoseconds | mode nlink uid gid rdev blksize flags
 _ATTRIBUTES = struct.Struct("<6Q10I")
 ATTRIBUTES_BYTES = _ATTRIBUTES.size
@@ -51,12 +56,13 @@ class PeerRequest(NamedTuple):
 
 
 class Version(NamedTuple):
-    """What must stay the same for bytes of a file to belong together."""
+    """What must stay the same for bytes of a file to belong together, as all nodes see it."""
 
     size: int
     mtime_ns: int
     ctime_ns: int
     inode: int
+    """The source's own number; 0 where its clients have different ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,8 @@ class Attributes:
     packed: bytes
 
     @classmethod
-    def from_stat(cls, status: os.stat_result, inode: int | None = None) -> "Attributes":
-        """From ``os.lstat``; *inode* where the source's number must not be shown."""
+    def from_stat(cls, status: os.stat_result, flags: int = 0) -> "Attributes":
+        """From ``os.lstat``; *flags* say what all nodes have to know of the inode number."""
         seconds = (
             status.st_atime_ns // 1_000_000_000 & _U64,
             status.st_mtime_ns // 1_000_000_000 & _U64,
@@ -89,7 +95,7 @@ class Attributes:
         )
         return cls(
             _ATTRIBUTES.pack(
-                status.st_ino if inode is None else inode,
+                status.st_ino,
                 status.st_size,
                 status.st_blocks,
                 *seconds,
@@ -102,7 +108,7 @@ class Attributes:
                 status.st_gid,
                 status.st_rdev & _U32,
                 status.st_blksize & _U32,
-                0,
+                flags,
             )
         )
 
@@ -141,12 +147,12 @@ class Attributes:
 
     @property
     def version(self) -> Version:
-        inode, size, _, _, mtime, ctime, _, mtime_ns, ctime_ns, *_ = self.unpack()
+        inode, size, _, _, mtime, ctime, _, mtime_ns, ctime_ns, *_, flags = self.unpack()
         return Version(
             size,
             _signed(mtime) * 1_000_000_000 + mtime_ns,
             _signed(ctime) * 1_000_000_000 + ctime_ns,
-            inode,
+            0 if flags & OWN_INODE else inode,
         )
 
     @property

@@ -153,7 +153,9 @@ class FrontHandlers(pyfuse3.Operations):
             if not isinstance(answer, AnswerEntry | AnswerListing):
                 return False
             entry = entry_of(answer, path)
-            if entry is None or (entry.attributes.inode != before.inode and path != ROOT):
+            if entry is None:
+                return False
+            if entry.attributes.version.inode != before.version.inode and path != ROOT:
                 return False
             left = remaining(answer.fresh_until)
             self._board.publish_attributes(number, entry.attributes, left)

@@ -44,7 +44,9 @@ class Inodes:
             old, new = inode.attributes, entry.attributes
             directories = old.is_directory() and new.is_directory()
             if path == ROOT or (
-                old.inode == new.inode if directories else old.version == new.version
+                old.version.inode == new.version.inode
+                if directories
+                else old.version == new.version
             ):
                 inode.attributes = new
                 return number

@@ -127,8 +127,8 @@ static struct open_file *surplus(struct files *files)
 /* --- in threads of the source --- */
 
 int files_borrow(struct files *files, const char *path, const struct version *version,
-		 uint64_t device, struct source_counts *counts, struct open_file **borrowed,
-		 int *fd, bool *was_open)
+		 struct source_counts *counts, struct open_file **borrowed, int *fd,
+		 bool *was_open)
 {
 	struct open_file *file, **place, *other;
 	int error;
@@ -160,7 +160,7 @@ int files_borrow(struct files *files, const char *path, const struct version *ve
 	pthread_mutex_unlock(&files->lock);
 	file_free(other);
 
-	error = source_open_for_pieces(path, version, device, fd, counts);
+	error = source_open_for_pieces(path, version, fd, counts);
 
 	pthread_mutex_lock(&files->lock);
 	if (error)

@@ -13,6 +13,7 @@
 
 #include "../blob.h"
 #include "../reader.h"
+#include "filesystems.h"
 
 struct attributes { /* struct fuse_attr, as in types.py */
 	uint64_t ino, size, blocks, atime, mtime, ctime;
@@ -30,8 +31,8 @@ struct source_counts {
 	_Atomic uint64_t open, read, read_bytes, stat, scandir;
 };
 
-uint64_t shown_inode(uint64_t inode, uint64_t device, uint64_t root_device);
-void fill_attributes(struct attributes *a, const struct stat *status, uint64_t root_device);
+void fill_attributes(struct attributes *a, const struct stat *status,
+		     struct filesystems *filesystems);
 
 bool is_version(const struct attributes *a, const struct version *version);
 
@@ -46,8 +47,8 @@ enum { LISTING_IS_BARE = 1 };
 /* A scan that threads can share. Begin takes the descriptor, and keeps the names in
  * `untouchable` until the end; the last to look ends it, which frees it also on error. */
 struct scan;
-int scan_begin(int fd, size_t limit, uint64_t device, const char *const *untouchable,
-	       struct scan **scan);
+int scan_begin(int fd, size_t limit, struct filesystems *filesystems,
+	       const char *const *untouchable, struct scan **scan);
 size_t scan_left(const struct scan *scan);
 bool scan_look(struct scan *scan); /* at one more name; false: there is none */
 int scan_end(struct scan *scan, struct buffer *packed);
@@ -55,17 +56,18 @@ int scan_end(struct scan *scan, struct buffer *packed);
 /* Where blobs come from; set once, before the first thread. */
 extern struct blob_pool *source_blobs;
 
-int source_open_directory(const char *path, uint64_t device, int *fd,
+int source_open_directory(const char *path, struct filesystems *filesystems, int *fd,
 			  struct attributes *attributes);
-int source_look(const char *path, uint64_t device, struct attributes *attributes,
-		struct buffer *target, struct source_counts *counts);
-int source_read(const char *path, const struct version *version, uint64_t device,
-		struct blob **blob, struct source_counts *counts);
-int source_open(const char *path, const struct version *version, uint64_t device, int *fd,
+int source_look(const char *path, struct filesystems *filesystems,
+		struct attributes *attributes, struct buffer *target,
+		struct source_counts *counts);
+int source_read(const char *path, const struct version *version, struct blob **blob,
+		struct source_counts *counts);
+int source_open(const char *path, const struct version *version, int *fd,
 		struct source_counts *counts);
 /* For reading pieces here and there: what was not asked for is not read ahead. */
-int source_open_for_pieces(const char *path, const struct version *version, uint64_t device,
-			   int *fd, struct source_counts *counts);
+int source_open_for_pieces(const char *path, const struct version *version, int *fd,
+			   struct source_counts *counts);
 
 /* Files that stay open for a while; files.c. */
 struct files;
@@ -74,15 +76,15 @@ struct files *files_new(void);
 void files_free(struct files *files);
 /* Lends the descriptor until it is returned; `is_good` keeps it for the next. */
 int files_borrow(struct files *files, const char *path, const struct version *version,
-		 uint64_t device, struct source_counts *counts, struct open_file **borrowed,
-		 int *fd, bool *was_open);
+		 struct source_counts *counts, struct open_file **borrowed, int *fd,
+		 bool *was_open);
 void files_return(struct files *files, struct open_file *file, bool is_good);
 /* One that nobody has used for so long, for the caller to close; -1 if there is none. */
 int files_take_unused(struct files *files, double for_s);
 
 /* A piece of a file, by a descriptor that is kept. */
 int source_read_chunk(struct files *files, const char *path, const struct version *version,
-		      uint64_t offset, size_t length, uint64_t device, struct blob **blob,
+		      uint64_t offset, size_t length, struct blob **blob,
 		      struct source_counts *counts);
 
 #endif

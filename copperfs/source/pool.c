@@ -86,6 +86,7 @@ void pool_unref(struct pool *pool)
 	jobs_free(pool->first);
 	jobs_free(pool->done);
 	files_free(pool->files);
+	filesystems_free(pool->filesystems);
 	close(pool->event_fd);
 	if (pool->mounts_fd >= 0)
 		close(pool->mounts_fd);
@@ -130,7 +131,7 @@ static int list(struct pool *pool, struct job *job)
 
 	if (!mounts_are_as_trusted(pool, job))
 		return EAGAIN;
-	error = source_open_directory(job->path, pool->device, &fd, &job->attributes);
+	error = source_open_directory(job->path, pool->filesystems, &fd, &job->attributes);
 	if (error)
 		return error;
 	if (!is_version(&job->attributes, &job->version)) {
@@ -138,7 +139,7 @@ static int list(struct pool *pool, struct job *job)
 		return ESTALE;
 	}
 	pool->counts.scandir++;
-	return scan_begin(fd, pool->listing_max, pool->device, none, &job->scan);
+	return scan_begin(fd, pool->listing_max, pool->filesystems, none, &job->scan);
 }
 
 /* Without memory nothing is mentioned. */
@@ -161,32 +162,32 @@ static void run(struct pool *pool, struct job *job)
 			break;
 		}
 		pool->counts.scandir++;
-		job->error = source_open_directory(job->path, pool->device, &fd,
+		job->error = source_open_directory(job->path, pool->filesystems, &fd,
 						   &job->attributes);
 		if (!job->error)
-			job->error = scan_begin(fd, pool->listing_max, pool->device,
+			job->error = scan_begin(fd, pool->listing_max, pool->filesystems,
 						(const char *const *)job->untouchable,
 						&job->scan);
 		break;
 	case LOOK:
-		job->error = source_look(job->path, pool->device, &job->attributes,
+		job->error = source_look(job->path, pool->filesystems, &job->attributes,
 					 &job->buffer, &pool->counts);
 		break;
 	case READ:
-		job->error = source_read(job->path, &job->version, pool->device, &job->blob,
+		job->error = source_read(job->path, &job->version, &job->blob,
 					 &pool->counts);
 		if (!job->error && job->looked_for_count)
 			look_through(job);
 		break;
 	case OPEN:
-		job->error = source_open(job->path, &job->version, pool->device, &job->fd,
+		job->error = source_open(job->path, &job->version, &job->fd,
 					 &pool->counts);
 		if (job->error)
 			job->fd = -1;
 		break;
 	case CHUNK:
 		job->error = source_read_chunk(pool->files, job->path, &job->version, job->offset,
-					       job->length, pool->device, &job->blob,
+					       job->length, &job->blob,
 					       &pool->counts);
 		break;
 	case CLOSE:
@@ -593,11 +594,11 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 		return NULL;
 	atomic_init(&pool->refs, 1);
 	pool->concurrency = concurrency;
-	pool->device = device;
 	pool->listing_max = listing_max;
 	pool->root = strdup(root);
 	pool->deadline_s = deadline_s;
 	pool->files = files_new();
+	pool->filesystems = filesystems_new(root, device);
 	pool->reader = (struct reader){ pool, read_for, list_for };
 	/* where there is none, nothing is ever trusted */
 	pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -607,7 +608,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pthread_mutex_init(&pool->lock, NULL);
 	pthread_cond_init(&pool->work, NULL);
 	pool->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (pool->event_fd < 0 || !pool->root || !pool->files) {
+	if (pool->event_fd < 0 || !pool->root || !pool->files || !pool->filesystems) {
 		int error = errno;
 
 		pool_unref(pool);

@@ -61,7 +61,7 @@ struct pool {
 	int event_fd;
 	unsigned concurrency, threads, idle, stuck, queued, busy, invited, helping;
 	bool closed;
-	uint64_t device;
+	struct filesystems *filesystems;
 	size_t listing_max;
 	char *root; /* with a slash at its end */
 	double deadline_s;

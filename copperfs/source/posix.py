@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from copperfs.blob import FileBlob, new_blob
 from copperfs.core.listing import Listing
 from copperfs.source.files import OpenFiles
-from copperfs.source.scan import entry_at, scan, shown_inode
-from copperfs.types import Entry, Path, Version
+from copperfs.source.filesystems import Filesystems
+from copperfs.source.scan import entry_at, scan
+from copperfs.types import Attributes, Entry, Path, Version
 
 PATH_MAX = 4095
 READ_BYTES = 1 << 20
@@ -83,7 +84,7 @@ class PosixSource:
         self.root = root.rstrip(b"/") or b"/"
         self.listing_max = listing_max
         self.counts = SourceCounts()
-        self.device = os.stat(self.root).st_dev
+        self.filesystems = Filesystems(self.root, os.stat(self.root).st_dev)
         self.files = OpenFiles(self._open_for_pieces)
 
     # --- what the pool calls ---------------------------------------------------------------------
@@ -92,8 +93,10 @@ class PosixSource:
         """The listing of *path*; the names in *untouchable* are shown without being looked at."""
         self.counts.add("scandir")
         with self._opened(path, _OPEN_DIRECTORY) as fd:
-            version = self._version(os.fstat(fd))
-            listing = Listing(scan(fd, self.listing_max, self.device, untouchable), version)
+            status = os.fstat(fd)
+            attributes = Attributes.from_stat(status, self.filesystems.flags(status.st_dev))
+            packed = scan(fd, self.listing_max, self.filesystems, untouchable)
+            listing = Listing(packed, attributes.version)
         if not listing.bare:
             self.counts.add("stat", listing.count)
         return listing
@@ -103,7 +106,7 @@ class PosixSource:
         self.counts.add("stat")
         try:
             with self._reachable(path) as (directory, name):
-                return entry_at(directory, name, self.device)
+                return entry_at(directory, name, self.filesystems)
         except FileNotFoundError:
             return None
 
@@ -185,16 +188,13 @@ class PosixSource:
 
     def _check(self, fd: int, version: Version, links_min: int = 0) -> None:
         status = os.fstat(fd)
+        inode = version.inode and status.st_ino  # as far as it counts
         if (
-            self._version(status) != version
+            Version(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode) != version
             or not stat.S_ISREG(status.st_mode)
             or status.st_nlink < links_min
         ):
             raise VersionChanged
-
-    def _version(self, status: os.stat_result) -> Version:
-        inode = shown_inode(status.st_ino, status.st_dev, self.device)
-        return Version(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
 
     @staticmethod
     def _let_settle(version: Version) -> None:

@@ -98,12 +98,12 @@ static int64_t since_epoch(uint64_t seconds, uint32_t rest)
 
 bool is_version(const struct attributes *a, const struct version *version)
 {
-	return a->size == version->size && a->ino == version->ino &&
+	return a->size == version->size && (!version->ino || a->ino == version->ino) &&
 	       since_epoch(a->mtime, a->mtimensec) == version->mtime_ns &&
 	       since_epoch(a->ctime, a->ctimensec) == version->ctime_ns;
 }
 
-static int check_kept(int fd, const struct version *version, uint64_t device, nlink_t links_min)
+static int check_kept(int fd, const struct version *version, nlink_t links_min)
 {
 	struct stat now;
 
@@ -112,15 +112,15 @@ static int check_kept(int fd, const struct version *version, uint64_t device, nl
 	if (!S_ISREG(now.st_mode) || (uint64_t)now.st_size != version->size ||
 	    nanoseconds(&now.st_mtim) != version->mtime_ns ||
 	    nanoseconds(&now.st_ctim) != version->ctime_ns ||
-	    shown_inode(now.st_ino, now.st_dev, device) != version->ino ||
+	    (version->ino && now.st_ino != version->ino) ||
 	    now.st_nlink < links_min)
 		return ESTALE;
 	return 0;
 }
 
-static int check(int fd, const struct version *version, uint64_t device)
+static int check(int fd, const struct version *version)
 {
-	return check_kept(fd, version, device, 0);
+	return check_kept(fd, version, 0);
 }
 
 static void let_settle(const struct version *version)
@@ -136,7 +136,7 @@ static void let_settle(const struct version *version)
 	nanosleep(&wait, NULL);
 }
 
-int source_open_directory(const char *path, uint64_t device, int *fd,
+int source_open_directory(const char *path, struct filesystems *filesystems, int *fd,
 			  struct attributes *attributes)
 {
 	struct stat status;
@@ -149,11 +149,11 @@ int source_open_directory(const char *path, uint64_t device, int *fd,
 		close(*fd);
 		return error;
 	}
-	fill_attributes(attributes, &status, device);
+	fill_attributes(attributes, &status, filesystems);
 	return 0;
 }
 
-int source_open(const char *path, const struct version *version, uint64_t device, int *fd,
+int source_open(const char *path, const struct version *version, int *fd,
 		struct source_counts *counts)
 {
 	int error = open_at(path, OPEN_FILE, fd);
@@ -164,7 +164,7 @@ int source_open(const char *path, const struct version *version, uint64_t device
 	if (error)
 		return error;
 	counts->open++;
-	error = check(*fd, version, device);
+	error = check(*fd, version);
 	if (error)
 		close(*fd);
 	return error;
@@ -182,10 +182,10 @@ static bool is_cached(int fd)
 	return true;
 }
 
-int source_open_for_pieces(const char *path, const struct version *version, uint64_t device,
-			   int *fd, struct source_counts *counts)
+int source_open_for_pieces(const char *path, const struct version *version, int *fd,
+			   struct source_counts *counts)
 {
-	int error = source_open(path, version, device, fd, counts);
+	int error = source_open(path, version, fd, counts);
 
 	if (!error)
 		posix_fadvise(*fd, 0, 0, POSIX_FADV_RANDOM);
@@ -220,10 +220,10 @@ static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 	return 0;
 }
 
-int source_read(const char *path, const struct version *version, uint64_t device,
-		struct blob **blob, struct source_counts *counts)
+int source_read(const char *path, const struct version *version, struct blob **blob,
+		struct source_counts *counts)
 {
-	int fd, error = source_open(path, version, device, &fd, counts);
+	int fd, error = source_open(path, version, &fd, counts);
 
 	if (error)
 		return error;
@@ -231,7 +231,7 @@ int source_read(const char *path, const struct version *version, uint64_t device
 	*blob = blob_new_in(source_blobs, version->size);
 	error = *blob ? read_whole(fd, *blob, counts) : ENOMEM;
 	if (!error)
-		error = check(fd, version, device);
+		error = check(fd, version);
 	if (error && *blob) {
 		blob_unref(*blob);
 		*blob = NULL;
@@ -266,7 +266,7 @@ static int read_piece(int fd, struct blob *blob, uint64_t offset, struct source_
 }
 
 int source_read_chunk(struct files *files, const char *path, const struct version *version,
-		      uint64_t offset, size_t length, uint64_t device, struct blob **blob,
+		      uint64_t offset, size_t length, struct blob **blob,
 		      struct source_counts *counts)
 {
 	struct open_file *file;
@@ -278,18 +278,17 @@ int source_read_chunk(struct files *files, const char *path, const struct versio
 		return ENOMEM;
 	/* A descriptor that was kept may have lost its file, or its server: once more anew. */
 	for (int i = 0; i < CHUNK_TRIES && was_open; i++) {
-		error = files_borrow(files, path, version, device, counts, &file, &fd,
-				     &was_open);
+		error = files_borrow(files, path, version, counts, &file, &fd, &was_open);
 		if (error)
 			break;
 		if (was_open) /* it may have lost its name; one that was just opened had it */
-			error = check_kept(fd, version, device, 1);
+			error = check_kept(fd, version, 1);
 		if (!error) {
 			let_settle(version);
 			error = read_piece(fd, *blob, offset, counts);
 		}
 		if (!error)
-			error = check(fd, version, device);
+			error = check(fd, version);
 		files_return(files, file, !error);
 		if (!error)
 			return 0;
@@ -314,8 +313,9 @@ static int read_link(int directory, const char *name, struct buffer *target)
 	return 0;
 }
 
-int source_look(const char *path, uint64_t device, struct attributes *attributes,
-		struct buffer *target, struct source_counts *counts)
+int source_look(const char *path, struct filesystems *filesystems,
+		struct attributes *attributes, struct buffer *target,
+		struct source_counts *counts)
 {
 	const char *name;
 	struct stat status;
@@ -336,6 +336,6 @@ int source_look(const char *path, uint64_t device, struct attributes *attributes
 	}
 	let_go(directory);
 	if (!error)
-		fill_attributes(attributes, &status, device);
+		fill_attributes(attributes, &status, filesystems);
 	return error;
 }

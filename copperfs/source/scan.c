@@ -42,7 +42,7 @@ struct found {
 struct scan {
 	DIR *directory;
 	int fd;
-	uint64_t device;
+	struct filesystems *filesystems;
 	const char *const *untouchable; /* names that lead back into the mount */
 	struct buffer names, found;
 	size_t count;
@@ -70,23 +70,11 @@ static bool reserve(struct buffer *buffer, size_t size)
 	return true;
 }
 
-/* Two filesystems below one source may use the same number for different files; those
- * that are not on the root's filesystem get another one. source/scan.py does the same. */
-uint64_t shown_inode(uint64_t inode, uint64_t device, uint64_t root_device)
-{
-	uint64_t mixed = device + 0x9e3779b97f4a7c15u;
-
-	if (device == root_device)
-		return inode;
-	mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
-	mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
-	return inode ^ mixed ^ (mixed >> 31);
-}
-
-void fill_attributes(struct attributes *a, const struct stat *status, uint64_t root_device)
+void fill_attributes(struct attributes *a, const struct stat *status,
+		     struct filesystems *filesystems)
 {
 	*a = (struct attributes){
-		.ino = shown_inode(status->st_ino, status->st_dev, root_device),
+		.ino = status->st_ino,
 		.size = (uint64_t)status->st_size,
 		.blocks = (uint64_t)status->st_blocks,
 		.atime = (uint64_t)status->st_atim.tv_sec,
@@ -101,6 +89,7 @@ void fill_attributes(struct attributes *a, const struct stat *status, uint64_t r
 		.gid = status->st_gid,
 		.rdev = (uint32_t)status->st_rdev,
 		.blksize = (uint32_t)status->st_blksize,
+		.flags = filesystems_flags(filesystems, status->st_dev),
 	};
 }
 
@@ -147,7 +136,7 @@ static int look_at(struct scan *scan, const char *name, struct attributes *attri
 		*target_length = 0;
 		if (fstatat(scan->fd, name, &status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT))
 			return errno;
-		fill_attributes(attributes, &status, scan->device);
+		fill_attributes(attributes, &status, scan->filesystems);
 		if (!S_ISLNK(status.st_mode))
 			return 0;
 		*target_length = readlinkat(scan->fd, name, target, PATH_MAX);
@@ -262,8 +251,8 @@ static void scan_free(struct scan *scan)
 	free(scan);
 }
 
-int scan_begin(int fd, size_t limit, uint64_t device, const char *const *untouchable,
-	       struct scan **begun)
+int scan_begin(int fd, size_t limit, struct filesystems *filesystems,
+	       const char *const *untouchable, struct scan **begun)
 {
 	struct scan *scan = calloc(1, sizeof(*scan));
 	int error;
@@ -273,7 +262,7 @@ int scan_begin(int fd, size_t limit, uint64_t device, const char *const *untouch
 		return ENOMEM;
 	}
 	scan->fd = fd;
-	scan->device = device;
+	scan->filesystems = filesystems;
 	scan->untouchable = untouchable;
 	scan->directory = fdopendir(fd);
 	if (!scan->directory) {

@@ -10,26 +10,11 @@ import stat
 from collections.abc import Iterator
 
 from copperfs.core.listing import pack_listing
+from copperfs.source.filesystems import Filesystems
 from copperfs.types import Attributes, Entry
 
-_U64 = 0xFFFF_FFFF_FFFF_FFFF
 
-
-def shown_inode(inode: int, device: int, root_device: int) -> int:
-    """The inode number to show.
-
-    Two filesystems below one source may use the same number for different files, which ``tar`` and
-    ``rsync`` would take for hard links. Those not on the root's filesystem get another one.
-    """
-    if device == root_device:
-        return inode
-    mixed = (device + 0x9E3779B97F4A7C15) & _U64
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _U64
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _U64
-    return inode ^ mixed ^ (mixed >> 31)
-
-
-def scan(fd: int, limit: int, device: int, untouchable: tuple[bytes, ...]) -> bytes:
+def scan(fd: int, limit: int, filesystems: Filesystems, untouchable: tuple[bytes, ...]) -> bytes:
     """A packed listing of the directory *fd*; ``scan.c`` does the same.
 
     Bare if there are more than *limit* names, or if they may be listed but not looked at. Names in
@@ -40,7 +25,7 @@ def scan(fd: int, limit: int, device: int, untouchable: tuple[bytes, ...]) -> by
     bare = len(names) > limit
     if not bare:
         try:
-            return pack_listing(_rows(fd, names, device, untouchable)).packed
+            return pack_listing(_rows(fd, names, filesystems, untouchable)).packed
         except PermissionError:
             bare = True
     with os.scandir(fd) as found:
@@ -49,7 +34,7 @@ def scan(fd: int, limit: int, device: int, untouchable: tuple[bytes, ...]) -> by
 
 
 def _rows(
-    fd: int, names: list[bytes], device: int, untouchable: tuple[bytes, ...]
+    fd: int, names: list[bytes], filesystems: Filesystems, untouchable: tuple[bytes, ...]
 ) -> Iterator[tuple[bytes, Entry]]:
     for name in names:
         if name in untouchable:
@@ -59,7 +44,7 @@ def _rows(
                 yield name, Entry(Attributes.bare(inode, stat.S_IFDIR))
             continue
         try:
-            yield name, entry_at(fd, name, device)
+            yield name, entry_at(fd, name, filesystems)
         except FileNotFoundError:
             continue  # gone between being listed and being looked at
 
@@ -80,12 +65,11 @@ def _bare(found: "os.DirEntry[str]", untouchable: tuple[bytes, ...]) -> Entry:
     return Entry(Attributes.bare(inode, kind))
 
 
-def entry_at(directory: int | None, name: bytes, root_device: int) -> Entry:
+def entry_at(directory: int | None, name: bytes, filesystems: Filesystems) -> Entry:
     """The entry of *name* in an open directory, or of a path; OSError if there is none."""
     for _ in range(8):
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        inode = shown_inode(status.st_ino, status.st_dev, root_device)
-        attributes = Attributes.from_stat(status, inode)
+        attributes = Attributes.from_stat(status, filesystems.flags(status.st_dev))
         if not stat.S_ISLNK(status.st_mode):
             return Entry(attributes)
         try:

@@ -28,7 +28,8 @@ from copperfs.types import ChunkKey
 from copperfs.wire.payload import DIGEST_BYTES, digest
 
 MAGIC = b"COPPERCH"
-FORMAT = 1
+FORMAT = 2
+"""2: a version has the inode number of the source, which all nodes see."""
 # magic, format, bytes of the key, bytes of the chunk | digest of the chunk | digest of the header
 _HEADER = struct.Struct("<8sIIQ16s")
 _FIXED_BYTES = _HEADER.size + DIGEST_BYTES

@@ -74,6 +74,15 @@ int stressed_fstatat(int directory, const char *name, struct stat *status, int f
 
 static void path_of(unsigned directory, char path[16]) { snprintf(path, 16, "d%u", directory); }
 
+static struct filesystems *filesystems(void)
+{
+	static struct filesystems *made;
+
+	if (!made)
+		made = filesystems_new(root, 0);
+	return made;
+}
+
 static int scan_alone(unsigned directory, struct buffer *packed)
 {
 	static const char *const untouchable[] = { "untouchable-5", NULL };
@@ -83,11 +92,11 @@ static int scan_alone(unsigned directory, struct buffer *packed)
 	int fd;
 
 	snprintf(path, sizeof(path), "%sd%u", root, directory);
-	CHECK(!source_open_directory(path, 0, &fd, &attributes));
+	CHECK(!source_open_directory(path, filesystems(), &fd, &attributes));
 	versions[directory] = (struct version){
 		attributes.size, (int64_t)(attributes.mtime * 1000000000 + attributes.mtimensec),
 		(int64_t)(attributes.ctime * 1000000000 + attributes.ctimensec), attributes.ino };
-	CHECK(!scan_begin(fd, LISTING_MAX, 0, untouchable, &scan));
+	CHECK(!scan_begin(fd, LISTING_MAX, filesystems(), untouchable, &scan));
 	while (scan_look(scan))
 		;
 	return scan_end(scan, packed);
@@ -312,7 +321,7 @@ static void make_chunked(unsigned file)
 	CHECK(fd >= 0 && write(fd, words, sizeof(words)) == sizeof(words));
 	close(fd);
 	CHECK(!rename(new, name) && !stat(name, &status));
-	fill_attributes(&a, &status, 0);
+	fill_attributes(&a, &status, filesystems());
 	chunked[file] = (struct version){ a.size, (int64_t)(a.mtime * 1000000000 + a.mtimensec),
 					  (int64_t)(a.ctime * 1000000000 + a.ctimensec), a.ino };
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,8 @@ class JobNode(Mount):
     """One of them. It is started and waited for apart, since each waits for the others."""
 
     name: str = ""
+    inside: Sequence[str | Path] = ()
+    """A command that executes the rest of its arguments."""
 
     def begin(
         self, before: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
@@ -26,7 +28,7 @@ class JobNode(Mount):
         """*before* is what starts the command, such as ``prlimit``."""
         self.mountpoint.mkdir(exist_ok=True)
         return subprocess.Popen(
-            [*before, *COPPERFS, "mount", self.mountpoint, "--source", self.source,
+            [*self.inside, *before, *COPPERFS, "mount", self.mountpoint, "--source", self.source,
              "--log-file", self.log, "--node-name", self.name, *self.flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

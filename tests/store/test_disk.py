@@ -875,6 +875,14 @@ async def test_what_is_kept_is_for_its_owner_alone(tmp_path: FilePath) -> None:
 
 
 @trio_test
+async def test_what_an_older_version_has_kept_is_not_used(tmp_path: FilePath) -> None:
+    path = tmp_path / "store"
+    path.mkdir(mode=0o700)
+    (path / "lock").write_bytes(b"copperfs store 1\n")
+    assert "not written by this version" in await refusal(path)
+
+
+@trio_test
 async def test_a_link_is_refused_wherever_it_was_put(tmp_path: FilePath) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -7,7 +7,16 @@ from pathlib import Path as FilePath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.types import ATTRIBUTES_BYTES, ROOT, Attributes, Path, is_below, join, split
+from copperfs.types import (
+    ATTRIBUTES_BYTES,
+    OWN_INODE,
+    ROOT,
+    Attributes,
+    Path,
+    is_below,
+    join,
+    split,
+)
 from tests.unit.core_lab import file
 
 names = st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name)
@@ -55,8 +64,14 @@ def test_a_real_file_comes_out_again(tmp_path: FilePath) -> None:
     assert attributes.version == (5, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
-def test_another_inode_number_can_be_shown(tmp_path: FilePath) -> None:
-    assert Attributes.from_stat(os.stat(tmp_path), 77).inode == 77
+def test_an_inode_number_that_only_one_client_knows_is_no_part_of_the_version(
+    tmp_path: FilePath,
+) -> None:
+    status = os.stat(tmp_path)
+    known, own = Attributes.from_stat(status, 77), Attributes.from_stat(status, OWN_INODE | 77)
+    assert known.inode == own.inode == status.st_ino
+    assert known.version.inode == status.st_ino
+    assert own.version == known.version._replace(inode=0)
 
 
 @given(packed, u64)

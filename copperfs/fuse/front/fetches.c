@@ -25,7 +25,7 @@
 static struct version version_of(const struct fuse_attr *a)
 {
 	return (struct version){ a->size, attr_nanoseconds(a->mtime, a->mtimensec),
-				 attr_nanoseconds(a->ctime, a->ctimensec), a->ino };
+				 attr_nanoseconds(a->ctime, a->ctimensec), version_ino(a) };
 }
 
 static bool take_credit(struct front *f, uint64_t bytes)

@@ -51,7 +51,7 @@ static void fill_entry(const struct front *f, struct fuse_entry_out *out,
 {
 	memset(out, 0, sizeof(*out));
 	out->nodeid = node->id;
-	out->attr = node->attr;
+	out->attr = shown(&node->attr);
 	set_validity(f, node->fresh_until, now, &out->entry_valid, &out->entry_valid_nsec);
 	out->attr_valid = out->entry_valid;
 	out->attr_valid_nsec = out->entry_valid_nsec;
@@ -167,7 +167,7 @@ static enum verdict getattr(struct asked *a)
 	 * is told of a new one by the lookup. */
 	if (node && (node->fresh_until > now || !S_ISDIR(node->attr.mode))) {
 		fresh = true;
-		out.attr = node->attr;
+		out.attr = shown(&node->attr);
 		set_validity(f, node->fresh_until, now, &out.attr_valid, &out.attr_valid_nsec);
 	}
 	tables_unlock(&f->tables);
@@ -324,8 +324,8 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 		const struct node *dots = next == COOKIE_DOTS && directory->parent
 						  ? directory->parent : directory;
 
-		added = add_name(reply + used, room - used, plus, "..", next, dots->attr.ino,
-				 S_IFDIR, next, NULL);
+		added = add_name(reply + used, room - used, plus, "..", next,
+				 shown_ino(&dots->attr), S_IFDIR, next, NULL);
 		if (!added)
 			return used;
 		used += added;
@@ -345,7 +345,8 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 		if (node)
 			fill_entry(f, &entry, node, now);
 		added = add_name(reply + used, room - used, plus, row->name, row->name_length,
-				 row->attr.ino, row->attr.mode, cookie, node ? &entry : NULL);
+				 shown_ino(&row->attr), row->attr.mode, cookie,
+				 node ? &entry : NULL);
 		if (!added)
 			break;
 		if (node)

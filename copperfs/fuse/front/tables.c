@@ -204,9 +204,29 @@ void tables_unlock(struct tables *t)
 /* The version of a file, as in copperfs/types.py. */
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b)
 {
-	return a->ino == b->ino && a->size == b->size && a->mtime == b->mtime &&
+	return version_ino(a) == version_ino(b) && a->size == b->size && a->mtime == b->mtime &&
 	       a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
 	       a->ctimensec == b->ctimensec;
+}
+
+uint64_t shown_ino(const struct fuse_attr *a)
+{
+	uint64_t mixed = (a->flags & ATTR_FILESYSTEM) + 0x9e3779b97f4a7c15u;
+
+	if (!(a->flags & ATTR_FILESYSTEM))
+		return a->ino;
+	mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
+	mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
+	return a->ino ^ mixed ^ (mixed >> 31);
+}
+
+struct fuse_attr shown(const struct fuse_attr *a)
+{
+	struct fuse_attr shown = *a;
+
+	shown.ino = shown_ino(a);
+	shown.flags = 0; /* no submounts, no DAX, whatever a listing says */
+	return shown;
 }
 
 /* --- nodes --- */
@@ -375,7 +395,6 @@ void node_set_attributes(struct tables *t, struct node *node, const struct fuse_
 	if (!same_times(&node->attr, attr))
 		node_outdate_listing(t, node);
 	node->attr = *attr;
-	node->attr.flags = 0; /* no submounts, no DAX, whatever a listing says */
 }
 
 struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
@@ -392,7 +411,7 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 
 		/* A directory keeps its number while its contents change. */
 		if (node->negative || !same_kind ||
-		    !(directories ? node->attr.ino == attr->ino
+		    !(directories ? version_ino(&node->attr) == version_ino(attr)
 				  : same_version(&node->attr, attr))) {
 			displace(t, node);
 			node = NULL;

@@ -27,6 +27,7 @@
 #include <linux/fuse.h>
 
 #include "../../blob.h"
+#include "../../reader.h"
 
 #define FRESH_FOREVER UINT64_MAX
 
@@ -220,6 +221,15 @@ static inline int64_t attr_nanoseconds(uint64_t seconds, uint32_t rest)
 	return (int64_t)seconds * 1000000000 + rest;
 }
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b);
+/* Part of a version; 0 where it is not compared. */
+static inline uint64_t version_ino(const struct fuse_attr *a)
+{
+	return a->flags & ATTR_OWN_INODE ? 0 : a->ino;
+}
+/* The inode number as it is shown: files of two filesystems must not look like hard links. */
+uint64_t shown_ino(const struct fuse_attr *a);
+/* For the kernel. */
+struct fuse_attr shown(const struct fuse_attr *a);
 
 /* Takes the reference to the blob, unless it fails. */
 struct chunk *chunk_new(uint64_t index, struct blob *blob);
