@@ -262,6 +262,7 @@ FAILURE = "When nodes fail"
 LAUNCH = "Launch on several nodes"
 
 SymlinkMode = Literal["rewrite", "keep"]
+InodeMode = Literal["auto", "compare", "ignore"]
 
 
 def _option(
@@ -316,6 +317,18 @@ class Settings:
             "An absolute symlink into a shared path is shown so that following it does not leave "
             "the mount (rewrite): the source's own path is replaced by the mount point. With keep "
             "it is shown as it is.",
+        ),
+    )
+    inodes: InodeMode = field(
+        default="auto",
+        metadata=_option(
+            VIEW,
+            _choice("auto", "compare", "ignore"),
+            "Whether a file's inode number is part of its version, on all nodes. With auto it is, "
+            "unless the clients of the source (sshfs) have inode numbers of their own, which nodes "
+            "find out when they meet, by comparing a few names. With compare it is in any case, "
+            "with ignore it is not: then a file that is replaced by one of the same size and times "
+            "is not noticed.",
         ),
     )
     allow_other: bool = field(

@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let the kernel check modes and owners; with --cache 0 that costs a getattr for each "
         "directory of each path. Default: yes.",
     )
+    caches.add_argument(
+        "--own-inodes",
+        action="store_true",
+        help="each client gives a file an inode number of its own, as sshfs does",
+    )
     caches.add_argument("--allow-other", action="store_true", help="let other users in")
     process = parser.add_argument_group("process")
     process.add_argument(
@@ -102,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         data_servers=arguments.data_servers,
         cache_s=arguments.cache,
         page_cache=arguments.cache > 0 if arguments.page_cache is None else arguments.page_cache,
+        own_inodes=arguments.own_inodes,
         permissions=arguments.permissions,
         allow_other=arguments.allow_other,
         control=arguments.control and os.path.abspath(arguments.control),

@@ -19,6 +19,8 @@ PATH_BYTES_MAX = 4096
 PART_BYTES = 1 << 20
 """Objects above this travel in parts of this size, relayed as they arrive. Smaller parts cost CPU
 per message (25 to 50 % at 256 KiB on loopback) and gain nothing; larger ones delay the relay."""
+SAMPLE_MAX = 8
+"""Names of the source that nodes compare."""
 PASSED_MAX = 4
 """Who has asked so many owners in vain reads the source."""
 FATES_MAX = 4096
@@ -53,8 +55,16 @@ class How(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """A name of the source as one node's client of it shows it; the number always counts."""
+
+    path: Path
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message on a connection, in both directions."""
+    """The first message on a connection, in both directions; said again when there is news."""
 
     node: NodeId
     job: str
@@ -66,6 +76,10 @@ class Hello:
     the connection before was lost. An answer is not answered."""
     places: bytes = b""
     """Which are shared, local and datasets there; it is text for the engine."""
+    ignores_inodes: bool = False
+    """Inode numbers are no part of versions any more, on no node."""
+    sample: tuple[Seen, ...] = ()
+    """Names of the source, for others to compare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class PfsDaemon:
                 self._loop.counts,
                 cache_s=settings.cache_s,
                 page_cache=settings.page_cache,
+                own_inodes=settings.own_inodes,
                 ready=lambda: self._ready(mountpoint, mounted),
             )
         )

@@ -20,6 +20,7 @@ import errno
 import os
 import stat
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -117,6 +118,7 @@ class Client:
         *,
         cache_s: float,
         page_cache: bool,
+        own_inodes: bool,
         ready: Callable[[], None],
     ) -> None:
         self.mountpoint = mountpoint
@@ -127,6 +129,7 @@ class Client:
         self._root = directory
         self._counts = counts
         self._page_cache = page_cache
+        self._inodes_of = zlib.crc32(os.fsencode(mountpoint)) << 32 if own_inodes else 0
         self._cached = cache_s > 0
         self._valid = (int(cache_s), int(cache_s % 1 * 1e9))
         self._nodes = {wire.ROOT_ID: Node("", (0, 0, 0), 1)}
@@ -313,7 +316,7 @@ class Client:
             node = self._nodes[number]
             node.path = path
             node.lookups += 1
-        return wire.entry(request.unique, number, status, self._valid)
+        return wire.entry(request.unique, number, status, self._inode(status.st_ino), self._valid)
 
     def _forget(self, number: int, lookups: int) -> None:
         node = self._nodes.get(number)
@@ -325,7 +328,12 @@ class Client:
             del self._numbers[node.key]
 
     def _getattr(self, request: Request) -> bytes:
-        return wire.attributes(request.unique, self._status(request), self._valid)
+        status = self._status(request)
+        return wire.attributes(request.unique, status, self._inode(status.st_ino), self._valid)
+
+    def _inode(self, number: int) -> int:
+        """As this client shows it."""
+        return number ^ self._inodes_of
 
     def _status(self, request: Request) -> os.stat_result:
         if request.handle in self._files:
@@ -402,7 +410,7 @@ class Client:
                 (os.fsencode(each.name), each.inode(), kind_of(each)) for each in entries
             )
         names = [
-            wire.dirent(inode, position, name, kind)
+            wire.dirent(self._inode(inode), position, name, kind)
             for position, (name, inode, kind) in enumerate(rows, start=1)
         ]
         ends, end = [], 0

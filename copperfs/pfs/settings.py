@@ -34,6 +34,8 @@ class PfsSettings:
     page_cache: bool = True
     permissions: bool = True
     allow_other: bool = False
+    own_inodes: bool = False
+    """Each client gives a file another inode number, as sshfs does."""
     control: str | None = None
     """Where the control socket is made; by default in the runtime directory."""
     tied: bool = False

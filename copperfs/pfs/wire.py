@@ -97,12 +97,15 @@ def init(unique: int, max_readahead: int, flags: int) -> bytes:
     )
 
 
-def entry(unique: int, node: int, status: os.stat_result, valid: tuple[int, int]) -> bytes:
-    """A name that was found; *valid* is for how long it may be believed, in s and ns."""
+def entry(
+    unique: int, node: int, status: os.stat_result, inode: int, valid: tuple[int, int]
+) -> bytes:
+    """A name that was found, as *inode*; *valid* is for how long it may be believed, in s and
+    ns."""
     seconds, nanoseconds = valid
     return _ENTRY_OUT.pack(
         *(_ENTRY_OUT.size, 0, unique, node, 0, seconds, seconds, nanoseconds, nanoseconds),
-        *_packed(status),
+        *_packed(status, inode),
     )
 
 
@@ -111,8 +114,8 @@ def no_entry(unique: int, valid: tuple[int, int]) -> bytes:
     return _ENTRY_OUT.pack(_ENTRY_OUT.size, 0, unique, 0, 0, valid[0], 0, valid[1], 0, *([0] * 16))
 
 
-def attributes(unique: int, status: os.stat_result, valid: tuple[int, int]) -> bytes:
-    return _ATTR_OUT.pack(_ATTR_OUT.size, 0, unique, *valid, 0, *_packed(status))
+def attributes(unique: int, status: os.stat_result, inode: int, valid: tuple[int, int]) -> bytes:
+    return _ATTR_OUT.pack(_ATTR_OUT.size, 0, unique, *valid, 0, *_packed(status, inode))
 
 
 def opened(unique: int, handle: int, flags: int) -> bytes:
@@ -134,7 +137,7 @@ def dirent(inode: int, following: int, name: bytes, kind: int) -> bytes:
     return packed + bytes(-len(packed) % 8)
 
 
-def _packed(status: os.stat_result) -> tuple[int, ...]:
+def _packed(status: os.stat_result, inode: int) -> tuple[int, ...]:
     atime, atime_ns = divmod(status.st_atime_ns, _NS)
     mtime, mtime_ns = divmod(status.st_mtime_ns, _NS)
     ctime, ctime_ns = divmod(status.st_ctime_ns, _NS)
@@ -143,7 +146,7 @@ def _packed(status: os.stat_result) -> tuple[int, ...]:
         major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
         device = (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)
     return (
-        *(status.st_ino, status.st_size, status.st_blocks),
+        *(inode, status.st_size, status.st_blocks),
         *(atime & _S64, mtime & _S64, ctime & _S64, atime_ns, mtime_ns, ctime_ns),
         *(status.st_mode, status.st_nlink, status.st_uid, status.st_gid, device),
         *(status.st_blksize, 0),

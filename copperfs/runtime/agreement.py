@@ -31,6 +31,7 @@ AGREED = (
     "vnodes",
     "ring",
     "on_failure",
+    "inodes",
 )
 
 

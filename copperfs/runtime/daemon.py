@@ -70,6 +70,8 @@ from copperfs.runtime.places import (
     OwnMounts,
     are_apart,
     check_shared,
+    compared_prefixes,
+    ignores_inodes,
     policy_for,
     ring_prefix,
 )
@@ -143,6 +145,10 @@ class Daemon:
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
         self._announcement: socket.socket | None = None
+        self._ignoring = False
+        """Whether inode numbers are no part of versions, from the start."""
+        self._compared: tuple[Path, ...] = ()
+        """Where names are that nodes compare, to find out."""
 
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or told to end, and leave nothing behind."""
@@ -170,8 +176,9 @@ class Daemon:
             _keep_freed_memory()
         grants: list[_Grants] = []
         use_front = self._front_wanted and self._native_is_there()
+        all_mounts = mounts()
         apart = self.launch is not None and are_apart(self.launch.roster)
-        policy = policy_for(settings, mounts(), self.source_root, apart=apart)
+        policy = policy_for(settings, all_mounts, self.source_root, apart=apart)
         store = await open_tier_store(settings, self.source_root)
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(credit=use_front and trees is None, trees=trees)
@@ -181,6 +188,11 @@ class Daemon:
             use_front, lambda: grants[0].renew() if grants else node.policy.refused
         )
         self._cleanup.callback(fetcher.close)
+        self._ignoring = ignores_inodes(settings, all_mounts, policy)
+        self._compared = compared_prefixes(all_mounts, policy)
+        if self._ignoring:
+            log.info("inode numbers are no part of versions (--inodes)")
+            fetcher.ignore_inodes()
 
         if clean_up_stale(settings.mountpoint):
             log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
@@ -339,7 +351,8 @@ class Daemon:
         engine.happened = chronicle.note
         transport = transport_of(self.launch)
         self._cleanup.callback(transport.close)
-        join_job(self.settings, self.launch, engine, transport)
+        comparison = join_job(self.settings, self.launch, engine, transport)
+        comparison.ignoring, comparison.prefixes = self._ignoring, self._compared
 
     @staticmethod
     async def _finish_writing(engine: Engine) -> None:

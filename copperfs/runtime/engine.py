@@ -231,6 +231,8 @@ class Engine:
             if self.peers is not None:
                 self.post(Start())
                 self.peers.changed()  # the root is in touch with all whom it asks
+                if self.peers.comparison is not None:
+                    nursery.start_soon(self.peers.comparison.run)
                 nursery.start_soon(self.peers.transport.run, self.peers.arrived)
 
     async def leave(self) -> None:

@@ -24,12 +24,14 @@ import trio
 from copperfs.bootstrap.invitation import own_name
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
+from copperfs.core.events import Clear
 from copperfs.core.peering import EPOCH_LEAP_MAX
 from copperfs.core.trees import Trees
 from copperfs.errors import ControlError
 from copperfs.net.transport import Transport
 from copperfs.roster import Roster
 from copperfs.runtime.agreement import agreement_of, shown_places
+from copperfs.runtime.comparison import Comparison
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.operations import Operations, Result, numbers_in
 from copperfs.runtime.ownership import Ownership
@@ -79,9 +81,11 @@ def transport_of(launch: Launch) -> Transport:
     )
 
 
-def join_job(settings: Settings, launch: Launch, engine: Engine, transport: Transport) -> None:
+def join_job(
+    settings: Settings, launch: Launch, engine: Engine, transport: Transport
+) -> Comparison:
     """Make *engine* take part; it connects when it runs."""
-    engine.peers = Peers(
+    peers = engine.peers = Peers(
         transport,
         engine.node,
         engine.blobs,
@@ -90,6 +94,16 @@ def join_job(settings: Settings, launch: Launch, engine: Engine, transport: Tran
         agreement_of(settings),
         places=shown_places(engine.node.policy, settings.source),
     )
+    peers.comparison = Comparison(
+        engine.node,
+        engine.fetcher.ignore_inodes,
+        peers.say_hello_again,
+        lambda epoch: engine.post(Clear(epoch)),
+        me=launch.me,
+        all_have_met=settings.hostfile is None,
+        is_wanted=settings.inodes == "auto",
+    )
+    return peers.comparison
 
 
 @dataclass(slots=True)

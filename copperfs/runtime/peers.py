@@ -61,6 +61,7 @@ from copperfs.net.transport import (
     Transport,
 )
 from copperfs.runtime.agreement import agreed_flags, difference
+from copperfs.runtime.comparison import Comparison
 from copperfs.types import BlobId, NodeId
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import versions_differ
@@ -129,6 +130,8 @@ class Peers:
     """Who does not, and in which sentence."""
     take_batch: Callable[[NodeId, Batch, Payload], None] = lambda _peer, _batch, _payload: None
     """Unpacks what is pushed; see ``warmup.py``."""
+    comparison: Comparison | None = None
+    """Of inode numbers with those of other nodes."""
     _losses: Counter[NodeId] = field(default_factory=Counter)
     taken_bytes: int = 0
     """Of listings and files that came from parents; without what messages take beside them."""
@@ -150,6 +153,8 @@ class Peers:
             if wrong:
                 raise MountError(self.disagreeing[min(wrong)])
             await self._changed.wait()
+        if self.comparison is not None:
+            await self.comparison.wait()
 
     async def wait_disagreement(self) -> str:
         """Until any node was found to be started otherwise; in a sentence."""
@@ -288,11 +293,27 @@ class Peers:
             self._lose(peer)
         self._say_hello(peer, is_answer=False)
 
-    def _say_hello(self, peer: NodeId, *, is_answer: bool) -> None:
+    def say_hello_again(self, epoch: int) -> None:
+        """Tell all who are connected what this node knows by now; nobody answers."""
+        for peer in self.connected:
+            self._say_hello(peer, is_answer=True, epoch=epoch)
+
+    def _say_hello(self, peer: NodeId, *, is_answer: bool, epoch: int | None = None) -> None:
         assert self.node.trees is not None
-        epoch = self.node.epoch
-        me = self.node.trees.me
-        hello = Hello(me, self.job, self.agreement, epoch, is_answer, places=self.places)
+        hello = Hello(
+            self.node.trees.me,
+            self.job,
+            self.agreement,
+            self.node.epoch if epoch is None else epoch,
+            is_answer,
+            places=self.places,
+        )
+        if self.comparison is not None:
+            hello = replace(
+                hello,
+                ignores_inodes=self.comparison.ignoring,
+                sample=self.comparison.sample,
+            )
         self.transport.send(peer, hello)
 
     def _lose(self, peer: NodeId) -> None:
@@ -307,6 +328,8 @@ class Peers:
             self._disagree(peer, wrong)
             return
         self.disagreeing.pop(peer, None)
+        if self.comparison is not None:
+            self.comparison.hear(hello)
         if peer in self.connected:
             if hello.is_answer:
                 return
@@ -430,6 +453,8 @@ class Peers:
         """Somebody can be talked to, or not any more, or another one is to be asked."""
         self._changed.set()
         self._changed = trio.Event()
+        if self.comparison is not None:
+            self.comparison.wake()
 
     def _forget(self, peer: NodeId) -> None:
         for key in [each for each in self._listings if each[0] == peer]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from copperfs.config import Settings
-from copperfs.core.policy import Policy
+from copperfs.core.policy import Place, Policy
 from copperfs.errors import MountError
 from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, Mount, mounts
 from copperfs.roster import Roster
@@ -90,6 +90,8 @@ LOCAL_FILESYSTEMS = frozenset(
         "fuse.squashfuse",
     ]
 )
+# Whose clients number files as they see them (libfuse/sshfs, issue 109).
+OWN_INODES = frozenset(["fuse.sshfs"])
 # Interfaces of the kernel: their files have no size before they are read.
 PSEUDO_FILESYSTEMS = frozenset(
     [
@@ -241,6 +243,34 @@ def are_apart(roster: Roster) -> bool:
     hosts = {each.endpoint.removeprefix("tcp://").rpartition(":")[0] for each in roster.members}
     inside = ("127.", "[::1]", "localhost")
     return len(hosts) > 1 and not all(each.startswith(inside) for each in hosts)
+
+
+def ignores_inodes(settings: Settings, all_mounts: Sequence[Mount], policy: Policy) -> bool:
+    """Whether inode numbers are no part of versions from the start: all nodes have to leave them
+    out where the clients of a shared filesystem have numbers of their own."""
+    if settings.inodes != "auto":
+        return settings.inodes == "ignore"
+    for path in policy.shared:
+        prefix = posixpath.join(policy.source, path).rstrip(b"/")
+        around = [each for each in all_mounts if is_below(prefix, each.mountpoint.rstrip(b"/"))]
+        longest = max(reversed(around), key=lambda each: len(each.mountpoint), default=None)
+        within = [each for each in all_mounts if is_below(each.mountpoint, prefix)]
+        if any(each.fstype in OWN_INODES for each in (longest, *within) if each is not None):
+            return True
+    return False
+
+
+def compared_prefixes(all_mounts: Sequence[Mount], policy: Policy) -> tuple[Path, ...]:
+    """The directories in which nodes compare inode numbers: the source, if all of it is shared, and
+    the shared network filesystems below it."""
+    found = [ROOT] if policy.place(ROOT) is Place.SHARED else []
+    for each in all_mounts:
+        if each.fstype not in NETWORK_FILESYSTEMS and not each.fstype.startswith("fuse."):
+            continue
+        path = below_source(policy.source, each.mountpoint)
+        if path is not None and path not in found and policy.place(path) is Place.SHARED:
+            found.append(path)
+    return tuple(found)
 
 
 def ring_prefix(settings: Settings, source: bytes, prefix: str) -> Path | None:

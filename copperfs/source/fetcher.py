@@ -88,6 +88,10 @@ class Fetcher(Protocol):
         """For an open file that nobody came to take."""
         ...
 
+    def ignore_inodes(self) -> None:
+        """From now on inode numbers are no part of the versions that are found."""
+        ...
+
     def replace_stuck(self) -> None:
         """Start other threads for what waits behind those that hang; called once a second."""
         ...

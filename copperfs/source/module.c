@@ -251,6 +251,13 @@ static PyObject *py_trust_mounts(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *py_ignore_inodes(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	filesystems_ignore_inodes(((struct fetcher *)object)->pool->filesystems);
+	Py_RETURN_NONE;
+}
+
 static void reader_gone(PyObject *capsule)
 {
 	Py_DECREF((PyObject *)PyCapsule_GetContext(capsule));
@@ -310,6 +317,8 @@ static PyMethodDef methods[] = {
 	{ "counts", py_counts, METH_NOARGS, "counts() -> what reached the source, by kind." },
 	{ "reset_counts", py_reset_counts, METH_NOARGS, "reset_counts()" },
 	{ "count_stats", py_count_stats, METH_O, "count_stats(more): names looked at in a scan." },
+	{ "ignore_inodes", py_ignore_inodes, METH_NOARGS,
+	  "ignore_inodes(): leave inode numbers out of versions from now on." },
 	{ "replace_stuck", py_replace_stuck, METH_NOARGS,
 	  "replace_stuck(): start threads for those that hang, if there is work." },
 	{ "close_unused", py_close_unused, METH_O,

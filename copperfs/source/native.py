@@ -145,6 +145,9 @@ class NativeFetcher:
     def trust_mounts(self) -> None:
         self._pool.trust_mounts()
 
+    def ignore_inodes(self) -> None:
+        self._pool.ignore_inodes()
+
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()
         self._turns.give_up_on_stuck()

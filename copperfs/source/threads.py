@@ -108,6 +108,9 @@ class ThreadFetcher:
     def close_handle(self, handle: HandleId) -> None:
         close_aside(handle)
 
+    def ignore_inodes(self) -> None:
+        self._source.filesystems.ignore_inodes()
+
     def replace_stuck(self) -> None:
         self._pool.replace_stuck()
         self._turns.give_up_on_stuck()

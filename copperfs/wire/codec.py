@@ -31,6 +31,7 @@ from copperfs.core.messages import (
     FATES_MAX,
     PART_BYTES,
     PASSED_MAX,
+    SAMPLE_MAX,
     Ask,
     Batch,
     Call,
@@ -50,6 +51,7 @@ from copperfs.core.messages import (
     Redirect,
     Refuse,
     Return,
+    Seen,
     What,
     Withdraw,
 )
@@ -160,6 +162,7 @@ _FATE = f.record(
     Fate, (("node", _NODE), ("incarnation", f.integer(0, INCARNATION_MAX)), ("is_gone", f.SWITCH))
 )
 FATE_BYTES_MAX = 16
+_SEEN = f.record(Seen, (("path", f.PATH), ("version", f.KNOWN_VERSION)))
 _ANSWER = (("number", f.number()), ("epoch", f.number()))
 
 LAYOUTS = (
@@ -173,6 +176,8 @@ LAYOUTS = (
             ("epoch", f.number()),
             ("is_answer", f.SWITCH),
             ("places", f.octets(PLACES_BYTES_MAX)),
+            ("ignores_inodes", f.SWITCH),
+            ("sample", f.several(_SEEN, SAMPLE_MAX)),
         ),
     ),
     Layout(

@@ -147,6 +147,13 @@ def _check_version(value: Any) -> Version | None:
     return Version(size, mtime * _NS + mtime_ns, ctime * _NS + ctime_ns, inode)
 
 
+def _check_known_version(value: Any) -> Version:
+    version = _check_version(value)
+    if version is None:
+        raise Malformed("no version")
+    return version
+
+
 def _pack_entry(entry: Entry | None) -> bytes | None:
     """The attributes, then the target: the rest."""
     if entry is None:
@@ -179,6 +186,7 @@ WITHIN = Field(_check_within, float)
 SECONDS = Field(_check_seconds, _pack_seconds)
 PATH = Field(_check_path, _pack_path)
 VERSION = Field(_check_version, _pack_version)
+KNOWN_VERSION = Field(_check_known_version, _pack_version)
 ENTRY = Field(_check_entry, _pack_entry)
 
 

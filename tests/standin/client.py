@@ -47,6 +47,7 @@ class StandIn(PfsSim):
         bandwidth_bytes: int = 0,
         timeout_s: float = 0.0,
         page_cache: bool = False,
+        own_inodes: bool = False,
     ) -> None:
         self._own = Path(tempfile.mkdtemp(prefix="standin-"))
         super().__init__(self._own / "control")
@@ -66,6 +67,7 @@ class StandIn(PfsSim):
             bandwidth_bytes=bandwidth_bytes,
             cache_s=timeout_s,
             page_cache=page_cache,
+            own_inodes=own_inodes,
             permissions=False,  # without caches it would cost a getattr for every directory
             allow_other=os.geteuid() == 0,
             control=self.control,

@@ -22,6 +22,7 @@ OTHERS: dict[str, object] = {
     "vnodes": 200,
     "ring": ("/lus/data",),
     "on_failure": "source",
+    "inodes": "ignore",
 }
 
 
@@ -39,7 +40,7 @@ def test_what_each_node_decides_for_itself_is_not_agreed_on() -> None:
 def test_the_sentence_names_all_of_it() -> None:
     assert agreed_flags() == (
         "--source, --revalidate, --trees, --fanout, --push-fanout, --tree-max, --chunk-size, "
-        "--placement, --vnodes, --ring and --on-failure"
+        "--placement, --vnodes, --ring, --on-failure and --inodes"
     )
 
 

@@ -86,6 +86,8 @@ class FakeFetcher:
 
     def trust_mounts(self) -> None: ...
 
+    def ignore_inodes(self) -> None: ...
+
     def counts(self) -> dict[str, int]:
         return {}
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from copperfs.core.messages import (
     PART_BYTES,
     PASSED_MAX,
+    SAMPLE_MAX,
     Ask,
     Batch,
     Call,
@@ -27,6 +28,7 @@ from copperfs.core.messages import (
     Redirect,
     Refuse,
     Return,
+    Seen,
     What,
     Withdraw,
 )
@@ -110,6 +112,9 @@ bare: st.SearchStrategy[Message] = st.one_of(
         st.text(max_size=50).map(lambda job: job.replace("\0", "")),
         st.binary(max_size=64),
         numbers,
+        st.booleans(),
+        st.booleans(),
+        st.lists(st.builds(Seen, paths, versions), max_size=SAMPLE_MAX).map(tuple),
     ),
     st.builds(
         Ask, numbers, numbers, st.sampled_from((What.ENTRY, What.LISTING)), paths, maybe_versions
