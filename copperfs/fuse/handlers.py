@@ -71,6 +71,28 @@ async def gone_is_stale(listing: Awaitable[T]) -> T:
         raise
 
 
+def is_listing_of(path: Path, known: Attributes, listing: Listing) -> bool:
+    """Whether *listing* is of the directory that the kernel knows as *known*. It checks the rights
+    by what it knows, and another one may be closed to whoever asks. The root is what it is."""
+    directory = listing.directory
+    return directory is None or path == ROOT or directory.inode == known.version.inode
+
+
+async def as_stale(asker: Asker, error: SourceError) -> SourceError:
+    """What the kernel is told, once it knows what it has to look up again. It asks only below what
+    it knows as directories: if they are none, it has to look again."""
+    if error.errno in LOOK_AGAIN:
+        await asker.wait_kernel_told()
+    return SourceError(errno.ESTALE) if error.errno == errno.ENOTDIR else error
+
+
+async def replaced(asker: Asker, path: Path) -> SourceError:
+    """What is said of a directory by a number that stood for another one."""
+    asker.replaced(path)
+    await asker.wait_kernel_told()
+    return SourceError(errno.ESTALE)
+
+
 class FrontHandlers(pyfuse3.Operations):
     """Fills the front's tables."""
 
@@ -127,22 +149,22 @@ class FrontHandlers(pyfuse3.Operations):
         try:
             return await self._asker.ask(question, deliver)
         except SourceError as error:
-            if error.errno in LOOK_AGAIN:
-                await self._asker.wait_kernel_told()
-            raise
+            raise await as_stale(self._asker, error) from None
 
     async def _look_up(self, parent: int, name: bytes) -> None:
-        directory, _ = self._node(parent)
+        directory, known = self._node(parent)
         path = join(directory, name)
 
-        def publish(answer: Answered, _: Content, remaining: Remaining) -> None:
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
             if isinstance(answer, AnswerListing):
-                self._publish_listing(parent, answer, remaining)
-            elif isinstance(answer, AnswerEntry):
+                return self._publish_listing(parent, known, answer, remaining)
+            if isinstance(answer, AnswerEntry):
                 left = remaining(answer.fresh_until)
                 self._board.publish_entry(parent, name, answer.entry, left)
+            return True
 
-        await self._ask(lambda request: Look(request, path), publish)
+        if not await self._ask(lambda request: Look(request, path), publish):
+            raise await replaced(self._asker, directory)
 
     async def _refresh(self, number: int) -> None:
         """The attributes of a directory are no longer fresh; those of files do not age."""
@@ -162,15 +184,21 @@ class FrontHandlers(pyfuse3.Operations):
             raise SourceError(errno.ESTALE)
 
     async def _list(self, number: int) -> None:
-        path, _ = self._node(number)
+        path, known = self._node(number)
 
-        def publish(answer: Answered, _: Content, remaining: Remaining) -> None:
-            if isinstance(answer, AnswerListing):
-                self._publish_listing(number, answer, remaining)
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
+            assert isinstance(answer, AnswerListing)
+            return self._publish_listing(number, known, answer, remaining)
 
-        await gone_is_stale(self._ask(lambda request: List(request, path), publish))
+        if not await gone_is_stale(self._ask(lambda request: List(request, path), publish)):
+            raise await replaced(self._asker, path)
 
-    def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
+    def _publish_listing(
+        self, number: int, known: Attributes, answer: AnswerListing, remaining: Remaining
+    ) -> bool:
+        """False if it is of another directory than the kernel knows by this number."""
+        if not is_listing_of(answer.directory, known, answer.listing):
+            return False
         left = remaining(answer.fresh_until)
         self._board.publish_listing_for(
             number,
@@ -181,6 +209,7 @@ class FrontHandlers(pyfuse3.Operations):
             granted_below=answer.granted_below,
             read_ahead=answer.read_ahead,
         )
+        return True
 
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
         path, attributes = self._node(number)

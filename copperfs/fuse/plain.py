@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyfuse3
 import trio
@@ -23,24 +24,27 @@ from copperfs.core.actions import (
     CacheKey,
     ObjectKey,
 )
-from copperfs.core.events import List, Look
+from copperfs.core.events import List, Look, Question
 from copperfs.core.listing import Listing
-from copperfs.fuse.answers import Answered, Asker, Content, SourceError
+from copperfs.fuse.answers import Answered, Asker, Content, Deliver, SourceError
 from copperfs.fuse.handlers import (
-    LOOK_AGAIN,
     Remaining,
+    as_stale,
     as_statvfs,
     entry_of,
     gone_is_stale,
     guarded,
+    is_listing_of,
+    replaced,
 )
 from copperfs.fuse.inodes import Inode, Inodes
 from copperfs.fuse.pieces import Pieces, ask_at_each
 from copperfs.fuse.statfs import Statfs
-from copperfs.types import Attributes, ChunkKey, Entry, Path, join, split
+from copperfs.types import Attributes, ChunkKey, Entry, Path, RequestId, join, split
 
 FOREVER_S = 10 * 365 * 24 * 3600.0
 NAME_MAX = 255
+T = TypeVar("T")
 HANDLES_MAX = 64
 
 
@@ -192,15 +196,25 @@ class PlainHandlers(pyfuse3.Operations):
     async def _find(self, path: Path) -> _Found:
         def take(answer: Answered, _: Content, remaining: Remaining) -> _Found:
             assert isinstance(answer, AnswerEntry | AnswerListing)
-            return _Found(entry_of(answer, path), fresh_s=remaining(answer.fresh_until))
+            listing = answer.listing if isinstance(answer, AnswerListing) else None
+            return _Found(entry_of(answer, path), listing, remaining(answer.fresh_until))
 
-        return await self._asker.ask(lambda request: Look(request, path), take)
+        return await self._ask(lambda request: Look(request, path), take)
+
+    async def _ask(self, question: Callable[[RequestId], Question], deliver: Deliver[T]) -> T:
+        try:
+            return await self._asker.ask(question, deliver)
+        except SourceError as error:
+            raise await as_stale(self._asker, error) from None
 
     async def _look_up(self, parent: int, name: bytes) -> pyfuse3.EntryAttributes:
         if len(name) > NAME_MAX:
             raise SourceError(errno.ENAMETOOLONG)
-        path = join(self._inode(parent).path, name)
+        directory = self._inode(parent)
+        path = join(directory.path, name)
         found = await self._find(path)
+        if found.listing is not None:
+            await self._insist(directory, found.listing)
         if found.entry is None:
             if not self._kernel_cache:
                 raise pyfuse3.FUSEError(errno.ENOENT)
@@ -223,6 +237,11 @@ class PlainHandlers(pyfuse3.Operations):
         inode.attributes = found.entry.attributes
         return self._shown(number, inode.attributes, found.fresh_s)
 
+    async def _insist(self, directory: Inode, listing: Listing) -> None:
+        """ESTALE if it is of another directory than the kernel knows by its number."""
+        if not is_listing_of(directory.path, directory.attributes, listing):
+            raise await replaced(self._asker, directory.path)
+
     async def _list(self, number: int, start: int, token: pyfuse3.ReaddirToken) -> None:
         inode = self._inode(number)
 
@@ -230,10 +249,9 @@ class PlainHandlers(pyfuse3.Operations):
             assert isinstance(answer, AnswerListing)
             return _Found(listing=answer.listing, fresh_s=remaining(answer.fresh_until))
 
-        found = await gone_is_stale(
-            self._asker.ask(lambda request: List(request, inode.path), take)
-        )
+        found = await gone_is_stale(self._ask(lambda request: List(request, inode.path), take))
         assert found.listing is not None
+        await self._insist(inode, found.listing)
         for at, (name, entry) in enumerate(found.listing.rows()):
             if at < start:
                 continue
@@ -255,12 +273,7 @@ class PlainHandlers(pyfuse3.Operations):
         version = inode.attributes.version
         fd = self._handles.get(number)
         if fd is None:
-            try:
-                data = await self._read_held(number, inode, Pieces(offset, size, version.size))
-            except SourceError as error:
-                if error.errno in LOOK_AGAIN:
-                    await self._asker.wait_kernel_told()
-                raise
+            data = await self._read_held(number, inode, Pieces(offset, size, version.size))
             if data is not None:
                 return data
             fd = self._handles.get(number)
@@ -294,7 +307,7 @@ class PlainHandlers(pyfuse3.Operations):
         path, version, first = inode.path, inode.attributes.version, pieces.first_byte
 
         async def ask(at: int) -> None:
-            await self._asker.ask(pieces.question(path, version, at, leads=at == first), take)
+            await self._ask(pieces.question(path, version, at, leads=at == first), take)
 
         await ask(first)
         await ask_at_each(ask, pieces.missing())
