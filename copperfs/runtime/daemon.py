@@ -62,6 +62,7 @@ from copperfs.fuse.statfs import FRESH_S, Statfs
 from copperfs.roster import Roster
 from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
+from copperfs.runtime.coredump import leave_out_memory
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
 from copperfs.runtime.logfile import LogFile, reopen_logs
@@ -743,6 +744,7 @@ def main() -> int:
 
     try:
         set_up_logging(settings, to_stderr=settings.foreground)
+        leave_out_memory()
         Daemon(settings, launch, users).run(ready)
     except CopperError as error:
         tell(error=str(error))
