@@ -46,6 +46,10 @@ class Board:
         found = self.front.node(number)
         return None if found is None else (Path(found[0]), Attributes(found[1]))
 
+    def is_untouched(self, number: int) -> bool:
+        """Whether nobody was shown anything of what is in this directory."""
+        return self.front.is_untouched(number)
+
     # --- publishing ------------------------------------------------------------------------------
 
     def publish_listing_for(

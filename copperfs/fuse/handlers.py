@@ -93,17 +93,36 @@ async def replaced(asker: Asker, path: Path) -> SourceError:
     return SourceError(errno.ESTALE)
 
 
+def may_become(new: Attributes, known: Attributes, allow_other: bool) -> bool:
+    """Whether a number that stood for the directory *known* may stand for *new*: without
+    ``--allow-other`` nobody sees either but the daemon's own user."""
+    return new.is_directory() and (not allow_other or is_as_open(new, known))
+
+
+def is_as_open(new: Attributes, known: Attributes) -> bool:
+    """Whether everybody who may list and search *known* may do so with *new*."""
+    (new_mode, *new_owner), (known_mode, *known_owner) = (
+        (each.unpack()[9], *each.unpack()[11:13]) for each in (new, known)
+    )
+    if new_owner == known_owner:
+        return known_mode & ~new_mode & 0o555 == 0
+    somebody = (known_mode | known_mode >> 3 | known_mode >> 6) & 0o5
+    everybody = new_mode & new_mode >> 3 & new_mode >> 6
+    return somebody & ~everybody == 0
+
+
 class FrontHandlers(pyfuse3.Operations):
     """Fills the front's tables."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, asker: Asker, board: Board, statfs: Statfs) -> None:
+    def __init__(self, asker: Asker, board: Board, statfs: Statfs, *, allow_other: bool) -> None:
         super().__init__()
         self._asker = asker
         self._board = board
         self._statfs = statfs
+        self._allow_other = allow_other
 
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
@@ -164,7 +183,9 @@ class FrontHandlers(pyfuse3.Operations):
             return True
 
         if not await self._ask(lambda request: Look(request, path), publish):
-            raise await replaced(self._asker, directory)
+            known = await self._known_anew(parent, directory, known)
+            if not await self._ask(lambda request: Look(request, path), publish):
+                raise await replaced(self._asker, directory)
 
     async def _refresh(self, number: int) -> None:
         """The attributes of a directory are no longer fresh; those of files do not age."""
@@ -191,7 +212,30 @@ class FrontHandlers(pyfuse3.Operations):
             return self._publish_listing(number, known, answer, remaining)
 
         if not await gone_is_stale(self._ask(lambda request: List(request, path), publish)):
+            known = await self._known_anew(number, path, known)
+            if not await gone_is_stale(self._ask(lambda request: List(request, path), publish)):
+                raise await replaced(self._asker, path)
+
+    async def _known_anew(self, number: int, path: Path, known: Attributes) -> Attributes:
+        """What a directory is that was not the one that was listed. If nobody has seen anything of
+        the old one, and no right is lost, the number is the new one's: so it is with whatever is
+        mounted when somebody goes into it."""
+
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> Attributes | None:
+            assert isinstance(answer, AnswerEntry | AnswerListing)
+            entry = entry_of(answer, path)
+            if entry is None or not may_become(entry.attributes, known, self._allow_other):
+                return None
+            left = remaining(answer.fresh_until)
+            self._board.publish_attributes(number, entry.attributes, left)
+            return entry.attributes
+
+        found = None
+        if self._board.is_untouched(number):
+            found = await self._ask(lambda request: Look(request, path), publish)
+        if found is None:
             raise await replaced(self._asker, path)
+        return found
 
     def _publish_listing(
         self, number: int, known: Attributes, answer: AnswerListing, remaining: Remaining

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pyfuse3
 
-from copperfs.types import ROOT, Attributes, Entry, Path
+from copperfs.types import ROOT, Attributes, Entry, Path, is_below
 
 
 @dataclass(slots=True)
@@ -73,6 +73,11 @@ class Inodes:
         del self._by_number[number]
         if self._by_path.get(inode.path) == number:
             del self._by_path[inode.path]
+
+    def is_untouched(self, number: int) -> bool:
+        """Whether no name in this directory has a number."""
+        inode = self._by_number[number]
+        return not any(each != inode.path and is_below(each, inode.path) for each in self._by_path)
 
     def find(self, path: Path) -> int | None:
         return self._by_path.get(path)

@@ -35,6 +35,7 @@ from copperfs.fuse.handlers import (
     gone_is_stale,
     guarded,
     is_listing_of,
+    may_become,
     replaced,
 )
 from copperfs.fuse.inodes import Inode, Inodes
@@ -139,6 +140,7 @@ class PlainHandlers(pyfuse3.Operations):
         statfs: Statfs,
         *,
         kernel_cache: bool = True,
+        allow_other: bool,
     ) -> None:
         super().__init__()
         self.requests = 0
@@ -146,6 +148,7 @@ class PlainHandlers(pyfuse3.Operations):
         self._inodes = inodes
         self._statfs = statfs
         self._kernel_cache = kernel_cache
+        self._allow_other = allow_other
         self._handles = Handles()
 
     # --- the requests ----------------------------------------------------------------------------
@@ -213,8 +216,10 @@ class PlainHandlers(pyfuse3.Operations):
         directory = self._inode(parent)
         path = join(directory.path, name)
         found = await self._find(path)
-        if found.listing is not None:
-            await self._insist(directory, found.listing)
+        if found.listing is not None and not await self._is_of(parent, found.listing):
+            found = await self._find(path)
+            if found.listing is not None and not await self._is_of(parent, found.listing):
+                raise await replaced(self._asker, directory.path)
         if found.entry is None:
             if not self._kernel_cache:
                 raise pyfuse3.FUSEError(errno.ENOENT)
@@ -237,10 +242,21 @@ class PlainHandlers(pyfuse3.Operations):
         inode.attributes = found.entry.attributes
         return self._shown(number, inode.attributes, found.fresh_s)
 
-    async def _insist(self, directory: Inode, listing: Listing) -> None:
-        """ESTALE if it is of another directory than the kernel knows by its number."""
-        if not is_listing_of(directory.path, directory.attributes, listing):
+    async def _is_of(self, number: int, listing: Listing) -> bool:
+        """Whether it is of the directory that the kernel knows by this number; False if the number
+        has become the new one's (``FrontHandlers._known_anew``), ESTALE if it cannot."""
+        directory = self._inode(number)
+        if is_listing_of(directory.path, directory.attributes, listing):
+            return True
+        found = None
+        if self._inodes.is_untouched(number):
+            found = (await self._find(directory.path)).entry
+        if found is None or not may_become(
+            found.attributes, directory.attributes, self._allow_other
+        ):
             raise await replaced(self._asker, directory.path)
+        directory.attributes = found.attributes
+        return False
 
     async def _list(self, number: int, start: int, token: pyfuse3.ReaddirToken) -> None:
         inode = self._inode(number)
@@ -251,7 +267,12 @@ class PlainHandlers(pyfuse3.Operations):
 
         found = await gone_is_stale(self._ask(lambda request: List(request, inode.path), take))
         assert found.listing is not None
-        await self._insist(inode, found.listing)
+        if not await self._is_of(number, found.listing):
+            found = await gone_is_stale(self._ask(lambda request: List(request, inode.path), take))
+            assert found.listing is not None
+            if not await self._is_of(number, found.listing):
+                raise await replaced(self._asker, inode.path)
+        assert found.listing is not None
         for at, (name, entry) in enumerate(found.listing.rows()):
             if at < start:
                 continue

@@ -229,7 +229,7 @@ class Daemon:
         self._join(engine)
         statfs = parts.statfs
         statfs.publish = partial(_publish_statfs, front)
-        handlers = FrontHandlers(engine, board, statfs)
+        handlers = FrontHandlers(engine, board, statfs, allow_other=self.settings.allow_other)
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -290,7 +290,11 @@ class Daemon:
         self._join(engine)
         job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
-            engine, inodes, parts.statfs, kernel_cache=self.settings.kernel_cache
+            engine,
+            inodes,
+            parts.statfs,
+            kernel_cache=self.settings.kernel_cache,
+            allow_other=self.settings.allow_other,
         )
         pyfuse3.init(handlers, self.settings.mountpoint, set(self._options()))
         self._cleanup.callback(pyfuse3.close, unmount=False)

@@ -68,6 +68,31 @@ def test_a_user_who_swaps_his_directory_for_a_link_sees_nothing_private(
     assert set(tried) <= REFUSED, said.stdout
 
 
+@as_root
+@both_ways
+@pytest.mark.parametrize("names", [1, 200], ids=["small", "large"])
+def test_a_closed_directory_in_the_place_of_an_open_one_is_closed(
+    source: Path, mounted: Mounter, flags: tuple[str, ...], names: int
+) -> None:
+    (source / "top" / "dir").mkdir(parents=True)
+    mount = mounted("--allow-other", "--listing-max", "100", *flags)
+    look = "os.stat(sys.argv[1])"
+    assert python(look, mount / "top/dir", user=NOBODY).returncode == 0
+    (source / "top" / "dir").rename(source / "top" / "moved")
+    (source / "top" / "dir").mkdir(mode=0o700)
+    for number in range(names):
+        (source / "top" / "dir" / f"secret{number}").write_text("a secret of root")
+    for _ in range(3):
+        for action in (
+            "print(os.listdir(sys.argv[1]))",
+            "print(os.stat(sys.argv[1] + '/secret0'))",
+        ):
+            said = python(action, mount / "top/dir", user=NOBODY)
+            assert not said.stdout
+            assert "Errno" in said.stderr
+    assert len(os.listdir(mount / "top/dir")) == names
+
+
 def replace_by_link(directory: Path) -> None:
     directory.rename(directory.with_name("moved"))
     directory.symlink_to("moved")
@@ -77,6 +102,12 @@ def replace_by_directory(directory: Path) -> None:
     directory.rename(directory.with_name("moved"))
     (directory / "inner").mkdir(parents=True)
     (directory / "inner" / "file").write_text("another")
+
+
+def replace_by_closed_directory(directory: Path) -> None:
+    directory.rename(directory.with_name("moved"))
+    directory.mkdir(mode=0o700)
+    (directory / "secret").write_text("another")
 
 
 def replace_by_file(directory: Path) -> None:
@@ -101,19 +132,19 @@ def test_a_path_through_a_directory_that_was_replaced_leads_to_what_is_there_now
 
 
 @both_ways
-@pytest.mark.parametrize("replace", [replace_by_link, replace_by_directory, replace_by_file])
+@pytest.mark.parametrize("replace", [replace_by_link, replace_by_closed_directory, replace_by_file])
 def test_an_open_directory_that_was_replaced_is_stale_and_the_next_open_is_right(
     source: Path, mounted: Mounter, flags: tuple[str, ...], replace: Callable[[Path], None]
 ) -> None:
     (source / "top" / "dir").mkdir(parents=True)
     (source / "top" / "dir" / "file").write_text("content")
-    mount = mounted(*flags)
+    mount = mounted("--allow-other", *flags)
     fd = os.open(mount / "top/dir", os.O_RDONLY | os.O_DIRECTORY)
     try:
         replace(source / "top" / "dir")
         assert errno_of(lambda: os.listdir(fd)) == errno.ESTALE
         assert errno_of(lambda: os.stat("file", dir_fd=fd)) == errno.ESTALE
-        assert errno_of(lambda: os.stat("inner", dir_fd=fd)) == errno.ESTALE
+        assert errno_of(lambda: os.stat("secret", dir_fd=fd)) == errno.ESTALE
     finally:
         os.close(fd)
     assert (mount / "top/dir").is_dir() == (source / "top/dir").is_dir()
