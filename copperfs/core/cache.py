@@ -277,8 +277,7 @@ class Cache:
         return [*self._evicted(gone), LookAgain(path)]
 
     def forget_way(self, path: Path) -> list[Action]:
-        """Nor, perhaps, what was said of the directories that lead to it: another one may have been
-        put in the place of any."""
+        """The same for all directories that lead to *path*: any of them may have been replaced."""
         actions: list[Action] = []
         while path:
             actions += self.forget_name(path)

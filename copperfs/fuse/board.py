@@ -47,7 +47,7 @@ class Board:
         return None if found is None else (Path(found[0]), Attributes(found[1]))
 
     def is_untouched(self, number: int) -> bool:
-        """Whether nobody was shown anything of what is in this directory."""
+        """Whether no request was told a name in this directory."""
         return self.front.is_untouched(number)
 
     # --- publishing ------------------------------------------------------------------------------

@@ -72,30 +72,32 @@ async def gone_is_stale(listing: Awaitable[T]) -> T:
 
 
 def is_listing_of(path: Path, known: Attributes, listing: Listing) -> bool:
-    """Whether *listing* is of the directory that the kernel knows as *known*. It checks the rights
-    by what it knows, and another one may be closed to whoever asks. The root is what it is."""
+    """Whether *listing* is of the directory that the kernel knows as *known*. The kernel checks
+    rights by what it knows, and another directory may be closed to the user who asks. The root may
+    be mounted again."""
     directory = listing.directory
     return directory is None or path == ROOT or directory.inode == known.version.inode
 
 
 async def as_stale(asker: Asker, error: SourceError) -> SourceError:
-    """What the kernel is told, once it knows what it has to look up again. It asks only below what
-    it knows as directories: if they are none, it has to look again."""
+    """Wait until the kernel knows which names to look up again; return the error for it. ENOTDIR
+    becomes ESTALE: the kernel asks only below what it knows as directories, and repeats the path
+    walk for that error alone."""
     if error.errno in LOOK_AGAIN:
         await asker.wait_kernel_told()
     return SourceError(errno.ESTALE) if error.errno == errno.ENOTDIR else error
 
 
 async def replaced(asker: Asker, path: Path) -> SourceError:
-    """What is said of a directory by a number that stood for another one."""
+    """Have the core and the kernel look *path* up again; return the error for this request."""
     asker.replaced(path)
     await asker.wait_kernel_told()
     return SourceError(errno.ESTALE)
 
 
 def may_become(new: Attributes, known: Attributes, allow_other: bool) -> bool:
-    """Whether a number that stood for the directory *known* may stand for *new*: without
-    ``--allow-other`` nobody sees either but the daemon's own user."""
+    """Whether a number that stood for the directory *known* may stand for *new*. Rights matter only
+    with ``--allow-other``: otherwise the daemon's own user is the only one."""
     return new.is_directory() and (not allow_other or is_as_open(new, known))
 
 
@@ -217,9 +219,9 @@ class FrontHandlers(pyfuse3.Operations):
                 raise await replaced(self._asker, path)
 
     async def _known_anew(self, number: int, path: Path, known: Attributes) -> Attributes:
-        """What a directory is that was not the one that was listed. If nobody has seen anything of
-        the old one, and no right is lost, the number is the new one's: so it is with whatever is
-        mounted when somebody goes into it."""
+        """The attributes of the directory that replaced *known*, if the number may become its own:
+        no request was told a name in the old one, and the new one is as open. A directory that
+        autofs mounts at its first listing is such a case. ESTALE otherwise."""
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> Attributes | None:
             assert isinstance(answer, AnswerEntry | AnswerListing)

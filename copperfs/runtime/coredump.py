@@ -1,11 +1,10 @@
 """What a core dump of the daemon holds: its registers, and none of its memory.
 
-The daemon's memory is files of other people (blobs, replies, messages of ZeroMQ), the names in
-their directories, and the secret key of this node, with copies of it inside ZeroMQ that nobody can
-reach. ``madvise(MADV_DONTDUMP)`` for each of them would leave out what ``malloc`` has used in
-between, so the kernel is told once, for the process: no anonymous memory (core(5)). Who looks for
-the cause of a crash can take that back for one daemon; mappings of blobs are left out even then
-(``blob.h``).
+The daemon's memory holds files of other people (blobs, replies, messages of ZeroMQ), the names in
+their directories, and the secret key of this node. ZeroMQ has copies of the key that no call of its
+interface reaches, and ``madvise(MADV_DONTDUMP)`` works on pages, which ``malloc`` shares between
+all of these. So the daemon sets the filter of its own process: no anonymous memory (core(5)). An
+administrator can set it back for one daemon; mappings of blobs are left out even then (``blob.h``).
 
 ``prctl(PR_SET_DUMPABLE, 0)`` was rejected: it gives ``/proc/PID`` to root, so that the daemon's own
 user could neither trace it nor see what it does.

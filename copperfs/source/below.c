@@ -7,8 +7,8 @@
  * where it is refused itself, the path is walked name by name.  posix.py does only the latter.
  *
  * The root is opened for each operation, by its absolute path as the user gave it.  A
- * descriptor that is kept would hold the mount that the root lay on when the daemon started:
- * nobody could unmount it, and after a remount it would lead to what was there before.
+ * descriptor that is kept would keep the source from being unmounted, and would lead to the
+ * old mount after a remount.
  */
 #define _GNU_SOURCE
 #include "native.h"
@@ -107,7 +107,7 @@ static int open_from(int root, const char *path, int flags, int *fd)
 		error = open_at_once(root, path, flags, fd);
 	switch (error) {
 	case ENOSYS: /* Linux before 5.6 */
-	case EPERM: /* a container's filter; or the filesystem says so, and says it again */
+	case EPERM: /* a container's filter, or the filesystem: that one says so again */
 		by_names = open_by_names(root, path, flags, fd);
 		if (error == ENOSYS || by_names != EPERM)
 			refused = true;

@@ -123,7 +123,7 @@ static struct open_file *surplus(struct files *files)
 	return last ? take_out(files, last) : NULL;
 }
 
-/* Until nobody is opening it any more; NULL: it hangs. */
+/* Waits while another thread opens the file. NULL: that one hangs. */
 static struct open_file **wait_for(struct files *files, const char *path,
 				   const struct version *version)
 {

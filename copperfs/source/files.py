@@ -47,7 +47,7 @@ class OpenFiles:
 
     open: Callable[[Path, Version], int]
     deadline_s: float
-    """Nobody waits longer for what another opens."""
+    """A thread waits at most so long for a file that another thread opens."""
     _kept: OrderedDict[_Key, OpenFile] = field(default_factory=OrderedDict)
     """What was used last is last."""
     _condition: threading.Condition = field(default_factory=threading.Condition)

@@ -74,7 +74,7 @@ int source_open_for_pieces(const char *root, const char *path, const struct vers
 /* Files that stay open for a while; files.c. */
 struct files;
 struct open_file;
-/* Keeps `root`. Nobody waits longer than `deadline_s` for what another opens. */
+/* Keeps `root`. A thread waits at most `deadline_s` for a file that another thread opens. */
 struct files *files_new(const char *root, double deadline_s);
 void files_free(struct files *files);
 /* Lends the descriptor until it is returned; `is_good` keeps it for the next. */

@@ -3,9 +3,9 @@
 Plain blocking calls, made by the threads of the pool; every one may take as long as the source
 takes. What is counted here is what reached the source.
 
-A path is walked name by name from the source's root, and no symbolic link is followed on the way: a
-directory may have been replaced by one since the kernel checked the rights of whoever asks.
-``below.c`` does the same, mostly by one system call, and says why the root is opened each time.
+A path is walked name by name from the source's root. No symbolic link is followed on the way: it
+may have replaced a directory since the kernel checked the rights of the user who asks. ``below.c``
+does the same, mostly by one system call, and says why the root is opened each time.
 """
 
 import errno

@@ -1,5 +1,5 @@
-"""The core, when a directory is not the one that its name led to: what leads there is asked for
-anew, and nobody is given the names of one for those of the other."""
+"""The core, when a directory was replaced: it asks anew for what leads there, and does not give the
+names of one directory for those of the other."""
 
 import errno
 from dataclasses import replace
