@@ -31,7 +31,7 @@ from copperfs.fuse.answers import Answered, Asker, Content, SourceError
 from copperfs.fuse.board import Board
 from copperfs.fuse.pieces import Pieces, ask_at_each
 from copperfs.fuse.statfs import Statfs
-from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join
+from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join, split
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,22 @@ def may_become(new: Attributes, known: Attributes, allow_other: bool) -> bool:
     """Whether a number that stood for the directory *known* may stand for *new*. Rights matter only
     with ``--allow-other``: otherwise the daemon's own user is the only one."""
     return new.is_directory() and (not allow_other or is_as_open(new, known))
+
+
+async def leads_as_known(
+    look_at: Callable[[Path], Awaitable[Entry | None]],
+    known_at: Callable[[Path], Attributes | None],
+    path: Path,
+) -> bool:
+    """Whether all directories above *path* are those that the kernel knows. Their rights count for
+    whoever is in there already."""
+    path, _ = split(path)
+    while path:
+        known, entry = known_at(path), await look_at(path)
+        if known is None or entry is None or entry.attributes.version.inode != known.version.inode:
+            return False
+        path, _ = split(path)
+    return True
 
 
 def is_as_open(new: Attributes, known: Attributes) -> bool:
@@ -180,6 +196,8 @@ class FrontHandlers(pyfuse3.Operations):
             if isinstance(answer, AnswerListing):
                 return self._publish_listing(parent, known, answer, remaining)
             if isinstance(answer, AnswerEntry):
+                if not self._board.is_attached(parent):
+                    return False  # it would be a name in the newer one
                 left = remaining(answer.fresh_until)
                 self._board.publish_entry(parent, name, answer.entry, left)
             return True
@@ -220,8 +238,8 @@ class FrontHandlers(pyfuse3.Operations):
 
     async def _known_anew(self, number: int, path: Path, known: Attributes) -> Attributes:
         """The attributes of the directory that replaced *known*, if the number may become its own:
-        no request was told a name in the old one, and the new one is as open. A directory that
-        autofs mounts at its first listing is such a case. ESTALE otherwise."""
+        no request was told a name in the old one, and the way there and the rights are the same. A
+        directory that autofs mounts at its first listing is such a case. ESTALE otherwise."""
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> Attributes | None:
             assert isinstance(answer, AnswerEntry | AnswerListing)
@@ -233,11 +251,22 @@ class FrontHandlers(pyfuse3.Operations):
             return entry.attributes
 
         found = None
-        if self._board.is_untouched(number):
+        if (
+            self._board.is_untouched(number)
+            and self._board.is_attached(number)
+            and await leads_as_known(self._look_at, self._board.attributes_at, path)
+        ):
             found = await self._ask(lambda request: Look(request, path), publish)
         if found is None:
             raise await replaced(self._asker, path)
         return found
+
+    async def _look_at(self, path: Path) -> Entry | None:
+        def take(answer: Answered, _: Content, __: Remaining) -> Entry | None:
+            assert isinstance(answer, AnswerEntry | AnswerListing)
+            return entry_of(answer, path)
+
+        return await self._ask(lambda request: Look(request, path), take)
 
     def _publish_listing(
         self, number: int, known: Attributes, answer: AnswerListing, remaining: Remaining

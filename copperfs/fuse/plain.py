@@ -35,6 +35,7 @@ from copperfs.fuse.handlers import (
     gone_is_stale,
     guarded,
     is_listing_of,
+    leads_as_known,
     may_become,
     replaced,
 )
@@ -216,6 +217,8 @@ class PlainHandlers(pyfuse3.Operations):
         directory = self._inode(parent)
         path = join(directory.path, name)
         found = await self._find(path)
+        if found.listing is None and not self._inodes.is_attached(parent):
+            raise await replaced(self._asker, directory.path)
         if found.listing is not None and not await self._is_of(parent, found.listing):
             found = await self._find(path)
             if found.listing is not None and not await self._is_of(parent, found.listing):
@@ -242,6 +245,9 @@ class PlainHandlers(pyfuse3.Operations):
         inode.attributes = found.entry.attributes
         return self._shown(number, inode.attributes, found.fresh_s)
 
+    async def _look_at(self, path: Path) -> Entry | None:
+        return (await self._find(path)).entry
+
     async def _is_of(self, number: int, listing: Listing) -> bool:
         """Whether it is of the directory that the kernel knows by this number; False if the number
         has become the new one's (``FrontHandlers._known_anew``), ESTALE if it cannot."""
@@ -249,8 +255,12 @@ class PlainHandlers(pyfuse3.Operations):
         if is_listing_of(directory.path, directory.attributes, listing):
             return True
         found = None
-        if self._inodes.is_untouched(number):
-            found = (await self._find(directory.path)).entry
+        if (
+            self._inodes.is_untouched(number)
+            and self._inodes.is_attached(number)
+            and await leads_as_known(self._look_at, self._inodes.attributes_at, directory.path)
+        ):
+            found = await self._look_at(directory.path)
         if found is None or not may_become(
             found.attributes, directory.attributes, self._allow_other
         ):

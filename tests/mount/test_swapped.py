@@ -6,12 +6,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import NOBODY, errno_of, python
+from tests.mount.helpers import BECOME, NOBODY, errno_of, python, start_python
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 both_ways = pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
@@ -91,6 +92,52 @@ def test_a_closed_directory_in_the_place_of_an_open_one_is_closed(
             assert not said.stdout
             assert "Errno" in said.stderr
     assert len(os.listdir(mount / "top/dir")) == names
+
+
+INSIDER = """if True:
+    fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
+    print("in", flush=True)
+    sys.stdin.readline()
+    for _ in range(3):
+        for action in (
+            lambda: os.stat("secret0", dir_fd=fd).st_size,
+            lambda: open(os.open("secret0", os.O_RDONLY, dir_fd=fd)).read(),
+            lambda: os.listdir(fd),
+        ):
+            try:
+                print(action())
+            except OSError as error:
+                print(errno.errorcode[error.errno])
+"""
+
+
+@as_root
+@both_ways
+@pytest.mark.parametrize("names", [1, 200], ids=["small", "large"])
+@pytest.mark.parametrize("above", [False, True], ids=["itself", "above"])
+def test_who_is_in_a_directory_that_was_replaced_sees_nothing_of_the_closed_one(
+    source: Path, mounted: Mounter, flags: tuple[str, ...], names: int, above: bool
+) -> None:
+    """Also of a large one, whose names are looked up by themselves, once others know it."""
+    inner = Path("top/dir/inner")
+    (source / inner).mkdir(parents=True)
+    mount = mounted("--allow-other", "--listing-max", "100", *flags)
+    script = BECOME.format(user=NOBODY) + INSIDER
+    with start_python(script, mount / str(inner)) as insider:
+        assert insider.stdin is not None
+        assert insider.stdout is not None
+        assert insider.stdout.readline() == "in\n"
+        (source / "top" / "dir").rename(source / "moved")
+        (source / inner).mkdir(parents=True)
+        (source / (inner.parent if above else inner)).chmod(0o700)
+        for number in range(names):
+            (source / inner / f"secret{number}").write_text("a secret of root")
+        for _ in range(3):  # the first may be told that it is another one
+            with suppress(OSError):
+                os.listdir(mount / str(inner))
+        assert (mount / str(inner / "secret0")).read_text() == "a secret of root"
+        said, _ = insider.communicate("\n", timeout=30)
+    assert set(said.split()) == {"ESTALE"}, said
 
 
 def replace_by_link(directory: Path) -> None:
