@@ -77,8 +77,8 @@ def test_a_closed_directory_in_the_place_of_an_open_one_is_closed(
 ) -> None:
     (source / "top" / "dir").mkdir(parents=True)
     mount = mounted("--allow-other", "--listing-max", "100", *flags)
-    look = "os.stat(sys.argv[1])"
-    assert python(look, mount / "top/dir", user=NOBODY).returncode == 0
+    looked = python("os.stat(sys.argv[1])", mount / "top/dir", user=NOBODY)
+    assert looked.returncode == 0, looked.stderr
     (source / "top" / "dir").rename(source / "top" / "moved")
     (source / "top" / "dir").mkdir(mode=0o700)
     for number in range(names):
