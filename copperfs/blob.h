@@ -110,6 +110,16 @@ static inline void blob_pool_give(struct blob_pool *pool, char *data, size_t map
 		munmap(gone[i].data, gone[i].mapped);
 }
 
+/* Other people's files are no part of a core dump, which is also small then. */
+static inline char *blob_map(size_t mapped)
+{
+	char *data = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (data != MAP_FAILED)
+		madvise(data, mapped, MADV_DONTDUMP);
+	return data;
+}
+
 /* `pool` may be NULL. */
 static inline struct blob *blob_new_in(struct blob_pool *pool, size_t capacity)
 {
@@ -127,8 +137,7 @@ static inline struct blob *blob_new_in(struct blob_pool *pool, size_t capacity)
 	if (mapped) {
 		blob->data = blob->pool ? blob_pool_take(blob->pool, mapped) : NULL;
 		if (!blob->data)
-			blob->data = mmap(NULL, mapped, PROT_READ | PROT_WRITE,
-					  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			blob->data = blob_map(mapped);
 		if (blob->data == MAP_FAILED) {
 			free(blob);
 			return NULL;

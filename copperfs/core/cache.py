@@ -11,6 +11,8 @@ Whatever leaves the shelf leaves it through ``_evicted``: what was published of 
 its blob is let go of.
 """
 
+import math
+import stat
 from dataclasses import dataclass, field
 
 from copperfs.core.actions import (
@@ -36,7 +38,7 @@ from copperfs.core.state import (
     Limits,
     NodeStats,
 )
-from copperfs.types import BlobId, Entry, Path, Version, split
+from copperfs.types import Attributes, BlobId, Entry, Path, Version, split
 
 UNLISTABLE_MAX = 4096
 
@@ -86,8 +88,10 @@ class Cache:
         before a change must therefore not be given to one who was told the times after it.
         """
         held = self._fresh(ListingKey(directory), now)
-        if held is None or held.fresh_until is None:
-            return held  # one snapshot: nothing changes
+        if held is None:
+            return None
+        if held.fresh_until is None:  # one snapshot: of the same directory nothing changes
+            return None if self.is_another(directory, held.directory, held.since) else held
         above, name = split(directory)
         for key in (EntryKey(directory), ListingKey(above)):
             seen = self._fresh(key, now)
@@ -97,6 +101,22 @@ class Cache:
             if entry is None or entry.attributes.version != held.directory:
                 return None
         return held
+
+    def is_another(self, path: Path, directory: Version | None, since: float = -math.inf) -> bool:
+        """Whether what was said of *path* after *since* is another directory than *directory*."""
+        above, name = split(path)
+        if directory is None or not path:
+            return False
+        for key in (EntryKey(path), ListingKey(above)):
+            seen = self._shelf.peek(key)
+            if not isinstance(seen, Held) or seen.since <= since:
+                continue
+            entry = seen.source.find(name) if isinstance(seen.source, Listing) else seen.source
+            if entry is None or _is_bare(entry.attributes):
+                continue  # the number that a directory gives is not that of what is mounted there
+            if entry.attributes.version.inode != directory.inode:
+                return True
+        return False
 
     def blob(self, key: ObjectKey) -> BlobId | None:
         blob = self._shelf.get(key)
@@ -256,6 +276,18 @@ class Cache:
         gone = self._shelf.drop(EntryKey(path)) + self._shelf.drop(ListingKey(directory))
         return [*self._evicted(gone), LookAgain(path)]
 
+    def forget_way(self, path: Path) -> list[Action]:
+        """The same for all directories that lead to *path*: any of them may have been replaced."""
+        actions: list[Action] = []
+        while path:
+            actions += self.forget_name(path)
+            path, _ = split(path)
+        return actions
+
+    def forget_directory(self, path: Path) -> list[Action]:
+        """It is another one than was said, or than was listed."""
+        return [*self._evicted(self._shelf.drop(ListingKey(path))), *self.forget_way(path)]
+
     def clear(self) -> list[Action]:
         self._unlistable.clear()
         return self._evicted(self._shelf.drop_all())
@@ -308,6 +340,10 @@ class Cache:
     def check_invariants(self, on_its_way_bytes: int) -> None:
         self._shelf.check_invariants()
         assert self._shelf.reserved_bytes == self.limits.credit_bytes + on_its_way_bytes
+
+
+def _is_bare(attributes: Attributes) -> bool:
+    return attributes == Attributes.bare(attributes.inode, stat.S_IFMT(attributes.mode))
 
 
 def _cost_of_listing(held: Held) -> int:

@@ -107,6 +107,13 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """The kernel knows *path* as another directory than the one whose listing it was given."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Clear:
     """Forget everything: a new epoch begins, the next one unless it is given. If that is the
     present one, only this node forgets."""
@@ -352,6 +359,7 @@ Event = (
     | OnCredit
     | OfCalls
     | FromPeer
+    | Replaced
     | Clear
     | WarmedUp
     | Used

@@ -68,6 +68,7 @@ from copperfs.core.events import (
     Pushed,
     PushedListing,
     Read,
+    Replaced,
     Scanned,
     Start,
     StartCall,
@@ -202,6 +203,9 @@ class Node:
                     return []
                 self.stats.listed_ahead += ahead
                 return self._cache.take_listed(now, path, listing)
+            case Replaced(path):
+                self.stats.version_changes += 1
+                return self._cache.forget_directory(path)
             case Used(keys):
                 self._cache.used(keys)
                 for key in keys:

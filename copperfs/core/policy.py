@@ -17,7 +17,7 @@ follows one stays in the cooperative view; the size that ``lstat`` shows is that
 
 import posixpath
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from copperfs.core.listing import Listing, pack_listing
@@ -114,7 +114,7 @@ class Policy:
         if not links and not any(posixpath.dirname(path) == directory for path in self.pseudo):
             return listing
         rows = [(name, self.shown(directory, name, entry)) for name, entry in listing.rows()]
-        return pack_listing(rows, bare=listing.bare)
+        return replace(pack_listing(rows, bare=listing.bare), directory=listing.directory)
 
     def _absolute(self, path: Path) -> bytes:
         return posixpath.join(self.source, path)

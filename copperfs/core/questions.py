@@ -215,15 +215,22 @@ class Questions:
         held = self.cache.as_listed(path, listing, fresh_until, since)
         shown = held.value
         assert isinstance(shown, Listing)
+        is_another = self.cache.is_another(path, listing.directory)
+        if is_another:
+            self.stats.version_changes += 1
+            actions += self.cache.forget_way(path)
         # answered first: if it has to go again at once, it goes after it was published
         for question in _of_somebody(fetch):
             bare = isinstance(question, Look) and shown.bare
             if bare and split(question.path)[1] in shown:
+                if is_another:  # a name by itself would not say in which one it is
+                    actions += self.answers.with_error(question, errno.ESTALE)
+                    continue
                 actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
             else:
                 actions += self.answers.with_listing(now, question, path, held)
         actions += self.cache.admit_listing(path, held)
-        if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch):
+        if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch) and not is_another:
             actions += self.cache.publish_listing(path, held)
         self._note(now, ListingKey(path))
         self.ahead.listed(path, listing)
@@ -290,7 +297,10 @@ class Questions:
         kind, path, _ = fetch.subject
         if kind is Kind.SCAN and error == errno.EACCES:
             return actions + self._search(now, fetch) + self._room_was_made(now)
-        if kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT, errno.ENOTDIR):
+        if error == errno.ENOTDIR:  # on the way, where others believe that there are directories
+            self.stats.version_changes += 1
+            actions += self.cache.forget_way(path)
+        elif kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT):
             self.stats.version_changes += 1
             actions += self.cache.forget_name(path)
         actions += self._drop_partial(fetch)

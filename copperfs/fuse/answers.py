@@ -54,6 +54,11 @@ class Asker(Protocol):
         """The front has listed this without asking. *ahead*: before anybody had asked for it."""
         ...
 
+    def replaced(self, path: Path) -> None:
+        """The kernel knows *path* as another directory than the one that was listed; it will be
+        told to look again."""
+        ...
+
     async def wait_kernel_told(self, path: Path) -> None:
         """Until the kernel knows that it has to look *path* up again; for a moment at most."""
         ...

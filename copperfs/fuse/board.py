@@ -49,6 +49,20 @@ class Board:
         found = self.front.node(number)
         return None if found is None else (Path(found[0]), Attributes(found[1]))
 
+    def is_untouched(self, number: int) -> bool:
+        """Whether no request was told a name in this directory."""
+        return self.front.is_untouched(number)
+
+    def is_attached(self, number: int) -> bool:
+        """Whether its path leads to no newer number, as far as is known."""
+        return self.front.is_attached(number)
+
+    def attributes_at(self, path: Path) -> Attributes | None:
+        """Of the number that *path* leads to."""
+        number = self.front.find(path)
+        found = None if number is None else self.node(number)
+        return None if found is None else found[1]
+
     # --- publishing ------------------------------------------------------------------------------
 
     def publish_listing_for(

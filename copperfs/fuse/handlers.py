@@ -31,7 +31,7 @@ from copperfs.fuse.answers import Answered, Asker, Content, SourceError
 from copperfs.fuse.board import Board
 from copperfs.fuse.pieces import Pieces, ask_at_each
 from copperfs.fuse.statfs import Statfs
-from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join
+from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join, split
 
 log = logging.getLogger(__name__)
 
@@ -71,17 +71,76 @@ async def gone_is_stale(listing: Awaitable[T]) -> T:
         raise
 
 
+def is_listing_of(path: Path, known: Attributes, listing: Listing) -> bool:
+    """Whether *listing* is of the directory that the kernel knows as *known*. The kernel checks
+    rights by what it knows, and another directory may be closed to the user who asks. The root may
+    be mounted again."""
+    directory = listing.directory
+    return directory is None or path == ROOT or directory.inode == known.version.inode
+
+
+async def as_stale(asker: Asker, path: Path, error: SourceError) -> SourceError:
+    """Wait until the kernel knows that it has to look *path* up again; return the error for it.
+    ENOTDIR becomes ESTALE: the kernel asks only below what it knows as directories, and repeats the
+    path walk for that error alone."""
+    if error.errno in LOOK_AGAIN:
+        await asker.wait_kernel_told(path)
+    return SourceError(errno.ESTALE) if error.errno == errno.ENOTDIR else error
+
+
+async def replaced(asker: Asker, path: Path) -> SourceError:
+    """Have the core and the kernel look *path* up again; return the error for this request."""
+    asker.replaced(path)
+    await asker.wait_kernel_told(path)
+    return SourceError(errno.ESTALE)
+
+
+def may_become(new: Attributes, known: Attributes, allow_other: bool) -> bool:
+    """Whether a number that stood for the directory *known* may stand for *new*. Rights matter only
+    with ``--allow-other``: otherwise the daemon's own user is the only one."""
+    return new.is_directory() and (not allow_other or is_as_open(new, known))
+
+
+async def leads_as_known(
+    look_at: Callable[[Path], Awaitable[Entry | None]],
+    known_at: Callable[[Path], Attributes | None],
+    path: Path,
+) -> bool:
+    """Whether all directories above *path* are those that the kernel knows. Their rights count for
+    whoever is in there already."""
+    path, _ = split(path)
+    while path:
+        known, entry = known_at(path), await look_at(path)
+        if known is None or entry is None or entry.attributes.version.inode != known.version.inode:
+            return False
+        path, _ = split(path)
+    return True
+
+
+def is_as_open(new: Attributes, known: Attributes) -> bool:
+    """Whether everybody who may list and search *known* may do so with *new*."""
+    (new_mode, *new_owner), (known_mode, *known_owner) = (
+        (each.unpack()[9], *each.unpack()[11:13]) for each in (new, known)
+    )
+    if new_owner == known_owner:
+        return known_mode & ~new_mode & 0o555 == 0
+    somebody = (known_mode | known_mode >> 3 | known_mode >> 6) & 0o5
+    everybody = new_mode & new_mode >> 3 & new_mode >> 6
+    return somebody & ~everybody == 0
+
+
 class FrontHandlers(pyfuse3.Operations):
     """Fills the front's tables."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, asker: Asker, board: Board, statfs: Statfs) -> None:
+    def __init__(self, asker: Asker, board: Board, statfs: Statfs, *, allow_other: bool) -> None:
         super().__init__()
         self._asker = asker
         self._board = board
         self._statfs = statfs
+        self._allow_other = allow_other
 
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
@@ -128,22 +187,26 @@ class FrontHandlers(pyfuse3.Operations):
         try:
             return await self._asker.ask(question, deliver)
         except SourceError as error:
-            if error.errno in LOOK_AGAIN:
-                await self._asker.wait_kernel_told(path)
-            raise
+            raise await as_stale(self._asker, path, error) from None
 
     async def _look_up(self, parent: int, name: bytes) -> None:
-        directory, _ = self._node(parent)
+        directory, known = self._node(parent)
         path = join(directory, name)
 
-        def publish(answer: Answered, _: Content, remaining: Remaining) -> None:
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
             if isinstance(answer, AnswerListing):
-                self._publish_listing(parent, answer, remaining)
-            elif isinstance(answer, AnswerEntry):
+                return self._publish_listing(parent, known, answer, remaining)
+            if isinstance(answer, AnswerEntry):
+                if not self._board.is_attached(parent):
+                    return False  # it would be a name in the newer one
                 left = remaining(answer.fresh_until)
                 self._board.publish_entry(parent, name, answer.entry, left)
+            return True
 
-        await self._ask(path, lambda request: Look(request, path), publish)
+        if not await self._ask(path, lambda request: Look(request, path), publish):
+            known = await self._known_anew(parent, directory, known)
+            if not await self._ask(path, lambda request: Look(request, path), publish):
+                raise await replaced(self._asker, directory)
 
     async def _refresh(self, number: int) -> None:
         """The attributes of a directory are no longer fresh; those of files do not age."""
@@ -165,15 +228,57 @@ class FrontHandlers(pyfuse3.Operations):
             raise SourceError(errno.ESTALE)
 
     async def _list(self, number: int) -> None:
-        path, _ = self._node(number)
+        path, known = self._node(number)
 
-        def publish(answer: Answered, _: Content, remaining: Remaining) -> None:
-            if isinstance(answer, AnswerListing):
-                self._publish_listing(number, answer, remaining)
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
+            assert isinstance(answer, AnswerListing)
+            return self._publish_listing(number, known, answer, remaining)
 
-        await gone_is_stale(self._ask(path, lambda request: List(request, path), publish))
+        if not await gone_is_stale(self._ask(path, lambda request: List(request, path), publish)):
+            known = await self._known_anew(number, path, known)
+            if not await gone_is_stale(
+                self._ask(path, lambda request: List(request, path), publish)
+            ):
+                raise await replaced(self._asker, path)
 
-    def _publish_listing(self, number: int, answer: AnswerListing, remaining: Remaining) -> None:
+    async def _known_anew(self, number: int, path: Path, known: Attributes) -> Attributes:
+        """The attributes of the directory that replaced *known*, if the number may become its own:
+        no request was told a name in the old one, and the way there and the rights are the same. A
+        directory that autofs mounts at its first listing is such a case. ESTALE otherwise."""
+
+        def publish(answer: Answered, _: Content, remaining: Remaining) -> Attributes | None:
+            assert isinstance(answer, AnswerEntry | AnswerListing)
+            entry = entry_of(answer, path)
+            if entry is None or not may_become(entry.attributes, known, self._allow_other):
+                return None
+            left = remaining(answer.fresh_until)
+            self._board.publish_attributes(number, entry.attributes, left)
+            return entry.attributes
+
+        found = None
+        if (
+            self._board.is_untouched(number)
+            and self._board.is_attached(number)
+            and await leads_as_known(self._look_at, self._board.attributes_at, path)
+        ):
+            found = await self._ask(path, lambda request: Look(request, path), publish)
+        if found is None:
+            raise await replaced(self._asker, path)
+        return found
+
+    async def _look_at(self, path: Path) -> Entry | None:
+        def take(answer: Answered, _: Content, __: Remaining) -> Entry | None:
+            assert isinstance(answer, AnswerEntry | AnswerListing)
+            return entry_of(answer, path)
+
+        return await self._ask(path, lambda request: Look(request, path), take)
+
+    def _publish_listing(
+        self, number: int, known: Attributes, answer: AnswerListing, remaining: Remaining
+    ) -> bool:
+        """False if it is of another directory than the kernel knows by this number."""
+        if not is_listing_of(answer.directory, known, answer.listing):
+            return False
         left = remaining(answer.fresh_until)
         self._board.publish_listing_for(
             number,
@@ -184,6 +289,7 @@ class FrontHandlers(pyfuse3.Operations):
             granted_below=answer.granted_below,
             read_ahead=answer.read_ahead,
         )
+        return True
 
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
         path, attributes = self._node(number)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pyfuse3
 
-from copperfs.types import ROOT, Attributes, Entry, Path
+from copperfs.types import ROOT, Attributes, Entry, Path, is_below
 
 
 @dataclass(slots=True)
@@ -50,6 +50,9 @@ class Inodes:
             ):
                 inode.attributes = new
                 return number
+            if old.is_directory():  # nor do the paths below it lead to what they led to
+                for each in [each for each in self._by_path if is_below(each, path)]:
+                    del self._by_path[each]
         number = self._next
         self._next += 1
         self._by_number[number] = Inode(path, entry.attributes, entry.target)
@@ -75,6 +78,19 @@ class Inodes:
         del self._by_number[number]
         if self._by_path.get(inode.path) == number:
             del self._by_path[inode.path]
+
+    def is_untouched(self, number: int) -> bool:
+        """Whether no name in this directory has a number."""
+        inode = self._by_number[number]
+        return not any(each != inode.path and is_below(each, inode.path) for each in self._by_path)
+
+    def is_attached(self, number: int) -> bool:
+        """Whether its path leads to no newer number, as far as is known."""
+        return self._by_path.get(self._by_number[number].path) == number
+
+    def attributes_at(self, path: Path) -> Attributes | None:
+        number = self._by_path.get(path)
+        return None if number is None else self._by_number[number].attributes
 
     def find(self, path: Path) -> int | None:
         return self._by_path.get(path)

@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyfuse3
 import trio
@@ -23,24 +24,29 @@ from copperfs.core.actions import (
     CacheKey,
     ObjectKey,
 )
-from copperfs.core.events import List, Look
+from copperfs.core.events import List, Look, Question
 from copperfs.core.listing import Listing
-from copperfs.fuse.answers import Answered, Asker, Content, SourceError
+from copperfs.fuse.answers import Answered, Asker, Content, Deliver, SourceError
 from copperfs.fuse.handlers import (
-    LOOK_AGAIN,
     Remaining,
+    as_stale,
     as_statvfs,
     entry_of,
     gone_is_stale,
     guarded,
+    is_listing_of,
+    leads_as_known,
+    may_become,
+    replaced,
 )
 from copperfs.fuse.inodes import Inode, Inodes
 from copperfs.fuse.pieces import Pieces, ask_at_each
 from copperfs.fuse.statfs import Statfs
-from copperfs.types import Attributes, ChunkKey, Entry, Path, join, split
+from copperfs.types import Attributes, ChunkKey, Entry, Path, RequestId, join, split
 
 FOREVER_S = 10 * 365 * 24 * 3600.0
 NAME_MAX = 255
+T = TypeVar("T")
 HANDLES_MAX = 64
 
 
@@ -135,6 +141,7 @@ class PlainHandlers(pyfuse3.Operations):
         statfs: Statfs,
         *,
         kernel_cache: bool = True,
+        allow_other: bool,
     ) -> None:
         super().__init__()
         self.requests = 0
@@ -142,6 +149,7 @@ class PlainHandlers(pyfuse3.Operations):
         self._inodes = inodes
         self._statfs = statfs
         self._kernel_cache = kernel_cache
+        self._allow_other = allow_other
         self._handles = Handles()
 
     # --- the requests ----------------------------------------------------------------------------
@@ -192,15 +200,31 @@ class PlainHandlers(pyfuse3.Operations):
     async def _find(self, path: Path) -> _Found:
         def take(answer: Answered, _: Content, remaining: Remaining) -> _Found:
             assert isinstance(answer, AnswerEntry | AnswerListing)
-            return _Found(entry_of(answer, path), fresh_s=remaining(answer.fresh_until))
+            listing = answer.listing if isinstance(answer, AnswerListing) else None
+            return _Found(entry_of(answer, path), listing, remaining(answer.fresh_until))
 
-        return await self._asker.ask(lambda request: Look(request, path), take)
+        return await self._ask(path, lambda request: Look(request, path), take)
+
+    async def _ask(
+        self, path: Path, question: Callable[[RequestId], Question], deliver: Deliver[T]
+    ) -> T:
+        try:
+            return await self._asker.ask(question, deliver)
+        except SourceError as error:
+            raise await as_stale(self._asker, path, error) from None
 
     async def _look_up(self, parent: int, name: bytes) -> pyfuse3.EntryAttributes:
         if len(name) > NAME_MAX:
             raise SourceError(errno.ENAMETOOLONG)
-        path = join(self._inode(parent).path, name)
+        directory = self._inode(parent)
+        path = join(directory.path, name)
         found = await self._find(path)
+        if found.listing is None and not self._inodes.is_attached(parent):
+            raise await replaced(self._asker, directory.path)
+        if found.listing is not None and not await self._is_of(parent, found.listing):
+            found = await self._find(path)
+            if found.listing is not None and not await self._is_of(parent, found.listing):
+                raise await replaced(self._asker, directory.path)
         if found.entry is None:
             if not self._kernel_cache:
                 raise pyfuse3.FUSEError(errno.ENOENT)
@@ -223,6 +247,29 @@ class PlainHandlers(pyfuse3.Operations):
         inode.attributes = found.entry.attributes
         return self._shown(number, inode.attributes, found.fresh_s)
 
+    async def _look_at(self, path: Path) -> Entry | None:
+        return (await self._find(path)).entry
+
+    async def _is_of(self, number: int, listing: Listing) -> bool:
+        """Whether it is of the directory that the kernel knows by this number; False if the number
+        has become the new one's (``FrontHandlers._known_anew``), ESTALE if it cannot."""
+        directory = self._inode(number)
+        if is_listing_of(directory.path, directory.attributes, listing):
+            return True
+        found = None
+        if (
+            self._inodes.is_untouched(number)
+            and self._inodes.is_attached(number)
+            and await leads_as_known(self._look_at, self._inodes.attributes_at, directory.path)
+        ):
+            found = await self._look_at(directory.path)
+        if found is None or not may_become(
+            found.attributes, directory.attributes, self._allow_other
+        ):
+            raise await replaced(self._asker, directory.path)
+        directory.attributes = found.attributes
+        return False
+
     async def _list(self, number: int, start: int, token: pyfuse3.ReaddirToken) -> None:
         inode = self._inode(number)
 
@@ -231,8 +278,16 @@ class PlainHandlers(pyfuse3.Operations):
             return _Found(listing=answer.listing, fresh_s=remaining(answer.fresh_until))
 
         found = await gone_is_stale(
-            self._asker.ask(lambda request: List(request, inode.path), take)
+            self._ask(inode.path, lambda request: List(request, inode.path), take)
         )
+        assert found.listing is not None
+        if not await self._is_of(number, found.listing):
+            found = await gone_is_stale(
+                self._ask(inode.path, lambda request: List(request, inode.path), take)
+            )
+            assert found.listing is not None
+            if not await self._is_of(number, found.listing):
+                raise await replaced(self._asker, inode.path)
         assert found.listing is not None
         for cookie, name, entry in found.listing.after(start):
             if found.listing.bare:
@@ -253,12 +308,7 @@ class PlainHandlers(pyfuse3.Operations):
         version = inode.attributes.version
         fd = self._handles.get(number)
         if fd is None:
-            try:
-                data = await self._read_held(number, inode, Pieces(offset, size, version.size))
-            except SourceError as error:
-                if error.errno in LOOK_AGAIN:
-                    await self._asker.wait_kernel_told(inode.path)
-                raise
+            data = await self._read_held(number, inode, Pieces(offset, size, version.size))
             if data is not None:
                 return data
             fd = self._handles.get(number)
@@ -292,7 +342,7 @@ class PlainHandlers(pyfuse3.Operations):
         path, version, first = inode.path, inode.attributes.version, pieces.first_byte
 
         async def ask(at: int) -> None:
-            await self._asker.ask(pieces.question(path, version, at, leads=at == first), take)
+            await self._ask(path, pieces.question(path, version, at, leads=at == first), take)
 
         await ask(first)
         await ask_at_each(ask, pieces.missing())

@@ -62,6 +62,7 @@ from copperfs.fuse.statfs import FRESH_S, Statfs
 from copperfs.roster import Roster
 from copperfs.runtime.chronicle import Chronicle
 from copperfs.runtime.control import ControlServer
+from copperfs.runtime.coredump import leave_out_memory
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
 from copperfs.runtime.logfile import LogFile, reopen_logs
@@ -247,7 +248,7 @@ class Daemon:
         self._join(engine)
         statfs = parts.statfs
         statfs.publish = partial(_publish_statfs, front)
-        handlers = FrontHandlers(engine, board, statfs)
+        handlers = FrontHandlers(engine, board, statfs, allow_other=self.settings.allow_other)
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -308,7 +309,11 @@ class Daemon:
         self._join(engine)
         job = Job(engine, self.settings, dict, node.reset_statistics, self._roster)
         handlers = PlainHandlers(
-            engine, inodes, parts.statfs, kernel_cache=self.settings.kernel_cache
+            engine,
+            inodes,
+            parts.statfs,
+            kernel_cache=self.settings.kernel_cache,
+            allow_other=self.settings.allow_other,
         )
         pyfuse3.init(handlers, self.settings.mountpoint, set(self._options()))
         self._cleanup.callback(pyfuse3.close, unmount=False)
@@ -764,6 +769,7 @@ def main() -> int:
 
     try:
         set_up_logging(settings, to_stderr=settings.foreground)
+        leave_out_memory()
         Daemon(settings, launch, users).run(ready)
     except CopperError as error:
         tell(error=str(error))

@@ -61,6 +61,7 @@ from copperfs.core.events import (
     Listed,
     Probed,
     Question,
+    Replaced,
     Start,
     StartCall,
     Tick,
@@ -262,6 +263,10 @@ class Engine:
     def take_listing(self, path: Path, listing: Listing, epoch: int, *, ahead: bool) -> None:
         """A directory that was listed without the core being asked."""
         self.post(Listed(path, listing, epoch, ahead))
+
+    def replaced(self, path: Path) -> None:
+        """The kernel knows another directory by that path than the one that was listed."""
+        self.post(Replaced(path))
 
     def post(self, event: Event) -> None:
         """Let the core take one step, and do what it wants."""

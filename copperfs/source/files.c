@@ -7,8 +7,9 @@
  * version is not believed because it is open: who reads looks before and after.
  *
  * At most FILES_MAX are kept (fewer where the limit on descriptors is low), besides those that are
- * being read.  A file that somebody is opening is waited for by others that want it.  Whoever finds that a file is not what it should be says
- * so, and it is opened anew for the next.
+ * being read.  A file that somebody is opening is waited for by others that want it, until their
+ * deadline.  Whoever finds that a file is not what it should be says so, and it is opened anew for
+ * the next.
  */
 #include "native.h"
 
@@ -40,24 +41,30 @@ struct open_file {
 struct files {
 	pthread_mutex_t lock;
 	pthread_cond_t opened;
+	const char *root;
+	double deadline_s;
 	struct open_file *first; /* what was used last */
 	unsigned count, count_max;
 };
 
-struct files *files_new(void)
+struct files *files_new(const char *root, double deadline_s)
 {
 	struct files *files = calloc(1, sizeof(*files));
-
+	pthread_condattr_t monotonic;
 	struct rlimit limit;
 
-	if (files) {
-		files->count_max = FILES_MAX;
-		if (!getrlimit(RLIMIT_NOFILE, &limit) &&
-		    limit.rlim_cur / FILES_PART < FILES_MAX)
-			files->count_max = (unsigned)(limit.rlim_cur / FILES_PART);
-		pthread_mutex_init(&files->lock, NULL);
-		pthread_cond_init(&files->opened, NULL);
-	}
+	if (!files)
+		return NULL;
+	files->root = root;
+	files->deadline_s = deadline_s;
+	files->count_max = FILES_MAX;
+	if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur / FILES_PART < FILES_MAX)
+		files->count_max = (unsigned)(limit.rlim_cur / FILES_PART);
+	pthread_mutex_init(&files->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&files->opened, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	return files;
 }
 
@@ -124,6 +131,24 @@ static struct open_file *surplus(struct files *files)
 	return last ? take_out(files, last) : NULL;
 }
 
+/* Waits while another thread opens the file. NULL: that one hangs. */
+static struct open_file **wait_for(struct files *files, const char *path,
+				   const struct version *version)
+{
+	double until_s = now_s() + files->deadline_s;
+	struct timespec until = { .tv_sec = (time_t)until_s };
+	struct open_file **place;
+	bool overdue = false;
+
+	until.tv_nsec = (long)((until_s - (double)until.tv_sec) * 1e9);
+	while (*(place = place_of(files, path, version)) && (*place)->fd < 0) {
+		if (overdue)
+			return NULL;
+		overdue = pthread_cond_timedwait(&files->opened, &files->lock, &until);
+	}
+	return place;
+}
+
 /* --- in threads of the source --- */
 
 int files_borrow(struct files *files, const char *path, const struct version *version,
@@ -134,8 +159,11 @@ int files_borrow(struct files *files, const char *path, const struct version *ve
 	int error;
 
 	pthread_mutex_lock(&files->lock);
-	while (*(place = place_of(files, path, version)) && (*place)->fd < 0)
-		pthread_cond_wait(&files->opened, &files->lock);
+	place = wait_for(files, path, version);
+	if (!place) {
+		pthread_mutex_unlock(&files->lock);
+		return ETIMEDOUT;
+	}
 	*was_open = *place;
 	if (*was_open) {
 		file = take_out(files, place);
@@ -160,7 +188,7 @@ int files_borrow(struct files *files, const char *path, const struct version *ve
 	pthread_mutex_unlock(&files->lock);
 	file_free(other);
 
-	error = source_open_for_pieces(path, version, fd, counts);
+	error = source_open_for_pieces(files->root, path, version, fd, counts);
 
 	pthread_mutex_lock(&files->lock);
 	if (error)

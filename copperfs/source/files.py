@@ -6,10 +6,12 @@ comes next, and closed when nobody came for a while. That a file is still this v
 believed because it is open: who reads looks before and after.
 
 At most ``FILES_MAX`` are kept (fewer where the limit on descriptors is low), besides those that are
-being read. A file that somebody is opening is waited for by others that want it. Whoever finds that
-a file is not what it should be says so, and it is opened anew for the next.
+being read. A file that somebody is opening
+is waited for by others that want it, until their deadline. Whoever finds that a file is not what it
+should be says so, and it is opened anew for the next.
 """
 
+import errno
 import os
 import resource
 import threading
@@ -53,6 +55,8 @@ class OpenFiles:
     """For all threads of a pool."""
 
     open: Callable[[Path, Version], int]
+    deadline_s: float
+    """A thread waits at most so long for a file that another thread opens."""
     count_max: int = field(default_factory=_count_max)
     _kept: OrderedDict[_Key, OpenFile] = field(default_factory=OrderedDict)
     """What was used last is last."""
@@ -72,8 +76,9 @@ class OpenFiles:
 
     def _borrow(self, key: _Key) -> tuple[OpenFile, bool]:
         with self._condition:
-            while (file := self._kept.get(key)) is not None and file.fd < 0:
-                self._condition.wait()
+            if not self._condition.wait_for(lambda: self._is_open(key), self.deadline_s):
+                raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            file = self._kept.get(key)
             if file is not None:
                 self._kept.move_to_end(key)
                 file.users += 1
@@ -91,6 +96,11 @@ class OpenFiles:
                     del self._kept[key]
                 self._condition.notify_all()
         return file, False
+
+    def _is_open(self, key: _Key) -> bool:
+        """Or nobody is opening it."""
+        file = self._kept.get(key)
+        return file is None or file.fd >= 0
 
     def _return(self, key: _Key, file: OpenFile, *, is_good: bool) -> None:
         with self._condition:

@@ -56,23 +56,28 @@ int scan_end(struct scan *scan, struct buffer *packed);
 /* Where blobs come from; set once, before the first thread. */
 extern struct blob_pool *source_blobs;
 
-int source_open_directory(const char *path, struct filesystems *filesystems, int *fd,
+/* What a path below the root leads to, through no link; of a link itself with O_PATH. A root that
+ * is a link is followed. */
+int open_below(const char *root, const char *path, int flags, int *fd);
+
+int source_open_directory(const char *root, const char *path,
+			  struct filesystems *filesystems, int *fd,
 			  struct attributes *attributes);
-int source_look(const char *path, struct filesystems *filesystems,
-		struct attributes *attributes, struct buffer *target,
-		struct source_counts *counts);
-int source_read(const char *path, const struct version *version, struct blob **blob,
-		struct source_counts *counts);
-int source_open(const char *path, const struct version *version, int *fd,
-		struct source_counts *counts);
+int source_look(const char *root, const char *path, struct filesystems *filesystems,
+		struct attributes *attributes, struct buffer *target, struct source_counts *counts);
+int source_read(const char *root, const char *path, const struct version *version,
+		struct blob **blob, struct source_counts *counts);
+int source_open(const char *root, const char *path, const struct version *version,
+		int *fd, struct source_counts *counts);
 /* For reading pieces here and there: what was not asked for is not read ahead. */
-int source_open_for_pieces(const char *path, const struct version *version, int *fd,
-			   struct source_counts *counts);
+int source_open_for_pieces(const char *root, const char *path, const struct version *version,
+			   int *fd, struct source_counts *counts);
 
 /* Files that stay open for a while; files.c. */
 struct files;
 struct open_file;
-struct files *files_new(void);
+/* Keeps `root`. A thread waits at most `deadline_s` for a file that another thread opens. */
+struct files *files_new(const char *root, double deadline_s);
 void files_free(struct files *files);
 /* Lends the descriptor until it is returned; `is_good` keeps it for the next. */
 int files_borrow(struct files *files, const char *path, const struct version *version,

@@ -19,14 +19,12 @@
  *
  * Longer than most modules: jobs, threads that hang and shared scans are under one lock.
  */
-#define _GNU_SOURCE /* asprintf */
 #include "pool.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -131,7 +129,8 @@ static int list(struct pool *pool, struct job *job)
 
 	if (!mounts_are_as_trusted(pool, job))
 		return EAGAIN;
-	error = source_open_directory(job->path, pool->filesystems, &fd, &job->attributes);
+	error = source_open_directory(pool->root, job->path, pool->filesystems, &fd,
+				      &job->attributes);
 	if (error)
 		return error;
 	if (!is_version(&job->attributes, &job->version)) {
@@ -162,7 +161,8 @@ static void run(struct pool *pool, struct job *job)
 			break;
 		}
 		pool->counts.scandir++;
-		job->error = source_open_directory(job->path, pool->filesystems, &fd,
+		job->error = source_open_directory(pool->root, job->path,
+						   pool->filesystems, &fd,
 						   &job->attributes);
 		if (!job->error)
 			job->error = scan_begin(fd, pool->listing_max, pool->filesystems,
@@ -170,17 +170,17 @@ static void run(struct pool *pool, struct job *job)
 						&job->scan);
 		break;
 	case LOOK:
-		job->error = source_look(job->path, pool->filesystems, &job->attributes,
-					 &job->buffer, &pool->counts);
+		job->error = source_look(pool->root, job->path, pool->filesystems,
+					 &job->attributes, &job->buffer, &pool->counts);
 		break;
 	case READ:
-		job->error = source_read(job->path, &job->version, &job->blob,
+		job->error = source_read(pool->root, job->path, &job->version, &job->blob,
 					 &pool->counts);
 		if (!job->error && job->looked_for_count)
 			look_through(job);
 		break;
 	case OPEN:
-		job->error = source_open(job->path, &job->version, &job->fd,
+		job->error = source_open(pool->root, job->path, &job->version, &job->fd,
 					 &pool->counts);
 		if (job->error)
 			job->fd = -1;
@@ -539,8 +539,8 @@ struct job *pool_job(struct pool *pool, enum kind kind, const char *path,
 	job->kind = kind;
 	job->version = *version;
 	job->deadline_s = pool->deadline_s;
-	if (asprintf(&job->path, "%s%s", pool->root, path) < 0) {
-		job->path = NULL;
+	job->path = strdup(path);
+	if (!job->path) {
 		job_free(job);
 		return NULL;
 	}
@@ -597,7 +597,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pool->listing_max = listing_max;
 	pool->root = strdup(root);
 	pool->deadline_s = deadline_s;
-	pool->files = files_new();
+	pool->files = pool->root ? files_new(pool->root, deadline_s) : NULL;
 	pool->filesystems = filesystems_new(root, device);
 	pool->reader = (struct reader){ pool, read_for, list_for };
 	/* where there is none, nothing is ever trusted */

@@ -14,7 +14,7 @@ struct job {
 	struct job *next;
 	unsigned long long id;
 	enum kind kind;
-	char *path;
+	char *path; /* below the root */
 	struct version version;
 	uint64_t offset; /* of a chunk */
 	size_t length;

@@ -3,8 +3,9 @@
 Plain blocking calls, made by the threads of the pool; every one may take as long as the source
 takes. What is counted here is what reached the source.
 
-A path may be longer than one system call takes (4,095 bytes), because the source's own prefix is
-added to it: it is then walked in pieces.
+A path is walked name by name from the source's root. No symbolic link is followed on the way: it
+may have replaced a directory since the kernel checked the rights of the user who asks. ``below.c``
+does the same, mostly by one system call, and says why the root is opened each time.
 """
 
 import errno
@@ -14,18 +15,20 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from copperfs.blob import FileBlob, new_blob
 from copperfs.core.listing import Listing
 from copperfs.source.files import OpenFiles
 from copperfs.source.filesystems import Filesystems
-from copperfs.source.scan import entry_at, scan
+from copperfs.source.scan import scan
 from copperfs.types import Attributes, Entry, Path, Version
 
-PATH_MAX = 4095
+T = TypeVar("T")
+
 READ_BYTES = 1 << 20
 AHEAD_BYTES = 8 * READ_BYTES
 """What is asked for ahead of a large file, so that its pieces come side by side."""
@@ -35,18 +38,24 @@ ASK_BYTES = 128 * 1024
 CHUNK_TRIES = 2
 
 # A change within the same tick of the source's clock as the one before leaves no trace in the
-# version. Ticks are 4 ms and rarely 10; a file that changed within the last 20 is left alone for
-# that long before it is read.
+# version. Ticks are 4 ms and rarely 10; a file that has just changed is left alone for 20 before it
+# is read.
 TICK_NS = 20_000_000
+BEHIND_NS = 100_000_000
+"""By so much the source's clock may be behind ours: clocks that are kept by NTP are closer."""
 
 # O_NONBLOCK: a regular file may have become a fifo since it was looked at, and opening that would
 # wait for a writer.
-_OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
-_WALK = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY
+_OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_LOOK = os.O_PATH
+# O_DIRECTORY mounts what is to be mounted there by itself (autofs).
+_ROOT = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY
+_WALK = _ROOT | os.O_NOFOLLOW
 
 # What opening says when there is a link, a socket or a device by now where a file was.
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
+STALE_TRIES = 2
 
 
 class VersionChanged(OSError):
@@ -80,12 +89,13 @@ class PosixSource:
         root: bytes,
         *,
         listing_max: int,
+        deadline_s: float,
     ) -> None:
-        self.root = root.rstrip(b"/") or b"/"
+        self.root = root.rstrip(b"/") + b"/"
         self.listing_max = listing_max
         self.counts = SourceCounts()
         self.filesystems = Filesystems(self.root, os.stat(self.root).st_dev)
-        self.files = OpenFiles(self._open_for_pieces)
+        self.files = OpenFiles(self._open_for_pieces, deadline_s)
 
     # --- what the pool calls ---------------------------------------------------------------------
 
@@ -105,17 +115,14 @@ class PosixSource:
         """The entry of *path*; None if there is no such name."""
         self.counts.add("stat")
         try:
-            with self._reachable(path) as (directory, name):
-                return entry_at(directory, name, self.filesystems)
+            return self._anew_if_stale(lambda: self._look(path))
         except FileNotFoundError:
             return None
 
     def read(self, path: Path, version: Version) -> FileBlob:
         """The whole file, if it is this version from the first byte to the last."""
-        with self._opened(path, _OPEN_FILE) as fd:
-            self.counts.add("open")
-            self._check(fd, version)
-            self._let_settle(version)
+        fd = self.open(path, version)
+        try:
             blob = new_blob(version.size)
             done = asked = 0
             ahead = version.size > READ_BYTES and _is_cached(fd)
@@ -130,6 +137,8 @@ class PosixSource:
                 done += got
             self.counts.add("read_bytes", done)
             self._check(fd, version)
+        finally:
+            os.close(fd)
         blob.seal(version.size)
         return blob
 
@@ -143,7 +152,6 @@ class PosixSource:
                 with self.files.borrowed(path, version) as (fd, was_open):
                     if was_open:  # it may have lost its name; one that was just opened had it
                         self._check(fd, version, links_min=1)
-                    self._let_settle(version)
                     self._read_piece(fd, blob.view, offset)
                     self._check(fd, version)
                 break
@@ -155,13 +163,19 @@ class PosixSource:
 
     def open(self, path: Path, version: Version) -> int:
         """A descriptor of this version; the caller closes it."""
-        fd = self._open(path, _OPEN_FILE)
+        try:
+            fd = self._open(path, _OPEN_FILE)
+        except OSError as error:
+            if error.errno in _NOT_A_FILE:
+                raise VersionChanged from None
+            raise
         self.counts.add("open")
         try:
             self._check(fd, version)
         except OSError:
             os.close(fd)
             raise
+        _let_settle(version)
         return fd
 
     # --- how -------------------------------------------------------------------------------------
@@ -196,11 +210,14 @@ class PosixSource:
         ):
             raise VersionChanged
 
-    @staticmethod
-    def _let_settle(version: Version) -> None:
-        age_ns = time.time_ns() - version.ctime_ns
-        if 0 <= age_ns < TICK_NS:
-            time.sleep((TICK_NS - age_ns) / 1e9)
+    def _look(self, path: Path) -> Entry:
+        """Attributes, and a link's target, of one and the same."""
+        with self._opened(path, _LOOK) as fd:
+            status = os.fstat(fd)
+            target = os.readlink(b"", dir_fd=fd) if stat.S_ISLNK(status.st_mode) else b""
+            return Entry(
+                Attributes.from_stat(status, self.filesystems.flags(status.st_dev)), target
+            )
 
     @contextmanager
     def _opened(self, path: Path, flags: int) -> Iterator[int]:
@@ -211,34 +228,41 @@ class PosixSource:
             os.close(fd)
 
     def _open(self, path: Path, flags: int) -> int:
-        with self._reachable(path) as (directory, name):
-            for attempt in range(2):
-                try:
-                    return os.open(name, flags, dir_fd=directory)
-                except OSError as error:
-                    if flags == _OPEN_FILE and error.errno in _NOT_A_FILE:
-                        raise VersionChanged from None
-                    # A network filesystem notices only now that the name leads elsewhere.
-                    if error.errno != errno.ESTALE or attempt:
-                        raise
-        raise AssertionError("unreachable")
+        """What *path* leads to, through no link; of a link itself with O_PATH. A root that is a
+        link is followed."""
+        if not path:
+            return os.open(self.root, flags | os.O_CLOEXEC)
+        return self._anew_if_stale(lambda: self._open_by_names(path.split(b"/"), flags))
 
-    @contextmanager
-    def _reachable(self, path: Path) -> Iterator[tuple[int | None, bytes]]:
-        """*path* as what system calls take: a directory, or None, and a name relative to it."""
-        absolute = self.root + b"/" + path if path else self.root
-        directory: int | None = None
+    def _open_by_names(self, names: list[bytes], flags: int) -> int:
+        if b".." in names:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        directory = os.open(self.root, _ROOT)
         try:
-            while len(absolute) > PATH_MAX:
-                cut = absolute.rindex(b"/", 0, PATH_MAX)
-                onward = os.open(absolute[:cut], _WALK, dir_fd=directory)
-                if directory is not None:
-                    os.close(directory)
-                directory, absolute = onward, absolute[cut + 1 :]
-            yield directory, absolute
-        finally:
-            if directory is not None:
+            for name in names[:-1]:
+                onward = os.open(name, _WALK, dir_fd=directory)
                 os.close(directory)
+                directory = onward
+            return os.open(names[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        finally:
+            os.close(directory)
+
+    @staticmethod
+    def _anew_if_stale(work: Callable[[], T]) -> T:
+        """A network filesystem may notice only now that a name leads elsewhere."""
+        for _ in range(STALE_TRIES - 1):
+            try:
+                return work()
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+        return work()
+
+
+def _let_settle(version: Version) -> None:
+    """Of a version that was just seen; ``read.c`` says why."""
+    if time.time_ns() - version.ctime_ns < TICK_NS + BEHIND_NS:
+        time.sleep(TICK_NS / 1e9)
 
 
 def _is_cached(fd: int) -> bool:

@@ -1,8 +1,5 @@
 /*
  * Looking, reading and opening: what posix.py does, without the GIL.
- *
- * A path may be longer than a system call takes, because the source's own prefix is
- * added to it; it is then walked in pieces.
  */
 #define _GNU_SOURCE
 #include "native.h"
@@ -16,9 +13,8 @@
 
 enum {
 	/* A regular file may have become a fifo or a link since it was looked at. */
-	OPEN_FILE = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
-	OPEN_DIRECTORY = O_RDONLY | O_CLOEXEC | O_DIRECTORY,
-	WALK = O_PATH | O_CLOEXEC | O_DIRECTORY,
+	OPEN_FILE = O_RDONLY | O_NONBLOCK | O_NOCTTY,
+	OPEN_DIRECTORY = O_RDONLY | O_DIRECTORY,
 	READ_BYTES = 1 << 20,
 	/* Of a large file so much is asked for ahead, as pieces that come side by side: what
 	 * Lustre's client has under way to one server (osc.*.max_rpcs_in_flight). */
@@ -26,65 +22,16 @@ enum {
 	/* What the kernel reads in one go of most filesystems. */
 	ASK_BYTES = 128 * 1024,
 	CHUNK_TRIES = 2,
-	LINK_TRIES = 8,
+	LOOK_TRIES = 2,
 };
 
 /* A change within the same tick of the source's clock as the one before leaves no trace
  * in the version. Ticks are 4 ms and rarely 10. */
 static const int64_t tick_ns = 20000000;
+/* By so much the source's clock may be behind ours: clocks that are kept by NTP are closer. */
+static const int64_t behind_ns = 100000000;
 
 struct blob_pool *source_blobs;
-
-/* Finds a directory from which the rest of the path is short enough. */
-static int reach(const char *path, int *directory, const char **rest)
-{
-	char piece[PATH_MAX];
-
-	*directory = AT_FDCWD;
-	while (strlen(path) >= PATH_MAX) {
-		size_t length = PATH_MAX - 1;
-		int onward;
-
-		while (length && path[length] != '/')
-			length--;
-		if (!length)
-			return ENAMETOOLONG;
-		memcpy(piece, path, length);
-		piece[length] = 0;
-		onward = openat(*directory, piece, WALK);
-		if (*directory != AT_FDCWD)
-			close(*directory);
-		*directory = AT_FDCWD;
-		if (onward < 0)
-			return errno;
-		*directory = onward;
-		path += length + 1;
-	}
-	*rest = path;
-	return 0;
-}
-
-static void let_go(int directory)
-{
-	if (directory != AT_FDCWD)
-		close(directory);
-}
-
-static int open_at(const char *path, int flags, int *fd)
-{
-	const char *rest;
-	int directory, error = reach(path, &directory, &rest);
-
-	if (error)
-		return error;
-	*fd = openat(directory, rest, flags);
-	/* a network filesystem noticed only now that the name leads elsewhere */
-	if (*fd < 0 && errno == ESTALE)
-		*fd = openat(directory, rest, flags);
-	error = *fd < 0 ? errno : 0;
-	let_go(directory);
-	return error;
-}
 
 static int64_t nanoseconds(const struct timespec *time)
 {
@@ -123,24 +70,25 @@ static int check(int fd, const struct version *version)
 	return check_kept(fd, version, 0);
 }
 
+/* Of a version that was just seen. Only the source's clock tells how old it is, and nobody can
+ * ask for that one; if it is ahead of ours the change lies in the future.  But whatever it says,
+ * it goes on: a tick after the version was seen, it has another time for the next change. */
 static void let_settle(const struct version *version)
 {
-	struct timespec now, wait = { 0 };
-	int64_t age_ns;
+	struct timespec now, wait = { .tv_nsec = tick_ns };
 
 	clock_gettime(CLOCK_REALTIME, &now);
-	age_ns = nanoseconds(&now) - version->ctime_ns;
-	if (age_ns < 0 || age_ns >= tick_ns)
-		return;
-	wait.tv_nsec = tick_ns - age_ns;
-	nanosleep(&wait, NULL);
+	if (nanoseconds(&now) - version->ctime_ns < tick_ns + behind_ns)
+		while (clock_nanosleep(CLOCK_MONOTONIC, 0, &wait, &wait) == EINTR)
+			;
 }
 
-int source_open_directory(const char *path, struct filesystems *filesystems, int *fd,
+int source_open_directory(const char *root, const char *path,
+			  struct filesystems *filesystems, int *fd,
 			  struct attributes *attributes)
 {
 	struct stat status;
-	int error = open_at(path, OPEN_DIRECTORY, fd);
+	int error = open_below(root, path, OPEN_DIRECTORY, fd);
 
 	if (error)
 		return error;
@@ -153,10 +101,10 @@ int source_open_directory(const char *path, struct filesystems *filesystems, int
 	return 0;
 }
 
-int source_open(const char *path, const struct version *version, int *fd,
-		struct source_counts *counts)
+int source_open(const char *root, const char *path, const struct version *version,
+		int *fd, struct source_counts *counts)
 {
-	int error = open_at(path, OPEN_FILE, fd);
+	int error = open_below(root, path, OPEN_FILE, fd);
 
 	/* there is a link, a socket or a device by now where a file was */
 	if (error == ELOOP || error == ENXIO || error == ENODEV)
@@ -167,6 +115,8 @@ int source_open(const char *path, const struct version *version, int *fd,
 	error = check(*fd, version);
 	if (error)
 		close(*fd);
+	else
+		let_settle(version);
 	return error;
 }
 
@@ -182,10 +132,10 @@ static bool is_cached(int fd)
 	return true;
 }
 
-int source_open_for_pieces(const char *path, const struct version *version, int *fd,
-			   struct source_counts *counts)
+int source_open_for_pieces(const char *root, const char *path, const struct version *version,
+			   int *fd, struct source_counts *counts)
 {
-	int error = source_open(path, version, fd, counts);
+	int error = source_open(root, path, version, fd, counts);
 
 	if (!error)
 		posix_fadvise(*fd, 0, 0, POSIX_FADV_RANDOM);
@@ -220,14 +170,13 @@ static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 	return 0;
 }
 
-int source_read(const char *path, const struct version *version, struct blob **blob,
-		struct source_counts *counts)
+int source_read(const char *root, const char *path, const struct version *version,
+		struct blob **blob, struct source_counts *counts)
 {
-	int fd, error = source_open(path, version, &fd, counts);
+	int fd, error = source_open(root, path, version, &fd, counts);
 
 	if (error)
 		return error;
-	let_settle(version);
 	*blob = blob_new_in(source_blobs, version->size);
 	error = *blob ? read_whole(fd, *blob, counts) : ENOMEM;
 	if (!error)
@@ -283,10 +232,8 @@ int source_read_chunk(struct files *files, const char *path, const struct versio
 			break;
 		if (was_open) /* it may have lost its name; one that was just opened had it */
 			error = check_kept(fd, version, 1);
-		if (!error) {
-			let_settle(version);
+		if (!error)
 			error = read_piece(fd, *blob, offset, counts);
-		}
 		if (!error)
 			error = check(fd, version);
 		files_return(files, file, !error);
@@ -298,7 +245,7 @@ int source_read_chunk(struct files *files, const char *path, const struct versio
 	return error;
 }
 
-static int read_link(int directory, const char *name, struct buffer *target)
+static int read_link(int fd, struct buffer *target)
 {
 	ssize_t length;
 
@@ -306,35 +253,36 @@ static int read_link(int directory, const char *name, struct buffer *target)
 		target->bytes = malloc(PATH_MAX);
 	if (!target->bytes)
 		return ENOMEM;
-	length = readlinkat(directory, name, target->bytes, PATH_MAX);
+	length = readlinkat(fd, "", target->bytes, PATH_MAX);
 	if (length < 0)
 		return errno;
 	target->used = (size_t)length;
 	return 0;
 }
 
-int source_look(const char *path, struct filesystems *filesystems,
-		struct attributes *attributes, struct buffer *target,
-		struct source_counts *counts)
+/* Attributes, and a link's target, of one and the same. */
+static int look(const char *root, const char *path, struct stat *status, struct buffer *target)
 {
-	const char *name;
-	struct stat status;
-	int directory, error = reach(path, &directory, &name);
+	int fd, error = open_below(root, path, O_PATH, &fd);
 
 	if (error)
 		return error;
+	error = fstat(fd, status) ? errno : 0;
+	if (!error && S_ISLNK(status->st_mode))
+		error = read_link(fd, target);
+	close(fd);
+	return error;
+}
+
+int source_look(const char *root, const char *path, struct filesystems *filesystems,
+		struct attributes *attributes, struct buffer *target, struct source_counts *counts)
+{
+	struct stat status;
+	int error = ESTALE;
+
 	counts->stat++;
-	error = EIO;
-	for (int i = 0; i < LINK_TRIES; i++) {
-		error = fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT)
-				? errno : 0;
-		if (error || !S_ISLNK(status.st_mode))
-			break;
-		error = read_link(directory, name, target);
-		if (error != EINVAL) /* EINVAL: it became something else meanwhile */
-			break;
-	}
-	let_go(directory);
+	for (int i = 0; i < LOOK_TRIES && error == ESTALE; i++)
+		error = look(root, path, &status, target);
 	if (!error)
 		fill_attributes(attributes, &status, filesystems);
 	return error;

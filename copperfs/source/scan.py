@@ -65,8 +65,8 @@ def _bare(found: "os.DirEntry[str]", untouchable: tuple[bytes, ...]) -> Entry:
     return Entry(Attributes.bare(inode, kind))
 
 
-def entry_at(directory: int | None, name: bytes, filesystems: Filesystems) -> Entry:
-    """The entry of *name* in an open directory, or of a path; OSError if there is none."""
+def entry_at(directory: int, name: bytes, filesystems: Filesystems) -> Entry:
+    """The entry of *name* in an open directory; OSError if there is none."""
     for _ in range(8):
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         attributes = Attributes.from_stat(status, filesystems.flags(status.st_dev))

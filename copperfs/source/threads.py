@@ -39,7 +39,7 @@ class ThreadFetcher:
         deadline_s: float,
         untouchable: Callable[[], frozenset[Path]],
     ) -> None:
-        self._source = PosixSource(root, listing_max=listing_max)
+        self._source = PosixSource(root, listing_max=listing_max, deadline_s=deadline_s)
         self._deadline_s = deadline_s
         self._untouchable = untouchable
         self._trio = trio.lowlevel.current_trio_token()

@@ -70,6 +70,15 @@ def test_the_daemon_keeps_nothing_of_who_started_it(source: Path, mounted: Mount
         assert os.readlink(f"/proc/{mount.pid}/fd/{fd}") == "/dev/null"
 
 
+@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
+def test_a_core_dump_of_the_daemon_would_hold_no_memory(
+    mounted: Mounter, flags: tuple[str, ...]
+) -> None:
+    """``test_core_dump.py`` has a real one."""
+    pid = mounted(*flags).pid
+    assert int(Path(f"/proc/{pid}/coredump_filter").read_text(), 16) == 0x10
+
+
 def test_an_end_leaves_no_error_in_the_log(source: Path, mounted: Mounter) -> None:
     (source / "file").write_text("content")
     mount = mounted()

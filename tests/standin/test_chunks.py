@@ -126,8 +126,10 @@ def test_a_file_that_hangs_leaves_threads_for_the_others(make: Make, tmp_path: F
                 assert isinstance(await source.outcome(each), BlobRead)
         async with make(slow.mountpoint, concurrency=4, deadline_s=0.0) as source:
             rule = slow.hang("hung", ops=["read"])
-            chunks = [source.start(chunk_of(b"hung", hung, n * 4096, 4096)) for n in range(2)]
-            await trio.to_thread.run_sync(slow.wait_for_hanging, 2)
+            chunks = []
+            for n in range(2):  # one after the other, since nobody waits for an open file either
+                chunks.append(source.start(chunk_of(b"hung", hung, n * 4096, 4096)))
+                await trio.to_thread.run_sync(slow.wait_for_hanging, n + 1)
             for index in range(200):
                 error = await source.error_of(chunk_of(b"hung", hung, index * 4096, 4096))
                 assert error == errno.EIO

@@ -15,6 +15,7 @@ import socket
 import stat
 import struct
 import subprocess
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -414,6 +415,126 @@ def test_paths_around_the_limit_of_a_system_call_are_reached(
     subprocess.run(["rm", "-rf", tmp_path / os.fsdecode(path.split(b"/")[0])], check=True)
 
 
+# ---- below the root, and nowhere else ------------------------------------------------------------
+
+
+def linked_dir(directory: FilePath) -> None:
+    """*directory* is moved, and a link leads to where it is."""
+    directory.rename(directory.with_name("moved"))
+    directory.symlink_to("moved")
+
+
+@pytest.mark.parametrize("below", [b"", b"/inner", b"/inner/most"])
+def test_a_link_in_the_place_of_a_directory_leads_nowhere(
+    below: bytes, with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    (tmp_path / "dir" / "inner" / "most").mkdir(parents=True)
+    directory = b"dir" + below
+    settled(tmp_path / os.fsdecode(directory) / "file", b"hello")
+    (tmp_path / os.fsdecode(directory) / "link").symlink_to("file")
+
+    async def play(source: Source) -> None:
+        version = await source.version(directory + b"/file")
+        linked_dir(tmp_path / "dir")
+        assert await source.error_of(scan_of(directory)) == errno.ENOTDIR
+        assert await source.error_of(look_at(directory + b"/file")) == errno.ENOTDIR
+        assert await source.error_of(look_at(directory + b"/link")) == errno.ENOTDIR
+        assert await source.error_of(look_at(directory + b"/missing")) == errno.ENOTDIR
+        assert await source.error_of(read_of(directory + b"/file", version)) == errno.ENOTDIR
+        assert await source.error_of(open_of(directory + b"/file", version)) == errno.ENOTDIR
+        assert await source.error_of(chunk_of(directory + b"/file", version)) == errno.ENOTDIR
+        link = await source.look(b"dir")
+        assert link is not None
+        assert link.target == b"moved"
+
+    with_source(play)
+
+
+def test_nothing_above_the_root_is_reached(make: Make, tmp_path: FilePath) -> None:
+    settled(tmp_path / "secret", b"secret")
+    (tmp_path / "root" / "dir").mkdir(parents=True)
+
+    async def main() -> None:
+        async with make(tmp_path / "root") as source:
+            for way in (b"..", b"dir/../..", b"dir/.."):
+                assert await source.error_of(scan_of(way)) == errno.EXDEV
+                assert await source.error_of(look_at(way + b"/secret")) == errno.EXDEV
+
+    trio.run(main)
+
+
+def test_a_root_that_is_a_link_is_followed(make: Make, tmp_path: FilePath) -> None:
+    (tmp_path / "root").mkdir()
+    settled(tmp_path / "root" / "file", b"hello")
+    (tmp_path / "link").symlink_to("root")
+
+    async def main() -> None:
+        async with make(tmp_path / "link") as source:
+            assert (await source.scan(b"")).count == 1
+            root = await source.look(b"")
+            assert root is not None
+            assert root.attributes.is_directory()
+            assert await source.read(b"file") == b"hello"
+
+    trio.run(main)
+
+
+def unmount(directory: FilePath) -> None:
+    """Which is refused while anything there is held open."""
+    subprocess.run(["umount", directory], check=True)
+
+
+def mount_memory(directory: FilePath, name: str) -> None:
+    """Mounts an empty filesystem with one file *name*."""
+    subprocess.run(["mount", "-t", "tmpfs", "none", directory], check=True)
+    settled(directory / name, os.fsencode(name))
+
+
+@as_root
+def test_what_is_mounted_below_the_root_is_reached(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    (tmp_path / "dir" / "mounted").mkdir(parents=True)
+    mount_memory(tmp_path / "dir" / "mounted", "file")
+
+    async def play(source: Source) -> None:
+        names = [name for name, _ in (await source.scan(b"dir/mounted")).rows()]
+        assert names == [b"file"]
+        assert await source.read(b"dir/mounted/file") == b"file"
+
+    try:
+        with_source(play)
+    finally:
+        unmount(tmp_path / "dir" / "mounted")
+
+
+@as_root
+def test_a_root_that_is_mounted_again_is_found(make: Make, tmp_path: FilePath) -> None:
+    """Nothing of the source is held, so the first mount can go."""
+    root = tmp_path / "above" / "root"
+    root.mkdir(parents=True)
+    mount_memory(root, "before")
+
+    async def main() -> None:
+        async with make(root) as source:
+            assert await source.read(b"before") == b"before"
+            unmount(root)
+            assert await source.look(b"before") is None
+            mount_memory(root, "after")
+            assert [name for name, _ in (await source.scan(b"")).rows()] == [b"after"]
+            assert await source.read(b"after") == b"after"
+            unmount(root)
+            root.parent.rename(tmp_path / "elsewhere")
+            root.mkdir(parents=True)
+            settled(root / "another", b"another")
+            assert await source.read(b"another") == b"another"
+
+    try:
+        trio.run(main)
+    finally:
+        subprocess.run(["umount", "-lq", root], check=False)
+
+
 # ---- large directories ---------------------------------------------------------------------------
 
 
@@ -713,6 +834,81 @@ def test_a_file_that_vanished_after_its_first_chunk_is_not_there(
     with_source(play)
 
 
+# ---- what has just changed -----------------------------------------------------------------------
+
+TICK_S = 0.02
+AHEAD_S = 3600
+
+
+@pytest.fixture
+def ahead(tmp_path: FilePath) -> Iterator[FilePath]:
+    """A filesystem on which a file changed in an hour, as on a server whose clock is ahead."""
+    image, root = tmp_path / "image", tmp_path / "ahead"
+    with image.open("wb") as file:
+        file.truncate(4 * MIB)
+    root.mkdir()
+    (tmp_path / "content").write_bytes(b"hello")
+    later = time.strftime("%Y%m%d%H%M%S", time.gmtime(time.time() + AHEAD_S))
+    commands = f"write {tmp_path / 'content'} file\nset_inode_field file ctime {later}\n"
+    with suppress(FileNotFoundError):
+        subprocess.run(["mke2fs", "-q", "-t", "ext4", image], check=True)
+        subprocess.run(
+            ["debugfs", "-w", "-f", "-", image], input=commands, text=True, check=True,
+            capture_output=True,
+        )  # fmt: skip
+        if subprocess.run(["mount", "-o", "loop", image, root], check=False).returncode == 0:
+            yield root
+            subprocess.run(["umount", root], check=True)
+            return
+    pytest.skip("needs e2fsprogs, and a loop device")
+
+
+@as_root
+def test_a_change_in_the_future_is_left_to_settle(make: Make, ahead: FilePath) -> None:
+    """For one tick, and not until then. A second change within the tick would leave no trace; the
+    wait itself is all that can be seen of it, and it is never shorter."""
+
+    async def main() -> None:
+        async with make(ahead) as source:
+            version = await source.version(b"file")
+            assert version.ctime_ns > time.time_ns() + (AHEAD_S // 2) * 10**9
+            for fetch in (
+                read_of(b"file", version),
+                open_of(b"file", version),
+                chunk_of(b"file", version),
+            ):
+                began = time.monotonic()
+                outcome = await source.fetch(fetch)
+                assert TICK_S <= time.monotonic() - began < AHEAD_S / 2
+                if isinstance(outcome, Opened):
+                    os.close(outcome.handle)
+                else:
+                    assert isinstance(outcome, BlobRead)
+                    assert bytes(outcome.blob.view) == b"hello"
+            source.fetcher.close_unused(0.0)
+            with trio.fail_after(WITHIN_S):
+                while open_on(ahead / "file"):
+                    await trio.lowlevel.checkpoint()
+
+    trio.run(main)
+
+
+def test_a_descriptor_is_given_when_the_version_has_settled(
+    with_source: Callable[[Play], None], tmp_path: FilePath
+) -> None:
+    """Who gets it reads by himself."""
+    path = tmp_path / "file"
+
+    async def play(source: Source) -> None:
+        for _ in range(20):
+            path.write_bytes(b"hello")
+            version = await source.version(b"file")
+            os.close(await source.open(b"file", version))
+            assert time.time_ns() - version.ctime_ns >= TICK_S * 10**9
+
+    with_source(play)
+
+
 # ---- what happens meanwhile ----------------------------------------------------------------------
 
 FAN_CLASS_CONTENT, FAN_CLOEXEC, FAN_NONBLOCK = 4, 1, 2
@@ -946,6 +1142,29 @@ def test_chunks_that_are_wanted_at_once_wait_for_one_open(
         assert source.fetcher.counts()["open"] == 1
 
     with_source(play)
+
+
+@as_root
+def test_who_waits_for_an_open_that_hangs_has_a_deadline(
+    make: Make, tmp_path: FilePath, gate_at: GateAt
+) -> None:
+    path = settled(tmp_path / "file", b"hello")
+
+    async def main() -> None:
+        async with make(tmp_path, deadline_s=0.1) as source:
+            version = await source.version(b"file")
+            gate = gate_at(path, FAN_OPEN_PERM)
+            opening = source.start(chunk_of(b"file", version))
+            let_through = await gate.wait_until_held()
+            waiting = source.start(chunk_of(b"file", version))
+            assert await source.outcome(waiting) == Failed(waiting, errno.ETIMEDOUT)
+            assert gate.nobody_is_held()
+            let_through()
+            gate.close()
+            assert isinstance(await source.outcome(opening), BlobRead)
+            assert await source.chunk(b"file", version, 0, 5) == b"hello"
+
+    trio.run(main)
 
 
 @as_root

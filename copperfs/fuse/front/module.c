@@ -138,6 +138,44 @@ static PyObject *py_node(PyObject *object, PyObject *arg)
 			     (Py_ssize_t)sizeof(attr));
 }
 
+static PyObject *py_is_untouched(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	uint64_t id = PyLong_AsUnsignedLongLong(arg);
+	struct node *node;
+	bool untouched;
+
+	if (PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	untouched = node && !node->children && !node->listing;
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(untouched);
+}
+
+static PyObject *py_is_attached(PyObject *object, PyObject *arg)
+{
+	struct front *f = front_of(object);
+	uint64_t id = PyLong_AsUnsignedLongLong(arg);
+	struct node *node;
+	bool attached;
+
+	if (PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	attached = node;
+	for (; attached && node->parent; node = node->parent)
+		attached = node->attached;
+	tables_unlock(&f->tables);
+	Py_END_ALLOW_THREADS
+	return PyBool_FromLong(attached);
+}
+
 static PyObject *py_find(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
@@ -955,6 +993,10 @@ static PyMethodDef front_methods[] = {
 	{ "start", py_start, METH_NOARGS, "start(): begin to answer the kernel." },
 	{ "stop", py_stop, METH_NOARGS, "stop(): answer nothing any more." },
 	{ "node", py_node, METH_O, "node(id) -> (path, attributes) or None." },
+	{ "is_untouched", py_is_untouched, METH_O,
+	  "is_untouched(id): no name in this directory has been shown." },
+	{ "is_attached", py_is_attached, METH_O,
+	  "is_attached(id): its path leads to no newer node, as far as is known." },
 	{ "find", py_find, METH_O, "find(path) -> id or None: what the path leads to now." },
 	{ "touched", py_touched, METH_O, "touched(ids) -> those used since last asked." },
 	{ "publish_listing", py_publish_listing, METH_VARARGS,

@@ -1,0 +1,129 @@
+"""The core, when a directory was replaced: it asks anew for what leads there, and does not give the
+names of one directory for those of the other."""
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from copperfs.core.actions import (
+    Action,
+    AnswerError,
+    AnswerListing,
+    EntryKey,
+    Evict,
+    ListingKey,
+    LookAgain,
+    LookSource,
+    ScanSource,
+)
+from copperfs.core.events import Replaced
+from copperfs.core.listing import Listing, pack_listing
+from copperfs.core.policy import Policy
+from copperfs.types import Entry, FetchId, Path, RequestId, Version
+from tests.unit.core_lab import Lab, directory, entry, file
+
+OLD, NEW = 7, 8
+
+
+def listing_of(inode: int, *names: tuple[bytes, Entry], bare: bool = False) -> Listing:
+    """Of the directory with that inode number."""
+    return replace(pack_listing(names, bare=bare), directory=Version(4096, 0, 0, inode))
+
+
+def above(inode: int = OLD) -> Listing:
+    """The listing of ``a``, in which ``b`` is a directory."""
+    return listing_of(2, (b"b", directory(inode)))
+
+
+def lab_that_knows_the_directory(policy: Policy | None = None) -> Lab:
+    lab = Lab() if policy is None else Lab(policy=policy)
+    lab.look(b"a/b")
+    lab.scanned(1, above())
+    lab.look(b"a")
+    lab.scanned(2, listing_of(1, (b"a", directory(2))))
+    return lab
+
+
+FORGOTTEN: list[Action] = [
+    Evict(ListingKey(Path(b"a"))),
+    LookAgain(Path(b"a/b")),
+    Evict(ListingKey(Path(b""))),
+    LookAgain(Path(b"a")),
+]
+
+
+@pytest.mark.parametrize("asked", ["look", "read", "list"])
+def test_a_link_in_the_place_of_a_directory_has_all_that_leads_there_looked_up_again(
+    asked: str,
+) -> None:
+    lab = lab_that_knows_the_directory()
+    getattr(lab, asked)(b"a/b/c")
+    actions = lab.failed(3, errno.ENOTDIR)
+    assert [each for each in actions if each in FORGOTTEN] == FORGOTTEN
+    assert actions[-1] == AnswerError(RequestId(3), errno.ENOTDIR)
+    assert lab.look(b"a") == [ScanSource(FetchId(4), Path(b""))]
+    assert lab.node.statistics().version_changes == 1
+
+
+@pytest.mark.parametrize("asked", ["look", "list"])
+def test_another_directory_has_all_that_leads_there_looked_up_again(asked: str) -> None:
+    lab = lab_that_knows_the_directory()
+    getattr(lab, asked)(b"a/b/c" if asked == "look" else b"a/b")
+    actions = lab.scanned(3, listing_of(NEW, (b"c", file())))
+    assert actions[:4] == FORGOTTEN
+    # who asked compares it with what the kernel knows
+    assert isinstance(actions[-1], AnswerListing)
+    assert lab.look(b"a/b") == [ScanSource(FetchId(4), Path(b"a"))]
+
+
+def test_the_same_directory_with_other_names_is_the_same() -> None:
+    lab = lab_that_knows_the_directory()
+    lab.list(b"a/b")
+    actions = lab.scanned(3, replace(listing_of(OLD), directory=Version(8192, 5, 5, OLD)))
+    assert [each for each in actions if isinstance(each, LookAgain)] == []
+    assert lab.node.statistics().version_changes == 0
+
+
+def test_a_name_in_another_directory_is_not_looked_up_by_itself() -> None:
+    """Which of the two it is in, nobody could tell from its entry."""
+    lab = lab_that_knows_the_directory()
+    lab.look(b"a/b/c")
+    actions = lab.scanned(3, listing_of(NEW, (b"c", file()), bare=True))
+    assert AnswerError(RequestId(3), errno.ESTALE) in actions
+    assert not any(isinstance(each, LookSource) for each in actions)
+
+
+def test_a_number_from_a_bare_listing_does_not_say_which_directory_it_is() -> None:
+    """Of a mount point it is that of the directory that is covered."""
+    lab = Lab()
+    lab.list(b"a")
+    bare = entry(0o040000, 0, OLD)
+    lab.scanned(1, listing_of(2, (b"b", Entry(bare.attributes.bare(OLD, 0o040000))), bare=True))
+    lab.list(b"a/b")
+    assert not any(isinstance(each, LookAgain) for each in lab.scanned(2, listing_of(NEW)))
+
+
+def test_a_listing_from_before_the_directory_was_replaced_is_listed_again() -> None:
+    lab = lab_that_knows_the_directory()
+    lab.list(b"a/b")
+    lab.scanned(3, listing_of(OLD, (b"old", file())))
+    lab.now += 1
+    lab.failed(_fetch_of(lab.read(b"a/x")), errno.ESTALE)  # something else in a has changed
+    lab.look(b"a/b")
+    lab.scanned(5, above(NEW))
+    assert lab.list(b"a/b") == [ScanSource(FetchId(6), Path(b"a/b"))]
+
+
+def _fetch_of(actions: list[Action]) -> int:
+    return next(each.fetch for each in actions if hasattr(each, "fetch"))
+
+
+def test_what_the_kernel_knows_as_another_is_forgotten_with_all_that_leads_there() -> None:
+    lab = lab_that_knows_the_directory()
+    lab.list(b"a/b")
+    lab.scanned(3, listing_of(OLD))
+    actions = lab.step(Replaced(Path(b"a/b")))
+    assert actions == [Evict(ListingKey(Path(b"a/b"))), *FORGOTTEN]
+    assert lab.held() == []
+    assert EntryKey(Path(b"a/b")) not in lab.held()
