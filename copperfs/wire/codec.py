@@ -52,13 +52,14 @@ from copperfs.core.messages import (
     What,
     Withdraw,
 )
+from copperfs.core.sick_names import WITNESSES_ENOUGH
 from copperfs.roster import NODES_MAX
 from copperfs.wire import fields as f
 from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
-VERSION = 3
+VERSION = 4
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10
@@ -198,7 +199,15 @@ LAYOUTS = (
         ),
         payload_bytes=_part_bytes,
     ),
-    Layout(5, Refuse, (*_ANSWER, ("error", f.integer(1, f.ERRNO_MAX)))),
+    Layout(
+        5,
+        Refuse,
+        (
+            *_ANSWER,
+            ("error", f.integer(1, f.ERRNO_MAX)),
+            ("witnesses", f.integer(0, WITNESSES_ENOUGH)),
+        ),
+    ),
     Layout(16, Redirect, (*_ANSWER, ("peer", _NODE))),
     Layout(6, Credit, (("count_bytes", _TOTAL),)),
     Layout(7, Withdraw, (("number", f.number()),)),
