@@ -373,6 +373,11 @@ static size_t pack(struct input *in, char *packed)
 		row->length = (uint32_t)((sizeof(*row) + row->name_length + target + 7) &
 					 ~(size_t)7);
 		size += row->length;
+		if (flags & 4 && !target && i % 2) {
+			row->length |= ROW_UNKNOWN;
+			row->attr.size = 0;
+			row->attr.nlink = UNKNOWN_LINKS;
+		}
 	}
 	return size;
 }

@@ -43,12 +43,16 @@ struct listing_header {
 };
 
 struct row {
-	uint32_t length; /* of the whole row, a multiple of 8 */
+	uint32_t length; /* of the whole row, a multiple of 8; and perhaps ROW_UNKNOWN */
 	uint16_t name_length;
 	uint16_t target_length; /* of a symbolic link, after the name */
 	struct fuse_attr attr;
 	char name[];
 };
+
+/* In a row's length: its attributes could not be had. It has its name, type and inode number,
+ * as all rows of a bare listing have. */
+enum { ROW_UNKNOWN = 1 };
 
 /* What small files end in: see endings.c. */
 struct ending {
@@ -192,6 +196,11 @@ static inline uint64_t listing_cost(size_t size, uint32_t count)
 	return 2 * (uint64_t)size + 16 * (uint64_t)count + 512;
 }
 const struct row *listing_row(const struct listing *listing, uint32_t number);
+/* Whether a row has attributes to answer with; if not, the name is looked up by itself. */
+static inline bool row_tells(const struct listing *listing, const struct row *row)
+{
+	return !listing->bare && !(row->length & ROW_UNKNOWN);
+}
 const struct row *listing_find(const struct tables *t, const struct listing *listing,
 			       const char *name, size_t length);
 
