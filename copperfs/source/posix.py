@@ -22,6 +22,7 @@ from copperfs.blob import FileBlob, new_blob
 from copperfs.core.listing import Listing
 from copperfs.source.files import OpenFiles
 from copperfs.source.scan import entry_at, scan, shown_inode
+from copperfs.source.watch import Watch
 from copperfs.types import Entry, Path, Version
 
 PATH_MAX = 4095
@@ -79,7 +80,9 @@ class PosixSource:
         root: bytes,
         *,
         listing_max: int,
+        deadline_s: float,
     ) -> None:
+        self.watch = Watch(deadline_s)
         self.root = root.rstrip(b"/") or b"/"
         self.listing_max = listing_max
         self.counts = SourceCounts()
@@ -93,7 +96,8 @@ class PosixSource:
         self.counts.add("scandir")
         with self._opened(path, _OPEN_DIRECTORY) as fd:
             version = self._version(os.fstat(fd))
-            listing = Listing(scan(fd, self.listing_max, self.device, untouchable), version)
+            packed = scan(path, fd, self.listing_max, self.device, untouchable, self.watch)
+            listing = Listing(packed, version)
         if not listing.bare:
             self.counts.add("stat", listing.count)
         return listing

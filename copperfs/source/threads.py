@@ -39,11 +39,11 @@ class ThreadFetcher:
         deadline_s: float,
         untouchable: Callable[[], frozenset[Path]],
     ) -> None:
-        self._source = PosixSource(root, listing_max=listing_max)
+        self._source = PosixSource(root, listing_max=listing_max, deadline_s=deadline_s)
         self._deadline_s = deadline_s
         self._untouchable = untouchable
         self._trio = trio.lowlevel.current_trio_token()
-        self._pool = Pool(concurrency, self._trio.run_sync_soon)
+        self._pool = Pool(concurrency, self._trio.run_sync_soon, self._source.watch.hanging)
         self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
         self._arrive: Arrive | None = None
         self._early: list[Arrived] = []  # what arrived before anybody listened
