@@ -109,6 +109,7 @@ def test_reading_a_link_whose_directory_fails_says_so(slow: StandIn, mount: Moun
 
 
 MODES = {"front": (), "plain": ("--front-threads", "0")}
+BARE = ("--listing-max", "5")
 modes = pytest.mark.parametrize("mode", list(MODES.values()), ids=list(MODES))
 WIDE = [f"{number:02}" for number in range(40)]
 
@@ -129,7 +130,11 @@ def look_beside_the_sick_one(mount: Mount) -> None:
 @pytest.mark.parametrize(
     "code", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN], ids=errno.errorcode.get
 )
-@modes
+@pytest.mark.parametrize(
+    "mode",
+    [*MODES.values(), BARE, (*MODES["plain"], *BARE)],
+    ids=[*MODES, "front, bare", "plain, bare"],
+)
 def test_an_error_of_one_entry_hides_neither_the_directory_nor_the_others(
     slow: StandIn, tmp_path: Path, mode: tuple[str, ...], code: int
 ) -> None:
