@@ -181,6 +181,8 @@ class Entry:
 
     attributes: Attributes
     target: bytes = b""
+    unknown: bool = False
+    """In a listing: it could not be looked at, and only its number and type are true of it."""
 
 
 def join(directory: Path, name: bytes) -> Path:

@@ -189,7 +189,8 @@ class Ahead:
             return []
         for name, entry in listing.rows_ending(ending):
             attributes = entry.attributes
-            if not stat.S_ISREG(attributes.mode) or not self._is_small(attributes.size):
+            is_file = not entry.unknown and stat.S_ISREG(attributes.mode)
+            if not is_file or not self._is_small(attributes.size):
                 continue
             found.append(ObjectKey(join(directory, name), attributes.version))
             size += attributes.size
@@ -206,6 +207,8 @@ class Ahead:
             return found
         for name, entry in listing.rows():
             attributes = entry.attributes
+            if entry.unknown:
+                continue
             if stat.S_ISDIR(attributes.mode):
                 if lists_below and name != COMPILED:
                     found.setdefault(name, []).append(join(package, name))
@@ -321,4 +324,4 @@ def _has_compiled(listing: Listing) -> bool:
     if listing.bare or COMPILED not in listing.packed:
         return False
     entry = listing.find(COMPILED)
-    return entry is not None and stat.S_ISDIR(entry.attributes.mode)
+    return entry is not None and not entry.unknown and stat.S_ISDIR(entry.attributes.mode)

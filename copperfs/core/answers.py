@@ -60,14 +60,14 @@ class Answers:
         self._warm.clear()
         self._above_warm.clear()
 
-    def with_error(self, question: Question, error: int) -> list[Action]:
+    def with_error(self, question: Question, error: int, witnesses: int = 0) -> list[Action]:
         request = question.request
         if not isinstance(request, PeerRequest):
             return [AnswerError(request, error)]
         if not self.links.is_serving(*request):
             return []  # gone, or withdrawn
         stopped = self.links.stop(*request)
-        refusal = Refuse(request.number, self.stats.epoch, error)
+        refusal = Refuse(request.number, self.stats.epoch, error, witnesses)
         return [*stopped, Send(request.peer, refusal)]
 
     def with_handle(self, question: Question, handle: HandleId) -> list[Action]:

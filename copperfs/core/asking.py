@@ -121,6 +121,11 @@ class Fetch:
     """What has come so far, and how many parts of it."""
     there: int = 0
     spoiled: int = 0
+    witnesses: int = 0
+    """Of the error that a look at a name came to: those above, and this node, if it has looked
+    (``sick_names.py``)."""
+    looked_error: int = 0
+    """What it got then."""
     streams: list[tuple[NodeId, Stream]] = field(default_factory=list)
     """Those to whom it is passed on as it comes."""
 
@@ -237,6 +242,12 @@ class Asking:
         if self._has_good_ask(fetch):
             return actions
         return actions + self._fall(now, fetch, many_might=True)
+
+    def is_last_word(self, fetch: Fetch, peer: NodeId) -> bool:
+        """Whether the look of this node has failed, *peer* cannot tell either, and no other peer is
+        being asked: the node does not look again for this fetch."""
+        others = (each for each in fetch.asks if each != peer)
+        return bool(fetch.looked_error) and not any(map(self.routing.is_good, others))
 
     def redirected(self, now: float, fetch: Fetch, peer: NodeId, other: NodeId) -> list[Action]:
         """The owner *peer* says that *other* has the chunk, too, or is getting it."""

@@ -98,6 +98,8 @@ class Cache:
             if seen is None or seen.since <= held.since or (key == ListingKey(directory)):
                 continue
             entry = seen.value.find(name) if isinstance(seen.value, Listing) else seen.value
+            if entry is not None and entry.unknown:
+                continue  # its times are not known
             if entry is None or entry.attributes.version != held.directory:
                 return None
         return held

@@ -5,13 +5,16 @@ nodes: a directory of 10,000 names costs one copy, not 10,000 objects. ``fuse/fr
 the same format in C::
 
     header  magic "CLS1", count, flags, number of absolute symlinks        4 x u32
-    row     length (multiple of 8), name length, target length             u32, 2 x u16
+    row     length (multiple of 8; one more: *unknown*), name length,
+            target length                                                  u32, 2 x u16
             attributes as in types.py                                      88 bytes
             name, target, padding
 
 Rows stay in the order in which the source gave them. A *bare* listing has names, types and inode
 numbers only: that is how very large directories are listed, and directories whose entries may not
-be looked at.
+be looked at. An *unknown* row is the same for one name: the source could not tell about it. It has
+no target, and its attributes are ``Attributes.bare``. A reader that needs more looks the name up by
+itself (``has_to_be_looked_up``).
 
 A walk through a directory is given its names by their *cookies*, numbers that follow from the names
 alone: ``fuse/front/walks.c`` says why. That file has another hash, and no mount uses both.
@@ -19,6 +22,7 @@ alone: ``fuse/front/walks.c`` says why. That file has another hash, and no mount
 The bytes of a listing are checked when they are opened, because later they come from other nodes.
 """
 
+import stat
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
@@ -34,6 +38,7 @@ _ROW = struct.Struct("<IHH")
 _ROW_BYTES = _ROW.size + ATTRIBUTES_BYTES
 _MAGIC = 0x31534C43
 _BARE = 1
+_UNKNOWN = 1
 NAME_MAX = 255
 # Below are the start of a walk, "." and ".."; above is room for names that are moved up.
 _COOKIE_MIN = 3
@@ -92,6 +97,8 @@ class Listing:
             raise MalformedListing("a name twice")
         if any(name in (b".", b"..") or b"/" in name or b"\0" in name for name in self._index()):
             raise MalformedListing("a name that no directory has")
+        if any(self._is_unknown(at) and not self._is_bare(at) for at in self._index().values()):
+            raise MalformedListing("more than is known of a name")
         absolute = sum(self._target(at).startswith(b"/") for at in self._index().values())
         if absolute != self.absolute_symlinks:
             raise MalformedListing("a wrong count of absolute links")
@@ -103,6 +110,11 @@ class Listing:
         """The entry of *name*; None if the directory has no such name."""
         at = self._index().get(name)
         return None if at is None else self._entry(at)
+
+    def has_to_be_looked_up(self, name: bytes) -> bool:
+        """Whether *name* is there, and nothing is known of it but its number and type."""
+        at = self._index().get(name)
+        return at is not None and (self.bare or self._is_unknown(at))
 
     def rows(self) -> Iterator[tuple[bytes, Entry]]:
         """All names with their entries, in order."""
@@ -155,6 +167,7 @@ class Listing:
             if end - at < _ROW_BYTES:
                 raise MalformedListing("a row beyond the end")
             length, name_length, target_length = _ROW.unpack_from(self.packed, at)
+            length &= ~_UNKNOWN
             if (
                 length % 8
                 or length > end - at
@@ -166,7 +179,19 @@ class Listing:
             at += length
 
     def _entry(self, at: int) -> Entry:
-        return Entry(Attributes(self.packed[at + _ROW.size : at + _ROW_BYTES]), self._target(at))
+        return Entry(self._attributes(at), self._target(at), self._is_unknown(at))
+
+    def _attributes(self, at: int) -> Attributes:
+        return Attributes(self.packed[at + _ROW.size : at + _ROW_BYTES])
+
+    def _is_unknown(self, at: int) -> bool:
+        return bool(self.packed[at] & _UNKNOWN)  # the lowest byte of its length
+
+    def _is_bare(self, at: int) -> bool:
+        """Whether a row says no more than number and type, in a listing that says more."""
+        attributes = self._attributes(at)
+        bare = Attributes.bare(attributes.inode, stat.S_IFMT(attributes.mode))
+        return not self.bare and attributes == bare and not self._target(at)
 
     def _name(self, at: int) -> bytes:
         start = at + _ROW_BYTES
@@ -215,7 +240,7 @@ def pack_listing(rows: Iterable[tuple[bytes, Entry]], *, bare: bool = False) -> 
         content = name + entry.target
         length = (_ROW_BYTES + len(content) + 7) & ~7
         parts.append(
-            _ROW.pack(length, len(name), len(entry.target))
+            _ROW.pack(length | (_UNKNOWN if entry.unknown else 0), len(name), len(entry.target))
             + entry.attributes.packed
             + content.ljust(length - _ROW_BYTES, b"\0")
         )

@@ -126,6 +126,9 @@ class Refuse:
     number: int
     epoch: int
     error: int
+    witnesses: int = 0
+    """How many nodes, one above the other, have looked at the name that was asked for and got an
+    error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ from copperfs.core.placement import Placement
 from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import Questions
 from copperfs.core.routing import Routing
+from copperfs.core.sick_names import SickNames
 from copperfs.core.state import Kind, Limits, NodeStats
 from copperfs.core.suspicion import Patience
 from copperfs.core.tier import Tier
@@ -159,6 +160,7 @@ class Node:
             answers,
             offers if self.trees else None,
             ahead,
+            SickNames(remembers=bool(self.trees)),
             chunks,
         )
         calls = Calls(routing, self.random)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from copperfs.core.actions import Action, ListingKey, ObjectKey, ReleaseBlob, Send
 from copperfs.core.answers import Answers
+from copperfs.core.asking import Fetch
 from copperfs.core.cache import Cache, believed
 from copperfs.core.calls import Calls
 from copperfs.core.events import (
@@ -63,6 +64,7 @@ from copperfs.core.offers import Offers
 from copperfs.core.policy import Place, Policy
 from copperfs.core.questions import TRUE_OF_THE_FILE, Questions
 from copperfs.core.routing import Routing
+from copperfs.core.sick_names import WITNESSES_ENOUGH
 from copperfs.core.state import Kind, NodeStats
 from copperfs.types import BlobId, ChunkKey, NodeId, PeerRequest, Version
 
@@ -254,15 +256,8 @@ class Peering:
             if not self.routing.is_other(message.peer):
                 return self.fetches.asking.refused(now, fetch, peer)
             return self.fetches.asking.redirected(now, fetch, peer, message.peer)
-        if isinstance(message, Refuse) and message.error not in TRUE_OF_THE_FILE:
-            if fetch.goes_up and message.error == errno.EAGAIN:
-                assert self.questions.chunks is not None
-                self.questions.chunks.goes_alone(now, fetch)
-            return self.fetches.asking.refused(now, fetch, peer)
         if isinstance(message, Refuse):
-            self.stats.answers += 1
-            actions = self.fetches.asking.answered(fetch, peer)
-            return actions + self.questions.fail(now, fetch, message.error)
+            return self._take_refusal(now, peer, fetch, message)
         if fetch.subject[0] is not Kind.LOOK:
             return []
         self.stats.answers += 1
@@ -270,6 +265,25 @@ class Peering:
         fresh_until, since = believed(now, message.fresh_for_s, limit_s)
         actions = self.fetches.asking.answered(fetch, peer)
         return actions + self.questions.take_entry(now, fetch, message.entry, fresh_until, since)
+
+    def _take_refusal(
+        self, now: float, peer: NodeId, fetch: Fetch, refusal: Refuse
+    ) -> list[Action]:
+        error = refusal.error
+        if error not in TRUE_OF_THE_FILE:  # it may be the peer's own
+            asking = self.fetches.asking
+            if fetch.subject[0] is Kind.LOOK:
+                witnesses = refusal.witnesses + bool(fetch.looked_error)
+                fetch.witnesses = min(max(fetch.witnesses, witnesses), WITNESSES_ENOUGH)
+            if fetch.witnesses < WITNESSES_ENOUGH and not asking.is_last_word(fetch, peer):
+                if fetch.goes_up and error == errno.EAGAIN:
+                    assert self.questions.chunks is not None
+                    self.questions.chunks.goes_alone(now, fetch)
+                return asking.refused(now, fetch, peer)
+            error = fetch.looked_error or error
+        self.stats.answers += 1
+        actions = self.fetches.asking.answered(fetch, peer)
+        return actions + self.questions.fail(now, fetch, error)
 
     def _take_part(self, now: float, peer: NodeId, part: GivePart, blob: BlobId) -> list[Action]:
         fetch = self.fetches.of_ask(peer, part.number)

@@ -102,6 +102,8 @@ class Policy:
     def shown(self, directory: Path, name: bytes, entry: Entry) -> Entry:
         """*entry* as the mount shows it."""
         path = join(directory, name)
+        if entry.unknown:
+            return entry  # it is looked up by itself, and shown then
         if path in self.pseudo:
             return self._as_link(entry, self._absolute(path))
         if entry.target.startswith(b"/") and self.rewrite_symlinks:

@@ -5,7 +5,8 @@
   (coalescing); when it ends, all questions that wait on it are answered by what it brought;
 * a name is looked for by fetching its directory's listing, which then answers for all its names,
   also the missing ones. Only where a listing tells too little (a very large directory, one that may
-  be searched but not read) a name is looked up by itself;
+  be searched but not read, a name that the source could not tell about) a name is looked up by
+  itself, and for a moment its failure is remembered (``sick_names.py``);
 * a file of the data tier is read in chunks (``chunks.py``);
 * the front may read files of a listing that was *granted* by itself, and list the directories below
   it if all below is alike, on a credit of bytes that is reserved for it; otherwise a file's bytes
@@ -55,6 +56,7 @@ from copperfs.core.messages import PATH_BYTES_MAX
 from copperfs.core.offers import Offers
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
+from copperfs.core.sick_names import WITNESSES_ENOUGH, SickNames
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
 from copperfs.types import BlobId, Entry, PeerRequest, Version, split
 
@@ -86,6 +88,7 @@ class Questions:
     offers: Offers | None
     """None for a node alone, which nobody follows."""
     ahead: Ahead
+    sick: SickNames
     chunks: Chunks | None = None
     """None without a data tier."""
 
@@ -114,17 +117,25 @@ class Questions:
         # The root has no directory; a path that stays fresh for longer than the directory it is in
         # (the way down to a shared prefix) is not to grow old with that directory's listing.
         if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
-            return self._fetch(now, (Kind.LOOK, path, None), question)
+            return self._look_singly(now, question)
         listing = self.cache.listing(directory, now)
         if listing is None:
             if self.cache.is_unlistable(directory):
-                return self._fetch(now, (Kind.LOOK, path, None), question)
+                return self._look_singly(now, question)
             return self._fetch(now, (Kind.SCAN, directory, None), question)
         assert isinstance(listing.value, Listing)
-        if listing.value.bare and name in listing.value:
-            return self._fetch(now, (Kind.LOOK, path, None), question)
+        if listing.value.has_to_be_looked_up(name):
+            return self._look_singly(now, question)
         self.stats.answered_from_shelf += 1
         return self.answers.with_listing(now, question, directory, listing)
+
+    def _look_singly(self, now: float, question: Look) -> list[Action]:
+        subject = (Kind.LOOK, question.path, None)
+        sick = self.sick.get(now, question.path)
+        if sick is None or self.fetches.is_under_way(subject):
+            return self._fetch(now, subject, question)
+        self.stats.failures += 1
+        return self.answers.with_error(question, sick.error, sick.witnesses)
 
     def _list(self, now: float, question: List) -> list[Action]:
         held = self.cache.listing(question.path, now)
@@ -201,6 +212,7 @@ class Questions:
                 answers = self.answers.with_handle(fetch.asked[0], handle)
                 return ended + answers + self._room_was_made(now)
             case Failed(_, error):
+                self._witness(now, fetch, error)
                 others = None
                 if error not in TRUE_OF_THE_FILE:
                     others = self.fetches.asking.source_failed(now, fetch)
@@ -209,7 +221,7 @@ class Questions:
     def take_listing(
         self, now: float, fetch: Fetch, listing: Listing, fresh_until: float | None, since: float
     ) -> list[Action]:
-        """Names in a bare listing have to be looked up by themselves; the rest is answered."""
+        """Names of which it tells too little are looked up by themselves; the rest is answered."""
         actions = self.fetches.end(fetch)
         path = fetch.subject[1]
         held = self.cache.as_listed(path, listing, fresh_until, since)
@@ -221,14 +233,14 @@ class Questions:
             actions += self.cache.forget_way(path)
         # answered first: if it has to go again at once, it goes after it was published
         for question in _of_somebody(fetch):
-            bare = isinstance(question, Look) and shown.bare
-            if bare and split(question.path)[1] in shown:
-                if is_another:  # a name by itself would not say in which one it is
-                    actions += self.answers.with_error(question, errno.ESTALE)
-                    continue
-                actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
-            else:
-                actions += self.answers.with_listing(now, question, path, held)
+            match question:
+                case Look() if shown.has_to_be_looked_up(split(question.path)[1]):
+                    if is_another:  # a name by itself would not say in which one it is
+                        actions += self.answers.with_error(question, errno.ESTALE)
+                    else:
+                        actions += self._look_singly(now, question)
+                case _:
+                    actions += self.answers.with_listing(now, question, path, held)
         actions += self.cache.admit_listing(path, held)
         if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch) and not is_another:
             actions += self.cache.publish_listing(path, held)
@@ -305,8 +317,17 @@ class Questions:
             actions += self.cache.forget_name(path)
         actions += self._drop_partial(fetch)
         for question in _of_somebody(fetch):
-            actions += self.answers.with_error(question, error)
+            actions += self.answers.with_error(question, error, fetch.witnesses)
         return actions + self._room_was_made(now)
+
+    def _witness(self, now: float, fetch: Fetch, error: int) -> None:
+        """This node has looked at a name, and got an error that may be its own."""
+        kind, path, _ = fetch.subject
+        if kind is Kind.LOOK and error not in TRUE_OF_THE_FILE:
+            if not fetch.looked_error:
+                fetch.witnesses = min(fetch.witnesses + 1, WITNESSES_ENOUGH)
+            fetch.looked_error = error
+            self.sick.note(now, path, error, fetch.witnesses)
 
     def _search(self, now: float, fetch: Fetch) -> list[Action]:
         """A directory that may not be listed may still be searched. Those who wanted its names are
@@ -315,7 +336,7 @@ class Questions:
         actions: list[Action] = []
         for question in _of_somebody(fetch):
             if isinstance(question, Look):
-                actions += self._fetch(now, (Kind.LOOK, question.path, None), question)
+                actions += self._look_singly(now, question)
             else:
                 actions += self.answers.with_error(question, errno.EACCES)
         return actions
@@ -333,10 +354,12 @@ class Questions:
         overdue = self.fetches.overdue(now)
         for fetch in overdue:
             self.stats.overdue += 1
+            if fetch.at_source:
+                self._witness(now, fetch, errno.ETIMEDOUT)
             actions += self.fetches.end(fetch)
             actions += self._drop_partial(fetch) + self.ahead.ended(now, fetch)
             for question in _of_somebody(fetch):
-                actions += self.answers.with_error(question, errno.ETIMEDOUT)
+                actions += self.answers.with_error(question, errno.ETIMEDOUT, fetch.witnesses)
         if overdue:
             actions += self._room_was_made(now)
         for question in self.fetches.found_no_room(now):
@@ -348,6 +371,7 @@ class Questions:
         self.stats.epoch = epoch
         self.answers.forget_warm()
         self.ahead.clear()
+        self.sick.clear()
         if self.chunks is not None:
             self.chunks.rows.forget()
         if self.offers is not None:

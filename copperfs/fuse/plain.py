@@ -289,19 +289,29 @@ class PlainHandlers(pyfuse3.Operations):
             if not await self._is_of(number, found.listing):
                 raise await replaced(self._asker, inode.path)
         assert found.listing is not None
-        for cookie, name, entry in found.listing.after(start):
+        for cookie, name, row in found.listing.after(start):
+            path, fresh_s, entry = join(inode.path, name), found.fresh_s, row
             if found.listing.bare:
                 # pyfuse3 has no way to give a name without its attributes
-                looked = await self._find(join(inode.path, name))
-                if looked.entry is None:
+                looked = await self._listed_bare(path, row)
+                if looked is None:
                     continue
-                entry = looked.entry
-            child = self._inodes.obtain(join(inode.path, name), entry)
-            shown = self._shown(child, entry.attributes, found.fresh_s)
+                entry = looked
+            if entry.unknown:
+                fresh_s = 0.0  # the kernel looks it up before it uses it
+            child = self._inodes.obtain(path, entry)
+            shown = self._shown(child, entry.attributes, fresh_s)
             if not pyfuse3.readdir_reply(token, name, shown, cookie):
                 self._inodes.drop_unreferred(child)
                 return
             self._inodes.refer(child)
+
+    async def _listed_bare(self, path: Path, row: Entry) -> Entry | None:
+        """An error of one entry hides neither the entry nor the others."""
+        try:
+            return (await self._find(path)).entry
+        except SourceError:
+            return Entry(row.attributes, unknown=True)
 
     async def _read(self, number: int, offset: int, size: int) -> bytes:
         inode = self._inode(number)

@@ -286,8 +286,9 @@ class Filling:
     ) -> Iterator[tuple[Path, Version]]:
         for name, entry in listing.rows():
             if (names is None or name in names) and entry.attributes.is_file():
-                count.max_unlisted += listing.bare
-                count.max_unreadable += not listing.bare and not is_readable(entry.attributes)
+                is_unlisted = listing.bare or entry.unknown
+                count.max_unlisted += is_unlisted
+                count.max_unreadable += not is_unlisted and not is_readable(entry.attributes)
         shown = (
             None if names is None else [each.decode("utf-8", "surrogateescape") for each in names]
         )

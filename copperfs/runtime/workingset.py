@@ -98,7 +98,7 @@ class Plan:
         for name, entry in listing.rows():
             if not entry.attributes.is_file() or (names is not None and name not in names):
                 continue
-            if listing.bare:
+            if listing.bare or entry.unknown:
                 part.unlisted += 1
             elif not is_readable(entry.attributes):
                 part.unreadable += 1

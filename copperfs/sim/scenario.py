@@ -193,6 +193,8 @@ class Scenario:
     def mend_source(self) -> None:
         self.world.source.failing.clear()
         self.world.source.slow.clear()
+        for host in self.world.hosts:
+            host.hands.is_sick = False
 
     def expect_errors(self) -> None:
         self.errors_expected = True
@@ -298,7 +300,6 @@ SETTINGS: dict[str, Do] = {
     r"(\d+) files (\S+) (\d+)(K|M|)": Scenario.add_files,
     r"errors are expected": Scenario.expect_errors,
 }
-
 VERBS: dict[str, Do] = {
     rf"nodes? {_N} reads? (\S+)": Scenario.read,
     r"push (\d+) (\S+)": lambda s, node, path: s.world.push(int(node), s.paths(path)),
@@ -328,6 +329,7 @@ VERBS: dict[str, Do] = {
     r"delay (\d+) to (\d+) ([\d.]+)": lambda s, a, b, x: s.world.delay(int(a), int(b), float(x)),
     # the source
     r"source fails (\S+) (\w+)": Scenario.fail_source,
+    rf"source gives errors to {_N}": lambda s, nodes: s.each(World.sicken, nodes),
     r"source is slow for (\S+) ([\d.]+)": Scenario.slow_source,
     r"source stalls ([\d.]+)": Scenario.stall_source,
     r"source is well": Scenario.mend_source,

@@ -93,7 +93,8 @@ class Source:
     streamed_bytes: int = 0
     """Read through handles."""
     failing: dict[Path, int] = field(default_factory=dict)
-    """The errno that every operation on a path gets."""
+    """The errno that every operation on a path gets. The listing of its directory has the name, and
+    tells nothing of it."""
     slow: dict[Path, float] = field(default_factory=dict)
     """Seconds that every operation on a path takes longer."""
     mentions: dict[Path, frozenset[bytes]] = field(default_factory=dict)
@@ -154,7 +155,11 @@ class Source:
             rows = [(name, self.entry(join(path, name))) for name in self._directories[path]]
             found = pack_listing([(name, entry) for name, entry in rows if entry is not None])
             self._listings[path] = found
-        return found
+        sick = {split(each)[1] for each in self.failing if split(each)[0] == path}
+        if not sick:
+            return found
+        shown = [(name, _unknown(entry) if name in sick else entry) for name, entry in found.rows()]
+        return pack_listing(shown)
 
     def content(self, path: Path, version: Version) -> tuple[Piece, ...]:
         found = self._contents.get((path, version))
@@ -283,6 +288,11 @@ class Hands:
         if self._waiting:
             self.start(*self._waiting.popleft())
         done(arrived)
+
+
+def _unknown(entry: Entry) -> Entry:
+    attributes = entry.attributes
+    return Entry(Attributes.bare(attributes.inode, stat.S_IFMT(attributes.mode)), unknown=True)
 
 
 def _entry(mode: int, size: int, inode: int, changed_s: int) -> Entry:

@@ -306,7 +306,7 @@ class World:
         self._tell(f"node {node} is {times:g} times as slow")
         self.hosts[node].port.slowness = times
 
-    def sicken(self, node: int, *, is_sick: bool) -> None:
+    def sicken(self, node: int, *, is_sick: bool = True) -> None:
         """Its own client of the source's filesystem gives errors."""
         self._tell(f"the source gives {'errors' if is_sick else 'no errors'} to node {node}")
         self.hosts[node].hands.is_sick = is_sick

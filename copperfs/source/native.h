@@ -41,6 +41,8 @@ struct listing_head {
 	uint32_t magic, count, flags, absolute_links;
 };
 enum { LISTING_IS_BARE = 1 };
+/* In the length of a row that tells nothing but number and type. */
+enum { ROW_IS_UNKNOWN = 1 };
 
 /* All return 0 or an errno. */
 
@@ -50,7 +52,16 @@ struct scan;
 int scan_begin(int fd, size_t limit, struct filesystems *filesystems,
 	       const char *const *untouchable, struct scan **scan);
 size_t scan_left(const struct scan *scan);
-bool scan_look(struct scan *scan); /* at one more name; false: there is none */
+/* At one more name; `at` says which meanwhile, for scan_leave(), and is 0 otherwise. */
+enum looked { NOTHING_LEFT, LOOKED, LEFT_BEHIND };
+enum looked scan_look(struct scan *scan, _Atomic size_t *at);
+bool scan_has_answered(const struct scan *scan); /* of any name */
+/* The scan goes on without the thread that hangs there; false: it has been answered just now. The
+ * thread has a reference to the scan from then on, and touches nothing else. */
+bool scan_leave(struct scan *scan, size_t at);
+const char *scan_name(const struct scan *scan, size_t at);
+void scan_skip(struct scan *scan, const char *name); /* one in which another scan hangs */
+void scan_unref(struct scan *scan);
 int scan_end(struct scan *scan, struct buffer *packed);
 
 /* Where blobs come from; set once, before the first thread. */

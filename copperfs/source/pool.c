@@ -13,9 +13,9 @@
  * at most the time of one stat, and scans take turns at the HELPERS_MAX that there are for all.
  *
  * The thread whose job it is stays until all names are claimed, and does not wait for the
- * others: the last one to leave packs the listing and tells.  So a name that hangs
- * takes one thread from the pool, as it does when it is looked at by itself, and a job lives for
- * as long as a thread that hangs in it.
+ * others: the last one to leave packs the listing and tells.  A name that hangs takes one thread
+ * from the pool, as it does when it is looked at by itself.  The scan leaves that thread behind
+ * (watch.c), and another one does the rest.
  *
  * Longer than most modules: jobs, threads that hang and shared scans are under one lock.
  */
@@ -59,6 +59,8 @@ void job_free(struct job *job)
 	free(job->untouchable);
 	free(job->looked_for);
 	free(job->mentioned);
+	if (job->scan) /* another thread was to go on with it, and the pool was closed */
+		scan_unref(job->scan);
 	free(job->path);
 	free(job->buffer.bytes);
 	blob_unref(job->blob);
@@ -91,6 +93,7 @@ void pool_unref(struct pool *pool)
 	free(pool->root);
 	pthread_mutex_destroy(&pool->lock);
 	pthread_cond_destroy(&pool->work);
+	pthread_cond_destroy(&pool->watch);
 	free(pool);
 }
 
@@ -261,7 +264,7 @@ static bool may_help(const struct pool *pool)
 
 /* One more thread, if there is something for it to do besides what is claimed next by those
  * who are at it. */
-static bool invite(struct pool *pool, struct job *job)
+bool pool_invite(struct pool *pool, struct job *job)
 {
 	if (pool->closed || job->hands + job->invited >= HANDS_MAX ||
 	    scan_left(job->scan) <= job->invited + 1)
@@ -316,13 +319,14 @@ static struct job *take(struct pool *pool)
 		pool->end = &pool->first;
 	pool->queued--;
 	job->next = NULL;
-	job->hands = 1;
+	if (!job->goes_on) /* or it still has that of the one before */
+		job->hands = 1;
 	return job;
 }
 
-static void begin_work(struct pool *pool, struct hand *hand, const struct job *job, bool helps)
+static void begin_work(struct pool *pool, struct hand *hand, struct job *job, bool helps)
 {
-	*hand = (struct hand){ .started_s = now_s(), .deadline_s = job->deadline_s,
+	*hand = (struct hand){ .started_s = now_s(), .deadline_s = job->deadline_s, .job = job,
 			       .helps = helps, .next = pool->working, .link = &pool->working };
 	if (pool->working)
 		pool->working->link = &hand->next;
@@ -337,6 +341,15 @@ static void no_longer_busy(struct pool *pool, const struct hand *hand)
 	pool->helping -= hand->helps;
 }
 
+void pool_give_up(struct pool *pool, struct hand *hand)
+{
+	if (hand->given_up)
+		return;
+	hand->given_up = true;
+	pool->stuck++;
+	no_longer_busy(pool, hand);
+}
+
 static void end_work(struct pool *pool, struct hand *hand)
 {
 	*hand->link = hand->next;
@@ -349,23 +362,25 @@ static void end_work(struct pool *pool, struct hand *hand)
 }
 
 /* Until there are no more; or, for a helper, until it is of more use elsewhere. `waited_s`:
- * for the source, just now. */
-static void look_at_names(struct pool *pool, struct job *job, double waited_s, bool helps)
+ * for the source, just now. Who is left behind must not touch the job any more. */
+static void look_at_names(struct pool *pool, struct job *job, struct hand *hand, double waited_s)
 {
-	bool goes = false;
+	bool goes = false, helps = hand->helps;
 
 	while (!goes) {
 		double started_s;
 
 		if (waited_s > slow_s) {
 			pthread_mutex_lock(&pool->lock);
-			while (waited_s > slow_s && invite(pool, job))
+			if (waited_s > job->slowest_s)
+				job->slowest_s = waited_s;
+			while (waited_s > slow_s && pool_invite(pool, job))
 				waited_s -= slow_s;
 			goes = helps && is_wanted_elsewhere(pool, job);
 			pthread_mutex_unlock(&pool->lock);
 		}
 		started_s = now_s();
-		if (goes || !scan_look(job->scan))
+		if (goes || scan_look(job->scan, &hand->at) != LOOKED)
 			break;
 		waited_s = now_s() - started_s;
 		goes = helps && waited_s <= slow_s;
@@ -418,23 +433,40 @@ static void put_back(struct pool *pool, struct job *job)
 static bool work(struct pool *pool, struct job *job, bool helps)
 {
 	struct hand hand;
+	bool begins = !helps && !job->goes_on;
 	double waited_s = 0;
 
 	begin_work(pool, &hand, job, helps);
+	if (begins && job->kind == SCAN)
+		watch_begin(pool);
 	pthread_mutex_unlock(&pool->lock);
-	if (!helps) {
+	if (begins) {
 		run_patiently(pool, job);
 		waited_s = now_s() - hand.started_s;
 	}
+	if (begins && job->scan) {
+		pthread_mutex_lock(&pool->lock);
+		watch_skip(pool, job);
+		pthread_mutex_unlock(&pool->lock);
+	}
 	if (job->scan)
-		look_at_names(pool, job, waited_s, helps);
+		look_at_names(pool, job, &hand, waited_s);
 	pthread_mutex_lock(&pool->lock);
+	if (hand.left) {
+		end_work(pool, &hand);
+		pthread_mutex_unlock(&pool->lock);
+		free(hand.left_path);
+		scan_unref(hand.left);
+		pthread_mutex_lock(&pool->lock);
+		return pool->threads - pool->stuck > pool->concurrency;
+	}
 	if (!helps)
 		withdraw_invitations(pool, job);
 	if (--job->hands == 0) {
 		pthread_mutex_unlock(&pool->lock);
 		finish(pool, job);
 		pthread_mutex_lock(&pool->lock);
+		pool->scans -= job->kind == SCAN;
 		put_back(pool, job);
 	}
 	end_work(pool, &hand);
@@ -483,17 +515,27 @@ static void start_thread(struct pool *pool)
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+void pool_go_on(struct pool *pool, struct job *job)
+{
+	job->goes_on = true;
+	job->next = pool->first;
+	pool->first = job;
+	if (!job->next)
+		pool->end = &job->next;
+	pool->queued++;
+	if (pool->idle < pool->queued)
+		start_thread(pool);
+	pthread_cond_signal(&pool->work);
+}
+
 /* Threads that hang beyond their jobs' deadlines are replaced. */
 static void give_up_on_stuck(struct pool *pool)
 {
 	double now = now_s();
 
 	for (struct hand *hand = pool->working; hand; hand = hand->next)
-		if (!hand->given_up && now - hand->started_s > hand->deadline_s) {
-			hand->given_up = true;
-			pool->stuck++;
-			no_longer_busy(pool, hand);
-		}
+		if (now - hand->started_s > hand->deadline_s)
+			pool_give_up(pool, hand);
 }
 
 bool pool_submit(struct pool *pool, struct job *job)
@@ -589,6 +631,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 		      size_t listing_max, double deadline_s)
 {
 	struct pool *pool = calloc(1, sizeof(*pool));
+	pthread_condattr_t by_clock;
 
 	if (!pool)
 		return NULL;
@@ -607,6 +650,10 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pool->shared_end = &pool->shared;
 	pthread_mutex_init(&pool->lock, NULL);
 	pthread_cond_init(&pool->work, NULL);
+	pthread_condattr_init(&by_clock);
+	pthread_condattr_setclock(&by_clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&pool->watch, &by_clock);
+	pthread_condattr_destroy(&by_clock);
 	pool->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (pool->event_fd < 0 || !pool->root || !pool->files || !pool->filesystems) {
 		int error = errno;
@@ -623,6 +670,7 @@ void pool_close(struct pool *pool)
 	pthread_mutex_lock(&pool->lock);
 	pool->closed = true;
 	pthread_cond_broadcast(&pool->work);
+	pthread_cond_broadcast(&pool->watch);
 	pthread_mutex_unlock(&pool->lock);
 }
 

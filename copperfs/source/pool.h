@@ -32,6 +32,8 @@ struct job {
 	unsigned hands, invited;
 	struct job *shared_next, **shared_link; /* the link is NULL when it is not listed */
 	struct scan *scan;
+	double slowest_s; /* of what has been answered, if it was slow at all */
+	bool goes_on;	  /* begun by another thread, which was left behind */
 	/* the outcome */
 	int error;
 	struct blob *blob;
@@ -47,20 +49,29 @@ struct hand {
 	double started_s, deadline_s;
 	bool helps;    /* in the scan of another */
 	bool given_up; /* it hangs and does not count */
+	/* for watch.c: where it is in a scan, and since how many looks at it */
+	struct job *job;
+	_Atomic size_t at;
+	size_t seen_at;
+	unsigned seen;
+	/* once it was left behind there it has no job any more, but a reference to the scan */
+	struct scan *left;
+	char *left_path; /* of the directory; NULL: no memory for that */
 };
 
 /* Threads may outlive the Python object: whoever lets go last frees this. */
 struct pool {
 	_Atomic unsigned refs;
 	pthread_mutex_t lock;
-	pthread_cond_t work;
+	pthread_cond_t work, watch;
 	struct job *first, **end;
 	struct job *done, **done_end;
 	struct job *shared, **shared_end; /* scans that have invited */
 	struct hand *working;
 	int event_fd;
 	unsigned concurrency, threads, idle, stuck, queued, busy, invited, helping;
-	bool closed;
+	unsigned scans; /* under way */
+	bool closed, is_watched, watch_sleeps;
 	struct filesystems *filesystems;
 	size_t listing_max;
 	char *root; /* with a slash at its end */
@@ -91,6 +102,22 @@ void pool_close_unused(struct pool *pool, double for_s);
 /* Whether nothing is listed for the front; mounts are noticed from now on. */
 bool pool_watch_mounts(struct pool *pool);
 void pool_trust_mounts(struct pool *pool);
+
+/* --- under the lock, for watch.c --- */
+
+/* One more thread for a scan; false: there is nothing for it to do, or there are enough. */
+bool pool_invite(struct pool *pool, struct job *job);
+/* Another thread does at once what is left of it. */
+void pool_go_on(struct pool *pool, struct job *job);
+void pool_give_up(struct pool *pool, struct hand *hand);
+
+/* --- watch.c --- */
+
+/* Under the lock: a scan has begun. */
+void watch_begin(struct pool *pool);
+/* Under the lock: names of this scan in which threads hang that others have left behind. */
+void watch_skip(struct pool *pool, const struct job *job);
+
 void jobs_free(struct job *job);
 void job_free(struct job *job);
 

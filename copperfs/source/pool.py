@@ -44,6 +44,8 @@ class Pool:
     deliver: Callable[[Callable[[], None]], None]
     make_room: Callable[[], object] = lambda: None
     """Gives up descriptors that can be spared."""
+    left_behind: Callable[[], int] = lambda: 0
+    """Threads that hang in the source and are none of the pool's."""
     _jobs: deque[_Job] = field(default_factory=deque)
     _running: set[_Job] = field(default_factory=set)
     _condition: threading.Condition = field(default_factory=threading.Condition)
@@ -59,7 +61,7 @@ class Pool:
         job = _Job(work, done, deadline_s)
         with self._condition:
             self._give_up_on_stuck()
-            if self._stuck >= STUCK_MAX and not self._idle:
+            if self._stuck + self.left_behind() >= STUCK_MAX and not self._idle:
                 hung = OSError(errno.EIO, "the source does not answer")
                 self.deliver(lambda: done(hung))
                 return
@@ -82,7 +84,8 @@ class Pool:
 
     def statistics(self) -> PoolStats:
         with self._condition:
-            return PoolStats(self._threads, len(self._running), len(self._jobs), self._stuck)
+            stuck = self._stuck + self.left_behind()
+            return PoolStats(self._threads, len(self._running), len(self._jobs), stuck)
 
     def _start_thread(self) -> None:
         if self._threads - self._stuck < self.concurrency:

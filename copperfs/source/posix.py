@@ -25,6 +25,7 @@ from copperfs.core.listing import Listing
 from copperfs.source.files import OpenFiles
 from copperfs.source.filesystems import Filesystems
 from copperfs.source.scan import scan
+from copperfs.source.watch import Watch
 from copperfs.types import Attributes, Entry, Path, Version
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class PosixSource:
         listing_max: int,
         deadline_s: float,
     ) -> None:
+        self.watch = Watch(deadline_s)
         self.root = root.rstrip(b"/") + b"/"
         self.listing_max = listing_max
         self.counts = SourceCounts()
@@ -105,7 +107,7 @@ class PosixSource:
         with self._opened(path, _OPEN_DIRECTORY) as fd:
             status = os.fstat(fd)
             attributes = Attributes.from_stat(status, self.filesystems.flags(status.st_dev))
-            packed = scan(fd, self.listing_max, self.filesystems, untouchable)
+            packed = scan(path, fd, self.listing_max, self.filesystems, untouchable, self.watch)
             listing = Listing(packed, attributes.version)
         if not listing.bare:
             self.counts.add("stat", listing.count)

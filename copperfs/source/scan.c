@@ -5,6 +5,11 @@
  * The names are collected first.  Then any number of threads look at them, each at the
  * next that nobody has claimed, and the last of them packs what was found, in the order of
  * the names: the same bytes, or the same error, as if one had done it all.
+ *
+ * A name that cannot be looked at, or that hangs and is left behind (watch.c), is a row that tells
+ * nothing but number and type.  Only what is true of the directory itself ends the scan: the first
+ * error of a name makes it look at the directory, by the same way.  A thread that hangs in a name
+ * keeps the memory of the scan, which has gone on without it.
  */
 #define _GNU_SOURCE
 #include "native.h"
@@ -29,10 +34,18 @@ struct row {
 
 enum { MAGIC = 0x31534c43 };
 
-/* What becomes of one name. Whoever has claimed it writes here, and nobody else. */
+/* When so many names of a directory hang, a scan does not look at the rest: each may take a
+ * thread. */
+enum { LEFT_MAX = 4 };
+
+enum state { OPEN_STILL, ANSWERED, LEFT };
+
+/* What becomes of one name. Only the thread that has claimed it writes here, and only if it was not
+ * left behind. */
 struct found {
 	size_t name_at;
-	struct attributes attributes;
+	_Atomic int state;
+	struct attributes attributes; /* until they are known: number and type */
 	char *target;
 	size_t target_length;
 	bool untouchable;
@@ -48,7 +61,11 @@ struct scan {
 	size_t count;
 	bool larger; /* than the limit: nothing is looked at */
 	_Atomic size_t claimed;
-	_Atomic bool failed;
+	_Atomic bool is_doubted; /* the directory was looked at, because a name has failed */
+	_Atomic int failed;	 /* what that came to, or ENOMEM */
+	_Atomic bool has_answered;
+	_Atomic unsigned left;
+	_Atomic unsigned refs; /* of the job, and of each that was left behind */
 	struct listing_head header;
 	struct buffer packed;
 };
@@ -102,7 +119,7 @@ static bool is_untouchable(const struct scan *scan, const char *name)
 }
 
 static int add_row(struct scan *scan, const char *name, const struct attributes *attributes,
-		   const char *target, size_t target_length)
+		   const char *target, size_t target_length, bool is_known)
 {
 	size_t name_length = strlen(name);
 	size_t length = (sizeof(struct row) + name_length + target_length + 7) & ~(size_t)7;
@@ -112,7 +129,7 @@ static int add_row(struct scan *scan, const char *name, const struct attributes 
 		return ENOMEM;
 	row = (struct row *)(scan->packed.bytes + scan->packed.used);
 	memset(row, 0, length);
-	row->length = (uint32_t)length;
+	row->length = (uint32_t)length | (is_known ? 0 : ROW_IS_UNKNOWN);
 	row->name_length = (uint16_t)name_length;
 	row->target_length = (uint16_t)target_length;
 	row->attributes = *attributes;
@@ -157,12 +174,13 @@ static int add_bare(struct scan *scan, const struct dirent *found)
 
 	if (is_untouchable(scan, found->d_name))
 		attributes.mode = S_IFDIR;
-	return add_row(scan, found->d_name, &attributes, NULL, 0);
+	return add_row(scan, found->d_name, &attributes, NULL, 0, true);
 }
 
 /* A name to be looked at. */
 static int add_found(struct scan *scan, const struct dirent *entry)
 {
+	bool untouchable = is_untouchable(scan, entry->d_name);
 	size_t size = strlen(entry->d_name) + 1;
 	struct found *found;
 
@@ -170,9 +188,10 @@ static int add_found(struct scan *scan, const struct dirent *entry)
 		return ENOMEM;
 	found = (struct found *)(scan->found.bytes + scan->found.used);
 	*found = (struct found){ .name_at = scan->names.used,
-				 .untouchable = is_untouchable(scan, entry->d_name),
-				 .attributes = { .ino = entry->d_ino, .mode = S_IFDIR,
-						 .nlink = 1, .blksize = 4096 } };
+				 .untouchable = untouchable,
+				 .attributes = { .ino = entry->d_ino, .nlink = 1,
+						 .blksize = 4096 } };
+	found->attributes.mode = untouchable ? S_IFDIR : (uint32_t)DTTOIF(entry->d_type);
 	memcpy(scan->names.bytes + scan->names.used, entry->d_name, size);
 	scan->names.used += size;
 	scan->found.used += sizeof(*found);
@@ -217,8 +236,8 @@ static int pack_bare(struct scan *scan)
 	return error ? error : errno;
 }
 
-/* The names in the order of the directory. The first that failed decides, and one that
- * vanished between being listed and being looked at is no longer there. */
+/* The names in the order of the directory. One that vanished between being listed and being
+ * looked at is no longer there. */
 static int pack(struct scan *scan)
 {
 	const struct found *all = (const struct found *)scan->found.bytes;
@@ -227,21 +246,25 @@ static int pack(struct scan *scan)
 	scan->header = (struct listing_head){ .magic = MAGIC };
 	scan->packed.used = sizeof(struct listing_head);
 	for (size_t i = 0; i < scan->count && !error; i++) {
-		if (all[i].error == ENOENT)
+		bool is_answered = all[i].state == ANSWERED;
+		bool is_known = all[i].untouchable || (is_answered && !all[i].error);
+
+		if (is_answered && all[i].error == ENOENT)
 			continue;
-		error = all[i].error;
-		if (!error)
-			error = add_row(scan, scan->names.bytes + all[i].name_at,
-					&all[i].attributes, all[i].target,
-					all[i].target_length);
+		/* who was left behind may answer now: nothing but what was known before is read */
+		error = add_row(scan, scan->names.bytes + all[i].name_at, &all[i].attributes,
+				is_known ? all[i].target : NULL,
+				is_known ? all[i].target_length : 0, is_known);
 	}
 	return error;
 }
 
-static void scan_free(struct scan *scan)
+void scan_unref(struct scan *scan)
 {
 	struct found *all = (struct found *)scan->found.bytes;
 
+	if (atomic_fetch_sub(&scan->refs, 1) != 1)
+		return;
 	for (size_t i = 0; i < scan->count; i++)
 		free(all[i].target);
 	closedir(scan->directory);
@@ -261,6 +284,7 @@ int scan_begin(int fd, size_t limit, struct filesystems *filesystems,
 		close(fd);
 		return ENOMEM;
 	}
+	scan->refs = 1;
 	scan->fd = fd;
 	scan->filesystems = filesystems;
 	scan->untouchable = untouchable;
@@ -273,7 +297,7 @@ int scan_begin(int fd, size_t limit, struct filesystems *filesystems,
 	}
 	error = reserve(&scan->packed, sizeof(struct listing_head)) ? collect(scan, limit) : ENOMEM;
 	if (error) {
-		scan_free(scan);
+		scan_unref(scan);
 		return error;
 	}
 	*begun = scan;
@@ -284,42 +308,106 @@ size_t scan_left(const struct scan *scan)
 {
 	size_t claimed = scan->claimed;
 
-	return scan->larger || scan->failed || claimed >= scan->count ? 0 : scan->count - claimed;
+	return scan->larger || scan->failed || scan->left >= LEFT_MAX || claimed >= scan->count ? 0 : scan->count - claimed;
 }
 
-/* What is claimed is always looked at, so that all names before one that failed have been
- * when the scan ends. */
-bool scan_look(struct scan *scan)
+bool scan_has_answered(const struct scan *scan) { return scan->has_answered; }
+
+const char *scan_name(const struct scan *scan, size_t at)
 {
-	char target[PATH_MAX];
+	return scan->names.bytes + ((const struct found *)scan->found.bytes)[at - 1].name_at;
+}
+
+/* The first name that fails: is it the directory that does? */
+static void doubt(struct scan *scan)
+{
+	struct stat status;
+
+	if (!scan->is_doubted && !atomic_exchange(&scan->is_doubted, true) &&
+	    fstatat(scan->fd, ".", &status, AT_SYMLINK_NOFOLLOW))
+		scan->failed = errno;
+}
+
+static bool answer(struct found *found)
+{
+	int before = OPEN_STILL;
+
+	return atomic_compare_exchange_strong(&found->state, &before, ANSWERED);
+}
+
+enum looked scan_look(struct scan *scan, _Atomic size_t *at)
+{
+	struct attributes attributes;
+	char target[PATH_MAX], *copy = NULL;
 	ssize_t target_length = 0;
 	struct found *found;
 	size_t index;
+	int error;
 
 	if (!scan_left(scan) || (index = scan->claimed++) >= scan->count)
-		return false;
+		return NOTHING_LEFT;
 	found = (struct found *)scan->found.bytes + index;
-	if (found->untouchable)
-		return true;
-	found->error = look_at(scan, scan->names.bytes + found->name_at, &found->attributes,
-			       target, &target_length);
-	if (!found->error && target_length) {
-		found->target = malloc((size_t)target_length);
-		if (found->target)
-			memcpy(found->target, target, (size_t)target_length);
+	if (found->untouchable || found->state == LEFT)
+		return LOOKED;
+	*at = index + 1;
+	error = look_at(scan, scan->names.bytes + found->name_at, &attributes, target,
+			&target_length);
+	if (error && error != ENOENT)
+		doubt(scan);
+	if (!error && target_length) {
+		copy = malloc((size_t)target_length);
+		if (copy)
+			memcpy(copy, target, (size_t)target_length);
 		else
-			found->error = ENOMEM;
-		found->target_length = (size_t)target_length;
+			scan->failed = ENOMEM;
 	}
-	if (found->error && found->error != ENOENT)
-		scan->failed = true;
-	return true;
+	*at = 0;
+	if (!answer(found)) {
+		free(copy);
+		return LEFT_BEHIND;
+	}
+	scan->has_answered = true;
+	found->error = error;
+	if (!error)
+		found->attributes = attributes;
+	found->target = copy;
+	found->target_length = copy ? (size_t)target_length : 0;
+	return LOOKED;
+}
+
+static bool leave(struct found *found)
+{
+	int before = OPEN_STILL;
+
+	return atomic_compare_exchange_strong(&found->state, &before, LEFT);
+}
+
+bool scan_leave(struct scan *scan, size_t at)
+{
+	scan->refs++;
+	if (leave((struct found *)scan->found.bytes + at - 1)) {
+		scan->left++;
+		return true;
+	}
+	scan->refs--;
+	return false;
+}
+
+void scan_skip(struct scan *scan, const char *name)
+{
+	struct found *all = (struct found *)scan->found.bytes;
+
+	for (size_t i = 0; i < scan->count; i++)
+		if (!strcmp(scan->names.bytes + all[i].name_at, name))
+			leave(&all[i]);
 }
 
 int scan_end(struct scan *scan, struct buffer *packed)
 {
-	int error = scan->larger ? EACCES : pack(scan);
+	int error = scan->larger ? EACCES : scan->failed;
 
+	if (!error)
+		error = pack(scan);
 	if (error == EACCES)
 		error = pack_bare(scan);
 	if (!error) {
@@ -327,6 +415,6 @@ int scan_end(struct scan *scan, struct buffer *packed)
 		*packed = scan->packed;
 		scan->packed.bytes = NULL;
 	}
-	scan_free(scan);
+	scan_unref(scan);
 	return error;
 }

@@ -11,21 +11,31 @@ from collections.abc import Iterator
 
 from copperfs.core.listing import pack_listing
 from copperfs.source.filesystems import Filesystems
-from copperfs.types import Attributes, Entry
+from copperfs.source.watch import Watch
+from copperfs.types import Attributes, Entry, Path
 
 
-def scan(fd: int, limit: int, filesystems: Filesystems, untouchable: tuple[bytes, ...]) -> bytes:
+def scan(
+    path: Path,
+    fd: int,
+    limit: int,
+    filesystems: Filesystems,
+    untouchable: tuple[bytes, ...],
+    watch: Watch,
+) -> bytes:
     """A packed listing of the directory *fd*; ``scan.c`` does the same.
 
     Bare if there are more than *limit* names, or if they may be listed but not looked at. Names in
-    *untouchable* lead back into the mount and are shown without being touched.
+    *untouchable* lead back into the mount and are shown without being touched. A name that
+    cannot be looked at, or that hangs, is listed by number and type.
     """
     # An absolute path would be needed to give names as bytes to scandir(); fds give str.
     names = [os.fsencode(name) for name in os.listdir(fd)]
     bare = len(names) > limit
     if not bare:
         try:
-            return pack_listing(_rows(fd, names, filesystems, untouchable)).packed
+            whole = _rows(path, fd, names, filesystems, untouchable, watch)
+            return pack_listing(whole).packed
         except PermissionError:
             bare = True
     with os.scandir(fd) as found:
@@ -34,19 +44,36 @@ def scan(fd: int, limit: int, filesystems: Filesystems, untouchable: tuple[bytes
 
 
 def _rows(
-    fd: int, names: list[bytes], filesystems: Filesystems, untouchable: tuple[bytes, ...]
+    path: Path,
+    fd: int,
+    names: list[bytes],
+    filesystems: Filesystems,
+    untouchable: tuple[bytes, ...],
+    watch: Watch,
 ) -> Iterator[tuple[bytes, Entry]]:
+    found = watch.look_at(
+        path,
+        fd,
+        [name for name in names if name not in untouchable],
+        lambda directory, name: entry_at(directory, name, filesystems),
+    )
+    bare: dict[bytes, Entry] = {}
+    if len(names) != sum(entry is not None for entry in found.values()):
+        with os.scandir(fd) as entries:
+            bare = {
+                os.fsencode(each.name): _bare(each, untouchable)
+                for each in entries
+                if found.get(os.fsencode(each.name)) is None
+            }
     for name in names:
-        if name in untouchable:
-            with os.scandir(fd) as found:
-                inodes = [each.inode() for each in found if os.fsencode(each.name) == name]
-            for inode in inodes:  # none, if it is gone by now
-                yield name, Entry(Attributes.bare(inode, stat.S_IFDIR))
-            continue
-        try:
-            yield name, entry_at(fd, name, filesystems)
-        except FileNotFoundError:
-            continue  # gone between being listed and being looked at
+        entry = found.get(name)
+        if entry is not None:
+            yield name, entry
+        elif name in bare and name in untouchable:
+            yield name, bare[name]
+        elif name in bare and name in found:
+            yield name, Entry(bare[name].attributes, unknown=True)
+        # or it is gone by now
 
 
 def _bare(found: "os.DirEntry[str]", untouchable: tuple[bytes, ...]) -> Entry:

@@ -44,7 +44,10 @@ class ThreadFetcher:
         self._untouchable = untouchable
         self._trio = trio.lowlevel.current_trio_token()
         self._pool = Pool(
-            concurrency, self._trio.run_sync_soon, lambda: self._source.files.close_unused(0.0)
+            concurrency,
+            self._trio.run_sync_soon,
+            make_room=lambda: self._source.files.close_unused(0.0),
+            left_behind=self._source.watch.hanging,
         )
         self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
         self._arrive: Arrive | None = None

@@ -55,6 +55,7 @@ from copperfs.core.messages import (
     What,
     Withdraw,
 )
+from copperfs.core.sick_names import WITNESSES_ENOUGH
 from copperfs.roster import NODES_MAX
 from copperfs.wire import fields as f
 from copperfs.wire.fields import Field, Malformed
@@ -206,7 +207,15 @@ LAYOUTS = (
         ),
         payload_bytes=_part_bytes,
     ),
-    Layout(5, Refuse, (*_ANSWER, ("error", f.integer(1, f.ERRNO_MAX)))),
+    Layout(
+        5,
+        Refuse,
+        (
+            *_ANSWER,
+            ("error", f.integer(1, f.ERRNO_MAX)),
+            ("witnesses", f.integer(0, WITNESSES_ENOUGH)),
+        ),
+    ),
     Layout(16, Redirect, (*_ANSWER, ("peer", _NODE))),
     Layout(6, Credit, (("count_bytes", _TOTAL),)),
     Layout(7, Withdraw, (("number", f.number()),)),

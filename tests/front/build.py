@@ -11,7 +11,7 @@ CORPUS = HERE / "corpus"
 SOURCES = sorted(path for path in FRONT.glob("*.c") if path.name != "module.c")
 SOURCE_POOL = [
     HERE.parents[1] / "copperfs" / "source" / f"{name}.c"
-    for name in ("pool", "files", "filesystems", "read", "scan")
+    for name in ("pool", "files", "filesystems", "below", "read", "scan", "watch")
 ]
 TABLES = [FRONT / "tables.c", FRONT / "chunks.c", FRONT / "walks.c"]
 

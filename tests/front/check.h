@@ -36,8 +36,12 @@ static inline uint32_t chunks_check(struct tables *t, const struct node *n)
 	return count;
 }
 
+/* In rows that tell nothing: what no node may have. */
+enum { UNKNOWN_LINKS = 0xdead };
+
 static inline void node_check(struct tables *t, struct node *n, uint32_t children)
 {
+	CHECK(n->attr.nlink != UNKNOWN_LINKS);
 	CHECK(n->id < t->next_id);
 	CHECK(node_by_id(t, n->id) == n);
 	CHECK(n->children == children);

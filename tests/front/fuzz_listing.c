@@ -15,6 +15,8 @@ static void rows_check(const struct tables *t, const struct listing *listing)
 		for (size_t j = 0; j < (size_t)row->name_length + row->target_length; j++)
 			sum += (unsigned char)row->name[j]; /* readable */
 		sum += row->attr.flags;
+		CHECK(row_tells(listing, row) || listing->bare ||
+		      !(row->target_length || row->attr.size));
 	}
 	CHECK(sum < UINT64_MAX);
 	CHECK(!listing_find(t, listing, "/", 1));

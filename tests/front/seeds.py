@@ -28,6 +28,10 @@ _LISTINGS = [
     _BEGIN_TO_LIST + _LISTED_BARE + _LOOK_INTO_IT,
     _BEGIN_TO_LIST + _LISTED_LINKS + _LOOK_INTO_IT,
     _BEGIN_TO_LIST + bytes([6, 0, 5, 1, 2]) + _LISTED,  # READDIRPLUS joins
+    # with rows that tell nothing: looked up, and listed with READDIRPLUS
+    _ROOM_FOR_MANY
+    + bytes([14, 1, 4, 8, 0, 0, 1, 1, 2, 1, 3, 0, 1, 3])
+    + bytes([0, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0, 3, 6, 0, 5, 1, 2]),
 ]
 
 
@@ -88,4 +92,6 @@ def _listing(rng: random.Random) -> bytes:
         name = b"%d" % number + b"n" * rng.randrange(250)
         target = b"t" * rng.choice((0, 0, 5, 4095))
         rows.append((name, Entry(Attributes(rng.randbytes(ATTRIBUTES_BYTES)), target)))
+        if rng.random() < 0.1:
+            rows[-1] = name, Entry(Attributes.bare(number, 0o100000), unknown=True)
     return pack_listing(rows, bare=rng.random() < 0.2).packed

@@ -84,7 +84,8 @@ ssize_t world_writev(int fd, const struct iovec *parts, int count)
 	(void)fd;
 	for (int i = 0; i < count; i++) {
 		CHECK(size + parts[i].iov_len <= sizeof(whole));
-		memcpy(whole + size, parts[i].iov_base, parts[i].iov_len);
+		if (parts[i].iov_len) /* a notification may have no body */
+			memcpy(whole + size, parts[i].iov_base, parts[i].iov_len);
 		size += parts[i].iov_len;
 	}
 	CHECK(size >= sizeof(*out) && out->len == size);
@@ -373,6 +374,11 @@ static size_t pack(struct input *in, char *packed)
 		row->length = (uint32_t)((sizeof(*row) + row->name_length + target + 7) &
 					 ~(size_t)7);
 		size += row->length;
+		if (flags & 4 && !target && i % 2) {
+			row->length |= ROW_UNKNOWN;
+			row->attr.size = 0;
+			row->attr.nlink = UNKNOWN_LINKS;
+		}
 	}
 	return size;
 }

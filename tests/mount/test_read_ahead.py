@@ -229,3 +229,39 @@ def test_after_a_clear_it_begins_anew(source: Path, mounted: Mounter) -> None:
     for name in ("003.p", "002.p"):
         assert (mount / "d" / name).read_bytes() == data[name]
     eventually(lambda: mount.stats()["node"]["read_ahead"] == 8, "and again")
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_what_cannot_be_looked_at_is_not_fetched_ahead_and_shows_its_error(
+    source: Path, mounted: Mounter, way: str
+) -> None:
+    package(source / "p", "from . import sub, lib\nimport p.deep.er", ("m",))
+    package(source / "p" / "sub")
+    package(source / "p" / "deep")
+    (source / "p" / "lib.cpython-311.so").write_bytes(b"x" * 200_000)
+    sick = [
+        "p/sub",
+        "p/lib.cpython-311.so",
+        "p/deep/__pycache__",
+        "p/__pycache__/m.cpython-311.pyc",
+    ]
+    with StandIn(source) as standing:
+        for path in sick:
+            standing.fail(path, errno.EIO, ops=["lookup", "getattr"])
+        mount = mounted(*WAYS[way], of=standing.mountpoint)
+        init = "p/__pycache__/__init__.cpython-311.pyc"
+        assert (mount / init).read_bytes() == (source / init).read_bytes()
+        if way != "off":
+            eventually(lambda: standing.counts().total("opendir", "p/deep") == 1, "it is mentioned")
+        for _ in range(2):
+            assert [errno_of((mount / path).lstat) for path in sick] == [errno.EIO] * len(sick)
+        counts = standing.counts()
+        assert not counts.paths("opendir") & set(sick)
+        assert not counts.paths("open") & set(sick)
+        standing.heal()
+        for path in sick:
+            shown, there = (mount / path).lstat(), (source / path).lstat()
+            assert (shown.st_mode, shown.st_size) == (there.st_mode, there.st_size)
+        assert (mount / sick[1]).read_bytes() == (source / sick[1]).read_bytes()
+        assert sorted(os.listdir(mount / sick[0])) == sorted(os.listdir(source / sick[0]))
+        mount.__exit__(None, None, None)  # while the source is there

@@ -108,15 +108,66 @@ def test_reading_a_link_whose_directory_fails_says_so(slow: StandIn, mount: Moun
     assert os.readlink(mount / "directory/link") == "file"
 
 
+MODES = {"front": (), "plain": ("--front-threads", "0")}
+BARE = ("--listing-max", "5")
+modes = pytest.mark.parametrize("mode", list(MODES.values()), ids=list(MODES))
+WIDE = [f"{number:02}" for number in range(40)]
+
+
+def look_beside_the_sick_one(mount: Mount) -> None:
+    """At ``wide``, in which 07 cannot be looked at."""
+    for name in WIDE:
+        if name != "07":
+            assert whole(mount / "wide" / name) == b"%d" % int(name)
+            assert (mount / "wide" / name).stat().st_size == len(b"%d" % int(name))
+    with os.scandir(mount / "wide") as found:
+        types = {each.name: each.is_file(follow_symlinks=False) for each in found}
+    assert types == dict.fromkeys(WIDE, True), "its name and type are shown as well"
+    assert sorted(os.listdir(mount / "wide")) == WIDE
+    assert name_of(errno_of((mount / "wide/absent").lstat)) == "ENOENT"
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN], ids=errno.errorcode.get
+)
+@pytest.mark.parametrize(
+    "mode",
+    [*MODES.values(), BARE, (*MODES["plain"], *BARE)],
+    ids=[*MODES, "front, bare", "plain, bare"],
+)
 def test_an_error_of_one_entry_hides_neither_the_directory_nor_the_others(
-    slow: StandIn, mount: Mount
+    slow: StandIn, tmp_path: Path, mode: tuple[str, ...], code: int
 ) -> None:
-    slow.fail("wide/07", errno.EIO, ops=["lookup", "getattr"])
-    assert errno_of((mount / "wide/08").lstat) in (None, errno.EIO)
-    assert errno_of((mount / "wide/07").lstat) in (errno.EIO, None)
-    slow.heal()
-    assert sorted(os.listdir(mount / "wide")) == [f"{number:02}" for number in range(40)]
-    assert whole(mount / "wide/07") == b"7"
+    slow.fail("wide/07", code, ops=["lookup", "getattr"])
+    with Mount(slow.mountpoint, tmp_path / "mnt", *mode) as mount:
+        slow.reset_counts()
+        for _ in range(2):
+            look_beside_the_sick_one(mount)
+            assert name_of(errno_of((mount / "wide/07").lstat)) == name_of(code)
+        counts = slow.counts()
+        assert counts.total("opendir", "wide") == 1
+        assert all(counts.total("open", f"wide/{name}") == 1 for name in WIDE if name != "07")
+        slow.heal()
+        assert whole(mount / "wide/07") == b"7"
+        assert (mount / "wide/07").stat().st_size == 1
+        assert slow.counts().total("opendir", "wide") == 1
+
+
+@modes
+def test_an_entry_that_hangs_hides_neither_the_directory_nor_the_others(
+    slow: StandIn, tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    slow.hang("wide/07", ops=["lookup", "getattr"])
+    with Mount(slow.mountpoint, tmp_path / "mnt", *mode, "--source-deadline", "6") as mount:
+        slow.reset_counts()
+        look_beside_the_sick_one(mount)
+        assert slow.counts().total("opendir", "wide") == 1
+        assert slow.counts().total("lookup", "wide/07") == 1, "it is hung in once, by the scan"
+        assert name_of(errno_of((mount / "wide/07").lstat)) == "ETIMEDOUT"
+        look_beside_the_sick_one(mount)
+        slow.heal()
+        assert whole(mount / "wide/07") == b"7"
+        assert slow.counts().total("opendir", "wide") == 1
 
 
 def test_what_is_cached_is_served_while_the_source_fails(slow: StandIn, mount: Mount) -> None:

@@ -5,6 +5,7 @@ The same suite in the same words as ``test_source_contract.py``, over the stand-
 
 import errno
 import os
+import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ import pytest
 import trio
 
 from copperfs.core.events import Scanned
-from copperfs.core.listing import Listing
-from copperfs.types import Attributes, Path
+from copperfs.core.listing import Listing, checked_listing
+from copperfs.source.watch import LEFT_MAX
+from copperfs.types import Attributes, Entry, Path
 from tests.standin import StandIn
-from tests.unit.test_source_contract import FETCHERS, Make, Source, scan_of, settled
+from tests.unit.test_source_contract import FETCHERS, Make, Source, look_at, scan_of, settled
 
 pytestmark = pytest.mark.mount
 
 NAMES = 60
+HANDS_MAX = 8
+"""That look at the names of one directory at a time: ``pool.c``."""
 
 
 @dataclass
@@ -38,12 +42,24 @@ class Slow:
             self.standin.set_latency(per_op_s=0.001)
             yield source
 
-    def check(self, listing: Listing, without: frozenset[bytes] = frozenset()) -> None:
-        """It is what the system says, in the system's order."""
+    def check(
+        self,
+        listing: Listing,
+        without: frozenset[bytes] = frozenset(),
+        unknown: frozenset[bytes] = frozenset(),
+    ) -> None:
+        """It is what the system says, in the system's order; of *unknown* names no more than number
+        and type."""
         order = [os.fsencode(name) for name in sorted(os.listdir(self.tree / "d"))]
         assert [name for name, _ in listing.rows()] == [n for n in order if n not in without]
+        checked_listing(listing.packed, None)
         for name, entry in listing.rows():
             status = os.lstat(os.path.join(bytes(self.tree / "d"), name))
+            assert entry.unknown is listing.has_to_be_looked_up(name) is (name in unknown)
+            if entry.unknown:
+                bare = Attributes.bare(entry.attributes.inode, stat.S_IFMT(status.st_mode))
+                assert entry == Entry(bare, unknown=True)
+                continue
             assert entry.attributes.version == Attributes.from_stat(status).version
             assert entry.target == (b"n7" if name == b"link" else b"")
 
@@ -91,12 +107,32 @@ def test_many_scans_at_once_are_each_the_listing(slow: Slow) -> None:
     trio.run(main)
 
 
+@pytest.mark.parametrize(
+    "code", [errno.EIO, errno.ENOTCONN, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get
+)
 @pytest.mark.parametrize("number", [0, 30, NAMES - 1])
-def test_a_name_that_fails_fails_the_listing(slow: Slow, number: int) -> None:
-    slow.standin.fail(f"d/n{number}", errno.EIO, ops=["lookup"])
+def test_a_name_that_fails_is_known_by_its_name_alone(slow: Slow, number: int, code: int) -> None:
+    name = f"n{number}"
+    slow.standin.fail(f"d/{name}", code, ops=["lookup"])
 
     async def main() -> None:
         async with slow.source() as source:
+            slow.check(await source.scan(b"d"), unknown=frozenset({name.encode()}))
+            assert await source.error_of(look_at(b"d/" + name.encode())) == code
+            slow.standin.heal()
+            slow.check(await source.scan(b"d"))
+
+    trio.run(main)
+
+
+def test_a_directory_that_fails_itself_fails_whole(slow: Slow) -> None:
+    slow.standin.fail("d/**", errno.EIO, ops=["lookup", "getattr"])
+
+    async def main() -> None:
+        async with slow.source() as source:
+            assert await source.error_of(scan_of(b"d")) == errno.EIO
+            slow.standin.heal()
+            slow.standin.fail("d", errno.EIO, ops=["opendir"])
             assert await source.error_of(scan_of(b"d")) == errno.EIO
             slow.standin.heal()
             slow.check(await source.scan(b"d"))
@@ -125,24 +161,72 @@ def test_names_that_must_not_be_touched_are_not(slow: Slow) -> None:
     trio.run(main)
 
 
-def test_a_name_that_hangs_takes_one_thread(slow: Slow) -> None:
+def test_a_name_that_hangs_is_left_behind_with_its_thread(slow: Slow) -> None:
     rule = slow.standin.hang("d/n30", ops=["lookup"])
+    hung = frozenset({b"n30"})
 
     async def main() -> None:
         async with slow.source(concurrency=3) as source:
-            version = await source.version(b"quick")
-            scan = source.start(scan_of(b"d"))
-            await slow.wait_for_hanging()
-            assert await source.read(b"quick", version) == b"quick"
-            with trio.fail_after(20):  # the others may be at their last names
-                while source.fetcher.statistics().busy > 1:  # noqa: ASYNC110 - in C
-                    await trio.sleep(0.001)
-            assert scan not in source.arrived
+            slow.check(await source.scan(b"d"), unknown=hung)
+            assert slow.standin.counts().hanging == 1
+            assert source.fetcher.statistics().stuck == 1
+            # nobody else hangs there while that one does
+            slow.check(await source.scan(b"d"), unknown=hung)
+            assert slow.standin.counts().total("lookup", "d/n30") == 1
+            assert slow.standin.counts().hanging == 1
             slow.standin.release(rule)
-            outcome = await source.outcome(scan)
-            assert isinstance(outcome, Scanned)
-            slow.check(outcome.listing)
+            with trio.fail_after(20):
+                while source.fetcher.statistics().stuck:  # noqa: ASYNC110 - a thread's
+                    await trio.sleep(0.001)
+            slow.check(await source.scan(b"d"))
 
+    trio.run(main)
+
+
+def test_a_name_that_hangs_alone_is_left_behind_before_the_deadline(slow: Slow) -> None:
+    slow.standin.hang("alone/name", ops=["lookup"])
+
+    async def main() -> None:
+        async with slow.source(deadline_s=1.0) as source:
+            listing = await source.scan(b"alone")
+            assert [(name, entry.unknown) for name, entry in listing.rows()] == [(b"name", True)]
+        slow.standin.heal()
+
+    (slow.tree / "alone").mkdir()
+    (slow.tree / "alone" / "name").touch()
+    trio.run(main)
+
+
+def test_where_many_names_hang_few_threads_do(slow: Slow) -> None:
+    hung = [f"n{number}" for number in range(20, 40)]
+    for name in hung:
+        slow.standin.hang(f"d/{name}", ops=["lookup"])
+
+    async def main() -> None:
+        async with slow.source(deadline_s=4.0) as source:
+            listing = await source.scan(b"d")
+            assert listing.count == NAMES + 1
+            unknown = {os.fsdecode(name) for name, entry in listing.rows() if entry.unknown}
+            assert unknown >= set(hung)
+            assert LEFT_MAX <= source.fetcher.statistics().stuck <= LEFT_MAX + HANDS_MAX
+            assert await source.read(b"quick") == b"quick"
+        slow.standin.heal()
+
+    trio.run(main)
+
+
+def test_where_all_names_are_slow_none_is_left_behind(slow: Slow) -> None:
+    """Longer than what is waited for one that hangs, and as long as each other."""
+
+    async def main() -> None:
+        async with slow.source() as source:
+            listing = await source.scan(b"few")
+            assert [entry.unknown for _, entry in listing.rows()] == [False, False]
+
+    (slow.tree / "few").mkdir()
+    for name in ("one", "two"):
+        (slow.tree / "few" / name).touch()
+        slow.standin.delay(f"few/{name}", 1.6, ops=["lookup"])
     trio.run(main)
 
 
@@ -156,12 +240,13 @@ def test_threads_that_hang_in_a_scan_are_replaced(slow: Slow) -> None:
             scan = source.start(scan_of(b"d"))
             await slow.wait_for_hanging()
             assert await source.read(b"quick", version) == b"quick"
-            assert source.fetcher.statistics().stuck == 1
-            slow.standin.release(rule)
             outcome = await source.outcome(scan)
             assert isinstance(outcome, Scanned)
-            slow.check(outcome.listing)
-            assert source.fetcher.statistics().stuck == 0
+            assert source.fetcher.statistics().stuck >= 1
+            slow.standin.release(rule)
+            with trio.fail_after(20):
+                while source.fetcher.statistics().stuck:  # noqa: ASYNC110 - a thread's
+                    await trio.sleep(0.001)
 
     trio.run(main)
 

@@ -77,6 +77,18 @@ def files(*names: bytes, bare: bool = False) -> Listing:
     return pack_listing([(name, file()) for name in names], bare=bare)
 
 
+def with_unknown(listing: Listing, *names: bytes) -> Listing:
+    """The same, where these could not be looked at."""
+    return pack_listing(
+        (name, unknown(entry) if name in names else entry) for name, entry in listing.rows()
+    )
+
+
+def unknown(entry: Entry) -> Entry:
+    attributes = entry.attributes
+    return Entry(Attributes.bare(attributes.inode, stat.S_IFMT(attributes.mode)), unknown=True)
+
+
 def version(size: int, changed_s: int = 0) -> Version:
     return file(size, changed_s=changed_s).attributes.version
 

@@ -105,7 +105,7 @@ from copperfs.types import (
     Version,
     split,
 )
-from tests.unit.core_lab import DEADLINE_S, directory, file
+from tests.unit.core_lab import DEADLINE_S, directory, file, with_unknown
 
 AtSource = ScanSource | LookSource | ReadSource | OpenSource | ReadChunk
 MIB = 1 << 20
@@ -143,7 +143,9 @@ class Tree:
     def listing(self, path: Path) -> Listing:
         names = [p for p in [*self.directories, *self.files] if p and split(p)[0] == path]
         rows = [(split(each)[1], self.entry(each)) for each in sorted(names)]
-        return pack_listing([(name, found) for name, found in rows if found is not None])
+        listing = pack_listing([(name, found) for name, found in rows if found is not None])
+        sick = [split(each)[1] for each in self.failing if split(each)[0] == path]
+        return with_unknown(listing, *sick) if sick else listing
 
     def content(self, path: Path, version: Version) -> bytes:
         return content(path, version)

@@ -30,7 +30,7 @@ from copperfs.core.events import Fetched, HaveRead, Look
 from copperfs.core.listing import Listing, ending_of, pack_listing
 from copperfs.core.policy import Policy
 from copperfs.types import BlobId, Entry, FetchId, Path, Version
-from tests.unit.core_lab import DEADLINE_S, MIB, Lab, directory, file, files, version
+from tests.unit.core_lab import DEADLINE_S, MIB, Lab, directory, file, files, unknown, version
 from tests.unit.overlay_lab import Job, content
 
 
@@ -174,6 +174,22 @@ def test_what_is_compiled_of_a_package_is_listed_after_it() -> None:
     (answer,) = lab.scanned(2, files(b"a.pyc"))
     assert isinstance(answer, AnswerListing)
     assert lab.node.statistics().listed_ahead == 1
+
+
+def test_what_could_not_be_looked_at_is_neither_listed_nor_read_ahead() -> None:
+    sick = {b"sub": unknown(directory()), b"lib.x.so": unknown(file(10)), b"other": directory()}
+    lab = package_lab(sick, {b"__init__.x.pyc": 10})
+    lab.read(INIT)
+    assert set(lab.node.looks_for(FetchId(3))) == {b"other"}
+    lab = Lab(ahead_max=8)
+    lab.list(b"p")
+    assert scans(lab.scanned(1, pack_listing([(b"__pycache__", unknown(directory()))]))) == []
+    lab = Lab(ahead_max=8)
+    lab.list(b"d")
+    rows = {b"a.p": file(10), b"b.p": file(10), b"c.p": unknown(file(10)), b"d.p": file(10)}
+    lab.scanned(1, pack_listing(rows.items()))
+    lab.read(b"d/a.p")
+    assert read(lab.read(b"d/b.p")) == [b"d/b.p", b"d/d.p"]
 
 
 def test_of_what_is_compiled_one_file_is_enough() -> None:

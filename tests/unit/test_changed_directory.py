@@ -14,7 +14,7 @@ from copperfs.core.node import Node
 from copperfs.core.policy import Policy
 from copperfs.core.state import Limits
 from copperfs.types import ROOT, FetchId, Path, RequestId
-from tests.unit.core_lab import entry
+from tests.unit.core_lab import entry, with_unknown
 
 MIB = 1 << 20
 
@@ -61,3 +61,14 @@ def test_the_listing_of_the_root_does_not_judge_itself() -> None:
     seen = Looked(FetchId(2), entry(stat.S_IFDIR, changed_s=2))
     node.step(0.2, seen)
     assert node.step(0.3, List(RequestId(3), ROOT)) == [ScanSource(FetchId(3), ROOT)]
+
+
+def test_a_directory_that_could_not_be_looked_at_has_not_changed_for_that() -> None:
+    """Its row in the listing above has no times, so the kernel was told none."""
+    node = node_that_listed_d_before_it_was_seen_to_change(seen_changed_s=1)
+    node.step(3.5, List(RequestId(3), Path(b"d")))
+    node.step(3.5, Scanned(FetchId(3), directory(1, b"old")))
+    node.step(4.0, List(RequestId(4), ROOT))
+    node.step(4.0, Scanned(FetchId(4), with_unknown(above(1), b"d")))
+    (answer,) = node.step(4.5, List(RequestId(5), Path(b"d")))
+    assert isinstance(answer, AnswerListing)

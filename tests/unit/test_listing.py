@@ -3,20 +3,29 @@
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.listing import NAME_MAX, Listing, MalformedListing, cookie_of, pack_listing
+from copperfs.core.listing import (
+    NAME_MAX,
+    Listing,
+    MalformedListing,
+    checked_listing,
+    cookie_of,
+    pack_listing,
+)
 from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
-from tests.unit.core_lab import directory, file, files, link
+from tests.unit.core_lab import directory, file, files, link, unknown
 
 names = st.binary(min_size=1, max_size=NAME_MAX)
 entries = st.builds(
     Entry,
     st.builds(Attributes, st.binary(min_size=ATTRIBUTES_BYTES, max_size=ATTRIBUTES_BYTES)),
     st.binary(max_size=300),
+    st.booleans(),
 )
 directories = st.dictionaries(names, entries, max_size=20)
 
@@ -28,6 +37,8 @@ def test_what_is_packed_comes_out_again(rows: dict[bytes, Entry], bare: bool) ->
     assert listing.count == len(rows)
     assert listing.bare is bare
     assert {name: listing.find(name) for name in rows} == rows
+    for name, entry in rows.items():
+        assert listing.has_to_be_looked_up(name) is (bare or entry.unknown)
     assert listing.absolute_symlinks == sum(e.target.startswith(b"/") for e in rows.values())
 
 
@@ -36,6 +47,10 @@ def test_a_name_is_in_it_or_not(rows: dict[bytes, Entry], name: bytes) -> None:
     listing = pack_listing(rows.items())
     assert (name in listing) is (name in rows)
     assert listing.find(name) == rows.get(name)
+
+
+def test_a_name_that_is_not_there_is_not_looked_up() -> None:
+    assert not files(b"a", bare=True).has_to_be_looked_up(b"b")
 
 
 def test_an_empty_directory_has_a_listing() -> None:
@@ -104,6 +119,9 @@ def examine(packed: bytes) -> None:
     assert listing.count >= 0
     assert listing.absolute_symlinks >= 0
     assert listing.bare in (False, True)
+    listing.check()
+    for _, entry in listing.rows():
+        assert not entry.unknown or (entry.attributes.size, entry.target) == (0, b"")
 
 
 @given(st.binary(max_size=400))
@@ -114,7 +132,14 @@ def test_any_bytes_are_a_listing_or_malformed(packed: bytes) -> None:
         return
 
 
-GOOD = pack_listing([(b"name", file(5)), (b"link", link(b"/target")), (b"d", directory())]).packed
+GOOD = pack_listing(
+    [
+        (b"name", file(5)),
+        (b"link", link(b"/target")),
+        (b"sick", unknown(file(5))),
+        (b"d", directory()),
+    ]
+).packed
 
 
 @given(st.data())
@@ -155,7 +180,7 @@ HEADER_BYTES = 16
     ("at", "layout", "value"),
     [
         (0, "<I", 0),  # magic
-        (4, "<I", 4),  # more rows than there are
+        (4, "<I", 5),  # more rows than there are
         (4, "<I", 0xFFFF_FFFF),
         (HEADER_BYTES, "<I", 0),  # a row of no length
         (HEADER_BYTES, "<I", 7),  # not a multiple of 8
@@ -170,3 +195,24 @@ def test_impossible_lengths_are_noticed(at: int, layout: str, value: int) -> Non
     struct.pack_into(layout, damaged, at, value)
     with pytest.raises(MalformedListing):
         list(Listing(bytes(damaged)).rows())
+
+
+@pytest.mark.parametrize(
+    ("entry", "bare"),
+    [
+        (replace(file(5), unknown=True), False),  # it has a size
+        (replace(link(b"target"), unknown=True), False),
+        (Entry(unknown(link(b"t")).attributes, b"target", unknown=True), False),
+        (unknown(file(5)), True),  # no row of a bare listing needs it
+    ],
+    ids=["a size", "a link", "a target", "twice"],
+)
+def test_a_row_that_is_unknown_and_tells_something_is_noticed(entry: Entry, bare: bool) -> None:
+    listing = pack_listing([(b"name", entry)], bare=bare)
+    with pytest.raises(MalformedListing):
+        checked_listing(listing.packed, None)
+
+
+def test_a_row_that_tells_nothing_is_sound() -> None:
+    rows = [(b"sick", unknown(file(5))), (b"well", file(5))]
+    assert list(checked_listing(pack_listing(rows).packed, None).rows()) == rows

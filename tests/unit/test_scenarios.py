@@ -5,9 +5,9 @@ A scenario opens with a sentence of intent (``# ...``). Then come lines in any n
     given SETTING VALUE     memory, tree-max, revalidate, shared, local, refused; before all else
     ask look|list PATH      questions are numbered q1, q2, ... as they come; / is the root
     ask read PATH SIZE@T    the version of *SIZE* bytes, changed at time T
-    scanned 1: a b          outcomes of fetch 1; "scanned 1 bare: a b", "looked 1 file|directory|
-                            nothing", "have read 1 as blob 7", "opened 1 as handle 7",
-                            "failed 1 EACCES"
+    scanned 1: a b          outcomes of fetch 1; "scanned 1 bare: a b", "scanned 1: a b?" where b
+                            could not be looked at, "looked 1 file|directory|nothing", "have read 1
+                            as blob 7", "opened 1 as handle 7", "failed 1 EACCES"
     clear                   a new epoch
     used listing PATH       used without the node being asked; "used object PATH SIZE@T"
     after SECONDS           time passes, and the node is woken
@@ -45,7 +45,7 @@ from copperfs.core.actions import (
 from copperfs.core.listing import Listing
 from copperfs.core.policy import Policy
 from copperfs.types import Entry, Path, Version
-from tests.unit.core_lab import Actions, Lab, directory, file, files, version
+from tests.unit.core_lab import Actions, Lab, directory, file, files, version, with_unknown
 
 SCENARIOS = sorted((FilePath(__file__).parent.parent / "scenarios").glob("*.txt"))
 FOUND = {"file": file(), "directory": directory(), "nothing": None}
@@ -68,7 +68,9 @@ def ask_read(lab: Lab, path: str, size: str, changed_s: str) -> Actions:
 
 
 def scanned(lab: Lab, fetch: str, bare: str, names: str) -> Actions:
-    return lab.scanned(int(fetch), files(*names.encode().split(), bare=bool(bare)))
+    listing = files(*names.encode().replace(b"?", b"").split(), bare=bool(bare))
+    unknown = [each[:-1] for each in names.encode().split() if each.endswith(b"?")]
+    return lab.scanned(int(fetch), with_unknown(listing, *unknown) if unknown else listing)
 
 
 def used_object(lab: Lab, path: str, wanted: str) -> Actions:
@@ -153,7 +155,8 @@ def shown_entry(entry: Entry | None) -> str:
 
 
 def shown_names(listing: Listing) -> str:
-    return b" ".join(name for name, _ in listing.rows()).decode() or "nothing"
+    names = [name + b"?" * entry.unknown for name, entry in listing.rows()]
+    return b" ".join(names).decode() or "nothing"
 
 
 def shown_time(until: float | None) -> str:

@@ -50,7 +50,7 @@ from copperfs.runtime.workingset import ARGUMENT_BYTES_MAX, Plan, State, in_mess
 from copperfs.types import Attributes, NodeId, Path, Version
 from copperfs.wire.codec import decode, encode
 from copperfs.wire.payload import payload_of
-from tests.unit.core_lab import file, version
+from tests.unit.core_lab import file, unknown, version
 from tests.unit.test_engine import FakeFetcher, FakePublications
 
 MIB = 1 << 20
@@ -343,8 +343,16 @@ def test_overlapping_paths_count_once() -> None:
     assert (plan.sum_of("files"), plan.sum_of("bytes"), plan.sum_of("too_large")) == (2, 30, 0)
     plan.add(Path(b"d"), listing, None)
     plan.add(Path(b"d"), listing, set())
+    assert plan.sum_of("unlisted") == 0
     assert (plan.sum_of("files"), plan.sum_of("bytes"), plan.sum_of("too_large")) == (2, 30, 1)
     assert plan.directories() == {"d": None}
+
+
+def test_files_that_could_not_be_looked_at_are_said_to_be_missing_from_a_set() -> None:
+    plan = Plan(lambda _, version: version.size <= 100)
+    plan.add(Path(b"d"), pack_listing([(b"a", file(10)), (b"sick", unknown(file(10)))]), None)
+    counts = ("files", "unlisted", "unreadable")
+    assert [plan.sum_of(each) for each in counts] == [1, 1, 0]
 
 
 def test_files_that_may_not_be_read_are_not_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:

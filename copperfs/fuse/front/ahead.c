@@ -90,7 +90,7 @@ static bool has_compiled(struct front *f, const struct listing *listing)
 {
 	const struct row *row = listing_find(&f->tables, listing, compiled, COMPILED_LENGTH);
 
-	return row && S_ISDIR(row->attr.mode);
+	return row && row_tells(listing, row) && S_ISDIR(row->attr.mode);
 }
 
 /* With the tables locked: to the end of a list. */
@@ -190,6 +190,8 @@ static void find_beside(struct front *f, struct listing *listing)
 	for (uint32_t i = 0; i < listing->count; i++) {
 		const struct row *row = listing_row(listing, i);
 
+		if (!row_tells(listing, row))
+			continue;
 		if (!(S_ISDIR(row->attr.mode) ? directories && !is_called_compiled(row)
 					      : is_library(f, row)))
 			continue;
@@ -333,7 +335,7 @@ void ahead_read(struct front *f, uint64_t id)
 
 static struct node *node_of_row(struct front *f, struct node *directory, const struct row *row)
 {
-	if (f->tables.nodes >= f->tables.nodes_max)
+	if (f->tables.nodes >= f->tables.nodes_max || !row_tells(directory->listing, row))
 		return NULL;
 	return node_obtain(&f->tables, directory, row->name, row->name_length, &row->attr,
 			   row->name + row->name_length, row->target_length,

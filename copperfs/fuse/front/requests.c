@@ -72,7 +72,7 @@ static bool find_entry(struct front *f, struct node *directory, const char *name
 	} else {
 		listing = NULL;
 	}
-	if (row && !listing->bare)
+	if (row && row_tells(listing, row))
 		node = node_obtain(&f->tables, directory, name, length, &row->attr,
 				   row->name + row->name_length, row->target_length,
 				   listing->fresh_until);
@@ -311,7 +311,8 @@ static size_t add_name(char *reply, size_t room, bool plus, const char *name, si
 	return size;
 }
 
-/* The names after `offset`, with a node and a reference for each that has attributes. */
+/* The names after `offset`, with a node and a reference for each that has attributes. The others
+ * come without: the kernel looks them up when it has to. */
 static size_t add_rows(struct front *f, struct node *directory, uint64_t offset, bool plus,
 		       char *reply, size_t room)
 {
@@ -337,7 +338,7 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 		struct node *node = NULL;
 
 		/* When the tables are full, the name comes without its node. */
-		if (plus && !listing->bare && f->tables.nodes < f->tables.nodes_max &&
+		if (plus && row_tells(listing, row) && f->tables.nodes < f->tables.nodes_max &&
 		    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
 			node = node_obtain(&f->tables, directory, row->name, row->name_length,
 					   &row->attr, row->name + row->name_length,

@@ -73,12 +73,17 @@ static bool is_dots(const char *name, size_t length)
 
 static bool row_is_sound(const struct row *row, size_t room)
 {
-	size_t needed;
+	size_t needed, length;
 
-	if (room < sizeof(*row) || row->length > room || row->length % 8)
+	if (room < sizeof(*row))
+		return false;
+	length = row->length & ~(uint32_t)ROW_UNKNOWN;
+	if (length > room || length % 8)
+		return false;
+	if ((row->length & ROW_UNKNOWN) && (row->target_length || row->attr.size))
 		return false;
 	needed = sizeof(*row) + row->name_length + row->target_length;
-	return needed <= row->length && row->name_length >= 1 && row->name_length <= NAME_MAX &&
+	return needed <= length && row->name_length >= 1 && row->name_length <= NAME_MAX &&
 	       row->target_length < PATH_MAX && !memchr(row->name, '/', row->name_length) &&
 	       !memchr(row->name, 0, row->name_length) && !is_dots(row->name, row->name_length);
 }
@@ -129,7 +134,7 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 		}
 		listing->offsets[i] = (uint32_t)at;
 		listing->count = i + 1;
-		at += row->length;
+		at += row->length & ~(uint32_t)ROW_UNKNOWN;
 		if (listing_find(t, listing, row->name, row->name_length))
 			continue; /* a name twice: the first one counts */
 		slot = (uint32_t)hash_name(t, 0, row->name, row->name_length) &
@@ -448,8 +453,10 @@ struct node *node_reach(struct tables *t, const char *path, size_t length)
 		const struct row *row = NULL;
 		struct node *child = NULL;
 
-		if (listing && !listing->bare)
+		if (listing)
 			row = listing_find(t, listing, path, size);
+		if (row && !row_tells(listing, row))
+			row = NULL;
 		/* on the way down a node is enough; at the end it must be the one that is listed */
 		if (slash || !row)
 			child = node_by_name(t, node, path, size);

@@ -44,12 +44,16 @@ struct listing_header {
 };
 
 struct row {
-	uint32_t length; /* of the whole row, a multiple of 8 */
+	uint32_t length; /* of the whole row, a multiple of 8; and perhaps ROW_UNKNOWN */
 	uint16_t name_length;
 	uint16_t target_length; /* of a symbolic link, after the name */
 	struct fuse_attr attr;
 	char name[];
 };
+
+/* In a row's length: its attributes could not be had. It has its name, type and inode number,
+ * as all rows of a bare listing have. */
+enum { ROW_UNKNOWN = 1 };
 
 /* What small files end in: see endings.c. */
 struct ending {
@@ -212,6 +216,11 @@ bool listing_order(struct listing *listing);
 uint32_t listing_after(const struct listing *listing, uint64_t cookie);
 /* The name at a place in the walk's order. */
 const struct row *listing_given(const struct listing *listing, uint32_t place, uint64_t *cookie);
+/* Whether a row has attributes to answer with; if not, the name is looked up by itself. */
+static inline bool row_tells(const struct listing *listing, const struct row *row)
+{
+	return !listing->bare && !(row->length & ROW_UNKNOWN);
+}
 const struct row *listing_find(const struct tables *t, const struct listing *listing,
 			       const char *name, size_t length);
 
