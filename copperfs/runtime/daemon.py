@@ -70,6 +70,7 @@ from copperfs.runtime.places import OwnMounts, policy_for, ring_prefix
 from copperfs.runtime.profile import Profiler
 from copperfs.runtime.statistics import Statistics
 from copperfs.runtime.tier import TierDisk, chunk_bytes_of, open_tier_store, placement_of
+from copperfs.runtime.trimming import trim_heap
 from copperfs.runtime.users import Users
 from copperfs.source.fetcher import Fetcher
 from copperfs.source.threads import ThreadFetcher
@@ -254,6 +255,7 @@ class Daemon:
         _raise_read_ahead(settings.mountpoint)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
+            nursery.start_soon(self._run_trimming, node)
             nursery.start_soon(self._run_shedding, front)
             nursery.start_soon(_hear_of_fetched, engine, board)
             nursery.start_soon(grants[0].run)
@@ -300,6 +302,7 @@ class Daemon:
         self._announcement = announce(mounted)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
+            nursery.start_soon(self._run_trimming, node)
             nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._become_ready, job, ready, nursery)
@@ -394,6 +397,11 @@ class Daemon:
             excess = counts["nodes"] - counts["nodes_max"]
             if excess > 0:
                 await trio.to_thread.run_sync(front.shed, excess + counts["nodes_max"] // 8)
+
+    async def _run_trimming(self, node: Node) -> None:
+        """In a job so much of a heap stays as ZeroMQ wants to find free."""
+        kept_bytes = 0 if self.launch is None else KEPT_FREE_BYTES
+        await trim_heap(lambda: node.left_bytes, node.limits.memory_bytes, kept_bytes)
 
     def _metrics(self, statistics: Statistics) -> str:
         return render(statistics.document(), self.settings, own_name(self.settings))

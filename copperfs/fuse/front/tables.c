@@ -86,7 +86,7 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 {
 	struct listing_header header;
 	struct listing *listing;
-	size_t slots = 4, at = sizeof(header);
+	size_t slots, at = sizeof(header);
 
 	if (size < sizeof(header) || size > UINT32_MAX) {
 		errno = EPROTO;
@@ -99,8 +99,7 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 		errno = EPROTO;
 		return NULL;
 	}
-	while (slots < (size_t)header.count * 2)
-		slots *= 2;
+	slots = index_slots(header.count);
 	listing = calloc(1, sizeof(*listing));
 	if (!listing)
 		return NULL;

@@ -186,10 +186,19 @@ void listing_free(struct listing *listing);
 void endings_free(struct endings *endings);
 /* With a seed of this process, so that nobody can prepare names that collide. */
 uint64_t tables_hash(const struct tables *t, const char *text, size_t length);
-/* What the core charges for one: core/node.py. */
+/* Slots of an index by name, of which at most half are used. */
+static inline size_t index_slots(uint32_t count)
+{
+	size_t slots = 4;
+
+	while (slots < (size_t)count * 2)
+		slots *= 2;
+	return slots;
+}
+/* What the core charges for one but for its path: cost_of_listing() in core/cache.py. */
 static inline uint64_t listing_cost(size_t size, uint32_t count)
 {
-	return 2 * (uint64_t)size + 16 * (uint64_t)count + 512;
+	return 2 * (uint64_t)size + 12 * (uint64_t)count + 8 * (uint64_t)index_slots(count) + 1536;
 }
 const struct row *listing_row(const struct listing *listing, uint32_t number);
 const struct row *listing_find(const struct tables *t, const struct listing *listing,
