@@ -220,7 +220,11 @@ class Daemon:
         self._cleanup.callback(front.stop)
         limits = node.limits
         front.set_reader(
-            fetcher.reader(), limits.whole_max_bytes, limits.credit_bytes, limits.ahead_max
+            fetcher.reader(self._own_device()),
+            limits.whole_max_bytes,
+            limits.credit_bytes,
+            limits.ahead_max,
+            self._finds_holes(),
         )
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
@@ -513,6 +517,17 @@ class Daemon:
         busy with many others."""
         half = max(1, self.settings.source_concurrency // 2)
         return min(AHEAD_MAX, half) if self.settings.read_ahead else 0
+
+    def _finds_holes(self) -> bool:
+        """Whether this node may look where large files of the source have data: not if others read
+        them for it, and it must not do so in their place."""
+        return self.settings.fallback or not chunk_bytes_of(self.settings, self.launch)
+
+    def _own_device(self) -> int:
+        mounted = mount_at(self.settings.mountpoint)
+        assert mounted is not None, "mounted a moment ago"
+        major, _, minor = mounted.device.partition(":")
+        return os.makedev(int(major), int(minor))
 
     def _nodes_max(self) -> int:
         return min(NODES_MAX, max(NODES_MIN, self.settings.memory_bytes // 16 // NODE_BYTES))

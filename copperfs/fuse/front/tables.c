@@ -238,11 +238,18 @@ static void idle_remove(struct tables *t, struct node *node)
 	t->idle_count--;
 }
 
+static void node_drop_extents(struct node *node)
+{
+	free(node->extents);
+	node->extents = NULL;
+}
+
 void node_withdraw(struct tables *t, struct node *node)
 {
 	node_set_listing(node, NULL);
 	node_set_object(node, NULL);
 	node_drop_handle(t, node);
+	node_drop_extents(node);
 	node_drop_chunks(t, node);
 }
 
@@ -519,6 +526,18 @@ void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
 	*slot = node->id;
 	node_drop_handle(t, node);
 	node->handle = handle;
+}
+
+void node_set_extents(struct tables *t, struct node *node, struct extents *extents)
+{
+	uint64_t *slot = &t->extents_ids[t->extents_next++ % EXTENTS_NODES_MAX];
+	struct node *oldest = *slot ? node_by_id(t, *slot) : NULL;
+
+	if (oldest)
+		node_drop_extents(oldest);
+	*slot = node->id;
+	node_drop_extents(node);
+	node->extents = extents;
 }
 
 void tables_clear(struct tables *t)

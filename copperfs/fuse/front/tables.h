@@ -27,6 +27,7 @@
 #include <linux/fuse.h>
 
 #include "../../blob.h"
+#include "../../reader.h"
 
 #define FRESH_FOREVER UINT64_MAX
 
@@ -115,6 +116,8 @@ struct chunk {
 #endif
 
 enum {
+	/* how many nodes keep their extents, 2 KiB each at most */
+	EXTENTS_NODES_MAX = 64,
 	CHUNK_BYTES_MIN = 4096,
 	/* a read of a MiB that begins within a chunk of the smallest size */
 	PIECES_MAX = (1 << 20) / CHUNK_BYTES_MIN + 1,
@@ -134,6 +137,7 @@ struct node {
 	struct blob *object; /* a file's bytes or a link's target */
 	struct listing *listing;
 	struct handle *handle;
+	struct extents *extents; /* where it has data, as far as that was asked for */
 	struct chunk *first_chunk;
 	uint32_t chunk_bytes; /* of all but the last one; 0: it has had none so far */
 	uint32_t chunk_count;
@@ -167,6 +171,8 @@ struct tables {
 	uint32_t handle_next, handle_max;
 	uint64_t *handle_ids; /* a ring: publishing one handle more withdraws the oldest */
 	struct handle *dropped; /* let go of when the lock is: closing may take long */
+	uint64_t extents_ids[EXTENTS_NODES_MAX]; /* a ring, as that of handles */
+	uint32_t extents_next;
 	uint64_t chunks;
 	struct chunk *touched; /* those used since they were last taken */
 	struct chunk *dropped_chunks; /* freed when the lock is let go of */
@@ -242,6 +248,7 @@ void node_set_listing(struct node *node, struct listing *listing);
 void node_set_object(struct node *node, struct blob *object);
 void node_set_handle(struct tables *t, struct node *node, struct handle *handle);
 void node_drop_handle(struct tables *t, struct node *node);
+void node_set_extents(struct tables *t, struct node *node, struct extents *extents);
 /* Takes the chunk, in the place of what there was; false: it is none of this file. */
 bool node_add_chunk(struct tables *t, struct node *node, uint32_t chunk_bytes,
 		    struct chunk *chunk);
