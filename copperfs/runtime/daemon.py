@@ -521,7 +521,8 @@ class Daemon:
     def _finds_holes(self) -> bool:
         """Whether this node may look where large files of the source have data: not if others read
         them for it, and it must not do so in their place."""
-        return self.settings.fallback or not chunk_bytes_of(self.settings, self.launch)
+        others_read = self.launch is not None and chunk_bytes_of(self.settings, self.launch) > 0
+        return self.settings.fallback or not others_read
 
     def _own_device(self) -> int:
         mounted = mount_at(self.settings.mountpoint)

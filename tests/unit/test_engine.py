@@ -77,7 +77,7 @@ class FakeFetcher:
     def close_handle(self, handle: HandleId) -> None:
         self.closed.append(handle)
 
-    def reader(self) -> object | None:
+    def reader(self, own_device: int) -> object | None:
         return None
 
     def watch_mounts(self) -> bool:
