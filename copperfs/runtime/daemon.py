@@ -403,7 +403,7 @@ class Daemon:
                 await trio.to_thread.run_sync(front.shed, excess + counts["nodes_max"] // 8)
 
     async def _run_trimming(self, node: Node) -> None:
-        """In a job so much of a heap stays as ZeroMQ wants to find free."""
+        """In a job the heap keeps the free memory that ZeroMQ uses again."""
         kept_bytes = 0 if self.launch is None else KEPT_FREE_BYTES
         await trim_heap(lambda: node.left_bytes, node.limits.memory_bytes, kept_bytes)
 

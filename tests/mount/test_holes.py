@@ -1,5 +1,4 @@
-"""Sparse files: whoever asks is told where they have data, and the source is asked for no more than
-that."""
+"""Sparse files: the mount shows where they have data, and asks the source for no more than that."""
 
 from __future__ import annotations
 
