@@ -32,6 +32,21 @@ typedef void reader_done(void *context, uint64_t tag, const struct version *vers
 /* The outcome: a packed listing, which it frees, or NULL. */
 typedef void lister_done(void *context, uint64_t tag, char *packed, size_t size);
 
+/* Where a file has data, and where the hole behind it begins. */
+struct extent {
+	uint64_t data, hole;
+};
+enum { EXTENTS_MAX = 128 };
+/* What is between `from` and `until`: these extents, and holes. `until` is the end of the last
+ * one, or of the file. */
+struct extents {
+	uint64_t from, until;
+	uint32_t count;
+	struct extent each[];
+};
+/* The outcome: extents, which it frees, or NULL. */
+typedef void seeker_done(void *context, uint64_t tag, struct extents *extents);
+
 struct reader {
 	void *pool;
 	/* False: not now. `path` is below the source's root. */
@@ -41,6 +56,10 @@ struct reader {
 	 * below it might lead back into the daemon's own mount. */
 	bool (*list)(void *pool, const char *path, const struct version *version,
 		     lister_done *done, void *context, uint64_t tag);
+	/* The same for the extents of a file from `offset` on, at most `count` of them. */
+	bool (*seek)(void *pool, const char *path, const struct version *version,
+		     uint64_t offset, unsigned count, seeker_done *done, void *context,
+		     uint64_t tag);
 };
 #define READER_CAPSULE "copperfs.reader"
 

@@ -26,7 +26,7 @@ from copperfs.core.actions import (
     Publish,
     ReleaseBlob,
 )
-from copperfs.core.listing import Listing
+from copperfs.core.listing import Listing, index_slots
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Policy
 from copperfs.core.shelf import Shelf
@@ -35,6 +35,7 @@ from copperfs.core.state import (
     LISTING_OVERHEAD_BYTES,
     OBJECT_OVERHEAD_BYTES,
     ROW_OVERHEAD_BYTES,
+    SLOT_BYTES,
     Limits,
     NodeStats,
 )
@@ -171,7 +172,7 @@ class Cache:
 
     def admit_listing(self, path: Path, held: Held) -> list[Action]:
         self._unlistable.pop(path, None)
-        return self._admit(ListingKey(path), held, _cost_of_listing(held))
+        return self._admit(ListingKey(path), held, cost_of_listing(path, held))
 
     def admit_entry(self, path: Path, held: Held) -> list[Action]:
         return self._admit(EntryKey(path), held, ENTRY_BYTES)
@@ -255,7 +256,7 @@ class Cache:
             return []
         fresh_until, since = believed(now, fresh_for_s, self.policy.listing_fresh_s(path))
         held = self.as_listed(path, listing, fresh_until, since)
-        if offered and not self._shelf.has_free(_cost_of_listing(held)):
+        if offered and not self._shelf.has_free(cost_of_listing(path, held)):
             return []
         if not offered:
             return self.admit_listing(path, held)
@@ -336,6 +337,11 @@ class Cache:
         self.stats.evictions = self._shelf.evictions
         self.stats.evicted_bytes = self._shelf.evicted_bytes
 
+    @property
+    def left_bytes(self) -> int:
+        """The size of all that ever left the shelf."""
+        return self._shelf.left_bytes
+
     def reset_counts(self) -> None:
         self._shelf.evictions = self._shelf.evicted_bytes = 0
 
@@ -348,12 +354,15 @@ def _is_bare(attributes: Attributes) -> bool:
     return attributes == Attributes.bare(attributes.inode, stat.S_IFMT(attributes.mode))
 
 
-def _cost_of_listing(held: Held) -> int:
-    """With the copy that the front has, and another one if it is not shown as it is."""
+def cost_of_listing(path: Path, held: Held) -> int:
+    """With the copy that the front has, and another one if it is not shown as it is; and with the
+    index that each of them gets at the first name that is looked for in it."""
     assert isinstance(held.source, Listing)
     copies = 2 if held.value is held.source else 3
-    rows_bytes = held.source.count * ROW_OVERHEAD_BYTES
-    return copies * len(held.source.packed) + rows_bytes + LISTING_OVERHEAD_BYTES
+    count = held.source.count
+    rows_bytes = count * ROW_OVERHEAD_BYTES + copies * index_slots(count) * SLOT_BYTES
+    names_bytes = 2 * len(path)  # as the key, and where it is published
+    return copies * len(held.source.packed) + rows_bytes + names_bytes + LISTING_OVERHEAD_BYTES
 
 
 def until(now: float, fresh_s: float | None) -> float | None:

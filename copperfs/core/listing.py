@@ -71,7 +71,9 @@ class Listing:
     digests: dict[int, bytes] = field(default_factory=dict, repr=False, compare=False)
     """Of its parts, as they were taken where the source was read; of each, from when somebody needs
     it. Kept here by those who send and receive; the core does not look."""
-    _offsets: dict[bytes, int] | None = field(default=None, repr=False, compare=False)
+    _offsets: "array[int] | None" = field(default=None, repr=False, compare=False)
+    """Where the row of a name begins, found by the name's hash; 0 is a free slot. A dict of the
+    names took 170 bytes for each, more than its row, and as long as the listing was held."""
     _by_ending: "array[int] | None" = field(default=None, repr=False, compare=False)
     """Where rows are, by what their names end in: for many endings it is gone through once."""
     _order: "_Order | None" = field(default=None, repr=False, compare=False)
@@ -93,27 +95,28 @@ class Listing:
     def check(self) -> None:
         """MalformedListing unless every row is whole, no name is given twice, and there is nothing
         else."""
-        if len(self._index()) != self.count:
+        names = dict(self._walk())
+        if len(names) != self.count:
             raise MalformedListing("a name twice")
-        if any(name in (b".", b"..") or b"/" in name or b"\0" in name for name in self._index()):
+        if any(name in (b".", b"..") or b"/" in name or b"\0" in name for name in names):
             raise MalformedListing("a name that no directory has")
-        if any(self._is_unknown(at) and not self._is_bare(at) for at in self._index().values()):
+        if any(self._is_unknown(at) and not self._is_bare(at) for at in names.values()):
             raise MalformedListing("more than is known of a name")
-        absolute = sum(self._target(at).startswith(b"/") for at in self._index().values())
+        absolute = sum(self._target(at).startswith(b"/") for at in names.values())
         if absolute != self.absolute_symlinks:
             raise MalformedListing("a wrong count of absolute links")
 
     def __contains__(self, name: bytes) -> bool:
-        return name in self._index()
+        return self._offset_of(name) is not None
 
     def find(self, name: bytes) -> Entry | None:
         """The entry of *name*; None if the directory has no such name."""
-        at = self._index().get(name)
+        at = self._offset_of(name)
         return None if at is None else self._entry(at)
 
     def has_to_be_looked_up(self, name: bytes) -> bool:
         """Whether *name* is there, and nothing is known of it but its number and type."""
-        at = self._index().get(name)
+        at = self._offset_of(name)
         return at is not None and (self.bare or self._is_unknown(at))
 
     def rows(self) -> Iterator[tuple[bytes, Entry]]:
@@ -147,10 +150,27 @@ class Listing:
             at = order.offsets[place]
             yield order.cookies[place], self._name(at), self._entry(at)
 
-    def _index(self) -> dict[bytes, int]:
-        if self._offsets is None:
-            self._offsets = dict(self._walk())
-        return self._offsets
+    def _offset_of(self, name: bytes) -> int | None:
+        offsets = self._offsets
+        if offsets is None:
+            offsets = self._offsets = self._index()
+        slot = _slot_of(name, offsets)
+        while at := offsets[slot]:
+            if self._name(at) == name:
+                return at
+            slot = (slot + 1) % len(offsets)
+        return None
+
+    def _index(self) -> "array[int]":
+        # no more than there is room for: what says otherwise is found on the way
+        count = min(self.count, len(self.packed) // _ROW_BYTES)
+        offsets = array("I", bytes(4 * index_slots(count)))
+        for name, at in self._walk():
+            slot = _slot_of(name, offsets)
+            while offsets[slot]:
+                slot = (slot + 1) % len(offsets)
+            offsets[slot] = at
+        return offsets
 
     def _header(self) -> tuple[int, int, int, int]:
         if len(self.packed) < _HEADER.size:
@@ -222,6 +242,19 @@ def _in_order(rows: Iterable[tuple[bytes, int]], cookie_of: Callable[[bytes], in
         order.cookies.append(last)
         order.offsets.append(at)
     return order
+
+
+def index_slots(count: int) -> int:
+    """The size of an index for *count* names, here and in ``fuse/front/tables.c``: a power of two
+    of which the names use at most half."""
+    slots = 4
+    while slots < 2 * count:
+        slots *= 2
+    return slots
+
+
+def _slot_of(name: bytes, offsets: "array[int]") -> int:
+    return hash(name) % len(offsets)
 
 
 def checked_listing(

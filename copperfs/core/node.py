@@ -303,6 +303,11 @@ class Node:
 
     # --- what is asked between steps -------------------------------------------------------------
 
+    @property
+    def left_bytes(self) -> int:
+        """The size of all that ever left the caches; a reset of the statistics leaves it alone."""
+        return self._cache.left_bytes
+
     def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
         """As the source has it, and until when it may be believed."""
         return self._cache.held_listing(directory)

@@ -28,6 +28,8 @@ class Shelf(Generic[K, V]):
     """What of that is reserved for good."""
     evictions: int = 0
     evicted_bytes: int = 0
+    left_bytes: int = 0
+    """The size of all that ever left the shelf, for whatever reason."""
     _items: OrderedDict[K, tuple[V, int]] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
@@ -95,11 +97,13 @@ class Shelf(Generic[K, V]):
         if item is None:
             return []
         self.held_bytes -= item[1]
+        self.left_bytes += item[1]
         return [(key, item[0])]
 
     def drop_all(self) -> list[tuple[K, V]]:
         gone = [(key, value) for key, (value, _) in self._items.items()]
         self._items.clear()
+        self.left_bytes += self.held_bytes
         self.held_bytes = 0
         return gone
 
@@ -122,6 +126,7 @@ class Shelf(Generic[K, V]):
         while len(self._items) > 1 and self.held_bytes + self.reserved_bytes > self.budget_bytes:
             key, (value, size) = self._items.popitem(last=False)
             self.held_bytes -= size
+            self.left_bytes += size
             self.evictions += 1
             self.evicted_bytes += size
             gone.append((key, value))

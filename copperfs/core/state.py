@@ -5,10 +5,15 @@ from enum import IntEnum
 
 from copperfs.types import FANOUT, Path
 
-# What holding something costs beside its bytes: keys, objects, its place in the front's tables.
-LISTING_OVERHEAD_BYTES = 512
+# What holding something costs beside its bytes: keys, objects, what the allocator rounds up. These
+# are measured: tests/mount/test_memory.py compares them with what a daemon takes.
+LISTING_OVERHEAD_BYTES = 1536
 ROW_OVERHEAD_BYTES = 16
-OBJECT_OVERHEAD_BYTES = 512
+"""The front notes where each row begins, and the order in which a walk is given them; it and the core,
+which rows have the same ending."""
+SLOT_BYTES = 4
+"""Of the indexes by name (``listing.index_slots``): the front has one, and so has each listing."""
+OBJECT_OVERHEAD_BYTES = 1152
 ENTRY_BYTES = 768
 
 

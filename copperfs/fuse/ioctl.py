@@ -156,7 +156,7 @@ def _refusal(error: OSError, path: str) -> str:
             )
         case errno.ETIMEDOUT:
             return f"the daemon of {path} did not answer in time; try again"
-        case errno.ENOTCONN:
+        case errno.ENOTCONN | errno.ECONNABORTED:
             return f"the daemon of {path} is gone; clean up with: copperfs umount {path}"
         case _:
             return f"the daemon of {path} cannot be asked: {error.strerror}"

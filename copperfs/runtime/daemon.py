@@ -79,6 +79,7 @@ from copperfs.runtime.places import (
 from copperfs.runtime.profile import Profiler
 from copperfs.runtime.statistics import Statistics
 from copperfs.runtime.tier import TierDisk, chunk_bytes_of, open_tier_store, placement_of
+from copperfs.runtime.trimming import trim_heap
 from copperfs.runtime.users import Users
 from copperfs.source.fetcher import Fetcher
 from copperfs.source.threads import ThreadFetcher
@@ -239,7 +240,11 @@ class Daemon:
         self._cleanup.callback(front.stop)
         limits = node.limits
         front.set_reader(
-            fetcher.reader(), limits.whole_max_bytes, limits.credit_bytes, limits.ahead_max
+            fetcher.reader(self._own_device()),
+            limits.whole_max_bytes,
+            limits.credit_bytes,
+            limits.ahead_max,
+            self._finds_holes(),
         )
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         board = Board(front)
@@ -274,6 +279,7 @@ class Daemon:
         _raise_read_ahead(settings.mountpoint)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
+            nursery.start_soon(self._run_trimming, node)
             nursery.start_soon(self._run_shedding, front)
             nursery.start_soon(_hear_of_fetched, engine, board)
             nursery.start_soon(grants[0].run)
@@ -324,6 +330,7 @@ class Daemon:
         self._announcement = announce(mounted)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
+            nursery.start_soon(self._run_trimming, node)
             nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._become_ready, job, ready, nursery)
@@ -419,6 +426,11 @@ class Daemon:
             excess = counts["nodes"] - counts["nodes_max"]
             if excess > 0:
                 await trio.to_thread.run_sync(front.shed, excess + counts["nodes_max"] // 8)
+
+    async def _run_trimming(self, node: Node) -> None:
+        """In a job the heap keeps the free memory that ZeroMQ uses again."""
+        kept_bytes = 0 if self.launch is None else KEPT_FREE_BYTES
+        await trim_heap(lambda: node.left_bytes, node.limits.memory_bytes, kept_bytes)
 
     def _metrics(self, statistics: Statistics) -> str:
         return render(statistics.document(), self.settings, own_name(self.settings))
@@ -531,6 +543,18 @@ class Daemon:
         busy with many others."""
         half = max(1, self.settings.source_concurrency // 2)
         return min(AHEAD_MAX, half) if self.settings.read_ahead else 0
+
+    def _finds_holes(self) -> bool:
+        """Whether this node may look where large files of the source have data: not if others read
+        them for it, and it must not do so in their place."""
+        others_read = self.launch is not None and chunk_bytes_of(self.settings, self.launch) > 0
+        return self.settings.fallback or not others_read
+
+    def _own_device(self) -> int:
+        mounted = mount_at(self.settings.mountpoint)
+        assert mounted is not None, "mounted a moment ago"
+        major, _, minor = mounted.device.partition(":")
+        return os.makedev(int(major), int(minor))
 
     def _nodes_max(self) -> int:
         return min(NODES_MAX, max(NODES_MIN, self.settings.memory_bytes // 16 // NODE_BYTES))

@@ -32,7 +32,7 @@ class BlobRead:
 Arrived = Outcome | BlobRead
 Arrive = Callable[[Arrived], None]
 
-COUNTED = ("open", "read", "read_bytes", "stat", "scandir")
+COUNTED = ("open", "read", "read_bytes", "stat", "scandir", "seek")
 """What is counted of what reached the source."""
 
 
@@ -70,9 +70,10 @@ class Fetcher(Protocol):
         """Hand over outcomes as they come, for ever."""
         ...
 
-    def reader(self) -> object | None:
-        """What the front can read whole files and list directories with by itself (``reader.h``),
-        if there is such."""
+    def reader(self, own_device: int) -> object | None:
+        """What the front can read whole files, list directories and find holes with by itself
+        (``reader.h``), if there is such. *own_device* is that of its mount, where no holes are
+        looked for: the daemon would wait for itself."""
         ...
 
     def watch_mounts(self) -> bool:

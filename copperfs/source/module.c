@@ -174,7 +174,8 @@ static PyObject *outcome(struct job *job)
 	case OPEN:
 		job->fd = -1;
 		return Py_BuildValue("(Kii)", job->id, 0, fd);
-	case CLOSE: /* nobody is told */
+	case SEEK:
+	case CLOSE: /* Python is not told */
 		break;
 	}
 	Py_UNREACHABLE();
@@ -212,11 +213,12 @@ static PyObject *py_counts(PyObject *object, PyObject *unused)
 	const struct source_counts *counts = &((struct fetcher *)object)->pool->counts;
 
 	(void)unused;
-	return Py_BuildValue("{sKsKsKsKsK}", "open", (unsigned long long)counts->open, "read",
+	return Py_BuildValue("{sKsKsKsKsKsK}", "open", (unsigned long long)counts->open, "read",
 			     (unsigned long long)counts->read, "read_bytes",
 			     (unsigned long long)counts->read_bytes, "stat",
 			     (unsigned long long)counts->stat, "scandir",
-			     (unsigned long long)counts->scandir);
+			     (unsigned long long)counts->scandir, "seek",
+			     (unsigned long long)counts->seek);
 }
 
 static PyObject *py_reset_counts(PyObject *object, PyObject *unused)
@@ -225,6 +227,7 @@ static PyObject *py_reset_counts(PyObject *object, PyObject *unused)
 
 	(void)unused;
 	counts->open = counts->read = counts->read_bytes = counts->stat = counts->scandir = 0;
+	counts->seek = 0;
 	Py_RETURN_NONE;
 }
 
@@ -264,12 +267,16 @@ static void reader_gone(PyObject *capsule)
 }
 
 /* The capsule keeps the pool. */
-static PyObject *py_reader(PyObject *object, PyObject *unused)
+static PyObject *py_reader(PyObject *object, PyObject *arg)
 {
 	struct pool *pool = ((struct fetcher *)object)->pool;
-	PyObject *capsule = PyCapsule_New(&pool->reader, READER_CAPSULE, reader_gone);
+	uint64_t own_device = PyLong_AsUnsignedLongLong(arg);
+	PyObject *capsule;
 
-	(void)unused;
+	if (own_device == (uint64_t)-1 && PyErr_Occurred())
+		return NULL;
+	pool->own_device = own_device;
+	capsule = PyCapsule_New(&pool->reader, READER_CAPSULE, reader_gone);
 	if (capsule && PyCapsule_SetContext(capsule, object) == 0)
 		Py_INCREF(object);
 	return capsule;
@@ -323,7 +330,8 @@ static PyMethodDef methods[] = {
 	  "replace_stuck(): start threads for those that hang, if there is work." },
 	{ "close_unused", py_close_unused, METH_O,
 	  "close_unused(for_s): close files that were kept open, and not used for so long." },
-	{ "reader", py_reader, METH_NOARGS, "reader() -> capsule: for the front, see reader.h." },
+	{ "reader", py_reader, METH_O,
+	  "reader(own_device) -> capsule: for the front on that mount, see reader.h." },
 	{ "watch_mounts", py_watch_mounts, METH_NOARGS,
 	  "watch_mounts() -> bool: nothing is listed for the front; notice mounts from now on." },
 	{ "trust_mounts", py_trust_mounts, METH_NOARGS,

@@ -28,7 +28,7 @@ struct buffer {
 
 /* What reached the source. */
 struct source_counts {
-	_Atomic uint64_t open, read, read_bytes, stat, scandir;
+	_Atomic uint64_t open, read, read_bytes, stat, scandir, seek;
 };
 
 void fill_attributes(struct attributes *a, const struct stat *status,
@@ -102,5 +102,10 @@ int files_take_unused(struct files *files, double for_s);
 int source_read_chunk(struct files *files, const char *path, const struct version *version,
 		      uint64_t offset, size_t length, struct blob **blob,
 		      struct source_counts *counts);
+/* Where it has data from `offset` on, for the caller to free. Nothing is asked of a file on
+ * `own_device`, that of the daemon's own mount: there it would wait for itself. */
+int source_find_data(struct files *files, const char *path, const struct version *version,
+		     uint64_t offset, unsigned count, uint64_t own_device,
+		     struct extents **extents, struct source_counts *counts);
 
 #endif

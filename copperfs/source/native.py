@@ -135,9 +135,9 @@ class NativeFetcher:
     def close_handle(self, handle: HandleId) -> None:
         close_aside(handle)
 
-    def reader(self) -> object:
+    def reader(self, own_device: int) -> object:
         """What the front fetches by itself with; see ``reader.h``."""
-        return self._pool.reader()
+        return self._pool.reader(own_device)
 
     def watch_mounts(self) -> bool:
         return self._pool.watch_mounts()

@@ -63,6 +63,7 @@ void job_free(struct job *job)
 		scan_unref(job->scan);
 	free(job->path);
 	free(job->buffer.bytes);
+	free(job->extents);
 	blob_unref(job->blob);
 	if (job->fd >= 0)
 		close(job->fd);
@@ -97,7 +98,10 @@ void pool_unref(struct pool *pool)
 	free(pool);
 }
 
-static bool is_for_the_front(const struct job *job) { return job->told || job->told_names; }
+static bool is_for_the_front(const struct job *job)
+{
+	return job->told || job->told_names || job->told_extents;
+}
 
 static bool is_for_python(const struct job *job)
 {
@@ -192,6 +196,11 @@ static void run(struct pool *pool, struct job *job)
 		job->error = source_read_chunk(pool->files, job->path, &job->version, job->offset,
 					       job->length, &job->blob,
 					       &pool->counts);
+		break;
+	case SEEK:
+		job->error = source_find_data(pool->files, job->path, &job->version, job->offset,
+					      (unsigned)job->length, pool->own_device,
+					      &job->extents, &pool->counts);
 		break;
 	case CLOSE:
 		close(job->fd);
@@ -395,6 +404,9 @@ static void tell(struct job *job)
 	} else if (job->told_names) {
 		job->told_names(job->told_context, job->id, job->buffer.bytes, job->buffer.used);
 		job->buffer.bytes = NULL;
+	} else if (job->told_extents) {
+		job->told_extents(job->told_context, job->id, job->extents);
+		job->extents = NULL;
 	}
 }
 
@@ -625,6 +637,22 @@ static bool list_for(void *context, const char *path, const struct version *vers
 	return pool_submit(pool, job);
 }
 
+/* And where a file has data. */
+static bool seek_for(void *context, const char *path, const struct version *version,
+		     uint64_t offset, unsigned count, seeker_done *done, void *done_context,
+		     uint64_t tag)
+{
+	struct job *job = pool_job(context, SEEK, path, version, tag);
+
+	if (!job)
+		return false;
+	job->offset = offset;
+	job->length = count;
+	job->told_extents = done;
+	job->told_context = done_context;
+	return pool_submit(context, job);
+}
+
 /* --- its life --- */
 
 struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
@@ -642,7 +670,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pool->deadline_s = deadline_s;
 	pool->files = pool->root ? files_new(pool->root, deadline_s) : NULL;
 	pool->filesystems = filesystems_new(root, device);
-	pool->reader = (struct reader){ pool, read_for, list_for };
+	pool->reader = (struct reader){ pool, read_for, list_for, seek_for };
 	/* where there is none, nothing is ever trusted */
 	pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
 	pool->end = &pool->first;

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-enum kind { SCAN, LOOK, READ, OPEN, CHUNK, CLOSE };
+enum kind { SCAN, LOOK, READ, OPEN, CHUNK, SEEK, CLOSE };
 
 struct job {
 	struct job *next;
@@ -16,8 +16,8 @@ struct job {
 	enum kind kind;
 	char *path; /* below the root */
 	struct version version;
-	uint64_t offset; /* of a chunk */
-	size_t length;
+	uint64_t offset; /* of a chunk, or where data is looked for */
+	size_t length; /* or a number of extents */
 	char **untouchable; /* NULL-terminated */
 	/* of a file that is read: what to look for in it, as mentions.h wants it, or NULL */
 	char *looked_for;
@@ -26,6 +26,7 @@ struct job {
 	/* who is told, instead of Python: one of these */
 	reader_done *told;
 	lister_done *told_names;
+	seeker_done *told_extents;
 	void *told_context;
 	uint64_t trust; /* of the mounts, when it was asked for */
 	/* while it is worked on, under the pool's lock */
@@ -40,6 +41,7 @@ struct job {
 	bool *mentioned; /* of each that was looked for */
 	struct buffer buffer; /* a listing, or a link's target */
 	struct attributes attributes;
+	struct extents *extents;
 	int fd;
 };
 
@@ -73,6 +75,7 @@ struct pool {
 	unsigned scans; /* under way */
 	bool closed, is_watched, watch_sleeps;
 	struct filesystems *filesystems;
+	uint64_t own_device;
 	size_t listing_max;
 	char *root; /* with a slash at its end */
 	double deadline_s;

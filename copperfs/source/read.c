@@ -189,8 +189,24 @@ int source_read(const char *root, const char *path, const struct version *versio
 	return error;
 }
 
-static int read_piece(int fd, struct blob *blob, uint64_t offset, struct source_counts *counts)
+/* What is done with a file that stays open for the next: a piece of it is read, or it is looked
+ * where it has data. */
+struct errand {
+	uint64_t offset;
+	struct source_counts *counts;
+	struct blob *blob;
+	uint64_t own_device;
+	uint64_t size;
+	unsigned extents_max;
+	struct extents *extents;
+};
+typedef int work_of(int fd, const struct errand *errand);
+
+static int read_piece(int fd, const struct errand *errand)
 {
+	struct blob *blob = errand->blob;
+	struct source_counts *counts = errand->counts;
+	uint64_t offset = errand->offset;
 	size_t done = 0;
 	bool ahead = blob->size > ASK_BYTES && is_cached(fd);
 
@@ -214,34 +230,109 @@ static int read_piece(int fd, struct blob *blob, uint64_t offset, struct source_
 	return 0;
 }
 
-int source_read_chunk(struct files *files, const char *path, const struct version *version,
-		      uint64_t offset, size_t length, struct blob **blob,
-		      struct source_counts *counts)
+/* The next extent from `at` on; ENXIO if there is none. */
+static int find_extent(int fd, uint64_t at, const struct errand *errand, struct extent *found)
+{
+	off_t data = lseek(fd, (off_t)at, SEEK_DATA), hole;
+
+	errand->counts->seek++;
+	if (data < 0)
+		return errno;
+	hole = lseek(fd, data, SEEK_HOLE);
+	errand->counts->seek++;
+	if (hole < 0)
+		return errno;
+	*found = (struct extent){ (uint64_t)data, (uint64_t)hole };
+	return found->data >= at && found->hole > found->data && found->hole <= errand->size
+		       ? 0 : EIO;
+}
+
+static int find_data(int fd, const struct errand *errand)
+{
+	struct extents *extents = errand->extents;
+	struct stat status;
+	int error = 0;
+
+	if (fstat(fd, &status))
+		return errno;
+	if (status.st_dev == errand->own_device)
+		return ELOOP;
+	extents->from = extents->until = errand->offset;
+	extents->count = 0;
+	while (!error && extents->count < errand->extents_max && extents->until < errand->size) {
+		struct extent *next = &extents->each[extents->count];
+
+		error = find_extent(fd, extents->until, errand, next);
+		if (!error) {
+			extents->until = next->hole;
+			extents->count++;
+		}
+	}
+	if (error == ENXIO) { /* the rest is a hole */
+		extents->until = errand->size;
+		error = 0;
+	}
+	return error;
+}
+
+/* With a descriptor that is kept. It may have lost its file, or its server: once more anew. */
+static int with_kept(struct files *files, const char *path, const struct version *version,
+		     work_of *work, const struct errand *errand)
 {
 	struct open_file *file;
 	bool was_open = true;
 	int fd, error = 0;
 
-	*blob = blob_new_in(source_blobs, length);
-	if (!*blob)
-		return ENOMEM;
-	/* A descriptor that was kept may have lost its file, or its server: once more anew. */
 	for (int i = 0; i < CHUNK_TRIES && was_open; i++) {
-		error = files_borrow(files, path, version, counts, &file, &fd, &was_open);
+		error = files_borrow(files, path, version, errand->counts, &file, &fd, &was_open);
 		if (error)
 			break;
 		if (was_open) /* it may have lost its name; one that was just opened had it */
 			error = check_kept(fd, version, 1);
 		if (!error)
-			error = read_piece(fd, *blob, offset, counts);
+			error = work(fd, errand);
 		if (!error)
 			error = check(fd, version);
 		files_return(files, file, !error);
 		if (!error)
 			return 0;
 	}
-	blob_unref(*blob);
-	*blob = NULL;
+	return error;
+}
+
+int source_read_chunk(struct files *files, const char *path, const struct version *version,
+		      uint64_t offset, size_t length, struct blob **blob,
+		      struct source_counts *counts)
+{
+	struct errand errand = { .offset = offset, .counts = counts };
+	int error;
+
+	*blob = errand.blob = blob_new_in(source_blobs, length);
+	if (!*blob)
+		return ENOMEM;
+	error = with_kept(files, path, version, read_piece, &errand);
+	if (error) {
+		blob_unref(*blob);
+		*blob = NULL;
+	}
+	return error;
+}
+
+int source_find_data(struct files *files, const char *path, const struct version *version,
+		     uint64_t offset, unsigned count, uint64_t own_device,
+		     struct extents **extents, struct source_counts *counts)
+{
+	struct errand errand = { .offset = offset, .counts = counts, .own_device = own_device,
+				 .size = version->size, .extents_max = count };
+	int error;
+
+	errand.extents = malloc(sizeof(*errand.extents) + count * sizeof(struct extent));
+	if (!errand.extents)
+		return ENOMEM;
+	error = with_kept(files, path, version, find_data, &errand);
+	if (error)
+		free(errand.extents);
+	*extents = error ? NULL : errand.extents;
 	return error;
 }
 

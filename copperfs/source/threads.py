@@ -99,7 +99,7 @@ class ThreadFetcher:
         else:
             self._arrive(outcome)
 
-    def reader(self) -> None:
+    def reader(self, own_device: int) -> None:
         return None
 
     def watch_mounts(self) -> bool:

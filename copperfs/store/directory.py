@@ -245,11 +245,34 @@ def open_directory(path: str, files: Files, device: int | None = None) -> Direct
             with suppress(OSError):
                 files.close(fd)
         if isinstance(error, OSError) and error.errno in _WRONG:
+            missing = _missing_above(path, files) if error.errno == errno.ENOENT else None
+            if missing is not None:
+                raise StoreError(
+                    f"Cannot keep chunks in {path}: {missing} does not exist. Only the last"
+                    f" directory of --tier-dir is made; make {os.path.dirname(path)} on a disk of"
+                    " this node, or give another --tier-dir."
+                ) from error
             raise StoreError(
                 f"Cannot keep chunks in {path}: {error.strerror}."
                 " Give a --tier-dir that you can write to, on a disk of this node."
             ) from error
         raise
+
+
+def _missing_above(path: str, files: Files) -> str | None:
+    """The first directory on the way to *path* that does not exist; None if all of them do."""
+    missing = None
+    above = os.path.dirname(os.path.abspath(path))
+    while above != os.path.dirname(above):
+        try:
+            files.close(files.open(above, os.O_PATH | os.O_CLOEXEC))
+            break
+        except FileNotFoundError:
+            missing = above
+        except OSError:
+            break
+        above = os.path.dirname(above)
+    return missing
 
 
 def _open(path: str, files: Files, opened: list[int], device: int | None) -> Directory:

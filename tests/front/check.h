@@ -60,6 +60,8 @@ static inline void node_check(struct tables *t, struct node *n, uint32_t childre
 		CHECK(S_ISREG(n->attr.mode) && n->object->size == n->attr.size);
 	if (n->listing)
 		CHECK(S_ISDIR(n->attr.mode));
+	CHECK(!n->extents || (S_ISREG(n->attr.mode) && n->extents->count <= EXTENTS_MAX &&
+			      n->extents->until <= n->attr.size));
 	if (n->handle)
 		CHECK(atomic_load(&n->handle->refs) >= 1);
 }
@@ -68,6 +70,7 @@ static inline void node_check(struct tables *t, struct node *n, uint32_t childre
 static inline void tables_check(struct tables *t)
 {
 	uint32_t nodes = 0, attached = 0, idle_flags = 0, idle = 0, named = 0, handles = 0;
+	uint32_t extents = 0;
 	uint64_t chunks = 0, touched = 0;
 	uint32_t *children = calloc(t->next_id, sizeof(*children));
 
@@ -85,6 +88,7 @@ static inline void tables_check(struct tables *t)
 			attached += n->attached;
 			idle_flags += n->idle;
 			handles += n->handle != NULL;
+			extents += n->extents != NULL;
 		}
 		for (const struct node *n = t->by_name[i]; n; n = n->next_by_name) {
 			CHECK(n->attached);
@@ -98,7 +102,7 @@ static inline void tables_check(struct tables *t)
 	free(children);
 	CHECK(nodes == t->nodes && attached == named);
 	CHECK(idle == idle_flags && idle == t->idle_count && idle <= t->idle_max);
-	CHECK(handles <= t->handle_max);
+	CHECK(handles <= t->handle_max && extents <= EXTENTS_NODES_MAX);
 	CHECK(t->nodes / 4 <= t->nodes_max);
 	CHECK(!t->dropped && !t->dropped_chunks && !t->dropped_listings && !t->dropped_blobs);
 	for (const struct chunk *c = t->touched; c; c = c->touched.next)
@@ -178,6 +182,9 @@ static inline void reply_check(const char *request, const struct fuse_out_header
 		break;
 	case FUSE_STATFS:
 		CHECK(size == sizeof(struct fuse_statfs_out));
+		break;
+	case FUSE_LSEEK:
+		CHECK(size == sizeof(struct fuse_lseek_out));
 		break;
 	case FUSE_OPEN:
 	case FUSE_OPENDIR:

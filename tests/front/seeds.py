@@ -54,6 +54,18 @@ _CHUNKED = [
     _BEGIN_CHUNKS + _CHUNKS + _READ_ALL + _CLEAR + _READ_ALL + _RETRY + _CHUNKS + _IN_FULL,
 ]
 
+# The same file, and where it has data.
+_SEEK_DATA, _SEEK_HOLE = bytes([11, 1, 2, 0, 10, 2]), bytes([11, 1, 1, 0, 10, 2])
+_SEEK_FURTHER = bytes([11, 1, 2, 9, 0, 2])
+_IN_A_HOLE = bytes([11, 1, 2, 3, 0, 2, 11, 1, 1, 3, 0, 2])
+_FOUND, _NOT_FOUND, _QUICK = bytes([23, 64 | 32]), bytes([23, 64]), bytes([23, 8])
+_SPARSE = [
+    _BEGIN_CHUNKS + _SEEK_DATA + _FOUND + _IN_A_HOLE + _SEEK_FURTHER + _FOUND + _SEEK_HOLE,
+    _BEGIN_CHUNKS + _SEEK_HOLE + _NOT_FOUND + _SEEK_DATA + _FORGET + _FOUND + _SEEK_DATA,
+    _BEGIN_CHUNKS + _SEEK_HOLE + _SEEK_DATA + _CLEAR + _FOUND + _FOUND + _SEEK_HOLE + _WITHDRAW,
+    _BEGIN_CHUNKS + _QUICK + (_SEEK_DATA + _SEEK_HOLE + _SEEK_FURTHER) * 3 + _CLEAR + _SEEK_HOLE,
+]
+
 
 def write_seeds(fuzzer: str, directory: Path) -> None:
     """Fill a new directory."""
@@ -67,6 +79,8 @@ def write_seeds(fuzzer: str, directory: Path) -> None:
             (directory / f"listing-{number}").write_bytes(content)
         for number, content in enumerate(_CHUNKED):
             (directory / f"chunks-{number}").write_bytes(content)
+        for number, content in enumerate(_SPARSE):
+            (directory / f"sparse-{number}").write_bytes(content)
 
 
 def _steps(rng: random.Random) -> bytes:

@@ -304,14 +304,15 @@ struct fetch {
 	struct version version;
 	reader_done *done;
 	lister_done *done_names;
-	uint64_t tag;
+	seeker_done *done_extents;
+	uint64_t tag, offset;
 };
 
-static _Atomic unsigned reads, lists, ahead, lists_ahead;
+static _Atomic unsigned reads, lists, seeks, ahead, lists_ahead;
 
 static bool start_fetch(const struct fetch *fetch, const char *path)
 {
-	*(fetch->done ? &reads : &lists) += 1;
+	*(fetch->done ? &reads : fetch->done_names ? &lists : &seeks) += 1;
 	CHECK(*path && *path != '/');
 	ahead += fetch->done && fetch->done != read_done;
 	lists_ahead += fetch->done_names && fetch->done_names != list_done;
@@ -343,6 +344,33 @@ static bool start_list(void *pool, const char *path, const struct version *versi
 	return start_fetch(&fetch, path);
 }
 
+static bool start_seek(void *pool, const char *path, const struct version *version,
+		       uint64_t offset, unsigned count, seeker_done *ended, void *context,
+		       uint64_t tag)
+{
+	struct fetch fetch = { .version = *version, .done_extents = ended, .tag = tag,
+			       .offset = offset };
+
+	CHECK(!pool && context == front && count && offset < version->size);
+	return start_fetch(&fetch, path);
+}
+
+/* Data up to the next multiple of 1000, or, if that is odd, a hole before. Some fail. */
+static void end_seek(const struct fetch *fetch)
+{
+	struct extents *extents = fetch->tag % 8 == 1 ? NULL
+				  : malloc(sizeof(*extents) + sizeof(struct extent));
+	uint64_t next = fetch->offset / 1000 * 1000 + 1000;
+
+	if (next > fetch->version.size)
+		next = fetch->version.size;
+	if (extents) {
+		*extents = (struct extents){ fetch->offset, next, 1 };
+		extents->each[0] = (struct extent){ next % 2000 ? next - 1 : fetch->offset, next };
+	}
+	fetch->done_extents(front, fetch->tag, extents);
+}
+
 /* Some fail, some are bare, some have links to rewrite. */
 static void end_list(const struct fetch *fetch)
 {
@@ -367,6 +395,10 @@ static void *source_main(void *unused)
 
 		if (fetch.done_names) {
 			end_list(&fetch);
+			continue;
+		}
+		if (fetch.done_extents) {
+			end_seek(&fetch);
 			continue;
 		}
 		blob = fetch.tag % 8 == 1 ? NULL : blob_new(fetch.version.size);
@@ -712,6 +744,7 @@ static void send_some(uint64_t *state)
 				     .size = random_of(state) % 2 ? 4096 : 65536 };
 	struct fuse_ioctl_in ioctl = { .cmd = FRONT_IOCTL_TYPE << 8 };
 	struct fuse_interrupt_in interrupt = { 0 };
+	struct fuse_lseek_in lseek = { .whence = random_of(state) % 2 ? SEEK_DATA : SEEK_HOLE };
 	uint64_t id;
 	char name[32];
 
@@ -735,7 +768,11 @@ static void send_some(uint64_t *state)
 			     some_id(state), &read, sizeof(read));
 		break;
 	case 12:
-		send_request(FUSE_READLINK, some_id(state), "", 0);
+		lseek.offset = random_of(state) % CHUNKED;
+		if (random_of(state) % 2)
+			send_request(FUSE_LSEEK, some_id(state), &lseek, sizeof(lseek));
+		else
+			send_request(FUSE_READLINK, some_id(state), "", 0);
 		break;
 	case 13:
 		send_request(opens[random_of(state) % 6], some_id(state), "", 0);
@@ -813,7 +850,7 @@ static void end_check(void)
 
 int main(int argc, char **argv)
 {
-	static const struct reader reader = { NULL, start_read, start_list };
+	static const struct reader reader = { NULL, start_read, start_list, start_seek };
 	pthread_t handlers, disturber, sources[SOURCES];
 	uint64_t requests = argc > 1 ? strtoull(argv[1], NULL, 10) : 20000;
 
@@ -839,7 +876,8 @@ int main(int argc, char **argv)
 	front->kernel_cache = true;
 	front->deadline_ns = 120000000000u;
 	front->reader = &reader;
-	front->whole_max = 200000;
+	front->whole_max = 100000; /* of files in chunks the source is asked for holes */
+	front->finds_holes = true;
 	front->credit = front->credit_most = CREDIT;
 	front->ahead_max = 3;
 	front->tables.root->attr.mode = S_IFDIR | 0755;
@@ -876,7 +914,7 @@ int main(int argc, char **argv)
 	       (unsigned long)front->statistics.handler_requests,
 	       (unsigned long)front->statistics.overflows, front->bypass_threads, reads, ahead, lists, lists_ahead,
 	       chunks_published, chunks_taken);
-	CHECK(reads && ahead && lists && lists_ahead && chunks_published && chunks_taken);
+	CHECK(reads && ahead && lists && lists_ahead && seeks && chunks_published && chunks_taken);
 	CHECK(!front->tables.chunks && !front->tables.touched);
 	CHECK(succeeded > requests / 4);
 	front_destroy(front);

@@ -77,7 +77,7 @@ def front(source_of_files: Path) -> Iterator[tuple[Front, Kernel]]:
             fuse.fileno(), miss.fileno(), control.fileno(), 1, nodes_max=1000,
             deadline_s=WITHIN_S, kernel_cache=True,
         )  # fmt: skip
-        front.set_reader(fetcher.reader(), 1 << 20, FILES * SIZE, 0)
+        front.set_reader(fetcher.reader(0), 1 << 20, FILES * SIZE, 0, False)
         front.start()
         stack.callback(front.stop)
         stack.callback(kernel.shutdown, socket.SHUT_RDWR)  # ends what waits for a request

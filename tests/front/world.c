@@ -73,6 +73,41 @@ static void bytes_check(const struct asked_for *asked, const char *data, size_t 
 		CHECK(data[i] == content(&node->attr, read->offset + i));
 }
 
+/* The source's large files have data in the first half of each of these, but where their inode
+ * number says that there is none. */
+enum { DATA_EVERY = 1000 };
+
+static bool is_data(const struct fuse_attr *attr, uint64_t offset)
+{
+	return attr->ino != 3 && offset % DATA_EVERY < DATA_EVERY / 2;
+}
+
+static bool is_looked_at(const struct fuse_attr *attr)
+{
+	return attr->size > world->front.whole_max && !attr->blocks;
+}
+
+/* A hole may go untold, and nothing else. */
+static void seek_check(const struct asked_for *asked, const struct fuse_lseek_out *out)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
+	const struct fuse_lseek_in *lseek = (const struct fuse_lseek_in *)(in + 1);
+	const struct node *node = node_by_id(&world->front.tables, in->nodeid);
+	bool wants_data = lseek->whence == SEEK_DATA;
+
+	if (!node)
+		return;
+	CHECK(S_ISREG(node->attr.mode) && (wants_data || lseek->whence == SEEK_HOLE));
+	CHECK(out->offset >= lseek->offset && lseek->offset < node->attr.size);
+	CHECK(out->offset < node->attr.size + !wants_data);
+	if (!is_looked_at(&node->attr))
+		CHECK(out->offset == (wants_data ? lseek->offset : node->attr.size));
+	for (uint64_t at = lseek->offset; wants_data && at < out->offset; at++)
+		CHECK(!is_data(&node->attr, at));
+	if (!wants_data && out->offset < node->attr.size)
+		CHECK(!is_data(&node->attr, out->offset));
+}
+
 ssize_t world_writev(int fd, const struct iovec *parts, int count);
 ssize_t world_writev(int fd, const struct iovec *parts, int count)
 {
@@ -106,6 +141,9 @@ ssize_t world_writev(int fd, const struct iovec *parts, int count)
 		if (!fails) {
 			reply_check(asked->request, out, whole + sizeof(*out), remember, NULL);
 			bytes_check(asked, whole + sizeof(*out), size - sizeof(*out));
+			if (((struct fuse_in_header *)asked->request)->opcode == FUSE_LSEEK &&
+			    !out->error)
+				seek_check(asked, (struct fuse_lseek_out *)(whole + sizeof(*out)));
 		}
 		*asked = world->asked[--world->asked_count];
 		errno = ENOENT;
@@ -306,6 +344,58 @@ static void end_fetch(struct input *in, unsigned which, bool well)
 
 	world->fetches[which] = world->fetches[--world->fetches_count];
 	end_one(&fetch, in, well);
+}
+
+static void end_seek(const struct seek *seek, bool well)
+{
+	struct fuse_attr attr = { .ino = seek->version.ino };
+	struct extents *found = well ? malloc(sizeof(*found) + seek->count *
+					      sizeof(struct extent)) : NULL;
+	uint64_t at = seek->offset, size = seek->version.size;
+
+	if (found)
+		*found = (struct extents){ .from = at };
+	while (found && found->count < seek->count && at < size) {
+		struct extent *extent = &found->each[found->count];
+
+		while (at < size && !is_data(&attr, at))
+			at++;
+		extent->data = at;
+		while (at < size && is_data(&attr, at))
+			at++;
+		extent->hole = at;
+		found->count += extent->data < size;
+	}
+	if (found)
+		found->until = at;
+	seek->done(&world->front, seek->unique, found);
+}
+
+static bool seek_file(void *pool, const char *path, const struct version *version,
+		      uint64_t offset, unsigned count, seeker_done *done, void *context,
+		      uint64_t tag)
+{
+	struct seek seek = { *version, offset, tag, count, done };
+
+	(void)pool;
+	(void)context;
+	CHECK(*path && *path != '/' && count >= 1 && count <= EXTENTS_MAX);
+	CHECK(version->size > world->front.whole_max && offset < version->size);
+	if (world->reader_refuses || world->seeks_count == FETCHES)
+		return false;
+	if (world->reader_is_quick)
+		end_seek(&seek, true);
+	else
+		world->seeks[world->seeks_count++] = seek;
+	return true;
+}
+
+static void end_one_seek(unsigned which, bool well)
+{
+	struct seek seek = world->seeks[which];
+
+	world->seeks[which] = world->seeks[--world->seeks_count];
+	end_seek(&seek, well);
 }
 
 /* --- steps --- */
@@ -592,6 +682,17 @@ static void interrupt(struct input *in)
 	world_ask(FUSE_INTERRUPT, 0, &body, sizeof(body));
 }
 
+static void ask_seek(struct input *in)
+{
+	uint8_t how = take_byte(in);
+	struct fuse_lseek_in lseek = { .whence = how % 16 ? SEEK_DATA + how % 2 : how };
+
+	lseek.offset = take_byte(in) * 256u + take_byte(in);
+	if (how > 250)
+		lseek.offset -= 300; /* some are negative */
+	world_ask(FUSE_LSEEK, pick_node(in), &lseek, sizeof(lseek));
+}
+
 static void ask_ioctl(struct input *in)
 {
 	struct fuse_ioctl_in body = { .cmd = FRONT_IOCTL_TYPE << 8, .out_size = take_byte(in) };
@@ -630,7 +731,12 @@ void world_step(struct input *in)
 	case 8: world_ask(FUSE_READLINK, pick_node(in), NULL, 0); break;
 	case 9: ask_anything(in); break;
 	case 10: interrupt(in); break;
-	case 11: ask_ioctl(in); break;
+	case 11:
+		if (take_byte(in) % 4)
+			ask_seek(in);
+		else
+			ask_ioctl(in);
+		break;
 	case 12: case 13: forget(in); break;
 	case 14: publish_listing(in); break;
 	case 15: publish_entry(in); break;
@@ -669,7 +775,9 @@ void world_step(struct input *in)
 		world->send_fails = flags & 2;
 		world->reader_refuses = flags & 4;
 		world->reader_is_quick = flags & 8;
-		if (flags & 16 && world->fetches_count)
+		if (flags & 64 && world->seeks_count)
+			end_one_seek(flags % world->seeks_count, flags & 32);
+		else if (flags & 16 && world->fetches_count)
 			end_fetch(in, flags % world->fetches_count, flags & 32);
 		break;
 	}
@@ -679,7 +787,7 @@ void world_step(struct input *in)
 
 void world_begin(unsigned nodes_max)
 {
-	static const struct reader reader = { NULL, read_file, list_directory };
+	static const struct reader reader = { NULL, read_file, list_directory, seek_file };
 	struct front *f;
 
 	if (source_file < 0) {
@@ -700,6 +808,7 @@ void world_begin(unsigned nodes_max)
 	f->kernel_cache = true;
 	f->reader = &reader;
 	f->whole_max = 5000;
+	f->finds_holes = true;
 	f->credit = f->credit_most = CREDIT;
 	f->ahead_max = 3;
 	f->deadline_ns = UINT64_MAX;
@@ -743,6 +852,8 @@ void world_end(void)
 	world->reader_is_quick = false;
 	while (world->fetches_count)
 		end_fetch(&nothing, 0, true);
+	while (world->seeks_count)
+		end_one_seek(0, true);
 	take_fetched();
 	CHECK(world->front.credit == CREDIT);
 	run_bypass();

@@ -44,6 +44,13 @@ struct fetch { /* of a file, or of a directory's names */
 	uint64_t epoch; /* when it began */
 };
 
+struct seek { /* for where a file has data */
+	struct version version;
+	uint64_t offset, unique;
+	unsigned count;
+	seeker_done *done;
+};
+
 struct world {
 	struct front front;
 	char *scratch;
@@ -53,6 +60,8 @@ struct world {
 	uint64_t references[NODES_KNOWN]; /* as the kernel counts them */
 	struct fetch fetches[FETCHES];
 	unsigned fetches_count;
+	struct seek seeks[FETCHES];
+	unsigned seeks_count;
 	bool writev_fails, send_fails, reader_refuses, reader_is_quick;
 	struct input *input; /* of the step, for what fetches bring at once */
 	void *(*worker)(void *);

@@ -431,3 +431,37 @@ def test_a_mapping_is_coherent_across_clear(source: Path, mounted: Mounter) -> N
         # the old inode's pages, as on every filesystem; SIGBUS would end this process
         check: Callable[[], bytes] = lambda: mapped[:]  # noqa: E731
         assert check() == b"1" * 65536
+
+
+# ---- what promises.md says of programs that follow a file ----------------------------------------
+
+
+def test_a_program_that_compares_inodes_does_not_see_a_file_grow_and_one_that_opens_anew_does(
+    source: Path, mounted: Mounter
+) -> None:
+    """Both versions show the source's inode number, so ``tail -F`` keeps the one that it has."""
+    log = source / "log"
+    log.write_text("first\n")
+    mount = mounted("--revalidate", "0.1")
+    tail = subprocess.Popen(
+        ["tail", "-F", "-s", "0.05", "--max-unchanged-stats=1", mount / "log"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == "first\n"
+        with (mount / "log").open() as held:
+            with log.open("a") as file:
+                file.write("second\n")
+            eventually(lambda: (mount / "log").read_text() == "first\nsecond\n", "opened anew")
+            old, new = os.fstat(held.fileno()), (mount / "log").stat()
+            assert (old.st_dev, old.st_ino) == (new.st_dev, new.st_ino)
+            assert new.st_ino == log.stat().st_ino, "what stat shows stays the source's"
+            assert (old.st_size, new.st_size) == (6, 13)
+            assert held.read() == "first\n"
+        # one that is replaced, as logs are rotated, is another file for everybody
+        replace(log, b"third\n")
+        assert tail.stdout.readline() == "third\n", "and never the second line"
+    finally:
+        tail.kill()
+        tail.communicate(timeout=10)

@@ -39,7 +39,9 @@ from tests.mount.helpers import (
 )
 from tests.standin import StandIn
 
-GONE = {"ENOTCONN", "ECONNABORTED", "EIO"}
+# What promises.md says: to requests that are under way, and to later ones.
+UNDER_WAY, LATER = "ECONNABORTED", "ENOTCONN"
+GONE = {UNDER_WAY, LATER}
 
 
 def wait_for_end(pid: int) -> None:
@@ -397,7 +399,7 @@ def test_when_the_daemon_is_killed_readers_are_told_at_once_and_umount_cleans_up
     for reader in readers:
         said, _ = reader.communicate(timeout=5)
         assert said.strip() in GONE
-    assert name_of(errno_of(lambda: os.statvfs(mount.mountpoint))) in GONE
+    assert name_of(errno_of(lambda: os.statvfs(mount.mountpoint))) == LATER
     done = copperfs("stats", mount.mountpoint)
     assert done.returncode == 1
     assert f"copperfs umount {mount.mountpoint}" in done.stderr
@@ -424,6 +426,60 @@ def test_a_reader_that_waits_for_the_source_is_told_when_the_daemon_is_killed(
         standin.heal()
         reader.join(10)
         assert name_of(outcome[0]) in GONE
+
+
+WAITING = """if True:
+    import ctypes, errno, mmap, os, sys
+    how, path = sys.argv[1:]
+    def read(flags):
+        fd = os.open(path, os.O_RDONLY | flags)
+        with mmap.mmap(-1, 4096) as page:
+            os.preadv(fd, [page], 0)
+    ways = {
+        "stat": lambda: os.stat(path + "-other"),
+        "list": lambda: os.listdir(os.path.dirname(path)),
+        "read": lambda: read(0),
+        "read past the page cache": lambda: read(os.O_DIRECT),
+    }
+    print("begins", flush=True)
+    try:
+        ways[how]()
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "hangs", "told"),
+    [
+        ("stat", "closed", {UNDER_WAY, LATER}),
+        ("list", "closed", {UNDER_WAY}),
+        ("read", "open/file", {UNDER_WAY, LATER}),
+        ("read past the page cache", "open/file", {UNDER_WAY}),
+    ],
+)
+def test_who_waits_when_the_daemon_is_killed_is_told_what_is_promised(
+    source: Path, tmp_path: Path, how: str, hangs: str, told: set[str]
+) -> None:
+    """Where both are possible the kernel asks again by itself."""
+    for name in ("open", "closed"):
+        (source / name).mkdir()
+        (source / name / "file").write_bytes(b"content")
+    with StandIn(source) as standin, Mount(standin.mountpoint, tmp_path / "mnt") as mount:
+        path = mount / hangs / "file" if hangs == "closed" else mount / hangs
+        os.stat(mount / "open" / "file")
+        os.listdir(mount.mountpoint)
+        standin.hang(f"{hangs}/**" if hangs == "closed" else hangs)
+        standin.hang(hangs)
+        waits = start_python(WAITING, how, path)
+        standin.wait_for_hanging(1)
+        os.kill(mount.pid, signal.SIGKILL)
+        standin.heal()
+        said, _ = waits.communicate(timeout=20)
+        assert said.split()[0] == "begins"
+        assert said.split()[1] in told
+        assert name_of(errno_of((mount / "not looked at before").stat)) == LATER
+        assert name_of(errno_of(lambda: os.statvfs(mount.mountpoint))) == LATER
 
 
 def test_mounting_over_what_a_killed_daemon_left_cleans_it_up(

@@ -18,7 +18,17 @@ from pathlib import Path
 import pytest
 
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import NOBODY, Mount, copperfs, errno_of, eventually, name_of, python, run
+from tests.mount.helpers import (
+    NOBODY,
+    Mount,
+    bind_mounted,
+    copperfs,
+    errno_of,
+    eventually,
+    name_of,
+    python,
+    run,
+)
 
 FRONT: tuple[str, ...] = ()
 PLAIN = ("--front-threads", "0")
@@ -560,6 +570,49 @@ def test_absolute_links_into_the_source_stay_in_the_mount(
         for name in ("inside", "itself", "outside", "beside"):
             assert os.lstat(mount / name).st_size == len(os.readlink(mount / name)), name
         assert (mount / "inside").read_text() == "content"
+
+
+IN_A_CHROOT = """if True:
+    import errno, os, sys
+    os.chroot(sys.argv[1])
+    for path in sys.argv[2:]:
+        try:
+            print(open(path).read())
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    ("mode", "of_all", "of_part"), [("rewrite", "ELOOP", "ENOENT"), ("keep", "content", "ENOENT")]
+)
+def test_what_absolute_links_lead_to_where_the_mount_is_seen_at_another_path(
+    source: Path, mounted: Mounter, tmp_path: Path, mode: str, of_all: str, of_part: str
+) -> None:
+    """As promises.md says: in a chroot into the mount, in one of a mount of the whole system, and
+    through a bind mount after the mount itself has gone from sight."""
+    (source / "file").write_text("content")
+    (source / "absolute").symlink_to(source / "file")
+    (source / "relative").symlink_to("file")
+    flags = ("--symlinks", mode, "--shared", str(source))
+    whole = mounted(*flags, of=Path("/"))
+    absolute, relative = str(source / "absolute"), str(source / "relative")
+    said = python(IN_A_CHROOT, whole.mountpoint, absolute, relative)
+    assert said.stdout.split() == [of_all, "content"], said.stderr
+    part = mounted(*flags)
+    said = python(IN_A_CHROOT, part.mountpoint, "/absolute", "/relative")
+    assert said.stdout.split() == [of_part, "content"], said.stderr
+    with bind_mounted(part.mountpoint, tmp_path / "elsewhere") as elsewhere:
+        # both lead away from the bind mount: into the mount, or to the source
+        leads_to = part / "file" if mode == "rewrite" else source / "file"
+        assert os.readlink(elsewhere / "absolute") == str(leads_to)
+        assert (elsewhere / "relative").read_text() == "content"
+        hidden = tmp_path / "hidden"
+        hidden.mkdir()
+        with bind_mounted(hidden, leads_to.parent):
+            assert name_of(errno_of((elsewhere / "absolute").read_text)) == "ENOENT"
+            assert (elsewhere / "relative").read_text() == "content"
 
 
 @both_ways

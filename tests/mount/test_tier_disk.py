@@ -155,14 +155,26 @@ def test_what_cannot_be_a_tier_is_told_in_one_sentence(source: Path, tmp_path: P
     (tmp_path / "full" / "file").touch()
     said = refusal(source, tmp_path, "--tier-dir", tmp_path / "full")
     assert "is not empty and holds no chunks of copperfs: give a --tier-dir of its own" in said
-    said = refusal(source, tmp_path, "--tier-dir", tmp_path / "no" / "such")
-    assert "No such file or directory. Give a --tier-dir that you can write to" in said
+    said = refusal(source, tmp_path, "--tier-dir", "/proc/self/tier")
+    assert "Give a --tier-dir that you can write to" in said
     assert "there is no --tier-dir: give one" in refusal(source, tmp_path, "--tier-size", "1GiB")
     said = refusal(source, tmp_path, "--tier-dir", tmp_path / "refused" / "t")
     assert "lies in the mount point" in said
     assert "--ring /elsewhere is not below the source" in refusal(
         source, tmp_path, "--ring", "/elsewhere"
     )
+
+
+@pytest.mark.parametrize("deeper", ["", "data/"], ids=["one missing", "two missing"])
+def test_the_refusal_names_the_directory_that_is_missing(
+    source: Path, tmp_path: Path, deeper: str
+) -> None:
+    """Not the one named after the node, which copperfs would have made."""
+    tier = f"{tmp_path}/nvme/{deeper}%h"
+    said = refusal(source, tmp_path, "--tier-dir", tier, "--node-name", "n7")
+    above = f"{tmp_path}/nvme/{deeper}".rstrip("/")
+    assert f"{tmp_path}/nvme does not exist." in said
+    assert f"make {above} on a disk of this node" in said
 
 
 def test_a_relative_directory_is_where_the_command_is_called(

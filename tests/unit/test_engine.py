@@ -40,7 +40,7 @@ from copperfs.core.events import (
 from copperfs.core.listing import Listing
 from copperfs.core.node import Node
 from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
+from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
 from copperfs.fuse.answers import Answered, Content, SourceError
 from copperfs.runtime.engine import HOUSEKEEPING_S, KERNEL_TOLD_S, Engine
 from copperfs.runtime.notifications import THREADS_MAX
@@ -78,7 +78,7 @@ class FakeFetcher:
     def close_handle(self, handle: HandleId) -> None:
         self.closed.append(handle)
 
-    def reader(self) -> object | None:
+    def reader(self, own_device: int) -> object | None:
         return None
 
     def watch_mounts(self) -> bool:
@@ -378,7 +378,7 @@ def test_bytes_are_let_go_when_they_are_evicted() -> None:
         assert scene.engine.blob_bytes() == 200
         assert ("withdraw", ObjectKey(Path(b"f"), version(100))) in scene.publications.told
 
-    run(play, memory_bytes=1300)
+    run(play, memory_bytes=2 * (100 + OBJECT_OVERHEAD_BYTES))
 
 
 def test_clear_withdraws_before_the_kernel_is_told() -> None:

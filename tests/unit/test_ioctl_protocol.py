@@ -218,6 +218,7 @@ def test_an_answer_that_breaks_off_is_an_error(
         (errno.EPROTO, "of another version"),
         (errno.ETIMEDOUT, "did not answer in time"),
         (errno.ENOTCONN, "is gone; clean up with: copperfs umount"),
+        (errno.ECONNABORTED, "is gone; clean up with: copperfs umount"),
         (errno.EIO, "cannot be asked: Input/output error"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import random
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,8 +16,10 @@ from copperfs.core.listing import (
     MalformedListing,
     checked_listing,
     cookie_of,
+    index_slots,
     pack_listing,
 )
+from copperfs.core.state import SLOT_BYTES
 from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
 from tests.unit.core_lab import directory, file, files, link, unknown
 
@@ -62,6 +65,28 @@ def test_an_empty_directory_has_a_listing() -> None:
 def test_the_longest_name_and_target_fit() -> None:
     rows = [(b"n" * NAME_MAX, link(b"t" * 4095)), (b"after", file())]
     assert list(pack_listing(rows).rows()) == rows
+
+
+def test_looking_for_a_name_adds_no_more_than_is_charged_for_it() -> None:
+    names = [b"name%05d" % number for number in range(10_000)]
+    listing = files(*names)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        assert all(name in listing for name in names)
+        assert b"name" not in listing
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken <= SLOT_BYTES * index_slots(len(names)) + 1024
+    assert SLOT_BYTES * index_slots(len(names)) <= 16 * len(names)
+
+
+def test_of_a_name_that_is_given_twice_the_first_one_counts() -> None:
+    listing = pack_listing([(b"a", file(1)), (b"a", file(2))])
+    assert listing.find(b"a") == file(1)
+    with pytest.raises(MalformedListing, match="twice"):
+        listing.check()
 
 
 def test_rows_begin_at_multiples_of_eight_bytes() -> None:

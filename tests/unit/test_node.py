@@ -27,7 +27,7 @@ from copperfs.core.actions import (
     ReleaseHandle,
     ScanSource,
 )
-from copperfs.core.cache import UNLISTABLE_MAX
+from copperfs.core.cache import UNLISTABLE_MAX, Held, cost_of_listing
 from copperfs.core.events import MountsMoved, WarmedUp
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.core.policy import LOCAL_FRESH_S, Policy
@@ -641,7 +641,9 @@ def test_what_began_to_be_listed_before_a_clear_is_not_held() -> None:
 
 
 def test_what_is_listed_on_credit_makes_room_for_itself() -> None:
-    lab = Lab(memory_bytes=4096, credit_bytes=1024)
+    held = Held(ABC, None, ABC)
+    room = 2 * cost_of_listing(Path(b"d"), held)
+    lab = Lab(memory_bytes=room + 1024, credit_bytes=1024)
     gone = [lab.listed(name, ABC) for name in (b"d", b"e", b"f")]
     assert gone == [[], [], [Evict(ListingKey(Path(b"d")))]]
 

@@ -1111,7 +1111,14 @@ def test_a_file_is_opened_once_for_its_chunks(
             for name, version in versions.items():
                 assert await source.chunk(name, version, at, 4000) == content[at : at + 4000]
         counts = source.fetcher.counts()
-        assert counts == {"open": 2, "read": 20, "read_bytes": 80_000, "stat": 0, "scandir": 0}
+        assert counts == {
+            "open": 2,
+            "read": 20,
+            "read_bytes": 80_000,
+            "stat": 0,
+            "scandir": 0,
+            "seek": 0,
+        }
         [fd] = open_on(path)
         assert not os.get_inheritable(fd)
 
@@ -1353,7 +1360,7 @@ def test_what_reaches_the_source_is_counted(
     settled(tmp_path / "other", b"")
 
     async def play(source: Source) -> None:
-        zero = {"open": 0, "read": 0, "read_bytes": 0, "stat": 0, "scandir": 0}
+        zero = {"open": 0, "read": 0, "read_bytes": 0, "stat": 0, "scandir": 0, "seek": 0}
         assert source.fetcher.counts() == zero
         await source.scan()
         assert source.fetcher.counts() == zero | {"scandir": 1, "stat": 2}

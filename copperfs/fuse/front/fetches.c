@@ -22,7 +22,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static struct version version_of(const struct fuse_attr *a)
+struct version version_of(const struct fuse_attr *a)
 {
 	return (struct version){ a->size, attr_nanoseconds(a->mtime, a->mtimensec),
 				 attr_nanoseconds(a->ctime, a->ctimensec), version_ino(a) };

@@ -164,6 +164,7 @@ struct front {
 
 	const struct reader *reader; /* NULL: every file is asked for */
 	uint64_t whole_max;
+	bool finds_holes; /* of larger files the source may be asked for holes */
 	pthread_mutex_t fetched_lock;
 	struct fetched *fetched_first, **fetched_end;
 	uint64_t credit; /* bytes that may be read without asking */
@@ -237,6 +238,17 @@ lister_done list_done;
 void give_credit(struct front *f, uint64_t bytes);
 void fetched_free(struct fetched *fetched);
 void fetches_destroy(struct front *f);
+
+struct version version_of(const struct fuse_attr *a);
+
+/* holes.c: where a file has data. The first two with the tables locked. EAGAIN: the source has
+ * to be asked. seek_start() takes the pending. */
+int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *asked,
+	      bool retried, uint64_t *found);
+char *seek_begin(const struct node *node, uint64_t offset, struct version *version,
+		 unsigned *count);
+void seek_start(struct front *f, struct pending *pending, const char *path,
+		const struct version *version, unsigned count);
 
 /* ahead.c: what will be asked for, as far as one can tell. The first two with the tables
  * locked, ahead_start() after them. */

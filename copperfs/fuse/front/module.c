@@ -719,9 +719,11 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 	struct front_object *self = (struct front_object *)object;
 	unsigned long long whole_max, credit;
 	unsigned ahead_max;
+	int finds_holes;
 	PyObject *capsule;
 
-	if (!PyArg_ParseTuple(args, "OKKI", &capsule, &whole_max, &credit, &ahead_max))
+	if (!PyArg_ParseTuple(args, "OKKIp", &capsule, &whole_max, &credit, &ahead_max,
+			      &finds_holes))
 		return NULL;
 	if (self->reader || self->started) {
 		PyErr_SetString(PyExc_ValueError, "the reader is set once, before the start");
@@ -734,6 +736,7 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 	self->front->whole_max = whole_max;
 	self->front->credit = self->front->credit_most = credit;
 	self->front->ahead_max = ahead_max;
+	self->front->finds_holes = finds_holes;
 	Py_RETURN_NONE;
 }
 
@@ -1026,7 +1029,8 @@ static PyMethodDef front_methods[] = {
 	{ "publish_directory", py_publish_directory, METH_VARARGS,
 	  "publish_directory(path, packed) -> id or None" },
 	{ "set_reader", py_set_reader, METH_VARARGS,
-	  "set_reader(capsule, whole_max, credit, ahead_max): fetch with it what was granted." },
+	  "set_reader(capsule, whole_max, credit, ahead_max, finds_holes): fetch with it what was "
+	  "granted, and look for holes in larger files." },
 	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },
 	{ "fetched_fileno", py_fetched_fileno, METH_NOARGS,
 	  "fetched_fileno(): readable when there is something in fetched()." },

@@ -6,12 +6,14 @@
 
 #include <errno.h>
 #include <linux/ioctl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 /* What became of a request. QUEUED: a bypass worker is to read from its handle. FETCHING:
- * its file is being read, or its directory listed, already, or is to be, from `path`. */
-enum verdict { ANSWERED, MISSED, QUEUED, FETCHING };
+ * its file is being read, or its directory listed, already, or is to be, from `path`.
+ * SEEKING: the source is to say where the file has data. */
+enum verdict { ANSWERED, MISSED, QUEUED, FETCHING, SEEKING };
 
 struct asked {
 	struct front *front;
@@ -24,6 +26,7 @@ struct asked {
 	struct handle *handle;	 /* the read is for this one */
 	char *path;		 /* of what is to be fetched, if nobody does yet */
 	struct version version;
+	unsigned extents; /* how many the source is asked for */
 };
 
 static enum verdict answer_error(const struct asked *a, int error)
@@ -403,6 +406,34 @@ static enum verdict readdir(struct asked *a)
 	return ANSWERED;
 }
 
+static enum verdict lseek_(struct asked *a)
+{
+	struct front *f = a->front;
+	const struct fuse_lseek_in *lseek = (const struct fuse_lseek_in *)a->body;
+	struct fuse_lseek_out out = { 0 };
+	int error = ESTALE;
+	struct node *node;
+
+	if (a->body_size < sizeof(*lseek))
+		return answer_error(a, EINVAL);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node)
+		error = hole_find(f, node, lseek, a->retried, &out.offset);
+	if (node && error == EAGAIN) {
+		a->path = seek_begin(node, lseek->offset, &a->version, &a->extents);
+		if (!a->path) /* as if there were no holes */
+			error = hole_find(f, node, lseek, true, &out.offset);
+	}
+	tables_unlock(&f->tables);
+	if (error == EAGAIN)
+		return SEEKING;
+	if (error)
+		return answer_error(a, error);
+	front_reply(f, a->in->unique, 0, &out, sizeof(out));
+	return ANSWERED;
+}
+
 static enum verdict statfs_(struct asked *a)
 {
 	struct fuse_statfs_out statfs;
@@ -476,6 +507,8 @@ static enum verdict answer(struct asked *a)
 		return readdir(a);
 	case FUSE_READLINK:
 		return readlink_(a);
+	case FUSE_LSEEK:
+		return lseek_(a);
 	case FUSE_STATFS:
 		return statfs_(a);
 	case FUSE_IOCTL:
@@ -495,7 +528,7 @@ static enum verdict answer(struct asked *a)
 	case FUSE_SETXATTR: case FUSE_REMOVEXATTR: case FUSE_COPY_FILE_RANGE:
 	case FUSE_TMPFILE:
 		return answer_error(a, EROFS);
-	default: /* extended attributes, flush, access, poll, lseek, statx, and the future */
+	default: /* extended attributes, flush, access, poll, statx, and the future */
 		return answer_error(a, ENOSYS);
 	}
 }
@@ -576,7 +609,7 @@ static void conclude(struct asked *a, enum verdict verdict)
 		free(a->retried);
 		return;
 	}
-	pending = keep(a, verdict == QUEUED ? ANSWER_BYPASS
+	pending = keep(a, verdict == QUEUED || verdict == SEEKING ? ANSWER_BYPASS
 			  : verdict == FETCHING ? ANSWER_FETCH : ANSWER_MISS);
 	if (verdict == QUEUED && pending)
 		bypass_queue(a->front, a->handle, pending);
@@ -584,8 +617,12 @@ static void conclude(struct asked *a, enum verdict verdict)
 		handle_unref(a->handle);
 	else if (verdict == FETCHING)
 		wait_for_fetch(a, pending);
+	else if (pending && verdict == SEEKING)
+		seek_start(a->front, pending, a->path, &a->version, a->extents);
 	else if (pending)
 		miss_forward(a->front, pending);
+	if (verdict == SEEKING)
+		free(a->path);
 }
 
 void front_request(struct front *f, const char *request, size_t size, char *scratch)

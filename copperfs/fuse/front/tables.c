@@ -93,7 +93,7 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 {
 	struct listing_header header;
 	struct listing *listing;
-	size_t slots = 4, at = sizeof(header);
+	size_t slots, at = sizeof(header);
 
 	if (size < sizeof(header) || size > UINT32_MAX) {
 		errno = EPROTO;
@@ -106,8 +106,7 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 		errno = EPROTO;
 		return NULL;
 	}
-	while (slots < (size_t)header.count * 2)
-		slots *= 2;
+	slots = index_slots(header.count);
 	listing = calloc(1, sizeof(*listing));
 	if (!listing)
 		return NULL;
@@ -287,11 +286,18 @@ static void idle_remove(struct tables *t, struct node *node)
 	t->idle_count--;
 }
 
+static void node_drop_extents(struct node *node)
+{
+	free(node->extents);
+	node->extents = NULL;
+}
+
 void node_withdraw(struct tables *t, struct node *node)
 {
 	node_set_listing(t, node, NULL);
 	node_set_object(t, node, NULL);
 	node_drop_handle(t, node);
+	node_drop_extents(node);
 	node_drop_chunks(t, node);
 }
 
@@ -575,6 +581,18 @@ void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
 	*slot = node->id;
 	node_drop_handle(t, node);
 	node->handle = handle;
+}
+
+void node_set_extents(struct tables *t, struct node *node, struct extents *extents)
+{
+	uint64_t *slot = &t->extents_ids[t->extents_next++ % EXTENTS_NODES_MAX];
+	struct node *oldest = *slot ? node_by_id(t, *slot) : NULL;
+
+	if (oldest)
+		node_drop_extents(oldest);
+	*slot = node->id;
+	node_drop_extents(node);
+	node->extents = extents;
 }
 
 void tables_clear(struct tables *t)

@@ -124,6 +124,8 @@ struct chunk {
 #endif
 
 enum {
+	/* how many nodes keep their extents, 2 KiB each at most */
+	EXTENTS_NODES_MAX = 64,
 	CHUNK_BYTES_MIN = 4096,
 	/* a read of a MiB that begins within a chunk of the smallest size */
 	PIECES_MAX = (1 << 20) / CHUNK_BYTES_MIN + 1,
@@ -143,6 +145,7 @@ struct node {
 	struct blob *object; /* a file's bytes or a link's target */
 	struct listing *listing;
 	struct handle *handle;
+	struct extents *extents; /* where it has data, as far as that was asked for */
 	struct chunk *first_chunk;
 	uint32_t chunk_bytes; /* of all but the last one; 0: it has had none so far */
 	uint32_t chunk_count;
@@ -176,6 +179,8 @@ struct tables {
 	uint32_t handle_next, handle_max;
 	uint64_t *handle_ids; /* a ring: publishing one handle more withdraws the oldest */
 	struct handle *dropped; /* let go of when the lock is: closing may take long */
+	uint64_t extents_ids[EXTENTS_NODES_MAX]; /* a ring, as that of handles */
+	uint32_t extents_next;
 	uint64_t chunks;
 	struct chunk *touched; /* those used since they were last taken */
 	struct chunk *dropped_chunks; /* tables_unlock() frees these after the lock: */
@@ -197,10 +202,19 @@ void listing_free(struct listing *listing);
 void endings_free(struct endings *endings);
 /* With a seed of this process, so that nobody can prepare names that collide. */
 uint64_t tables_hash(const struct tables *t, const char *text, size_t length);
-/* What the core charges for one: core/node.py. */
+/* Slots of an index by name, of which at most half are used. */
+static inline size_t index_slots(uint32_t count)
+{
+	size_t slots = 4;
+
+	while (slots < (size_t)count * 2)
+		slots *= 2;
+	return slots;
+}
+/* What the core charges for one but for its path: cost_of_listing() in core/cache.py. */
 static inline uint64_t listing_cost(size_t size, uint32_t count)
 {
-	return 2 * (uint64_t)size + 16 * (uint64_t)count + 512;
+	return 2 * (uint64_t)size + 16 * (uint64_t)count + 8 * (uint64_t)index_slots(count) + 1536;
 }
 const struct row *listing_row(const struct listing *listing, uint32_t number);
 
@@ -271,6 +285,7 @@ void node_set_listing(struct tables *t, struct node *node, struct listing *listi
 void node_set_object(struct tables *t, struct node *node, struct blob *object);
 void node_set_handle(struct tables *t, struct node *node, struct handle *handle);
 void node_drop_handle(struct tables *t, struct node *node);
+void node_set_extents(struct tables *t, struct node *node, struct extents *extents);
 /* Takes the chunk, in the place of what there was; false: it is none of this file. */
 bool node_add_chunk(struct tables *t, struct node *node, uint32_t chunk_bytes,
 		    struct chunk *chunk);
