@@ -9,7 +9,7 @@ from copperfs.types import FANOUT, Path
 # are measured: tests/mount/test_memory.py compares them with what a daemon takes.
 LISTING_OVERHEAD_BYTES = 1536
 ROW_OVERHEAD_BYTES = 16
-"""The front notes where each row begins, and the order in which a walk is given them; it and the core,
+"""The front notes where each row begins, and in which order a walk is given them; it and the core,
 which rows have the same ending."""
 SLOT_BYTES = 4
 """Of the indexes by name (``listing.index_slots``): the front has one, and so has each listing."""
