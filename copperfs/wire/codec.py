@@ -34,6 +34,7 @@ from copperfs.core.messages import (
     Batch,
     Call,
     Credit,
+    Delayed,
     Fate,
     GiveEntry,
     GivePart,
@@ -58,7 +59,7 @@ from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
-VERSION = 3
+VERSION = 4
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10
@@ -200,6 +201,7 @@ LAYOUTS = (
     ),
     Layout(5, Refuse, (*_ANSWER, ("error", f.integer(1, f.ERRNO_MAX)))),
     Layout(16, Redirect, (*_ANSWER, ("peer", _NODE))),
+    Layout(17, Delayed, _ANSWER),
     Layout(6, Credit, (("count_bytes", _TOTAL),)),
     Layout(7, Withdraw, (("number", f.number()),)),
     Layout(
