@@ -679,7 +679,21 @@ class Settings:
             TIER,
             SIZE,
             "How many bytes a second are written to --tier-dir at most; 0 is as fast as the disk "
-            "takes them.",
+            "takes them. With --tier-write wait no more than that is read from the source for the "
+            "disk, either.",
+        ),
+    )
+    tier_write: Literal["wait", "later"] = field(
+        default="wait",
+        metadata=_option(
+            TIER,
+            _choice("wait", "later"),
+            "What happens when the source gives chunks faster than the disk of --tier-dir takes "
+            "them. wait: the node reads the source as fast as its disk writes, so the source gives "
+            "each chunk once, and the first pass is as slow as the disk. later: nobody waits, and "
+            "what neither the disk nor --tier-memory could keep is read from the source again, in "
+            "the background or by who wants it first. A disk that is full or broken holds up "
+            "nobody in either case.",
         ),
     )
     on_failure: Literal["ring", "source"] = field(
@@ -839,6 +853,7 @@ def check_tier(settings: Settings) -> None:
         for given, flag, what in (
             (settings.tier_size_bytes is not None, "--tier-size", "how much of its disk is used"),
             (settings.mover_rate_bytes > 0, "--mover-rate", "how fast is written to it"),
+            (settings.tier_write != "wait", "--tier-write", "when is written to it"),
         ):
             if given:
                 raise ConfigError(

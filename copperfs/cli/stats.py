@@ -216,12 +216,20 @@ def _tier_table(tier: Any) -> Table:
         ("evicted from memory, from the disk", f"{memory['evictions']}, {disk['evictions']}"),
         ("written to the disk", bytes_text(disk["written_bytes"])),
         ("waiting to be written", bytes_text(disk["backlog_bytes"])),
+        ("waited for the disk, wait now", f"{disk['waited']}, {disk['waiting']}"),
         ("refused by the disk", str(disk["refused"])),
         ("damaged on the disk", str(disk["erasures"])),
     ]
     if tier["timeouts"]:
         left_out = f"{tier['timeouts']}, {tier['exclusions']}"
         rows.append(("owners that were late, and were done without", left_out))
+    if disk["owed"]:
+        rows.append(("still to be written", f"{bytes_text(disk['owed_bytes'])}, {disk['owed']}"))
+    if disk["read_again"]:
+        for_disk = f"{disk['read_again']}, {disk['read_for_disk']}"
+        rows.append(("read from the source again, for the disk alone", for_disk))
+    if disk["outgrown"]:
+        rows.append(("the disk does not hold all chunks", "what was used longest ago goes"))
     if disk["late"]:
         rows.append(("not given by the disk in time", str(disk["late"])))
     if disk["degraded"]:

@@ -105,8 +105,8 @@ class LoadChunk:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Write it when there is time. It may be released at once: whoever stores keeps it until
-    then."""
+    """Write it when there is time; ``Stored`` tells what became of it. It may be released at once:
+    whoever stores keeps it until then."""
 
     key: ChunkKey
     blob: BlobId

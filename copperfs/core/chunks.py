@@ -6,8 +6,9 @@ owner, or where this node is the owner from its disk and at last from the source
 wait on one fetch, by whomever they were put.
 
 What its owner has read from the source goes to its disk after it was given to those who wait for
-it. It comes to a disk nowhere else, so that each chunk is on one node's. Who takes over from an
-owner that is silent keeps what it reads, too: when that one is found dead a moment later, it is
+it. A disk that is slower than the source holds up what is read there (``writeback.py``). A chunk
+comes to a disk nowhere else, so that each is on one node's. Who takes over from an owner that is
+silent keeps what it reads, too: when that one is found dead a moment later, it is
 the owner, and would have to read it again. If that one is back instead, the chunk lies on two disks
 until it is evicted from the one where nobody asks for it.
 
@@ -24,15 +25,15 @@ one: therefore whoever is asked as an owner waits for other owners only.
 import errno
 from dataclasses import dataclass, field
 
-from copperfs.core.actions import Action, Publish, Send, StoreChunk
+from copperfs.core.actions import Action, Publish, Send
 from copperfs.core.ahead import NOBODY, is_nobodys
 from copperfs.core.answers import Answers
 from copperfs.core.asking import Fetch
 from copperfs.core.crowds import Crowds
-from copperfs.core.events import HaveRead, Loaded, Read, WantChunk
+from copperfs.core.events import HaveRead, Loaded, Question, Read, Stored, WantChunk
 from copperfs.core.fetches import Fetches
 from copperfs.core.links import Links
-from copperfs.core.messages import Ask, How, Redirect
+from copperfs.core.messages import Ask, Delayed, How, Redirect
 from copperfs.core.pins import Pins
 from copperfs.core.policy import Place, Policy
 from copperfs.core.routing import Routing
@@ -40,6 +41,7 @@ from copperfs.core.rows import Next, Rows
 from copperfs.core.state import Kind, Limits, NodeStats, Subject
 from copperfs.core.takers import Takers
 from copperfs.core.tier import Tier, cost_of
+from copperfs.core.writeback import WriteBack
 from copperfs.types import BlobId, ChunkKey, NodeId, Path, PeerRequest, Version
 
 
@@ -54,9 +56,12 @@ class Chunks:
     fetches: Fetches
     answers: Answers
     routing: Routing
+    disk: WriteBack
     crowds: Crowds = field(init=False)
     takers: Takers = field(init=False)
     rows: Rows = field(init=False)
+    _for_disk: set[Subject] = field(default_factory=set)
+    """Fetches that were begun so that the disk has a chunk which it was not given."""
 
     def __post_init__(self) -> None:
         nodes = 1 if self.routing.trees is None else self.routing.trees.nodes
@@ -104,7 +109,11 @@ class Chunks:
         subject = _subject(question.key)
         running = self.fetches.join(subject, question)
         if running is not None:
-            if question.how.is_of_owner and isinstance(question.request, PeerRequest):
+            if not isinstance(question.request, PeerRequest):
+                return []
+            if self.disk.is_waiting(running):
+                return [self._delayed(question.request)]
+            if question.how.is_of_owner:
                 return self.fetches.asking.asked_as_owner(now, running, question.passed)
             return []
         if question.how is How.HELD:
@@ -120,8 +129,7 @@ class Chunks:
         blob = self.tier.blob(key)
         if blob is None:
             return self.want(now, WantChunk(question.request, key))
-        if self.limits.tier_has_disk:
-            actions.append(StoreChunk(key, blob))  # it may have been refused when it came
+        actions += self.disk.store(key, blob)  # it may have been refused when it came
         return actions + self._answer(now, question, blob)
 
     def serve(self, now: float, peer: NodeId, ask: Ask) -> list[Action]:
@@ -196,15 +204,33 @@ class Chunks:
 
     def conclude(self, now: float, fetch: Fetch, outcome: Loaded | HaveRead) -> list[Action]:
         """The disk or the source has said something."""
-        takes_over = fetch.takes_over
+        takes_over, key = fetch.takes_over, _key_of(fetch)
         if isinstance(outcome, HaveRead):
             self.stats.tier_from_source += 1
-            stores = self.limits.tier_has_disk
-            return self._take(now, fetch, outcome.blob, takes_over=takes_over, stores=stores)
+            for_disk = any(map(_is_for_disk, fetch.asked))
+            self.stats.tier_read_again += for_disk or self.disk.owes(key)
+            self.stats.tier_read_for_disk += for_disk
+            return self._take(now, fetch, outcome.blob, takes_over=takes_over, stores=True)
         if outcome.blob is None:
-            return [self.fetches.asking.from_source(fetch)]
+            return self._read_source(now, fetch, key)
         self.stats.tier_from_disk += 1
         return self._take(now, fetch, outcome.blob, takes_over=takes_over)
+
+    def _read_source(self, now: float, fetch: Fetch, key: ChunkKey) -> list[Action]:
+        """The disk does not hold the chunk. If it is to, the read may have to wait for it."""
+        is_kept = fetch.takes_over or self.routing.is_mine(key)
+        if not is_kept or self.disk.may_read(now, fetch, key):
+            return [self.fetches.asking.from_source(fetch)]
+        self.fetches.give_back_room(fetch)
+        return self.tell_delayed(fetch)
+
+    def tell_delayed(self, fetch: Fetch) -> list[Action]:
+        """The peers that wait for it: this node, or the one that it asks, waits for its disk."""
+        askers = (each.request for each in fetch.asked)
+        return [self._delayed(each) for each in askers if isinstance(each, PeerRequest)]
+
+    def _delayed(self, asker: PeerRequest) -> Action:
+        return Send(asker.peer, Delayed(asker.number, self.stats.epoch))
 
     def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         """A peer has given it."""
@@ -215,18 +241,69 @@ class Chunks:
         self, now: float, fetch: Fetch, blob: BlobId, *, takes_over: bool, stores: bool = False
     ) -> list[Action]:
         actions = self.fetches.end(fetch)
-        key = fetch.subject[2]
-        assert isinstance(key, ChunkKey)
+        key = _key_of(fetch)
         for question in fetch.asked:
             assert isinstance(question, WantChunk)
+            if _is_for_disk(question):
+                continue
             if is_nobodys(question):
                 actions += self._publish_ahead(key, blob)
             else:
                 actions += self._answer(now, question, blob)
         owned = takes_over or self.routing.is_mine(key)
+        self.disk.settled(key)
         if stores and owned:
-            actions.append(StoreChunk(key, blob))
-        return actions + self.tier.admit(key, blob, owned=owned)
+            actions += self.disk.store(key, blob)
+        for_disk = all(map(_is_for_disk, fetch.asked)) and bool(fetch.asked)
+        return actions + self.tier.admit(key, blob, owned=owned, oldest=for_disk)
+
+    # --- the disk --------------------------------------------------------------------------------
+
+    def stored(self, outcome: Stored) -> None:
+        self.disk.stored(outcome.key, taken=outcome.taken, is_outgrown=outcome.is_outgrown)
+
+    def go_on(self, now: float) -> list[Action]:
+        """The disk, or memory, may have room again for what waits for it."""
+        actions = self.disk.pay_from_memory()
+        while (fetch := self.disk.next_to_read()) is not None:
+            evicted = self.fetches.take_room(fetch, _key_of(fetch))
+            if evicted is None:
+                break
+            self.disk.begin(fetch)
+            actions += [*evicted, self.fetches.asking.from_source(fetch)]
+        return actions + self._read_for_disk(now)
+
+    def _read_for_disk(self, now: float) -> list[Action]:
+        """Read again what memory has evicted before the disk could take it, as far as no reader has
+        to wait for the room."""
+        actions: list[Action] = []
+        self._for_disk = {each for each in self._for_disk if self.fetches.is_under_way(each)}
+        while (key := self.disk.debt_to_read(len(self._for_disk))) is not None:
+            subject = _subject(key)
+            # What is under way is stored when it comes.
+            if self.routing.is_mine(key) and not self.fetches.is_under_way(subject):
+                if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=True):
+                    break
+                self._for_disk.add(subject)
+                actions += self.fetches.begin(now, subject, WantChunk(NOBODY, key, keeps=True))
+            self.disk.settled(key)
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        if not self.disk.tick(now):
+            return self.go_on(now)
+        told = [each for fetch in self.disk.waiting() for each in self.tell_delayed(fetch)]
+        return told + self.go_on(now)
+
+
+def _key_of(fetch: Fetch) -> ChunkKey:
+    key = fetch.subject[2]
+    assert isinstance(key, ChunkKey)
+    return key
+
+
+def _is_for_disk(question: Question) -> bool:
+    return isinstance(question, WantChunk) and question.keeps and is_nobodys(question)
 
 
 def _subject(key: ChunkKey) -> Subject:

@@ -190,6 +190,22 @@ class Loaded:
     blob: BlobId | None
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a ``StoreChunk``; each has one of these, in its own time."""
+
+    key: ChunkKey
+    taken: bool
+    """False: the disk takes nothing at present."""
+    is_outgrown: bool = False
+    """The disk has had to evict what this mount has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRecovered:
+    """The disk takes chunks again."""
+
+
 # --- calls ---------------------------------------------------------------------------------------
 
 
@@ -353,11 +369,13 @@ FromPeer = (
 )
 OfCalls = StartCall | CallPerformed
 OnCredit = Fetched | Listed
+OfDisk = Stored | DiskRecovered
 Event = (
     Question
     | Outcome
     | OnCredit
     | OfCalls
+    | OfDisk
     | FromPeer
     | Replaced
     | Clear

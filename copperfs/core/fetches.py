@@ -27,6 +27,7 @@ from copperfs.core.messages import How
 from copperfs.core.routing import Routing
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats, Subject
 from copperfs.core.tier import Tier, cost_of
+from copperfs.core.writeback import WriteBack
 from copperfs.types import ChunkKey, FetchId, NodeId, PeerRequest
 
 OfBytes = Read | WantChunk
@@ -41,6 +42,8 @@ class Fetches:
     routing: Routing
     asking: Asking
     tier: Tier | None = None
+    disk: WriteBack | None = None
+    """Where there is a tier."""
     _running: dict[FetchId, Fetch] = field(default_factory=dict)
     _by_subject: dict[Subject, Fetch] = field(default_factory=dict)
     _on_its_way: list[int] = field(init=False)
@@ -126,11 +129,9 @@ class Fetches:
         """It is over, as far as the node is concerned; what it asked for may still come."""
         del self._running[fetch.number]
         del self._by_subject[fetch.subject]
-        if self.tier is None or fetch.room < self.owned_room:
-            self.cache.unreserve(fetch.reserved_bytes)
-        else:
-            self.tier.unreserve(fetch.reserved_bytes, owned=fetch.room == self.owned_room)
-        self._on_its_way[fetch.room] -= fetch.reserved_bytes
+        self.give_back_room(fetch)
+        if self.disk is not None:
+            self.disk.ended(fetch)
         return self.asking.end(fetch)
 
     def running(self) -> list[Fetch]:
@@ -212,6 +213,25 @@ class Fetches:
             self._on_its_way[room] += size
         return evicted
 
+    def give_back_room(self, fetch: Fetch) -> None:
+        """It is over, or waits for something else first."""
+        if self.tier is None or fetch.room < self.owned_room:
+            self.cache.unreserve(fetch.reserved_bytes)
+        else:
+            self.tier.unreserve(fetch.reserved_bytes, owned=fetch.room == self.owned_room)
+        self._on_its_way[fetch.room] -= fetch.reserved_bytes
+        fetch.reserved_bytes = 0
+
+    def take_room(self, fetch: Fetch, key: ChunkKey) -> list[Action] | None:
+        """It is on its way again; None: there is no room now."""
+        assert self.tier is not None
+        assert not fetch.reserved_bytes
+        size = cost_of(self.tier.size_of(key))
+        evicted = self._reserve(fetch.room, size)
+        if evicted is not None:
+            fetch.reserved_bytes = size
+        return evicted
+
     def has_room(self, subject: Subject, size: int) -> bool:
         """Whether *size* bytes more could be on their way, nobody having to wait for it."""
         room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
@@ -236,6 +256,9 @@ class Fetches:
     def deadline(self) -> float | None:
         # All wait equally long, so the oldest is the first to expire.
         soonest = self.asking.deadline()
+        of_disk = None if self.disk is None else self.disk.deadline()
+        if of_disk is not None and (soonest is None or of_disk < soonest):
+            soonest = of_disk
         for oldest in self._running.values():
             soonest = oldest.deadline if soonest is None else min(oldest.deadline, soonest)
             break
@@ -282,6 +305,11 @@ class Fetches:
             assert self._on_its_way[room] or not self._no_room[room]
         if self.tier is not None:
             self.tier.check_invariants(*self._on_its_way[self.owned_room :])
+        if self.disk is not None:
+            self.disk.check_invariants()
+            # nor for a disk that has nothing to do
+            makes_some = self.disk.unwritten_bytes or any(self._on_its_way[self.owned_room :])
+            assert makes_some or not self.disk.waiting()
         self.asking.check_invariants(self._running.values())
 
 

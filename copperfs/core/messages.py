@@ -141,6 +141,15 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
+class Delayed:
+    """This chunk will be given: the one that is asked holds it up, until its disk has taken others.
+    It is said again every few seconds, and no other node is to be asked meanwhile."""
+
+    number: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """So many bytes of payload were taken in: as many more may be sent."""
 
@@ -256,7 +265,7 @@ class News:
     fates: tuple[Fate, ...]
 
 
-FromParent = GiveEntry | GivePart | Refuse | Redirect
+FromParent = GiveEntry | GivePart | Refuse | Redirect | Delayed
 OfMembers = Heartbeat | News
 Message = (
     Hello

@@ -15,6 +15,7 @@ knows those below it:
     Fetches         what is on its way, who waits for it, and the room for it
     Asking          whom a fetch asks, one after the other, and when it reads the source
     Chunks          large files and datasets, piece by piece; with Rows, Takers and Crowds
+    WriteBack       what the disk has still to be given, and what waits for that
     Tier            the chunks that this node has in memory
     Routing         whom to ask: a parent, or by Owners the one who keeps a chunk
     Membership      who is there, and with whom this node keeps in touch
@@ -50,6 +51,7 @@ from copperfs.core.chunks import Chunks
 from copperfs.core.events import (
     CallPerformed,
     Clear,
+    DiskRecovered,
     Event,
     Failed,
     Fetched,
@@ -72,6 +74,7 @@ from copperfs.core.events import (
     Scanned,
     Start,
     StartCall,
+    Stored,
     Tick,
     Used,
     WantChunk,
@@ -96,6 +99,7 @@ from copperfs.core.suspicion import Patience
 from copperfs.core.tier import Tier
 from copperfs.core.trail import Trail
 from copperfs.core.trees import Trees
+from copperfs.core.writeback import WriteBack
 from copperfs.types import BlobId, ChunkKey, FetchId, NodeId, Path, Version
 
 
@@ -141,15 +145,18 @@ class Node:
         self._routing = routing = Routing(policy, self.trees, links, self.membership, owners)
         asking = Asking(limits, stats, links, routing, self.random, self.patience.slow_s)
         tier = Tier(limits, stats, pins) if limits.chunk_bytes else None
-        fetches = Fetches(limits, stats, cache, links, routing, asking, tier)
+        disk = None if tier is None else WriteBack(limits, stats, tier)
+        fetches = Fetches(limits, stats, cache, links, routing, asking, tier, disk)
         # In a job of several nodes only the node can tell which questions are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
         answers = Answers(policy, stats, links, grants, limits.cut_through)
         ahead = Ahead(policy, limits, stats, cache, fetches, routing, decides=not grants)
         self._offers = offers = Offers(stats, links, cache, Trail())
         chunks = None
-        if tier is not None:
-            chunks = Chunks(policy, limits, stats, pins, links, tier, fetches, answers, routing)
+        if tier is not None and disk is not None:
+            chunks = Chunks(
+                policy, limits, stats, pins, links, tier, fetches, answers, routing, disk
+            )
         questions = Questions(
             policy,
             limits,
@@ -198,6 +205,8 @@ class Node:
                 return self._questions.ask(now, event)
             case Scanned() | Looked() | HaveRead() | Opened() | Failed() | Loaded():
                 return self._questions.conclude(now, event)
+            case Stored() | DiskRecovered():
+                return self._questions.of_disk(now, event)
             case Fetched():
                 return self._take_fetched(event)
             case Listed(path, listing, epoch, ahead):
@@ -284,6 +293,8 @@ class Node:
         self._cache.count()
         if self._tier is not None:
             self._tier.count()
+        if self._fetches.disk is not None:
+            self._fetches.disk.count()
         return self.stats
 
     def reset_statistics(self) -> None:

@@ -49,6 +49,7 @@ from copperfs.core.messages import (
     Batch,
     Call,
     Credit,
+    Delayed,
     GiveEntry,
     GivePart,
     Heartbeat,
@@ -167,7 +168,7 @@ class Peering:
                 return self._hear_epoch(now, epoch)
             case Ask():
                 return self._hear_epoch(now, message.epoch) + self._serve(now, peer, message)
-            case GiveEntry() | Refuse() | Redirect():
+            case GiveEntry() | Refuse() | Redirect() | Delayed():
                 actions = self._hear_epoch(now, message.epoch)
                 return actions + self._take_reply(now, peer, message)
             case Heartbeat() if self.membership is not None:
@@ -245,11 +246,16 @@ class Peering:
         return None
 
     def _take_reply(
-        self, now: float, peer: NodeId, message: GiveEntry | Refuse | Redirect
+        self, now: float, peer: NodeId, message: GiveEntry | Refuse | Redirect | Delayed
     ) -> list[Action]:
         fetch = self.fetches.of_ask(peer, message.number)
         if fetch is None:
             return []
+        if isinstance(message, Delayed):
+            if self.questions.chunks is None or fetch.subject[0] is not Kind.CHUNK:
+                return []
+            self.fetches.asking.delayed(now, fetch, peer)
+            return self.questions.chunks.tell_delayed(fetch)
         if isinstance(message, Redirect):
             if fetch.subject[0] is not Kind.CHUNK:
                 return []
@@ -367,5 +373,5 @@ def _answers(event: FromPeer) -> bool:
         message = event.message
         if isinstance(message, Heartbeat):
             return not message.wants_answer
-        return isinstance(message, GiveEntry | Refuse | Redirect | Return | Credit)
+        return isinstance(message, GiveEntry | Refuse | Redirect | Delayed | Return | Credit)
     return isinstance(event, PartTaken | PartPassed | PartSpoiled | ListingTaken)

@@ -42,11 +42,13 @@ from copperfs.core.events import (
     Loaded,
     Look,
     Looked,
+    OfDisk,
     Opened,
     Outcome,
     Question,
     Read,
     Scanned,
+    Stored,
     WantChunk,
 )
 from copperfs.core.fetches import Fetches
@@ -345,7 +347,18 @@ class Questions:
         return [] if fetch.blob is None else self.pins.release(fetch.blob)
 
     def _room_was_made(self, now: float) -> list[Action]:
-        return self.fetches.room_was_made(lambda question: self._ask_bytes(now, question))
+        actions = [] if self.chunks is None else self.chunks.go_on(now)
+        return actions + self.fetches.room_was_made(lambda question: self._ask_bytes(now, question))
+
+    def of_disk(self, now: float, event: OfDisk) -> list[Action]:
+        """The disk of the data tier has said something."""
+        if self.chunks is None:
+            return []
+        if isinstance(event, Stored):
+            self.chunks.stored(event)
+        else:
+            self.chunks.disk.takes = True
+        return self._room_was_made(now)
 
     # --- time passes, and all is forgotten -------------------------------------------------------
 
@@ -362,6 +375,8 @@ class Questions:
                 actions += self.answers.with_error(question, errno.ETIMEDOUT, fetch.witnesses)
         if overdue:
             actions += self._room_was_made(now)
+        if self.chunks is not None:
+            actions += self.chunks.tick(now)
         for question in self.fetches.found_no_room(now):
             self.stats.overdue += 1
             actions += self.answers.with_error(question, errno.ETIMEDOUT)

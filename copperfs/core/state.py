@@ -62,6 +62,10 @@ class Limits:
     tier_memory_bytes: int = 0
     """For the chunks that this node owns. What it needs to pass chunks on it has in any case."""
     tier_has_disk: bool = False
+    tier_waits: bool = True
+    """A chunk is read from the source when the disk has room for it; see ``writeback.py``."""
+    tier_backlog_bytes: int = 64 << 20
+    """Of chunks that the disk has still to be given. It is memory on top of every other budget."""
     lost_from_source: bool = False
     """What an owner had that is gone is read from the source by each reader, for comparison."""
     crowds_above: int = 256
@@ -152,6 +156,18 @@ class NodeStats:
     """Chunks that an owner did not give in time, though it lives."""
     tier_exclusions: int = 0
     """Owners that this node did without for a while, because that went on."""
+    tier_waited: int = 0
+    """Chunks that were read from the source later, because the disk had to take others first."""
+    tier_waiting: int = 0
+    tier_owed: int = 0
+    """Chunks that the disk was not given, and is to be given yet."""
+    tier_owed_bytes: int = 0
+    tier_read_again: int = 0
+    """Chunks that were read from the source once more, because the disk did not take them,"""
+    tier_read_for_disk: int = 0
+    """and of these, those that nobody had asked for."""
+    tier_forgotten: int = 0
+    """Chunks that the disk was to be given, and will not: they were too many."""
     tier_memory_held_bytes: int = 0
     tier_memory_held_count: int = 0
     tier_memory_budget_bytes: int = 0

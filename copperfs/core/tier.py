@@ -16,6 +16,7 @@ Whatever leaves a shelf leaves it through ``_gone``: what was published of it is
 blob is let go of.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from copperfs.core.actions import Action, Evict
@@ -39,6 +40,8 @@ class Tier:
     limits: Limits
     stats: NodeStats
     pins: Pins
+    evicted: Callable[[ChunkKey], None] = lambda _: None
+    """Told of each chunk that memory lets go of."""
     _owned: Shelf[ChunkKey, BlobId] = field(init=False)
     _guests: Shelf[ChunkKey, BlobId] = field(init=False)
 
@@ -58,6 +61,11 @@ class Tier:
         """What is held of it; counts as a use."""
         blob = self._owned.get(key)
         return self._guests.get(key) if blob is None else blob
+
+    def peek(self, key: ChunkKey) -> BlobId | None:
+        """The same, without its being a use."""
+        blob = self._owned.peek(key)
+        return self._guests.peek(key) if blob is None else blob
 
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._owned or key in self._guests
@@ -83,9 +91,12 @@ class Tier:
             self._owned.touch(key)
             self._guests.touch(key)
 
-    def admit(self, key: ChunkKey, blob: BlobId, *, owned: bool) -> list[Action]:
+    def admit(
+        self, key: ChunkKey, blob: BlobId, *, owned: bool, oldest: bool = False
+    ) -> list[Action]:
+        """*oldest*: nobody has asked for it, so it goes first."""
         into, other = (self._owned, self._guests) if owned else (self._guests, self._owned)
-        gone = into.admit(key, blob, cost_of(self.size_of(key)))
+        gone = into.admit(key, blob, cost_of(self.size_of(key)), oldest=oldest)
         return self._gone(gone, key) + self._gone(other.drop(key), key)
 
     def _gone(self, gone: list[tuple[ChunkKey, BlobId]], kept: ChunkKey | None) -> list[Action]:
@@ -94,6 +105,7 @@ class Tier:
         for key, blob in gone:
             if key != kept:
                 actions.append(Evict(key))
+                self.evicted(key)
             actions += self.pins.release(blob)
         return actions
 

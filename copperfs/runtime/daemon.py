@@ -83,7 +83,7 @@ from copperfs.runtime.trimming import trim_heap
 from copperfs.runtime.users import Users
 from copperfs.source.fetcher import Fetcher
 from copperfs.source.threads import ThreadFetcher
-from copperfs.store.disk import DiskStore
+from copperfs.store.disk import BACKLOG_BYTES_MAX, DiskStore
 from copperfs.types import Path
 
 if TYPE_CHECKING:
@@ -526,6 +526,8 @@ class Daemon:
             chunk_bytes=chunk_bytes_of(self.settings, self.launch),
             tier_memory_bytes=self.settings.tier_memory_bytes,
             tier_has_disk=self.settings.tier_dir is not None,
+            tier_waits=self.settings.tier_write == "wait",
+            tier_backlog_bytes=BACKLOG_BYTES_MAX,
             lost_from_source=self.settings.on_failure == "source",
             takers_max=1 if trees is None else trees.fanout,
         )

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 # Of each node, so much is on its way from the source: half of the least room that a tier has.
 FILLS_AT_ONCE = 16
 FILL_BYTES_AT_ONCE = 16 << 20
-# The backlog of the disk is at most 64 MiB, and refuses what comes then.
+# The backlog of the disk is at most 64 MiB: the rest is for those who read meanwhile.
 BACKLOG_BYTES_MAX = 32 << 20
 BACKLOG_LOOKS_EVERY_S = 0.02
 # A call that does not reach a node is repeated well before that.

@@ -143,10 +143,10 @@ class Statistics:
                 "held": node.tier_memory_held_count,
                 "evictions": node.tier_evictions,
             },
-            "disk": self._tier_disk(),
+            "disk": self._tier_disk(node),
         }
 
-    def _tier_disk(self) -> dict[str, float]:
+    def _tier_disk(self, node: NodeStats) -> dict[str, float]:
         tier = self.engine.tier
         stats = StoreStats() if tier is None else tier.store.statistics()
         since = stats.degraded_since
@@ -161,6 +161,14 @@ class Statistics:
             "backlog": stats.backlog_chunks,
             "backlog_bytes": stats.backlog_bytes,
             "refused": stats.refused,
+            "waited": node.tier_waited,
+            "waiting": node.tier_waiting,
+            "owed": node.tier_owed,
+            "owed_bytes": node.tier_owed_bytes,
+            "read_again": node.tier_read_again,
+            "read_for_disk": node.tier_read_for_disk,
+            "forgotten": node.tier_forgotten,
+            "outgrown": int(stats.is_outgrown),
             "late": stats.late,
             "erasures": stats.erasures,
             "degradations": stats.degradations,

@@ -10,15 +10,17 @@ A disk that does not answer by then is not waited for: the store is degraded, an
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
 from copperfs.bootstrap.launch import Launch
 from copperfs.config import Settings
 from copperfs.core.actions import AtDisk, LoadChunk, StoreChunk
-from copperfs.core.events import Event, Loaded
+from copperfs.core.events import DiskRecovered, Event, Loaded, Stored
 from copperfs.core.placement import Placement, weights_of
 from copperfs.core.rendezvous_hashing import RendezvousHashing
 from copperfs.core.ring import VNODES, Ring
@@ -26,7 +28,7 @@ from copperfs.errors import MountError, StoreError
 from copperfs.runtime.peers import Blobs
 from copperfs.store.contract import Chunk
 from copperfs.store.disk import DiskLimits, DiskStore, open_store
-from copperfs.types import BlobId
+from copperfs.types import BlobId, ChunkKey
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +90,17 @@ class TierDisk:
     post: Callable[[Event], None]
     _nursery: trio.Nursery | None = None
     _begun: trio.Event = field(default_factory=trio.Event)
+    _over: deque[tuple[ChunkKey, bool]] = field(default_factory=deque)
+    """What became of chunks that were stored, and the core has not heard of; it bounds them."""
+    _news: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        self.store.recovered = self._recovered
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self._run_telling)
             await nursery.start(self.store.run)
             self._begun.set()
 
@@ -111,8 +120,26 @@ class TierDisk:
                 assert self._nursery is not None, "chunks are asked for while it runs"
                 self._nursery.start_soon(self._load, action)
             case StoreChunk(key, blob):
-                # What it has no room for it refuses, and counts.
-                self.store.put_nowait(key, self._chunk(blob))
+                over = partial(self._is_over, key)
+                if not self.store.put_nowait(key, self._chunk(blob), over):
+                    over(False)
+
+    def _is_over(self, key: ChunkKey, written: bool) -> None:  # as the store says
+        """The core is told later: it is in the middle of a step, perhaps."""
+        self._over.append((key, written))
+        self._news.set()
+
+    async def _run_telling(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            while self._over:
+                key, written = self._over.popleft()
+                self.post(Stored(key, written, self.store.statistics().is_outgrown))
+                await trio.lowlevel.checkpoint()
+
+    def _recovered(self) -> None:
+        self.post(DiskRecovered())
 
     async def _load(self, action: LoadChunk) -> None:
         chunk = await self.store.read(action.key)

@@ -37,22 +37,26 @@ class Disk:
     refused: int = 0
     """How many were not taken."""
     held_bytes: int = 0
+    is_outgrown: bool = False
+    """It had to evict something since the process was started."""
     chunks: OrderedDict[ChunkKey, tuple[Piece, ...]] = field(default_factory=OrderedDict)
     _free: float = 0.0
 
-    def store(self, key: ChunkKey, pieces: tuple[Piece, ...]) -> None:
-        """It is there from when it was written; who asks before that is given it from memory, so
-        nobody sees the difference."""
+    def store(self, key: ChunkKey, pieces: tuple[Piece, ...]) -> float | None:
+        """When it is written; None: it is not taken. A load before that finds it as well: the real
+        store has it in its backlog."""
         size = size_of(pieces)
         if self.is_full or size > self.budget_bytes:
             self.refused += 1
-            return
+            return None
         self.drop(key)
         while self.held_bytes + size > self.budget_bytes:
             self.drop(next(iter(self.chunks)))
-        self._take(size / self.costs.write_bytes_per_s)
+            self.is_outgrown = True
+        written_at = self._take(size / self.costs.write_bytes_per_s)
         self.chunks[key] = pieces
         self.held_bytes += size
+        return written_at
 
     def loaded_at(self, key: ChunkKey) -> float:
         """When it is known what the disk has of a chunk."""

@@ -47,6 +47,7 @@ from copperfs.core.actions import (
 from copperfs.core.events import (
     CallPerformed,
     Clear,
+    DiskRecovered,
     Event,
     HaveRead,
     Leave,
@@ -57,6 +58,7 @@ from copperfs.core.events import (
     Question,
     Start,
     StartCall,
+    Stored,
     Tick,
 )
 from copperfs.core.links import parts_in
@@ -297,7 +299,10 @@ class Host:
             case LoadChunk(fetch, key):
                 self.clock.at(self.disk.loaded_at(key), self.process.take, self._load, fetch, key)
             case StoreChunk(key, blob):
-                self.disk.store(key, self.blobs.held[blob])
+                written_at = self.disk.store(key, self.blobs.held[blob])
+                at = self.clock.now if written_at is None else written_at
+                taken = written_at is not None
+                self.clock.at(at, self.process.take, self._stored, key, taken)
             case AnswerEntry() | AnswerListing() | AnswerError():
                 self._answer(action.request, action)
             case AnswerHandle(request, handle):
@@ -364,6 +369,9 @@ class Host:
         pieces = self.disk.load(key)
         self.post(Loaded(fetch, None if pieces is None else self.blobs.keep(pieces)))
 
+    def _stored(self, key: ChunkKey, taken: bool) -> None:
+        self.post(Stored(key, taken, self.disk.is_outgrown))
+
     # --- what the port says ----------------------------------------------------------------------
 
     def connected(self, peer: NodeId) -> None:
@@ -395,6 +403,12 @@ class Host:
             self.peers.send(Send(asker.peer, Return(asker.number, merged)))
         else:
             self._calls.pop(asker)(merged)
+
+    def disk_is(self, *, full: bool) -> None:
+        """Others fill it, or leave room again."""
+        recovered, self.disk.is_full = self.disk.is_full and not full, full
+        if recovered:
+            self.process.take(self.post, DiskRecovered())
 
     # --- for checkers ----------------------------------------------------------------------------
 

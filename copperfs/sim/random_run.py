@@ -10,7 +10,8 @@ lives has to get every file. What may be asked of a job meanwhile, and at the en
   node or for this file, may it be told of them;
 * wrong bytes are never given to anybody, and what is damaged on the way or on a disk is asked for
   again;
-* without any fault every object is read from the source once, and every directory scanned once.
+* without any fault every object is read from the source once, and every directory scanned once;
+  so is every chunk, also where disks are slower than the source and memory is small.
 
 What is not drawn, because no node can ever see it: a message that comes twice or overtakes another
 on one connection. TCP is under it. What is seen of both is drawn: connections that break and are
@@ -22,10 +23,11 @@ The run is the same for a seed wherever it is made; ``copperfs sim replay --seed
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from copperfs.sim import checkers
+from copperfs.sim.disk import DiskCosts
 from copperfs.sim.world import MIB, Job, World
 from copperfs.types import Path
 
@@ -41,6 +43,9 @@ what a run takes, and a core that broke one mostly still has it broken ten steps
 CHUNKS_BYTES = (256 << 10, 1 << 20)
 TIER_AMPLE_BYTES = 64 * MIB
 """An owner of what is read here keeps all of it."""
+TIER_DISK_AMPLE_BYTES = 1024 * MIB
+DISK_WRITES_BYTES_S = (1.5e9, 1.5e9, 100e6, 20e6)
+"""At the slowest all that is read here is written within some seconds."""
 CALM = 0.15
 """Of the seeds, those without faults."""
 
@@ -78,7 +83,7 @@ class RandomRun:
             ahead_max=draw.choice((0, 8)),
             chunk_bytes=draw.choice((0, 0, *CHUNKS_BYTES)),
             tier_has_disk=draw.random() < 0.5,
-            tier_disk_bytes=draw.choice((4, 1024)) * MIB,
+            tier_disk_bytes=draw.choice((4 * MIB, TIER_DISK_AMPLE_BYTES)),
             ring=draw.choice(((), (Path(b"d1"),))),
             tier_memory_bytes=draw.choice((4 * MIB, TIER_AMPLE_BYTES)),
             crowds_above=draw.choice((4, 256)),
@@ -89,10 +94,18 @@ class RandomRun:
             fallback_concurrency=draw.choice((1, 4)),
             revalidate_s=draw.choice((None, None, None, 3.0)),
         )
+        # Of its own, so that a seed is otherwise the run that it was.
+        disk = Random(f"disk {self.seed}")
+        job = replace(
+            job,
+            tier_waits=disk.random() < 0.7,
+            tier_backlog_bytes=disk.choice((2, 8, 64)) * MIB,
+        )
+        costs = DiskCosts(write_bytes_per_s=disk.choice(DISK_WRITES_BYTES_S))
         self._calm = draw.random() < CALM
         if not self._calm and draw.random() < 0.25:
             self._mtbf_s = draw.choice(MTBF_S)
-        self.world = World(self.seed, job, self.exact)
+        self.world = World(self.seed, job, self.exact, disk_costs=costs)
         if job.nodes > CHECKED_ALWAYS_MAX:
             self.world.check_every = CHECK_EVERY
         self.world.source.only_searched = draw.random() < 0.1
@@ -151,6 +164,9 @@ class RandomRun:
         self._judge_views()
         checkers.check_epochs(world)
         checkers.check_limits(world)
+        has_disks = job.tier_has_disk and job.tier_disk_bytes >= TIER_DISK_AMPLE_BYTES
+        if self._calm and has_disks and job.tier_waits:
+            checkers.check_chunk_reads(world, 1)  # however little memory holds
         if job.memory_bytes < 100 * MIB or job.revalidate_s is not None:
             return  # what is evicted, or not believed any more, is read again
         if self._calm:
@@ -406,7 +422,8 @@ class RandomRun:
         world.heal_source()
         for host in world.hosts:
             host.port.slowness = 1.0
-            host.hands.is_sick = host.disk.is_full = False
+            host.hands.is_sick = False
+            host.disk_is(full=False)
         for node in list(self._lame):
             del self._lame[node]
             world.go_on(node)

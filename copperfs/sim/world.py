@@ -65,6 +65,8 @@ class Job:
     """Of the data tier; 0: there is none."""
     tier_memory_bytes: int = 64 * MIB
     tier_has_disk: bool = False
+    tier_waits: bool = True
+    tier_backlog_bytes: int = 64 * MIB
     tier_disk_bytes: int = 1 << 40
     ring: tuple[Path, ...] = ()
     crowds_above: int = 256
@@ -150,6 +152,8 @@ class World:
             chunk_bytes=job.chunk_bytes,
             tier_memory_bytes=job.tier_memory_bytes,
             tier_has_disk=job.tier_has_disk,
+            tier_waits=job.tier_waits,
+            tier_backlog_bytes=job.tier_backlog_bytes,
             takers_max=job.fanout,
             ahead_max=job.ahead_max,
             cut_through=job.cut_through,
@@ -169,6 +173,7 @@ class World:
         if me not in self._disks:
             self._disks[me] = Disk(self.clock, self.disk_costs, job.tier_disk_bytes)
         host.disk = self._disks[me]
+        host.disk.is_outgrown = False
         port = Port(me, self.network, process, self._another_random(), host)
         host.attach(port)
         self.network.attach(port)
@@ -339,7 +344,7 @@ class World:
 
     def fill_disk(self, node: int, *, is_full: bool) -> None:
         self._tell(f"the disk of node {node} {'is full' if is_full else 'has room again'}")
-        self.hosts[node].disk.is_full = is_full
+        self.hosts[node].disk_is(full=is_full)
 
     def damage_disk(self, node: int) -> None:
         """A bit of each chunk that lies there."""

@@ -6,7 +6,8 @@ there is no error for a full, slow or broken disk, only numbers in the statistic
 the log.
 
 - ``put_nowait`` takes a chunk or refuses it at once; it is readable from then on, before it has
-  been written anywhere.
+  been written anywhere. What was taken is told to be *over* once: it is written, or was given up.
+  Until the store ends; who ends it does not wait for that.
 - What was put under a key stays as it is until it is evicted or dropped: chunks are immutable, and
   a second put of the same key changes nothing.
 - ``read`` gives the bytes with the digest that was taken where the source was read, so that they go
@@ -67,11 +68,17 @@ class StoreStats:
     """Puts that found no room in the backlog, or a store that takes nothing."""
     evictions: int = 0
     evicted_bytes: int = 0
+    is_outgrown: bool = False
+    """A chunk that was put since the store was opened has had to go for others: what is put is more
+    than the budget holds. It stays so until the store is opened again."""
     erasures: int = 0
     degradations: int = 0
     """How often it stopped taking chunks because of its disk."""
     degraded_since: float | None = None
     """A time of ``trio.current_time``; None while all is well."""
+
+
+Over = Callable[[bool], object]
 
 
 class Store(Protocol):
@@ -85,8 +92,9 @@ class Store(Protocol):
         """Whether it is held, and taken for used if so."""
         ...
 
-    def put_nowait(self, key: ChunkKey, chunk: Chunk) -> bool:
-        """Hold it from now on. False: refused. True as well for what is held already."""
+    def put_nowait(self, key: ChunkKey, chunk: Chunk, over: Over = ...) -> bool:
+        """Hold it from now on. False: refused. True as well for what is held already. *over* is
+        called if it is not refused, perhaps before this returns: whether the chunk is written."""
         ...
 
     async def read(self, key: ChunkKey) -> Chunk | None:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import trio
 
 from copperfs.errors import StoreError
-from copperfs.store.contract import Chunk, ScrubReport, StoreStats
+from copperfs.store.contract import Chunk, Over, ScrubReport, StoreStats
 from copperfs.store.directory import Directory, Found, Index, open_directory
 from copperfs.store.files import Files, RealFiles
 from copperfs.store.hands import Hands
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 EVICT_AT_ONCE = 256
 """So many files are chosen and deleted before trio and the readers have their turn again."""
 PROBE_BYTES = 1 << 20
+BACKLOG_BYTES_MAX = 64 << 20
 CLOSING_S = 2.0
 """For what is being read and written when the store ends."""
 
@@ -65,8 +66,9 @@ class DiskLimits:
     """How much, how fast, how long."""
 
     budget_bytes: int
-    backlog_bytes_max: int = 64 << 20
-    """What may wait to be written. It is memory that counts on top of every other budget."""
+    backlog_bytes_max: int = BACKLOG_BYTES_MAX
+    """What may wait to be written. It is memory that counts on top of every other budget. The core
+    hands over no more (``core/writeback.py``)."""
     mover_rate_bytes_s: int = 0
     """0: as fast as the disk takes it."""
     free_bytes_min: int = 1 << 30
@@ -89,6 +91,8 @@ class _Waiting:
 
     encoded_key: bytes
     chunk: Chunk
+    overs: list[Over]
+    """Told what became of it."""
 
     @property
     def size(self) -> int:
@@ -117,6 +121,8 @@ class DiskStore:
     _directory: Directory | None
     _trouble: OSError | None
     """Why there was no directory at the beginning."""
+    recovered: Callable[[], object] = lambda: None
+    """Called each time that the disk takes chunks again."""
     _index: Index = field(default_factory=OrderedDict)
     _index_bytes: int = 0
     _backlog: OrderedDict[bytes, _Waiting] = field(default_factory=OrderedDict)
@@ -126,6 +132,8 @@ class DiskStore:
     """Of the chunk that is being written: on disk already, perhaps."""
     _reading: Counter[bytes] = field(default_factory=Counter)
     _serial: int = 1
+    _first_serial: int = 1
+    """Of the chunks that were written since the directory was opened."""
     _device: int | None = None
     _known: bool = False
     """The index is that of the directory."""
@@ -156,12 +164,16 @@ class DiskStore:
             return True
         return name in self._backlog
 
-    def put_nowait(self, key: ChunkKey, chunk: Chunk) -> bool:
+    def put_nowait(self, key: ChunkKey, chunk: Chunk, over: Over = lambda _: None) -> bool:
         encoded_key = encoded(self.scope, key)
         name = name_of(encoded_key)
-        if name in self._index or name in self._backlog:
+        if name in self._index:
+            over(True)
             return True
-        waiting = _Waiting(encoded_key, chunk)
+        if name in self._backlog:
+            self._backlog[name].overs.append(over)
+            return True
+        waiting = _Waiting(encoded_key, chunk, [over])
         if (
             self._ended
             or self._stats.degraded_since is not None
@@ -196,7 +208,7 @@ class DiskStore:
 
     def drop(self, key: ChunkKey) -> bool:
         name = name_of(encoded(self.scope, key))
-        waiting = self._forget_waiting(name)
+        waiting = self._forget_waiting(name, written=True)  # nobody wants it written any more
         return self._doom(name) or waiting
 
     async def scrub(
@@ -237,7 +249,9 @@ class DiskStore:
     def reset_counts(self) -> None:
         """Counts begin anew; what is held, waits or is wrong now stays."""
         kept = StoreStats(
-            backlog_bytes=self._stats.backlog_bytes, degraded_since=self._stats.degraded_since
+            backlog_bytes=self._stats.backlog_bytes,
+            degraded_since=self._stats.degraded_since,
+            is_outgrown=self._stats.is_outgrown,
         )
         self._stats = kept
 
@@ -328,7 +342,7 @@ class DiskStore:
         place = waiting.place(name, self._serial)
         missing = self._index_bytes + place.cost - self.limits.budget_bytes
         if name in self._index:
-            self._forget_waiting(name)  # it was found after it was taken
+            self._forget_waiting(name, written=True)  # it was found after it was taken
             return
         if missing > 0:
             if not self._evict(missing):
@@ -360,11 +374,11 @@ class DiskStore:
         self._stats.writes += 1
         self._stats.written_bytes += waiting.size
         wanted = self._backlog.get(place.name) is waiting
-        if wanted:
-            self._forget_waiting(place.name)
         self._index[place.name] = place.packed
         self._index_bytes += place.cost
-        if not wanted:  # it was dropped while it was written
+        if wanted:
+            self._forget_waiting(place.name, written=True)
+        else:  # it was dropped while it was written
             self._doom(place.name)
 
     async def _patiently(self, work: Callable[[], T]) -> T:
@@ -383,13 +397,20 @@ class DiskStore:
             if got >= wanted or len(victims) >= EVICT_AT_ONCE:
                 break
             if name not in self._reading:
+                place = unpacked(name, packed)
                 victims.append(name)
-                got += unpacked(name, packed).cost
+                got += place.cost
+                self._outgrow(place)
         for name in victims:
             self._doom(name)
         self._stats.evictions += len(victims)
         self._stats.evicted_bytes += got
         return got
+
+    def _outgrow(self, victim: Place) -> None:
+        if victim.serial >= self._first_serial and not self._stats.is_outgrown:
+            self._stats.is_outgrown = True
+            log.info("%s does not hold all chunks: what was used longest ago goes", self.path)
 
     def _doom(self, name: bytes) -> bool:
         """Not to be read any more, and to be deleted; whether there was such a chunk."""
@@ -403,14 +424,17 @@ class DiskStore:
         self._news.set()
         return True
 
-    def _forget_waiting(self, name: bytes) -> bool:
+    def _forget_waiting(self, name: bytes, *, written: bool) -> bool:
         waiting = self._backlog.pop(name, None)
-        if waiting is not None:
-            self._stats.backlog_bytes -= waiting.size
-        return waiting is not None
+        if waiting is None:
+            return False
+        self._stats.backlog_bytes -= waiting.size
+        for over in waiting.overs:
+            over(written)
+        return True
 
     def _refuse(self, name: bytes) -> None:
-        self._forget_waiting(name)
+        self._forget_waiting(name, written=False)
         self._stats.refused += 1
 
     # --- beginning, failing, ending --------------------------------------------------------------
@@ -430,7 +454,8 @@ class DiskStore:
         self._index, self._index_bytes = found.index, found.bytes
         self._doomed = deque(found.superseded)
         self._doomed_bytes = sum(place.cost for place in found.superseded)
-        self._serial = found.serial
+        self._serial = self._first_serial = found.serial
+        self._stats.is_outgrown = False
 
     def _degrade(self, error: OSError) -> None:
         while self._backlog:
@@ -454,6 +479,7 @@ class DiskStore:
             self._install(*fresh)
         self._stats.degraded_since = None
         log.info("%s takes chunks again", self.path)
+        self.recovered()
 
     def _probe(self) -> tuple[Directory, Found] | None:
         """In the mover's thread: whether a chunk can be written. What is there, if it was opened

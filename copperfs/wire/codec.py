@@ -36,6 +36,7 @@ from copperfs.core.messages import (
     Batch,
     Call,
     Credit,
+    Delayed,
     Fate,
     GiveEntry,
     GivePart,
@@ -217,6 +218,7 @@ LAYOUTS = (
         ),
     ),
     Layout(16, Redirect, (*_ANSWER, ("peer", _NODE))),
+    Layout(17, Delayed, _ANSWER),
     Layout(6, Credit, (("count_bytes", _TOTAL),)),
     Layout(7, Withdraw, (("number", f.number()),)),
     Layout(

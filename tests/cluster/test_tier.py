@@ -164,6 +164,31 @@ def test_by_default_a_job_of_several_reads_a_large_file_once(
     assert standin.counts().read_bytes["large"] == SIZE
 
 
+def test_owners_with_slow_disks_have_the_source_read_once_for_all_nodes(
+    started: Starter, standin: StandIn, source: Path, tmp_path: Path
+) -> None:
+    """More than the memories of both and what may wait to be written hold."""
+    size = 220 * MIB
+    data = random.Random("slow").randbytes(size)
+    (source / "slow").write_bytes(data)
+    cluster = started(
+        2,
+        *("--tier-dir", str(tmp_path / "tiers"), "--tier-memory", "64MiB"),
+        *("--mover-rate", "20MiB", *PATIENT),
+        of=standin.mountpoint,
+    )
+    for node in (0, 1, 0):
+        assert (cluster.mnt(node) / "slow").read_bytes() == data
+        descriptor = os.open(cluster.mnt(node) / "slow", os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    total = all_stats(cluster)["total"]
+    assert total["tier"]["hits"]["source"] == size // MIB
+    assert standin.counts().read_bytes["slow"] == size
+    assert total["tier"]["disk"]["waited"] > 0
+    assert total["node"]["fallbacks"] == 0
+
+
 def given_bytes(cluster: Cluster, node: int) -> int:
     answer: Any = ask_mount(str(cluster.mnt(node)), Request.STATISTICS)
     given: int = answer["bytes"]["to_children"]

@@ -407,7 +407,8 @@ def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -
     assert set(stats["tier"]["memory"]) >= {"budget_bytes", "held_bytes", "held", "evictions"}
     assert set(stats["tier"]["disk"]) >= {
         "budget_bytes", "held_bytes", "held", "evictions", "evicted_bytes", "written",
-        "written_bytes", "backlog", "backlog_bytes", "refused", "late", "erasures",
+        "written_bytes", "backlog", "backlog_bytes", "refused", "waited", "waiting", "owed",
+        "owed_bytes", "read_again", "read_for_disk", "forgotten", "outgrown", "late", "erasures",
         "degradations", "degraded", "max_degraded_s",
     }  # fmt: skip
     assert set(stats["members"]) >= {

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -406,3 +407,81 @@ def test_killed_in_the_middle_of_writing_forty_times(
     standin: StandIn, source: Path, tmp_path: Path
 ) -> None:
     assert killed_while_it_writes(standin, source, tmp_path / "tier", 40) > 30
+
+
+# --- a disk that is slower than the source --------------------------------------------------------
+
+SLOW_CHUNKS = 160
+"""More than memory (32 MiB for what a node owns) and what waits to be written (64 MiB) hold."""
+
+
+@pytest.fixture
+def slow_content(source: Path) -> bytes:
+    data = random.Random("slow").randbytes(SLOW_CHUNKS * MIB)
+    path = source / "slow"
+    path.write_bytes(data)
+    os.utime(path, ns=(10**18, 10**18))
+    return data
+
+
+def read_anew(path: Path) -> bytes:
+    """With none of its pages left in the kernel afterwards."""
+    data = path.read_bytes()
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+    return data
+
+
+def test_a_disk_slower_than_the_source_has_all_of_it_for_the_second_pass(
+    slow_content: bytes, mounted: Mounter, standin: StandIn, flags: tuple[str, ...]
+) -> None:
+    slow = ("--tier-memory", "64MiB", "--mover-rate", "40MiB")
+    mount = mounted(*flags, *slow, of=standin.mountpoint)
+    for _ in range(2):
+        assert read_anew(mount / "slow") == slow_content
+    assert standin.counts().read_bytes["slow"] == len(slow_content)
+    stats = tier(mount)
+    assert stats["hits"]["source"] == SLOW_CHUNKS
+    assert (stats["disk"]["refused"], stats["disk"]["read_again"]) == (0, 0)
+    assert stats["disk"]["waited"] > 0
+    assert "waited for the disk" in copperfs("stats", mount.mountpoint).stdout
+
+
+def test_with_later_nobody_waits_and_the_disk_has_all_of_it_in_the_end(
+    slow_content: bytes, mounted: Mounter, standin: StandIn, flags: tuple[str, ...]
+) -> None:
+    slow = ("--tier-memory", "64MiB", "--mover-rate", "40MiB", "--tier-write", "later")
+    mount = mounted(*flags, *slow, of=standin.mountpoint)
+    assert read_anew(mount / "slow") == slow_content
+    disk = tier(mount)["disk"]
+    assert disk["waited"] == 0
+    assert disk["owed_bytes"] > 0
+    eventually(lambda: tier(mount)["disk"]["held"] == SLOW_CHUNKS, lambda: f"all: {tier(mount)}")
+    disk = tier(mount)["disk"]
+    assert (disk["owed"], disk["owed_bytes"], disk["refused"]) == (0, 0, 0)
+    again = standin.counts().read_bytes["slow"] - len(slow_content)
+    assert 0 < again == disk["read_again"] * MIB, "counted, and shown"
+    assert read_anew(mount / "slow") == slow_content
+    assert tier(mount)["disk"]["read_again"] * MIB == again, "the disk has all of it"
+    assert "read from the source again" in copperfs("stats", mount.mountpoint).stdout
+
+
+def test_a_disk_that_breaks_while_readers_wait_for_it_holds_them_up_no_longer(
+    slow_content: bytes, mounted: Mounter, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    mount = mounted(*flags, "--tier-memory", "64MiB", "--mover-rate", "1MiB")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((mount / "slow").read_bytes()))
+    reader.start()
+    eventually(lambda: tier(mount)["disk"]["waiting"], "it waits for the disk")
+    shutil.rmtree(tmp_path / "tier")
+    reader.join(30.0)  # at the pace of the disk it would be 96 s
+    assert read == [slow_content]
+    hits, disk = tier(mount)["hits"], tier(mount)["disk"]
+    # The disk lost its backlog, and memory had evicted some of that before it was read.
+    assert hits["source"] - SLOW_CHUNKS == disk["read_again"]
+    assert disk["degradations"] >= 1
+    assert disk["waiting"] == 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path as FilePath
 
 import pytest
@@ -103,10 +104,63 @@ async def test_the_budget_holds_and_what_was_used_longest_ago_goes_first(
 
 @trio_test
 async def test_what_is_larger_than_the_budget_is_refused(make_store: MakeStore) -> None:
+    over: list[bool] = []
     async with make_store(2) as store:
-        assert not store.put_nowait(key(1), chunk(1, 3 * COST))
+        assert not store.put_nowait(key(1), chunk(1, 3 * COST), over.append)
         assert not store.holds(key(1))
         assert store.statistics().refused == 1
+    assert over == [], "whoever put it knows"
+
+
+@trio_test
+async def test_each_put_is_told_once_that_it_is_written(make_store: MakeStore) -> None:
+    over: list[tuple[int, bool]] = []
+
+    def tell(number: int, written: bool) -> None:
+        over.append((number, written))
+
+    async with make_store(100) as store:
+        for number in range(5):
+            store.put_nowait(key(number), chunk(number), partial(tell, number))
+        assert over == [], "not yet"
+        await store.wait_moved()
+        assert over == [(number, True) for number in range(5)]
+        store.put_nowait(key(2), chunk(2), partial(tell, 2))
+        assert over[5:] == [(2, True)], "it is there already"
+
+
+@trio_test
+async def test_one_that_is_put_twice_before_it_is_written_is_told_of_twice(
+    make_store: MakeStore,
+) -> None:
+    over: list[bool] = []
+    async with make_store(100) as store:
+        for _ in range(2):
+            store.put_nowait(key(1), chunk(1), over.append)
+        await store.wait_moved()
+        assert over == [True, True]
+        store.put_nowait(key(2), chunk(2), over.append)
+        store.drop(key(2))
+        assert len(over) == 3, "nobody waits for what was dropped"
+
+
+@trio_test
+async def test_a_store_is_outgrown_when_what_was_put_has_to_go_for_more(
+    make_store: MakeStore,
+) -> None:
+    async with make_store(10) as store:
+        await fill(store, range(10))
+        assert not store.statistics().is_outgrown
+        await fill(store, range(10, 11))
+        assert store.statistics().is_outgrown
+        store.reset_counts()
+        assert store.statistics().is_outgrown
+    async with make_store(10) as store:  # of an earlier mount: there is still room for this one
+        await fill(store, range(20, 30))
+        assert store.statistics().evictions == 10
+        assert not store.statistics().is_outgrown
+        await fill(store, range(30, 31))
+        assert store.statistics().is_outgrown
 
 
 @trio_test

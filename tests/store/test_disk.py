@@ -378,6 +378,30 @@ async def test_the_backlog_is_bounded_in_bytes(tmp_path: FilePath) -> None:
         assert store.statistics().writes == 5
 
 
+@trio_test
+async def test_a_disk_that_fails_says_so_of_all_that_it_was_given_and_when_it_is_back(
+    tmp_path: FilePath, expected_warnings: ExpectWarning
+) -> None:
+    files = FaultyFiles()
+    over: list[bool] = []
+    is_back = trio.Event()
+    expected_warnings(DEGRADED)
+    async with disk_store(tmp_path / "store", AMPLE, files) as store:
+        store.recovered = is_back.set
+        files.failing["writev"] = errno.EIO
+        for number in range(5):
+            assert store.put_nowait(key(number), chunk(number), over.append)
+        await until(lambda: store.statistics().degraded_since is not None)
+        assert over == [False] * 5
+        assert not store.put_nowait(key(9), chunk(9), over.append)
+        files.failing.clear()
+        with trio.fail_after(10):
+            await is_back.wait()
+        assert store.put_nowait(key(9), chunk(9), over.append)
+        await store.wait_moved()
+        assert over[5:] == [True]
+
+
 def test_the_mover_keeps_to_its_rate(tmp_path: FilePath) -> None:
     async def main() -> None:
         a_chunk_a_second = replace(AMPLE, mover_rate_bytes_s=4096 + SIZE, deadline_s=math.inf)

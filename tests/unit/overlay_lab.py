@@ -69,6 +69,7 @@ from copperfs.core.events import (
     Scanned,
     Start,
     StartCall,
+    Stored,
     Tick,
 )
 from copperfs.core.links import part_size, parts_in
@@ -172,6 +173,8 @@ class Daemon:
     fetches: list[AtSource] = field(default_factory=list)
     loads: list[LoadChunk] = field(default_factory=list)
     disk: dict[ChunkKey, bytes] = field(default_factory=dict)
+    stored: list[ChunkKey] = field(default_factory=list)
+    """Written, and not told so."""
     next: int = 1
     epochs: list[int] = field(default_factory=list)
     calls: list[tuple[CallId, str, bytes]] = field(default_factory=list)
@@ -224,6 +227,10 @@ class Job:
     """Of the data tier; 0: there is none."""
     tier_memory_bytes: int = 64 * MIB
     disks: bool = False
+    disks_write: bool = True
+    """False: what they are given they do not say to have written."""
+    tier_waits: bool = True
+    tier_backlog_bytes: int = 64 * MIB
     ring: tuple[bytes, ...] = ()
     lost_from_source: bool = False
     crowds_above: int = 256
@@ -254,6 +261,8 @@ class Job:
                 chunk_bytes=self.chunk_bytes,
                 tier_memory_bytes=self.tier_memory_bytes,
                 tier_has_disk=self.disks,
+                tier_waits=self.tier_waits,
+                tier_backlog_bytes=self.tier_backlog_bytes,
                 takers_max=self.fanout,
                 lost_from_source=self.lost_from_source,
                 crowds_above=self.crowds_above,
@@ -291,6 +300,7 @@ class Job:
         daemon = self.daemons[number]
         daemon.fetches.clear()
         daemon.loads.clear()
+        daemon.stored.clear()
         daemon.calls.clear()
         daemon.probes.clear()
         self.wants = {each for each in self.wants if each[0] != dead}
@@ -351,7 +361,11 @@ class Job:
         ready += [
             n
             for n, each in enumerate(self.daemons)
-            if (each.fetches and n not in self.no_source) or each.calls or each.probes or each.loads
+            if (each.fetches and n not in self.no_source)
+            or each.calls
+            or each.probes
+            or each.loads
+            or (each.stored and self.disks_write)
             if n not in self.frozen
         ]
         ready += self._connectable()
@@ -369,6 +383,9 @@ class Job:
                 data = daemon.disk.get(load.key)
                 blob = None if data is None else self._keep(chosen, data)
                 self.happen(NodeId(chosen), Loaded(load.fetch, blob))
+                return True
+            if daemon.stored and self.disks_write:
+                self.happen(NodeId(chosen), Stored(daemon.stored.pop(0), taken=True))
                 return True
             if daemon.calls:
                 call, operation, argument = daemon.calls.pop()
@@ -422,6 +439,7 @@ class Job:
             case StoreChunk(key, blob):
                 assert key not in daemon.disk
                 daemon.disk[key] = bytes(daemon.blobs[blob])
+                daemon.stored.append(key)
             case Send(peer, message, content):
                 self._send(number, peer, message, content)
             case AnswerObject(request, _, blob) | AnswerChunk(request, _, blob):

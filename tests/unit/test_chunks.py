@@ -805,6 +805,8 @@ def test_readers_get_the_right_bytes_whatever_happens(data: st.DataObject) -> No
         fanout=data.draw(st.integers(1, 3)),
         disks=data.draw(st.booleans()),
         crowds_above=data.draw(st.sampled_from((2, 256))),
+        tier_waits=data.draw(st.booleans()),
+        tier_backlog_bytes=data.draw(st.sampled_from((CHUNK, 3 * CHUNK, 64 * MIB))),
     )
     job.tree.add(b"lib/other", 30 * CHUNK)
     asked = []

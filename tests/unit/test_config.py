@@ -69,6 +69,7 @@ EXAMPLES: dict[str, Value] = {
     "placement": "rendezvous",
     "vnodes": 250,
     "mover_rate_bytes": 200 * MIB,
+    "tier_write": "later",
     "on_failure": "source",
     "fetch_deadline_s": 12.5,
     "fallback": False,
@@ -300,6 +301,7 @@ def test_variables_of_others_are_left_alone() -> None:
             "or leave --tier-size out",
         ),
         ({"mover_rate_bytes": 1}, "--mover-rate says how fast is written to it, and there is no"),
+        ({"tier_write": "later"}, "--tier-write says when is written to it, and there is no"),
         (
             {"tier_dir": "/nvme", "tier_size_bytes": MIB},
             "--tier-size 1 MiB has no room for one chunk: give at least 1032 KiB, or leave",

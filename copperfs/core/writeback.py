@@ -1,0 +1,267 @@
+"""Write-back: which chunks the disk of this node has still to be given, and what waits for that.
+
+The model is the kernel's page cache (``balance_dirty_pages``): memory holds a bounded amount of
+what is not on the disk yet, and readers that bring in more are slowed to what the disk takes. A
+node counts a chunk that it owns from when the source is read for it until the store has said that
+it is written. These *unwritten* bytes are at most ``tier_backlog_bytes``.
+
+With ``tier_waits`` (the default) a read of the source waits while there is no room for its chunk.
+So the source gives each chunk once, however slow the disk is. Nothing that the disk or memory has
+waits: a fetch comes here when both have been asked, and it reserves no memory while it waits. Peers
+that asked for such a chunk are told that it is this node that holds it up (``Delayed``), now and
+every few seconds, so they do not read the source in its place.
+
+Without ``tier_waits`` nothing waits. A chunk for which there is no room becomes a *debt*: it is
+handed to the store later, from memory while it is held there, else after the source was read again,
+which is done in the background when the disk keeps up.
+
+A disk never holds anybody up for long. These reads do not wait, and may leave debts behind in both
+modes:
+
+- all, while the disk takes nothing (it is full, broken or gone);
+- all, from when the disk is *outgrown*: it had to evict what this mount has written, so what is
+  read does not fit on it, and to write all of it would only push out the rest. The node keeps no
+  debts from then on;
+- those of a node that reads in the place of others, because an owner is silent;
+- those that have waited for half of their deadline.
+
+Rejected: to make unwritten chunks a part of the shelf that cannot be evicted. A chunk that is on
+the shelf and in the store's backlog is one blob, so it takes no memory twice, and the shelf stays a
+plain LRU. To ask peers for a debt that memory has lost: what they pass through is gone sooner.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from copperfs.core.actions import Action, StoreChunk
+from copperfs.core.asking import Fetch
+from copperfs.core.state import Limits, NodeStats
+from copperfs.core.tier import Tier
+from copperfs.types import BlobId, ChunkKey, FetchId
+
+DEBTS_MAX = 1 << 16
+"""64 GiB in chunks of 1 MiB; some 20 MB of memory. Older ones are forgotten, and counted."""
+PAYS_AT_ONCE = 2
+"""The node reads at most this many chunks again at the same time, for the disk alone."""
+TELLS_EACH_S = 4.0
+"""Peers turn to another node after ``Patience.slow_s``: two of these messages may come late."""
+
+
+@dataclass(slots=True)
+class WriteBack:
+    limits: Limits
+    stats: NodeStats
+    tier: Tier
+    _storing: dict[ChunkKey, int] = field(default_factory=dict)
+    """Handed to the store, which has not said yet what became of them; with their sizes."""
+    _reading: dict[FetchId, int] = field(default_factory=dict)
+    """Reads of the source whose chunks have their room on the disk."""
+    _unwritten_bytes: int = 0
+    """Of both."""
+    _waiting: OrderedDict[FetchId, tuple[Fetch, float]] = field(default_factory=OrderedDict)
+    """Reads that wait for the disk, and until when; the longest waiting first."""
+    _overdue: OrderedDict[FetchId, Fetch] = field(default_factory=OrderedDict)
+    """Those that have waited long enough, and only need room in memory."""
+    _held: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
+    """Debts that memory holds, the oldest first,"""
+    _lost: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
+    """and those that it has evicted."""
+    _owed_bytes: int = 0
+    """What both come to."""
+    _tells_at: float | None = None
+    takes: bool = True
+    """The disk takes chunks, as far as is known."""
+    is_outgrown: bool = False
+
+    def __post_init__(self) -> None:
+        self.tier.evicted = self._evicted
+
+    # --- reads of the source ---------------------------------------------------------------------
+
+    def may_read(self, now: float, fetch: Fetch, key: ChunkKey) -> bool:
+        """Whether the source may be read for a chunk that is to be stored. False: the fetch waits
+        until ``next_to_read`` gives it."""
+        if not self._holds_up or fetch.in_place:
+            return True
+        size = self.tier.size_of(key)
+        if not self._waiting and not self._overdue and self._has_room(size):
+            self._begin(fetch, size)
+            return True
+        self.stats.tier_waited += 1
+        self._waiting[fetch.number] = (fetch, now + self.limits.fetch_deadline_s / 2)
+        if self._tells_at is None:
+            self._tells_at = now + TELLS_EACH_S
+        return False
+
+    def next_to_read(self) -> Fetch | None:
+        """One of those that wait, if it may go on. ``begin`` says that it does."""
+        if self._overdue:
+            return next(iter(self._overdue.values()))
+        for fetch, _ in self._waiting.values():
+            key = fetch.subject[2]
+            assert isinstance(key, ChunkKey)
+            if not self._holds_up or self._has_room(self.tier.size_of(key)):
+                return fetch
+            break
+        return None
+
+    def begin(self, fetch: Fetch) -> None:
+        key = fetch.subject[2]
+        assert isinstance(key, ChunkKey)
+        if self._overdue.pop(fetch.number, None) is None:
+            del self._waiting[fetch.number]
+            if self._holds_up:
+                self._begin(fetch, self.tier.size_of(key))
+
+    def _begin(self, fetch: Fetch, size: int) -> None:
+        self._reading[fetch.number] = size
+        self._unwritten_bytes += size
+
+    def ended(self, fetch: Fetch) -> None:
+        """It is over, whatever it came to."""
+        self._waiting.pop(fetch.number, None)
+        self._overdue.pop(fetch.number, None)
+        self._unwritten_bytes -= self._reading.pop(fetch.number, 0)
+
+    def is_waiting(self, fetch: Fetch) -> bool:
+        return fetch.number in self._waiting or fetch.number in self._overdue
+
+    def waiting(self) -> list[Fetch]:
+        return [*self._overdue.values(), *(fetch for fetch, _ in self._waiting.values())]
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._unwritten_bytes
+
+    @property
+    def _holds_up(self) -> bool:
+        return self.limits.tier_waits and self.takes and not self.is_outgrown
+
+    def _has_room(self, size: int) -> bool:
+        """One chunk at a time is always let through, however large."""
+        most = self.limits.tier_backlog_bytes
+        return not self._unwritten_bytes or self._unwritten_bytes + size <= most
+
+    # --- what is stored --------------------------------------------------------------------------
+
+    def store(self, key: ChunkKey, blob: BlobId) -> list[Action]:
+        """Memory has this chunk now, or is about to, and the disk is to have it."""
+        if not self.limits.tier_has_disk or key in self._storing:
+            return []
+        self._forget(key)
+        size = self.tier.size_of(key)
+        if self._has_room(size):
+            return [self._hand_over(key, blob, size)]
+        self._remember(self._held, key)
+        return []
+
+    def stored(self, key: ChunkKey, *, taken: bool, is_outgrown: bool) -> None:
+        """The store has written this chunk, or has it already; or it does not take it."""
+        self._unwritten_bytes -= self._storing.pop(key, 0)
+        self.takes = taken
+        if is_outgrown and not self.is_outgrown:
+            self.is_outgrown = True
+            self._held.clear()
+            self._lost.clear()
+            self._owed_bytes = 0
+        if not taken:
+            self._remember(self._held if key in self.tier else self._lost, key)
+
+    def pay_from_memory(self) -> list[Action]:
+        """Hand over what memory holds, as far as there is room."""
+        actions: list[Action] = []
+        while self._held and self.takes:
+            key = next(iter(self._held))
+            size, blob = self.tier.size_of(key), self.tier.peek(key)
+            if not self._has_room(size):
+                break
+            assert blob is not None, "what memory lets go of is told"
+            self._forget(key)
+            actions.append(self._hand_over(key, blob, size))
+        return actions
+
+    def debt_to_read(self, under_way: int) -> ChunkKey | None:
+        """A chunk that the node should read again now, for the disk alone: memory has evicted it.
+        *under_way* counts such reads."""
+        if self.limits.tier_waits or not self.takes or under_way >= PAYS_AT_ONCE:
+            return None
+        keeps_up = self._unwritten_bytes <= self.limits.tier_backlog_bytes // 2
+        return next(iter(self._lost), None) if keeps_up else None
+
+    def owes(self, key: ChunkKey) -> bool:
+        """Whether it was read from the source before, and is on no disk."""
+        return key in self._held or key in self._lost
+
+    def settled(self, key: ChunkKey) -> None:
+        """It is no debt any more."""
+        self._forget(key)
+
+    def _hand_over(self, key: ChunkKey, blob: BlobId, size: int) -> Action:
+        self._storing[key] = size
+        self._unwritten_bytes += size
+        return StoreChunk(key, blob)
+
+    def _remember(self, debts: OrderedDict[ChunkKey, None], key: ChunkKey) -> None:
+        if self.is_outgrown:
+            return
+        self._forget(key)
+        if len(self._held) + len(self._lost) >= DEBTS_MAX:
+            self._forget(next(iter(self._lost or self._held)))
+            self.stats.tier_forgotten += 1
+        debts[key] = None
+        self._owed_bytes += self.tier.size_of(key)
+
+    def _forget(self, key: ChunkKey) -> None:
+        for debts in (self._held, self._lost):
+            if key in debts:
+                del debts[key]
+                self._owed_bytes -= self.tier.size_of(key)
+
+    def _evicted(self, key: ChunkKey) -> None:
+        """Memory has let go of it."""
+        if key in self._held:
+            self._remember(self._lost, key)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        for _, until in self._waiting.values():
+            assert self._tells_at is not None
+            return min(until, self._tells_at)
+        return self._tells_at
+
+    def tick(self, now: float) -> bool:
+        """Whether those who wait for what waits here are to be told so."""
+        while self._waiting:
+            number, (fetch, until) = next(iter(self._waiting.items()))
+            if until > now:
+                break
+            del self._waiting[number]
+            self._overdue[number] = fetch
+        if self._tells_at is None or self._tells_at > now:
+            return False
+        waits = bool(self._waiting or self._overdue)
+        self._tells_at = now + TELLS_EACH_S if waits else None
+        return waits
+
+    # --- for people and for tests ----------------------------------------------------------------
+
+    def count(self) -> None:
+        self.stats.tier_waiting = len(self._waiting) + len(self._overdue)
+        self.stats.tier_owed = len(self._held) + len(self._lost)
+        self.stats.tier_owed_bytes = self._owed_bytes
+
+    def check_invariants(self) -> None:
+        counted = sum(self._storing.values()) + sum(self._reading.values())
+        assert self._unwritten_bytes == counted
+        more_than_one = len(self._storing) + len(self._reading) > 1
+        assert counted <= self.limits.tier_backlog_bytes or not more_than_one
+        owed = [*self._held, *self._lost]
+        assert self._owed_bytes == sum(map(self.tier.size_of, owed))
+        assert len(owed) == len({*owed, *self._storing}) - len(self._storing)
+        assert all(key in self.tier for key in self._held)
+        assert not any(key in self.tier for key in self._lost)
+        for fetch in self.waiting():
+            assert fetch.at_source
+            assert not fetch.is_over
+            assert not fetch.reserved_bytes

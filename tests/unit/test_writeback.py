@@ -1,0 +1,346 @@
+"""A disk that is slower than the source: who waits for it, and what it is given later."""
+
+import pytest
+
+from copperfs.core import writeback
+from copperfs.core.events import DiskRecovered, Stored
+from copperfs.core.writeback import PAYS_AT_ONCE
+from copperfs.types import ChunkKey, NodeId, Path
+from tests.unit.overlay_lab import Job, content
+from tests.unit.test_chunks import (
+    CHUNK,
+    LARGE,
+    MIB,
+    begin,
+    chunks,
+    has,
+    not_owner,
+    owner,
+    read,
+    reads,
+    tiered,
+    version,
+)
+
+HELD_UP_S = 30.0
+"""Half of the deadline that these jobs have."""
+FILES = [b"data/%d" % n for n in range(90)]
+
+
+def slow_disk(nodes: int = 1, **more: object) -> Job:
+    """Nothing is written until the test says so; two chunks may wait for it."""
+    return tiered(nodes, disks=True, disks_write=False, tier_backlog_bytes=2 * CHUNK, **more)
+
+
+def is_read_from_source(job: Job) -> int:
+    return sum(job.tree.chunk_reads.values())
+
+
+def large_job(*, waits: bool, **more: object) -> Job:
+    """A node alone with 90 chunks of 1 MiB to read; memory holds 32, and four may be unwritten."""
+    job = Job(
+        1,
+        tree_max_bytes=1,
+        chunk_bytes=MIB,
+        tier_memory_bytes=MIB,
+        memory_bytes=8 * MIB,
+        deadline_s=60.0,
+        disks=True,
+        disks_write=False,
+        tier_waits=waits,
+        tier_backlog_bytes=4 * MIB,
+        **more,  # type: ignore[arg-type]
+    )
+    for path in FILES:
+        job.tree.add(path, MIB)
+    return job
+
+
+def read_all(job: Job) -> None:
+    for path in FILES:
+        request = job.read(0, path, version(job, path))
+        job.run()
+        assert job.daemons[0].answers[request] == content(Path(path), version(job, path))
+
+
+def all_stored(job: Job) -> None:
+    """The disks write, and go on to."""
+    job.disks_write = True
+    job.run()
+
+
+# --- wait -----------------------------------------------------------------------------------------
+
+
+def test_no_more_is_read_from_the_source_than_the_disk_takes() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    assert is_read_from_source(job) == 2
+    for written in range(3, 6):
+        stored = job.daemons[0].stored.pop(0)
+        job.happen(NodeId(0), Stored(stored, taken=True))
+        job.run()
+        assert is_read_from_source(job) == written, "one more for each that is written"
+    all_stored(job)
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+    assert reads(job) == [1] * len(chunks(job))
+    assert len(job.daemons[0].disk) == len(chunks(job))
+    stats = job.daemons[0].node.statistics()
+    assert (stats.tier_waited, stats.tier_waiting) == (len(chunks(job)) - 2, 0)
+    assert (stats.tier_owed, stats.tier_read_again) == (0, 0)
+    job.check_at_rest()
+
+
+def test_what_memory_or_the_disk_has_waits_for_nothing() -> None:
+    job = slow_disk()
+    for index in (0, 4):
+        read(job, 0, index)
+    waits = begin(job, 0, 2)
+    again = begin(job, 0, 0)
+    assert has(job, 0, again, 0), "from memory"
+    key = ChunkKey(LARGE, version(job), 8)
+    job.daemons[0].disk[key] = content(LARGE, version(job))[8 * CHUNK : 9 * CHUNK]
+    there = begin(job, 0, 8)
+    job.run()
+    assert has(job, 0, there, 8), "from the disk"
+    assert waits not in job.daemons[0].answers
+
+
+def test_a_second_pass_with_less_memory_than_data_reads_nothing_from_the_source() -> None:
+    job = large_job(waits=True)
+    job.disks_write = True
+    for _ in range(3):
+        read_all(job)
+    assert reads(job) == [1] * len(FILES)
+
+
+def test_what_waits_for_the_disk_keeps_no_memory_from_others() -> None:
+    job = slow_disk()
+    for index in chunks(job):
+        begin(job, 0, index)
+    job.run()
+    assert job.daemons[0].node.statistics().tier_waiting == len(chunks(job)) - 2
+    assert not any(job.daemons[0].node._fetches._on_its_way)
+
+
+def test_a_reader_elsewhere_waits_with_the_owner_and_reads_nothing_in_its_place() -> None:
+    job = slow_disk(4)
+    of_owner = [i for i in chunks(job) if owner(job, index=i) == owner(job)]
+    reader = not_owner(job)
+    requests = [(i, begin(job, reader, i)) for i in of_owner]
+    job.run()
+    # Far longer than an owner has that does not answer; and than it is asked for at all.
+    job.pass_time(HELD_UP_S - 2.0, step_s=0.5)
+    assert is_read_from_source(job) == 2
+    stats = [each.node.statistics() for each in job.daemons]
+    assert not any(each.tier_timeouts or each.fallbacks or each.hedges for each in stats)
+    all_stored(job)
+    assert all(has(job, reader, request, index) for index, request in requests)
+    assert reads(job) == [1] * len(of_owner)
+
+
+def test_one_who_comes_later_is_told_as_well_and_so_are_those_who_wait_for_the_reader() -> None:
+    job = slow_disk(4, fanout=1)
+    of_owner = [i for i in chunks(job) if owner(job, index=i) == owner(job)]
+    readers = [n for n in range(4) if n != owner(job)]
+    for index in of_owner:
+        begin(job, readers[0], index)
+    job.run()
+    last = of_owner[-1]
+    later = [(n, begin(job, n, last)) for n in readers[1:]]  # sent to the one that came before
+    job.run()
+    job.pass_time(HELD_UP_S - 2.0, step_s=0.5)
+    assert is_read_from_source(job) == 2
+    assert not any(each.node.stats.fallbacks for each in job.daemons)
+    all_stored(job)
+    assert all(has(job, n, request, last) for n, request in later)
+    assert reads(job) == [1] * len(of_owner)
+
+
+def test_after_half_of_its_deadline_a_reader_waits_no_longer_and_is_told_no_error() -> None:
+    job = slow_disk(4)
+    of_owner = [i for i in chunks(job) if owner(job, index=i) == owner(job)]
+    reader = not_owner(job)
+    requests = [(i, begin(job, reader, i)) for i in of_owner]
+    job.run()
+    job.pass_time(HELD_UP_S + 1.0, step_s=0.5)
+    assert all(has(job, reader, request, index) for index, request in requests)
+    assert reads(job) == [1] * len(of_owner)
+    owned = job.daemons[owner(job)]
+    assert owned.node.statistics().tier_owed == len(of_owner) - 2
+    all_stored(job)
+    assert owned.node.statistics().tier_owed == 0
+    assert len(owned.disk) == len(of_owner), "from memory"
+
+
+def test_an_owner_that_says_delayed_without_end_is_passed_over_in_time() -> None:
+    job = slow_disk(4)
+    of_owner = [i for i in chunks(job) if owner(job, index=i) == owner(job)]
+    reader = not_owner(job)
+    # As one that is wrong, or hostile: it never stops to wait.
+    object.__setattr__(job.daemons[owner(job)].node.limits, "fetch_deadline_s", 1e6)
+    requests = [(i, begin(job, reader, i)) for i in of_owner]
+    job.run()
+    job.pass_time(HELD_UP_S + 5.0, step_s=0.5)
+    assert is_read_from_source(job) == 2
+    job.pass_time(59.0 - job.now, step_s=0.5)
+    assert all(has(job, reader, request, index) for index, request in requests)
+
+
+def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    assert is_read_from_source(job) == 2
+    job.happen(NodeId(0), Stored(job.daemons[0].stored.pop(0), taken=False))
+    job.run()
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+    assert reads(job) == [1] * len(chunks(job))
+
+
+def test_a_disk_that_recovers_is_given_what_memory_still_has() -> None:
+    job = slow_disk()
+    daemon = job.daemons[0]
+    for index in chunks(job):
+        begin(job, 0, index)
+    job.run()
+    while daemon.stored:  # as a store does that is degraded: it refuses all that it is given
+        key = daemon.stored.pop(0)
+        del daemon.disk[key]
+        job.happen(NodeId(0), Stored(key, taken=False))
+        job.run()
+    assert not daemon.disk
+    assert daemon.node.statistics().tier_owed == len(chunks(job))
+    assert daemon.node.statistics().tier_owed_bytes == version(job).size
+    job.happen(NodeId(0), DiskRecovered())
+    assert len(daemon.disk) == 2, "no more at once than may be unwritten"
+    all_stored(job)
+    assert len(daemon.disk) == len(chunks(job))
+    assert daemon.node.statistics().tier_owed == 0
+    assert reads(job) == [1] * len(chunks(job))
+
+
+def test_with_wait_nothing_is_read_from_the_source_for_the_disk_alone() -> None:
+    job = large_job(waits=True)
+    daemon = job.daemons[0]
+    begin_all = [job.read(0, path, version(job, path)) for path in FILES[:5]]
+    job.run()
+    job.happen(NodeId(0), Stored(daemon.stored.pop(0), taken=False))  # broken from now on
+    job.run()
+    assert all(each in daemon.answers for each in begin_all)
+    read_all(job)
+    all_stored(job)
+    owed = daemon.node.statistics().tier_owed
+    assert owed > 0
+    job.happen(NodeId(0), DiskRecovered())
+    job.run()
+    assert reads(job) == [1] * len(FILES)
+
+
+def test_a_disk_that_is_outgrown_holds_up_nobody_and_is_owed_nothing() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    first = Stored(job.daemons[0].stored.pop(0), taken=True, is_outgrown=True)
+    job.happen(NodeId(0), first)
+    job.run()
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+    assert job.daemons[0].node.statistics().tier_owed == 0
+
+
+def test_a_chunk_larger_than_what_may_be_unwritten_is_let_through_alone() -> None:
+    job = tiered(1, disks=True, disks_write=False, tier_backlog_bytes=CHUNK // 2)
+    requests = [begin(job, 0, index) for index in range(3)]
+    job.run()
+    assert is_read_from_source(job) == 1
+    all_stored(job)
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+
+
+def test_an_error_of_the_source_makes_room_for_the_next() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.tree.add(LARGE, version(job).size, changed_s=5)  # all are stale now
+    job.run()
+    assert all(request in job.daemons[0].answers for request in requests)
+    assert not job.daemons[0].stored
+
+
+# --- later ----------------------------------------------------------------------------------------
+
+
+def test_with_later_nobody_waits_and_the_disk_is_given_the_rest_from_memory() -> None:
+    job = slow_disk(tier_waits=False)
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+    daemon = job.daemons[0]
+    assert len(daemon.disk) == 2
+    assert daemon.node.statistics().tier_owed == len(chunks(job)) - 2
+    all_stored(job)
+    assert len(daemon.disk) == len(chunks(job))
+    assert reads(job) == [1] * len(chunks(job)), "memory had all of it"
+    stats = daemon.node.statistics()
+    assert (stats.tier_owed, stats.tier_owed_bytes, stats.tier_read_again) == (0, 0, 0)
+
+
+def test_what_memory_has_lost_is_read_again_when_the_disk_keeps_up_and_that_is_counted() -> None:
+    job = large_job(waits=False)
+    daemon = job.daemons[0]
+    read_all(job)
+    assert reads(job) == [1] * len(FILES)
+    assert len(daemon.disk) == 4
+    owed = daemon.node.statistics().tier_owed
+    assert owed == len(FILES) - 4
+    all_stored(job)
+    assert len(daemon.disk) == len(FILES), "all of it in the end"
+    stats = daemon.node.statistics()
+    again = sum(reads(job)) - len(FILES)
+    assert 0 < again < owed, "what memory had is not read again"
+    assert (stats.tier_read_again, stats.tier_read_for_disk) == (again, again)
+    assert stats.tier_owed == 0
+    before = sum(reads(job))
+    read_all(job)
+    assert sum(reads(job)) == before
+    job.check_at_rest()
+
+
+def test_a_reader_who_comes_first_pays_as_well() -> None:
+    job = large_job(waits=False)
+    read_all(job)
+    path = FILES[10]
+    assert ChunkKey(Path(path), version(job, path), 0) not in job.daemons[0].disk
+    job.read(0, path, version(job, path))
+    job.run()
+    stats = job.daemons[0].node.statistics()
+    assert (stats.tier_read_again, stats.tier_read_for_disk) == (1, 0)
+
+
+def test_few_are_read_again_at_once() -> None:
+    job = large_job(waits=False)
+    read_all(job)
+    job.no_source.add(NodeId(0))
+    all_stored(job)
+    assert len(job.daemons[0].fetches) == PAYS_AT_ONCE
+
+
+def test_what_has_changed_since_is_owed_no_more() -> None:
+    job = large_job(waits=False)
+    read_all(job)
+    for path in FILES:
+        job.tree.add(path, MIB, changed_s=5)
+    all_stored(job)
+    stats = job.daemons[0].node.statistics()
+    assert stats.tier_owed == 0
+    assert stats.tier_read_again == 0
+    assert stats.failures == 0, "nobody had asked"
+
+
+def test_debts_are_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writeback, "DEBTS_MAX", 10)
+    job = large_job(waits=False)
+    read_all(job)
+    stats = job.daemons[0].node.statistics()
+    assert stats.tier_owed == 10
+    assert stats.tier_forgotten == len(FILES) - 4 - 10
