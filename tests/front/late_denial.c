@@ -20,7 +20,7 @@ ssize_t late_writev(int fd, const struct iovec *parts, int count);
 ssize_t late_writev(int fd, const struct iovec *parts, int count)
 {
 	const struct fuse_out_header *out = parts[0].iov_base;
-	const struct fuse_entry_out *entry = parts[1].iov_base;
+	const struct fuse_entry_out *entry = count > 1 ? parts[1].iov_base : NULL;
 
 	(void)fd;
 	if (!out->unique) {

@@ -99,7 +99,7 @@ static int notify(struct front *f, int code, const void *body, size_t body_size,
 
 	out.len = (uint32_t)(sizeof(out) + body_size + name_size);
 	atomic_fetch_add(&f->statistics.notifications, 1);
-	while (writev(f->fuse_fd, parts, name_size ? 3 : 2) < 0)
+	while (writev(f->fuse_fd, parts, 1 + !!body_size + !!name_size) < 0)
 		if (errno != EINTR)
 			return errno;
 	return 0;
