@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 	front.credit = front.credit_most = 100000;
 	front.ahead_max = 8;
 	t->root->attr.mode = S_IFDIR | 0755;
-	node_set_listing(t->root, listing_of(names, files));
+	node_set_listing(t, t->root, listing_of(names, files));
 	for (unsigned i = 0; i < names; i++) {
 		const struct row *row = listing_row(t->root->listing, i);
 
