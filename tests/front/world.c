@@ -119,7 +119,8 @@ ssize_t world_writev(int fd, const struct iovec *parts, int count)
 	(void)fd;
 	for (int i = 0; i < count; i++) {
 		CHECK(size + parts[i].iov_len <= sizeof(whole));
-		memcpy(whole + size, parts[i].iov_base, parts[i].iov_len);
+		if (parts[i].iov_len) /* a notification may have no body */
+			memcpy(whole + size, parts[i].iov_base, parts[i].iov_len);
 		size += parts[i].iov_len;
 	}
 	CHECK(size >= sizeof(*out) && out->len == size);
