@@ -187,9 +187,12 @@ void read_done(void *context, uint64_t id, const struct version *version, struct
 		fetched.ahead = node->ahead;
 		fetched.used = node->touched;
 		node->fetching = node->ahead = false;
-		if (blob && !node->object && note(f, node, &fetched)) {
+		if (blob && !node->object) {
+			/* before it is noted: who hears of it may let go of it at once */
 			node->object = blob_ref(blob);
-			published = true;
+			published = note(f, node, &fetched);
+			if (!published)
+				node_set_object(&f->tables, node, NULL);
 		}
 	}
 	tables_unlock(&f->tables);
