@@ -71,7 +71,7 @@ static void removal_check(const struct tables *t, const char *bytes, size_t size
 	removed %= whole->count;
 	gone = listing_row(whole, removed);
 	at = (size_t)((const char *)gone - whole->rows);
-	length = gone->length;
+	length = gone->length & ~(uint32_t)ROW_UNKNOWN;
 	memcpy(copy, bytes, at);
 	memcpy(copy + at, bytes + at + length, size - at - length);
 	memcpy(&header, copy, sizeof(header));

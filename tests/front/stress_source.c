@@ -89,11 +89,11 @@ static int scan_alone(unsigned directory, struct buffer *packed)
 	struct attributes attributes;
 	_Atomic size_t at = 0;
 	struct scan *scan;
-	char path[5000];
+	char path[16];
 	int fd;
 
-	snprintf(path, sizeof(path), "%sd%u", root, directory);
-	CHECK(!source_open_directory(path, filesystems(), &fd, &attributes));
+	path_of(directory, path);
+	CHECK(!source_open_directory(root, path, filesystems(), &fd, &attributes));
 	versions[directory] = (struct version){
 		attributes.size, (int64_t)(attributes.mtime * 1000000000 + attributes.mtimensec),
 		(int64_t)(attributes.ctime * 1000000000 + attributes.ctimensec), attributes.ino };

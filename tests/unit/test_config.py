@@ -36,6 +36,7 @@ EXAMPLES: dict[str, Value] = {
     "metrics": "9400",
     "shared": ("/lus", "/home"),
     "symlinks": "keep",
+    "inodes": "ignore",
     "allow_other": True,
     "memory_bytes": 3 * GIB,
     "tree_max_bytes": 1,

@@ -114,6 +114,7 @@ bare: st.SearchStrategy[Message] = st.one_of(
         st.binary(max_size=64),
         numbers,
         st.booleans(),
+        st.binary(max_size=100),
         st.booleans(),
         st.lists(st.builds(Seen, paths, versions), max_size=SAMPLE_MAX).map(tuple),
     ),
