@@ -164,7 +164,7 @@ class Listing:
     def _index(self) -> "array[int]":
         # no more than there is room for: what says otherwise is found on the way
         count = min(self.count, len(self.packed) // _ROW_BYTES)
-        offsets = array("I", (0,)) * index_slots(count)
+        offsets = array("I", [0]) * index_slots(count)  # which takes no more than it needs
         for name, at in self._walk():
             slot = _slot_of(name, offsets)
             while offsets[slot]:
