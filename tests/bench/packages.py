@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -70,11 +71,17 @@ def find(cache: Path, scientific: Path | None, torch: Path | None) -> tuple[list
 def _installed(tree: Path, names: Sequence[str]) -> Path:
     if not tree.is_dir():
         tree.parent.mkdir(parents=True, exist_ok=True)
-        partial = tree.with_name(tree.name + ".partial")
+        # Another run may install the same at this time.
+        partial = tree.with_name(f"{tree.name}.{os.getpid()}.partial")
         install = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target"]
         if subprocess.run([*install, partial, *names], check=False).returncode != 0:
             raise CannotMeasureError(f"pip cannot install {' '.join(names)}; use --packages DIR")
-        partial.rename(tree)
+        try:
+            partial.rename(tree)
+        except OSError:
+            if not tree.is_dir():
+                raise
+            shutil.rmtree(partial)
     return tree
 
 
