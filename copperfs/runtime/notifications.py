@@ -148,14 +148,26 @@ class Notifications:
             path = next(iter(queue.waiting))
             notification = queue.waiting.pop(path)
             queue.begun = path, notification
-            await trio.to_thread.run_sync(
-                notification.tell, abandon_on_cancel=True, limiter=threads
-            )
-            queue.begun = None
-            notification.told.set()
-            self._count -= 1
-            self._is_full = self._is_full and self._count >= WAITING_MAX // 2
-            if queue.waiting:
-                self._ready.send_nowait(directory)
-            else:
-                del self._queues[directory]
+            try:
+                await trio.to_thread.run_sync(
+                    notification.tell, abandon_on_cancel=True, limiter=threads
+                )
+            except OSError as error:
+                log.warning(
+                    "the kernel was not told to look %r up again: %s. Readers of it get ESTALE once"
+                    " more",
+                    path,
+                    error.strerror or error,
+                )
+            finally:
+                self._end(directory, queue, notification)
+
+    def _end(self, directory: Path, queue: _Queue, notification: _Notification) -> None:
+        queue.begun = None
+        notification.told.set()
+        self._count -= 1
+        self._is_full = self._is_full and self._count >= WAITING_MAX // 2
+        if queue.waiting:
+            self._ready.send_nowait(directory)
+        else:
+            del self._queues[directory]

@@ -1,5 +1,6 @@
 """Notifications: in order for each directory, none waits for another directory, all is bounded."""
 
+import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -160,4 +161,28 @@ def test_who_waits_for_a_name_waits_for_what_was_said_of_it_and_above_it() -> No
             assert kernel.told == [b"a/b/c", b"a"]
             assert kernel.notifications.late == 0
 
+    trio.run(main)
+
+
+def test_one_that_fails_is_said_and_ends_nothing(
+    expected_warnings: Callable[[str], None],
+) -> None:
+    def fail() -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    async def main() -> None:
+        async with a_kernel() as kernel:
+            await kernel.hang(b"d/hung")
+            kernel.notifications.add(Path(b"d/failing"), fail)
+            kernel.add(b"d/after it")
+            kernel.release(b"d/hung")
+            await kernel.notifications.wait_told(Path(b"d/failing"), WITHIN_S)
+            assert kernel.notifications.late == 0
+            await kernel.settle()
+            assert kernel.told == [b"d/hung", b"d/after it"]
+            for _ in range(THREADS_MAX + 1):  # as many as send
+                kernel.notifications.add(Path(b"d/failing"), fail)
+                await kernel.settle()
+
+    expected_warnings("the kernel was not told to look")
     trio.run(main)
