@@ -42,6 +42,12 @@ from copperfs.core.state import (
 from copperfs.types import Attributes, BlobId, Entry, Path, Version, split
 
 UNLISTABLE_MAX = 4096
+# Who stays in a directory that was replaced finds that out with each request. What leads there is
+# asked for anew once, and again after so long, in case that another node gave what was old.
+REPLACED_AGAIN_S = 10.0
+REPLACED_MAX = 1024
+NO_DIRECTORY = 0
+"""Stands for the number of what has replaced a directory and is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,9 @@ class Cache:
     # In order of discovery, the oldest forgotten first: asking one in vain again costs one
     # operation. Until when peers are told so without that.
     _unlistable: dict[Path, float | None] = field(default_factory=dict)
+    _replaced: dict[Path, tuple[int | None, float]] = field(default_factory=dict)
+    """Directories for which all that leads there was forgotten: by what they were replaced, and
+    when. The oldest first."""
 
     def __post_init__(self) -> None:
         self._shelf = Shelf(self.limits.memory_bytes)
@@ -172,6 +181,7 @@ class Cache:
 
     def admit_listing(self, path: Path, held: Held) -> list[Action]:
         self._unlistable.pop(path, None)
+        self._note_listed(path, held.directory)
         return self._admit(ListingKey(path), held, cost_of_listing(path, held))
 
     def admit_entry(self, path: Path, held: Held) -> list[Action]:
@@ -287,12 +297,40 @@ class Cache:
             path, _ = split(path)
         return actions
 
-    def forget_directory(self, path: Path) -> list[Action]:
-        """It is another one than was said, or than was listed."""
+    def forget_directory(self, now: float, path: Path) -> list[Action]:
+        """It is another one than the kernel was told."""
+        held = self._shelf.peek(ListingKey(path))
+        found = held.directory if isinstance(held, Held) else None
+        if not self._is_news(now, path, None if found is None else found.inode):
+            return []
         return [*self._evicted(self._shelf.drop(ListingKey(path))), *self.forget_way(path)]
+
+    def forget_no_directory(self, now: float, directory: Path, path: Path) -> list[Action]:
+        """*path* could not be asked for, because *directory* is none any more."""
+        return self.forget_way(path) if self._is_news(now, directory, NO_DIRECTORY) else []
+
+    def _is_news(self, now: float, path: Path, inode: int | None) -> bool:
+        """Whether it was not noticed a moment ago that the directory *path* was replaced by the one
+        with this number; None: it is not known by which."""
+        before = self._replaced.get(path)
+        if before is not None and now < before[1] + REPLACED_AGAIN_S and inode in (before[0], None):
+            return False
+        self._replaced.pop(path, None)
+        self._replaced[path] = inode, now
+        if len(self._replaced) > REPLACED_MAX:
+            del self._replaced[next(iter(self._replaced))]
+        self.stats.version_changes += 1
+        return True
+
+    def _note_listed(self, path: Path, directory: Version | None) -> None:
+        """If it is another one than was found last, then finding that one is news again."""
+        found = self._replaced.get(path)
+        if found is not None and directory is not None and found[0] != directory.inode:
+            del self._replaced[path]
 
     def clear(self) -> list[Action]:
         self._unlistable.clear()
+        self._replaced.clear()
         return self._evicted(self._shelf.drop_all())
 
     def _evicted(

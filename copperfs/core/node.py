@@ -215,8 +215,7 @@ class Node:
                 self.stats.listed_ahead += ahead
                 return self._cache.take_listed(now, path, listing)
             case Replaced(path):
-                self.stats.version_changes += 1
-                return self._cache.forget_directory(path)
+                return self._cache.forget_directory(now, path)
             case Used(keys):
                 self._cache.used(keys)
                 for key in keys:

@@ -312,8 +312,8 @@ class Questions:
         if kind is Kind.SCAN and error == errno.EACCES:
             return actions + self._search(now, fetch) + self._room_was_made(now)
         if error == errno.ENOTDIR:  # on the way, where others believe that there are directories
-            self.stats.version_changes += 1
-            actions += self.cache.forget_way(path)
+            directory = path if kind is Kind.SCAN else split(path)[0]
+            actions += self.cache.forget_no_directory(now, directory, path)
         elif kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT):
             self.stats.version_changes += 1
             actions += self.cache.forget_name(path)

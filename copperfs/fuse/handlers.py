@@ -88,9 +88,12 @@ async def as_stale(asker: Asker, path: Path, error: SourceError) -> SourceError:
     return SourceError(errno.ESTALE) if error.errno == errno.ENOTDIR else error
 
 
-async def replaced(asker: Asker, path: Path) -> SourceError:
-    """Have the core and the kernel look *path* up again; return the error for this request."""
-    asker.replaced(path)
+async def replaced(asker: Asker, path: Path, *, attached: bool) -> SourceError:
+    """Have the core and the kernel look *path* up again; return the error for this request. If the
+    number that was asked about is not *attached*, the kernel has done so: who asks has stayed in
+    the old directory, and what others hold of the new one is true."""
+    if attached:
+        asker.replaced(path)
     await asker.wait_kernel_told(path)
     return SourceError(errno.ESTALE)
 
@@ -206,7 +209,7 @@ class FrontHandlers(pyfuse3.Operations):
         if not await self._ask(path, lambda request: Look(request, path), publish):
             known = await self._known_anew(parent, directory, known)
             if not await self._ask(path, lambda request: Look(request, path), publish):
-                raise await replaced(self._asker, directory)
+                raise await self._replaced(parent, directory)
 
     async def _refresh(self, number: int) -> None:
         """The attributes of a directory are no longer fresh; those of files do not age."""
@@ -239,7 +242,7 @@ class FrontHandlers(pyfuse3.Operations):
             if not await gone_is_stale(
                 self._ask(path, lambda request: List(request, path), publish)
             ):
-                raise await replaced(self._asker, path)
+                raise await self._replaced(number, path)
 
     async def _known_anew(self, number: int, path: Path, known: Attributes) -> Attributes:
         """The attributes of the directory that replaced *known*, if the number may become its own:
@@ -263,8 +266,11 @@ class FrontHandlers(pyfuse3.Operations):
         ):
             found = await self._ask(path, lambda request: Look(request, path), publish)
         if found is None:
-            raise await replaced(self._asker, path)
+            raise await self._replaced(number, path)
         return found
+
+    async def _replaced(self, number: int, path: Path) -> SourceError:
+        return await replaced(self._asker, path, attached=self._board.is_attached(number))
 
     async def _look_at(self, path: Path) -> Entry | None:
         def take(answer: Answered, _: Content, __: Remaining) -> Entry | None:

@@ -220,11 +220,11 @@ class PlainHandlers(pyfuse3.Operations):
         path = join(directory.path, name)
         found = await self._find(path)
         if found.listing is None and not self._inodes.is_attached(parent):
-            raise await replaced(self._asker, directory.path)
+            raise await self._replaced(parent, directory.path)
         if found.listing is not None and not await self._is_of(parent, found.listing):
             found = await self._find(path)
             if found.listing is not None and not await self._is_of(parent, found.listing):
-                raise await replaced(self._asker, directory.path)
+                raise await self._replaced(parent, directory.path)
         if found.entry is None:
             if not self._kernel_cache:
                 raise pyfuse3.FUSEError(errno.ENOENT)
@@ -250,6 +250,9 @@ class PlainHandlers(pyfuse3.Operations):
     async def _look_at(self, path: Path) -> Entry | None:
         return (await self._find(path)).entry
 
+    async def _replaced(self, number: int, path: Path) -> SourceError:
+        return await replaced(self._asker, path, attached=self._inodes.is_attached(number))
+
     async def _is_of(self, number: int, listing: Listing) -> bool:
         """Whether it is of the directory that the kernel knows by this number; False if the number
         has become the new one's (``FrontHandlers._known_anew``), ESTALE if it cannot."""
@@ -266,7 +269,7 @@ class PlainHandlers(pyfuse3.Operations):
         if found is None or not may_become(
             found.attributes, directory.attributes, self._allow_other
         ):
-            raise await replaced(self._asker, directory.path)
+            raise await self._replaced(number, directory.path)
         directory.attributes = found.attributes
         return False
 
@@ -287,7 +290,7 @@ class PlainHandlers(pyfuse3.Operations):
             )
             assert found.listing is not None
             if not await self._is_of(number, found.listing):
-                raise await replaced(self._asker, inode.path)
+                raise await self._replaced(number, inode.path)
         assert found.listing is not None
         for cookie, name, row in found.listing.after(start):
             path, fresh_s, entry = join(inode.path, name), found.fresh_s, row

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,28 @@ def test_an_open_directory_that_was_replaced_is_stale_and_the_next_open_is_right
     assert (mount / "top/dir").is_dir() == (source / "top/dir").is_dir()
     if (source / "top/dir").is_dir():
         assert os.listdir(mount / "top/dir") == os.listdir(source / "top/dir")
+
+
+@pytest.mark.parametrize("replace", [replace_by_link, replace_by_closed_directory])
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "others"])
+def test_who_stays_in_a_directory_that_was_replaced_has_nothing_above_listed_again(
+    source: Path, mounted: Mounter, replace: Callable[[Path], None], others: bool
+) -> None:
+    """However often it asks there; whether others have looked at what is there now, or not."""
+    (source / "top" / "dir" / "inner").mkdir(parents=True)
+    mount = mounted("--allow-other")
+
+    fd = os.open(mount / "top/dir", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        replace(source / "top" / "dir")
+        for number in range(60):
+            assert errno_of(lambda: os.listdir(fd)) == errno.ESTALE
+            look = partial(os.stat, f"name{number}", dir_fd=fd)
+            assert errno_of(look) == errno.ESTALE
+            if others:
+                (mount / "top/dir").lstat()
+            (mount / "top").stat()
+    finally:
+        os.close(fd)
+    # once for each way to find it out, and again after REPLACED_AGAIN_S on a busy machine
+    assert mount.stats()["node"]["version_changes"] < 10

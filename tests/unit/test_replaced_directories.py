@@ -17,6 +17,7 @@ from copperfs.core.actions import (
     LookSource,
     ScanSource,
 )
+from copperfs.core.cache import REPLACED_AGAIN_S
 from copperfs.core.events import Replaced
 from copperfs.core.listing import Listing, pack_listing
 from copperfs.core.policy import Policy
@@ -127,3 +128,54 @@ def test_what_the_kernel_knows_as_another_is_forgotten_with_all_that_leads_there
     assert actions == [Evict(ListingKey(Path(b"a/b"))), *FORGOTTEN]
     assert lab.held() == []
     assert EntryKey(Path(b"a/b")) not in lab.held()
+
+
+# ---- who stays in the old one --------------------------------------------------------------------
+
+
+def test_a_directory_that_was_replaced_is_news_once_however_often_it_is_found_out() -> None:
+    lab = lab_that_knows_the_directory()
+    lab.list(b"a/b")
+    lab.scanned(3, listing_of(NEW))
+    assert LookAgain(Path(b"a")) in lab.step(Replaced(Path(b"a/b")))
+    lab.list(b"a/b")
+    lab.scanned(4, listing_of(NEW))
+    lab.look(b"a")
+    lab.scanned(5, listing_of(1, (b"a", directory(2))))
+    held = lab.held()
+    for _ in range(10):
+        lab.now += 0.1
+        assert lab.step(Replaced(Path(b"a/b"))) == []
+    assert lab.held() == held
+    assert lab.node.statistics().version_changes == 2  # once by itself, once by the kernel
+
+
+@pytest.mark.parametrize("asked", ["look", "list"])
+def test_a_link_in_the_place_of_a_directory_is_news_once(asked: str) -> None:
+    lab = lab_that_knows_the_directory()
+    lab.look(b"a/b/c")
+    lab.failed(3, errno.ENOTDIR)
+    lab.look(b"a")
+    lab.scanned(4, listing_of(1, (b"a", directory(2))))
+    held = lab.held()
+    for number in range(10):
+        lab.now += 0.1
+        fetch = _fetch_of(getattr(lab, asked)(b"a/b/%d" % number if asked == "look" else b"a/b"))
+        actions = lab.failed(fetch, errno.ENOTDIR)
+        assert actions == [AnswerError(RequestId(5 + number), errno.ENOTDIR)]
+    assert lab.held() == held
+    assert lab.node.statistics().version_changes == 1
+
+
+def test_the_next_replacement_and_a_late_one_are_news_again() -> None:
+    lab = lab_that_knows_the_directory()
+    for inode in (NEW, NEW + 1, NEW):
+        lab.scanned(_fetch_of(lab.list(b"a/b")), listing_of(inode))
+        assert Evict(ListingKey(Path(b"a/b"))) in lab.step(Replaced(Path(b"a/b")))
+        assert lab.step(Replaced(Path(b"a/b"))) == []
+    lab.now += REPLACED_AGAIN_S
+    assert lab.step(Replaced(Path(b"a/b"))) == [LookAgain(Path(b"a/b")), LookAgain(Path(b"a"))]
+    lab.failed(_fetch_of(lab.look(b"a/b/c")), errno.ENOTDIR)
+    lab.scanned(_fetch_of(lab.list(b"a/b")), listing_of(NEW))
+    actions = lab.failed(_fetch_of(lab.list(b"a/b/c")), errno.ENOTDIR)
+    assert LookAgain(Path(b"a/b")) in actions
