@@ -979,6 +979,13 @@ def _resolve_one(
     return Resolved(option, option.default, Origin.DEFAULT, "default")
 
 
+def following_memory(resolved: tuple[Resolved, ...]) -> frozenset[str]:
+    """The names of those that nobody gave, and that follow from how much memory there is: two
+    processes of one node may have other limits."""
+    defaults = {each.option.name for each in resolved if each.origin is Origin.DEFAULT}
+    return frozenset(defaults & _DEFAULTS_OF_MEMORY.keys())
+
+
 def _toml_keys(file: ConfigFile | None) -> Mapping[str, object]:
     if file is None:
         return {}

@@ -12,18 +12,20 @@ job's script goes on.
 import argparse
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import socket
 import uuid
+from collections.abc import Container
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from copperfs.cli.ending import ended_by_sigterm
-from copperfs.cli.options import add_option_flags, resolve_settings
+from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
-from copperfs.config import Settings, check_tier
+from copperfs.config import Settings, check_tier, following_memory, settings_of
 from copperfs.errors import ConfigError, CopperError, LaunchError, MountError
 
 if TYPE_CHECKING:
@@ -86,14 +88,16 @@ def _run(arguments: argparse.Namespace) -> int:
     from copperfs.bootstrap.environment import RUN_VARIABLE, companions, look_around
 
     given = _given(arguments.env)
-    settings = resolve_settings("/", arguments)
+    resolved = resolve_options(arguments)
+    settings, left_open = settings_of("/", resolved), following_memory(resolved)
     beside = companions(os.environ, settings.nodes)
     job = look_around(os.environ).job
-    settings = _settings(settings, arguments.mountpoint, beside, job)
+    settings = _settings(settings, left_open, arguments.mountpoint, beside, job)
+    wanted = _wanted(settings, left_open)
     token = uuid.uuid4().hex
     with ended_by_sigterm():
         with waiting("mounting"):
-            use = _use(settings, beside, token, remove=arguments.mountpoint is None)
+            use = _use(settings, wanted, beside, token, remove=arguments.mountpoint is None)
         names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
         rewriter = _rewriter(settings)
         environ = rewriter.environment(os.environ, names, given)
@@ -115,9 +119,14 @@ def _given(variables: list[str]) -> dict[str, str]:
 
 
 def _settings(
-    settings: Settings, mountpoint: str | None, beside: "Companions", job: str
+    settings: Settings,
+    left_open: Container[str],
+    mountpoint: str | None,
+    beside: "Companions",
+    job: str,
 ) -> Settings:
-    """What the daemon is told, the same for all that are to share it."""
+    """What the daemon is told: but for what is *left_open*, the same for all that are to share
+    it."""
     from copperfs.cli.this_node import at_mountpoint, on_this_node
     from copperfs.fuse.mounting import absolute
 
@@ -133,11 +142,17 @@ def _settings(
         settings = replace(settings, rendezvous=directory, nodes=beside.nodes)
     settings = on_this_node(settings)
     if mountpoint is None:
-        digest = hashlib.blake2b(f"{job} {settings.to_json()}".encode(), digest_size=4)
+        wanted = json.dumps(_wanted(settings, left_open))
+        digest = hashlib.blake2b(f"{job} {wanted}".encode(), digest_size=4)
         mountpoint = f"/tmp/copperfs-{os.getuid()}-{job[:40]}-{digest.hexdigest()}"
     settings = at_mountpoint(settings, absolute(mountpoint))
     check_tier(settings)
     return settings
+
+
+def _wanted(settings: Settings, left_open: Container[str]) -> dict[str, object]:
+    """What this process wants of a daemon; None where that of the first to come will do."""
+    return {name: None if name in left_open else value for name, value in asdict(settings).items()}
 
 
 def _own_rendezvous() -> str:
@@ -173,14 +188,21 @@ def _command(command: list[str], environ: dict[str, str], *, with_parent: bool) 
 # ---- the mount -----------------------------------------------------------------------------------
 
 
-def _use(settings: Settings, beside: "Companions", token: str, *, remove: bool) -> "Use":
+def _use(
+    settings: Settings,
+    wanted: dict[str, object],
+    beside: "Companions",
+    token: str,
+    *,
+    remove: bool,
+) -> "Use":
     """Have a mount that is ready, whoever has started its daemon."""
     from copperfs.bootstrap.users import First, Vanished, come
     from copperfs.fuse.starting import DAEMON_STARTS_WITHIN_S
 
     # The others may have to wait for those on other nodes, and then for the daemon.
     timeout_s = DAEMON_STARTS_WITHIN_S + 2 * settings.launch_timeout_s
-    hello: dict[str, object] = {"settings": asdict(settings), "token": token}
+    hello: dict[str, object] = {"settings": wanted, "token": token}
     for _ in range(TRIES_MAX):
         came = come(settings.mountpoint, hello, timeout_s)
         if isinstance(came, First):

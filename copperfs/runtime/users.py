@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 HELLO_WITHIN_S = 10.0
+# They follow from the memory and the disk that a process has, and may differ between processes.
+FOUND_BY_THE_FIRST = ("memory_bytes", "tier_memory_bytes", "tier_size_bytes")
 ACCEPTS_AGAIN_S = 0.1
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # While they are killed they may start others.
@@ -199,8 +201,9 @@ class Users:
 
     def _difference(self, wanted: dict[str, Any]) -> str | None:
         mine = json.loads(json.dumps(asdict(self.settings)))
-        if wanted.get("tier_size_bytes") is None:  # it is what the daemon was started with
-            wanted = wanted | {"tier_size_bytes": mine["tier_size_bytes"]}
+        # These are what the first to come found, unless somebody gave them.
+        found = {key: mine[key] for key in FOUND_BY_THE_FIRST if wanted.get(key) is None}
+        wanted = wanted | found
         keys = [key for key in mine if mine[key] != wanted.get(key)]
         if not keys:
             return None

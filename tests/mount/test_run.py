@@ -322,6 +322,42 @@ def test_processes_share_a_tier_of_the_size_that_the_first_one_found(
     ended(first)
 
 
+# With less memory, as in a cgroup with that limit.
+IN_A_CGROUP = """if True:
+    import sys
+    from copperfs.cli import main, memory_limit
+    memory = memory_limit.Memory(int(sys.argv.pop(1)), "a cgroup")
+    memory_limit.cgroup_limits = lambda root: [memory]
+    sys.exit(main.main())
+"""
+
+
+def test_processes_with_other_limits_of_memory_share_one_daemon(source: Path) -> None:
+    """As two steps of srun with another ``--mem`` each."""
+    script = 'echo "$COPPERFS_MOUNTPOINT"; read _'
+    words = ["run", "--source", str(source)]
+    mounts: list[str] = []
+    started = []
+    try:
+        for limit, flags in ((800 << 20, []), (400 << 20, []), (400 << 20, ["--memory", "50MiB"])):
+            command = [sys.executable, "-c", IN_A_CGROUP, str(limit), *words, *flags]
+            process = subprocess.Popen(
+                [*command, "--", "sh", "-c", script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=clean_environment(),
+            )
+            started.append(process)
+            mounts.append(says(process))
+    finally:
+        for process in started:
+            process.communicate("\n", timeout=COMMAND_TIMEOUT_S)
+    assert mounts[0] == mounts[1]
+    assert mounts[2] not in ("", mounts[0]), "somebody gave it"
+    assert not any(is_mounted(Path(each)) for each in mounts)
+
+
 def test_who_wants_another_mount_is_told(start: Start, mountpoint: Path) -> None:
     first = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(first) == "up"

@@ -175,6 +175,21 @@ def test_who_wants_something_else_is_refused_and_the_others_stay() -> None:
         run(shared, story)
 
 
+def test_what_follows_from_memory_is_compared_where_somebody_gave_it() -> None:
+    with counter() as shared:
+
+        async def story() -> None:
+            second = shared.another(memory_bytes=None, tier_memory_bytes=None)
+            assert await hears(second) == {"ready": True}
+            third = shared.another(memory_bytes=2 * MIB)
+            assert "with another memory-bytes" in str((await hears(third))["error"])
+            for each in (shared.first, second):
+                each.say(bye=True)
+                await hears(each)
+
+        run(shared, story)
+
+
 def test_a_mount_that_fails_is_told_to_all() -> None:
     with counter() as shared:
         shared.users.ready = trio.Event()
