@@ -807,7 +807,7 @@ class Settings:
             "the user's, and %m for the mount point with - for each /; also in the foreground. "
             "What libfuse and Python write to standard error goes there, too, when daemonised. "
             "It has to be the user's own, and no link. Once it is renamed, as by logrotate, a new "
-            "one is begun at the next message, or at SIGHUP. With none, messages go to "
+            "one is begun within some seconds, or at SIGHUP. With none, messages go to "
             "standard error in the foreground, and nowhere otherwise.",
             optional=True,
         ),

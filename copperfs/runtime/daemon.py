@@ -65,7 +65,7 @@ from copperfs.runtime.control import ControlServer
 from copperfs.runtime.coredump import leave_out_memory
 from copperfs.runtime.engine import Engine
 from copperfs.runtime.job import Job, join_job, transport_of
-from copperfs.runtime.logfile import LogFile, reopen_logs
+from copperfs.runtime.logfile import LogFile, LogWatch
 from copperfs.runtime.metrics import open_port, render, serve, write
 from copperfs.runtime.places import (
     OwnMounts,
@@ -147,6 +147,7 @@ class Daemon:
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
         self._announcement: socket.socket | None = None
+        self._logs = LogWatch()
         self._ignoring = False
         """Whether inode numbers are no part of versions, from the start."""
         self._compared: tuple[Path, ...] = ()
@@ -288,6 +289,7 @@ class Daemon:
                 nursery.start_soon(serve, listener, partial(self._metrics, statistics))
             elif metrics is not None:
                 nursery.start_soon(write, metrics, partial(self._metrics, statistics))
+            nursery.start_soon(self._logs.run)
             nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
@@ -331,6 +333,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_trimming, node)
+            nursery.start_soon(self._logs.run)
             nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._become_ready, job, ready, nursery)
@@ -411,7 +414,7 @@ class Daemon:
     async def _run_signals(self, told: AsyncIterator[int]) -> None:
         async for number in told:
             if number == signal.SIGHUP and self._reopens_log:
-                await trio.to_thread.run_sync(reopen_logs, abandon_on_cancel=True)
+                self._logs.reopen()
                 continue
             log.info("%s: unmounting", signal.Signals(number).name)
             # In a thread: the kernel may have to be answered while it unmounts.

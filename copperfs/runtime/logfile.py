@@ -1,18 +1,25 @@
 """The log of a daemon in a file that may be rotated.
 
-logrotate renames the file and expects the daemon to begin a new one. ``LogFile`` does so at the
-next message, or when the daemon is sent SIGHUP. Standard error goes to the log, too
+logrotate renames the file and expects the daemon to begin a new one. ``LogWatch`` does so
+within some seconds, or when the daemon is sent SIGHUP. Standard error goes to the log, too
 (``fuse/starting.py``), and moves along.
+
+The log may be on a filesystem whose server hangs. So whatever concerns the name of the file is done
+by a worker thread, and without the lock of the handler, which each message takes.
 """
 
 import logging
 import os
 from contextlib import suppress
+from functools import partial
 from typing import TextIO
+
+import trio
 
 from copperfs.errors import MountError
 from copperfs.fuse.own_files import open_to_append
 
+LOOKS_EVERY_S = 3.0
 _STDERR = 2
 
 
@@ -37,27 +44,35 @@ class LogFile(logging.StreamHandler[TextIO]):
             self.release()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.stream.closed:
-            return  # at the very end
-        if not self._has_the_name():
-            self.reopen()
-        super().emit(record)
+        if not self.stream.closed:  # as it is at the very end
+            super().emit(record)
 
-    def reopen(self) -> None:
-        """Go on in the file that has the name now; in the old one if that cannot be."""
-        self.acquire()
+    def look(self, *, reopens: bool = False) -> None:
+        """Go on in the file that has the name now, in the old one if that cannot be; *reopens*:
+        also if it is the same. All of this may hang, and nobody who logs waits for it meanwhile."""
+        old = self.stream
         try:
-            old = self.stream
+            if not reopens and self._has_the_name(old):
+                return
             new = _stream(open_to_append(self._path))
-            if _are_one(_STDERR, old.fileno()):
-                os.dup2(new.fileno(), _STDERR)
-            self.stream, self._complained = new, False
-            with suppress(OSError):
-                old.close()
         except OSError as error:
             self._complain(error)
+            return
+        except ValueError:
+            return  # closed: this is the very end
+        moves_stderr = _are_one(_STDERR, old)
+        self.acquire()
+        try:
+            if old.closed:
+                new.close()
+                return
+            self.stream, self._complained = new, False
         finally:
             self.release()
+        if moves_stderr:
+            os.dup2(new.fileno(), _STDERR)
+        with suppress(OSError):
+            old.close()
 
     def _complain(self, error: OSError) -> None:
         """Once; into the old file."""
@@ -67,30 +82,55 @@ class LogFile(logging.StreamHandler[TextIO]):
         text = "%s cannot be opened anew, and the log goes on in the old file: %s"
         told = (self._path, error.strerror)
         level = logging.WARNING
-        super().emit(logging.LogRecord(__name__, level, __file__, 0, text, told, None))
+        self.handle(logging.LogRecord(__name__, level, __file__, 0, text, told, None))
 
-    def _has_the_name(self) -> bool:
+    def _has_the_name(self, stream: TextIO) -> bool:
         try:
             found = os.stat(self._path, follow_symlinks=False)
         except OSError:
             return False
-        return os.path.samestat(found, os.fstat(self.stream.fileno()))
+        return os.path.samestat(found, os.fstat(stream.fileno()))
 
 
 def _stream(fd: int) -> TextIO:
     return open(fd, "a", encoding="utf-8", errors="backslashreplace")
 
 
-def _are_one(one: int, other: int) -> bool:
+def _are_one(fd: int, stream: TextIO) -> bool:
     try:
-        return os.path.samestat(os.fstat(one), os.fstat(other))
-    except OSError:
+        return os.path.samestat(os.fstat(fd), os.fstat(stream.fileno()))
+    except (OSError, ValueError):
         return False
 
 
-def reopen_logs() -> None:
+def look_at_logs(*, reopens: bool) -> None:
     """All files that this process logs to; in a worker thread, since a filesystem may hang."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, LogFile):
-            handler.reopen()
+    for handler in _logs():
+        handler.look(reopens=reopens)
+        if reopens:
             logging.getLogger(__name__).info("SIGHUP: the log is opened anew")
+
+
+def _logs() -> list[LogFile]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, LogFile)]
+
+
+class LogWatch:
+    """Sees to it that the logs are in the files that have their names. One that hangs keeps one
+    thread, and nobody waits for it."""
+
+    def __init__(self) -> None:
+        self._asked = trio.Event()
+
+    def reopen(self) -> None:
+        """Now, if it is not under way."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        while _logs():
+            with trio.move_on_after(LOOKS_EVERY_S):
+                await self._asked.wait()
+            reopens, self._asked = self._asked.is_set(), trio.Event()
+            await trio.to_thread.run_sync(
+                partial(look_at_logs, reopens=reopens), abandon_on_cancel=True
+            )

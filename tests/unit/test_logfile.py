@@ -2,19 +2,27 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from copperfs.cli.this_node import at_mountpoint, on_this_node
 from copperfs.config import Settings
 from copperfs.errors import MountError
 from copperfs.fuse.own_files import open_to_append
+from copperfs.runtime import logfile
 from copperfs.runtime.chronicle import Chronicle
+from copperfs.runtime.daemon import Daemon
 from copperfs.runtime.logfile import LogFile
 from copperfs.types import NodeId
 from tests.unit.test_chronicle import roster
@@ -33,15 +41,15 @@ def log() -> Iterator[logging.Logger]:
         logger.removeHandler(handler)
 
 
-def test_after_it_was_renamed_a_new_one_is_begun_with_the_next_message(
-    tmp_path: Path, log: logging.Logger
-) -> None:
+def test_after_it_was_renamed_a_new_one_is_begun(tmp_path: Path, log: logging.Logger) -> None:
     path = tmp_path / "log"
-    log.addHandler(LogFile(str(path)))
+    handler = LogFile(str(path))
+    log.addHandler(handler)
     for count in range(3):
         log.info("message %d", count)
         path.rename(tmp_path / f"log.{count}")
-    assert not path.exists()
+        handler.look()
+    handler.look()  # which changes nothing
     log.info("the last")
     assert path.read_text() == "the last\n"
     for count in range(3):
@@ -63,15 +71,18 @@ def test_where_no_new_one_can_be_opened_it_goes_on_in_the_old_one(
     tmp_path: Path, log: logging.Logger
 ) -> None:
     path, old = tmp_path / "log", tmp_path / "old"
-    log.addHandler(LogFile(str(path)))
+    handler = LogFile(str(path))
+    log.addHandler(handler)
     path.rename(old)
     path.symlink_to(tmp_path / "precious")
     for count in range(2):
+        handler.look()
         log.info("message %d", count)
     why = f"{path} cannot be opened anew, and the log goes on in the old file: "
     assert old.read_text() == f"{why}it is a symbolic link\nmessage 0\nmessage 1\n"
     assert not (tmp_path / "precious").exists()
     path.unlink()
+    handler.look()
     log.info("message 2")
     assert path.read_text() == "message 2\n"
 
@@ -82,9 +93,11 @@ def test_standard_error_moves_along(tmp_path: Path) -> None:
         import logging, os, sys
         from copperfs.runtime.logfile import LogFile
         log = logging.Logger("test")
-        log.addHandler(LogFile(sys.argv[1]))
+        handler = LogFile(sys.argv[1])
+        log.addHandler(handler)
         os.write(2, b"first\\n")
         os.rename(sys.argv[1], sys.argv[1] + ".1")
+        handler.look()
         log.info("message")
         os.write(2, b"second\\n")
     """
@@ -93,6 +106,57 @@ def test_standard_error_moves_along(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script, path], stderr=stderr, check=True)
     assert (tmp_path / "log.1").read_text() == "first\n"
     assert path.read_text() == "message\nsecond\n"
+
+
+# ---- on a filesystem that hangs ------------------------------------------------------------------
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFile]:
+    """The log of this process, whose name nobody can ask for until the end of the test."""
+    path = tmp_path / "log"
+    handler, over = LogFile(str(path)), threading.Event()
+
+    def hangs(real: Callable[..., Any], *words: Any, **named: Any) -> Any:
+        if words[0] == str(path):
+            assert over.wait(60)
+        return real(*words, **named)
+
+    monkeypatch.setattr(os, "stat", partial(hangs, os.stat))
+    monkeypatch.setattr(logfile, "open_to_append", partial(hangs, open_to_append))
+    logging.getLogger().addHandler(handler)
+    yield handler
+    over.set()
+    logging.getLogger().removeHandler(handler)
+    handler.close()
+
+
+async def _logs_and_hears_sigterm(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    unmounted = trio.Event()
+    monkeypatch.setattr(
+        daemon, "_unmount_or_detach", lambda: trio.from_thread.run_sync(unmounted.set)
+    )
+    tell, told = trio.open_memory_channel[int](2)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon._logs.run)
+            nursery.start_soon(daemon._run_signals, told)
+            tell.send_nowait(signal.SIGHUP)
+            await trio.testing.wait_all_tasks_blocked()
+            message = partial(logging.getLogger().warning, "a message")
+            await trio.to_thread.run_sync(message, abandon_on_cancel=True)
+            tell.send_nowait(signal.SIGTERM)
+            await unmounted.wait()
+            nursery.cancel_scope.cancel()
+
+
+def test_a_log_that_hangs_holds_up_neither_messages_nor_sigterm(
+    hung: LogFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_file = str(tmp_path / "log")
+    daemon = Daemon(Settings(mountpoint="/mnt", memory_bytes=1, log_file=log_file))
+    trio.run(_logs_and_hears_sigterm, daemon, monkeypatch)
+    assert "a message\n" in (tmp_path / "log").read_text()
 
 
 # ---- of somebody else ----------------------------------------------------------------------------
