@@ -264,9 +264,15 @@ def ignores_inodes(settings: Settings, all_mounts: Sequence[Mount], policy: Poli
 
 
 def compared_prefixes(all_mounts: Sequence[Mount], policy: Policy) -> tuple[Path, ...]:
-    """The directories in which nodes compare inode numbers: the source, if all of it is shared, and
-    the shared network filesystems below it."""
-    found = [ROOT] if policy.place(ROOT) is Place.SHARED else []
+    """The directories in which nodes compare inode numbers: what is shared, on which all nodes
+    agree, and the network filesystems below it. What an automounter has not yet mounted is left
+    alone: looking into it would mount it on all nodes."""
+    found = [
+        each
+        for each in policy.shared
+        if policy.place(each) is Place.SHARED
+        and _filesystem_of(all_mounts, posixpath.join(policy.source, each)) != "autofs"
+    ]
     for each in all_mounts:
         if each.fstype not in NETWORK_FILESYSTEMS and not each.fstype.startswith("fuse."):
             continue

@@ -18,6 +18,7 @@ from copperfs.runtime.places import (
     are_apart,
     below_source,
     check_shared,
+    compared_prefixes,
     policy_for,
     ring_prefix,
 )
@@ -201,6 +202,27 @@ def test_a_prefix_is_where_its_links_lead(tmp_path: FilePath) -> None:
 def test_prefixes_that_were_named_are_the_shared_ones() -> None:
     chosen = policy(shared=("/opt/soft", "/lus/"))
     assert chosen.shared == paths(b"opt/soft", b"lus")
+
+
+@pytest.mark.parametrize(
+    ("source", "shared", "expected"),
+    [
+        ("/", "/lus/data/sets", paths(b"lus/data/sets")),
+        ("/lus", "/lus/data/sets", paths(b"data/sets")),
+        ("/lus", "/opt", ()),
+        ("/", "/lus", paths(b"lus", b"lus/scratch/all")),
+        ("/home", "/home", paths(b"", b"me")),
+        ("/auto", "/auto", ()),
+    ],
+)
+def test_inode_numbers_are_compared_in_what_is_shared(
+    source: str, shared: str, expected: tuple[Path, ...]
+) -> None:
+    """Also where that is a directory in the middle of a filesystem; and nothing is mounted to do
+    it."""
+    machine = [*APART, mount(b"/auto", "autofs")]
+    chosen = apart(source, machine, shared=(shared,))
+    assert compared_prefixes(machine, chosen) == expected
 
 
 def test_a_prefix_that_holds_the_source_makes_all_of_it_shared() -> None:
