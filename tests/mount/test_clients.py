@@ -244,6 +244,27 @@ def test_clients_with_inode_numbers_of_their_own_are_noticed(
         assert len(inodes) == len(contents), "what is shown still tells files apart"
 
 
+UNKNOWN = "could not be found out whether"
+
+
+def test_in_a_shared_subdirectory_inode_numbers_are_compared(numbering: Clients) -> None:
+    contents = fill(numbering.real)
+    shared = ("--shared", str(numbering.source / "fs" / "d0"))
+    with numbering.job(*TREE_MAX, *shared) as job:
+        assert all(LEFT_OUT in each and UNKNOWN not in each for each in logs(job))
+        for node in job.nodes:
+            check(node, contents)
+
+
+def test_where_there_is_nothing_to_compare_no_node_waits(clients: Clients) -> None:
+    (clients.source / "fs2").mkdir()
+    contents = fill(clients.real)
+    with clients.job(*TREE_MAX, "--shared", str(clients.source / "fs2")) as job:
+        assert not any(UNKNOWN in each or LEFT_OUT in each for each in logs(job))
+        for node in job.nodes:
+            check(node, contents)
+
+
 def test_after_the_death_of_the_root_clients_with_their_own_inode_numbers_read_on(
     numbering: Clients,
 ) -> None:
