@@ -35,8 +35,8 @@ from copperfs.types import ROOT, NodeId, Path, is_below
 
 log = logging.getLogger(__name__)
 
-# A source that hangs is not waited for; what it would have told comes too late then. Who takes the
-# sample tells it before others have waited so long.
+# A node waits no longer for a source that hangs. The node that takes the sample waits less, so that
+# the others have it in time.
 WITHIN_S, LOOKS_S = 10.0, 4.0
 # A filesystem that gives an error is looked at again.
 AGAIN_S = 60.0

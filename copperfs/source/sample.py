@@ -22,7 +22,7 @@ from copperfs.types import Attributes, Path, Version, join
 # Directories that are listed in search of names, and how many names of each are read.
 DIRECTORIES_MAX = 4
 NAMES_MAX = 64
-# So many names in all where filesystems are few, and so many of each where they are not.
+# A sample has the first number of names in all, or the second of each filesystem if that is more.
 NAMES_IN_ALL, NAMES_OF_EACH = 8, 3
 PREFIXES_MAX = SAMPLE_MAX // NAMES_OF_EACH
 # Errors that stay.
