@@ -64,6 +64,11 @@ class Version(NamedTuple):
     inode: int
     """The source's own number; 0 where its clients have different ones."""
 
+    def is_another_than(self, other: "Version") -> bool:
+        """Whether the numbers tell two files apart. 0 does not, nor from what was looked at before
+        the numbers were left out."""
+        return self.inode != other.inode and self.inode != 0 and other.inode != 0
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:

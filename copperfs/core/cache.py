@@ -126,7 +126,7 @@ class Cache:
             entry = seen.source.find(name) if isinstance(seen.source, Listing) else seen.source
             if entry is None or _is_bare(entry.attributes):
                 continue  # the number that a directory gives is not that of what is mounted there
-            if entry.attributes.version.inode != directory.inode:
+            if entry.attributes.version.is_another_than(directory):
                 return True
         return False
 

@@ -19,8 +19,10 @@ PATH_BYTES_MAX = 4096
 PART_BYTES = 1 << 20
 """Objects above this travel in parts of this size, relayed as they arrive. Smaller parts cost CPU
 per message (25 to 50 % at 256 KiB on loopback) and gain nothing; larger ones delay the relay."""
-SAMPLE_MAX = 8
-"""Names of the source that nodes compare."""
+SAMPLE_MAX = 48
+"""Names of the source that nodes compare: a few of each filesystem."""
+SAMPLE_PATH_BYTES_MAX = 512
+"""Of such a name. A sample travels with each greeting."""
 PASSED_MAX = 4
 """Who has asked so many owners in vain reads the source."""
 FATES_MAX = 4096
@@ -80,6 +82,8 @@ class Hello:
     """Inode numbers are no part of versions any more, on no node."""
     sample: tuple[Seen, ...] = ()
     """Names of the source, for others to compare."""
+    is_sampled: bool = False
+    """Somebody has looked for these, and nobody has to wait for them, also if there are none."""
 
 
 @dataclass(frozen=True, slots=True)

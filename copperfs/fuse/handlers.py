@@ -76,7 +76,7 @@ def is_listing_of(path: Path, known: Attributes, listing: Listing) -> bool:
     rights by what it knows, and another directory may be closed to the user who asks. The root may
     be mounted again."""
     directory = listing.directory
-    return directory is None or path == ROOT or directory.inode == known.version.inode
+    return directory is None or path == ROOT or not directory.is_another_than(known.version)
 
 
 async def as_stale(asker: Asker, path: Path, error: SourceError) -> SourceError:
@@ -114,7 +114,9 @@ async def leads_as_known(
     path, _ = split(path)
     while path:
         known, entry = known_at(path), await look_at(path)
-        if known is None or entry is None or entry.attributes.version.inode != known.version.inode:
+        if known is None or entry is None:
+            return False
+        if entry.attributes.version.is_another_than(known.version):
             return False
         path, _ = split(path)
     return True
@@ -221,7 +223,7 @@ class FrontHandlers(pyfuse3.Operations):
             entry = entry_of(answer, path)
             if entry is None:
                 return False
-            if entry.attributes.version.inode != before.version.inode and path != ROOT:
+            if entry.attributes.version.is_another_than(before.version) and path != ROOT:
                 return False
             left = remaining(answer.fresh_until)
             self._board.publish_attributes(number, entry.attributes, left)

@@ -44,7 +44,7 @@ class Inodes:
             old, new = inode.attributes, entry.attributes
             directories = old.is_directory() and new.is_directory()
             if path == ROOT or (
-                old.version.inode == new.version.inode
+                not new.version.is_another_than(old.version)
                 if directories
                 else old.version == new.version
             ):

@@ -4,7 +4,10 @@ What a version is must be true on all nodes. Where clients have inode numbers of
 these are left out of versions: on all nodes, whoever has noticed it.
 
 - One node takes a *sample* of the source (``source/sample.py``): the first of those that live. It
-  travels with the greetings, from node to node; each compares it with what it sees itself.
+  travels with the greetings, from node to node; each compares it with what it sees itself. A sample
+  without names travels, too, so that nobody waits for one.
+- Each filesystem is looked at in a thread of its own. One that hangs holds up the sample for
+  ``LOOKS_S``; its names are added when it answers.
 - Who sees another number, or hears from somebody that inode numbers are ignored, ignores them from
   then on, says so to all that it is connected with, and begins a new epoch: what is known by
   versions with numbers is forgotten. All this happens before anything else is heard of the one who
@@ -23,19 +26,22 @@ from typing import TypeVar
 
 import trio
 
-from copperfs.core.messages import Hello, Seen
+from copperfs.core.messages import SAMPLE_MAX, Hello, Seen
 from copperfs.core.node import Node
 from copperfs.core.peering import EPOCH_LEAP_MAX
 from copperfs.core.policy import Place
-from copperfs.source.sample import other_number, take_sample
-from copperfs.types import ROOT, NodeId, Path
+from copperfs.source.sample import PREFIXES_MAX, names_of_each, other_number, take_names
+from copperfs.types import ROOT, NodeId, Path, is_below
 
 log = logging.getLogger(__name__)
 
-# A source that hangs is not waited for; what it would have told comes too late then.
-WITHIN_S = 10.0
+# A node waits no longer for a source that hangs. The node that takes the sample waits less, so that
+# the others have it in time.
+WITHIN_S, LOOKS_S = 10.0, 4.0
+# A filesystem that gives an error is looked at again.
+AGAIN_S = 60.0
 # Samples are as many as nodes have taken one, which is one, unless the first have ended.
-COMPARED_MAX = 8
+COMPARED_MAX = 8 * SAMPLE_MAX
 LEFT_OUT = "inode numbers are left out of versions on all nodes (--inodes)"
 
 
@@ -62,9 +68,20 @@ class Comparison:
     prefixes: tuple[Path, ...] = (ROOT,)
     """Where names are to be found."""
     sample: tuple[Seen, ...] = ()
+    is_sampled: bool = False
+    """Somebody has taken it, whatever was found."""
+    _taken: tuple[Seen, ...] | None = None
+    """What was found here; None until this node has begun to look."""
+    _known: set[Seen] = field(default_factory=set)
+    """Names that need no comparing any more, or are under way."""
     _heard: list[tuple[Seen, ...]] = field(default_factory=list)
     """To be compared."""
-    _compared: set[tuple[Seen, ...]] = field(default_factory=set)
+    _compares: int = 0
+    """Filesystems whose names are being compared."""
+    _threads: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(2 * PREFIXES_MAX)
+    )
+    """Those in which a filesystem hangs are not missed elsewhere."""
     _woken: trio.Event = field(default_factory=trio.Event)
 
     def hear(self, hello: Hello) -> None:
@@ -76,13 +93,19 @@ class Comparison:
             epoch = self.node.epoch
             is_later = epoch < hello.epoch <= epoch + EPOCH_LEAP_MAX
             self._begin_to_ignore(hello.epoch if is_later else epoch)
-        known = {*self._compared, *self._heard}
-        if hello.sample and hello.sample not in known and len(known) < COMPARED_MAX:
-            self._heard.append(hello.sample)
-            if not self.sample:
-                self.sample = hello.sample
-                self.say_again(self.node.epoch)
+        new = tuple(each for each in hello.sample if each not in self._known)
+        if new and len(self._known) + len(new) <= COMPARED_MAX:
+            self._known.update(new)
+            self._heard.append(new)
             self.wake()
+        is_longer = len(hello.sample) > len(self.sample)
+        if is_longer and hello.sample[: len(self.sample)] == self.sample:
+            self.sample = hello.sample
+        elif not hello.is_sampled or self.is_sampled:
+            return  # no news for others
+        self.is_sampled = True
+        self.say_again(self.node.epoch)
+        self.wake()
 
     def wake(self) -> None:
         """Something has happened that may matter."""
@@ -104,40 +127,90 @@ class Comparison:
 
     async def run(self) -> None:
         """Take a sample, if that is this node's to do, and compare those of others."""
-        while self.is_wanted and not self.ignoring:
-            if self._heard:
-                await self._compare(self._heard[0])
-                self._heard.pop(0)
-                self.wake()
-            elif self._is_first() and not self.sample:
-                await self._take()
-            else:
-                await self._woken.wait()
+        if not self.is_wanted:
+            return
+        async with trio.open_nursery() as nursery:
+            while not self.ignoring:
+                if self._heard:
+                    for names in self._by_filesystem(self._heard.pop(0)):
+                        self._compares += 1
+                        nursery.start_soon(self._compare, names)
+                elif self._is_first() and self._taken is None and not self.is_sampled:
+                    self._taken = ()
+                    nursery.start_soon(self._take)
+                else:
+                    await self._woken.wait()
+            nursery.cancel_scope.cancel()
 
     async def _take(self) -> None:
-        policy = self.node.policy
-        taken = await self._in_a_thread(
-            partial(take_sample, policy.source, self.prefixes, self._is_shared)
-        )
-        self._compared.add(taken or ())
-        if taken and not self.sample:
-            self.sample = taken
+        some = self.prefixes[:PREFIXES_MAX]
+        if len(some) < len(self.prefixes):
+            log.info(
+                "of %d filesystems the nodes compare inode numbers on %d",
+                len(self.prefixes),
+                len(some),
+            )
+        unseen = set(some)
+        async with trio.open_nursery() as nursery:
+            for each in some:
+                nursery.start_soon(self._look, each, names_of_each(len(some)), unseen)
+            with trio.move_on_after(LOOKS_S):
+                while unseen:
+                    await self._woken.wait()
+            self.is_sampled = True
+            if not self.sample:
+                self.sample = self._taken or ()
             self.say_again(self.node.epoch)
+            self.wake()
+            for each in sorted(unseen):
+                log.warning(
+                    "%r does not answer: whether its inode numbers are the same on all nodes is "
+                    "found out when it does",
+                    each,
+                )
+
+    async def _look(self, prefix: Path, count: int, unseen: set[Path]) -> None:
+        """Add names below *prefix* to the sample, as soon as they can be had."""
+        take = partial(take_names, self.node.policy.source, prefix, self._is_shared, count)
+        while (names := await self._in_a_thread(take)) is None:
+            unseen.discard(prefix)
+            self.wake()
+            await trio.sleep(AGAIN_S)
+        before = self._taken or ()
+        self._taken = (*before, *names)
+        self._known.update(names)
+        unseen.discard(prefix)
+        if names and self.is_sampled and self.sample == before:
+            self.sample = self._taken
+            self.say_again(self.node.epoch)
+        self.wake()
 
     def _is_first(self) -> bool:
         """Of those that are believed to live."""
-        return not self._compared and self.node.gone().issuperset(map(NodeId, range(self.me)))
+        return self.node.gone().issuperset(map(NodeId, range(self.me)))
 
     def _is_pending(self) -> bool:
-        if not self.is_wanted or self.ignoring or self._is_first():
+        if not self.is_wanted or self.ignoring:
             return False
-        return bool(self._heard) or (self.all_have_met and not self._compared)
+        if self._heard or self._compares:
+            return True
+        return self.all_have_met and not self.is_sampled and not self._is_first()
 
-    async def _compare(self, sample: tuple[Seen, ...]) -> None:
+    def _by_filesystem(self, sample: tuple[Seen, ...]) -> list[tuple[Seen, ...]]:
+        """As far as this node knows where they begin."""
+        places = (*self.prefixes, *self.node.policy.shared, ROOT)
+        found: dict[Path, list[Seen]] = {}
+        for each in sample:
+            around = max((place for place in places if is_below(each.path, place)), key=len)
+            found.setdefault(around, []).append(each)
+        return [tuple(each) for each in found.values()]
+
+    async def _compare(self, names: tuple[Seen, ...]) -> None:
         other = await self._in_a_thread(
-            partial(other_number, self.node.policy.source, sample, self._is_shared)
+            partial(other_number, self.node.policy.source, names, self._is_shared)
         )
-        self._compared.add(sample)
+        self._compares -= 1
+        self.wake()
         if other is None or self.ignoring:
             return
         log.warning(
@@ -159,8 +232,5 @@ class Comparison:
         policy = self.node.policy
         return policy.place(path) is Place.SHARED and path not in policy.pseudo
 
-    @staticmethod
-    async def _in_a_thread(work: Callable[[], T]) -> T | None:
-        with trio.move_on_after(WITHIN_S):
-            return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
-        return None
+    async def _in_a_thread(self, work: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)

@@ -313,8 +313,12 @@ class Peers:
                 hello,
                 ignores_inodes=self.comparison.ignoring,
                 sample=self.comparison.sample,
+                is_sampled=self.comparison.is_sampled,
             )
-        self.transport.send(peer, hello)
+        try:
+            self.transport.send(peer, hello)
+        except Malformed:
+            log.exception("a bug: no node would take this greeting to node %d", peer)
 
     def _lose(self, peer: NodeId) -> None:
         self.connected.discard(peer)

@@ -118,6 +118,8 @@ PSEUDO_FILESYSTEMS = frozenset(
     ]
 )
 ALWAYS_LOCAL = (b"/proc", b"/sys", b"/dev", b"/run")
+# Where systemd-gpt-auto-generator mounts a partition of the disk that the machine was booted from.
+AUTOMOUNTED_LOCAL = (*ALWAYS_LOCAL, b"/boot", b"/efi")
 
 
 def policy_for(
@@ -169,11 +171,12 @@ def policy_for(
 
 
 def _is_network(mount: Mount) -> bool:
-    """Also where an automounter mounts by name (``/home``, ``/cvmfs``): which of its names are
-    mounted at the moment differs from node to node, and the place as a whole does not."""
-    by_name = mount.fstype == "autofs" and "indirect" in mount.super_options.split(",")
+    """Also where an automounter mounts, by name (``/home``, ``/cvmfs``) or in one place (a direct
+    map, ``x-systemd.automount``): what of it is mounted at the moment differs from node to node,
+    and the place does not."""
     return mount.fstype in NETWORK_FILESYSTEMS or (
-        by_name and not any(is_below(mount.mountpoint, each) for each in ALWAYS_LOCAL)
+        mount.fstype == "autofs"
+        and not any(is_below(mount.mountpoint, each) for each in AUTOMOUNTED_LOCAL)
     )
 
 
@@ -261,9 +264,15 @@ def ignores_inodes(settings: Settings, all_mounts: Sequence[Mount], policy: Poli
 
 
 def compared_prefixes(all_mounts: Sequence[Mount], policy: Policy) -> tuple[Path, ...]:
-    """The directories in which nodes compare inode numbers: the source, if all of it is shared, and
-    the shared network filesystems below it."""
-    found = [ROOT] if policy.place(ROOT) is Place.SHARED else []
+    """The directories in which nodes compare inode numbers: what is shared, on which all nodes
+    agree, and the network filesystems below it. What an automounter has not yet mounted is left
+    alone: looking into it would mount it on all nodes."""
+    found = [
+        each
+        for each in policy.shared
+        if policy.place(each) is Place.SHARED
+        and _filesystem_of(all_mounts, posixpath.join(policy.source, each)) != "autofs"
+    ]
     for each in all_mounts:
         if each.fstype not in NETWORK_FILESYSTEMS and not each.fstype.startswith("fuse."):
             continue

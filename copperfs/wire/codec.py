@@ -32,6 +32,7 @@ from copperfs.core.messages import (
     PART_BYTES,
     PASSED_MAX,
     SAMPLE_MAX,
+    SAMPLE_PATH_BYTES_MAX,
     Ask,
     Batch,
     Call,
@@ -63,7 +64,7 @@ from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
 
 MAGIC = b"cpf"
-VERSION = 4
+VERSION = 5
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10
@@ -164,7 +165,8 @@ _FATE = f.record(
     Fate, (("node", _NODE), ("incarnation", f.integer(0, INCARNATION_MAX)), ("is_gone", f.SWITCH))
 )
 FATE_BYTES_MAX = 16
-_SEEN = f.record(Seen, (("path", f.PATH), ("version", f.KNOWN_VERSION)))
+SEEN_BYTES_MAX = SAMPLE_PATH_BYTES_MAX + 64
+_SEEN = f.record(Seen, (("path", f.path(SAMPLE_PATH_BYTES_MAX)), ("version", f.KNOWN_VERSION)))
 _ANSWER = (("number", f.number()), ("epoch", f.number()))
 
 LAYOUTS = (
@@ -180,7 +182,9 @@ LAYOUTS = (
             ("places", f.octets(PLACES_BYTES_MAX)),
             ("ignores_inodes", f.SWITCH),
             ("sample", f.several(_SEEN, SAMPLE_MAX)),
+            ("is_sampled", f.SWITCH),
         ),
+        header_bytes_max=HEADER_BYTES_MAX + SAMPLE_MAX * SEEN_BYTES_MAX,
     ),
     Layout(
         2,

@@ -111,21 +111,24 @@ def _pack_seconds(value: float | None) -> float | None:
     return None if value is None else min(max(float(value), 0.0), SECONDS_MAX)
 
 
-def _check_path(value: Any) -> Path:
+def path(most: int) -> Field:
     """Relative, below the source's root, with every component a name."""
-    if type(value) is not bytes or len(value) > PATH_BYTES_MAX:
-        raise Malformed(f"no path of at most {PATH_BYTES_MAX} bytes")
-    if b"\0" in value:
-        raise Malformed("a path with a NUL")
-    if value and not _NO_NAMES.isdisjoint(value.split(b"/")):
-        raise Malformed("a path that is absolute, or has an empty, '.' or '..' component")
-    return Path(value)
 
+    def check(value: Any) -> Path:
+        if type(value) is not bytes or len(value) > most:
+            raise Malformed(f"no path of at most {most} bytes")
+        if b"\0" in value:
+            raise Malformed("a path with a NUL")
+        if value and not _NO_NAMES.isdisjoint(value.split(b"/")):
+            raise Malformed("a path that is absolute, or has an empty, '.' or '..' component")
+        return Path(value)
 
-def _pack_path(path: Path) -> bytes:
-    if len(path) > PATH_BYTES_MAX:
-        raise Malformed(f"a path of {len(path)} bytes cannot be sent")
-    return path
+    def pack(path: Path) -> bytes:
+        if len(path) > most:
+            raise Malformed(f"a path of {len(path)} bytes cannot be sent")
+        return path
+
+    return Field(check, pack)
 
 
 def _pack_version(version: Version | None) -> bytes | None:
@@ -184,7 +187,7 @@ def _check_within(value: Any) -> float:
 SWITCH = Field(_check_switch)
 WITHIN = Field(_check_within, float)
 SECONDS = Field(_check_seconds, _pack_seconds)
-PATH = Field(_check_path, _pack_path)
+PATH = path(PATH_BYTES_MAX)
 VERSION = Field(_check_version, _pack_version)
 KNOWN_VERSION = Field(_check_known_version, _pack_version)
 ENTRY = Field(_check_entry, _pack_entry)

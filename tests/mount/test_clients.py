@@ -244,6 +244,27 @@ def test_clients_with_inode_numbers_of_their_own_are_noticed(
         assert len(inodes) == len(contents), "what is shown still tells files apart"
 
 
+UNKNOWN = "could not be found out whether"
+
+
+def test_in_a_shared_subdirectory_inode_numbers_are_compared(numbering: Clients) -> None:
+    contents = fill(numbering.real)
+    shared = ("--shared", str(numbering.source / "fs" / "d0"))
+    with numbering.job(*TREE_MAX, *shared) as job:
+        assert all(LEFT_OUT in each and UNKNOWN not in each for each in logs(job))
+        for node in job.nodes:
+            check(node, contents)
+
+
+def test_where_there_is_nothing_to_compare_no_node_waits(clients: Clients) -> None:
+    (clients.source / "fs2").mkdir()
+    contents = fill(clients.real)
+    with clients.job(*TREE_MAX, "--shared", str(clients.source / "fs2")) as job:
+        assert not any(UNKNOWN in each or LEFT_OUT in each for each in logs(job))
+        for node in job.nodes:
+            check(node, contents)
+
+
 def test_after_the_death_of_the_root_clients_with_their_own_inode_numbers_read_on(
     numbering: Clients,
 ) -> None:
@@ -286,14 +307,45 @@ def test_one_node_that_is_started_later_is_enough(numbering: Clients, tmp_path: 
         eventually(lambda: LEFT_OUT in nodes[1].log.read_text(), "it was told")
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["front", "plain"])
+def test_who_stands_in_a_directory_stays_there_when_numbers_are_left_out(
+    numbering: Clients, tmp_path: Path, plain: bool
+) -> None:
+    contents = fill(numbering.real)
+    mounts = [numbering.mounts[0], numbering.mounts[0], numbering.mounts[2]]
+    flags = ("--front-threads", "0") if plain else ()
+    with hostfile_job(numbering, tmp_path, mounts, *flags) as nodes, ExitStack() as stack:
+        stood = []
+        for node in nodes[:2]:
+            node.is_up(node.begin())
+            for directory in ("fs", "fs/d0", "fs/d1"):
+                fd = os.open(node / directory, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, fd)
+                stood.append((directory.removeprefix("fs").lstrip("/"), fd))
+            os.listdir(node / "fs")
+            os.listdir(node / "fs/d0")
+        nodes[2].is_up(nodes[2].begin())
+        for node in nodes:
+            eventually(lambda node=node: LEFT_OUT in node.log.read_text(), "all have noticed")  # type: ignore[misc]
+        for directory, fd in stood:
+            below = [each for each in contents if os.path.dirname(each) == directory]
+            assert {os.path.basename(each) for each in below} <= set(os.listdir(fd)), directory
+            for each in below:
+                file = os.open(os.path.basename(each), os.O_RDONLY, dir_fd=fd)
+                with open(file, "rb") as opened:
+                    assert opened.read() == contents[each], each
+
+
 @contextmanager
-def hostfile_job(clients: Clients, top: Path, mounts: list[Path]) -> Iterator[list[JobNode]]:
+def hostfile_job(
+    clients: Clients, top: Path, mounts: list[Path], *others: str
+) -> Iterator[list[JobNode]]:
     hosts = top / "hosts"
     hosts.write_text(f"127.0.13.[1-{len(mounts)}]:{free_ports(1)[0]}\n")
     nodes = []
     for each, client in enumerate(mounts):
         # without the tier, in which chunks may belong to one that is not there yet
-        flags = ("--security", "none", "--tier-memory", "0", *PATIENT, *TREE_MAX)
+        flags = ("--security", "none", "--tier-memory", "0", *PATIENT, *TREE_MAX, *others)
         node = JobNode(clients.source, clients.where / f"n{each}", "--hostfile", str(hosts), *flags)
         node.name, node.inside = f"127.0.13.{each + 1}", clients.inside(client)
         nodes.append(node)

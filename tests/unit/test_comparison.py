@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path as FilePath
 from typing import cast
 
 import pytest
 import trio
+import trio.testing
 
-from copperfs.core.messages import SAMPLE_MAX, Hello, Seen
+from copperfs.core.messages import (
+    SAMPLE_MAX,
+    SAMPLE_PATH_BYTES_MAX,
+    Hello,
+    Seen,
+)
 from copperfs.core.node import Node
 from copperfs.core.peering import EPOCH_LEAP_MAX
 from copperfs.core.policy import Policy
-from copperfs.runtime.comparison import COMPARED_MAX, Comparison
+from copperfs.runtime import comparison as comparing
+from copperfs.runtime.comparison import COMPARED_MAX, LOOKS_S, WITHIN_S, Comparison
 from copperfs.source import sample as sampling
-from copperfs.source.sample import other_number, take_sample
+from copperfs.source.sample import (
+    NAMES_IN_ALL,
+    NAMES_OF_EACH,
+    PREFIXES_MAX,
+    names_of_each,
+    other_number,
+    take_names,
+)
 from copperfs.types import ROOT, NodeId, Path, Version, is_below
 
 EPOCH = 7
@@ -33,6 +49,13 @@ def fill(top: FilePath, count: int = 10) -> bytes:
     return bytes(top)
 
 
+def take_sample(root: bytes) -> tuple[Seen, ...]:
+    """Of a source that is one filesystem."""
+    names = take_names(root, ROOT, everything, names_of_each(1))
+    assert names is not None
+    return names
+
+
 def renumbered(sample: tuple[Seen, ...]) -> tuple[Seen, ...]:
     """As another client sees the same files."""
     return tuple(
@@ -44,9 +67,9 @@ def renumbered(sample: tuple[Seen, ...]) -> tuple[Seen, ...]:
 
 
 def test_a_sample_is_a_few_names_as_they_are(tmp_path: FilePath) -> None:
-    sample = take_sample(fill(tmp_path), (ROOT,), everything)
-    assert len(sample) == SAMPLE_MAX
-    assert sample[0].path == ROOT
+    sample = take_sample(fill(tmp_path))
+    assert len(sample) == NAMES_IN_ALL
+    assert ROOT not in {each.path for each in sample}, "all clients number their root alike"
     for each in sample:
         status = os.lstat(tmp_path / os.fsdecode(each.path))
         assert each.version.inode == status.st_ino
@@ -54,33 +77,54 @@ def test_a_sample_is_a_few_names_as_they_are(tmp_path: FilePath) -> None:
 
 
 def test_of_a_source_without_names_there_is_itself(tmp_path: FilePath) -> None:
-    assert [each.path for each in take_sample(bytes(tmp_path), (ROOT,), everything)] == [ROOT]
-    assert take_sample(bytes(tmp_path / "gone"), (ROOT,), everything) == ()
+    assert [each.path for each in take_sample(bytes(tmp_path))] == [ROOT]
+    assert take_sample(bytes(tmp_path / "gone")) == ()
 
 
 def test_a_sample_goes_deeper_where_there_are_few_names(tmp_path: FilePath) -> None:
     (tmp_path / "only" / "one").mkdir(parents=True)
     fill(tmp_path / "only" / "one")
-    sample = take_sample(bytes(tmp_path), (ROOT,), everything)
-    assert len(sample) == SAMPLE_MAX
-    assert {b"", b"only", b"only/one"} < {each.path for each in sample}
+    sample = take_sample(bytes(tmp_path))
+    assert len(sample) == NAMES_IN_ALL
+    assert {b"only", b"only/one"} < {each.path for each in sample}
 
 
-def test_a_sample_has_names_of_all_prefixes_and_none_that_are_local(tmp_path: FilePath) -> None:
-    for name in ("a", "b", "local"):
+def test_of_each_of_many_filesystems_there_are_enough_names(tmp_path: FilePath) -> None:
+    for prefixes in range(1, PREFIXES_MAX + 1):
+        assert names_of_each(prefixes) >= NAMES_OF_EACH >= 3
+        assert prefixes * names_of_each(prefixes) <= SAMPLE_MAX
+    for name in ("a", "local"):
         (tmp_path / name).mkdir()
         fill(tmp_path / name)
-    prefixes = (Path(b"a"), Path(b"b"))
-    sample = take_sample(
-        bytes(tmp_path), prefixes, lambda path: any(is_below(path, each) for each in prefixes)
-    )
-    below = [each.path.partition(b"/")[0] for each in sample]
-    assert below == [b"a"] * (SAMPLE_MAX // 2) + [b"b"] * (SAMPLE_MAX // 2)
+    prefix = Path(b"a")
+    names = take_names(bytes(tmp_path), prefix, lambda path: is_below(path, prefix), NAMES_OF_EACH)
+    assert names is not None
+    assert [each.path.partition(b"/")[0] for each in names] == [prefix] * NAMES_OF_EACH
+    assert prefix not in {each.path for each in names}
+
+
+def test_no_name_is_longer_than_a_greeting_can_carry(tmp_path: FilePath) -> None:
+    deep = tmp_path / "/".join(["d" * 200] * 3)
+    deep.mkdir(parents=True)
+    (deep / "f").write_bytes(b"")
+    prefix = Path(os.fsencode(deep.relative_to(tmp_path)))
+    assert len(prefix) > SAMPLE_PATH_BYTES_MAX
+    assert take_names(bytes(tmp_path), prefix, everything, 3) == ()
+
+
+def test_what_gives_an_error_is_to_be_looked_at_again(
+    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lstat(path: bytes) -> os.stat_result:
+        raise OSError(errno.EIO, "as if")
+
+    monkeypatch.setattr(sampling.os, "lstat", lstat)
+    assert take_names(bytes(tmp_path), ROOT, everything, 3) is None
 
 
 def test_another_number_is_found_only_where_all_else_is_the_same(tmp_path: FilePath) -> None:
     root = fill(tmp_path)
-    sample = take_sample(root, (ROOT,), everything)
+    sample = take_sample(root)
     assert other_number(root, sample, everything) is None
     other = renumbered(sample)
     assert other_number(root, other, everything) == other[-1].path
@@ -103,7 +147,7 @@ def test_clients_that_number_files_as_they_see_them_are_told_apart(
         return Version(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
 
     monkeypatch.setattr(sampling, "_version", number)
-    sample = take_sample(root, (ROOT,), everything)
+    sample = take_sample(root)
     versions.clear()
     assert other_number(root, sample, everything) is not None
 
@@ -142,10 +186,32 @@ class Lab:
         self.did.append(("say", epoch, self.comparison.sample))
         self._said.set()
 
-    def hear(self, sample: tuple[Seen, ...] = (), *, ignores: bool = False, epoch: int = 1) -> None:
+    def hear(
+        self,
+        sample: tuple[Seen, ...] = (),
+        *,
+        ignores: bool = False,
+        epoch: int = 1,
+        is_sampled: bool = False,
+    ) -> None:
+        is_sampled = is_sampled or bool(sample)
         self.comparison.hear(
-            Hello(NodeId(0), "job", b"", epoch, ignores_inodes=ignores, sample=sample)
+            Hello(
+                NodeId(0),
+                "job",
+                b"",
+                epoch,
+                ignores_inodes=ignores,
+                sample=sample,
+                is_sampled=is_sampled,
+            )
         )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Of the comparison; it wakes whoever waits whenever something has changed."""
+        with trio.fail_after(5 + 2 * WITHIN_S):
+            while not condition():
+                await self.comparison._woken.wait()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -170,7 +236,7 @@ def test_the_first_node_takes_the_sample_and_says_so(tmp_path: FilePath) -> None
         lab = Lab(fill(tmp_path), 0)
         async with lab.running():
             await lab.settled()
-            sample = take_sample(bytes(tmp_path), (ROOT,), everything)
+            sample = take_sample(bytes(tmp_path))
             assert await lab.said() == [("say", EPOCH, sample)]
 
     trio.run(main)
@@ -179,7 +245,7 @@ def test_the_first_node_takes_the_sample_and_says_so(tmp_path: FilePath) -> None
 def test_a_node_that_sees_the_same_passes_the_sample_on_and_is_ready(tmp_path: FilePath) -> None:
     async def main() -> None:
         lab = Lab(fill(tmp_path), 1)
-        sample = take_sample(bytes(tmp_path), (ROOT,), everything)
+        sample = take_sample(bytes(tmp_path))
         async with lab.running():
             lab.hear(sample)
             assert lab.did == [("say", EPOCH, sample)], "at once, for those behind it"
@@ -198,7 +264,7 @@ def test_a_node_that_sees_other_numbers_has_all_leave_them_out(
 
     async def main() -> None:
         lab = Lab(fill(tmp_path), 1)
-        sample = renumbered(take_sample(bytes(tmp_path), (ROOT,), everything))
+        sample = renumbered(take_sample(bytes(tmp_path)))
         async with lab.running():
             lab.hear(sample)
             await lab.settled()
@@ -241,7 +307,7 @@ def test_with_a_setting_nothing_is_looked_at(tmp_path: FilePath) -> None:
     async def main() -> None:
         lab = Lab(fill(tmp_path), 0, is_wanted=False)
         await lab.comparison.run()
-        lab.hear(renumbered(take_sample(bytes(tmp_path), (ROOT,), everything)), ignores=True)
+        lab.hear(renumbered(take_sample(bytes(tmp_path))), ignores=True)
         await lab.settled()
         assert lab.did == []
 
@@ -250,7 +316,171 @@ def test_with_a_setting_nothing_is_looked_at(tmp_path: FilePath) -> None:
 
 def test_only_so_many_samples_are_kept(tmp_path: FilePath) -> None:
     lab = Lab(fill(tmp_path), 1)
-    (first, *_) = take_sample(bytes(tmp_path), (ROOT,), everything)
+    (first, *_) = take_sample(bytes(tmp_path))
     for inode in range(2 * COMPARED_MAX):
         lab.hear((Seen(first.path, first.version._replace(inode=inode)),))
     assert len(lab.comparison._heard) == COMPARED_MAX
+    assert lab.comparison.sample == (Seen(first.path, first.version._replace(inode=0)),)
+
+
+def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> None:
+    """Nodes learn that from the first one, and say it to those behind them."""
+
+    async def main() -> None:
+        first, second = Lab(bytes(tmp_path / "gone"), 0), Lab(bytes(tmp_path), 1)
+        async with first.running(), second.running():
+            assert await first.said() == [("say", EPOCH, ())]
+            assert first.comparison.is_sampled
+            second.hear(is_sampled=True)
+            assert second.did == [("say", EPOCH, ())]
+            assert not second.comparison._is_pending()
+            second.hear(is_sampled=True)
+            assert second.did == [("say", EPOCH, ())], "once"
+
+    trio.run(main)
+
+
+def test_with_a_hostfile_nobody_waits_for_a_node_that_may_never_come(tmp_path: FilePath) -> None:
+    async def main() -> None:
+        lab = Lab(fill(tmp_path), 1)
+        assert lab.comparison._is_pending()
+        lab.comparison.all_have_met = False
+        assert not lab.comparison._is_pending()
+        lab.hear(take_sample(bytes(tmp_path)))
+        assert lab.comparison._is_pending(), "what was heard is compared first"
+        async with lab.running():
+            await lab.settled()
+
+    trio.run(main)
+
+
+# ---- filesystems that hang -----------------------------------------------------------------------
+
+
+class Hanging:
+    """Work below ``sick`` ends when it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go = threading.Event()
+
+        def take(root: bytes, prefix: Path, *others: object) -> tuple[Seen, ...] | None:
+            self.pass_by(prefix)
+            return take_names(root, prefix, *others)  # type: ignore[arg-type]
+
+        def compare(root: bytes, sample: tuple[Seen, ...], *others: object) -> Path | None:
+            self.pass_by(sample[0].path)
+            return other_number(root, sample, *others)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(comparing, "take_names", take)
+        monkeypatch.setattr(comparing, "other_number", compare)
+
+    def pass_by(self, path: Path) -> None:
+        if is_below(path, Path(b"sick")):
+            self.may_go.wait(60)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    found = Hanging(monkeypatch)
+    yield found
+    found.may_go.set()
+
+
+def two_filesystems(top: FilePath) -> tuple[Path, ...]:
+    for name in ("sick", "well"):
+        (top / name).mkdir()
+        fill(top / name)
+    return Path(b"sick"), Path(b"well")
+
+
+def places_of(sample: tuple[Seen, ...]) -> set[bytes]:
+    return {each.path.partition(b"/")[0] for each in sample}
+
+
+def test_a_filesystem_that_hangs_does_not_take_the_others_from_the_sample(
+    tmp_path: FilePath, hanging: Hanging, expected_warnings: object
+) -> None:
+    expected_warnings("sick.* does not answer")  # type: ignore[operator]
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        lab = Lab(bytes(tmp_path), 0)
+        lab.comparison.prefixes = two_filesystems(tmp_path)
+        async with lab.running():
+            await lab.until(lambda: bool(lab.comparison._taken))
+            await trio.testing.wait_all_tasks_blocked()
+            assert lab.did == [], "it may answer yet"
+            clock.jump(LOOKS_S)
+            await lab.until(lambda: lab.comparison.is_sampled)
+            assert places_of(lab.comparison.sample) == {b"well"}
+            hanging.may_go.set()
+            await lab.until(lambda: len(places_of(lab.comparison.sample)) == 2)
+            assert len(lab.did) == 2, "what came later is said, too"
+
+    trio.run(main, clock=clock)
+
+
+def test_names_that_come_later_are_passed_on_and_compared(
+    tmp_path: FilePath, expected_warnings: object
+) -> None:
+    expected_warnings("another inode number")  # type: ignore[operator]
+
+    async def main() -> None:
+        lab = Lab(fill(tmp_path), 1)
+        sample = take_sample(bytes(tmp_path))
+        first = sample[:2]
+        longer = (*first, *renumbered(sample[2:]))
+        async with lab.running():
+            lab.hear(first)
+            await lab.settled()
+            lab.hear(longer)
+            assert lab.did == [("say", EPOCH, first), ("say", EPOCH, longer)]
+            await lab.until(lambda: lab.comparison.ignoring)
+
+    trio.run(main)
+
+
+def test_a_filesystem_that_hangs_does_not_keep_others_from_being_compared(
+    tmp_path: FilePath, hanging: Hanging, expected_warnings: object
+) -> None:
+    expected_warnings("another inode number")  # type: ignore[operator]
+
+    async def main() -> None:
+        lab = Lab(bytes(tmp_path), 1)
+        lab.comparison.prefixes = two_filesystems(tmp_path)
+        sick, well = (
+            take_names(bytes(tmp_path), each, everything, 3) for each in lab.comparison.prefixes
+        )
+        assert sick is not None
+        assert well is not None
+        async with lab.running():
+            lab.hear((*sick, *renumbered(well)))
+            await lab.until(lambda: lab.comparison.ignoring)
+
+    trio.run(main)
+
+
+def test_what_could_not_be_compared_in_time_is_said_and_is_not_taken_for_compared(
+    tmp_path: FilePath, hanging: Hanging, expected_warnings: object
+) -> None:
+    expected_warnings("could not be found out")  # type: ignore[operator]
+    expected_warnings("another inode number")  # type: ignore[operator]
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        lab = Lab(bytes(tmp_path), 1)
+        lab.comparison.prefixes = two_filesystems(tmp_path)
+        sick = take_names(bytes(tmp_path), Path(b"sick"), everything, 3)
+        assert sick is not None
+        async with lab.running(), trio.open_nursery() as nursery:
+            lab.hear(renumbered(sick))
+            nursery.start_soon(lab.comparison.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(WITHIN_S)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not nursery.child_tasks, "it waits no longer"
+            assert lab.comparison._is_pending()
+            hanging.may_go.set()
+            await lab.until(lambda: lab.comparison.ignoring)
+
+    trio.run(main, clock=clock)

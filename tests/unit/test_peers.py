@@ -1,5 +1,7 @@
 """The engine's side of the overlay: what it keeps of what comes."""
 
+from collections.abc import Callable
+
 from copperfs.core.actions import Send
 from copperfs.core.events import Clear, Event, List
 from copperfs.core.messages import (
@@ -45,6 +47,19 @@ def test_of_a_listing_that_is_not_wanted_any_more_nothing_is_kept() -> None:
         peers.arrived(Received(PARENT, given, Payload(part, digest(part))))
         post(Clear())
     assert peers.kept_listing_bytes() <= PART_BYTES
+
+
+def test_a_greeting_that_nobody_would_take_does_not_end_the_daemon(
+    expected_warnings: Callable[[str], None],
+) -> None:
+    expected_warnings("no node would take this greeting")
+    node = Node(Policy(b"/src", b"/mnt"), Limits(1 << 30, 1 << 20, None, 10.0), Trees(2, ME))
+
+    peers = Peers(MemoryNetwork().transport(ME), node, Blobs(), lambda _: None, "job", b"")
+    peers.arrived(Connected(PARENT))
+    peers.arrived(Received(PARENT, Hello(PARENT, "job", b"", 1), None))
+    peers.job = "job" * (64 << 10)
+    peers.say_hello_again(1)
 
 
 def test_whatever_comes_from_a_parent_is_counted() -> None:

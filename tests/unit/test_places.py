@@ -18,6 +18,7 @@ from copperfs.runtime.places import (
     are_apart,
     below_source,
     check_shared,
+    compared_prefixes,
     policy_for,
     ring_prefix,
 )
@@ -125,6 +126,27 @@ def test_what_an_automounter_has_mounted_at_the_moment_makes_no_difference() -> 
     assert apart(all_mounts=machine).shared == paths(b"home")
 
 
+def test_a_direct_automount_is_shared_whether_or_not_it_was_triggered() -> None:
+    """Each line of fstab with ``x-systemd.automount``, each direct map."""
+    data = Mount(b"/data", "0:4", "autofs", "systemd-1", "rw,fd=59,direct")
+    below = Mount(b"/lus/tools", "0:5", "autofs", "auto.direct", "rw,fd=6,direct")
+    machine = [*APART[:4], data, below]
+    triggered = [*machine, mount(b"/data", "nfs4"), mount(b"/lus/tools", "nfs")]
+    assert apart(all_mounts=machine) == apart(all_mounts=triggered)
+    assert apart(all_mounts=machine).shared == paths(b"data", b"lus")
+    assert apart("/data", machine) == apart("/data", triggered)
+    disk = [*machine, mount(b"/data", "ext4")]
+    assert apart(all_mounts=disk).shared == paths(b"lus"), "a disk of one machine stays its own"
+
+
+def test_what_systemd_mounts_to_boot_from_is_of_one_machine() -> None:
+    machine = [*APART[:4]]
+    efi = Mount(b"/boot/efi", "0:6", "autofs", "systemd-1", "rw,fd=60,direct")
+    triggered = [*machine, efi, mount(b"/boot/efi", "vfat")]
+    assert apart(all_mounts=[*machine, efi]) == apart(all_mounts=triggered)
+    assert apart(all_mounts=triggered) == apart(all_mounts=machine)
+
+
 def test_what_is_mounted_over_another_hides_it() -> None:
     machine = [*APART[:3], mount(b"/data", "ext4"), mount(b"/data", "nfs")]
     assert apart(all_mounts=machine).shared == paths(b"data")
@@ -180,6 +202,27 @@ def test_a_prefix_is_where_its_links_lead(tmp_path: FilePath) -> None:
 def test_prefixes_that_were_named_are_the_shared_ones() -> None:
     chosen = policy(shared=("/opt/soft", "/lus/"))
     assert chosen.shared == paths(b"opt/soft", b"lus")
+
+
+@pytest.mark.parametrize(
+    ("source", "shared", "expected"),
+    [
+        ("/", "/lus/data/sets", paths(b"lus/data/sets")),
+        ("/lus", "/lus/data/sets", paths(b"data/sets")),
+        ("/lus", "/opt", ()),
+        ("/", "/lus", paths(b"lus", b"lus/scratch/all")),
+        ("/home", "/home", paths(b"", b"me")),
+        ("/auto", "/auto", ()),
+    ],
+)
+def test_inode_numbers_are_compared_in_what_is_shared(
+    source: str, shared: str, expected: tuple[Path, ...]
+) -> None:
+    """Also where that is a directory in the middle of a filesystem; and nothing is mounted to do
+    it."""
+    machine = [*APART, mount(b"/auto", "autofs")]
+    chosen = apart(source, machine, shared=(shared,))
+    assert compared_prefixes(machine, chosen) == expected
 
 
 def test_a_prefix_that_holds_the_source_makes_all_of_it_shared() -> None:

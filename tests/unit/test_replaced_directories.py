@@ -78,6 +78,13 @@ def test_another_directory_has_all_that_leads_there_looked_up_again(asked: str) 
     assert lab.look(b"a/b") == [ScanSource(FetchId(4), Path(b"a"))]
 
 
+def test_a_number_that_does_not_count_makes_no_other_directory() -> None:
+    lab = lab_that_knows_the_directory()
+    lab.list(b"a/b")
+    actions = lab.scanned(3, listing_of(0, (b"c", file())))
+    assert not any(each in FORGOTTEN for each in actions)
+
+
 def test_the_same_directory_with_other_names_is_the_same() -> None:
     lab = lab_that_knows_the_directory()
     lab.list(b"a/b")

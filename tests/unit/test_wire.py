@@ -14,6 +14,7 @@ from copperfs.core.messages import (
     PART_BYTES,
     PASSED_MAX,
     SAMPLE_MAX,
+    SAMPLE_PATH_BYTES_MAX,
     Ask,
     Batch,
     Call,
@@ -117,6 +118,7 @@ bare: st.SearchStrategy[Message] = st.one_of(
         st.binary(max_size=100),
         st.booleans(),
         st.lists(st.builds(Seen, paths, versions), max_size=SAMPLE_MAX).map(tuple),
+        st.booleans(),
     ),
     st.builds(
         Ask, numbers, numbers, st.sampled_from((What.ENTRY, What.LISTING)), paths, maybe_versions
@@ -338,6 +340,23 @@ def test_another_version_or_message_or_magic_is_refused_and_says_so() -> None:
         other[at] = 100
         with pytest.raises(Malformed, match=why):
             decode([bytes(other)])
+
+
+def test_the_longest_greeting_can_be_sent() -> None:
+    path = Path(b"p" * SAMPLE_PATH_BYTES_MAX)
+    seen = Seen(path, Version((1 << 63) - 1, -(1 << 62), 1 << 62, (1 << 64) - 1))
+    hello = Hello(
+        NodeId(199_999),
+        "\N{SNOWMAN}" * 256,
+        bytes(64),
+        (1 << 63) - 1,
+        places=bytes(codec.PLACES_BYTES_MAX),
+        sample=(seen,) * SAMPLE_MAX,
+        is_sampled=True,
+    )
+    assert decode([encode(hello)]) == (hello, None)
+    with pytest.raises(Malformed, match="cannot be sent"):
+        encode(replace(hello, sample=(replace(seen, path=Path(path + b"p")),)))
 
 
 def test_a_header_longer_than_its_message_allows_is_refused_unread() -> None:

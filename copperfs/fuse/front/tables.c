@@ -422,7 +422,7 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 
 		/* A directory keeps its number while its contents change. */
 		if (node->negative || !same_kind ||
-		    !(directories ? version_ino(&node->attr) == version_ino(attr)
+		    !(directories ? !is_another(&node->attr, attr)
 				  : same_version(&node->attr, attr))) {
 			displace(t, node);
 			node = NULL;

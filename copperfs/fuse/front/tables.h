@@ -249,6 +249,14 @@ static inline uint64_t version_ino(const struct fuse_attr *a)
 {
 	return a->flags & ATTR_OWN_INODE ? 0 : a->ino;
 }
+/* Whether the numbers tell two files apart. 0 does not, nor from what was looked at before the
+ * numbers were left out. */
+static inline bool is_another(const struct fuse_attr *a, const struct fuse_attr *b)
+{
+	uint64_t one = version_ino(a), other = version_ino(b);
+
+	return one != other && one && other;
+}
 /* The inode number as it is shown: files of two filesystems must not look like hard links. */
 uint64_t shown_ino(const struct fuse_attr *a);
 /* For the kernel. */
