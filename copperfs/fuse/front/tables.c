@@ -585,12 +585,15 @@ void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
 
 void node_set_extents(struct tables *t, struct node *node, struct extents *extents)
 {
-	uint64_t *slot = &t->extents_ids[t->extents_next++ % EXTENTS_NODES_MAX];
-	struct node *oldest = *slot ? node_by_id(t, *slot) : NULL;
+	if (t->extents_ids[node->extents_slot] != node->id) {
+		uint32_t slot = t->extents_next++ % EXTENTS_NODES_MAX;
+		struct node *oldest = node_by_id(t, t->extents_ids[slot]);
 
-	if (oldest)
-		node_drop_extents(oldest);
-	*slot = node->id;
+		if (oldest)
+			node_drop_extents(oldest);
+		t->extents_ids[slot] = node->id;
+		node->extents_slot = (uint8_t)slot;
+	}
 	node_drop_extents(node);
 	node->extents = extents;
 }

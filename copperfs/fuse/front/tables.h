@@ -151,6 +151,7 @@ struct node {
 	uint32_t chunk_count;
 	uint32_t children;
 	uint16_t name_length;
+	uint8_t extents_slot; /* its place in the ring, if its number is there */
 	bool attached : 1; /* found by (parent, name) */
 	bool negative : 1; /* known not to exist */
 	bool idle : 1;	   /* in the list of those the kernel does not refer to */
@@ -179,7 +180,8 @@ struct tables {
 	uint32_t handle_next, handle_max;
 	uint64_t *handle_ids; /* a ring: publishing one handle more withdraws the oldest */
 	struct handle *dropped; /* let go of when the lock is: closing may take long */
-	uint64_t extents_ids[EXTENTS_NODES_MAX]; /* a ring, as that of handles */
+	/* a ring, as that of handles, in which each node has one place */
+	uint64_t extents_ids[EXTENTS_NODES_MAX];
 	uint32_t extents_next;
 	uint64_t chunks;
 	struct chunk *touched; /* those used since they were last taken */
