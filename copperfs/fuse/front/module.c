@@ -529,7 +529,7 @@ static PyObject *py_publish_file(PyObject *object, PyObject *args)
 	tables_lock(&f->tables);
 	node = node_reach(&f->tables, path, (size_t)length);
 	if (node && S_ISREG(node->attr.mode) && node->attr.size == size &&
-	    node->attr.size == blob->size && version_ino(&node->attr) == ino &&
+	    node->attr.size == blob->size && same_ino(version_ino(&node->attr), ino) &&
 	    attr_nanoseconds(node->attr.mtime, node->attr.mtimensec) == mtime_ns &&
 	    attr_nanoseconds(node->attr.ctime, node->attr.ctimensec) == ctime_ns) {
 		id = node->id;

@@ -208,8 +208,8 @@ void tables_unlock(struct tables *t)
 /* The version of a file, as in copperfs/types.py. */
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b)
 {
-	return version_ino(a) == version_ino(b) && a->size == b->size && a->mtime == b->mtime &&
-	       a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
+	return same_ino(version_ino(a), version_ino(b)) && a->size == b->size &&
+	       a->mtime == b->mtime && a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
 	       a->ctimensec == b->ctimensec;
 }
 
@@ -422,7 +422,7 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 
 		/* A directory keeps its number while its contents change. */
 		if (node->negative || !same_kind ||
-		    !(directories ? version_ino(&node->attr) == version_ino(attr)
+		    !(directories ? same_ino(version_ino(&node->attr), version_ino(attr))
 				  : same_version(&node->attr, attr))) {
 			displace(t, node);
 			node = NULL;

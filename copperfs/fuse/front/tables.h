@@ -251,6 +251,8 @@ static inline uint64_t version_ino(const struct fuse_attr *a)
 {
 	return a->flags & ATTR_OWN_INODE ? 0 : a->ino;
 }
+/* Of versions: one may be of before the job began to leave the numbers out. */
+static inline bool same_ino(uint64_t a, uint64_t b) { return a == b || !a || !b; }
 /* The inode number as it is shown: files of two filesystems must not look like hard links. */
 uint64_t shown_ino(const struct fuse_attr *a);
 /* For the kernel. */
