@@ -14,6 +14,7 @@
 int pthread_mutex_unlock(pthread_mutex_t *mutex);
 
 enum { SIZE = 10000, DATA = 1000, HOLE = 2000 };
+#define HANGS_NS (3600 * 1000000000ull)
 
 static struct front front;
 static bool clears; /* after the next unlock of the tables */
@@ -143,6 +144,19 @@ int main(void)
 	clears = true;
 	begun.done(&front, begun.unique, extents_of());
 	CHECK(answers == 1 && answered.offset == HOLE && !front.pending_count);
+
+	/* who has waited for this file until the deadline is not kept waiting again at once */
+	begun.done = NULL;
+	other->hung_until = now_ns() + HANGS_NS;
+	node_withdraw(t, other);
+	ask(other->id, SEEK_HOLE, scratch);
+	CHECK(begun.done && answers == 1); /* it was a read */
+	begun.done(&front, begun.unique, NULL);
+	CHECK(answers == 2 && answered.offset == SIZE);
+	begun.done = NULL;
+	other->hung_seek = true;
+	ask(other->id, SEEK_HOLE, scratch);
+	CHECK(!begun.done && answers == 3 && answered.offset == SIZE);
 	front_destroy(&front);
 	free(scratch);
 	return 0;

@@ -139,7 +139,7 @@ struct node {
 	struct node *idle_next, *idle_previous;
 	uint64_t nlookup;
 	uint64_t fresh_until;
-	uint64_t hung_until; /* reading it took too long a moment ago ... */
+	uint64_t hung_until; /* reading it, or looking for holes, took too long a moment ago ... */
 	uint32_t hung_for;   /* ... for this thread */
 	struct fuse_attr attr;
 	struct blob *object; /* a file's bytes or a link's target */
@@ -161,6 +161,7 @@ struct node {
 	bool outdated : 1; /* ... since before a time from which on others may be there */
 	bool asked : 1;	   /* the handlers were asked for its names and gave none yet */
 	bool tried : 1;	   /* listing it ahead failed before */
+	bool hung_seek : 1; /* what took too long was looking for holes */
 	char name[];
 };
 
