@@ -14,7 +14,10 @@
  * names is one flat buffer.
  *
  * One mutex guards it all, held for some 100 ns and never across a system call;
- * whoever takes it has let go of the GIL first.
+ * whoever takes it has let go of the GIL first.  It is held for longer to go through all
+ * nodes (a clear), and once for each listing that is read ahead of, when its first small
+ * file is asked for: endings.c takes 5 to 25 ns for each name then, 0.1 ms for the 4,096 of
+ * --listing-max, 1.2 ms for 50,000.
  *
  * Nothing in here knows of Python, sockets or /dev/fuse.
  */
