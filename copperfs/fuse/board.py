@@ -12,6 +12,7 @@ it were done here), so ``look_again`` only says what a worker thread is to do.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from copperfs.blob import Blob
@@ -204,9 +205,11 @@ class Board:
             return None
         return lambda: self.front.invalidate_node(number)
 
-    def invalidate_all(self) -> int:
-        """Have the kernel look everything up again; called in a worker thread."""
-        return self.front.invalidate_all()
+    def invalidate_all(self) -> tuple[int, Callable[[], int] | None]:
+        """Have the kernel look everything up again; called in a worker thread. How many names it
+        was told of, and what tells it of the rest, for which lookups under way have to end."""
+        told, left = self.front.invalidate_all()
+        return told, None if left is None else partial(self.front.invalidate_later, left)
 
 
 def _seconds(fresh_s: float | None) -> float:

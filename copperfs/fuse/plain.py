@@ -90,13 +90,13 @@ class PlainPublications:
             return None
         return lambda: _invalidate(number, name)
 
-    def invalidate_all(self) -> int:
+    def invalidate_all(self) -> tuple[int, None]:
         told = 0
         for path in self.inodes.paths():
             directory, name = split(path)
             number = self.inodes.find(directory)
             told += number is not None and _invalidate(number, name)
-        return told
+        return told, None
 
 
 def _invalidate(number: int, name: bytes) -> bool:

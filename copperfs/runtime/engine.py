@@ -115,8 +115,9 @@ class Publications(Protocol):
         """What a worker thread is to do so that the kernel looks *path* up again."""
         ...
 
-    def invalidate_all(self) -> int:
-        """Have the kernel look everything up again; called in a worker thread."""
+    def invalidate_all(self) -> tuple[int, Callable[[], int] | None]:
+        """Have the kernel look everything up again; called in a worker thread. How many names it
+        was told of, and what tells it of the rest, for which lookups under way have to end."""
         ...
 
 
@@ -252,9 +253,12 @@ class Engine:
         self._clearing = True
         self.post(Clear(epoch))
         self._clearing = False
-        return await trio.to_thread.run_sync(
+        told, tell_rest = await trio.to_thread.run_sync(
             self.publications.invalidate_all, abandon_on_cancel=True
         )
+        if tell_rest is not None:
+            told += await trio.to_thread.run_sync(tell_rest, abandon_on_cancel=True)
+        return told
 
     def take(self, key: ObjectKey, blob: Blob, *, ahead: bool, used: bool) -> None:
         """A file that was read without the core being asked."""
@@ -447,7 +451,7 @@ class Engine:
         self.publications.withdraw_all()
         if self._clearing:
             return
-        self.notifications.add_everything(self.publications.invalidate_all)
+        self.notifications.add_everything(lambda: self.publications.invalidate_all()[1])
 
     # --- odds and ends ---------------------------------------------------------------------------
 

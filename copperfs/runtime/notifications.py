@@ -12,7 +12,9 @@ the thread that sends it with it. Therefore
   ESTALE once more, and then it is queued again;
 - a name that waits already is not queued twice.
 
-That all names are old (a clear of another node) has a queue of its own and is never dropped.
+That all names are old (a clear of another node) has a queue of its own and is never dropped. The
+names in directories with a lookup under way come last, in another queue, so that the next clear
+waits for no lookup.
 """
 
 import logging
@@ -27,6 +29,8 @@ from copperfs.types import Path, split
 log = logging.getLogger(__name__)
 
 Tell = Callable[[], object]
+TellAll = Callable[[], Tell | None]
+"""Gives what is to be told last."""
 
 # With a hanging lookup in as many directories as this, notifications about others wait as well. A
 # thread that waits in the kernel costs some 20 KiB.
@@ -35,6 +39,8 @@ WAITING_MAX = 1024
 EACH_DIRECTORY_MAX = WAITING_MAX // THREADS_MAX
 EVERYTHING: Path = Path(b"/")
 """Stands for all names and their directories; no path in the mount begins with a slash."""
+THE_REST: Path = Path(b"/rest")
+"""Stands for those of them that are told last."""
 
 
 @dataclass(slots=True)
@@ -95,11 +101,18 @@ class Notifications:
         else:
             self._add(directory, path, tell)
 
-    def add_everything(self, tell: Tell) -> None:
-        """Have *tell* called, which has the kernel look every name up again."""
+    def add_everything(self, tell: TellAll) -> None:
+        """Have *tell* called, which has the kernel look every name up again, and then what it
+        gives, which nothing but its like waits for."""
+
+        def tell_all() -> None:
+            rest = tell()
+            if rest is not None:
+                trio.from_thread.run_sync(self._add_latest, THE_REST, rest)
+
         queue = self._queues.get(EVERYTHING)
         if queue is None or not queue.waiting:
-            self._add(EVERYTHING, EVERYTHING, tell)
+            self._add(EVERYTHING, EVERYTHING, tell_all)
 
     async def wait_told(self, path: Path, within_s: float) -> None:
         """Until the kernel was told what was added about *path* and the directories that it is in;
@@ -130,6 +143,15 @@ class Notifications:
             self._ready.send_nowait(directory)
         queue.waiting[path] = _Notification(tell)
         self._count += 1
+
+    def _add_latest(self, directory: Path, tell: Tell) -> None:
+        """In the place of what waits: what came later leaves less, and nothing that the kernel was
+        not told of meanwhile."""
+        queue = self._queues.get(directory)
+        if queue is not None and queue.waiting:
+            queue.waiting[directory].tell = tell
+        else:
+            self._add(directory, directory, tell)
 
     def _drop(self, path: Path, *, is_said: bool) -> None:
         self.dropped += 1

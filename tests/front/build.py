@@ -39,6 +39,12 @@ FREED_AFTER_LOCK: list[str | Path] = [
 ]
 STRESS: list[str | Path] = [_FEW_BUCKETS, *SOURCES, HERE / "stress.c"]
 MANY_ENDINGS: list[str | Path] = ["-DAHEAD_STEPS", *SOURCES, HERE / "many_endings.c"]
+KEPT_EXTENTS: list[str | Path] = [
+    "-Dpthread_mutex_unlock=clearing_unlock",
+    "-Dwritev=noted_writev",
+    *SOURCES,
+    HERE / "kept_extents.c",
+]
 LATE_DENIAL: list[str | Path] = ["-Dwritev=late_writev", *SOURCES, HERE / "late_denial.c"]
 STRESS_SOURCE: list[str | Path] = [
     "-Dfstatat=stressed_fstatat",

@@ -72,6 +72,7 @@ int main(void)
 {
 	struct tables *t = &front.tables;
 	struct node *directory;
+	struct later later;
 	pthread_t asker;
 	char *scratch = malloc(REPLY_MAX);
 
@@ -92,7 +93,7 @@ int main(void)
 	tables_lock(t);
 	tables_clear(t);
 	tables_unlock(t);
-	CHECK(front_invalidate_all(&front) == 1);
+	CHECK(front_invalidate_all(&front, &later) == 1 && !later.some);
 	CHECK(!pthread_join(asker, NULL));
 	CHECK(answers == 1 && told == 4 && !front.denials);
 	front_destroy(&front);

@@ -20,8 +20,10 @@ from copperfs.core.listing import pack_listing
 from copperfs.fuse._front import Front
 from copperfs.source.native import NativeFetcher
 from copperfs.types import Attributes, Entry
+from tests.mount.helpers import eventually
 
 LOOKUP, READ = 1, 15
+INVALIDATE_INODE, INVALIDATE_ENTRY, NEXT_EPOCH = 2, 3, 8
 ROOT_NODE = 1
 FILES = 60
 SIZE = 100
@@ -39,11 +41,21 @@ class Kernel:
         self._end = end
         self._unique = 0
 
-    def ask(self, opcode: int, node: int, body: bytes) -> bytes:
+    def begin(self, opcode: int, node: int, body: bytes) -> None:
         self._unique += 2
         length = 40 + len(body)
         header = struct.pack("<IIQQIIII", length, opcode, self._unique, node, 0, 0, os.getpid(), 0)
         self._end.send(header + body)
+
+    def hear(self) -> tuple[int, bytes]:
+        """A notification: which, and what it says."""
+        notification = self._end.recv(1 << 20)
+        _, code, unique = struct.unpack_from("<IiQ", notification)
+        assert not unique
+        return code, notification[16:]
+
+    def ask(self, opcode: int, node: int, body: bytes) -> bytes:
+        self.begin(opcode, node, body)
         reply = self._end.recv(1 << 20)
         _, error, unique = struct.unpack_from("<IiQ", reply)
         assert (error, unique) == (0, self._unique)
@@ -119,3 +131,25 @@ def test_what_was_read_is_heard_of_once_though_memory_runs_out(
     assert sorted(int(path) for _, path, *_ in heard) == list(range(FILES))
     assert sum(each[5] for each in heard) == FILES * SIZE
     assert {bytes_of(each[3]) for each in heard} == {b"%d" % digit * SIZE for digit in range(10)}
+
+
+def test_names_beside_a_lookup_that_hangs_are_left_for_later(front: tuple[Front, Kernel]) -> None:
+    the_front, kernel = front
+    kernel.look_up("1")
+    the_front.clear()
+    kernel.begin(LOOKUP, ROOT_NODE, b"2\0")  # and nobody answers it
+    eventually(lambda: the_front.statistics()["pending"] == 1, "it is looked up")
+    told, left = the_front.invalidate_all()
+    assert (told, [kernel.hear()[0] for _ in range(2)]) == (0, [NEXT_EPOCH, INVALIDATE_INODE])
+    assert left is not None
+    assert the_front.invalidate_later(left) == 1
+    code, said = kernel.hear()
+    assert code == INVALIDATE_ENTRY
+    assert said.endswith(b"1\0")
+
+
+def test_only_what_was_left_is_told_later(front: tuple[Front, Kernel]) -> None:
+    the_front, _ = front
+    with pytest.raises(ValueError, match="not what"):
+        the_front.invalidate_later(b"short")
+    assert the_front.invalidate_all() == (0, None)

@@ -13,6 +13,7 @@ from tests.front.build import (
     FREED_AFTER_LOCK,
     FUZZERS,
     HERE,
+    KEPT_EXTENTS,
     LATE_DENIAL,
     MANY_ENDINGS,
     STRESS,
@@ -63,6 +64,11 @@ def test_a_denial_of_before_a_clear_is_written_before_the_kernel_is_told(
     tmp_path: Path, sanitizers: str
 ) -> None:
     program = build("gcc", sanitizers, LATE_DENIAL, tmp_path / "late_denial")
+    assert run([program], timeout_s=TIMEOUT_S) == ""
+
+
+def test_what_was_found_of_holes_is_kept_and_answered_with(tmp_path: Path) -> None:
+    program = build("gcc", "address,undefined", KEPT_EXTENTS, tmp_path / "kept_extents")
     assert run([program], timeout_s=TIMEOUT_S) == ""
 
 

@@ -750,7 +750,10 @@ void world_step(struct input *in)
 			tables_clear(&f->tables);
 			tables_unlock(&f->tables);
 		} else if (flags % 8 == 1) {
-			front_invalidate_all(f);
+			struct later later;
+
+			front_invalidate_all(f, &later);
+			front_invalidate_later(f, &later);
 		} else if (flags % 8 == 2) {
 			front_shed(f, flags);
 		} else if (flags % 8 == 3) {

@@ -106,6 +106,7 @@ class FakePublications:
     told: list[tuple[str, object]] = field(default_factory=list)
     in_use: list[CacheKey] = field(default_factory=list)
     tell: Callable[[], object] | None = None
+    tell_last: Callable[[], int] | None = None
 
     def publish_object(self, key: ObjectKey, blob: Blob) -> None:
         self.told.append(("publish", key))
@@ -130,9 +131,9 @@ class FakePublications:
         self.told.append(("look again", path))
         return self.tell
 
-    def invalidate_all(self) -> int:
+    def invalidate_all(self) -> tuple[int, Callable[[], int] | None]:
         self.told.append(("invalidate all", None))
-        return 3
+        return 3, self.tell_last
 
 
 @dataclass
@@ -408,6 +409,36 @@ def test_the_kernel_hears_of_a_new_epoch_however_much_else_it_is_told() -> None:
         while scene.engine.notifications.waiting:
             await trio.lowlevel.checkpoint()
         assert scene.verbs == ["withdraw all", "invalidate all"]
+        os.close(reading_end)
+        os.close(writing_end)
+
+    run(play)
+
+
+def test_a_new_epoch_is_told_though_the_last_names_of_the_one_before_still_wait() -> None:
+    async def play(scene: Scene) -> None:
+        reading_end, writing_end = os.pipe()
+        told: list[bytes] = []
+
+        def tell_last() -> int:
+            told.append(os.read(reading_end, 1))
+            return 1
+
+        scene.publications.tell_last = tell_last
+        for count in range(1, 5):
+            scene.engine.post(Clear(6 + count))
+            while scene.verbs != ["withdraw all", "invalidate all"] * count:
+                await trio.lowlevel.checkpoint()
+        # one is under way, and one more for all that have come since
+        while scene.engine.notifications.waiting != 2:
+            await trio.lowlevel.checkpoint()
+        assert not told
+        os.write(writing_end, b"xx")
+        while scene.engine.notifications.waiting:
+            await trio.lowlevel.checkpoint()
+        assert told == [b"x", b"x"]
+        os.write(writing_end, b"x")
+        assert await scene.engine.clear() == 4
         os.close(reading_end)
         os.close(writing_end)
 

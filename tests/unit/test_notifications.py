@@ -109,12 +109,16 @@ def test_a_name_that_waits_is_not_queued_twice_and_its_latest_number_is_told() -
     trio.run(main)
 
 
+def tell_all(kernel: Kernel) -> None:
+    kernel.told.append(b"everything")
+
+
 def test_all_names_being_old_is_told_once_and_waits_for_no_directory() -> None:
     async def main() -> None:
         async with a_kernel() as kernel:
             await kernel.hang(b"d/hung")
             for _ in range(WAITING_MAX):
-                kernel.notifications.add_everything(lambda: kernel.told.append(b"everything"))
+                kernel.notifications.add_everything(lambda: tell_all(kernel))
             assert kernel.notifications.waiting <= 3
             await kernel.settle(waiting=1)
             assert set(kernel.told) == {b"everything"}

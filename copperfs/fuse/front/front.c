@@ -27,6 +27,10 @@ int front_init(struct front *f, uint32_t nodes_max)
 	f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	f->fetched_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (f->wake_fd < 0 || f->fetched_fd < 0) {
+		if (f->wake_fd >= 0)
+			close(f->wake_fd);
+		if (f->fetched_fd >= 0)
+			close(f->fetched_fd);
 		tables_destroy(&f->tables);
 		return -1;
 	}

@@ -208,7 +208,12 @@ int front_invalidate_inode(struct front *f, uint64_t id);
 /* The first with the tables locked, the second without. */
 void denial_begin(struct front *f, struct denial *denial);
 void denial_end(struct front *f, struct denial *denial);
-long front_invalidate_all(struct front *f);
+/* Directories that a notification would wait for, one for each slot of looked_into. */
+struct later {
+	bool some, slots[LOOKED_INTO];
+};
+long front_invalidate_all(struct front *f, struct later *later);
+long front_invalidate_later(struct front *f, const struct later *later);
 long front_shed(struct front *f, uint32_t count);
 
 /* misses.c: what is on its way through Python. */

@@ -51,6 +51,16 @@ static bool is_known(const struct extents *known, uint64_t offset)
 	return known && offset >= known->from && offset < known->until;
 }
 
+/* 0, or ENXIO: there is no more data. */
+static int find_in(const struct extents *known, uint64_t size, const struct fuse_lseek_in *asked,
+		   uint64_t *found)
+{
+	bool wants_data = asked->whence == SEEK_DATA;
+
+	*found = find_known(known, size, asked->offset, wants_data);
+	return wants_data && *found >= size ? ENXIO : 0;
+}
+
 int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *asked,
 	      bool retried, uint64_t *found)
 {
@@ -62,12 +72,11 @@ int hole_find(const struct front *f, const struct node *node, const struct fuse_
 	if (asked->offset >= size)
 		return ENXIO;
 	if (is_known(node->extents, asked->offset))
-		*found = find_known(node->extents, size, asked->offset, wants_data);
-	else if (!retried && may_have_holes(f, node))
+		return find_in(node->extents, size, asked, found);
+	if (!retried && may_have_holes(f, node))
 		return EAGAIN;
-	else
-		*found = wants_data ? asked->offset : size;
-	return wants_data && *found >= size ? ENXIO : 0;
+	*found = wants_data ? asked->offset : size;
+	return 0;
 }
 
 char *seek_begin(const struct node *node, uint64_t offset, struct version *version,
@@ -108,26 +117,41 @@ static struct extents *joined(const struct extents *known, struct extents *more)
 	return both;
 }
 
-/* In a thread of the source. */
+/* In a thread of the source. The answer is what came: a clear may drop it at once again. */
 static void seek_done(void *context, uint64_t unique, struct extents *extents)
 {
 	struct front *f = context;
 	struct pending *pending = pending_claim(f, unique);
+	struct fuse_lseek_out out = { 0 };
+	const struct fuse_in_header *in;
+	const struct fuse_lseek_in *asked;
+	int error = EAGAIN;
 	struct node *node;
 
-	if (pending && extents) {
+	if (!pending) { /* it was interrupted, or is overdue, and answered */
+		free(extents);
+		return;
+	}
+	in = (const struct fuse_in_header *)pending->request;
+	asked = (const struct fuse_lseek_in *)(in + 1);
+	if (is_known(extents, asked->offset)) {
 		tables_lock(&f->tables);
-		node = node_by_id(&f->tables,
-				  ((const struct fuse_in_header *)pending->request)->nodeid);
+		node = node_by_id(&f->tables, in->nodeid);
 		if (node && S_ISREG(node->attr.mode) && extents->until <= node->attr.size) {
+			error = find_in(extents, node->attr.size, asked, &out.offset);
 			node_set_extents(&f->tables, node, joined(node->extents, extents));
 			extents = NULL;
 		}
 		tables_unlock(&f->tables);
 	}
 	free(extents);
-	if (pending) /* or else it was interrupted, or is overdue, and answered */
+	if (error == EAGAIN) { /* all is data, then */
 		front_retry(f, pending, NULL);
+		return;
+	}
+	front_reply(f, unique, error, &out, error ? 0 : sizeof(out));
+	front_count(f, in, pending->answer, pending->started_ns);
+	free(pending);
 }
 
 void seek_start(struct front *f, struct pending *pending, const char *path,

@@ -40,17 +40,18 @@ struct pending *pending_new(const char *request, size_t size, uint64_t started_n
 	return pending;
 }
 
-/* The kernel reads a page again by itself when reading ahead has failed. Its second try
- * must not wait for as long as the first one did. */
-static void note_hung(struct front *f, uint64_t id, uint32_t thread)
+/* The kernel reads a page again by itself when reading ahead has failed, and who has asked for data
+ * asks for a hole next. The second try must not wait for as long as the first one did. */
+static void note_hung(struct front *f, const struct fuse_in_header *in)
 {
 	struct node *node;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
+	node = node_by_id(&f->tables, in->nodeid);
 	if (node) {
 		node->hung_until = now_ns() + HUNG_NS;
-		node->hung_for = thread;
+		node->hung_for = in->pid;
+		node->hung_seek = in->opcode == FUSE_LSEEK;
 	}
 	tables_unlock(&f->tables);
 }
@@ -60,7 +61,7 @@ static void fail(struct front *f, struct pending *pending, int error)
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
 
 	if (error == ETIMEDOUT && in->opcode == FUSE_READ)
-		note_hung(f, in->nodeid, in->pid);
+		note_hung(f, in);
 	front_reply(f, pending->unique, error, NULL, 0);
 	front_count(f, (const struct fuse_in_header *)pending->request, pending->answer,
 		    pending->started_ns);
@@ -251,6 +252,20 @@ static uint64_t deadline_of(const struct front *f, const struct pending *pending
 	return f->deadline_ns + (pending->answer == ANSWER_MISS ? GRACE_S * 1000000000ull : 0);
 }
 
+/* That all of a file is data is right also when nobody can be asked. */
+static void give_up(struct front *f, struct pending *pending)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
+
+	atomic_fetch_add(&f->statistics.overdue, 1);
+	if (in->opcode != FUSE_LSEEK) {
+		fail(f, pending, ETIMEDOUT);
+		return;
+	}
+	note_hung(f, in);
+	front_retry(f, pending, NULL);
+}
+
 /* Takes out what was interrupted for good and what is past its deadline. */
 static void expire_pendings(struct front *f)
 {
@@ -290,8 +305,7 @@ static void expire_pendings(struct front *f)
 			struct pending *pending = overdue;
 
 			overdue = pending->next;
-			atomic_fetch_add(&f->statistics.overdue, 1);
-			fail(f, pending, ETIMEDOUT);
+			give_up(f, pending);
 		}
 	}
 }

@@ -529,7 +529,7 @@ static PyObject *py_publish_file(PyObject *object, PyObject *args)
 	tables_lock(&f->tables);
 	node = node_reach(&f->tables, path, (size_t)length);
 	if (node && S_ISREG(node->attr.mode) && node->attr.size == size &&
-	    node->attr.size == blob->size && version_ino(&node->attr) == ino &&
+	    node->attr.size == blob->size && same_ino(version_ino(&node->attr), ino) &&
 	    attr_nanoseconds(node->attr.mtime, node->attr.mtimensec) == mtime_ns &&
 	    attr_nanoseconds(node->attr.ctime, node->attr.ctimensec) == ctime_ns) {
 		id = node->id;
@@ -833,11 +833,33 @@ static PyObject *py_fetched(PyObject *object, PyObject *unused)
 
 static PyObject *py_invalidate_all(PyObject *object, PyObject *unused)
 {
+	struct later later;
 	long told;
 
 	(void)unused;
 	Py_BEGIN_ALLOW_THREADS
-	told = front_invalidate_all(front_of(object));
+	told = front_invalidate_all(front_of(object), &later);
+	Py_END_ALLOW_THREADS
+	return Py_BuildValue("(ly#)", told, later.some ? (const char *)&later : NULL,
+			     (Py_ssize_t)sizeof(later));
+}
+
+static PyObject *py_invalidate_later(PyObject *object, PyObject *arg)
+{
+	struct later later;
+	char *bytes;
+	Py_ssize_t size;
+	long told;
+
+	if (PyBytes_AsStringAndSize(arg, &bytes, &size))
+		return NULL;
+	if (size != sizeof(later)) {
+		PyErr_SetString(PyExc_ValueError, "not what invalidate_all has left");
+		return NULL;
+	}
+	memcpy(&later, bytes, sizeof(later));
+	Py_BEGIN_ALLOW_THREADS
+	told = front_invalidate_later(front_of(object), &later);
 	Py_END_ALLOW_THREADS
 	return PyLong_FromLong(told);
 }
@@ -1045,7 +1067,11 @@ static PyMethodDef front_methods[] = {
 	{ "withdraw", py_withdraw, METH_O, "withdraw(id) -> bool: forget its content." },
 	{ "clear", py_clear, METH_NOARGS, "clear(): forget all content; nothing is fresh." },
 	{ "invalidate_all", py_invalidate_all, METH_NOARGS,
-	  "invalidate_all() -> names the kernel was told to forget. Blocks." },
+	  "invalidate_all() -> (names the kernel was told to forget, what is left for "
+	  "invalidate_later or None). Blocks." },
+	{ "invalidate_later", py_invalidate_later, METH_O,
+	  "invalidate_later(left) -> names in directories with lookups under way. Blocks for as "
+	  "long as those." },
 	{ "invalidate_node", py_invalidate_node, METH_O,
 	  "invalidate_node(id) -> bool: have its name looked up again. Blocks." },
 	{ "shed", py_shed, METH_O, "shed(count) -> names the kernel was told to forget. Blocks." },

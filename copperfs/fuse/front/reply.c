@@ -150,11 +150,6 @@ static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *na
 
 enum { NAMES_AT_ONCE = 64, DENIALS_WITHIN_S = 10, NOTIFY_INC_EPOCH = 8 };
 
-/* Directories that a notification would wait for, one for each slot of looked_into. */
-struct later {
-	bool some, slots[LOOKED_INTO];
-};
-
 /* Whether to tell the kernel of a name now.  To clear, `later` notes the directories that would be
  * waited for, and is `only` in the second round; to shed, both are NULL. */
 static bool tell_now(struct front *f, const struct name *name, struct later *later,
@@ -248,22 +243,30 @@ static void await_denials(struct front *f)
 
 /* Tells the kernel to look every name up again.  The pages of files stay: a file that
  * changed gets a new number, and one that did not may be mapped by somebody who would
- * be killed by SIGBUS if it could not be read again now.  It hears last of names in directories
- * with a lookup under way: that may hang, and then the kernel does not take them. */
-long front_invalidate_all(struct front *f)
+ * be killed by SIGBUS if it could not be read again now.  Names in directories with a lookup under
+ * way are left to front_invalidate_later(). */
+long front_invalidate_all(struct front *f, struct later *later)
 {
-	struct later later = { 0 };
 	long told = 0;
 
+	*later = (struct later){ 0 };
 	await_denials(f);
 	/* From Linux 6.16 on: nothing that was looked up before is believed, also what it has
 	 * been answered and not noted yet. Older ones refuse it. */
 	notify(f, NOTIFY_INC_EPOCH, NULL, 0, NULL, 0);
 	front_invalidate_inode(f, FUSE_ROOT_ID);
 	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
-		told += invalidate_bucket(f, bucket, &later, NULL);
-	for (uint32_t bucket = 0; later.some && bucket <= f->tables.mask && !f->ended; bucket++)
-		told += invalidate_bucket(f, bucket, NULL, &later);
+		told += invalidate_bucket(f, bucket, later, NULL);
+	return told;
+}
+
+/* Those that were left: the lookup may hang, and then the kernel does not take them. */
+long front_invalidate_later(struct front *f, const struct later *later)
+{
+	long told = 0;
+
+	for (uint32_t bucket = 0; later->some && bucket <= f->tables.mask && !f->ended; bucket++)
+		told += invalidate_bucket(f, bucket, NULL, later);
 	return told;
 }
 

@@ -226,6 +226,13 @@ static enum verdict answer_pieces(const struct asked *a, const struct piece *pie
 	return ANSWERED;
 }
 
+/* This thread has waited for the same until its deadline. */
+static bool hung_just_now(const struct asked *a, const struct node *node)
+{
+	return node->hung_until && !a->retried && node->hung_for == a->in->pid &&
+	       node->hung_seek == (a->in->opcode == FUSE_LSEEK) && node->hung_until > now_ns();
+}
+
 static enum verdict read_(struct asked *a)
 {
 	struct front *f = a->front;
@@ -251,8 +258,7 @@ static enum verdict read_(struct asked *a)
 					    node_cut(node, read->offset, read->size), pieces);
 		if (object || count >= 0) {
 			/* all that is asked for is here */
-		} else if (node->hung_until && !a->retried && node->hung_for == a->in->pid &&
-			 node->hung_until > now_ns()) {
+		} else if (hung_just_now(a, node)) {
 			hung = true;
 		} else if (node->handle) {
 			handle = node->handle;
@@ -419,7 +425,8 @@ static enum verdict lseek_(struct asked *a)
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, a->in->nodeid);
 	if (node)
-		error = hole_find(f, node, lseek, a->retried, &out.offset);
+		error = hole_find(f, node, lseek, a->retried || hung_just_now(a, node),
+				  &out.offset);
 	if (node && error == EAGAIN) {
 		a->path = seek_begin(node, lseek->offset, &a->version, &a->extents);
 		if (!a->path) /* as if there were no holes */

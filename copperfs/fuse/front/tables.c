@@ -208,8 +208,8 @@ void tables_unlock(struct tables *t)
 /* The version of a file, as in copperfs/types.py. */
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b)
 {
-	return version_ino(a) == version_ino(b) && a->size == b->size && a->mtime == b->mtime &&
-	       a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
+	return same_ino(version_ino(a), version_ino(b)) && a->size == b->size &&
+	       a->mtime == b->mtime && a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
 	       a->ctimensec == b->ctimensec;
 }
 
@@ -422,7 +422,7 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 
 		/* A directory keeps its number while its contents change. */
 		if (node->negative || !same_kind ||
-		    !(directories ? !is_another(&node->attr, attr)
+		    !(directories ? same_ino(version_ino(&node->attr), version_ino(attr))
 				  : same_version(&node->attr, attr))) {
 			displace(t, node);
 			node = NULL;
@@ -585,12 +585,15 @@ void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
 
 void node_set_extents(struct tables *t, struct node *node, struct extents *extents)
 {
-	uint64_t *slot = &t->extents_ids[t->extents_next++ % EXTENTS_NODES_MAX];
-	struct node *oldest = *slot ? node_by_id(t, *slot) : NULL;
+	if (t->extents_ids[node->extents_slot] != node->id) {
+		uint32_t slot = t->extents_next++ % EXTENTS_NODES_MAX;
+		struct node *oldest = node_by_id(t, t->extents_ids[slot]);
 
-	if (oldest)
-		node_drop_extents(oldest);
-	*slot = node->id;
+		if (oldest)
+			node_drop_extents(oldest);
+		t->extents_ids[slot] = node->id;
+		node->extents_slot = (uint8_t)slot;
+	}
 	node_drop_extents(node);
 	node->extents = extents;
 }

@@ -14,7 +14,10 @@
  * names is one flat buffer.
  *
  * One mutex guards it all, held for some 100 ns and never across a system call;
- * whoever takes it has let go of the GIL first.
+ * whoever takes it has let go of the GIL first.  It is held for longer to go through all
+ * nodes (a clear), and once for each listing that is read ahead of, when its first small
+ * file is asked for: endings.c takes 5 to 25 ns for each name then, 0.1 ms for the 4,096 of
+ * --listing-max, 1.2 ms for 50,000.
  *
  * Nothing in here knows of Python, sockets or /dev/fuse.
  */
@@ -139,7 +142,7 @@ struct node {
 	struct node *idle_next, *idle_previous;
 	uint64_t nlookup;
 	uint64_t fresh_until;
-	uint64_t hung_until; /* reading it took too long a moment ago ... */
+	uint64_t hung_until; /* reading it, or looking for holes, took too long a moment ago ... */
 	uint32_t hung_for;   /* ... for this thread */
 	struct fuse_attr attr;
 	struct blob *object; /* a file's bytes or a link's target */
@@ -151,6 +154,7 @@ struct node {
 	uint32_t chunk_count;
 	uint32_t children;
 	uint16_t name_length;
+	uint8_t extents_slot; /* its place in the ring, if its number is there */
 	bool attached : 1; /* found by (parent, name) */
 	bool negative : 1; /* known not to exist */
 	bool idle : 1;	   /* in the list of those the kernel does not refer to */
@@ -160,6 +164,7 @@ struct node {
 	bool outdated : 1; /* ... since before a time from which on others may be there */
 	bool asked : 1;	   /* the handlers were asked for its names and gave none yet */
 	bool tried : 1;	   /* listing it ahead failed before */
+	bool hung_seek : 1; /* what took too long was looking for holes */
 	char name[];
 };
 
@@ -179,7 +184,8 @@ struct tables {
 	uint32_t handle_next, handle_max;
 	uint64_t *handle_ids; /* a ring: publishing one handle more withdraws the oldest */
 	struct handle *dropped; /* let go of when the lock is: closing may take long */
-	uint64_t extents_ids[EXTENTS_NODES_MAX]; /* a ring, as that of handles */
+	/* a ring, as that of handles, in which each node has one place */
+	uint64_t extents_ids[EXTENTS_NODES_MAX];
 	uint32_t extents_next;
 	uint64_t chunks;
 	struct chunk *touched; /* those used since they were last taken */
@@ -249,14 +255,8 @@ static inline uint64_t version_ino(const struct fuse_attr *a)
 {
 	return a->flags & ATTR_OWN_INODE ? 0 : a->ino;
 }
-/* Whether the numbers tell two files apart. 0 does not, nor from what was looked at before the
- * numbers were left out. */
-static inline bool is_another(const struct fuse_attr *a, const struct fuse_attr *b)
-{
-	uint64_t one = version_ino(a), other = version_ino(b);
-
-	return one != other && one && other;
-}
+/* Of versions: one may be of before the job began to leave the numbers out. */
+static inline bool same_ino(uint64_t a, uint64_t b) { return a == b || !a || !b; }
 /* The inode number as it is shown: files of two filesystems must not look like hard links. */
 uint64_t shown_ino(const struct fuse_attr *a);
 /* For the kernel. */

@@ -1,0 +1,163 @@
+/*
+ * Where files have data is kept while two are walked in turns, and answered with also when all is
+ * cleared right after it was found.
+ *
+ * The front's pthread_mutex_unlock is ours: once it is told to, it clears the tables as another
+ * thread may that waited for their lock.
+ */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <sys/uio.h>
+
+#undef pthread_mutex_unlock
+int pthread_mutex_unlock(pthread_mutex_t *mutex);
+
+enum { SIZE = 10000, DATA = 1000, HOLE = 2000 };
+#define HANGS_NS (3600 * 1000000000ull)
+
+static struct front front;
+static bool clears; /* after the next unlock of the tables */
+static struct fuse_lseek_out answered;
+static unsigned answers;
+static struct {
+	seeker_done *done;
+	uint64_t unique;
+} begun;
+
+int clearing_unlock(pthread_mutex_t *mutex);
+int clearing_unlock(pthread_mutex_t *mutex)
+{
+	int error = pthread_mutex_unlock(mutex);
+
+	if (clears && mutex == &front.tables.lock) {
+		clears = false;
+		tables_lock(&front.tables);
+		tables_clear(&front.tables);
+		tables_unlock(&front.tables);
+	}
+	return error;
+}
+
+ssize_t noted_writev(int fd, const struct iovec *parts, int count);
+ssize_t noted_writev(int fd, const struct iovec *parts, int count)
+{
+	const struct fuse_out_header *out = parts[0].iov_base;
+
+	(void)fd;
+	CHECK(count == 2 && !out->error && parts[1].iov_len == sizeof(answered));
+	memcpy(&answered, parts[1].iov_base, sizeof(answered));
+	answers++;
+	return out->len;
+}
+
+static struct extents *extents_of(void)
+{
+	struct extents *extents = malloc(sizeof(*extents) + sizeof(struct extent));
+
+	CHECK(extents);
+	*extents = (struct extents){ .from = 0, .until = HOLE, .count = 1 };
+	extents->each[0] = (struct extent){ .data = DATA, .hole = HOLE };
+	return extents;
+}
+
+static struct node *file_of(struct tables *t, const char *name)
+{
+	struct fuse_attr attr = { .mode = S_IFREG | 0644, .size = SIZE, .ino = 7 };
+	struct node *node = node_obtain(t, t->root, name, 1, &attr, NULL, 0, FRESH_FOREVER);
+
+	CHECK(node);
+	node_refer(t, node);
+	return node;
+}
+
+/* The other one is also let go of now and then, and asked for again. */
+static void walk_in_turns(struct tables *t, struct node *one, struct node *other)
+{
+	node_set_extents(t, one, extents_of());
+	for (unsigned i = 0; i < 4 * EXTENTS_NODES_MAX; i++) {
+		if (i % 2)
+			node_withdraw(t, other);
+		node_set_extents(t, other, extents_of());
+		CHECK(one->extents && other->extents);
+	}
+}
+
+/* So many files at a time, and no more. */
+static void walk_many(struct tables *t)
+{
+	unsigned kept = 0;
+
+	for (unsigned i = 0; i < 2 * EXTENTS_NODES_MAX; i++) {
+		char name = (char)(128 + i);
+
+		node_set_extents(t, file_of(t, &name), extents_of());
+	}
+	for (uint64_t id = FUSE_ROOT_ID; id < t->next_id; id++)
+		kept += node_by_id(t, id)->extents != NULL;
+	CHECK(kept == EXTENTS_NODES_MAX);
+}
+
+static bool begin_seek(void *pool, const char *path, const struct version *version,
+		       uint64_t offset, unsigned count, seeker_done *done, void *context,
+		       uint64_t unique)
+{
+	(void)pool, (void)path, (void)version, (void)offset, (void)count, (void)context;
+	begun.done = done;
+	begun.unique = unique;
+	return true;
+}
+
+static void ask(uint64_t id, uint32_t whence, char *scratch)
+{
+	struct {
+		struct fuse_in_header in;
+		struct fuse_lseek_in lseek;
+	} request = { .in = { .len = sizeof(request), .opcode = FUSE_LSEEK, .unique = 2,
+			      .nodeid = id },
+		      .lseek = { .offset = DATA, .whence = whence } };
+
+	front_request(&front, (const char *)&request, sizeof(request), scratch);
+}
+
+int main(void)
+{
+	static const struct reader reader = { .seek = begin_seek };
+	struct tables *t = &front.tables;
+	char *scratch = malloc(REPLY_MAX);
+	struct node *one, *other;
+
+	CHECK(scratch && !front_init(&front, 1000));
+	front.reader = &reader;
+	front.whole_max = SIZE / 2;
+	front.finds_holes = true;
+	tables_lock(t);
+	one = file_of(t, "a");
+	other = file_of(t, "b");
+	walk_in_turns(t, one, other);
+	walk_many(t);
+	node_withdraw(t, one);
+	tables_unlock(t);
+
+	ask(one->id, SEEK_HOLE, scratch);
+	CHECK(begun.done && !answers);
+	clears = true;
+	begun.done(&front, begun.unique, extents_of());
+	CHECK(answers == 1 && answered.offset == HOLE && !front.pending_count);
+
+	/* who has waited for this file until the deadline is not kept waiting again at once */
+	begun.done = NULL;
+	other->hung_until = now_ns() + HANGS_NS;
+	node_withdraw(t, other);
+	ask(other->id, SEEK_HOLE, scratch);
+	CHECK(begun.done && answers == 1); /* it was a read */
+	begun.done(&front, begun.unique, NULL);
+	CHECK(answers == 2 && answered.offset == SIZE);
+	begun.done = NULL;
+	other->hung_seek = true;
+	ask(other->id, SEEK_HOLE, scratch);
+	CHECK(!begun.done && answers == 3 && answered.offset == SIZE);
+	front_destroy(&front);
+	free(scratch);
+	return 0;
+}
