@@ -260,7 +260,12 @@ class Chunks:
     # --- the disk --------------------------------------------------------------------------------
 
     def stored(self, outcome: Stored) -> None:
-        self.disk.stored(outcome.key, taken=outcome.taken, is_outgrown=outcome.is_outgrown)
+        self.disk.stored(
+            outcome.key,
+            written=outcome.written,
+            is_degraded=outcome.is_degraded,
+            is_outgrown=outcome.is_outgrown,
+        )
 
     def go_on(self, now: float) -> list[Action]:
         """The disk, or memory, may have room again for what waits for it."""

@@ -357,7 +357,7 @@ class Questions:
         if isinstance(event, Stored):
             self.chunks.stored(event)
         else:
-            self.chunks.disk.takes = True
+            self.chunks.disk.recovered()
         return self._room_was_made(now)
 
     # --- time passes, and all is forgotten -------------------------------------------------------

@@ -71,6 +71,8 @@ class WriteBack:
     _tells_at: float | None = None
     takes: bool = True
     """The disk takes chunks, as far as is known."""
+    _pays: bool = True
+    """It did not refuse the last one."""
     is_outgrown: bool = False
 
     def __post_init__(self) -> None:
@@ -155,22 +157,27 @@ class WriteBack:
         self._remember(self._held, key)
         return []
 
-    def stored(self, key: ChunkKey, *, taken: bool, is_outgrown: bool) -> None:
-        """The store has written this chunk, or has it already; or it does not take it."""
+    def stored(self, key: ChunkKey, *, written: bool, is_degraded: bool, is_outgrown: bool) -> None:
+        """The store has written this chunk, or has it already; or it does not take it. A store that
+        is well refuses one for which it would have to evict what is being read: it is not given any
+        debt until it has written something, or it would refuse the same chunk without end."""
         self._unwritten_bytes -= self._storing.pop(key, 0)
-        self.takes = taken
+        self.takes, self._pays = not is_degraded, written
         if is_outgrown and not self.is_outgrown:
             self.is_outgrown = True
             self._held.clear()
             self._lost.clear()
             self._owed_bytes = 0
-        if not taken:
+        if not written:
             self._remember(self._held if key in self.tier else self._lost, key)
+
+    def recovered(self) -> None:
+        self.takes = self._pays = True
 
     def pay_from_memory(self) -> list[Action]:
         """Hand over what memory holds, as far as there is room."""
         actions: list[Action] = []
-        while self._held and self.takes:
+        while self._held and self.takes and self._pays:
             key = next(iter(self._held))
             size, blob = self.tier.size_of(key), self.tier.peek(key)
             if not self._has_room(size):
@@ -183,7 +190,9 @@ class WriteBack:
     def debt_to_read(self, under_way: int) -> ChunkKey | None:
         """A chunk that the node should read again now, for the disk alone: memory has evicted it.
         *under_way* counts such reads."""
-        if self.limits.tier_waits or not self.takes or under_way >= PAYS_AT_ONCE:
+        if self.limits.tier_waits or under_way >= PAYS_AT_ONCE:
+            return None
+        if not self.takes or not self._pays:
             return None
         keeps_up = self._unwritten_bytes <= self.limits.tier_backlog_bytes // 2
         return next(iter(self._lost), None) if keeps_up else None

@@ -79,7 +79,7 @@ def test_no_more_is_read_from_the_source_than_the_disk_takes() -> None:
     assert is_read_from_source(job) == 2
     for written in range(3, 6):
         stored = job.daemons[0].stored.pop(0)
-        job.happen(NodeId(0), Stored(stored, taken=True))
+        job.happen(NodeId(0), Stored(stored, written=True))
         job.run()
         assert is_read_from_source(job) == written, "one more for each that is written"
     all_stored(job)
@@ -193,7 +193,7 @@ def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
     requests = [begin(job, 0, index) for index in chunks(job)]
     job.run()
     assert is_read_from_source(job) == 2
-    job.happen(NodeId(0), Stored(job.daemons[0].stored.pop(0), taken=False))
+    job.happen(NodeId(0), Stored(job.daemons[0].stored.pop(0), written=False, is_degraded=True))
     job.run()
     assert all(has(job, 0, request, index) for index, request in enumerate(requests))
     assert reads(job) == [1] * len(chunks(job))
@@ -208,7 +208,7 @@ def test_a_disk_that_recovers_is_given_what_memory_still_has() -> None:
     while daemon.stored:  # as a store does that is degraded: it refuses all that it is given
         key = daemon.stored.pop(0)
         del daemon.disk[key]
-        job.happen(NodeId(0), Stored(key, taken=False))
+        job.happen(NodeId(0), Stored(key, written=False, is_degraded=True))
         job.run()
     assert not daemon.disk
     assert daemon.node.statistics().tier_owed == len(chunks(job))
@@ -221,12 +221,43 @@ def test_a_disk_that_recovers_is_given_what_memory_still_has() -> None:
     assert reads(job) == [1] * len(chunks(job))
 
 
+def test_a_chunk_that_a_disk_refuses_which_takes_others_lets_readers_wait_on() -> None:
+    job = slow_disk()
+    daemon = job.daemons[0]
+    for index in chunks(job):
+        begin(job, 0, index)
+    job.run()
+    refused = daemon.stored.pop(0)
+    del daemon.disk[refused]  # as a store does of which all is being read
+    job.happen(NodeId(0), Stored(refused, written=False))
+    job.run()
+    assert is_read_from_source(job) == 3, "one more, in its place"
+    assert refused not in daemon.disk, "it would refuse that again and again"
+    assert daemon.node.statistics().tier_owed == 1
+    all_stored(job)
+    assert len(daemon.disk) == len(chunks(job))
+    assert reads(job) == [1] * len(chunks(job))
+
+
+def test_a_disk_that_has_a_chunk_and_takes_no_other_holds_up_nobody() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    there = Stored(job.daemons[0].stored.pop(0), written=True, is_degraded=True)
+    job.happen(NodeId(0), there)
+    job.run()
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+    assert reads(job) == [1] * len(chunks(job))
+
+
 def test_with_wait_nothing_is_read_from_the_source_for_the_disk_alone() -> None:
     job = large_job(waits=True)
     daemon = job.daemons[0]
     begin_all = [job.read(0, path, version(job, path)) for path in FILES[:5]]
     job.run()
-    job.happen(NodeId(0), Stored(daemon.stored.pop(0), taken=False))  # broken from now on
+    job.happen(
+        NodeId(0), Stored(daemon.stored.pop(0), written=False, is_degraded=True)
+    )  # broken from now on
     job.run()
     assert all(each in daemon.answers for each in begin_all)
     read_all(job)
@@ -242,7 +273,7 @@ def test_a_disk_that_is_outgrown_holds_up_nobody_and_is_owed_nothing() -> None:
     job = slow_disk()
     requests = [begin(job, 0, index) for index in chunks(job)]
     job.run()
-    first = Stored(job.daemons[0].stored.pop(0), taken=True, is_outgrown=True)
+    first = Stored(job.daemons[0].stored.pop(0), written=True, is_outgrown=True)
     job.happen(NodeId(0), first)
     job.run()
     assert all(has(job, 0, request, index) for index, request in enumerate(requests))
