@@ -272,6 +272,8 @@ class Fetches:
             fetch.deadline += seconds
         for request in self._room_by:
             self._room_by[request] += seconds
+        if self.disk is not None:
+            self.disk.slept(seconds)
         self.asking.slept(self._running.values(), seconds)
 
     def overdue(self, now: float) -> list[Fetch]:

@@ -11,6 +11,7 @@ from tests.unit.test_chunks import (
     CHUNK,
     LARGE,
     MIB,
+    SIZE,
     begin,
     chunks,
     has,
@@ -186,6 +187,87 @@ def test_an_owner_that_says_delayed_without_end_is_passed_over_in_time() -> None
     assert is_read_from_source(job) == 2
     job.pass_time(59.0 - job.now, step_s=0.5)
     assert all(has(job, reader, request, index) for index, request in requests)
+
+
+def test_what_a_reader_waited_for_before_counts_in_half_of_its_deadline() -> None:
+    job = slow_disk()
+    for index in (0, 1):
+        begin(job, 0, 2 * index)
+        job.run()
+    request = begin(job, 0, 6)
+    job.tick(0.2)
+    for _ in range(100):
+        job.tick(0.2)  # a disk that is asked first, and takes so long to say that it has it not
+    job.run()
+    job.pass_time(39.0 - job.now, step_s=0.5)
+    assert request not in job.daemons[0].answers
+    job.pass_time(3.0, step_s=0.5)
+    assert has(job, 0, request, 6), "after 20 of the 40 s that were left"
+
+
+def test_a_node_that_slept_has_not_waited_for_its_disk() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    job.tick(25.0)
+    job.pass_time(HELD_UP_S + 5.0 - job.now, step_s=0.5)
+    assert is_read_from_source(job) == 2
+    job.pass_time(HELD_UP_S, step_s=0.5)
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+
+
+def begun_row() -> Job:
+    """Somebody has two chunks of a row; one that is ahead waits, since another is unwritten."""
+    job = tiered(1, disks=True, disks_write=False, tier_backlog_bytes=CHUNK)
+    job.tree.add(b"other", SIZE)
+    for index in (0, 1):
+        request = begin(job, 0, index)
+        job.run()
+        write_one(job)
+        assert has(job, 0, request, index)
+    assert (reads_of_source(job), is_waiting(job)) == ([0, 1, 3], 1)
+    return job
+
+
+def reads_of_source(job: Job) -> list[int]:
+    return sorted(offset // CHUNK for _, offset in job.tree.chunk_reads)
+
+
+def write_one(job: Job) -> None:
+    job.happen(NodeId(0), Stored(job.daemons[0].stored.pop(0), written=True))
+    job.run()
+
+
+def is_waiting(job: Job) -> int:
+    return job.daemons[0].node.statistics().tier_waiting
+
+
+def test_what_somebody_waits_for_goes_before_what_is_read_ahead() -> None:
+    job = begun_row()
+    request = begin(job, 0, 5, b"other")
+    job.run()
+    write_one(job)
+    assert has(job, 0, request, 5, b"other")
+    assert is_read_from_source(job) == 4
+
+
+def test_nothing_is_read_ahead_while_reads_wait_for_the_disk() -> None:
+    job = begun_row()
+    requests = [(index, begin(job, 0, index)) for index in (2, 4, 5)]
+    job.run()
+    assert is_waiting(job) == 3, "what is asked for, and no more"
+    all_stored(job)
+    assert all(has(job, 0, request, index) for index, request in requests)
+
+
+def test_what_is_read_ahead_and_waits_too_long_is_not_read_in_vain() -> None:
+    job = begun_row()
+    job.pass_time(HELD_UP_S + 1.0, step_s=0.5)
+    assert (is_read_from_source(job), is_waiting(job)) == (3, 0)
+    request = begin(job, 0, 2)
+    all_stored(job)
+    assert has(job, 0, request, 2)
+    job.check_at_rest()
 
 
 def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
