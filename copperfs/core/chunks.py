@@ -191,7 +191,7 @@ class Chunks:
         size = self.tier.size_of(key)
         if not self.tier.has_room(cost_of(size), owned=owned):
             return None
-        if owned and not self.disk.may_read_ahead(size):
+        if not self.disk.may_read_ahead(size) if owned else self.fetches.is_held_up(key):
             return None
         self.stats.tier_ahead += 1
         return self.fetches.begin(now, subject, question)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from copperfs.core import writeback
+from copperfs.core import fetches, writeback
 from copperfs.core.events import DiskRecovered, Stored
 from copperfs.core.writeback import PAYS_AT_ONCE
-from copperfs.types import ChunkKey, NodeId, Path
+from copperfs.types import ChunkKey, NodeId, Path, RequestId
 from tests.unit.overlay_lab import Job, content
 from tests.unit.test_chunks import (
     CHUNK,
@@ -17,6 +17,7 @@ from tests.unit.test_chunks import (
     has,
     not_owner,
     owner,
+    owner_of,
     read,
     reads,
     tiered,
@@ -157,6 +158,83 @@ def test_one_who_comes_later_is_told_as_well_and_so_are_those_who_wait_for_the_r
     all_stored(job)
     assert all(has(job, n, request, last) for n, request in later)
     assert reads(job) == [1] * len(of_owner)
+
+
+def one_slow_owner() -> tuple[Job, int, list[bytes], list[bytes]]:
+    """A job of chunks of 1 MiB, of which 31 may be on their way to a node that is not the owner; a
+    reader, many files of an owner whose disk writes nothing, and those that another has there."""
+    job = Job(
+        3,
+        tree_max_bytes=1,
+        chunk_bytes=MIB,
+        tier_memory_bytes=MIB,
+        memory_bytes=8 * MIB,
+        deadline_s=60.0,
+        disks=True,
+        disks_write=False,
+        tier_backlog_bytes=MIB,
+    )
+    files = [b"data/%d" % n for n in range(200)]
+    of: list[list[bytes]] = [[], [], []]
+    for path in files:
+        of[owner_of(job, path)].append(path)
+    for path in of[2]:
+        key = ChunkKey(Path(path), version(job, path), 0)
+        job.daemons[2].disk[key] = content(Path(path), version(job, path))
+    return job, 0, of[1], of[2]
+
+
+def begin_files(job: Job, reader: int, files: list[bytes]) -> list[RequestId]:
+    return [job.read(reader, path, version(job, path)) for path in files]
+
+
+def test_a_slow_disk_of_one_owner_holds_up_nothing_that_others_give() -> None:
+    job, reader, of_slow, of_healthy = one_slow_owner()
+    slow = begin_files(job, reader, of_slow[:45])
+    healthy = begin_files(job, reader, of_healthy[:45])
+    job.run()
+    answers = job.daemons[reader].answers
+    assert sum(request in answers for request in slow) == 1, "the disk has room for one"
+    assert all(request in answers for request in healthy)
+    all_stored(job)
+    for path, request in zip(of_slow, slow, strict=False):
+        assert answers[request] == content(Path(path), version(job, path))
+    assert reads(job) == [1] * len(slow)
+    assert not any(each.node.stats.fallbacks for each in job.daemons)
+    job.check_at_rest()
+
+
+def test_no_more_than_so_many_wait_for_other_nodes_without_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetches, "OUTSIDE_MAX", 4)
+    job, reader, of_slow, of_healthy = one_slow_owner()
+    slow = begin_files(job, reader, of_slow[:40])
+    job.run()
+    node = job.daemons[reader].node
+    assert len(node._fetches._outside) == 4
+    healthy = begin_files(job, reader, of_healthy[:1])
+    job.run()
+    assert healthy[0] not in job.daemons[reader].answers
+    all_stored(job)
+    assert all(each in job.daemons[reader].answers for each in [*slow, *healthy])
+    job.check_at_rest()
+
+
+def test_nothing_is_read_ahead_of_an_owner_that_waits_for_its_disk() -> None:
+    job = tiered(4, disks=True, disks_write=False, tier_backlog_bytes=CHUNK)
+    reader = not_owner(job)
+    for index in (0, 1):
+        begin(job, reader, index)
+        job.run()
+    stats = job.daemons[reader].node.statistics()
+    ahead = stats.tier_ahead
+    for index in (2, 3, 4):
+        begin(job, reader, index)
+        job.run()
+    assert job.daemons[reader].node.statistics().tier_ahead == ahead
+    all_stored(job)
+    assert reads(job) == [1] * job.tree.chunk_reads.total()
 
 
 def test_after_half_of_its_deadline_a_reader_waits_no_longer_and_is_told_no_error() -> None:
