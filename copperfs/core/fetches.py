@@ -39,7 +39,7 @@ from copperfs.types import ChunkKey, FetchId, NodeId, PeerRequest
 OfBytes = Read | WantChunk
 
 OUTSIDE_MAX = ASKS_MAX
-"""So many may wait outside of the room; others keep theirs."""
+"""At most this many fetches wait outside of the room; others keep their part of it."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Fetches:
     _room_by: dict[Asker, float] = field(default_factory=dict)
     """Until when they do, the longest waiting first."""
     _outside: dict[FetchId, Fetch] = field(default_factory=dict)
-    """Those that wait for the disks of other nodes, and have given their room back."""
+    """These wait for the disks of other nodes, and have given their room back."""
     _turned_away: int = 0
     _next_fetch: int = 1
 

@@ -108,7 +108,7 @@ class WriteBack:
         return False
 
     def may_read_ahead(self, size: int) -> bool:
-        """Whether a chunk that nobody has asked for would wait for nothing, as far as is known."""
+        """Whether a chunk that is read ahead would find room on the disk at once."""
         if not self._holds_up:
             return True
         return not self._waiting and not self._overdue and self._has_room(size)
@@ -183,9 +183,9 @@ class WriteBack:
         return []
 
     def stored(self, key: ChunkKey, *, written: bool, is_degraded: bool, is_outgrown: bool) -> None:
-        """The store has written this chunk, or has it already; or it does not take it. A store that
-        is well refuses one for which it would have to evict what is being read: it is not given any
-        debt until it has written something, or it would refuse the same chunk without end."""
+        """The store has written this chunk, or has it already; or it does not take it. Also a
+        store that is well refuses a chunk, when all that it could evict is being read. The node
+        pays no debt then until the store has written something, or both would go round for ever."""
         self._unwritten_bytes -= self._storing.pop(key, 0)
         self.takes, self._pays = not is_degraded, written
         if is_outgrown and not self.is_outgrown:
@@ -265,7 +265,7 @@ class WriteBack:
         return min(self._order[0][0], self._tells_at)
 
     def slept(self, seconds: float) -> None:
-        """This node did nothing for so long; its disk may have."""
+        """This node did nothing for these seconds, so its disk may have written meanwhile."""
         self._order = [(until + seconds, number) for until, number in self._order]
         for until, number in self._order:
             self._waiting[number] = (self._waiting[number][0], until)
@@ -273,7 +273,7 @@ class WriteBack:
             self._tells_at += seconds
 
     def have_waited(self, now: float) -> list[Fetch]:
-        """Those that have waited long enough. They ``go_on``, or are ended."""
+        """These reads have waited long enough. The caller lets them ``go_on``, or ends them."""
         due = takewhile(lambda each: each[0] <= now, self._order)
         return [self._waiting[number][0] for _, number in due]
 

@@ -161,8 +161,8 @@ def test_one_who_comes_later_is_told_as_well_and_so_are_those_who_wait_for_the_r
 
 
 def one_slow_owner() -> tuple[Job, int, list[bytes], list[bytes]]:
-    """A job of chunks of 1 MiB, of which 31 may be on their way to a node that is not the owner; a
-    reader, many files of an owner whose disk writes nothing, and those that another has there."""
+    """A reader, in whose memory 31 chunks of others may be on their way. The first files are those
+    of an owner whose disk writes nothing; of the second ones their owner's disk has all."""
     job = Job(
         3,
         tree_max_bytes=1,
@@ -275,7 +275,7 @@ def test_what_a_reader_waited_for_before_counts_in_half_of_its_deadline() -> Non
     request = begin(job, 0, 6)
     job.tick(0.2)
     for _ in range(100):
-        job.tick(0.2)  # a disk that is asked first, and takes so long to say that it has it not
+        job.tick(0.2)  # its disk is asked first, and takes 20 s to say that it does not have it
     job.run()
     job.pass_time(39.0 - job.now, step_s=0.5)
     assert request not in job.daemons[0].answers
