@@ -16,7 +16,7 @@ from copperfs.sim.pieces import Piece, size_of
 from copperfs.types import ChunkKey
 
 MOVES_WITHIN_S = 2.0
-"""A process that leaves waits so long for what is still to be written."""
+"""A process that leaves waits this long at most for what is still to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Disk:
     """It had to evict what it was given since the process was started."""
     chunks: OrderedDict[ChunkKey, tuple[Piece, ...]] = field(default_factory=OrderedDict)
     _written_at: dict[ChunkKey, float] = field(default_factory=dict)
-    """Of what it was given since then: when it is on the disk."""
+    """When each chunk that it was given since then is on the disk."""
     _free: float = 0.0
 
     def store(self, key: ChunkKey, pieces: tuple[Piece, ...]) -> float | None:
         """When it is written; None: it is not taken. A load before that finds it as well: the real
-        store has it in its backlog. Of what is held nothing changes."""
+        store has it in its backlog. A chunk that is held stays as it is."""
         if key in self.chunks:
             return max(self.clock.now, self._written_at.get(key, 0.0))
         size = size_of(pieces)
@@ -82,7 +82,7 @@ class Disk:
         return pieces
 
     def process_ended(self, within_s: float = 0.0) -> None:
-        """At once, or after so long if there is something to be written. Another one may come."""
+        """What it has not written within these seconds is lost. Another process may come."""
         for key, at in self._written_at.copy().items():
             if at > self.clock.now + within_s:
                 self.drop(key)
@@ -91,7 +91,7 @@ class Disk:
         self.is_outgrown = False
 
     def _evict(self) -> None:
-        """What was used longest ago, and is written; if nothing is yet, what will be first."""
+        """The chunk goes that was used longest ago, of those that are written if there are any."""
         now, written_at = self.clock.now, self._written_at
         written = (key for key in self.chunks if written_at.get(key, now) <= now)
         victim = next(written, next(iter(self.chunks)))
