@@ -262,15 +262,17 @@ class Asking:
             fetch.how = How.DIRECT
         return actions + self._go(now, fetch)
 
-    def delayed(self, now: float, fetch: Fetch, peer: NodeId) -> None:
+    def delayed(self, now: float, fetch: Fetch, peer: NodeId) -> bool:
         """*peer* gives it as soon as its disk has room: it has its time from now on. If that never
-        ends, another node still has to be asked in time."""
+        ends, another node still has to be asked in time. Whether there is nothing but to wait."""
         if now >= fetch.deadline - self.limits.fetch_deadline_s / 3:
-            return
+            return False
         if self.routing.owners is not None and fetch.asks[peer].how.is_of_owner:
             self.routing.owners.gave(peer)
-        if not fetch.at_source:
-            fetch.began, fetch.slow_at = now, now + self.slow_s
+        if fetch.at_source:
+            return False
+        fetch.began, fetch.slow_at = now, now + self.slow_s
+        return True
 
     def asked_as_owner(
         self, now: float, fetch: Fetch, passed: tuple[NodeId, ...] = ()

@@ -188,7 +188,10 @@ class Chunks:
         if self.fetches.join(subject, question) is not None:
             return []  # for a peer, perhaps; it is published when it comes
         owned = self.routing.is_mine(key)
-        if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=owned):
+        size = self.tier.size_of(key)
+        if not self.tier.has_room(cost_of(size), owned=owned):
+            return None
+        if not self.disk.may_read_ahead(size) if owned else self.fetches.is_held_up(key):
             return None
         self.stats.tier_ahead += 1
         return self.fetches.begin(now, subject, question)
@@ -260,12 +263,17 @@ class Chunks:
     # --- the disk --------------------------------------------------------------------------------
 
     def stored(self, outcome: Stored) -> None:
-        self.disk.stored(outcome.key, taken=outcome.taken, is_outgrown=outcome.is_outgrown)
+        self.disk.stored(
+            outcome.key,
+            written=outcome.written,
+            is_degraded=outcome.is_degraded,
+            is_outgrown=outcome.is_outgrown,
+        )
 
     def go_on(self, now: float) -> list[Action]:
         """The disk, or memory, may have room again for what waits for it."""
         actions = self.disk.pay_from_memory()
-        while (fetch := self.disk.next_to_read()) is not None:
+        while (fetch := self.disk.next_to_read(_is_wanted)) is not None:
             evicted = self.fetches.take_room(fetch, _key_of(fetch))
             if evicted is None:
                 break
@@ -290,16 +298,26 @@ class Chunks:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        if not self.disk.tick(now):
-            return self.go_on(now)
-        told = [each for fetch in self.disk.waiting() for each in self.tell_delayed(fetch)]
-        return told + self.go_on(now)
+        actions: list[Action] = []
+        for fetch in self.disk.have_waited(now):
+            if _is_wanted(fetch):
+                self.disk.go_on(fetch)
+            else:
+                actions += self.fetches.end(fetch)
+        if self.disk.tick(now):
+            actions += [each for fetch in self.disk.waiting() for each in self.tell_delayed(fetch)]
+        return actions + self.go_on(now)
 
 
 def _key_of(fetch: Fetch) -> ChunkKey:
     key = fetch.subject[2]
     assert isinstance(key, ChunkKey)
     return key
+
+
+def _is_wanted(fetch: Fetch) -> bool:
+    """Somebody waits for it."""
+    return not all(map(is_nobodys, fetch.asked))
 
 
 def _is_for_disk(question: Question) -> bool:

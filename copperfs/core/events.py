@@ -195,8 +195,10 @@ class Stored:
     """What became of a ``StoreChunk``; each has one of these, in its own time."""
 
     key: ChunkKey
-    taken: bool
-    """False: the disk takes nothing at present."""
+    written: bool
+    """It is on the disk, perhaps since before."""
+    is_degraded: bool = False
+    """The disk takes nothing at present."""
     is_outgrown: bool = False
     """The disk has had to evict what this mount has written."""
 

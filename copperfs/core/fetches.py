@@ -8,6 +8,12 @@ Each tree has a room of its own, so that a node that waits in one tree never kee
 being served: in each tree for itself, who waits is always further from the root than whom it waits
 for. The data tier has two (``tier.py``): in the one for owned chunks nobody waits for another node.
 
+A chunk whose owner waits for its disk may take half a minute to come. It waits *outside* of the
+room, or one slow disk would hold up what healthy nodes give, on all nodes. It takes no memory
+there: what comes goes on the shelf in the step in which it is told to be there, and what comes at
+the same time is bounded by the credit of its link. What has waited for this node's own disk takes
+its room again, because then the source is read.
+
 Invariants: a subject has one fetch at most; what is reserved on the shelf is what the fetches have
 reserved; nobody waits for room unless somebody is left who will make some; a fetch that asks is the
 one that its link knows by this number.
@@ -22,7 +28,7 @@ from copperfs.core.actions import Action
 from copperfs.core.asking import Asking, Fetch
 from copperfs.core.cache import Cache
 from copperfs.core.events import Asker, Question, Read, WantChunk
-from copperfs.core.links import Links
+from copperfs.core.links import ASKS_MAX, Links
 from copperfs.core.messages import How
 from copperfs.core.routing import Routing
 from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats, Subject
@@ -31,6 +37,9 @@ from copperfs.core.writeback import WriteBack
 from copperfs.types import ChunkKey, FetchId, NodeId, PeerRequest
 
 OfBytes = Read | WantChunk
+
+OUTSIDE_MAX = ASKS_MAX
+"""At most this many fetches wait outside of the room; others keep their part of it."""
 
 
 @dataclass(slots=True)
@@ -52,6 +61,8 @@ class Fetches:
     """Those who wait for some, by room."""
     _room_by: dict[Asker, float] = field(default_factory=dict)
     """Until when they do, the longest waiting first."""
+    _outside: dict[FetchId, Fetch] = field(default_factory=dict)
+    """These wait for the disks of other nodes, and have given their room back."""
     _turned_away: int = 0
     _next_fetch: int = 1
 
@@ -130,6 +141,7 @@ class Fetches:
         del self._running[fetch.number]
         del self._by_subject[fetch.subject]
         self.give_back_room(fetch)
+        self._outside.pop(fetch.number, None)
         if self.disk is not None:
             self.disk.ended(fetch)
         return self.asking.end(fetch)
@@ -230,7 +242,24 @@ class Fetches:
         evicted = self._reserve(fetch.room, size)
         if evicted is not None:
             fetch.reserved_bytes = size
+            self._outside.pop(fetch.number, None)
         return evicted
+
+    def wait_outside(self, fetch: Fetch) -> bool:
+        """It waits for the disk of another node; whether there is room for others now."""
+        if not fetch.reserved_bytes or len(self._outside) >= OUTSIDE_MAX:
+            return False
+        self._outside[fetch.number] = fetch
+        self.give_back_room(fetch)
+        return True
+
+    def is_held_up(self, key: ChunkKey) -> bool:
+        """Whether others wait for the disk of its owner."""
+        owners = self.routing.owners
+        if not self._outside or owners is None:
+            return False
+        owner = owners.before_me(key, self.routing.gone())
+        return any(owner in each.asks for each in self._outside.values())
 
     def has_room(self, subject: Subject, size: int) -> bool:
         """Whether *size* bytes more could be on their way, nobody having to wait for it."""
@@ -272,6 +301,8 @@ class Fetches:
             fetch.deadline += seconds
         for request in self._room_by:
             self._room_by[request] += seconds
+        if self.disk is not None:
+            self.disk.slept(seconds)
         self.asking.slept(self._running.values(), seconds)
 
     def overdue(self, now: float) -> list[Fetch]:
@@ -298,6 +329,9 @@ class Fetches:
             assert number == fetch.number
             reserved[fetch.room] += fetch.reserved_bytes
         assert reserved == self._on_its_way
+        assert len(self._outside) <= OUTSIDE_MAX
+        assert all(self._running[n] is each for n, each in self._outside.items())
+        assert not any(each.reserved_bytes for each in self._outside.values())
         assert set(self._by_subject.values()) == set(self._running.values())
         # nobody waits for room that nothing will make
         assert self.on_its_way_bytes or not any(self._no_room[: self.owned_room])

@@ -254,8 +254,9 @@ class Peering:
         if isinstance(message, Delayed):
             if self.questions.chunks is None or fetch.subject[0] is not Kind.CHUNK:
                 return []
-            self.fetches.asking.delayed(now, fetch, peer)
-            return self.questions.chunks.tell_delayed(fetch)
+            waits = self.fetches.asking.delayed(now, fetch, peer)
+            actions = self.questions.wait_outside(now, fetch) if waits else []
+            return actions + self.questions.chunks.tell_delayed(fetch)
         if isinstance(message, Redirect):
             if fetch.subject[0] is not Kind.CHUNK:
                 return []

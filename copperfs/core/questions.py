@@ -254,6 +254,10 @@ class Questions:
         assert self.chunks is not None
         return self.chunks.take_given(now, fetch, blob) + self._room_was_made(now)
 
+    def wait_outside(self, now: float, fetch: Fetch) -> list[Action]:
+        """Another node waits for its disk before it gives this chunk."""
+        return self._room_was_made(now) if self.fetches.wait_outside(fetch) else []
+
     def take_entry(
         self,
         now: float,
@@ -357,7 +361,7 @@ class Questions:
         if isinstance(event, Stored):
             self.chunks.stored(event)
         else:
-            self.chunks.disk.takes = True
+            self.chunks.disk.recovered()
         return self._room_was_made(now)
 
     # --- time passes, and all is forgotten -------------------------------------------------------

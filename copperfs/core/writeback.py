@@ -23,15 +23,21 @@ modes:
   read does not fit on it, and to write all of it would only push out the rest. The node keeps no
   debts from then on;
 - those of a node that reads in the place of others, because an owner is silent;
-- those that have waited for half of their deadline.
+- those that have waited for half of what their deadline had left. One that nobody waits for is
+  ended instead: what is read ahead is no reason to read the source twice.
+
+What somebody waits for goes before what is read ahead, and nothing more is read ahead meanwhile.
 
 Rejected: to make unwritten chunks a part of the shelf that cannot be evicted. A chunk that is on
 the shelf and in the store's backlog is one blob, so it takes no memory twice, and the shelf stays a
 plain LRU. To ask peers for a debt that memory has lost: what they pass through is gone sooner.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from copperfs.core.actions import Action, StoreChunk
 from copperfs.core.asking import Fetch
@@ -58,8 +64,10 @@ class WriteBack:
     """Reads of the source whose chunks have their room on the disk."""
     _unwritten_bytes: int = 0
     """Of both."""
-    _waiting: OrderedDict[FetchId, tuple[Fetch, float]] = field(default_factory=OrderedDict)
-    """Reads that wait for the disk, and until when; the longest waiting first."""
+    _waiting: dict[FetchId, tuple[Fetch, float]] = field(default_factory=dict)
+    """Reads that wait for the disk, and until when."""
+    _order: list[tuple[float, FetchId]] = field(default_factory=list)
+    """The same, in the order of these times."""
     _overdue: OrderedDict[FetchId, Fetch] = field(default_factory=OrderedDict)
     """Those that have waited long enough, and only need room in memory."""
     _held: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
@@ -71,6 +79,8 @@ class WriteBack:
     _tells_at: float | None = None
     takes: bool = True
     """The disk takes chunks, as far as is known."""
+    _pays: bool = True
+    """It did not refuse the last one."""
     is_outgrown: bool = False
 
     def __post_init__(self) -> None:
@@ -88,30 +98,46 @@ class WriteBack:
             self._begin(fetch, size)
             return True
         self.stats.tier_waited += 1
-        self._waiting[fetch.number] = (fetch, now + self.limits.fetch_deadline_s / 2)
+        # Half of what is left: it may have waited before, for memory or for another node.
+        most_s = self.limits.fetch_deadline_s / 2
+        until = now + min(most_s, (fetch.deadline - now) / 2)
+        self._waiting[fetch.number] = (fetch, until)
+        insort(self._order, (until, fetch.number))
         if self._tells_at is None:
             self._tells_at = now + TELLS_EACH_S
         return False
 
-    def next_to_read(self) -> Fetch | None:
-        """One of those that wait, if it may go on. ``begin`` says that it does."""
+    def may_read_ahead(self, size: int) -> bool:
+        """Whether a chunk that is read ahead would find room on the disk at once."""
+        if not self._holds_up:
+            return True
+        return not self._waiting and not self._overdue and self._has_room(size)
+
+    def next_to_read(self, is_wanted: Callable[[Fetch], bool]) -> Fetch | None:
+        """One of those that wait, if it may go on; what is *wanted* goes first. ``begin`` says that
+        it does."""
         if self._overdue:
             return next(iter(self._overdue.values()))
-        for fetch, _ in self._waiting.values():
-            key = fetch.subject[2]
-            assert isinstance(key, ChunkKey)
-            if not self._holds_up or self._has_room(self.tier.size_of(key)):
-                return fetch
-            break
-        return None
+        if not self._waiting:
+            return None
+        in_order = (self._waiting[number][0] for _, number in self._order)
+        fetch = next(filter(is_wanted, in_order), self._waiting[self._order[0][1]][0])
+        key = fetch.subject[2]
+        assert isinstance(key, ChunkKey)
+        return fetch if not self._holds_up or self._has_room(self.tier.size_of(key)) else None
 
     def begin(self, fetch: Fetch) -> None:
         key = fetch.subject[2]
         assert isinstance(key, ChunkKey)
         if self._overdue.pop(fetch.number, None) is None:
-            del self._waiting[fetch.number]
+            self._waits_no_longer(fetch)
             if self._holds_up:
                 self._begin(fetch, self.tier.size_of(key))
+
+    def _waits_no_longer(self, fetch: Fetch) -> None:
+        waiting = self._waiting.pop(fetch.number, None)
+        if waiting is not None:
+            del self._order[bisect_left(self._order, (waiting[1], fetch.number))]
 
     def _begin(self, fetch: Fetch, size: int) -> None:
         self._reading[fetch.number] = size
@@ -119,7 +145,7 @@ class WriteBack:
 
     def ended(self, fetch: Fetch) -> None:
         """It is over, whatever it came to."""
-        self._waiting.pop(fetch.number, None)
+        self._waits_no_longer(fetch)
         self._overdue.pop(fetch.number, None)
         self._unwritten_bytes -= self._reading.pop(fetch.number, 0)
 
@@ -127,7 +153,8 @@ class WriteBack:
         return fetch.number in self._waiting or fetch.number in self._overdue
 
     def waiting(self) -> list[Fetch]:
-        return [*self._overdue.values(), *(fetch for fetch, _ in self._waiting.values())]
+        in_order = (self._waiting[number][0] for _, number in self._order)
+        return [*self._overdue.values(), *in_order]
 
     @property
     def unwritten_bytes(self) -> int:
@@ -155,22 +182,27 @@ class WriteBack:
         self._remember(self._held, key)
         return []
 
-    def stored(self, key: ChunkKey, *, taken: bool, is_outgrown: bool) -> None:
-        """The store has written this chunk, or has it already; or it does not take it."""
+    def stored(self, key: ChunkKey, *, written: bool, is_degraded: bool, is_outgrown: bool) -> None:
+        """The store has written this chunk, or has it already; or it does not take it. Also a
+        store that is well refuses a chunk, when all that it could evict is being read. The node
+        pays no debt then until the store has written something, or both would go round for ever."""
         self._unwritten_bytes -= self._storing.pop(key, 0)
-        self.takes = taken
+        self.takes, self._pays = not is_degraded, written
         if is_outgrown and not self.is_outgrown:
             self.is_outgrown = True
             self._held.clear()
             self._lost.clear()
             self._owed_bytes = 0
-        if not taken:
+        if not written:
             self._remember(self._held if key in self.tier else self._lost, key)
+
+    def recovered(self) -> None:
+        self.takes = self._pays = True
 
     def pay_from_memory(self) -> list[Action]:
         """Hand over what memory holds, as far as there is room."""
         actions: list[Action] = []
-        while self._held and self.takes:
+        while self._held and self.takes and self._pays:
             key = next(iter(self._held))
             size, blob = self.tier.size_of(key), self.tier.peek(key)
             if not self._has_room(size):
@@ -183,7 +215,9 @@ class WriteBack:
     def debt_to_read(self, under_way: int) -> ChunkKey | None:
         """A chunk that the node should read again now, for the disk alone: memory has evicted it.
         *under_way* counts such reads."""
-        if self.limits.tier_waits or not self.takes or under_way >= PAYS_AT_ONCE:
+        if self.limits.tier_waits or under_way >= PAYS_AT_ONCE:
+            return None
+        if not self.takes or not self._pays:
             return None
         keeps_up = self._unwritten_bytes <= self.limits.tier_backlog_bytes // 2
         return next(iter(self._lost), None) if keeps_up else None
@@ -225,19 +259,31 @@ class WriteBack:
     # --- time ------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        for _, until in self._waiting.values():
-            assert self._tells_at is not None
-            return min(until, self._tells_at)
-        return self._tells_at
+        if not self._order:
+            return self._tells_at
+        assert self._tells_at is not None
+        return min(self._order[0][0], self._tells_at)
+
+    def slept(self, seconds: float) -> None:
+        """This node did nothing for these seconds, so its disk may have written meanwhile."""
+        self._order = [(until + seconds, number) for until, number in self._order]
+        for until, number in self._order:
+            self._waiting[number] = (self._waiting[number][0], until)
+        if self._tells_at is not None:
+            self._tells_at += seconds
+
+    def have_waited(self, now: float) -> list[Fetch]:
+        """These reads have waited long enough. The caller lets them ``go_on``, or ends them."""
+        due = takewhile(lambda each: each[0] <= now, self._order)
+        return [self._waiting[number][0] for _, number in due]
+
+    def go_on(self, fetch: Fetch) -> None:
+        """It waits for the disk no more, and only needs room in memory."""
+        self._waits_no_longer(fetch)
+        self._overdue[fetch.number] = fetch
 
     def tick(self, now: float) -> bool:
         """Whether those who wait for what waits here are to be told so."""
-        while self._waiting:
-            number, (fetch, until) = next(iter(self._waiting.items()))
-            if until > now:
-                break
-            del self._waiting[number]
-            self._overdue[number] = fetch
         if self._tells_at is None or self._tells_at > now:
             return False
         waits = bool(self._waiting or self._overdue)
@@ -261,6 +307,7 @@ class WriteBack:
         assert len(owed) == len({*owed, *self._storing}) - len(self._storing)
         assert all(key in self.tier for key in self._held)
         assert not any(key in self.tier for key in self._lost)
+        assert self._order == sorted((at, n) for n, (_, at) in self._waiting.items())
         for fetch in self.waiting():
             assert fetch.at_source
             assert not fetch.is_over

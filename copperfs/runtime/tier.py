@@ -90,8 +90,9 @@ class TierDisk:
     post: Callable[[Event], None]
     _nursery: trio.Nursery | None = None
     _begun: trio.Event = field(default_factory=trio.Event)
-    _over: deque[tuple[ChunkKey, bool]] = field(default_factory=deque)
-    """What became of chunks that were stored, and the core has not heard of; it bounds them."""
+    _over: deque[tuple[ChunkKey, bool] | None] = field(default_factory=deque)
+    """What became of chunks that were stored, and the core has not heard of; it bounds them. None:
+    the disk takes chunks again, which is no news of before those that are told first."""
     _news: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
@@ -134,12 +135,18 @@ class TierDisk:
             await self._news.wait()
             self._news = trio.Event()
             while self._over:
-                key, written = self._over.popleft()
-                self.post(Stored(key, written, self.store.statistics().is_outgrown))
+                over, stats = self._over.popleft(), self.store.statistics()
+                is_degraded = stats.degraded_since is not None
+                if over is not None:
+                    key, written = over
+                    self.post(Stored(key, written, is_degraded, stats.is_outgrown))
+                elif not is_degraded:
+                    self.post(DiskRecovered())
                 await trio.lowlevel.checkpoint()
 
     def _recovered(self) -> None:
-        self.post(DiskRecovered())
+        self._over.append(None)
+        self._news.set()
 
     async def _load(self, action: LoadChunk) -> None:
         chunk = await self.store.read(action.key)

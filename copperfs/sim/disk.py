@@ -5,7 +5,7 @@ was used longest ago, which no other process fills up: of that ``is_full`` is th
 side ever sees an error: a store that fails leaves the chunk out, a load that fails finds nothing.
 
 A damaged chunk is found by its digest when it is loaded, and dropped. What is on the disk outlives
-the process.
+the process; what was still to be written does not.
 """
 
 from collections import OrderedDict
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from copperfs.sim.clock import Clock
 from copperfs.sim.pieces import Piece, size_of
 from copperfs.types import ChunkKey
+
+MOVES_WITHIN_S = 2.0
+"""A process that leaves waits this long at most for what is still to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +41,24 @@ class Disk:
     """How many were not taken."""
     held_bytes: int = 0
     is_outgrown: bool = False
-    """It had to evict something since the process was started."""
+    """It had to evict what it was given since the process was started."""
     chunks: OrderedDict[ChunkKey, tuple[Piece, ...]] = field(default_factory=OrderedDict)
+    _written_at: dict[ChunkKey, float] = field(default_factory=dict)
+    """When each chunk that it was given since then is on the disk."""
     _free: float = 0.0
 
     def store(self, key: ChunkKey, pieces: tuple[Piece, ...]) -> float | None:
         """When it is written; None: it is not taken. A load before that finds it as well: the real
-        store has it in its backlog."""
+        store has it in its backlog. A chunk that is held stays as it is."""
+        if key in self.chunks:
+            return max(self.clock.now, self._written_at.get(key, 0.0))
         size = size_of(pieces)
         if self.is_full or size > self.budget_bytes:
             self.refused += 1
             return None
-        self.drop(key)
         while self.held_bytes + size > self.budget_bytes:
-            self.drop(next(iter(self.chunks)))
-            self.is_outgrown = True
-        written_at = self._take(size / self.costs.write_bytes_per_s)
+            self._evict()
+        written_at = self._written_at[key] = self._take(size / self.costs.write_bytes_per_s)
         self.chunks[key] = pieces
         self.held_bytes += size
         return written_at
@@ -76,7 +81,25 @@ class Disk:
         self.chunks.move_to_end(key)
         return pieces
 
+    def process_ended(self, within_s: float = 0.0) -> None:
+        """What it has not written within these seconds is lost. Another process may come."""
+        for key, at in self._written_at.copy().items():
+            if at > self.clock.now + within_s:
+                self.drop(key)
+        self._written_at.clear()
+        self._free = self.clock.now
+        self.is_outgrown = False
+
+    def _evict(self) -> None:
+        """The chunk goes that was used longest ago, of those that are written if there are any."""
+        now, written_at = self.clock.now, self._written_at
+        written = (key for key in self.chunks if written_at.get(key, now) <= now)
+        victim = next(written, next(iter(self.chunks)))
+        self.is_outgrown = self.is_outgrown or victim in written_at
+        self.drop(victim)
+
     def drop(self, key: ChunkKey) -> None:
+        self._written_at.pop(key, None)
         pieces = self.chunks.pop(key, None)
         if pieces is not None:
             self.held_bytes -= size_of(pieces)

@@ -301,8 +301,8 @@ class Host:
             case StoreChunk(key, blob):
                 written_at = self.disk.store(key, self.blobs.held[blob])
                 at = self.clock.now if written_at is None else written_at
-                taken = written_at is not None
-                self.clock.at(at, self.process.take, self._stored, key, taken)
+                written = written_at is not None
+                self.clock.at(at, self.process.take, self._stored, key, written)
             case AnswerEntry() | AnswerListing() | AnswerError():
                 self._answer(action.request, action)
             case AnswerHandle(request, handle):
@@ -369,8 +369,8 @@ class Host:
         pieces = self.disk.load(key)
         self.post(Loaded(fetch, None if pieces is None else self.blobs.keep(pieces)))
 
-    def _stored(self, key: ChunkKey, taken: bool) -> None:
-        self.post(Stored(key, taken, self.disk.is_outgrown))
+    def _stored(self, key: ChunkKey, written: bool) -> None:
+        self.post(Stored(key, written, self.disk.is_full, self.disk.is_outgrown))
 
     # --- what the port says ----------------------------------------------------------------------
 

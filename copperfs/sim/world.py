@@ -26,7 +26,7 @@ from copperfs.core.suspicion import Patience
 from copperfs.core.trees import Trees
 from copperfs.sim.clock import Clock
 from copperfs.sim.codec import Transcoder
-from copperfs.sim.disk import Disk, DiskCosts
+from copperfs.sim.disk import MOVES_WITHIN_S, Disk, DiskCosts
 from copperfs.sim.host import Host
 from copperfs.sim.network import Network, NetworkCosts, Timeouts
 from copperfs.sim.port import Port
@@ -173,7 +173,6 @@ class World:
         if me not in self._disks:
             self._disks[me] = Disk(self.clock, self.disk_costs, job.tier_disk_bytes)
         host.disk = self._disks[me]
-        host.disk.is_outgrown = False
         port = Port(me, self.network, process, self._another_random(), host)
         host.attach(port)
         self.network.attach(port)
@@ -248,12 +247,14 @@ class World:
         """SIGKILL: the kernel closes its connections."""
         self._tell(f"node {node} crashes")
         self.hosts[node].process.end()
+        self.hosts[node].disk.process_ended()
         self.network.died(NodeId(node))
 
     def power_off(self, node: int) -> None:
         """The machine is gone; nothing tells anybody."""
         self._tell(f"node {node} loses power")
         self.hosts[node].process.end()
+        self.hosts[node].disk.process_ended()
         self.network.lost_power(NodeId(node))
 
     def stop(self, node: int) -> None:
@@ -302,6 +303,7 @@ class World:
         def gone() -> None:
             if host.process.is_alive:
                 host.process.end()
+                host.disk.process_ended(MOVES_WITHIN_S)
                 self.network.died(NodeId(node))
 
         host.process.take(host.leave, gone)

@@ -54,3 +54,39 @@ def test_damage_is_found_once_and_dropped(disk: Disk) -> None:
     disk.damage(key(0))
     assert disk.load(key(0)) is None
     assert (disk.damaged, disk.held_bytes, len(disk.chunks)) == (1, 0, 0)
+
+
+def test_what_is_held_is_not_written_again(disk: Disk) -> None:
+    assert disk.store(key(0), chunk()) == pytest.approx(2e-3)
+    assert disk.store(key(0), chunk()) == pytest.approx(2e-3), "when it is written"
+    disk.clock.run(1.0)
+    disk.is_full = True
+    assert disk.store(key(0), chunk()) == 1.0, "at once, also if nothing else is taken"
+    assert disk.loaded_at(key(0)) == pytest.approx(1.0 + 2e-3)
+
+
+def test_a_killed_process_loses_what_was_not_written(disk: Disk) -> None:
+    for index in (0, 1):
+        disk.store(key(index), chunk())
+    disk.clock.run(3e-3)
+    disk.process_ended()
+    assert list(disk.chunks) == [key(0)]
+    assert disk.held_bytes == 1000
+    disk.store(key(1), chunk())
+    disk.process_ended(within_s=1.0)
+    assert list(disk.chunks) == [key(0), key(1)]
+
+
+def test_it_is_outgrown_when_it_evicts_what_this_process_has_stored(disk: Disk) -> None:
+    for index in (0, 1):
+        disk.store(key(index), chunk())
+    disk.clock.run(1.0)
+    disk.process_ended()
+    for index in (2, 3):
+        disk.store(key(index), chunk())
+        assert not disk.is_outgrown, "those of another process went"
+    disk.clock.run(2.0)
+    disk.store(key(4), chunk())
+    assert disk.is_outgrown
+    disk.process_ended()
+    assert not disk.is_outgrown

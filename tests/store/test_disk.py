@@ -17,8 +17,8 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.core.actions import LoadChunk
-from copperfs.core.events import Event, Loaded
+from copperfs.core.actions import LoadChunk, StoreChunk
+from copperfs.core.events import DiskRecovered, Event, Loaded, Stored
 from copperfs.core.suspicion import Patience
 from copperfs.errors import StoreError
 from copperfs.runtime.peers import Blobs
@@ -845,6 +845,47 @@ def test_reads_of_a_disk_that_hangs_go_to_the_source_before_those_who_ask_turn_a
             nursery.cancel_scope.cancel()
 
     on_standing_clock(main)
+
+
+@trio_test
+async def test_the_core_is_told_in_order_what_was_written_and_whether_the_disk_takes_chunks(
+    tmp_path: FilePath, expected_warnings: ExpectWarning
+) -> None:
+    expected_warnings(DEGRADED)
+    files, told = FaultyFiles(), list[Event]()
+    hasty = replace(AMPLE, deadline_s=0.1, probe_min_s=0.01)
+    store = await open_store(
+        str(tmp_path / "store"), hasty, source=SOURCE, chunk_bytes=CHUNK_BYTES, files=files
+    )
+    blobs = Blobs()
+    tier = TierDisk(store, blobs, told.append)
+
+    def give(number: int) -> None:
+        each = chunk(number)
+        tier.perform(StoreChunk(key(number), blobs.keep(each.blob, each.digest)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tier.run)
+        await tier.wait_begun()
+        await fill(store, range(1))
+        give(0)
+        store.recovered()  # in the same step, as it may be
+        await until(lambda: len(told) == 2)
+        assert told == [Stored(key(0), written=True), DiskRecovered()]
+        told.clear()
+        files.hold("writev")
+        give(1)
+        await until(lambda: store.statistics().degraded_since is not None)
+        give(0)
+        await until(lambda: len(told) == 2)
+        assert told == [
+            Stored(key(1), written=False, is_degraded=True),
+            Stored(key(0), written=True, is_degraded=True),
+        ]
+        files.let_go("writev")
+        await until(lambda: len(told) == 3)
+        assert told[2] == DiskRecovered()
+        nursery.cancel_scope.cancel()
 
 
 @trio_test

@@ -385,7 +385,7 @@ class Job:
                 self.happen(NodeId(chosen), Loaded(load.fetch, blob))
                 return True
             if daemon.stored and self.disks_write:
-                self.happen(NodeId(chosen), Stored(daemon.stored.pop(0), taken=True))
+                self.happen(NodeId(chosen), Stored(daemon.stored.pop(0), written=True))
                 return True
             if daemon.calls:
                 call, operation, argument = daemon.calls.pop()

@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from copperfs.config import MIB
+from copperfs.core.pins import Pins
+from copperfs.core.state import Limits, NodeStats
+from copperfs.core.tier import Tier
+from copperfs.runtime.daemon import KEPT_FREE_BYTES
+from copperfs.store.disk import BACKLOG_BYTES_MAX
 from tests.unit.test_layers import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -44,3 +50,20 @@ def test_the_list_of_decisions_names_every_decision() -> None:
     directory = ROOT / "docs" / "decisions"
     named = set(links(directory / "README.md"))
     assert {path.name for path in directory.glob("0*.md")} <= named
+
+
+def test_the_promise_of_resident_memory_is_the_sum_of_what_the_tier_may_take() -> None:
+    """A node alone has two shelves as well, also with ``--tier-memory 0``."""
+    promise = (ROOT / "docs" / "promises.md").read_text().partition("**Resident memory**")[2]
+    promise = " ".join(promise.partition("\n- **")[0].split())
+    for tier_memory in (0, 40 * MIB, 64 * MIB, 100 * MIB, 512 * MIB):
+        limits = Limits(MIB, MIB, None, 1.0, chunk_bytes=MIB, tier_memory_bytes=tier_memory)
+        stats = NodeStats()
+        tier = Tier(limits, stats, Pins())
+        tier.count()
+        assert stats.tier_memory_budget_bytes == max(tier_memory, 64 * MIB)
+    assert (
+        "With a data tier, in a job or alone, it takes `--tier-memory` more, or 64 MiB" in promise
+    )
+    assert f"`--tier-dir` it takes {BACKLOG_BYTES_MAX // MIB} MiB more" in promise
+    assert f"in a job {KEPT_FREE_BYTES // MIB} MiB more" in promise

@@ -2,20 +2,22 @@
 
 import pytest
 
-from copperfs.core import writeback
+from copperfs.core import fetches, writeback
 from copperfs.core.events import DiskRecovered, Stored
 from copperfs.core.writeback import PAYS_AT_ONCE
-from copperfs.types import ChunkKey, NodeId, Path
+from copperfs.types import ChunkKey, NodeId, Path, RequestId
 from tests.unit.overlay_lab import Job, content
 from tests.unit.test_chunks import (
     CHUNK,
     LARGE,
     MIB,
+    SIZE,
     begin,
     chunks,
     has,
     not_owner,
     owner,
+    owner_of,
     read,
     reads,
     tiered,
@@ -79,7 +81,7 @@ def test_no_more_is_read_from_the_source_than_the_disk_takes() -> None:
     assert is_read_from_source(job) == 2
     for written in range(3, 6):
         stored = job.daemons[0].stored.pop(0)
-        job.happen(NodeId(0), Stored(stored, taken=True))
+        job.happen(NodeId(0), Stored(stored, written=True))
         job.run()
         assert is_read_from_source(job) == written, "one more for each that is written"
     all_stored(job)
@@ -158,6 +160,83 @@ def test_one_who_comes_later_is_told_as_well_and_so_are_those_who_wait_for_the_r
     assert reads(job) == [1] * len(of_owner)
 
 
+def one_slow_owner() -> tuple[Job, int, list[bytes], list[bytes]]:
+    """A reader, in whose memory 31 chunks of others may be on their way. The first files are those
+    of an owner whose disk writes nothing; of the second ones their owner's disk has all."""
+    job = Job(
+        3,
+        tree_max_bytes=1,
+        chunk_bytes=MIB,
+        tier_memory_bytes=MIB,
+        memory_bytes=8 * MIB,
+        deadline_s=60.0,
+        disks=True,
+        disks_write=False,
+        tier_backlog_bytes=MIB,
+    )
+    files = [b"data/%d" % n for n in range(200)]
+    of: list[list[bytes]] = [[], [], []]
+    for path in files:
+        of[owner_of(job, path)].append(path)
+    for path in of[2]:
+        key = ChunkKey(Path(path), version(job, path), 0)
+        job.daemons[2].disk[key] = content(Path(path), version(job, path))
+    return job, 0, of[1], of[2]
+
+
+def begin_files(job: Job, reader: int, files: list[bytes]) -> list[RequestId]:
+    return [job.read(reader, path, version(job, path)) for path in files]
+
+
+def test_a_slow_disk_of_one_owner_holds_up_nothing_that_others_give() -> None:
+    job, reader, of_slow, of_healthy = one_slow_owner()
+    slow = begin_files(job, reader, of_slow[:45])
+    healthy = begin_files(job, reader, of_healthy[:45])
+    job.run()
+    answers = job.daemons[reader].answers
+    assert sum(request in answers for request in slow) == 1, "the disk has room for one"
+    assert all(request in answers for request in healthy)
+    all_stored(job)
+    for path, request in zip(of_slow, slow, strict=False):
+        assert answers[request] == content(Path(path), version(job, path))
+    assert reads(job) == [1] * len(slow)
+    assert not any(each.node.stats.fallbacks for each in job.daemons)
+    job.check_at_rest()
+
+
+def test_no_more_than_so_many_wait_for_other_nodes_without_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetches, "OUTSIDE_MAX", 4)
+    job, reader, of_slow, of_healthy = one_slow_owner()
+    slow = begin_files(job, reader, of_slow[:40])
+    job.run()
+    node = job.daemons[reader].node
+    assert len(node._fetches._outside) == 4
+    healthy = begin_files(job, reader, of_healthy[:1])
+    job.run()
+    assert healthy[0] not in job.daemons[reader].answers
+    all_stored(job)
+    assert all(each in job.daemons[reader].answers for each in [*slow, *healthy])
+    job.check_at_rest()
+
+
+def test_nothing_is_read_ahead_of_an_owner_that_waits_for_its_disk() -> None:
+    job = tiered(4, disks=True, disks_write=False, tier_backlog_bytes=CHUNK)
+    reader = not_owner(job)
+    for index in (0, 1):
+        begin(job, reader, index)
+        job.run()
+    stats = job.daemons[reader].node.statistics()
+    ahead = stats.tier_ahead
+    for index in (2, 3, 4):
+        begin(job, reader, index)
+        job.run()
+    assert job.daemons[reader].node.statistics().tier_ahead == ahead
+    all_stored(job)
+    assert reads(job) == [1] * job.tree.chunk_reads.total()
+
+
 def test_after_half_of_its_deadline_a_reader_waits_no_longer_and_is_told_no_error() -> None:
     job = slow_disk(4)
     of_owner = [i for i in chunks(job) if owner(job, index=i) == owner(job)]
@@ -188,12 +267,93 @@ def test_an_owner_that_says_delayed_without_end_is_passed_over_in_time() -> None
     assert all(has(job, reader, request, index) for index, request in requests)
 
 
+def test_what_a_reader_waited_for_before_counts_in_half_of_its_deadline() -> None:
+    job = slow_disk()
+    for index in (0, 1):
+        begin(job, 0, 2 * index)
+        job.run()
+    request = begin(job, 0, 6)
+    job.tick(0.2)
+    for _ in range(100):
+        job.tick(0.2)  # its disk is asked first, and takes 20 s to say that it does not have it
+    job.run()
+    job.pass_time(39.0 - job.now, step_s=0.5)
+    assert request not in job.daemons[0].answers
+    job.pass_time(3.0, step_s=0.5)
+    assert has(job, 0, request, 6), "after 20 of the 40 s that were left"
+
+
+def test_a_node_that_slept_has_not_waited_for_its_disk() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    job.tick(25.0)
+    job.pass_time(HELD_UP_S + 5.0 - job.now, step_s=0.5)
+    assert is_read_from_source(job) == 2
+    job.pass_time(HELD_UP_S, step_s=0.5)
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+
+
+def begun_row() -> Job:
+    """Somebody has two chunks of a row; one that is ahead waits, since another is unwritten."""
+    job = tiered(1, disks=True, disks_write=False, tier_backlog_bytes=CHUNK)
+    job.tree.add(b"other", SIZE)
+    for index in (0, 1):
+        request = begin(job, 0, index)
+        job.run()
+        write_one(job)
+        assert has(job, 0, request, index)
+    assert (reads_of_source(job), is_waiting(job)) == ([0, 1, 3], 1)
+    return job
+
+
+def reads_of_source(job: Job) -> list[int]:
+    return sorted(offset // CHUNK for _, offset in job.tree.chunk_reads)
+
+
+def write_one(job: Job) -> None:
+    job.happen(NodeId(0), Stored(job.daemons[0].stored.pop(0), written=True))
+    job.run()
+
+
+def is_waiting(job: Job) -> int:
+    return job.daemons[0].node.statistics().tier_waiting
+
+
+def test_what_somebody_waits_for_goes_before_what_is_read_ahead() -> None:
+    job = begun_row()
+    request = begin(job, 0, 5, b"other")
+    job.run()
+    write_one(job)
+    assert has(job, 0, request, 5, b"other")
+    assert is_read_from_source(job) == 4
+
+
+def test_nothing_is_read_ahead_while_reads_wait_for_the_disk() -> None:
+    job = begun_row()
+    requests = [(index, begin(job, 0, index)) for index in (2, 4, 5)]
+    job.run()
+    assert is_waiting(job) == 3, "what is asked for, and no more"
+    all_stored(job)
+    assert all(has(job, 0, request, index) for index, request in requests)
+
+
+def test_what_is_read_ahead_and_waits_too_long_is_not_read_in_vain() -> None:
+    job = begun_row()
+    job.pass_time(HELD_UP_S + 1.0, step_s=0.5)
+    assert (is_read_from_source(job), is_waiting(job)) == (3, 0)
+    request = begin(job, 0, 2)
+    all_stored(job)
+    assert has(job, 0, request, 2)
+    job.check_at_rest()
+
+
 def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
     job = slow_disk()
     requests = [begin(job, 0, index) for index in chunks(job)]
     job.run()
     assert is_read_from_source(job) == 2
-    job.happen(NodeId(0), Stored(job.daemons[0].stored.pop(0), taken=False))
+    job.happen(NodeId(0), Stored(job.daemons[0].stored.pop(0), written=False, is_degraded=True))
     job.run()
     assert all(has(job, 0, request, index) for index, request in enumerate(requests))
     assert reads(job) == [1] * len(chunks(job))
@@ -208,7 +368,7 @@ def test_a_disk_that_recovers_is_given_what_memory_still_has() -> None:
     while daemon.stored:  # as a store does that is degraded: it refuses all that it is given
         key = daemon.stored.pop(0)
         del daemon.disk[key]
-        job.happen(NodeId(0), Stored(key, taken=False))
+        job.happen(NodeId(0), Stored(key, written=False, is_degraded=True))
         job.run()
     assert not daemon.disk
     assert daemon.node.statistics().tier_owed == len(chunks(job))
@@ -221,12 +381,43 @@ def test_a_disk_that_recovers_is_given_what_memory_still_has() -> None:
     assert reads(job) == [1] * len(chunks(job))
 
 
+def test_a_chunk_that_a_disk_refuses_which_takes_others_lets_readers_wait_on() -> None:
+    job = slow_disk()
+    daemon = job.daemons[0]
+    for index in chunks(job):
+        begin(job, 0, index)
+    job.run()
+    refused = daemon.stored.pop(0)
+    del daemon.disk[refused]  # as a store does of which all is being read
+    job.happen(NodeId(0), Stored(refused, written=False))
+    job.run()
+    assert is_read_from_source(job) == 3, "one more, in its place"
+    assert refused not in daemon.disk, "it would refuse that again and again"
+    assert daemon.node.statistics().tier_owed == 1
+    all_stored(job)
+    assert len(daemon.disk) == len(chunks(job))
+    assert reads(job) == [1] * len(chunks(job))
+
+
+def test_a_disk_that_has_a_chunk_and_takes_no_other_holds_up_nobody() -> None:
+    job = slow_disk()
+    requests = [begin(job, 0, index) for index in chunks(job)]
+    job.run()
+    there = Stored(job.daemons[0].stored.pop(0), written=True, is_degraded=True)
+    job.happen(NodeId(0), there)
+    job.run()
+    assert all(has(job, 0, request, index) for index, request in enumerate(requests))
+    assert reads(job) == [1] * len(chunks(job))
+
+
 def test_with_wait_nothing_is_read_from_the_source_for_the_disk_alone() -> None:
     job = large_job(waits=True)
     daemon = job.daemons[0]
     begin_all = [job.read(0, path, version(job, path)) for path in FILES[:5]]
     job.run()
-    job.happen(NodeId(0), Stored(daemon.stored.pop(0), taken=False))  # broken from now on
+    job.happen(
+        NodeId(0), Stored(daemon.stored.pop(0), written=False, is_degraded=True)
+    )  # broken from now on
     job.run()
     assert all(each in daemon.answers for each in begin_all)
     read_all(job)
@@ -242,7 +433,7 @@ def test_a_disk_that_is_outgrown_holds_up_nobody_and_is_owed_nothing() -> None:
     job = slow_disk()
     requests = [begin(job, 0, index) for index in chunks(job)]
     job.run()
-    first = Stored(job.daemons[0].stored.pop(0), taken=True, is_outgrown=True)
+    first = Stored(job.daemons[0].stored.pop(0), written=True, is_outgrown=True)
     job.happen(NodeId(0), first)
     job.run()
     assert all(has(job, 0, request, index) for index, request in enumerate(requests))
