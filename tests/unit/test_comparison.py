@@ -118,7 +118,7 @@ def test_what_gives_an_error_is_to_be_looked_at_again(
     def lstat(path: bytes) -> os.stat_result:
         raise OSError(errno.EIO, "as if")
 
-    monkeypatch.setattr(sampling.os, "lstat", lstat)
+    monkeypatch.setattr(os, "lstat", lstat)
     assert take_names(bytes(tmp_path), ROOT, everything, 3) is None
 
 
