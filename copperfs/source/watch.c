@@ -70,9 +70,12 @@ static void look_at_hands(struct pool *pool)
 	struct hand *next;
 
 	for (struct hand *hand = pool->working; hand; hand = next) {
-		size_t at = hand->job ? hand->at : 0;
+		size_t at;
 
 		next = hand->next;
+		if (hand->left) /* watch_skip() needs to know where */
+			continue;
+		at = hand->at;
 		if (!at || at != hand->seen_at) {
 			hand->seen_at = at;
 			hand->seen = 0;

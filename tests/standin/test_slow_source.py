@@ -183,6 +183,28 @@ def test_a_name_that_hangs_is_left_behind_with_its_thread(slow: Slow) -> None:
     trio.run(main)
 
 
+def test_a_name_that_hangs_is_skipped_however_often_its_thread_was_looked_at(slow: Slow) -> None:
+    rules = [slow.standin.hang(name, ops=["lookup"]) for name in ("d/n30", "other/hung")]
+    hung = frozenset({b"n30"})
+
+    async def main() -> None:
+        async with slow.source() as source:
+            slow.check(await source.scan(b"d"), unknown=hung)
+            # a scan with a name that hangs takes several looks at all threads
+            listing = await source.scan(b"other")
+            assert [name for name, entry in listing.rows() if entry.unknown] == [b"hung"]
+            slow.check(await source.scan(b"d"), unknown=hung)
+            assert slow.standin.counts().total("lookup", "d/n30") == 1
+            assert source.fetcher.statistics().stuck == 2
+            for rule in rules:
+                slow.standin.release(rule)
+
+    (slow.tree / "other").mkdir()
+    for each in ("answers", "hung"):
+        (slow.tree / "other" / each).touch()
+    trio.run(main)
+
+
 def test_a_name_that_hangs_alone_is_left_behind_before_the_deadline(slow: Slow) -> None:
     slow.standin.hang("alone/name", ops=["lookup"])
 
