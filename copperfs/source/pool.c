@@ -419,6 +419,8 @@ static void finish(struct pool *pool, struct job *job)
 	if (job->scan) {
 		job->error = scan_end(job->scan, &job->buffer);
 		job->scan = NULL;
+		if (is_own_trouble(job->error)) /* no reader is told of it */
+			job->error = ETIMEDOUT;
 	}
 	if (job->told_names && !job->error) {
 		memcpy(&head, job->buffer.bytes, sizeof(head));
@@ -662,6 +664,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 {
 	struct pool *pool = calloc(1, sizeof(*pool));
 	pthread_condattr_t by_clock;
+	int error;
 
 	if (!pool)
 		return NULL;
@@ -672,6 +675,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pool->deadline_s = deadline_s;
 	pool->files = pool->root ? files_new(pool->root, deadline_s) : NULL;
 	pool->filesystems = filesystems_new(root, device);
+	error = pool->filesystems ? ENOMEM : errno;
 	pool->reader = (struct reader){ pool, read_for, list_for, seek_for };
 	/* where there is none, nothing is ever trusted */
 	pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -686,8 +690,8 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pthread_condattr_destroy(&by_clock);
 	pool->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (pool->event_fd < 0 || !pool->root || !pool->files || !pool->filesystems) {
-		int error = errno;
-
+		if (pool->event_fd < 0)
+			error = errno;
 		pool_unref(pool);
 		errno = error;
 		return NULL;

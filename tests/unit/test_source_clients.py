@@ -174,7 +174,7 @@ def test_a_filesystem_keeps_its_tag_where_descriptors_are_used_up(
             with no_descriptor_left(but=left):
                 scan = source.start(scan_of(b""))
                 with trio.move_on_after(0.3):
-                    while scan not in source.arrived:
+                    while scan not in source.arrived:  # noqa: ASYNC110 - a thread's
                         await trio.sleep(0.001)
             outcome = await source.outcome(scan)
             assert isinstance(outcome, Scanned)
@@ -193,9 +193,14 @@ def test_the_table_of_mounts_is_read_once_for_all_filesystems(tmp_path: FilePath
             stack.callback(run, ["umount", "-l", at])
             devices.append(at.stat().st_dev)
         known = Filesystems(bytes(tmp_path), tmp_path.stat().st_dev)
-        reads = []
+        reads: list[int] = []
         table = known._read_table
-        known._read_table = lambda: reads.append(1) or table()  # type: ignore[method-assign,func-returns-value]
+
+        def read_table() -> tuple[int, dict[int, int]]:
+            reads.append(1)
+            return table()
+
+        known._read_table = read_table  # type: ignore[method-assign]
         assert len({known.flags(device) for _ in range(2) for device in devices}) == 80
         assert len(reads) == 1
 
