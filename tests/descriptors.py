@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def no_descriptor_left() -> Iterator[None]:
+def no_descriptor_left(but: int = 0) -> Iterator[None]:
     taken = [os.open(os.devnull, os.O_RDONLY)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -15,6 +15,8 @@ def no_descriptor_left() -> Iterator[None]:
         with suppress(OSError):
             while True:
                 taken.append(os.dup(taken[0]))
+        for _ in range(but):
+            os.close(taken.pop())
         yield
     finally:
         for each in taken:

@@ -8,19 +8,24 @@
  *
  * A version never has a tag: what is compared is what the source itself says.
  *
- * A thread that sees a device for the first time reads the table of mounts, and reads it again if
- * anything was mounted since; the source is not asked.  The table does not have a subvolume of
- * btrfs or a layer of an overlay.  Such a device may be the root's own after a remount, so the
- * thread looks at the root; if it is not, its number tells it apart, which is right on this node.
+ * A thread that sees a device for the first time reads the table of mounts and notes all that is
+ * below the root, and reads it again if anything was mounted since; the source is not asked.  The
+ * descriptor of the table is kept, so that it can be read when all others are used up.  A table that
+ * cannot be read is an error: a wrong tag would travel to all nodes.
+ *
+ * The table does not have a subvolume of btrfs or a layer of an overlay.  Such a device may be the
+ * root's own after a remount, so the thread looks at the root; if it is not, its number tells it
+ * apart, which is right on this node.
  */
 #define _GNU_SOURCE
 #include "filesystems.h"
 
 #include "../reader.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +34,12 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-enum { KNOWN_MAX = 64 };
+enum {
+	KNOWN_MAX = 65536, /* 1 MiB: more than are mounted, with all subvolumes */
+	TABLE_ROOM = 1 << 16,
+	/* when something is mounted while the table is read */
+	READ_TRIES = 4,
+};
 
 struct known {
 	uint64_t device;
@@ -42,14 +52,17 @@ struct filesystems {
 	_Atomic uint32_t own_inodes; /* ATTR_OWN_INODE, or nothing */
 	char *root;		     /* without a slash at its end */
 	int mounts_fd;		     /* flagged by the kernel when anything is mounted */
-	struct known known[KNOWN_MAX];
-	unsigned count;
+	bool is_read;		     /* the table, since it last changed */
+	uint64_t table_root;	     /* what it has as the root's device; 0: nothing */
+	struct known *known;	     /* by device */
+	size_t count, room;
 };
 
 struct filesystems *filesystems_new(const char *root, uint64_t device)
 {
 	struct filesystems *filesystems = calloc(1, sizeof(*filesystems));
 	size_t length = strlen(root);
+	int error;
 
 	if (!filesystems)
 		return NULL;
@@ -60,8 +73,15 @@ struct filesystems *filesystems_new(const char *root, uint64_t device)
 		free(filesystems);
 		return NULL;
 	}
-	pthread_mutex_init(&filesystems->lock, NULL);
 	filesystems->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+	if (filesystems->mounts_fd < 0) {
+		error = errno;
+		free(filesystems->root);
+		free(filesystems);
+		errno = error;
+		return NULL;
+	}
+	pthread_mutex_init(&filesystems->lock, NULL);
 	atomic_init(&filesystems->root_device, device);
 	return filesystems;
 }
@@ -70,10 +90,10 @@ void filesystems_free(struct filesystems *filesystems)
 {
 	if (!filesystems)
 		return;
-	if (filesystems->mounts_fd >= 0)
-		close(filesystems->mounts_fd);
+	close(filesystems->mounts_fd);
 	pthread_mutex_destroy(&filesystems->lock);
 	free(filesystems->root);
+	free(filesystems->known);
 	free(filesystems);
 }
 
@@ -138,58 +158,7 @@ static bool parse(char *line, uint64_t *device, char **mountpoint)
 	return true;
 }
 
-/* Reads the table: the device of the root's filesystem, and where `device` is mounted below, the
- * first of the shortest paths; NULL if nowhere. The caller frees it. */
-static char *find(const char *root, uint64_t device, uint64_t *root_device)
-{
-	FILE *table = fopen("/proc/self/mountinfo", "re");
-	char *line = NULL, *mountpoint, *found = NULL;
-	size_t room = 0, longest = 0;
-	uint64_t each;
-
-	while (table && getline(&line, &room, table) > 0) {
-		const char *path;
-
-		if (!parse(line, &each, &mountpoint))
-			continue;
-		/* of two at one place the later one hides the other */
-		if (below(root, mountpoint) && strlen(mountpoint) >= longest) {
-			longest = strlen(mountpoint);
-			*root_device = each;
-		}
-		path = below(mountpoint, root);
-		if (!path || !*path || each != device)
-			continue;
-		if (found && (strlen(path) > strlen(found) ||
-			      (strlen(path) == strlen(found) && strcmp(path, found) >= 0)))
-			continue;
-		free(found);
-		found = strdup(path);
-	}
-	if (table)
-		fclose(table);
-	free(line);
-	return found;
-}
-
-static uint32_t find_out(struct filesystems *filesystems, uint64_t device)
-{
-	uint64_t root_device = 0;
-	char *found = find(filesystems->root, device, &root_device), text[32];
-	struct stat root;
-	uint32_t tag = 0;
-
-	if (root_device != device && found)
-		tag = tag_of(found);
-	else if (root_device != device &&
-		 (stat(*filesystems->root ? filesystems->root : "/", &root) ||
-		  root.st_dev != device)) {
-		snprintf(text, sizeof(text), "/%llu", (unsigned long long)device);
-		tag = tag_of(text);
-	}
-	free(found);
-	return tag;
-}
+/* --- under the lock --- */
 
 static bool mounts_changed(const struct filesystems *filesystems)
 {
@@ -198,41 +167,237 @@ static bool mounts_changed(const struct filesystems *filesystems)
 	return poll(&polled, 1, 0) != 0;
 }
 
-static bool is_known(struct filesystems *filesystems, uint64_t device, uint32_t *tag)
+static struct known *place_of(const struct filesystems *filesystems, uint64_t device)
 {
-	bool found = false;
+	size_t first = 0, end = filesystems->count;
+
+	while (first < end) {
+		size_t middle = first + (end - first) / 2;
+
+		if (filesystems->known[middle].device < device)
+			first = middle + 1;
+		else
+			end = middle;
+	}
+	return filesystems->known + first;
+}
+
+static bool is_known(const struct filesystems *filesystems, uint64_t device, uint32_t *tag)
+{
+	const struct known *place;
+
+	if (!filesystems->count)
+		return false;
+	place = place_of(filesystems, device);
+	if (place == filesystems->known + filesystems->count || place->device != device)
+		return false;
+	*tag = place->tag;
+	return true;
+}
+
+static int make_room(struct filesystems *filesystems, size_t room)
+{
+	struct known *known;
+
+	if (room <= filesystems->room)
+		return 0;
+	known = realloc(filesystems->known, room * sizeof(*known));
+	if (!known)
+		return ENOMEM;
+	filesystems->known = known;
+	filesystems->room = room;
+	return 0;
+}
+
+/* Of a device that the table does not have. */
+static int note(struct filesystems *filesystems, uint64_t device, uint32_t tag)
+{
+	struct known *place;
+	uint32_t before;
+
+	if (is_known(filesystems, device, &before))
+		return 0;
+	if (filesystems->count >= KNOWN_MAX) {
+		filesystems->count = 0;
+		filesystems->is_read = false;
+	}
+	if (filesystems->count == filesystems->room &&
+	    make_room(filesystems, filesystems->room ? 2 * filesystems->room : 16))
+		return ENOMEM;
+	place = place_of(filesystems, device);
+	memmove(place + 1, place,
+		(size_t)(filesystems->known + filesystems->count - place) * sizeof(*place));
+	*place = (struct known){ device, tag };
+	filesystems->count++;
+	return 0;
+}
+
+/* The whole table, for the caller to free. */
+static int read_table(const struct filesystems *filesystems, char **text)
+{
+	size_t room = TABLE_ROOM, used = 0;
+	char *more;
+	ssize_t got;
+
+	*text = malloc(room);
+	if (!*text)
+		return ENOMEM;
+	while ((got = pread(filesystems->mounts_fd, *text + used, room - used - 1,
+			    (off_t)used)) != 0) {
+		if (got < 0 && errno != EINTR) {
+			int error = errno;
+
+			free(*text);
+			return error;
+		}
+		used += got > 0 ? (size_t)got : 0;
+		if (room - used > 1)
+			continue;
+		room *= 2;
+		more = realloc(*text, room);
+		if (!more) {
+			free(*text);
+			return ENOMEM;
+		}
+		*text = more;
+	}
+	(*text)[used] = 0;
+	return 0;
+}
+
+/* A filesystem below the root. */
+struct mount {
+	uint64_t device;
+	const char *path;
+};
+
+/* Each device with the first of its shortest paths before the others. */
+static int in_order(const void *one, const void *other)
+{
+	const struct mount *a = one, *b = other;
+	size_t length_a = strlen(a->path), length_b = strlen(b->path);
+
+	if (a->device != b->device)
+		return a->device < b->device ? -1 : 1;
+	if (length_a != length_b)
+		return length_a < length_b ? -1 : 1;
+	return strcmp(a->path, b->path);
+}
+
+static size_t lines_in(const char *text)
+{
+	size_t count = 0;
+
+	for (; *text; text++)
+		count += *text == '\n';
+	return count;
+}
+
+/* Notes them all. `mounts` has room for one of each line. */
+static int note_table(struct filesystems *filesystems, char *text, struct mount *mounts)
+{
+	size_t count = 0, longest = 0;
+	char *rest = text, *line, *mountpoint;
+	uint64_t device;
+	int error;
+
+	while ((line = strsep(&rest, "\n"))) {
+		const char *path;
+
+		if (!parse(line, &device, &mountpoint))
+			continue;
+		/* of two at one place the later one hides the other */
+		if (below(filesystems->root, mountpoint) && strlen(mountpoint) >= longest) {
+			longest = strlen(mountpoint);
+			filesystems->table_root = device;
+		}
+		path = below(mountpoint, filesystems->root);
+		if (path && *path)
+			mounts[count++] = (struct mount){ device, path };
+	}
+	qsort(mounts, count, sizeof(*mounts), in_order);
+	error = make_room(filesystems, count);
+	for (size_t i = 0; i < count && !error; i++) {
+		if (mounts[i].device == filesystems->table_root ||
+		    (i && mounts[i].device == mounts[i - 1].device))
+			continue;
+		filesystems->known[filesystems->count++] =
+			(struct known){ mounts[i].device, tag_of(mounts[i].path) };
+	}
+	return error;
+}
+
+static int learn(struct filesystems *filesystems)
+{
+	int error = 0;
+
+	for (int tries = 0; !filesystems->is_read && !error; tries++) {
+		struct mount *mounts;
+		char *text;
+
+		filesystems->count = 0;
+		filesystems->table_root = 0;
+		error = read_table(filesystems, &text);
+		if (error)
+			return error;
+		mounts = calloc(lines_in(text) + 1, sizeof(*mounts));
+		error = mounts ? note_table(filesystems, text, mounts) : ENOMEM;
+		free(mounts);
+		free(text);
+		filesystems->is_read = !error && (tries >= READ_TRIES || !mounts_changed(filesystems));
+	}
+	return error;
+}
+
+/* --- in any thread --- */
+
+/* What the table says; a tag of 0 is the root's. */
+static int look_up(struct filesystems *filesystems, uint64_t device, bool *found, uint32_t *tag)
+{
+	int error = 0;
 
 	pthread_mutex_lock(&filesystems->lock);
 	if (mounts_changed(filesystems))
-		filesystems->count = 0;
-	for (unsigned i = 0; i < filesystems->count && !found; i++) {
-		found = filesystems->known[i].device == device;
-		*tag = filesystems->known[i].tag;
-	}
+		filesystems->is_read = false;
+	error = learn(filesystems);
+	*found = !error && (device == filesystems->table_root ||
+			    is_known(filesystems, device, tag));
 	pthread_mutex_unlock(&filesystems->lock);
-	return found;
+	return error;
 }
 
-static void note(struct filesystems *filesystems, uint64_t device, uint32_t tag)
+/* A device that the table does not have: the root may take its time. */
+static int find_out(struct filesystems *filesystems, uint64_t device, uint32_t *tag)
 {
+	struct stat root;
+	char text[32];
+	int error;
+
+	if (!stat(*filesystems->root ? filesystems->root : "/", &root) && root.st_dev == device)
+		return 0;
+	snprintf(text, sizeof(text), "/%llu", (unsigned long long)device);
+	*tag = tag_of(text);
 	pthread_mutex_lock(&filesystems->lock);
-	if (filesystems->count == KNOWN_MAX)
-		filesystems->count = 0;
-	filesystems->known[filesystems->count++] = (struct known){ device, tag };
+	error = note(filesystems, device, *tag);
 	pthread_mutex_unlock(&filesystems->lock);
+	return error;
 }
 
-uint32_t filesystems_flags(struct filesystems *filesystems, uint64_t device)
+int filesystems_flags(struct filesystems *filesystems, uint64_t device, uint32_t *flags)
 {
 	uint32_t tag = 0;
+	bool found;
+	int error;
 
-	if (device != atomic_load(&filesystems->root_device) &&
-	    !is_known(filesystems, device, &tag)) {
-		tag = find_out(filesystems, device); /* the root may take its time */
-		if (tag)
-			note(filesystems, device, tag);
-		else
+	if (device != atomic_load(&filesystems->root_device)) {
+		error = look_up(filesystems, device, &found, &tag);
+		if (!error && !found)
+			error = find_out(filesystems, device, &tag);
+		if (error)
+			return error;
+		if (!tag)
 			atomic_store(&filesystems->root_device, device);
 	}
-	return tag | atomic_load(&filesystems->own_inodes);
+	*flags = tag | atomic_load(&filesystems->own_inodes);
+	return 0;
 }

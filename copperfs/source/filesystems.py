@@ -11,7 +11,10 @@ import weakref
 
 from copperfs.types import FILESYSTEM, OWN_INODE
 
-KNOWN_MAX = 64
+KNOWN_MAX = 65536
+_READ_BYTES = 1 << 16
+_READ_TRIES = 4
+"""When something is mounted while the table is read."""
 _U64 = 0xFFFF_FFFF_FFFF_FFFF
 _TABLE = "/proc/self/mountinfo"
 
@@ -24,12 +27,15 @@ class Filesystems:
         self._root_device = device
         self._own_inodes = 0
         self._known: dict[int, int] = {}
+        """Of all that the table has below the root, and of what was found out."""
+        self._is_read = False
+        self._table_root = 0
         self._lock = threading.Lock()
         # The kernel flags this descriptor when anything is mounted.
-        mounts = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, mounts)
+        self._mounts = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._mounts)
         self._poll = select.poll()
-        self._poll.register(mounts, select.POLLPRI)
+        self._poll.register(self._mounts, select.POLLPRI)
 
     def ignore_inodes(self) -> None:
         """From now on inode numbers are those of this client alone."""
@@ -43,50 +49,61 @@ class Filesystems:
         if device == self._root_device:
             return 0
         with self._lock:
-            if self._poll.poll(0):
-                self._known.clear()
-            tag = self._known.get(device)
-        if tag is not None:
-            return tag
-        tag = self._find_out(device)
-        with self._lock:
-            if tag == 0:
-                self._root_device = device
-                return 0
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            self._known[device] = tag
+            self._learn()
+            tag = 0 if device == self._table_root else self._known.get(device)
+        if tag is None:
+            tag = self._find_out(device)
+        if tag == 0:
+            self._root_device = device
         return tag
 
     def _find_out(self, device: int) -> int:
-        root_device, found = self._find(device)
-        if root_device == device:
-            return 0
-        if found is not None:
-            return _tag_of(found)
+        """A device that the table does not have: the root may take its time."""
         try:
             if os.stat(self.root or b"/").st_dev == device:
                 return 0
         except OSError:
             pass
-        return _tag_of(b"/%d" % device)
+        tag = _tag_of(b"/%d" % device)
+        with self._lock:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+                self._is_read = False
+            return self._known.setdefault(device, tag)
 
-    def _find(self, device: int) -> tuple[int, bytes | None]:
-        """The device of the root's filesystem, and where *device* is mounted below: the first of
-        the shortest paths."""
-        root_device, longest, found = 0, 0, []
-        with open(_TABLE, "rb") as table:
-            for line in table:
-                fields = line.split(b" ")
-                major, minor = map(int, fields[2].split(b":"))
-                each, mountpoint = os.makedev(major, minor), _unescaped(fields[4]).rstrip(b"/")
-                # of two at one place the later one hides the other
-                if _below(self.root, mountpoint) is not None and len(mountpoint) >= longest:
-                    root_device, longest = each, len(mountpoint)
-                path = _below(mountpoint, self.root)
-                if path and each == device:
-                    found.append(path)
-        return root_device, min(found, key=lambda path: (len(path), path), default=None)
+    def _learn(self) -> None:
+        """Read the table, if anything was mounted since. Under the lock."""
+        self._is_read = self._is_read and not self._poll.poll(0)
+        tries = 0
+        while not self._is_read:
+            self._table_root, self._known = self._read_table()
+            tries += 1
+            self._is_read = tries > _READ_TRIES or not self._poll.poll(0)
+
+    def _read_table(self) -> tuple[int, dict[int, int]]:
+        """The device of the root's filesystem, and the tags of those below, by the first of the
+        shortest paths at which each is mounted."""
+        root_device, longest = 0, 0
+        mounts: dict[int, bytes] = {}
+        for line in self._text().split(b"\n")[:-1]:
+            fields = line.split(b" ")
+            major, minor = map(int, fields[2].split(b":"))
+            each, mountpoint = os.makedev(major, minor), _unescaped(fields[4]).rstrip(b"/")
+            # of two at one place the later one hides the other
+            if _below(self.root, mountpoint) is not None and len(mountpoint) >= longest:
+                root_device, longest = each, len(mountpoint)
+            path = _below(mountpoint, self.root)
+            if path:
+                mounts[each] = min(mounts.get(each, path), path, key=lambda path: (len(path), path))
+        mounts.pop(root_device, None)
+        return root_device, {each: _tag_of(path) for each, path in mounts.items()}
+
+    def _text(self) -> bytes:
+        """By the descriptor that is kept: all others may be used up."""
+        text = b""
+        while more := os.pread(self._mounts, _READ_BYTES, len(text)):
+            text += more
+        return text
 
 
 def _below(path: bytes, above: bytes) -> bytes | None:

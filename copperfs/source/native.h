@@ -31,9 +31,6 @@ struct source_counts {
 	_Atomic uint64_t open, read, read_bytes, stat, scandir, seek;
 };
 
-void fill_attributes(struct attributes *a, const struct stat *status,
-		     struct filesystems *filesystems);
-
 bool is_version(const struct attributes *a, const struct version *version);
 
 /* What a packed listing begins with. */
@@ -45,6 +42,9 @@ enum { LISTING_IS_BARE = 1 };
 enum { ROW_IS_UNKNOWN = 1 };
 
 /* All return 0 or an errno. */
+
+int fill_attributes(struct attributes *a, const struct stat *status,
+		    struct filesystems *filesystems);
 
 /* A scan that threads can share. Begin takes the descriptor, and keeps the names in
  * `untouchable` until the end; the last to look ends it, which frees it also on error. */

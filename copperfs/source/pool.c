@@ -1,7 +1,8 @@
 /*
  * The pool: a fixed number of threads work for the source at a time.  One that hangs in it
- * longer than its job's deadline no longer counts, and another is started in its place, up
- * to a limit; beyond that further jobs fail with EIO.
+ * longer than its job's deadline no longer counts, and another is started in its place.  That
+ * happens up to STUCK_MAX times.  Beyond it the threads that do not hang go on, and a job for which
+ * none of them is idle fails at once with EIO.
  *
  * Scans are shared.  A parallel filesystem answers a stat in about a millisecond and many
  * at once, so a directory that one thread looks through takes as long as it has names,
@@ -15,7 +16,7 @@
  * The thread whose job it is stays until all names are claimed, and does not wait for the
  * others: the last one to leave packs the listing and tells.  A name that hangs takes one thread
  * from the pool, as it does when it is looked at by itself.  The scan leaves that thread behind
- * (watch.c), and another one does the rest.
+ * (watch.c), and another one does the rest, while fewer than STUCK_MAX hang.
  *
  * Longer than most modules: jobs, threads that hang and shared scans are under one lock.
  */
@@ -33,7 +34,6 @@
 #include "../mentions.h"
 
 enum {
-	STUCK_MAX = 128,
 	/* Lustre's client has at most 8 requests under way to a metadata server
 	 * (mdc.*.max_rpcs_in_flight); more would only wait there, before everybody else's. */
 	HANDS_MAX = 8,
@@ -375,14 +375,15 @@ static void end_work(struct pool *pool, struct hand *hand)
 static void look_at_names(struct pool *pool, struct job *job, struct hand *hand, double waited_s)
 {
 	bool goes = false, helps = hand->helps;
+	double answered_s = 0; /* by a name, and not by the directory when it was opened */
 
 	while (!goes) {
 		double started_s;
 
 		if (waited_s > slow_s) {
 			pthread_mutex_lock(&pool->lock);
-			if (waited_s > job->slowest_s)
-				job->slowest_s = waited_s;
+			if (answered_s > job->slowest_s)
+				job->slowest_s = answered_s;
 			while (waited_s > slow_s && pool_invite(pool, job))
 				waited_s -= slow_s;
 			goes = helps && is_wanted_elsewhere(pool, job);
@@ -391,7 +392,7 @@ static void look_at_names(struct pool *pool, struct job *job, struct hand *hand,
 		started_s = now_s();
 		if (goes || scan_look(job->scan, &hand->at) != LOOKED)
 			break;
-		waited_s = now_s() - started_s;
+		waited_s = answered_s = now_s() - started_s;
 		goes = helps && waited_s <= slow_s;
 	}
 }
@@ -418,6 +419,8 @@ static void finish(struct pool *pool, struct job *job)
 	if (job->scan) {
 		job->error = scan_end(job->scan, &job->buffer);
 		job->scan = NULL;
+		if (is_own_trouble(job->error)) /* no reader is told of it */
+			job->error = ETIMEDOUT;
 	}
 	if (job->told_names && !job->error) {
 		memcpy(&head, job->buffer.bytes, sizeof(head));
@@ -513,7 +516,8 @@ static void start_thread(struct pool *pool)
 	sigset_t all, before;
 	pthread_t thread;
 
-	if (pool->threads - pool->stuck >= pool->concurrency)
+	if (pool->threads - pool->stuck >= pool->concurrency ||
+	    pool->threads >= pool->concurrency + STUCK_MAX)
 		return;
 	sigfillset(&all); /* signals are Python's */
 	pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -558,7 +562,7 @@ bool pool_submit(struct pool *pool, struct job *job)
 	pthread_mutex_lock(&pool->lock);
 	give_up_on_stuck(pool);
 	if (job->kind != CLOSE &&
-	    (pool->closed || (pool->stuck >= STUCK_MAX && !pool->idle))) {
+	    (pool->closed || (pool->stuck >= STUCK_MAX && pool->idle <= pool->queued))) {
 		job->error = EIO;
 		taken = !is_for_the_front(job);
 	}
@@ -660,6 +664,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 {
 	struct pool *pool = calloc(1, sizeof(*pool));
 	pthread_condattr_t by_clock;
+	int error;
 
 	if (!pool)
 		return NULL;
@@ -670,6 +675,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pool->deadline_s = deadline_s;
 	pool->files = pool->root ? files_new(pool->root, deadline_s) : NULL;
 	pool->filesystems = filesystems_new(root, device);
+	error = pool->filesystems ? ENOMEM : errno;
 	pool->reader = (struct reader){ pool, read_for, list_for, seek_for };
 	/* where there is none, nothing is ever trusted */
 	pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -684,8 +690,8 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pthread_condattr_destroy(&by_clock);
 	pool->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (pool->event_fd < 0 || !pool->root || !pool->files || !pool->filesystems) {
-		int error = errno;
-
+		if (pool->event_fd < 0)
+			error = errno;
 		pool_unref(pool);
 		errno = error;
 		return NULL;

@@ -8,6 +8,9 @@
 
 #include <pthread.h>
 
+/* So many threads that hang are replaced. */
+enum { STUCK_MAX = 128 };
+
 enum kind { SCAN, LOOK, READ, OPEN, CHUNK, SEEK, CLOSE };
 
 struct job {

@@ -2,8 +2,8 @@
 
 A fixed number work at a time. A thread that hangs in the source, on a disk that does not answer,
 cannot be called back; once its caller has given up on it, it no longer counts, and another one is
-started in its place, up to a limit: beyond that the source as a whole has to be taken for hung, and
-further work fails at once with EIO.
+started in its place, up to a limit. Beyond that the source as a whole has to be taken for hung, and
+work for which no thread is idle fails at once with EIO.
 
 trio's own ``to_thread`` is not used because its limiter counts a thread until it ends, so that 32
 hung reads would stop all others for good.
@@ -61,7 +61,7 @@ class Pool:
         job = _Job(work, done, deadline_s)
         with self._condition:
             self._give_up_on_stuck()
-            if self._stuck + self.left_behind() >= STUCK_MAX and not self._idle:
+            if self._stuck + self.left_behind() >= STUCK_MAX and self._idle <= len(self._jobs):
                 hung = OSError(errno.EIO, "the source does not answer")
                 self.deliver(lambda: done(hung))
                 return
@@ -69,6 +69,11 @@ class Pool:
             if not self._idle or len(self._jobs) > self._idle:
                 self._start_thread()
             self._condition.notify()
+
+    def replaces(self) -> bool:
+        """Whether a thread that hangs is replaced by another one."""
+        with self._condition:
+            return self._stuck + self.left_behind() < STUCK_MAX
 
     def replace_stuck(self) -> None:
         """Start other threads for what waits behind those that hang."""
@@ -88,7 +93,11 @@ class Pool:
             return PoolStats(self._threads, len(self._running), len(self._jobs), stuck)
 
     def _start_thread(self) -> None:
-        if self._threads - self._stuck < self.concurrency:
+        all_threads = self._threads + self.left_behind()
+        if (
+            self._threads - self._stuck < self.concurrency
+            and all_threads < self.concurrency + STUCK_MAX
+        ):
             self._threads += 1
             threading.Thread(target=self._work, name="copperfs-source", daemon=True).start()
 

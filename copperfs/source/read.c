@@ -97,8 +97,10 @@ int source_open_directory(const char *root, const char *path,
 		close(*fd);
 		return error;
 	}
-	fill_attributes(attributes, &status, filesystems);
-	return 0;
+	error = fill_attributes(attributes, &status, filesystems);
+	if (error)
+		close(*fd);
+	return error;
 }
 
 int source_open(const char *root, const char *path, const struct version *version,
@@ -375,6 +377,10 @@ int source_look(const char *root, const char *path, struct filesystems *filesyst
 	for (int i = 0; i < LOOK_TRIES && error == ESTALE; i++)
 		error = look(root, path, &status, target);
 	if (!error)
-		fill_attributes(attributes, &status, filesystems);
+		error = fill_attributes(attributes, &status, filesystems);
+	if (error) {
+		free(target->bytes);
+		*target = (struct buffer){ 0 };
+	}
 	return error;
 }

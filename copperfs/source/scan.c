@@ -87,8 +87,8 @@ static bool reserve(struct buffer *buffer, size_t size)
 	return true;
 }
 
-void fill_attributes(struct attributes *a, const struct stat *status,
-		     struct filesystems *filesystems)
+int fill_attributes(struct attributes *a, const struct stat *status,
+		    struct filesystems *filesystems)
 {
 	*a = (struct attributes){
 		.ino = status->st_ino,
@@ -106,8 +106,8 @@ void fill_attributes(struct attributes *a, const struct stat *status,
 		.gid = status->st_gid,
 		.rdev = (uint32_t)status->st_rdev,
 		.blksize = (uint32_t)status->st_blksize,
-		.flags = filesystems_flags(filesystems, status->st_dev),
 	};
+	return filesystems_flags(filesystems, status->st_dev, &a->flags);
 }
 
 static bool is_untouchable(const struct scan *scan, const char *name)
@@ -148,12 +148,17 @@ static int look_at(struct scan *scan, const char *name, struct attributes *attri
 		   char *target, ssize_t *target_length)
 {
 	struct stat status;
+	int error;
 
 	for (int tries = 0; tries < 8; tries++) {
 		*target_length = 0;
 		if (fstatat(scan->fd, name, &status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT))
 			return errno;
-		fill_attributes(attributes, &status, scan->filesystems);
+		error = fill_attributes(attributes, &status, scan->filesystems);
+		if (error) { /* it is not the name that fails */
+			scan->failed = error;
+			return error;
+		}
 		if (!S_ISLNK(status.st_mode))
 			return 0;
 		*target_length = readlinkat(scan->fd, name, target, PATH_MAX);

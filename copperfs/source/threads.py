@@ -49,6 +49,7 @@ class ThreadFetcher:
             make_room=lambda: self._source.files.close_unused(0.0),
             left_behind=self._source.watch.hanging,
         )
+        self._source.watch.may_leave = self._pool.replaces
         self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
         self._arrive: Arrive | None = None
         self._early: list[Arrived] = []  # what arrived before anybody listened

@@ -17,6 +17,9 @@
  * no CPU, it is one look later.  When a thread is seen in one name twice, another one is invited,
  * so that a scan waits for several hung names side by side.
  *
+ * When STUCK_MAX threads hang, none is left behind any more: the scan keeps its thread, and fails at
+ * its deadline.
+ *
  * One thread for each pool, which sleeps while there are no scans.
  */
 #define _GNU_SOURCE
@@ -43,6 +46,8 @@ static bool hangs(const struct pool *pool, const struct hand *hand)
 {
 	double waits_s = pool->deadline_s / 2, slow_s = SLOWER_TIMES * hand->job->slowest_s;
 
+	if (pool->stuck >= STUCK_MAX) /* nobody would take its place */
+		return false;
 	if (scan_has_answered(hand->job->scan))
 		waits_s = shorter(waits_s, slow_s > left_after_s ? slow_s : left_after_s);
 	return hand->seen >= LOOKS_AT_LEAST && hand->seen * look_every_s(pool) >= waits_s;
@@ -70,9 +75,12 @@ static void look_at_hands(struct pool *pool)
 	struct hand *next;
 
 	for (struct hand *hand = pool->working; hand; hand = next) {
-		size_t at = hand->job ? hand->at : 0;
+		size_t at;
 
 		next = hand->next;
+		if (hand->left) /* watch_skip() needs to know where */
+			continue;
+		at = hand->at;
 		if (!at || at != hand->seen_at) {
 			hand->seen_at = at;
 			hand->seen = 0;

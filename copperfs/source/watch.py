@@ -10,6 +10,7 @@ import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -50,13 +51,15 @@ class Watch:
     """Of one source."""
 
     deadline_s: float
-    _hanging: set[tuple[Path, bytes]] = field(default_factory=set)
+    may_leave: Callable[[], bool] = lambda: True
+    """Whether so few threads hang that another one may be left behind."""
+    _hanging: Counter[tuple[Path, bytes]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hanging(self) -> int:
         """How many threads were left behind, and are."""
         with self._lock:
-            return len(self._hanging)
+            return self._hanging.total()
 
     def look_at(
         self, path: Path, fd: int, names: list[bytes], look: Look
@@ -83,7 +86,8 @@ class Watch:
             ).start()
         except RuntimeError:  # there are too many
             os.close(fd)
-            raise OSError(errno.EAGAIN, "no thread can be started") from None
+            # as descriptors that are used up: the pool waits, and scans again
+            raise OSError(errno.ENOMEM, "no thread can be started") from None
 
     def _hangs(self, scan: _Scan) -> bool:
         """Wait for the end, or until the thread is left behind."""
@@ -99,10 +103,11 @@ class Watch:
                 waits_s = self.deadline_s / 2
                 if scan.has_answered:
                     waits_s = min(waits_s, max(LEFT_AFTER_S, SLOWER_TIMES * scan.slowest_s))
-                if not scan.is_over() and seen >= LOOKS_AT_LEAST and seen * every_s >= waits_s:
+                is_slow = seen >= LOOKS_AT_LEAST and seen * every_s >= waits_s
+                if is_slow and not scan.is_over() and self.may_leave():
                     name = scan.names[scan.at]
                     with self._lock:
-                        self._hanging.add((scan.path, name))
+                        self._hanging[scan.path, name] += 1
                     scan.found[name] = None
                     scan.at += 1
                     return True
@@ -116,8 +121,13 @@ class Watch:
         finally:
             os.close(fd)
             if at != scan.at:
-                with self._lock:
-                    self._hanging.discard((scan.path, scan.names[at]))
+                self._came_back((scan.path, scan.names[at]))
+
+    def _came_back(self, name: tuple[Path, bytes]) -> None:
+        with self._lock:
+            self._hanging[name] -= 1
+            if not self._hanging[name]:
+                del self._hanging[name]
 
     def _look_at_one(self, scan: _Scan, fd: int, at: int) -> int:
         """The next one; or the same again, and the scan is beyond it."""
@@ -126,6 +136,8 @@ class Watch:
         vanished = False
         try:
             entry = scan.look(fd, name)
+        except MemoryError:  # as descriptors that are used up: the pool waits, and scans again
+            failed = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         except OSError as error:
             vanished = error.errno == errno.ENOENT
             if not vanished and not scan.is_doubted:

@@ -388,7 +388,7 @@ static void make_chunked(unsigned file)
 	CHECK(fd >= 0 && write(fd, words, sizeof(words)) == sizeof(words));
 	close(fd);
 	CHECK(!rename(new, name) && !stat(name, &status));
-	fill_attributes(&a, &status, filesystems());
+	CHECK(!fill_attributes(&a, &status, filesystems()));
 	chunked[file] = (struct version){ a.size, (int64_t)(a.mtime * 1000000000 + a.mtimensec),
 					  (int64_t)(a.ctime * 1000000000 + a.ctimensec), a.ino };
 }

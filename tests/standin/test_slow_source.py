@@ -16,6 +16,7 @@ import trio
 
 from copperfs.core.events import Scanned
 from copperfs.core.listing import Listing, checked_listing
+from copperfs.source.pool import STUCK_MAX
 from copperfs.source.watch import LEFT_MAX
 from copperfs.types import Attributes, Entry, Path
 from tests.standin import StandIn
@@ -183,6 +184,28 @@ def test_a_name_that_hangs_is_left_behind_with_its_thread(slow: Slow) -> None:
     trio.run(main)
 
 
+def test_a_name_that_hangs_is_skipped_however_often_its_thread_was_looked_at(slow: Slow) -> None:
+    rules = [slow.standin.hang(name, ops=["lookup"]) for name in ("d/n30", "other/hung")]
+    hung = frozenset({b"n30"})
+
+    async def main() -> None:
+        async with slow.source() as source:
+            slow.check(await source.scan(b"d"), unknown=hung)
+            # a scan with a name that hangs takes several looks at all threads
+            listing = await source.scan(b"other")
+            assert [name for name, entry in listing.rows() if entry.unknown] == [b"hung"]
+            slow.check(await source.scan(b"d"), unknown=hung)
+            assert slow.standin.counts().total("lookup", "d/n30") == 1
+            assert source.fetcher.statistics().stuck == 2
+            for rule in rules:
+                slow.standin.release(rule)
+
+    (slow.tree / "other").mkdir()
+    for each in ("answers", "hung"):
+        (slow.tree / "other" / each).touch()
+    trio.run(main)
+
+
 def test_a_name_that_hangs_alone_is_left_behind_before_the_deadline(slow: Slow) -> None:
     slow.standin.hang("alone/name", ops=["lookup"])
 
@@ -212,6 +235,64 @@ def test_where_many_names_hang_few_threads_do(slow: Slow) -> None:
             assert await source.read(b"quick") == b"quick"
         slow.standin.heal()
 
+    trio.run(main)
+
+
+def test_only_so_many_threads_hang_in_scans(slow: Slow) -> None:
+    concurrency, more = 4, 20
+    names = [b"hangs%d" % number for number in range(STUCK_MAX + 2 * more)]
+    for name in names:
+        (slow.tree / os.fsdecode(name)).mkdir()
+        for each in ("answers", "hung"):
+            (slow.tree / os.fsdecode(name) / each).touch()
+        slow.standin.hang(f"{os.fsdecode(name)}/hung", ops=["lookup"])
+
+    async def main() -> None:
+        async with slow.source(concurrency=concurrency, deadline_s=0.1) as source:
+
+            def stuck() -> int:
+                return source.fetcher.statistics().stuck
+
+            async def scan_one_more() -> None:
+                """Until it has ended, or one more thread hangs."""
+                before, scan = stuck(), source.start(scan_of(names.pop()))
+                while scan not in source.arrived and stuck() <= before:
+                    source.fetcher.replace_stuck()
+                    await trio.sleep(0.001)
+
+            with trio.fail_after(60):
+                while stuck() < STUCK_MAX:
+                    await scan_one_more()
+                for _ in range(more):
+                    await scan_one_more()
+            assert await source.error_of(look_at(b"quick")) == errno.EIO
+            assert STUCK_MAX <= stuck() <= STUCK_MAX + concurrency
+            assert slow.standin.counts().hanging <= STUCK_MAX + concurrency
+            slow.standin.heal()
+            with trio.fail_after(20):
+                while stuck():  # noqa: ASYNC110 - threads'
+                    await trio.sleep(0.001)
+            assert await source.look(b"quick") is not None
+
+    trio.run(main)
+
+
+def test_what_opening_a_directory_takes_does_not_count_for_its_names(slow: Slow) -> None:
+    """Of two names one hangs and one is late: both are slow compared with the one that answers."""
+    slow.standin.delay("late", 2.0, ops=["opendir"])
+    slow.standin.delay("late/takes long", 6.0, ops=["lookup"])
+    slow.standin.hang("late/hung", ops=["lookup"])
+
+    async def main() -> None:
+        async with slow.source() as source:
+            listing = await source.scan(b"late")
+            unknown = {name for name, entry in listing.rows() if entry.unknown}
+            assert unknown == {b"hung", b"takes long"}
+        slow.standin.heal()
+
+    (slow.tree / "late").mkdir()
+    for name in ("answers", "hung", "takes long"):
+        (slow.tree / "late" / name).touch()
     trio.run(main)
 
 

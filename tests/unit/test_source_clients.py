@@ -14,11 +14,14 @@ from pathlib import Path as FilePath
 import pytest
 import trio
 
+from copperfs.core.events import Scanned
 from copperfs.source.fetcher import Fetcher
+from copperfs.source.filesystems import Filesystems
 from copperfs.types import FILESYSTEM, Entry
+from tests.descriptors import no_descriptor_left
 from tests.mount.helpers import run
 from tests.standin import StandIn
-from tests.unit.test_source_contract import FETCHERS, Make, Source, read_of, settled
+from tests.unit.test_source_contract import FETCHERS, Make, Source, read_of, scan_of, settled
 
 pytestmark = [
     pytest.mark.mount,
@@ -157,6 +160,49 @@ def test_filesystems_are_told_apart(make: Make, lab: Lab) -> None:
             assert [tag(each) for _, each in (await source.scan(b"x")).rows()] == [tag(x)] * 2
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("left", range(1, 5))
+def test_a_filesystem_keeps_its_tag_where_descriptors_are_used_up(
+    left: int, make: Make, lab: Lab
+) -> None:
+    lab.mount(0, lab.at(0, "a b"))
+
+    async def main() -> None:
+        async with make(lab.sources[0]) as source, make(lab.sources[0]) as other:
+            expected = [tag(entry) for _, entry in (await other.scan()).rows()]
+            with no_descriptor_left(but=left):
+                scan = source.start(scan_of(b""))
+                with trio.move_on_after(0.3):
+                    while scan not in source.arrived:  # noqa: ASYNC110 - a thread's
+                        await trio.sleep(0.001)
+            outcome = await source.outcome(scan)
+            assert isinstance(outcome, Scanned)
+            assert [tag(entry) for _, entry in outcome.listing.rows()] == expected != [0]
+
+    trio.run(main)
+
+
+def test_the_table_of_mounts_is_read_once_for_all_filesystems(tmp_path: FilePath) -> None:
+    with ExitStack() as stack:
+        devices = []
+        for number in range(80):
+            at = tmp_path / f"{number}"
+            at.mkdir()
+            assert run(["mount", "-t", "tmpfs", "none", at]).returncode == 0
+            stack.callback(run, ["umount", "-l", at])
+            devices.append(at.stat().st_dev)
+        known = Filesystems(bytes(tmp_path), tmp_path.stat().st_dev)
+        reads: list[int] = []
+        table = known._read_table
+
+        def read_table() -> tuple[int, dict[int, int]]:
+            reads.append(1)
+            return table()
+
+        known._read_table = read_table  # type: ignore[method-assign]
+        assert len({known.flags(device) for _ in range(2) for device in devices}) == 80
+        assert len(reads) == 1
 
 
 def test_both_implementations_say_the_same(lab: Lab) -> None:
