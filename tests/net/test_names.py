@@ -69,6 +69,7 @@ async def test_a_resolver_that_hangs_stops_no_connection_that_is_there(resolver:
         parent, node = await world.start(0), await world.start(1)
         node.transport.connect(parent.id)
         await parent.hears(Connected(node.id))
+        await node.hears(Connected(parent.id))
         resolver.hold("node2")
         node.transport.connect(NodeId(2))
         await node.until(lambda: True)
@@ -90,6 +91,7 @@ async def test_a_connection_is_renewed_at_the_last_address_while_the_resolver_ha
         parent, child = await world.start(0), await world.start(1)
         child.transport.connect(parent.id)
         await parent.hears(Connected(child.id))
+        await child.hears(Connected(parent.id))
         resolver.hold("node0")
         await parent.stop()
         await child.hears(Lost(parent.id))
@@ -104,6 +106,7 @@ async def test_a_node_that_comes_back_elsewhere_is_found(resolver: Resolver) -> 
         parent, child = await world.start(0), await world.start(1)
         child.transport.connect(parent.id)
         await parent.hears(Connected(child.id))
+        await child.hears(Connected(parent.id))
         await parent.stop()
         await child.hears(Lost(parent.id))
         await moved(world, resolver, "127.0.0.2", socket.AF_INET, child)
@@ -142,6 +145,7 @@ async def test_of_several_addresses_one_that_answers_is_found(resolver: Resolver
         parent, child = await world.start(0), await world.start(1)
         child.transport.connect(parent.id)
         await parent.hears(Connected(child.id))
+        await child.hears(Connected(parent.id))
 
 
 @trio_test
@@ -159,6 +163,7 @@ async def test_a_name_that_is_unknown_is_asked_for_again_and_told_of_once(
         assert not await child.transport.refuses(parent.id)
         resolver.addresses["node0"] = ["127.0.0.1"]
         await parent.hears(Connected(child.id))
+        await child.hears(Connected(parent.id))
         assert caplog.text.count("cannot be found") == 1
 
 
