@@ -1,4 +1,5 @@
-"""``copperfs bugreport``: what helps to find a fault, in one archive, also while mounts hang."""
+"""``copperfs bugreport``: collects what helps to find a fault into one archive, even while mounts
+hang."""
 
 import argparse
 import os
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cli.report import DEADLINE_S, gather, write
+    from copperfs.cli.bugreport_archive import DEADLINE_S, gather, write
     from copperfs.fuse.mounting import FSTYPE, absolute, mounts, owner_of
 
     mountpoints = [absolute(each) for each in arguments.mountpoints] or [

@@ -1,10 +1,10 @@
-"""``copperfs clear``: a new epoch; everything is looked up and read again when asked for."""
+"""``copperfs clear``: starts a new epoch; everything is looked up and read again on demand."""
 
 import argparse
 from typing import Any
 
 from copperfs.cli.output import ask, console, missing_names, print_json
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 NAME = "clear"
 HELP = "drop all caches, the daemons' and the kernels', on all nodes of the job"
@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request
+    from copperfs.fuse.ioctl import IoctlRequest
 
-    request = Request.CLEAR_LOCAL if arguments.local else Request.CLEAR
+    request = IoctlRequest.CLEAR_LOCAL if arguments.local else IoctlRequest.CLEAR
     cleared: Any = ask(arguments.path, request)
     if arguments.json:
         print_json(cleared)

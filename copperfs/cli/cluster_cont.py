@@ -1,8 +1,8 @@
-"""``copperfs cluster cont``: let daemons of a cluster that were stopped go on."""
+"""``copperfs cluster cont``: resumes the frozen daemons of a cluster."""
 
 import argparse
 
-from copperfs.cli.cluster_words import add_nodes
+from copperfs.cli.cluster_arguments import add_nodes
 
 NAME = "cluster cont"
 HELP = "let the daemons of nodes that were stopped go on"
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.hurt import cont
+    from copperfs.lab.local_cluster.node_faults import cont
 
     cont(arguments.dir, arguments.nodes)
     return 0

@@ -1,4 +1,4 @@
-"""``copperfs cluster down``: end a cluster on this machine, also what is left of one."""
+"""``copperfs cluster down``: ends a cluster on this machine, or removes what is left of one."""
 
 import argparse
 
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.down import down
+    from copperfs.lab.local_cluster.teardown import down
 
     with waiting("ending the nodes"):
         nodes = down(arguments.dir)

@@ -1,8 +1,8 @@
-"""``copperfs cluster drop``: make the link of a node of a cluster lose packets."""
+"""``copperfs cluster drop``: makes the link of a node of a cluster lose packets."""
 
 import argparse
 
-from copperfs.cli.cluster_words import add_node
+from copperfs.cli.cluster_arguments import add_node
 
 NAME = "cluster drop"
 HELP = "make the link of a node lose packets, all or a share, in one direction or both"
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.network import check_drop_possible, network_of
-    from copperfs.cluster.state import running
+    from copperfs.lab.local_cluster.cluster_state import running
+    from copperfs.lab.local_cluster.node_networks import check_drop_possible, network_of
 
     network, index = network_of(running(arguments.dir), arguments.node)
     check_drop_possible()

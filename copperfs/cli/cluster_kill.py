@@ -1,8 +1,8 @@
-"""``copperfs cluster kill``: end daemons of a cluster at once, as a crash would."""
+"""``copperfs cluster kill``: kills daemons of a cluster, as a crash would."""
 
 import argparse
 
-from copperfs.cli.cluster_words import add_nodes
+from copperfs.cli.cluster_arguments import add_nodes
 
 NAME = "cluster kill"
 HELP = "kill the daemons of nodes, as a crash would, and unmount what is then dead"
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.hurt import kill
+    from copperfs.lab.local_cluster.node_faults import kill
 
     kill(arguments.dir, arguments.nodes, leave=arguments.leave)
     return 0

@@ -1,11 +1,11 @@
-"""``copperfs cluster start``: bring back nodes of a cluster whose daemons have ended."""
+"""``copperfs cluster start``: restarts nodes of a cluster whose daemons have ended."""
 
 import argparse
 import os
 
-from copperfs.cli.cluster_words import add_nodes
-from copperfs.cli.ending import ended_by_sigterm
+from copperfs.cli.cluster_arguments import add_nodes
 from copperfs.cli.output import waiting
+from copperfs.cli.sigterm import ended_by_sigterm
 
 NAME = "cluster start"
 HELP = "start nodes again that were killed or unmounted: the same nodes, with nothing cached"
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.hurt import start
+    from copperfs.lab.local_cluster.node_faults import start
 
     with ended_by_sigterm(), waiting("waiting until they answer"):
         start(arguments.dir, arguments.nodes, os.environ)

@@ -1,16 +1,17 @@
-"""``copperfs cluster status``: how the nodes of a cluster on this machine are.
+"""``copperfs cluster status``: shows the state of the nodes of a cluster on this machine.
 
 The exit code is 0 if all of them are well and 1 if not.
 """
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from copperfs.cli.output import console, print_json, print_table
 
 if TYPE_CHECKING:
-    from copperfs.cluster.state import Cluster
-    from copperfs.cluster.status import NodeStatus
+    from copperfs.lab.local_cluster.cluster_health import NodeStatus
+    from copperfs.lab.local_cluster.cluster_state import Cluster
 
 NAME = "cluster status"
 HELP = "show the nodes of a cluster on this machine, and whether each of them is well"
@@ -26,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.state import running
-    from copperfs.cluster.status import status_of
+    from copperfs.lab.local_cluster.cluster_health import status_of
+    from copperfs.lab.local_cluster.cluster_state import running
 
     cluster = running(arguments.dir)
     found = status_of(cluster)
@@ -44,6 +45,8 @@ def as_json(cluster: "Cluster", found: "list[NodeStatus]") -> dict[str, object]:
         "complete": cluster.complete,
         "well": cluster.complete and all(each.is_well for each in found),
         "network": cluster.network,
+        "mixed": cluster.mixed,
+        "clients_at": cluster.clients_at,
         "settings": cluster.settings,
         "nodes": [
             {
@@ -59,6 +62,8 @@ def as_json(cluster: "Cluster", found: "list[NodeStatus]") -> dict[str, object]:
                 "endpoint": each.node.endpoint,
                 "parents": each.node.parents,
                 "depths": each.node.depths,
+                "conditions": asdict(each.node.conditions),
+                "client": None if cluster.clients_at is None else each.node.client,
             }
             for each in found
         ],
@@ -66,10 +71,19 @@ def as_json(cluster: "Cluster", found: "list[NodeStatus]") -> dict[str, object]:
 
 
 def show(cluster: "Cluster", found: "list[NodeStatus]") -> None:
+    from copperfs.lab.local_cluster.conditions import USUAL
+
     if not cluster.complete:
         console().print("It was never brought up completely; end it with: copperfs cluster down")
+    if cluster.clients_at is not None:
+        console().print(
+            f"Each node has a client of {cluster.clients_at} of its own; what reaches it is "
+            f"counted: copperfs pfs-ask {cluster.nodes[0].client} counts"
+        )
+    differ = any(each.node.conditions != USUAL for each in found)
     print_table(
-        ("node", "pid", "daemon", "mount", "endpoint", "asks", "mounted at"),
+        ("node", "pid", "daemon", "mount", "endpoint", "asks", "mounted at")
+        + (("conditions",) if differ else ()),
         [
             (
                 each.node.name,
@@ -79,6 +93,7 @@ def show(cluster: "Cluster", found: "list[NodeStatus]") -> None:
                 _endpoint(each),
                 _parents(each.node.parents),
                 each.node.mountpoint,
+                *([str(each.node.conditions)] if differ else []),
             )
             for each in found
         ],
@@ -98,5 +113,5 @@ def _endpoint(status: "NodeStatus") -> str:
 
 
 def _parents(parents: list[str | None]) -> str:
-    """By tree, if there are several; the root of a tree asks the source."""
+    """The parents by tree, if there are several trees; the root of a tree asks the source."""
     return ", ".join(each or "the source" for each in parents) or "-"

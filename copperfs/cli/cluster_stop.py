@@ -1,8 +1,8 @@
-"""``copperfs cluster stop``: freeze daemons of a cluster."""
+"""``copperfs cluster stop``: freezes daemons of a cluster."""
 
 import argparse
 
-from copperfs.cli.cluster_words import add_nodes
+from copperfs.cli.cluster_arguments import add_nodes
 
 NAME = "cluster stop"
 HELP = "freeze the daemons of nodes: they do nothing, and say nothing"
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.hurt import stop
+    from copperfs.lab.local_cluster.node_faults import stop
 
     stop(arguments.dir, arguments.nodes)
     return 0

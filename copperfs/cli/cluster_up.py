@@ -1,21 +1,26 @@
-"""``copperfs cluster up``: N real daemons with N mounts on this machine."""
+"""``copperfs cluster up``: starts N real daemons with N mounts on this machine."""
 
 import argparse
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from copperfs.cli.cluster_status import as_json, show
-from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_json, waiting
-from copperfs.config import MIB, Origin, check_tier, settings_of
+from copperfs.cli.sigterm import ended_by_sigterm
+from copperfs.config.settings import MIB, Origin, check_tier, settings_of
+from copperfs.model.errors import ClusterError
+
+if TYPE_CHECKING:
+    from copperfs.lab.local_cluster.bring_up import Differing
 
 NAME = "cluster up"
 HELP = "start a whole job on this machine, each node a daemon with a mount, for trying it out"
 
 NODES_MAX = 256
 MEMORY_MIN_BYTES = 64 * MIB
-# The cluster sees to these: how nodes find each other, and what each node has for itself.
+# The cluster sets these itself: how nodes find each other, and what each node has for itself.
 OWN = frozenset(
     [
         *("bootstrap", "rendezvous", "nodes", "hostfile", "key_file"),
@@ -40,17 +45,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give each node a network namespace with an address of its own, so that links can be "
         "cut (copperfs cluster cut); needs root",
     )
+    differing = parser.add_argument_group("nodes that differ, as those of a real cluster do")
+    differing.add_argument(
+        "--mixed",
+        type=_number,
+        nargs="?",
+        const=1,
+        metavar="NUMBER",
+        help="draw from NUMBER, 1 if none is given, how wrong the clock of each node is, whether "
+        "it has little memory or few descriptors, when it starts, and with --netns how slowly the "
+        "others' names are resolved there; and have --own-clients. Needs root",
+    )
+    differing.add_argument(
+        "--own-clients",
+        nargs="?",
+        const="",
+        metavar="PATH",
+        help="give each node a client of its own, with its own device number, of the directory "
+        "PATH at or below the source; of the source, if no PATH is given. Needs root",
+    )
+    differing.add_argument(
+        "--own-inodes",
+        action="store_true",
+        help="have these clients number the files by themselves, as sshfs does",
+    )
+    differing.add_argument(
+        "--with",
+        dest="conditions",
+        nargs="+",
+        default=[],
+        metavar="NODE:NAME=VALUE,...",
+        help="give single nodes other conditions than the rest: skew (seconds by which the clock "
+        "is wrong), descriptors, memory (a share of that of the others), resolver (quick, slow or "
+        "failing), start (seconds after the first)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_option_flags(parser, without=OWN)
 
 
 def run(arguments: argparse.Namespace) -> int:
     nodes: int = vars(arguments).pop("nodes")  # here it is no setting of the daemons
+    differing = _differing(arguments, nodes)
     resolved = resolve_options(arguments)
     settings = settings_of("", resolved)
     by_default = {each.option.name for each in resolved if each.origin is Origin.DEFAULT}
     memory_bytes, tier_memory_bytes = settings.memory_bytes, settings.tier_memory_bytes
-    if "memory_bytes" in by_default:  # all nodes together have that of one
+    if "memory_bytes" in by_default:  # all nodes together get the memory of one
         memory_bytes = max(MEMORY_MIN_BYTES, memory_bytes // nodes // MIB * MIB)
     if "tier_memory_bytes" in by_default:
         tier_memory_bytes = min(tier_memory_bytes, memory_bytes)
@@ -67,8 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
         **dict.fromkeys(OWN - {"bootstrap", "foreground"}),  # type: ignore[arg-type]
         foreground=False,
     )
-    from copperfs.cluster.status import status_of
-    from copperfs.cluster.up import up
+    if differing.clients_at == "":
+        differing = replace(differing, clients_at=settings.source)
+    from copperfs.lab.local_cluster.bring_up import up
+    from copperfs.lab.local_cluster.cluster_health import status_of
 
     with ended_by_sigterm(), waiting(f"0 of {nodes} nodes are up") as say:
         cluster = up(
@@ -76,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
             nodes,
             settings,
             own_networks=arguments.netns,
+            differing=differing,
             environ=os.environ,
             tell=lambda ready: say(f"{ready} of {nodes} nodes are up"),
         )
@@ -87,13 +130,40 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _differing(arguments: argparse.Namespace, nodes: int) -> "Differing":
+    from copperfs.lab.local_cluster.bring_up import Differing
+    from copperfs.lab.local_cluster.conditions import USUAL, draw_conditions, parse_conditions
+
+    conditions = [USUAL] * nodes
+    clients: str | None = arguments.own_clients
+    if arguments.mixed is not None:
+        conditions = draw_conditions(arguments.mixed, nodes)
+        if not arguments.netns:  # in one network there is one resolver
+            conditions = [replace(each, resolver=None) for each in conditions]
+        clients = clients or ""
+    if arguments.own_inodes and clients is None:
+        raise ClusterError("--own-inodes says how clients number files; add --own-clients")
+    return Differing(
+        arguments.mixed,
+        parse_conditions(arguments.conditions, conditions),
+        clients and os.path.abspath(clients),
+        arguments.own_inodes,
+    )
+
+
 def _tier_size_bytes(tier_dir: str | None, given: int | None, nodes: int) -> int | None:
     """The nodes share one disk."""
     if tier_dir is None or given is not None:
         return given
-    from copperfs.store.room import default_budget_bytes
+    from copperfs.chunkstore.default_budget import default_budget_bytes
 
     return default_budget_bytes(tier_dir) // nodes
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
 
 
 def _nodes(text: str) -> int:

@@ -1,13 +1,13 @@
-"""``copperfs completion SHELL``: what a shell is told so that it completes our commands.
+"""``copperfs completion SHELL``: prints a script with which the shell completes our commands.
 
-The scripts are made from the parsers and hold all that they need: pressing a key starts no Python.
+The scripts are made from the parsers and need nothing else: completion starts no Python.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from copperfs.cli.pages import Argument, Page, pages
+from copperfs.cli.command_tree import Argument, Page, pages
 
 NAME = "completion"
 HELP = "print a script that has a shell complete commands, options and their values"
@@ -198,7 +198,7 @@ def _zsh_action(argument: Argument) -> str:
 
 
 def _brief(text: str) -> str:
-    """The first sentence."""
+    """The first sentence of *text*."""
     return text.partition(". ")[0].rstrip(".")
 
 

@@ -1,6 +1,6 @@
-"""``copperfs config show``: every setting, its value, and which origin gave it.
+"""``copperfs config show``: prints every setting, its value and its origin.
 
-It takes the flags of ``copperfs mount``, so that it answers what a mount with them would do.
+It takes the flags of ``copperfs mount``, so that it shows what a mount with them would use.
 """
 
 import argparse
@@ -8,7 +8,7 @@ from typing import Any
 
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_json, print_table
-from copperfs.config import OPTIONS, Origin, Resolved
+from copperfs.config.settings import OPTIONS, Origin, Resolved
 
 NAME = "config show"
 HELP = "print each setting with its value and origin"
@@ -37,9 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_mount(path: str, *, as_json: bool) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
-    told: Any = ask_mount(path, Request.CONFIGURATION)
+    told: Any = ask_mount(path, IoctlRequest.CONFIGURATION)
     values = {option.key: (option, told[option.name]) for option in OPTIONS if option.name in told}
     if as_json:
         print_json({key: {"value": value} for key, (_, value) in values.items()})

@@ -1,4 +1,4 @@
-"""Documents made from what the program itself says; tests compare them.
+"""Generator of the documents made from the program's own texts; tests compare them.
 
 python -m copperfs.cli.docs > docs/options.md
 python -m copperfs.cli.docs commands > docs/commands.md
@@ -6,15 +6,16 @@ python -m copperfs.cli.docs commands > docs/commands.md
 
 import sys
 
+from copperfs.cli.command_tree import Argument, Page, pages
 from copperfs.cli.main import build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE, default_text
-from copperfs.cli.pages import Argument, Page, pages
-from copperfs.config import OPTIONS, SWITCH, Option
+from copperfs.config.settings import OPTIONS, SWITCH, Option
 
 HEADER = f"""\
 # Options
 
-<!-- Made by `python -m copperfs.cli.docs > docs/options.md`; change copperfs/config.py instead. -->
+<!-- Made by `python -m copperfs.cli.docs > docs/options.md`; change copperfs/config/settings.py
+instead. -->
 
 A setting can be given in four places; the later one wins:
 

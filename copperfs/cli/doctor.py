@@ -1,4 +1,5 @@
-"""``copperfs doctor``: whether this node can mount, and reach the others; if not, what to do."""
+"""``copperfs doctor``: checks whether this node can mount and reach its peers; if not, says what to
+do."""
 
 import argparse
 import os
@@ -40,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = resolve_settings(os.devnull, arguments)
-    from copperfs.bootstrap.environment import look_around
-    from copperfs.bootstrap.hostfile import PORT_DEFAULT
-    from copperfs.cli.examination import LOCAL_CHECKS, Machine, Verdict
-    from copperfs.cli.examination_peers import PEER_CHECKS
+    from copperfs.cli.doctor_checks import LOCAL_CHECKS, CheckedMachine, CheckVerdict
+    from copperfs.cli.doctor_peer_checks import PEER_CHECKS
+    from copperfs.launch.hostfile import PORT_DEFAULT
+    from copperfs.launch.launcher_variables import look_around
 
-    machine = Machine(
+    machine = CheckedMachine(
         settings,
         peers=arguments.peer,
         nodes=settings.nodes or look_around(os.environ).nodes or 1,
@@ -58,13 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
             found.append(each)
             if not arguments.json:
                 _print(each.name, each.verdict.value, each.found, each.remedy)
-    count = {verdict: sum(each.verdict is verdict for each in found) for verdict in Verdict}
+    count = {verdict: sum(each.verdict is verdict for each in found) for verdict in CheckVerdict}
     if arguments.json:
         print_json(
             {
                 "version": 1,
-                "failed": count[Verdict.FAILED],
-                "warnings": count[Verdict.WARNING],
+                "failed": count[CheckVerdict.FAILED],
+                "warnings": count[CheckVerdict.WARNING],
                 "checks": [
                     {
                         "name": each.name,
@@ -78,14 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         console().print(
-            f"{count[Verdict.OK]} ok, {count[Verdict.WARNING]} warnings, "
-            f"{count[Verdict.FAILED]} failed"
+            f"{count[CheckVerdict.OK]} ok, {count[CheckVerdict.WARNING]} warnings, "
+            f"{count[CheckVerdict.FAILED]} failed"
         )
-    return 1 if count[Verdict.FAILED] else 0
+    return 1 if count[CheckVerdict.FAILED] else 0
 
 
 def _print(name: str, verdict: str, found: str, remedy: str) -> None:
-    """One by one, as they come: some take seconds."""
+    """Print each result as it comes: some checks take seconds."""
     console().print(Text.assemble((f"{verdict:8}", STYLES[verdict]), f"{name}: ", printable(found)))
     if remedy:
         console().print(Text(f"{'':8}{printable(remedy)}", "dim"))

@@ -1,4 +1,4 @@
-"""``copperfs keygen``: the shared secret of nodes that are launched by a hostfile."""
+"""``copperfs keygen``: writes the shared secret of nodes that are launched by a hostfile."""
 
 import argparse
 
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.bootstrap.keys import write_key_file
+    from copperfs.launch.curve_keys import write_key_file
 
     write_key_file(arguments.file)
     return 0

@@ -1,8 +1,9 @@
-"""The entry point: finds the command, runs it, turns what went wrong into an exit code.
+"""Entry point: finds the command, runs it, and turns errors into an exit code.
 
-A command is a module with the four names of ``Command``, listed in ``COMMANDS``. Command modules
-import what is heavy (pyfuse3, the runtime) inside ``run``: every one of them is imported whenever
-any of them runs.
+A command is a module with the four names of ``Command``, listed by its name in ``COMMANDS``. Only
+the module of the requested command is imported, which halves the cost of a short command;
+``--help`` and an unknown command need all of them. Command modules import heavy packages (pyfuse3,
+the daemon, rich) inside ``run``.
 
 Exit codes: 0 done; 1 an error, told in one sentence on standard error; 2 wrong usage, as argparse
 reports it; 130 interrupted.
@@ -12,49 +13,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol, cast
 
 from copperfs import __version__
-from copperfs.cli import (
-    bugreport,
-    clear,
-    cluster_cont,
-    cluster_cut,
-    cluster_down,
-    cluster_drop,
-    cluster_heal,
-    cluster_kill,
-    cluster_start,
-    cluster_status,
-    cluster_stop,
-    cluster_up,
-    completion,
-    config_show,
-    doctor,
-    keygen,
-    mount,
-    pfs_ask,
-    pfs_sim,
-    profile,
-    record,
-    ring,
-    run,
-    scrub,
-    sim_calibrate,
-    sim_replay,
-    sim_ring,
-    sim_run,
-    sim_sweep,
-    stats,
-    top,
-    tree,
-    umount,
-    warmup,
-)
 from copperfs.cli.output import print_error
-from copperfs.errors import CopperError
+from copperfs.model.errors import CopperError
 
-# What --help, the man pages and docs/commands.md say of commands that say nothing else.
+# The epilog of commands without one, in --help, the man pages and docs/commands.md.
 EXIT_CODES = """\
 exit codes: 0 done; 1 an error, told in a sentence on standard error; 2 wrong usage; 130
 interrupted.
@@ -62,7 +28,7 @@ interrupted.
 
 
 class Command(Protocol):
-    """What a command module provides."""
+    """The interface of a command module."""
 
     NAME: str  # "mount"; a name of two words, "config show", makes a group
     HELP: str
@@ -72,45 +38,53 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace, /) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (
-    mount,
-    umount,
-    run,
-    stats,
-    top,
-    tree,
-    clear,
-    warmup,
-    record,
-    ring,
-    scrub,
-    profile,
-    config_show,
-    doctor,
-    bugreport,
-    keygen,
-    completion,
-    cluster_up,
-    cluster_status,
-    cluster_down,
-    cluster_kill,
-    cluster_start,
-    cluster_stop,
-    cluster_cont,
-    cluster_cut,
-    cluster_drop,
-    cluster_heal,
-    pfs_sim,
-    pfs_ask,
-    sim_run,
-    sim_sweep,
-    sim_replay,
-    sim_calibrate,
-    sim_ring,
+COMMANDS: tuple[str, ...] = (
+    "mount",
+    "umount",
+    "run",
+    "stats",
+    "top",
+    "tree",
+    "clear",
+    "warmup",
+    "record",
+    "ring",
+    "scrub",
+    "profile",
+    "config show",
+    "doctor",
+    "bugreport",
+    "keygen",
+    "completion",
+    "cluster up",
+    "cluster status",
+    "cluster down",
+    "cluster kill",
+    "cluster start",
+    "cluster stop",
+    "cluster cont",
+    "cluster cut",
+    "cluster drop",
+    "cluster heal",
+    "pfs-sim",
+    "pfs-ask",
+    "sim run",
+    "sim sweep",
+    "sim replay",
+    "sim calibrate",
+    "sim ring",
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def command_named(name: str) -> Command:
+    """The module of a command, which has the same name."""
+    module = name.replace(" ", "_").replace("-", "_")
+    found: Command = cast(Any, import_module(f"copperfs.cli.{module}"))
+    return found
+
+
+def build_parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, or only of these."""
     parser = argparse.ArgumentParser(
         prog="copperfs",
         description="A read-only view of a shared filesystem, read once for the whole job.",
@@ -118,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"copperfs {__version__}")
     top = parser.add_subparsers(metavar="COMMAND", required=True)
     groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
-    for command in COMMANDS:
+    for command in map(command_named, COMMANDS if names is None else names):
         group, _, name = command.NAME.rpartition(" ")
         if group and group not in groups:
             group_parser = top.add_parser(group, help=f"commands about the {group}")
@@ -135,12 +109,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    """What follows ``--`` is given to these commands as it is: argparse takes a positional that may
-    be missing for missing as soon as an option stands before it."""
-    if words[:1] != [profile.NAME] or "--" not in words:
-        return build_parser().parse_args(words)
+    """Parse the words, and pass those after ``--`` to ``profile`` unparsed: argparse takes an
+    optional positional as missing once an option precedes it."""
+    names = [name for name in COMMANDS if words[: name.count(" ") + 1] == name.split()]
+    parser = build_parser(names or None)
+    if words[:1] != ["profile"] or "--" not in words:
+        return parser.parse_args(words)
     end = words.index("--")
-    arguments = build_parser().parse_args(words[:end])
+    arguments = parser.parse_args(words[:end])
     arguments.program = list(words[end + 1 :])
     return arguments
 
@@ -151,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command.run(arguments)
     except CopperError as error:
-        if str(error):  # else another rank tells it
+        if str(error):  # else another rank reports it
             print_error(str(error))
         return 1
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
-"""``python -m copperfs.cli.man man``: the man pages, from what ``--help`` says.
+"""Man page generator: ``python -m copperfs.cli.man man`` makes them from what ``--help`` says.
 
-They are kept in ``man/``, so that the package can bring them; a test compares them.
+The pages are kept in ``man/``, so that the package can ship them; a test compares them.
 """
 
 import re
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from copperfs import __version__
+from copperfs.cli.command_tree import Argument, Page, pages
 from copperfs.cli.main import build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE
-from copperfs.cli.pages import Argument, Page, pages
 
 
 def render_all() -> dict[str, str]:
@@ -84,7 +84,7 @@ def _paragraph(text: str) -> list[str]:
 
 
 def _roff(text: str) -> str:
-    """As roff prints it literally."""
+    """Escaped, so that roff prints it literally."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE)
 

@@ -1,10 +1,10 @@
-"""How much memory this process may have: the machine's, or less where a cgroup has a limit.
+"""Memory limit: how much memory this process may use, by the machine and by cgroups.
 
-A job of Slurm or Kubernetes, or a container, is in a cgroup with a limit, and is killed when it
-goes beyond: what the machine has says nothing there. A limit holds for all below, so the own cgroup
-and all above it are asked, as far as they are shown here: in version 2 for ``memory.max`` and
-``memory.high``, beyond which it is slowed down, in version 1 for ``memory.limit_in_bytes``, and for
-what version 1 says of those above that are not shown.
+A job of Slurm or Kubernetes, or a container, is in a cgroup with a limit, and the kernel kills it
+beyond that. The machine's memory says nothing there. A limit holds for all cgroups below it, so
+this module reads the own cgroup and all visible ones above. In version 2 it reads ``memory.max``,
+and ``memory.high``, beyond which the process is slowed down. In version 1 it reads
+``memory.limit_in_bytes``, and ``memory.stat`` for the limits of ancestors that are not visible.
 """
 
 import os
@@ -32,12 +32,12 @@ def physical_memory() -> Memory:
 
 
 def memory_for_us(root: str = "/") -> Memory:
-    """The least of all that limits us. Tests have another *root* for ``/proc`` and ``/sys``."""
+    """The smallest limit. Tests have another *root* for ``/proc`` and ``/sys``."""
     return min([physical_memory(), *cgroup_limits(root)], key=lambda each: each.size_bytes)
 
 
 def cgroup_limits(root: str = "/") -> list[Memory]:
-    """All limits of the cgroups that this process is in; of none that says there is no limit."""
+    """All limits of this process's cgroups; a cgroup without one gives none."""
     found: list[Memory] = []
     with suppress(OSError):
         mounts = (Path(root) / "proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -48,7 +48,7 @@ def cgroup_limits(root: str = "/") -> list[Memory]:
 
 
 def _limits_of_mount(root: str, line: str, groups: str) -> Iterator[Memory]:
-    """Of one line of mountinfo, if it is a hierarchy that limits memory."""
+    """The limits of one line of mountinfo, if it is a hierarchy that limits memory."""
     left, _, right = line.partition(" - ")
     mounted, kind = left.split(), right.split()
     if len(mounted) < 6 or len(kind) < 3:
@@ -71,7 +71,7 @@ def _limits_of_mount(root: str, line: str, groups: str) -> Iterator[Memory]:
 
 
 def _own_group(groups: str, controller: str | None) -> str | None:
-    """Where this process is, in the hierarchy of *controller* or in that of version 2."""
+    """The cgroup of this process, in the hierarchy of *controller* or in that of version 2."""
     for line in groups.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if (
@@ -84,8 +84,8 @@ def _own_group(groups: str, controller: str | None) -> str | None:
 
 
 def _below(own: str, shown: str) -> str:
-    """Of the own cgroup what is below the one that is mounted. A container may be shown its own as
-    the topmost, whatever is above it."""
+    """The own cgroup's path relative to the mounted one. A container may see its own cgroup as the
+    topmost, whatever is above it."""
     own_parts, shown_parts = PurePosixPath(own).parts, PurePosixPath(shown).parts
     if ".." in own_parts or own_parts[: len(shown_parts)] != shown_parts:
         return ""
@@ -93,7 +93,7 @@ def _below(own: str, shown: str) -> str:
 
 
 def _limit(root: str, file: PurePosixPath, pattern: str) -> Iterator[Memory]:
-    """What a file says, unless it is that there is no limit, or it cannot be read."""
+    """The limit in a file, unless it sets none or cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
         text = (Path(root) / str(file).lstrip("/")).read_text()
         said = re.match(pattern, text)

@@ -1,7 +1,7 @@
-"""``copperfs mount``: find the other nodes, start the daemon, and return when the mount answers.
+"""``copperfs mount``: finds the other nodes, starts the daemon, and returns when the mount answers.
 
 The daemon is a fresh process, not a fork of this one: it inherits nothing but its settings and its
-launch. Where this process was a rank of MPI that is more than tidiness: see ``bootstrap/mpi.py``.
+launch. Where this process was a rank of MPI that is required: see ``launch/mpi_launch.py``.
 """
 
 import argparse
@@ -9,15 +9,15 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import print_progress, waiting
-from copperfs.config import Settings, check_tier
+from copperfs.cli.sigterm import ended_by_sigterm
+from copperfs.config.settings import Settings, check_tier
 
 if TYPE_CHECKING:
     import subprocess
 
-    from copperfs.bootstrap.launch import Launch
+    from copperfs.launch.launch_method import Launch
 
 NAME = "mount"
 HELP = "mount a read-only view of a directory"
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = resolve_settings(arguments.mountpoint, arguments)
-    from copperfs.bootstrap.launch import ByMpi, launch
-    from copperfs.cli.this_node import at_mountpoint, on_this_node, prepare, with_tier_size
+    from copperfs.cli.preflight import at_mountpoint, on_this_node, prepare, with_tier_size
+    from copperfs.launch.launch_method import ByMpi, launch
 
     settings = at_mountpoint(on_this_node(settings), os.path.abspath(settings.mountpoint))
     check_tier(settings)
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_here(settings: Settings, launch: "Launch | None") -> int:
-    from copperfs.runtime.daemon import Daemon, set_up_logging
+    from copperfs.daemon.process import Daemon, set_up_logging
 
     set_up_logging(settings, to_stderr=True)
     Daemon(settings, launch).run(lambda: None)
@@ -61,21 +61,21 @@ def _run_here(settings: Settings, launch: "Launch | None") -> int:
 
 
 def _attend(daemon: "subprocess.Popen[bytes]") -> int:
-    """Stay until the daemon ends, and pass on what it is told to do."""
+    """Stay until the daemon ends, and pass signals on to it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: daemon.send_signal(number))
     return 0 if daemon.wait() == 0 else 1
 
 
 def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[bytes]":
-    from copperfs.bootstrap.environment import without_mpi
-    from copperfs.bootstrap.launch import line_of
-    from copperfs.fuse.starting import (
+    from copperfs.fuse.daemon_start import (
         DAEMON_STARTS_WITHIN_S,
         check_answers,
         let_live,
         starting_daemon,
     )
+    from copperfs.launch.launch_method import line_of
+    from copperfs.launch.launcher_variables import without_mpi
 
     # Alone it waits for the source only, else for its parents, which start when they start.
     timeout_s = DAEMON_STARTS_WITHIN_S + (0 if launch is None else settings.launch_timeout_s)

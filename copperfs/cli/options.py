@@ -1,7 +1,7 @@
-"""From the table of options to flags, and from the flags given to resolved settings.
+"""Options: makes flags from the table of options, and resolved settings from the given flags.
 
-This is where the inputs of ``copperfs.config.resolve`` are gathered: the TOML file, the environment
-and how much memory there is for this process.
+It gathers the inputs of ``copperfs.config.settings.resolve``: the TOML file, the environment and
+the memory available to this process.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 
 from copperfs.cli.memory_limit import memory_for_us
-from copperfs.config import (
+from copperfs.config.settings import (
     OPTIONS,
     SWITCH,
     ConfigFile,
@@ -21,15 +21,15 @@ from copperfs.config import (
     resolve,
     settings_of,
 )
-from copperfs.errors import ConfigError
+from copperfs.model.errors import ConfigError
 
 FILE_VARIABLE = "COPPERFS_CONFIG"
 FILE_DEFAULT = "~/.config/copperfs.toml"
 
 
 def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str] = ()) -> None:
-    """Give the parser ``--config`` and a flag for every setting, grouped as in the table, but for
-    those that the command sees to by itself."""
+    """Give the parser ``--config`` and a flag for every setting, grouped as in the table.
+    *without*: the settings that the command sets itself."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -43,7 +43,7 @@ def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str]
 
 
 def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
-    """The settings that these flags, this environment and the file give; ConfigError if wrong."""
+    """The settings from these flags, this environment and the file; ConfigError if wrong."""
     flags: dict[str, Value] = {}
     for option in OPTIONS:
         # A flag that was not given leaves no attribute: None is a value (--revalidate none).
@@ -61,7 +61,7 @@ def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
 
 
 def resolve_settings(mountpoint: str, arguments: argparse.Namespace) -> Settings:
-    """As ``resolve_options``, as what the daemon at ``mountpoint`` is told."""
+    """As ``resolve_options``, in the form for the daemon at ``mountpoint``."""
     return settings_of(mountpoint, resolve_options(arguments))
 
 
@@ -113,7 +113,7 @@ def _argument_type(option: Option) -> Callable[[str], Value]:
 
 
 def _read_file(flag: str | None) -> ConfigFile | None:
-    """The file that was asked for, which must exist, or the default one, which need not."""
+    """The requested file, which must exist, or the default one, which need not."""
     asked_for = flag or os.environ.get(FILE_VARIABLE)
     path = Path(asked_for or FILE_DEFAULT).expanduser()
     try:

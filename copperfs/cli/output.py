@@ -1,8 +1,9 @@
-"""What commands print: tables for people, JSON for programs, one sentence for an error.
+"""Output of commands: tables for people, JSON for programs, one sentence for an error.
 
-Colour only where rich finds a terminal and ``NO_COLOR`` is unset. Markup and emoji are off, since
-paths may contain brackets and colons, and text is made printable first, since names on a Unix
-filesystem need not be UTF-8.
+Colour appears only where rich finds a terminal and ``NO_COLOR`` is unset. Markup and emoji are off,
+since paths may contain brackets and colons. Text is made printable first, since names on a Unix
+filesystem need not be UTF-8. Commands that print JSON or nothing do not load rich, and start
+sooner.
 """
 
 import json
@@ -13,25 +14,27 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from copperfs.config import KIB, format_size
+from copperfs.config.settings import KIB, format_size
 
 if TYPE_CHECKING:
-    from copperfs.fuse.ioctl import Request
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-# Who waits for so long looks for a sign of life.
+    from copperfs.fuse.ioctl import IoctlRequest
+
+# The wait after which a user looks for a sign of life.
 WONDERING_AFTER_S = 0.5
 # Without a terminal rich assumes 80 columns and would fold paths in the middle.
 WIDTH_WITHOUT_TERMINAL = 200
-# A sentence names so many nodes; more are counted.
+# The most nodes that a sentence names; more are counted.
 NAMES_MAX = 16
 
 
-def console() -> Console:
-    """Made anew each time, so that whoever replaced ``sys.stdout`` gets the output."""
+def console() -> "Console":
+    """A new console each time, so that a replaced ``sys.stdout`` gets the output."""
+    from rich.console import Console
+
     unbounded = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(
         width=WIDTH_WITHOUT_TERMINAL if unbounded else None,
@@ -42,7 +45,7 @@ def console() -> Console:
 
 
 def printable(text: str) -> str:
-    """``text`` with what no terminal could show, such as undecodable bytes, as escapes."""
+    """``text`` with unprintable characters, such as undecodable bytes, as escapes."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -53,8 +56,10 @@ def table(
     *,
     title: str | None = None,
     right: Sequence[str] = (),
-) -> Table:
+) -> "Table":
     """A table without vertical lines; the columns named in ``right`` are aligned right."""
+    from rich.table import Table
+
     result = Table(
         title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -85,14 +90,16 @@ def bytes_text(count: int) -> str:
 
 
 def names_of(members: Sequence[Any]) -> str:
-    """Nodes, as the documents about all nodes have them, for a sentence."""
+    """The names of nodes from a document about all nodes, for a sentence."""
     names = [printable(each["name"]) for each in members[:NAMES_MAX]]
     more = len(members) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
-def answered_text(document: Any) -> Text:
-    """How many nodes a document about all nodes is of, and who is missing."""
+def answered_text(document: Any) -> "Text":
+    """How many nodes a document covers, and which are missing."""
+    from rich.text import Text
+
     text = Text(f"{document['nodes']} of {document['roster']} nodes answered")
     if document["missing"]:
         text.append(f"; missing: {missing_names(document['missing'])}", "bold red")
@@ -100,7 +107,7 @@ def answered_text(document: Any) -> Text:
 
 
 def missing_names(missing: Sequence[Any]) -> str:
-    """Those who did not answer, apart from those whom they cut off."""
+    """The silent nodes, and separately those that they cut off."""
     silent = [each for each in missing if each["behind"] is None]
     behind = [each for each in missing if each["behind"] is not None]
     text = names_of(silent)
@@ -114,13 +121,16 @@ def print_json(data: object) -> None:
 
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[[str], None]]:
-    """Meanwhile a sign on standard error that something goes on, if that is a terminal and it takes
-    long enough for somebody to wonder. Gives what changes the text. Nothing may be printed to
+    """Show a sign of progress on standard error, if that is a terminal and the wait is long enough
+    for a user to wonder. Yields a function that changes the text. The caller must not print to
     standard output meanwhile: rich would print it to standard error."""
-    on_stderr = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    if not on_stderr.is_terminal:
+    if not sys.stderr.isatty():
         yield lambda text: None
         return
+    from rich.console import Console
+    from rich.text import Text
+
+    on_stderr = Console(stderr=True, markup=False, highlight=False, emoji=False)
     status = on_stderr.status(Text(printable(text)))
     shown = Timer(WONDERING_AFTER_S, status.start)
     shown.daemon = True
@@ -133,8 +143,8 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
         status.stop()
 
 
-def ask(path: str, request: "Request", argument: bytes = b"") -> Any:
-    """What a mount says, and meanwhile that it is asked."""
+def ask(path: str, request: "IoctlRequest", argument: bytes = b"") -> Any:
+    """Send a request to a mount, with a sign of progress meanwhile."""
     from copperfs.fuse.ioctl import ask_mount
 
     with waiting(f"asking {path}"):
@@ -146,5 +156,5 @@ def print_error(sentence: str) -> None:
 
 
 def print_progress(sentence: str) -> None:
-    """On standard error, so that output stays what was asked for."""
+    """On standard error, so that standard output has only the requested data."""
     print(f"copperfs: {printable(sentence)}", file=sys.stderr, flush=True)

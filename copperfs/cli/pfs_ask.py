@@ -1,7 +1,7 @@
-"""``copperfs pfs-ask``: what reached a stand-in, and changing, failing or hanging it.
+"""``copperfs pfs-ask``: shows what reached a simulated filesystem, and changes, fails or hangs it.
 
-It goes through the control socket, never through the mount: asking counts nothing, and works
-while everything hangs.
+It uses the control socket, never the mount: so it counts as no request, and works while everything
+hangs.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from rich.text import Text
 
 from copperfs.cli.output import console, print_json, table
 from copperfs.cli.pfs_sim import add_speed
-from copperfs.errors import ControlError
-from copperfs.pfs.faults import OPERATIONS
-from copperfs.pfs.settings import format_duration, parse_duration
+from copperfs.lab.pfs_sim.pfs_faults import OPERATIONS
+from copperfs.lab.pfs_sim.pfs_settings import format_duration, parse_duration
+from copperfs.model.errors import ControlError
 
 if TYPE_CHECKING:
-    from copperfs.pfs.client import PfsSim
+    from copperfs.lab.pfs_sim.pfs_client import PfsSim
 
 NAME = "pfs-ask"
 HELP = "ask a pfs-sim for its counts, or change, fail or hang it"
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.pfs.client import PfsSim
+    from copperfs.lab.pfs_sim.pfs_client import PfsSim
 
     outcome = arguments.action(PfsSim.at(arguments.mountpoint), arguments)
     if arguments.json:
@@ -83,6 +83,11 @@ def _add_rule(parser: argparse.ArgumentParser) -> None:
         help=f"only these: {', '.join(sorted(OPERATIONS))}. Default: all.",
     )  # fmt: skip
     parser.add_argument("--times", type=int, metavar="N", help="only for the next N operations")
+    parser.add_argument(
+        "--server", type=int, metavar="K",
+        help="only reads of files on data server K: those whose inode number modulo the number of "
+        "data servers is K",
+    )  # fmt: skip
 
 
 def _rule(sim: "PfsSim", arguments: argparse.Namespace, do: str, **details: object) -> object:
@@ -94,7 +99,9 @@ def _rule(sim: "PfsSim", arguments: argparse.Namespace, do: str, **details: obje
                 break
         else:
             raise ControlError(f"{path} is not below a mount point of this pfs-sim")
-    reply = sim.ask(do, path=path, ops=arguments.ops, times=arguments.times, **details)
+    reply = sim.ask(
+        do, path=path, ops=arguments.ops, times=arguments.times, server=arguments.server, **details
+    )
     if arguments.json:
         return reply
     return (
@@ -146,9 +153,10 @@ def _rules(sim: "PfsSim", arguments: argparse.Namespace) -> object:
 
 
 def _detail(rule: dict[str, Any]) -> str:
+    where = "" if rule["server"] is None else f" on data server {rule['server']}"
     if rule["kind"] == "fail":
-        return errno.errorcode[rule["errno"]]
-    return format_duration(rule["seconds"]) if rule["kind"] == "delay" else ""
+        return errno.errorcode[rule["errno"]] + where
+    return (format_duration(rule["seconds"]) if rule["kind"] == "delay" else "") + where
 
 
 def _set(sim: "PfsSim", arguments: argparse.Namespace) -> object:

@@ -1,6 +1,6 @@
-"""``copperfs pfs-sim``: show a directory as a loaded parallel filesystem would.
+"""``copperfs pfs-sim``: shows a directory as a loaded parallel filesystem would.
 
-Its flags are its own, not settings of the mount: it takes part in no job.
+Its flags are separate from the settings of the mount: it is in no job.
 """
 
 import argparse
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from copperfs.cli.output import console
-from copperfs.config import parse_size
-from copperfs.pfs.settings import PfsSettings, format_duration, parse_duration
+from copperfs.config.settings import parse_size
+from copperfs.lab.pfs_sim.pfs_settings import PfsSettings, format_duration, parse_duration
 
 NAME = "pfs-sim"
 HELP = "show a directory as slowly as a loaded parallel filesystem would, for trying and testing"
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_speed(parser: argparse.ArgumentParser, *, with_defaults: bool = True) -> None:
-    """The flags that can also be changed while it runs: then those not given are None."""
+    """The flags that can also be changed at run time: there those not given are None."""
     speed = parser.add_argument_group("servers")
     _add(
         speed, "latency", "DURATION", _duration,
@@ -113,14 +113,14 @@ def run(arguments: argparse.Namespace) -> int:
         control=arguments.control and os.path.abspath(arguments.control),
     )
     if arguments.foreground:
-        from copperfs.pfs.daemon import PfsDaemon
+        from copperfs.lab.pfs_sim.pfs_daemon import PfsDaemon
 
         PfsDaemon(settings).run(lambda _: console().print("ready"))
         return 0
-    from copperfs.fuse.starting import let_live, started
+    from copperfs.fuse.daemon_start import let_live, started
 
     with started(
-        "copperfs.pfs.daemon",
+        "copperfs.lab.pfs_sim.pfs_daemon",
         [settings.to_json()],
         shown=" and ".join(settings.mountpoints),
         stderr=subprocess.DEVNULL,

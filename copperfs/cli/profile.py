@@ -1,7 +1,7 @@
-"""``copperfs profile``: which paths cost what, what was looked for in vain, what is used at all.
+"""``copperfs profile``: shows what each path costs, which lookups failed, and what is used at all.
 
-The caches of this node are dropped first, the kernel's too, so that whatever the command touches is
-seen once; ``--attach`` watches what others do, with the caches as they are.
+It first drops the caches of this node and its kernel, so that everything the command touches is
+seen once. ``--attach`` watches other processes, with the caches as they are.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from copperfs.cli.output import (
     table,
     waiting,
 )
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 NAME = "profile"
 HELP = "show which paths cost what, what was looked for in vain, and what is used at all"
@@ -76,19 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _profile(arguments: argparse.Namespace) -> int:
     from copperfs.cli.profile_analysis import analyse, rows_of, whole
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
     from copperfs.fuse.mounting import absolute
 
     mountpoint = absolute(arguments.mountpoint)
     for path in (arguments.html, arguments.json):
         if path not in (None, "-"):
-            _write(path, "")  # better now than after the command
+            _write(path, "")  # better fail now than after the command
     wholes = [_inside(each, mountpoint) for each in arguments.whole]
     if not arguments.warm and arguments.attach is None:
-        ask_mount(mountpoint, Request.CLEAR_LOCAL)
-    ask_mount(mountpoint, Request.PROFILE_BEGIN, f"{os.getpid()}".encode())
+        ask_mount(mountpoint, IoctlRequest.CLEAR_LOCAL)
+    ask_mount(mountpoint, IoctlRequest.PROFILE_BEGIN, f"{os.getpid()}".encode())
     code = _watch(arguments.attach) if arguments.attach is not None else _run(arguments.program)
-    document: Any = ask_mount(mountpoint, Request.PROFILE_END)
+    document: Any = ask_mount(mountpoint, IoctlRequest.PROFILE_END)
     if document is None:
         raise ControlError("another profile of this mount was taken meanwhile; take it again")
     rows = rows_of(document)
@@ -122,7 +122,7 @@ def _inside(directory: str, mountpoint: str) -> str:
 
 
 def _run(command: list[str]) -> int:
-    from copperfs.cli.command import run_command
+    from copperfs.cli.exec_command import run_command
 
     try:
         return run_command(command, os.environ)

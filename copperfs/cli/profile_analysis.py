@@ -1,4 +1,4 @@
-"""From what the daemon saw of each path to what a person wants to know. Pure, but for ``whole``."""
+"""Profile analysis: turns the daemon's records by path into a report. Pure, except ``whole``."""
 
 import os
 import posixpath
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
-# Of each list only so many rows are shown; the sums are of all.
+# The most rows shown of each list; the sums are of all.
 PATHS_SHOWN = 2000
 NAMES_SHOWN = 500
 
@@ -30,7 +30,7 @@ class Row(TypedDict):
 
 
 class Whole(TypedDict):
-    """A directory with all below, as it is, and what of it was read."""
+    """A directory tree's size, and how much of it was read."""
 
     path: str
     files: int
@@ -46,7 +46,7 @@ def rows_of(document: Any) -> list[Row]:
 
 
 def analyse(document: Any, wholes: Sequence[Whole] = ()) -> dict[str, Any]:
-    """The report, as ``--json`` gives it and the others show it."""
+    """The report, as ``--json`` gives it and the other formats show it."""
     rows = rows_of(document)
     files = [row for row in rows if row["reads"] and row["type"] != "directory"]
     directories = _directories(rows, document["listings"])
@@ -79,11 +79,11 @@ def requests_of(row: Row) -> int:
 
 
 def _directories(rows: Sequence[Row], listings: Iterable[Any]) -> list[dict[str, Any]]:
-    """What was asked for in each, dearest first, with how much of it was read."""
+    """The requests in each directory, dearest first, with how much of it was read."""
     there = {path: (files, size) for path, _, files, size in listings}
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        # What is asked of a directory itself counts for it, looking it up for the one above.
+        # A request on a directory itself counts for it, its lookup for the parent.
         itself = row["type"] == "directory" and not row["lookups"]
         path = row["path"] if itself else posixpath.dirname(row["path"])
         sums = found.setdefault(
@@ -109,13 +109,13 @@ def _directories(rows: Sequence[Row], listings: Iterable[Any]) -> list[dict[str,
         if path in there:
             sums["files"], sums["file_bytes"] = there[path]
     for sums in found.values():
-        if sums["file_bytes"] is not None:  # what is read twice is used once
+        if sums["file_bytes"] is not None:  # a byte read twice is used once
             sums["used_bytes"] = min(sums["used_bytes"], sums["file_bytes"])
     return sorted(found.values(), key=lambda sums: -sums["wait_us"])
 
 
 def _in_vain(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Names that were not there: how often, and in how many directories."""
+    """Names whose lookups failed: how often, and in how many directories."""
     counts: dict[str, int] = defaultdict(int)
     waits: dict[str, int] = defaultdict(int)
     places: dict[str, list[str]] = defaultdict(list)
@@ -151,7 +151,7 @@ def whole(mountpoint: str, directory: str, rows: Iterable[Row]) -> Whole:
         try:
             entries = list(os.scandir(os.path.join(mountpoint, below)))
         except OSError:
-            continue  # what may not be listed cannot be used either
+            continue  # a directory that cannot be listed cannot be used either
         for entry in entries:
             path = posixpath.join(below, entry.name)
             if entry.is_dir(follow_symlinks=False):

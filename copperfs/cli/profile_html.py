@@ -1,7 +1,7 @@
 """The report of ``copperfs profile`` as one HTML file: no other file, nothing from the network.
 
-Charts are SVG that is drawn here, 360 units wide, so that their text is readable where the page is
-as narrow as a telephone; wider pages show several beside each other. The only script sorts tables.
+Charts are SVG drawn here, 360 units wide, so that their text is readable on a page as narrow as a
+telephone; wider pages show several beside each other. The only script sorts tables.
 """
 
 import html
@@ -82,7 +82,7 @@ def _figure(title: str, height: int, content: str, legend: str = "") -> str:
 def _rows(
     title: str, rows: Sequence[tuple[str, str, str]], legend: str = "", empty: str = "nothing"
 ) -> str:
-    """Each row: what it is called, its bars, and what is written to their right."""
+    """Each row: its label, its bars, and the text to their right."""
     if not rows:
         return _figure(title, ROW, f'<text x="0" y="16">{empty}</text>')
     content = "".join(
@@ -160,7 +160,7 @@ def _shares(shares: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _short(path: str) -> str:
-    """Its end, as far as it fits."""
+    """The end of the path, as far as it fits."""
     path = "/" + path
     while len(path) > 34 and path.count("/") > 1:
         path = "…/" + path.split("/", 2)[2]

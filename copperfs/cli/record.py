@@ -1,16 +1,17 @@
-"""``copperfs record``: what a command reads through the mount, as a manifest for ``copperfs
+"""``copperfs record``: records what a command reads through the mount, as a manifest for ``copperfs
 warmup``.
 
-The node forgets everything first, and its kernel too, so that whatever the command touches has to
-come through the daemon, which then tells what it holds. What others read through the same mount
-meanwhile is recorded as well, and what does not fit into the budget is not."""
+It first drops the caches of this node and its kernel, so that everything the command touches comes
+through the daemon, which then lists what it holds. The manifest also has what other processes read
+through the same mount meanwhile. It lacks what does not fit into the budget.
+"""
 
 import argparse
 import json
 import subprocess
 
 from copperfs.cli.output import print_progress
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 NAME = "record"
 HELP = "write down what a command reads through the mount"
@@ -30,19 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
     from copperfs.fuse.mounting import absolute
 
     command: list[str] = arguments.program
     mountpoint = absolute(arguments.mountpoint)
-    _write(arguments.output, [])  # better now than after the command
-    ask_mount(mountpoint, Request.CLEAR_LOCAL)
-    evicted = _evictions(ask_mount(mountpoint, Request.STATISTICS))
+    _write(arguments.output, [])  # better fail now than after the command
+    ask_mount(mountpoint, IoctlRequest.CLEAR_LOCAL)
+    evicted = _evictions(ask_mount(mountpoint, IoctlRequest.STATISTICS))
     try:
         code = subprocess.run(command, check=False).returncode
     except OSError as error:
         raise ControlError(f"{command[0]} could not be started: {error.strerror}") from None
-    held = ask_mount(mountpoint, Request.OBJECTS)
+    held = ask_mount(mountpoint, IoctlRequest.OBJECTS)
     assert isinstance(held, list)
     lines = sorted(
         (each["path"], each["kind"]) for each in held if each["kind"] in ("object", "listing")
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write(arguments.output, lines)
     files = sum(kind == "object" for _, kind in lines)
     print_progress(f"{files:,} files and {len(lines) - files:,} directories in {arguments.output}")
-    if _evictions(ask_mount(mountpoint, Request.STATISTICS)) > evicted:
+    if _evictions(ask_mount(mountpoint, IoctlRequest.STATISTICS)) > evicted:
         print_progress("not all of it: some was evicted again; give the mount a larger --memory")
     return code if code >= 0 else 128 - code
 

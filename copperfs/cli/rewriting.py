@@ -1,23 +1,24 @@
-"""Leading a command's environment through the mount: ``/lus/me/env`` becomes ``MNT/lus/me/env``.
+"""Rewriting: redirects a command's environment to the mount: ``/lus/me/env`` becomes
+``MNT/lus/me/env``.
 
-Only what is on shared filesystems changes; what is of this node, or not of this world (empty and
-relative entries), stays. Where an entry leads is asked of the mount, not of the source: thousands
-of processes do this at the same time, and the links on the way are then looked up once.
+Only paths on shared filesystems change. Local paths stay, and so do empty and relative entries. The
+mount resolves an entry, not the source: thousands of processes do this at the same time, and so the
+links on the way are looked up once.
 """
 
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from copperfs.core.policy import Place, Policy
-from copperfs.types import Path, is_below
+from copperfs.model.types import Path, is_below
+from copperfs.node.requests.path_policy import Place, Policy
 
 PREFIX_ENV_DEFAULT = ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """What is below *source* is seen below *mountpoint*."""
+    """Maps paths below *source* to paths below *mountpoint*."""
 
     mountpoint: str
     source: str
@@ -30,7 +31,7 @@ class Rewriter:
     def environment(
         self, environ: Mapping[str, str], names: Iterable[str], given: Mapping[str, str]
     ) -> dict[str, str]:
-        """*environ* with the paths in *names* rewritten, and so *given*, which wins."""
+        """*environ* with the paths in *names* rewritten, and those of *given*, which wins."""
         result = dict(environ)
         for name in names:
             if name in environ:
@@ -52,12 +53,12 @@ class Rewriter:
         real = os.fsencode(self.realpath(shown))
         top = os.fsencode(self.mountpoint)
         if not is_below(real, top):
-            return path  # a link led out of the mount, to what is of this node
+            return path  # a link led out of the mount, to a local path
         place = self.policy.place(Path(real[len(top) :].strip(b"/")))
         return shown if place is Place.SHARED else path
 
     def _below_source(self, path: str) -> str | None:
-        """As it is written; only if that is elsewhere, where it leads to."""
+        """The path as written, below the source; if that is outside, its real path."""
         written = os.path.normpath(path)
         for top in (self.source, self.source_root):
             if (below := _below(written, top)) is not None:

@@ -1,4 +1,4 @@
-"""``copperfs ring``: which node owns what part of the chunks, and what each holds."""
+"""``copperfs ring``: shows the share of the chunks that each node owns, and what each holds."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from copperfs.cli.output import (
     printable,
     table,
 )
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 NAME = "ring"
 HELP = "show which node owns what part of the data tier and what it holds, or who owns a file"
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request
+    from copperfs.fuse.ioctl import IoctlRequest
 
-    document: Any = ask(arguments.mountpoint, Request.RING)
+    document: Any = ask(arguments.mountpoint, IoctlRequest.RING)
     if document["placement"] is None and not document["chunk_bytes"]:
         raise ControlError(
             "nobody keeps chunks here: give --tier-dir, or in a job of several nodes --tier-memory"
@@ -58,14 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _owners(mountpoint: str, path: str) -> dict[str, Any]:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
     top = os.path.realpath(mountpoint)
     full = os.path.realpath(path if os.path.isabs(path) else os.path.join(top, path))
     if not full.startswith(f"{top}/"):
         raise ControlError(f"{path} is not below {mountpoint}")
     request = json.dumps({"path": os.path.relpath(full, top)}).encode()
-    answer = ask_mount(mountpoint, Request.RING, request)
+    answer = ask_mount(mountpoint, IoctlRequest.RING, request)
     assert isinstance(answer, dict)
     if "error" in answer:
         raise ControlError(f"{path}: {answer['error']}")
@@ -73,7 +73,7 @@ def _owners(mountpoint: str, path: str) -> dict[str, Any]:
 
 
 def imbalance(members: list[dict[str, Any]]) -> dict[str, Any]:
-    """The most of any node to the mean of those that own anything; None where there is nothing."""
+    """The maximum over the mean of the nodes that own chunks; None if that is undefined."""
     owning = [each for each in members if each["share"]]
     found: dict[str, float | None] = {}
     for key in ("share", "memory_bytes", "disk_bytes"):

@@ -1,12 +1,12 @@
-"""``copperfs run``: a command that sees its environment through the mount.
+"""``copperfs run``: runs a command that sees its environment through the mount.
 
-Mount, rewrite the environment, run, unmount. Any number of them on a node share one daemon, as the
-ranks of ``mpiexec`` or ``srun`` do: the first to come starts it and the last to go ends it
-(``bootstrap/users.py``). None of them ever speaks MPI, since the command may: the nodes of a launch
-find each other by a rendezvous.
+Mount, rewrite the environment, run, unmount. Any number of runs on a node share one daemon, as the
+ranks of ``mpiexec`` or ``srun`` do: the first starts it and the last ends it
+(``launch/shared_mount_client.py``). None of them ever speaks MPI, since the command may: the nodes
+of a launch find each other by a rendezvous.
 
-This process stays beside the command, and does not become it, so that the mount is gone when the
-job's script goes on.
+This process is the parent of the command, and is not replaced by it, so that it can unmount before
+the job's script continues.
 """
 
 import argparse
@@ -21,16 +21,16 @@ from collections.abc import Container
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from copperfs.cli.ending import ended_by_sigterm
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
-from copperfs.config import Settings, check_tier, following_memory, settings_of
-from copperfs.errors import ConfigError, CopperError, LaunchError, MountError
+from copperfs.cli.sigterm import ended_by_sigterm
+from copperfs.config.settings import Settings, check_tier, following_memory, settings_of
+from copperfs.model.errors import ConfigError, CopperError, LaunchError, MountError
 
 if TYPE_CHECKING:
-    from copperfs.bootstrap.environment import Companions
-    from copperfs.bootstrap.users import First, Use
+    from copperfs.launch.launcher_variables import Companions
+    from copperfs.launch.shared_mount_client import First, Use
 
 NAME = "run"
 HELP = "run a command that reads its environment through a mount of its own"
@@ -46,7 +46,7 @@ failed, which standard error explains; 126 if the command cannot be executed; 12
 
 FAILED = 125
 RENDEZVOUS_DEFAULT = "~/.copperfs/rendezvous"
-# A daemon that ends, or a first one that fails, sends whoever waits back to the start.
+# When a daemon ends, or a first run fails, the waiting runs start over.
 TRIES_MAX = 20
 
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from copperfs.bootstrap.environment import RUN_VARIABLE, companions, look_around
+    from copperfs.launch.launcher_variables import RUN_VARIABLE, companions, look_around
 
     given = _given(arguments.env)
     resolved = resolve_options(arguments)
@@ -125,9 +125,9 @@ def _settings(
     beside: "Companions",
     job: str,
 ) -> Settings:
-    """What the daemon is told: but for what is *left_open*, the same for all that are to share
+    """The daemon's settings. Except for *left_open* they must be the same for all runs that share
     it."""
-    from copperfs.cli.this_node import at_mountpoint, on_this_node
+    from copperfs.cli.preflight import at_mountpoint, on_this_node
     from copperfs.fuse.mounting import absolute
 
     if settings.bootstrap == "mpi":
@@ -151,32 +151,32 @@ def _settings(
 
 
 def _wanted(settings: Settings, left_open: Container[str]) -> dict[str, object]:
-    """What this process wants of a daemon; None where that of the first to come will do."""
+    """The settings that this run needs of a daemon; None where the first run's value will do."""
     return {name: None if name in left_open else value for name, value in asdict(settings).items()}
 
 
 def _own_rendezvous() -> str:
-    """The one in the user's home, whose parent need not be there yet. Of a directory that was given
-    nothing above it is made: it may be misspelled."""
+    """The rendezvous in the user's home, whose parent is made if missing. For a directory that was
+    given, no parent is made: it may be misspelled."""
     directory = os.path.expanduser(RENDEZVOUS_DEFAULT)
-    with contextlib.suppress(OSError):  # who uses it says what is wrong
+    with contextlib.suppress(OSError):  # the rendezvous reports the error
         os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
     return directory
 
 
 def _rewriter(settings: Settings) -> Rewriter:
+    from copperfs.daemon.path_policy_from_mounts import policy_for
     from copperfs.fuse.mounting import mounts
-    from copperfs.runtime.places import policy_for
 
     root = os.path.realpath(settings.source)
     policy = policy_for(settings, mounts(), os.fsencode(root))
-    # Its own mount point is refused there, but this is about what is seen in it.
+    # The policy refuses its own mount point, but here paths inside it are classified.
     policy.refused = frozenset()
     return Rewriter(settings.mountpoint, settings.source, root, policy)
 
 
 def _command(command: list[str], environ: dict[str, str], *, with_parent: bool) -> int:
-    from copperfs.cli.command import NOT_EXECUTABLE, NOT_FOUND, run_command
+    from copperfs.cli.exec_command import NOT_EXECUTABLE, NOT_FOUND, run_command
 
     try:
         return run_command(command, environ, with_parent=with_parent)
@@ -196,9 +196,9 @@ def _use(
     *,
     remove: bool,
 ) -> "Use":
-    """Have a mount that is ready, whoever has started its daemon."""
-    from copperfs.bootstrap.users import First, Vanished, come
-    from copperfs.fuse.starting import DAEMON_STARTS_WITHIN_S
+    """Get a mount that is ready, whichever run has started its daemon."""
+    from copperfs.fuse.daemon_start import DAEMON_STARTS_WITHIN_S
+    from copperfs.launch.shared_mount_client import First, Vanished, come
 
     # The others may have to wait for those on other nodes, and then for the daemon.
     timeout_s = DAEMON_STARTS_WITHIN_S + 2 * settings.launch_timeout_s
@@ -227,12 +227,12 @@ def _begin(
     settings: Settings, first: "First", hello: dict[str, object], here: int, *, remove: bool
 ) -> "Use":
     """Start the daemon. Its first user is this process, from its first moment."""
-    from copperfs.bootstrap.environment import without_mpi
-    from copperfs.bootstrap.launch import launch, line_of
-    from copperfs.bootstrap.users import Line, Use
-    from copperfs.bootstrap.users import line_of as line_of_users
-    from copperfs.cli.this_node import prepare, with_tier_size
-    from copperfs.fuse.starting import DAEMON_STARTS_WITHIN_S, let_live, starting_daemon
+    from copperfs.cli.preflight import prepare, with_tier_size
+    from copperfs.fuse.daemon_start import DAEMON_STARTS_WITHIN_S, let_live, starting_daemon
+    from copperfs.launch.launch_method import launch, line_of
+    from copperfs.launch.launcher_variables import without_mpi
+    from copperfs.launch.shared_mount_client import Line, Use
+    from copperfs.launch.shared_mount_client import line_of as line_of_users
 
     _make(settings.mountpoint, private=remove)
     settings = with_tier_size(settings)
@@ -268,7 +268,7 @@ def _begin(
 
 
 def _make(mountpoint: str, *, private: bool) -> None:
-    """The directory, which nobody else may have put there if its name can be known."""
+    """Make the directory. If its name is predictable, it must not belong to another user."""
     from copperfs.fuse.mounting import clean_up_stale
 
     clean_up_stale(mountpoint)
@@ -282,14 +282,14 @@ def _make(mountpoint: str, *, private: bool) -> None:
 
 
 def _leave(use: "Use", settings: Settings, *, remove: bool) -> None:
-    from copperfs.bootstrap.users import Ending
     from copperfs.fuse.mounting import clean_up_stale, mount_at
+    from copperfs.launch.shared_mount_client import Ending
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it is ending, and that takes a moment
     ending = use.leave()
     if ending is Ending.SLOW:
-        # It will hear the bye, and unmounts then.
+        # It will read the bye, and unmounts then.
         print_error(
             f"the daemon of {settings.mountpoint} has not answered that this was the last use; if "
             f"the mount stays, end it with: copperfs umount {settings.mountpoint}"
@@ -297,7 +297,7 @@ def _leave(use: "Use", settings: Settings, *, remove: bool) -> None:
     if ending is not Ending.LOST:
         return
     print_error(f"the daemon of {settings.mountpoint} had ended before the command did")
-    with contextlib.suppress(MountError):  # others here may do the same
+    with contextlib.suppress(MountError):  # other runs here may do the same
         clean_up_stale(settings.mountpoint)
     if mount_at(settings.mountpoint) is None and remove:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""``copperfs scrub``: have what lies on the disks of the data tier read and checked."""
+"""``copperfs scrub``: reads and checks the chunks on the disks of the data tier."""
 
 import argparse
 import json
@@ -9,8 +9,8 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from copperfs.cli.output import console, missing_names, print_json
-from copperfs.config import parse_size
-from copperfs.errors import ControlError
+from copperfs.config.settings import parse_size
+from copperfs.model.errors import ControlError
 
 NAME = "scrub"
 HELP = "check the chunks on the disk of a node, or of all, and drop those that are damaged"
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
     request = json.dumps({"all": arguments.all, "rate": arguments.rate}).encode()
-    state: Any = ask_mount(arguments.path, Request.SCRUB, request)
+    state: Any = ask_mount(arguments.path, IoctlRequest.SCRUB, request)
     if not state["disks"]:
         who = "no node of this job" if arguments.all else "this node does not"
         raise ControlError(f"{who} keep{'s' * arguments.all} chunks on a disk (--tier-dir)")
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         task = progress.add_task("checking", total=None)
         while state["busy"]:
             time.sleep(POLL_ALL_EVERY_S if arguments.all else POLL_EVERY_S)
-            state = ask_mount(arguments.path, Request.SCRUB_STATE, request)
+            state = ask_mount(arguments.path, IoctlRequest.SCRUB_STATE, request)
             progress.update(task, total=state["total_bytes"], completed=state["done_bytes"])
     if arguments.json:
         print_json(state)

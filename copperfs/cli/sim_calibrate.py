@@ -1,11 +1,12 @@
-"""``copperfs sim calibrate``: what this machine's real daemons take for things, for ``--costs``.
+"""``copperfs sim calibrate``: measures the costs of this machine's real daemons, for ``--costs``.
 
-A cluster of two nodes is brought up, with real mounts and real sockets, over a directory of files
-that are read once each: first on the root, which is a miss and the source; then on the other node,
-which is a miss and one question to a root that holds the answer. What each of the two daemons
-computed meanwhile is what the kernel says. Of the network this says what a message costs a daemon;
-how far nodes are from each other, and what their links carry, is that of this machine's loopback:
-take those of a cluster from its preset, or write them into the file.
+It starts a cluster of two nodes, with real mounts and real sockets, over a directory of files, and
+reads each file once on each node. First on the root: the cost is a miss and the source. Then on the
+other node: the cost is a miss and one request to a root that holds the content. The kernel gives
+the CPU time of each daemon meanwhile.
+
+Of the network this measures what a message costs a daemon. Latency and bandwidth are those of this
+machine's loopback: take those of a cluster from its preset, or write them into the file.
 """
 
 import argparse
@@ -23,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_table, waiting
 from copperfs.cli.sim_parts import write
-from copperfs.errors import SimulationError
+from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
-    from copperfs.sim.costs import Costs
+    from copperfs.lab.sim.costs import Costs
 
 NAME = "sim calibrate"
 HELP = "measure what this machine's daemons take, for sim run --costs"
@@ -34,7 +35,7 @@ HELP = "measure what this machine's daemons take, for sim run --costs"
 SMALL_BYTES, LARGE_BYTES = 2048, 8 << 20
 LARGE_FILES = 16
 SENDS_SHARE = 12 / 29
-"""Of what a root takes for a question, the part for sending (docs/simulator.md)."""
+"""The part for sending in a root's cost of a request (docs/simulator.md)."""
 WITHIN_S = 180.0
 
 
@@ -87,13 +88,13 @@ class Measured:
     """Through the other node, which asks the root."""
     asked_cpu_s: float
     served_cpu_s: float
-    """Of the root meanwhile."""
+    """CPU time of the root meanwhile."""
     direct_byte_s: float
     alone_byte_s: float
     """Through the root, which reads the source."""
     received_byte_s: float
     sent_byte_s: float
-    """Computing time of the two."""
+    """CPU time of the two."""
 
 
 def _measure(files: int) -> Measured:
@@ -104,7 +105,8 @@ def _measure(files: int) -> Measured:
             direct_s, _, _ = _read(source, small, nodes)
             direct_large_s, _, _ = _read(source, large, nodes)
             alone_s, alone_cpu, _ = _read(nodes[0].mountpoint, small, nodes)
-            # Backwards: who goes along the same way is offered what comes next, and asks nothing.
+            # In reverse order: a node that reads in the same order gets the next files offered, and
+            # sends no requests.
             asked_s, served_cpu, asked_cpu = _read(nodes[1].mountpoint, small[::-1], nodes)
             alone_large_s, _, _ = _read(nodes[0].mountpoint, large, nodes)
             _, sent_cpu, received_cpu = _read(nodes[1].mountpoint, large[::-1], nodes)
@@ -124,7 +126,7 @@ def _measure(files: int) -> Measured:
 
 
 def _costs(measured: Measured) -> "Costs":
-    from copperfs.sim.costs import Costs
+    from copperfs.lab.sim.costs import Costs
 
     costs = Costs("calibrated")
     message_s = measured.served_cpu_s
@@ -173,7 +175,7 @@ class _RealNode:
 
 
 def _make_files(source: Path, count: int) -> tuple[list[str], list[str]]:
-    """No two of one ending in a directory: nothing is read ahead of its being asked for."""
+    """Each file of a directory has another ending: so none is prefetched."""
     small = [f"small{number % 16}/f.{number}" for number in range(count)]
     large = [f"large/f.{number}" for number in range(LARGE_FILES)]
     for names, size in ((small, SMALL_BYTES), (large, LARGE_BYTES)):
@@ -187,7 +189,7 @@ def _make_files(source: Path, count: int) -> tuple[list[str], list[str]]:
 def _read(
     base: Path, names: Sequence[str], nodes: Sequence[_RealNode]
 ) -> tuple[float, float, float]:
-    """Seconds for all, and what each node computed."""
+    """Seconds for all files, and the CPU time of each node."""
     for directory in sorted({os.path.dirname(name) for name in names}):
         os.listdir(base / directory)
     before = [node.cpu_s() for node in nodes]

@@ -1,4 +1,4 @@
-"""What the commands of the simulator share: workloads and costs by name, progress, files."""
+"""Parts of the simulator's commands: workloads and costs by name, progress, files."""
 
 import argparse
 import os
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from copperfs.cli.output import console
-from copperfs.errors import SimulationError
+from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
-    from copperfs.sim.workload import Workload
-    from copperfs.types import Path
+    from copperfs.lab.sim.workload import Workload
+    from copperfs.model.types import Path
 
 WORKLOADS = ("torch", "torch-small", "mpi4py")
 COMPUTE_S = 1.0
-"""Of what was recorded nobody knows how long it computes."""
+"""A recorded workload does not say how long it computes."""
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
 def workload_of(arguments: argparse.Namespace, nodes: int) -> "Workload":
     from dataclasses import replace
 
-    from copperfs.sim import workload
+    from copperfs.lab.sim import workload
 
     name: str = arguments.workload
     compute_s: float | None = arguments.compute
@@ -69,7 +69,7 @@ def workload_of(arguments: argparse.Namespace, nodes: int) -> "Workload":
 
 
 def _dataset(name: str, nodes: int, compute_s: float | None) -> "Workload":
-    from copperfs.sim.workload import dataset
+    from copperfs.lab.sim.workload import dataset
 
     try:
         files, size, epochs = (int(each) for each in name.split(":")[1:])
@@ -81,7 +81,7 @@ def _dataset(name: str, nodes: int, compute_s: float | None) -> "Workload":
 
 
 def _recorded(name: str, source: str | None, compute_s: float | None) -> "Workload":
-    from copperfs.sim.workload import from_manifest, from_trace
+    from copperfs.lab.sim.workload import from_manifest, from_trace
 
     seconds = COMPUTE_S if compute_s is None else compute_s
     try:
@@ -111,7 +111,7 @@ def _recorded(name: str, source: str | None, compute_s: float | None) -> "Worklo
 
 
 def progress_bar(*, quiet: bool) -> Progress:
-    """Only where somebody looks."""
+    """A progress bar, on terminals only."""
     terminal = console()
     return Progress(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""``copperfs sim replay``: what happened in a random run, or in a scenario, line by line."""
+"""``copperfs sim replay``: prints the events of a random run, or of a scenario, line by line."""
 
 import argparse
 import sys
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.sim.replay import replay_scenario, replay_seed
+    from copperfs.lab.sim.replay import replay_scenario, replay_seed
 
     with waiting("replaying it"):
         if arguments.seed is not None:
@@ -33,9 +33,18 @@ def run(arguments: argparse.Namespace) -> int:
             replayed = replay_scenario(arguments.scenario)
     lines = list(replayed.lines(arguments.node, arguments.last))
     if arguments.json:
-        print_json({"well": not replayed.fault, "fault": replayed.fault or None, "trace": lines})
+        print_json(
+            {
+                "well": not replayed.fault,
+                "fault": replayed.fault or None,
+                "environment": replayed.environment,
+                "trace": lines,
+            }
+        )
         return 1 if replayed.fault else 0
     for line in lines:
         print(line)
+    if replayed.environment is not None:
+        print(f"environment: {replayed.environment}", file=sys.stderr)
     print(f"FAILED: {replayed.fault}" if replayed.fault else "well", file=sys.stderr)
     return 1 if replayed.fault else 0

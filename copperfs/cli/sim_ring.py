@@ -1,4 +1,5 @@
-"""``copperfs sim ring``: who receives the files of a lost node, by the number of virtual nodes."""
+"""``copperfs sim ring``: shows which nodes get the files of a lost node, by number of virtual
+nodes."""
 
 import argparse
 from dataclasses import asdict
@@ -6,24 +7,23 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_json, print_table
 from copperfs.cli.sim_parts import progress_bar, write
-from copperfs.errors import SimulationError
+from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
-    from copperfs.sim.figure_ring import Experiment, Outcome
+    from copperfs.lab.sim.figure_ring import Outcome, RingExperiment
 
 NAME = "sim ring"
 HELP = "show who receives the files of a lost node, by the number of virtual nodes"
 
-# What a point has room for (core/ring.py), and so that memory is enough: 20 million points take 1
-# GB.
+# Limits of the ring (node/routing/hash_ring.py) and of memory: 20 million points take 1 GB.
 NODES_MAX = 200_000
 POINTS_MAX = 20_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from copperfs.sim.figure_ring import Experiment
+    from copperfs.lab.sim.figure_ring import RingExperiment
 
-    default = Experiment()
+    default = RingExperiment()
     parser.add_argument(
         "--nodes", type=int, default=default.nodes, metavar="N", help="default %(default)s"
     )
@@ -65,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.sim.figure_ring import Experiment, run
+    from copperfs.lab.sim.figure_ring import RingExperiment, run
 
-    experiment = Experiment(
+    experiment = RingExperiment(
         nodes=arguments.nodes,
         files=arguments.files,
         trials=arguments.trials,
@@ -78,12 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     check(experiment)
     if arguments.svg is not None:
-        write(arguments.svg, "")  # better now than after all the work
+        write(arguments.svg, "")  # better fail now than after all the work
     with progress_bar(quiet=arguments.json) as progress:
         task = progress.add_task("rings", total=experiment.steps)
         outcomes = run(experiment, lambda: progress.advance(task))
     if arguments.svg is not None:
-        from copperfs.sim.figure_ring_svg import picture
+        from copperfs.lab.sim.figure_ring_svg import picture
 
         write(arguments.svg, picture(experiment, outcomes))
     if arguments.json:
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check(experiment: "Experiment") -> None:
+def check(experiment: "RingExperiment") -> None:
     if not 2 <= experiment.nodes <= NODES_MAX:
         raise SimulationError(f"--nodes is {experiment.nodes}; give 2 to {NODES_MAX:,}")
     if experiment.files < 1:

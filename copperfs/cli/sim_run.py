@@ -1,4 +1,4 @@
-"""``copperfs sim run``: what a workload takes on so many nodes."""
+"""``copperfs sim run``: simulates a workload on a number of nodes."""
 
 import argparse
 from dataclasses import asdict
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_json, print_table
 from copperfs.cli.sim_parts import add_costs, add_workload, progress_bar, workload_of, write
-from copperfs.config import format_size, parse_size
-from copperfs.errors import SimulationError
-from copperfs.types import FANOUT
+from copperfs.config.settings import format_size, parse_size
+from copperfs.model.errors import SimulationError
+from copperfs.model.types import FANOUT
 
 if TYPE_CHECKING:
-    from copperfs.sim.experiment import Result
+    from copperfs.lab.sim.experiment import Result
 
 NAME = "sim run"
 HELP = "simulate a job of any size that carries out a workload"
@@ -61,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.sim.costs import costs_of
-    from copperfs.sim.effects import AHEAD_MAX, STAND_FOR, TIER_MEMORY_BYTES
-    from copperfs.sim.experiment import Experiment, run
-    from copperfs.sim.world import Job
+    from copperfs.lab.sim.costs import costs_of
+    from copperfs.lab.sim.experiment import Experiment, run
+    from copperfs.lab.sim.parameter_sweeps import AHEAD_MAX, STAND_FOR, TIER_MEMORY_BYTES
+    from copperfs.lab.sim.world import Job
 
     nodes: int = arguments.nodes
     if not 1 <= nodes <= NODES_MAX:

@@ -1,4 +1,4 @@
-"""``copperfs sim sweep``: one thing changed at a time, as a chart; or seeds, one after another."""
+"""``copperfs sim sweep``: varies one parameter, as a chart; or runs seeds, one after another."""
 
 import argparse
 from dataclasses import asdict
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_json, print_progress, print_table
 from copperfs.cli.sim_parts import add_costs, add_workload, progress_bar, workload_of, write
-from copperfs.errors import SimulationError
+from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
-    from copperfs.sim.effects import Effect
+    from copperfs.lab.sim.parameter_sweeps import Effect
 
 NAME = "sim sweep"
 HELP = "simulate many jobs: a chart of one effect, or random runs with faults"
@@ -54,16 +54,16 @@ def _help() -> str:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "seeds":
         return _seeds(arguments)
-    from copperfs.sim.crew import Broken, run_all
-    from copperfs.sim.experiment import run as run_one
+    from copperfs.lab.sim.experiment import run as run_one
+    from copperfs.lab.sim.process_pool import Broken, run_all
 
     effect = _effect(arguments)
     if arguments.svg is not None:
-        write(arguments.svg, "")  # better now than after all the work
+        write(arguments.svg, "")  # better fail now than after all the work
     results = {}
     with progress_bar(quiet=arguments.json) as progress:
         task = progress.add_task(effect.name, total=len(effect.points))
-        # The largest take longest, and are not to be the last ones alone.
+        # The largest take longest, so they run first: none is left to run alone at the end.
         order = sorted(
             range(len(effect.points)), key=lambda n: -effect.points[n].experiment.job.nodes
         )
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     done = [results[number] for number in range(len(effect.points))]
     chart = effect.chart(done)
     if arguments.svg is not None:
-        from copperfs.sim.svg import line_chart
+        from copperfs.lab.sim.svg_charts import line_chart
 
         write(arguments.svg, line_chart(chart))
     rows = [(line.name, f"{x:g}", f"{y:.3f}") for line in chart.lines for x, y in line.points]
@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _effect(arguments: argparse.Namespace) -> "Effect":
-    from copperfs.sim import effects
-    from copperfs.sim.costs import costs_of
+    from copperfs.lab.sim import parameter_sweeps as effects
+    from copperfs.lab.sim.costs import costs_of
 
     what, costs = arguments.what, costs_of(arguments.costs)
     counts: list[int] = arguments.nodes or list(NODES.get(what, (NODES_OF_ONE,)))
@@ -122,7 +122,7 @@ def _effect(arguments: argparse.Namespace) -> "Effect":
 
 
 def _seeds(arguments: argparse.Namespace) -> int:
-    from copperfs.sim.night import Night, read_seeds
+    from copperfs.lab.sim.seed_sweep import Night, read_seeds
 
     kept = [] if arguments.failed is None else read_seeds(arguments.failed)
     night = Night(arguments.first, arguments.count, kept)
@@ -135,6 +135,7 @@ def _seeds(arguments: argparse.Namespace) -> int:
                 bad.append(verdict)
                 if not arguments.json:
                     print_progress(f"seed {verdict.seed}: {verdict.fault}")
+                    print_progress(f"  environment: {', '.join(verdict.environment)}")
     if arguments.failed is not None and bad:
         new = sorted({each.seed for each in bad} - set(kept))
         write(arguments.failed, "".join(f"{seed}\n" for seed in [*kept, *new]))
@@ -155,6 +156,11 @@ def _seeds(arguments: argparse.Namespace) -> int:
                 )
             ],
             right=("seeds", "failed", "nodes", "faults", "messages", "CPU s"),
+        )
+        print_table(
+            ("environment", "seeds"),
+            [(what, f"{count:,}") for what, count in summary.environments.items()],
+            right=("seeds",),
         )
     for each in bad:
         print_progress(f"copperfs sim replay --seed {each.seed}")

@@ -1,4 +1,4 @@
-"""``copperfs stats``: what a mount did, or with ``--all`` a job, as tables or as JSON.
+"""``copperfs stats``: shows what a mount did, or with ``--all`` a job, as tables or as JSON.
 
 The JSON is the daemon's own document; ``docs/statistics.md`` explains its keys.
 """
@@ -7,13 +7,7 @@ import argparse
 import time
 from typing import Any
 
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from copperfs.cli.output import (
-    answered_text,
     ask,
     bytes_text,
     console,
@@ -22,7 +16,7 @@ from copperfs.cli.output import (
     table,
     waiting,
 )
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 NAME = "stats"
 HELP = "show what a mount, or a job, did: operations, hits, bytes, what reached the source"
@@ -51,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request
+    from copperfs.fuse.ioctl import IoctlRequest
 
     if arguments.reset:
         return _reset(arguments)
     if arguments.objects:
-        _show_objects(ask(arguments.path, Request.OBJECTS), as_json=arguments.json)
+        _show_objects(ask(arguments.path, IoctlRequest.OBJECTS), as_json=arguments.json)
         return 0
     if arguments.watch and not arguments.json:
         _watch(arguments)
@@ -70,21 +64,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(document)
     else:
-        console().print(_shown(document))
+        from copperfs.cli.stats_view import shown
+
+        console().print(shown(document))
     return 0
 
 
 def _ask(arguments: argparse.Namespace) -> Any:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
-    request = Request.ALL_STATISTICS if arguments.all else Request.STATISTICS
+    request = IoctlRequest.ALL_STATISTICS if arguments.all else IoctlRequest.STATISTICS
     return ask_mount(arguments.path, request)
 
 
 def _reset(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request
+    from copperfs.fuse.ioctl import IoctlRequest
 
-    request = Request.RESET_ALL if arguments.all else Request.RESET
+    request = IoctlRequest.RESET_ALL if arguments.all else IoctlRequest.RESET
     outcome: Any = ask(arguments.path, request)
     if arguments.json:
         print_json(outcome)
@@ -97,10 +93,14 @@ def _reset(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> None:
+    from rich.live import Live
+
+    from copperfs.cli.stats_view import shown
+
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
             try:
-                live.update(_shown(_ask(arguments)), refresh=True)
+                live.update(shown(_ask(arguments)), refresh=True)
             except ControlError:
                 return  # unmounted
             time.sleep(WATCH_INTERVAL_S)
@@ -112,185 +112,3 @@ def _show_objects(objects: Any, *, as_json: bool) -> None:
         return
     rows = [(each["kind"], bytes_text(each["bytes"]), "/" + each["path"]) for each in objects]
     console().print(table(("kind", "size", "path"), rows, right=("size",)))
-
-
-def _shown(document: Any) -> Group:
-    return _job_tables(document) if "total" in document else _tables(document)
-
-
-def _job_tables(document: Any) -> Group:
-    """All nodes: their sums, and a line for each if there are not too many."""
-    parts: list[Any] = [answered_text(document)]
-    total = document["total"]
-    if total:
-        rows = list(zip(_JOB_COLUMNS, _job_row(total), strict=True))
-        parts.append(table(("all nodes", "amount"), rows, right=("amount",), title="Job"))
-    if _has_tier(total):
-        parts.append(_tier_table(total["tier"]))
-    if "by_node" in document and document["roster"] > 1:
-        lines = [(each["name"], *_job_row(each)) for each in document["by_node"]]
-        lines += [
-            (each["name"], "missing" if each["behind"] is None else "not reached")
-            for each in document["missing"]
-        ]
-        columns = ("node", *_JOB_COLUMNS)
-        parts.append(table(columns, lines, right=_JOB_COLUMNS, title="Nodes"))
-    return Group(*parts)
-
-
-_JOB_COLUMNS = (
-    "from source",
-    "source opens",
-    "from parents",
-    "to children",
-    "from memory",
-    "held",
-    "hits",
-    "misses",
-    "fallbacks",
-)
-
-
-def _job_row(each: Any) -> tuple[str, ...]:
-    """*each* is the sums, or one node; a node in plain mode has no statistics."""
-    if "node" not in each:
-        return ("-",) * len(_JOB_COLUMNS)
-    passed = each["bytes"]
-    return (
-        bytes_text(each["source"]["read_bytes"] + passed["from_source_files"]),
-        str(each["source"]["open"]),
-        bytes_text(passed["from_parents"]),
-        bytes_text(passed["to_children"]),
-        bytes_text(passed["from_memory"]),
-        bytes_text(each["cache"]["held_bytes"]),
-        str(each["hits"]),
-        str(each["misses"]),
-        str(each["node"]["fallbacks"]),
-    )
-
-
-def _overlay_table(document: Any) -> Table:
-    """What passed between this node and the others of its job."""
-    node, passed, transport = document["node"], document["bytes"], document["transport"]
-    members = document["members"]
-    rows = [
-        ("asks to parents", str(node["asks"])),
-        ("answers of parents", str(node["answers"])),
-        ("questions of children", str(node["peer_questions"])),
-        ("from parents", bytes_text(passed["from_parents"])),
-        ("to children", bytes_text(passed["to_children"])),
-        ("sent", f"{bytes_text(transport['sent_bytes'])} in {transport['sent']} messages"),
-        (
-            "received",
-            f"{bytes_text(transport['received_bytes'])} in {transport['received']} messages",
-        ),
-        ("joined a fetch under way", str(node["joined"])),
-        ("read from the source in another's place", str(node["fallbacks"])),
-        ("nodes gone, suspected", f"{members['gone']}, {members['suspects']}"),
-        ("found gone, came back", f"{members['deaths']}, {members['returns']}"),
-        ("longest until one was found gone", f"{members['max_detection_ms']} ms"),
-        ("turned to another parent", str(members["reparentings"])),
-        ("asks sent again, also to another", f"{members['resent']}, {members['hedges']}"),
-        ("spoiled parts", str(node["spoiled"])),
-        ("strangers turned away", str(transport["strangers"])),
-        ("shut before they greeted", str(transport["crowded"])),
-        ("connections", str(transport["connections"])),
-    ]
-    job = document["job"]
-    title = f"Overlay (node {job['number']} of {job['roster']})"
-    return table(("between nodes", "amount"), rows, right=("amount",), title=title)
-
-
-def _tier_table(tier: Any) -> Table:
-    """The data tier: where chunks were found, and what lies where."""
-    hits, memory, disk = tier["hits"], tier["memory"], tier["disk"]
-    rows = [
-        ("chunks from this node's memory", str(hits["memory"])),
-        ("from its disk", str(hits["nvme"])),
-        ("from other nodes", str(hits["peer"])),
-        ("from the source", str(hits["source"])),
-        ("fetched before they were asked for", str(tier["ahead"])),
-        ("sent elsewhere, was sent elsewhere", f"{tier['redirects']}, {tier['redirected']}"),
-        ("held in memory", _of(memory)),
-        ("held on the disk", _of(disk)),
-        ("evicted from memory, from the disk", f"{memory['evictions']}, {disk['evictions']}"),
-        ("written to the disk", bytes_text(disk["written_bytes"])),
-        ("waiting to be written", bytes_text(disk["backlog_bytes"])),
-        ("waited for the disk, wait now", f"{disk['waited']}, {disk['waiting']}"),
-        ("refused by the disk", str(disk["refused"])),
-        ("damaged on the disk", str(disk["erasures"])),
-    ]
-    if tier["timeouts"]:
-        left_out = f"{tier['timeouts']}, {tier['exclusions']}"
-        rows.append(("owners that were late, and were done without", left_out))
-    if disk["owed"]:
-        rows.append(("still to be written", f"{bytes_text(disk['owed_bytes'])}, {disk['owed']}"))
-    if disk["read_again"]:
-        for_disk = f"{disk['read_again']}, {disk['read_for_disk']}"
-        rows.append(("read from the source again, for the disk alone", for_disk))
-    if disk["outgrown"]:
-        rows.append(("the disk does not hold all chunks", "what was used longest ago goes"))
-    if disk["late"]:
-        rows.append(("not given by the disk in time", str(disk["late"])))
-    if disk["degraded"]:
-        nodes = "" if disk["degraded"] == 1 else f" on {disk['degraded']} nodes"
-        rows.append(("the disk takes nothing", f"for {disk['max_degraded_s']:.0f} s{nodes}"))
-    return table(("chunks", "amount"), rows, right=("amount",), title="Data tier")
-
-
-def _of(level: Any) -> str:
-    budget, held = bytes_text(level["budget_bytes"]), bytes_text(level["held_bytes"])
-    return f"{held} of {budget}, {level['held']} chunks"
-
-
-def _has_tier(document: Any) -> bool:
-    tier = document.get("tier")
-    return tier is not None and bool(tier["memory"]["budget_bytes"] or tier["disk"]["budget_bytes"])
-
-
-def _tables(document: Any) -> Group:
-    hits, misses = document["hits"], document["misses"]
-    share = f"{hits / (hits + misses):.1%}" if hits + misses else "-"
-    cache, source = document["cache"], document["source"]
-    summary = Text(
-        f"{hits} hits, {misses} misses ({share} answered without Python), "
-        f"{document['negative']} lookups of names that do not exist, "
-        f"epoch {document['epoch']}, pid {document['pid']}"
-    )
-    operations = [
-        (
-            kind if not index else "",
-            answer,
-            str(int(each["count"])),
-            *(f"{each[name]:.1f}" for name in ("p50_us", "p90_us", "p99_us")),
-        )
-        for kind, answers in document["operations"].items()
-        for index, (answer, each) in enumerate(
-            (answer, each) for answer, each in answers.items() if each["count"]
-        )
-    ]
-    at_source = [
-        ("opens", str(source["open"])),
-        ("reads", str(source["read"])),
-        ("bytes read", bytes_text(source["read_bytes"])),
-        ("stats", str(source["stat"])),
-        ("directories scanned", str(source["scandir"])),
-        ("bytes read past the cache", bytes_text(document["bytes"]["from_source_files"])),
-    ]
-    memory = [
-        ("held", f"{bytes_text(cache['held_bytes'])} of {bytes_text(cache['budget_bytes'])}"),
-        ("things held", str(cache["held"])),
-        ("bytes of files", bytes_text(cache["object_bytes"])),
-        ("on its way", bytes_text(cache["reserved_bytes"])),
-        ("evicted", f"{cache['evictions']} things, {bytes_text(cache['evicted_bytes'])}"),
-        ("given out from memory", bytes_text(document["bytes"]["from_memory"])),
-    ]
-    numbers = ("count", "p50 us", "p90 us", "p99 us")
-    return Group(
-        summary,
-        table(("operation", "answer", *numbers), operations, right=numbers, title="Operations"),
-        table(("at the source", "count"), at_source, right=("count",), title="Source"),
-        table(("memory", "amount"), memory, right=("amount",), title="Cache"),
-        *([_tier_table(document["tier"])] if _has_tier(document) else []),
-        *([_overlay_table(document)] if document["job"]["roster"] > 1 else []),
-    )

@@ -1,4 +1,4 @@
-"""``copperfs top``: what a mount, or all nodes of its job, do now."""
+"""``copperfs top``: shows what a mount, or all nodes of its job, do now."""
 
 import argparse
 import io
@@ -19,7 +19,7 @@ from rich.live import Live
 from copperfs.cli.output import console, print_json
 from copperfs.cli.top_rates import of_job, of_node
 from copperfs.cli.top_view import frame
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 NAME = "top"
 HELP = "show what a mount, or all nodes of its job, do now, until told to end"
@@ -29,7 +29,7 @@ ends.
 
 exit codes: 0, also when the mount is unmounted meanwhile; 1 if it cannot be asked.
 """
-# Asking for the tree pings parents; who is where changes rarely.
+# A request for the tree pings parents, and places rarely change.
 TREE_EVERY_S = 5.0
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 3600.0
 SVG_COLUMNS = 118
@@ -83,11 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _UnmountedError(Exception):
-    """The mount went while it was looked at."""
+    """The mount went away while ``top`` polled it."""
 
 
 class _Look:
-    """Looks at the mount again and again, and keeps what it saw last."""
+    """Polls the mount, and keeps the latest documents."""
 
     def __init__(self, path: str, *, all_nodes: bool) -> None:
         self.path = path
@@ -122,16 +122,16 @@ class _Look:
         return of_node(now, before, seconds)
 
     def _ask(self) -> Any:
-        from copperfs.fuse.ioctl import Request, ask_mount
+        from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
-        request = Request.ALL_STATISTICS if self.all_nodes else Request.STATISTICS
+        request = IoctlRequest.ALL_STATISTICS if self.all_nodes else IoctlRequest.STATISTICS
         return ask_mount(self.path, request)
 
     def _ask_tree(self) -> Any:
-        from copperfs.fuse.ioctl import Request, ask_mount
+        from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
         if self._tree is None or time.monotonic() - self._tree_at > TREE_EVERY_S:
-            self._tree = ask_mount(self.path, Request.TREE)
+            self._tree = ask_mount(self.path, IoctlRequest.TREE)
             self._tree_at = time.monotonic()
         return self._tree
 
@@ -166,7 +166,7 @@ def _watch(look: _Look, interval_s: float, frames: int | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Waits for a key for so long, if there is a keyboard."""
+    """Yields a function that waits for a key for a given time, if there is a keyboard."""
     if not sys.stdin.isatty():
 
         def nobody(seconds: float) -> str:
@@ -194,7 +194,7 @@ def _write_svg(path: str, shown: Any) -> None:
         record=True, width=SVG_COLUMNS, file=io.StringIO(), highlight=False, emoji=False
     )
     recorder.print(shown)
-    # Its fonts would be fetched from elsewhere.
+    # A browser would fetch its fonts from the network.
     picture = re.sub(
         r"@font-face \{.*?\}", "", recorder.export_svg(title="copperfs top"), flags=re.DOTALL
     )

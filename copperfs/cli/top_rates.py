@@ -1,12 +1,12 @@
-"""What happened between two looks at a mount or a job: rates from counts. Pure.
+"""Rates of ``copperfs top``, from the counts of two documents of a mount or a job. Pure.
 
-Counts begin anew at ``copperfs stats --reset`` and with a new daemon; what then seems to have gone
+Counts restart at ``copperfs stats --reset`` and with a new daemon; a count that seems to have gone
 back is taken as counted from nothing.
 """
 
 from typing import Any
 
-# Of a node that gives its children so many times what the others do on average.
+# A hot node gives its children this many times what the others do on average.
 HOT_FACTOR = 2.0
 _PASSED = ("from_memory", "from_source_files", "from_parents", "to_children")
 
@@ -16,7 +16,7 @@ def per_s(now: float, before: float, seconds: float) -> float:
 
 
 def share(part: float, *others: float) -> float | None:
-    """None of nothing."""
+    """*part* of the sum; None if the sum is zero."""
     whole = part + sum(others)
     return part / whole if whole else None
 
@@ -35,7 +35,7 @@ def of_node(now: Any, before: Any, seconds: float) -> dict[str, Any]:
     }
     answered = {
         answer: sum(
-            # whoever asks is not what is asked about
+            # without the requests of top itself
             answers[answer]["per_s"]
             for kind, answers in operations.items()
             if kind != "ioctl"
@@ -57,7 +57,7 @@ def of_node(now: Any, before: Any, seconds: float) -> dict[str, Any]:
 
 
 def _common(now: Any, before: Any, seconds: float) -> dict[str, Any]:
-    """What is known of a node, and of the sums over all."""
+    """The rates that exist for a node, and for the sums over all."""
 
     def rate(group: str, key: str) -> float:
         return per_s(now[group][key], before[group][key], seconds)
@@ -92,7 +92,7 @@ def of_job(now: Any, before: Any, seconds: float, tree: Any) -> dict[str, Any]:
     rates = {
         each["number"]: _common(each, earlier.get(each["number"], each), seconds)
         for each in now.get("by_node", ())
-        if "node" in each  # not in plain mode
+        if "node" in each  # some nodes may have failed to answer
     }
     given = [each["bytes"]["to_children_per_s"] for each in rates.values()]
     mean = sum(given) / len(given) if given else 0

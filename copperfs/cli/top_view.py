@@ -1,4 +1,4 @@
-"""The frames of ``copperfs top``: rates as people look at them."""
+"""The frames of ``copperfs top``: rates for people."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -67,7 +67,7 @@ def _operations(view: Any) -> Table:
 
 
 def _levels(view: Any) -> Table:
-    """In which of them what is asked for is found."""
+    """The share of requests that each level answers."""
     levels = view["levels"]
     grid = Table.grid(padding=(0, 1))
     for name, value in (
@@ -141,7 +141,7 @@ def _tree(nodes: Sequence[Any]) -> Table:
             below.setdefault(node["parent"], []).append(node)
     columns = ("node", "requests/s", "from source", "from parents", "to children", "held", "state")
     ordered = list(_in_order(below, None))
-    # What is remarkable is shown in any case.
+    # A remarkable node is shown in any case.
     shown = [
         node
         for number, node in enumerate(ordered)

@@ -1,7 +1,8 @@
-"""``copperfs tree``: who asks whom, and how they reach each other now.
+"""``copperfs tree``: shows the parents of each node, and the state of the links between them.
 
-A large job is shown to the depth that fits on a screen, its nodes below counted; ``--depth`` shows
-more. Nodes that did not answer are named in any case."""
+A large job is shown to the depth that fits on a screen, with the nodes below counted; ``--depth``
+shows more. Nodes that did not answer are named in any case.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from copperfs.cli.output import answered_text, ask, console, names_of, print_jso
 NAME = "tree"
 HELP = "show the nodes of the job: who asks whom, their addresses and round trips"
 
-# Up to here a job is shown whole, unless it is a chain that runs out of the screen to the right.
+# A job of at most this many lines is shown whole, unless it is a chain too deep for the screen.
 LINES_MAX = 40
 DEPTH_MAX = 12
 TREES_MAX = 4
@@ -36,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request
+    from copperfs.fuse.ioctl import IoctlRequest
 
-    document = ask(arguments.path, Request.TREE)
+    document = ask(arguments.path, IoctlRequest.TREE)
     if arguments.json:
         print_json(document)
     else:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shown(document: Any, depth: int | None = None) -> Group:
-    """The document as people read it."""
+    """The document for people."""
     count = document["trees"]
     trees = count if depth is not None else min(count, TREES_MAX)
     parts: list[Tree | Text] = [answered_text(document)]
@@ -142,7 +143,7 @@ class _Drawing:
         return f"not reached, since {name} is missing", "red"
 
     def _count(self, numbers: list[int], below: dict[int | None, list[int]]) -> str:
-        """These and all below them."""
+        """The number of these nodes and all below them."""
         everybody = list(_with_all_below(numbers, below))
         missing = sum(not self.document["members"][each]["answered"] for each in everybody)
         return f"{len(everybody)} more" + (f", {missing} of them missing" if missing else "")

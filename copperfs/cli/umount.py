@@ -1,4 +1,4 @@
-"""``copperfs umount``: unmount, or clean up what a killed daemon has left."""
+"""``copperfs umount``: unmounts, or cleans up what a killed daemon has left."""
 
 import argparse
 import os
@@ -6,8 +6,8 @@ import time
 from contextlib import suppress
 
 from copperfs.cli.output import console, print_json, printable, waiting
-from copperfs.errors import ControlError, MountError
-from copperfs.types import is_below
+from copperfs.model.errors import ControlError, MountError
+from copperfs.model.types import is_below
 
 NAME = "umount"
 HELP = "unmount; also cleans up after a daemon that was killed"
@@ -80,16 +80,15 @@ def _unmount_stale(within: str | None, *, as_json: bool) -> int:
 
 
 def _unmount(arguments: argparse.Namespace) -> int:
-    from copperfs.cluster.state import start_of
     from copperfs.fuse.mounting import (
         FSTYPE,
         PFS_SIM_FSTYPE,
         absolute,
-        announced,
         answers,
         mount_at,
         unmount,
     )
+    from copperfs.lab.local_cluster.cluster_state import start_of
 
     mountpoint = absolute(arguments.mountpoint)
     mounted = mount_at(mountpoint)
@@ -98,7 +97,7 @@ def _unmount(arguments: argparse.Namespace) -> int:
     if mounted.fstype not in (FSTYPE, PFS_SIM_FSTYPE):
         raise MountError(f"{mountpoint} is a mount of type {mounted.fstype}, not one of copperfs")
     alive = answers(mountpoint)
-    pid = _daemon_of(mountpoint) or announced(mounted) if alive else None
+    pid = _daemon_of(mountpoint) if alive else None
     started = None if pid is None else start_of(pid)
     with waiting(f"unmounting {mountpoint}"):
         unmount(mountpoint, lazy=arguments.lazy or alive is False)
@@ -108,18 +107,18 @@ def _unmount(arguments: argparse.Namespace) -> int:
 
 
 def _daemon_of(mountpoint: str) -> int | None:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
     try:
-        hello = ask_mount(mountpoint, Request.HELLO)
+        hello = ask_mount(mountpoint, IoctlRequest.HELLO)
     except ControlError:
         return None
     return int(hello["pid"]) if isinstance(hello, dict) else None
 
 
 def _wait_for_end(pid: int, started: int) -> None:
-    """Until the daemon has ended, so that nothing is left when this command returns."""
-    from copperfs.cluster.state import start_of
+    """Wait until the daemon has ended, so that nothing is left when this command returns."""
+    from copperfs.lab.local_cluster.cluster_state import start_of
 
     deadline = time.monotonic() + DAEMON_ENDS_WITHIN_S
     while start_of(pid) == started and pid != os.getpid() and time.monotonic() < deadline:

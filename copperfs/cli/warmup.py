@@ -1,7 +1,9 @@
-"""``copperfs warmup``: bring a set of files into the memory of every node, before they are wanted.
+"""``copperfs warmup``: brings a set of files into the memory of every node, before the job needs
+them.
 
-The daemon of this node plans and watches it; the roots of the trees read and push. The paths go to
-it in a file, which only this user can read."""
+The daemon of this node plans and watches it; the roots of the trees read and push. The daemon gets
+the paths in a file that only this user can read.
+"""
 
 import argparse
 import json
@@ -16,12 +18,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from copperfs.cli.output import console, print_json, printable
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 NAME = "warmup"
 HELP = "bring files into the memory of every node, or with --ring into the data tier"
 POLL_EVERY_S = 0.1
-# As many as the kernel follows.
+# The kernel's own limit.
 LINKS_MAX = 40
 
 
@@ -58,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
     from copperfs.fuse.mounting import absolute
 
     mountpoint = absolute(arguments.mountpoint)
     if arguments.ring and (arguments.manifest is not None or arguments.evict):
         raise ControlError("--ring takes paths, and neither --manifest nor --evict")
-    hello = ask_mount(mountpoint, Request.HELLO)
+    hello = ask_mount(mountpoint, IoctlRequest.HELLO)
     assert isinstance(hello, dict)
     if hello["mountpoint"] != mountpoint:
         raise ControlError(
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
     state = _begin(mountpoint, request)
     number = state["number"]
@@ -105,7 +107,7 @@ def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[s
         task = progress.add_task("planning", total=None)
         while state["phase"] not in ("done", "failed"):
             time.sleep(POLL_EVERY_S)
-            state = _state(ask_mount(mountpoint, Request.WARM_UP_STATE))
+            state = _state(ask_mount(mountpoint, IoctlRequest.WARM_UP_STATE))
             if state["number"] != number:
                 raise ControlError("somebody began another warm-up; --check tells how this went")
             progress.update(
@@ -118,14 +120,14 @@ def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[s
 
 
 def _begin(mountpoint: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Have the daemon read what to do; the state of it."""
-    from copperfs.fuse.ioctl import Request, ask_mount
+    """Make the daemon read the request; returns its state."""
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
     with tempfile.NamedTemporaryFile("w", prefix="copperfs-warmup-", encoding="ascii") as file:
         json.dump(request, file)
         file.flush()
         named = json.dumps({"file": file.name}).encode()
-        return _state(ask_mount(mountpoint, Request.WARM_UP, named))
+        return _state(ask_mount(mountpoint, IoctlRequest.WARM_UP, named))
 
 
 def _progress(quiet: bool) -> Progress:
@@ -200,12 +202,12 @@ def _fill(mountpoint: str, request: dict[str, Any], *, as_json: bool) -> int:
 
 
 def is_filled(outcome: dict[str, Any]) -> bool:
-    """Whether all of it is held by those that live."""
+    """Whether the live nodes hold all of it."""
     return outcome["held_chunks"] == outcome["chunks"] and not outcome["unheard"]
 
 
 def _wait_filled(mountpoint: str, state: dict[str, Any]) -> dict[str, Any]:
-    from copperfs.fuse.ioctl import Request, ask_mount
+    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
     number, said = state["number"], False
     errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
@@ -222,7 +224,7 @@ def _wait_filled(mountpoint: str, state: dict[str, Any]) -> dict[str, Any]:
         task = progress.add_task("planning", total=None, files="0/0")
         while state["phase"] not in ("done", "failed"):
             time.sleep(POLL_EVERY_S)
-            state = _state(ask_mount(mountpoint, Request.WARM_UP_STATE))
+            state = _state(ask_mount(mountpoint, IoctlRequest.WARM_UP_STATE))
             if state["number"] != number:
                 raise ControlError("somebody began another warm-up; --check tells how this went")
             if state["phase"] in ("filling", "done") and state["left_bytes"] and not said:
@@ -285,7 +287,7 @@ class Wanted:
     """Paths below the mount point."""
 
     paths: list[str] = field(default_factory=list)
-    """Files, and directories with all that is below them; it is an error if one is not there."""
+    """Files, and directories with all that is below them; it is an error if one does not exist."""
     files: list[str] = field(default_factory=list)
     listings: list[str] = field(default_factory=list)
     """Directories of which only the names are wanted."""
@@ -298,16 +300,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where paths may begin; all absolute."""
+    """The prefixes that paths may have; all absolute."""
 
     mountpoint: str
     source: str
     called: str
-    """The mount point as it was called, perhaps through a link."""
+    """The mount point as the user wrote it, perhaps through a link."""
 
     def find(self, path: str) -> str:
-        """What *path* is in the mount: it is in it from where we are, or is relative to the mount
-        point, or is as it is called in the source."""
+        """The path in the mount: *path* is relative to the current directory, or relative to the
+        mount point, or a path of the source."""
         full = os.path.abspath(path)
         found = _below(self.mountpoint, full)
         if found is None and not os.path.isabs(path):
@@ -320,7 +322,7 @@ class Places:
         return found
 
     def link(self, target: str) -> str | None:
-        """Where an absolute link leads."""
+        """The target of an absolute link, in the mount."""
         found = _below(self.mountpoint, target)
         return _below(self.source, target) if found is None else found
 
@@ -333,8 +335,8 @@ def _below(top: str, path: str) -> str | None:
 
 
 def followed(places: Places, path: str) -> Wanted:
-    """*path* without its links, and the directories that they are in: whoever goes that way looks
-    into them as well."""
+    """*path* without its links, and the directories that contain them: a reader of *path* lists
+    those as well."""
     wanted, at, links = Wanted(), "", 0
     rest = places.find(path).split("/")
     while rest:
@@ -343,7 +345,7 @@ def followed(places: Places, path: str) -> Wanted:
         try:
             target = os.readlink(os.path.join(places.mountpoint, below))
         except OSError:
-            at = below  # no link; perhaps nothing at all, as the daemon will say
+            at = below  # no link; it may not exist at all, which the daemon reports
             continue
         wanted.listings.append(at)
         links += 1

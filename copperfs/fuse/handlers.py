@@ -1,11 +1,9 @@
-"""The handlers: a pyfuse3 filesystem that sees only what the front could not answer.
+"""FUSE handlers: a pyfuse3 filesystem that sees only the requests that the front could not answer.
 
-Each asks the core, publishes the answer to the front, and tells the front to try again (RETRY): the
-front encodes all replies and counts the kernel's references, here nothing is encoded twice. The
-exception are reads that were tried before (FULL), which get their bytes: an object could be evicted
-between being published and being used for ever, if the budget is small.
-
-``PlainHandlers`` in ``plain.py`` does without the front.
+Each handler asks the core, publishes the answer to the front, and tells the front to try again
+(RETRY). The front encodes all replies and counts the kernel's references, so nothing is encoded
+twice. The exception are reads that were tried before (FULL), which get their bytes: with a small
+budget an object could be evicted between publication and use, again and again.
 """
 
 import errno
@@ -16,7 +14,15 @@ from typing import TypeVar
 
 import pyfuse3
 
-from copperfs.core.actions import (
+from copperfs.fuse.node_port import Answered, Content, NodePort, SourceError
+from copperfs.fuse.publication_index import PublicationIndex
+from copperfs.fuse.read_assembly import Pieces, ask_at_each
+from copperfs.fuse.statfs import Statfs
+from copperfs.model.errors import CopperError
+from copperfs.model.listing import Listing
+from copperfs.model.types import ROOT, Attributes, Entry, Path, RequestId, join, split
+from copperfs.native import RETRY
+from copperfs.node.actions import (
     AnswerChunk,
     AnswerEntry,
     AnswerHandle,
@@ -24,23 +30,15 @@ from copperfs.core.actions import (
     AnswerObject,
     ObjectKey,
 )
-from copperfs.core.events import List, Look, Question
-from copperfs.core.listing import Listing
-from copperfs.errors import CopperError
-from copperfs.fuse.answers import Answered, Asker, Content, SourceError
-from copperfs.fuse.board import Board
-from copperfs.fuse.pieces import Pieces, ask_at_each
-from copperfs.fuse.statfs import Statfs
-from copperfs.types import ROOT, Attributes, Entry, Path, RequestId, join, split
+from copperfs.node.events import ListRequest, LookupRequest, Question
 
 log = logging.getLogger(__name__)
 
-# What front/front.h calls FRONT_RETRY and FRONT_FULL.
-RETRY = 998
+# FRONT_FULL of front/front.h.
 FULL = 1 << 63
 
-# What says that a name does not lead to what it led to. The kernel is told before the caller, so
-# that looking again helps.
+# Errors of a name that no longer leads to the same file. The kernel is told before the caller, so
+# that a new lookup helps.
 LOOK_AGAIN = (errno.ESTALE, errno.ENOENT, errno.ENOTDIR)
 
 Remaining = Callable[[float | None], float | None]
@@ -61,7 +59,7 @@ async def guarded(work: Awaitable[T]) -> T:
 
 
 async def gone_is_stale(listing: Awaitable[T]) -> T:
-    """A directory that is gone is stale, not missing: the C library takes ENOENT from a directory
+    """A directory that is gone is stale, not missing. The C library takes ENOENT from a directory
     that is being read for its end, and would show it as empty."""
     try:
         return await listing
@@ -73,24 +71,24 @@ async def gone_is_stale(listing: Awaitable[T]) -> T:
 
 def is_listing_of(path: Path, known: Attributes, listing: Listing) -> bool:
     """Whether *listing* is of the directory that the kernel knows as *known*. The kernel checks
-    rights by what it knows, and another directory may be closed to the user who asks. The root may
-    be mounted again."""
+    rights against that knowledge, and another directory may be closed to the user. The root may be
+    mounted again."""
     directory = listing.directory
     return directory is None or path == ROOT or not directory.is_another_than(known.version)
 
 
-async def as_stale(asker: Asker, path: Path, error: SourceError) -> SourceError:
+async def as_stale(asker: NodePort, path: Path, error: SourceError) -> SourceError:
     """Wait until the kernel knows that it has to look *path* up again; return the error for it.
-    ENOTDIR becomes ESTALE: the kernel asks only below what it knows as directories, and repeats the
-    path walk for that error alone."""
+    ENOTDIR becomes ESTALE: the kernel asks only below names that it knows as directories, and
+    repeats the path walk for that error alone."""
     if error.errno in LOOK_AGAIN:
         await asker.wait_kernel_told(path)
     return SourceError(errno.ESTALE) if error.errno == errno.ENOTDIR else error
 
 
-async def replaced(asker: Asker, path: Path, *, attached: bool) -> SourceError:
+async def replaced(asker: NodePort, path: Path, *, attached: bool) -> SourceError:
     """Have the core and the kernel look *path* up again; return the error for this request. If the
-    number that was asked about is not *attached*, the kernel has done so: who asks has stayed in
+    requested number is not *attached*, the kernel has done so already. The request then comes from
     the old directory, and what others hold of the new one is true."""
     if attached:
         asker.replaced(path)
@@ -109,8 +107,8 @@ async def leads_as_known(
     known_at: Callable[[Path], Attributes | None],
     path: Path,
 ) -> bool:
-    """Whether all directories above *path* are those that the kernel knows. Their rights count for
-    whoever is in there already."""
+    """Whether all directories above *path* are those that the kernel knows. Their rights still
+    count for a process that is inside already."""
     path, _ = split(path)
     while path:
         known, entry = known_at(path), await look_at(path)
@@ -123,7 +121,7 @@ async def leads_as_known(
 
 
 def is_as_open(new: Attributes, known: Attributes) -> bool:
-    """Whether everybody who may list and search *known* may do so with *new*."""
+    """Whether *new* lets every user list and search that *known* lets."""
     (new_mode, *new_owner), (known_mode, *known_owner) = (
         (each.unpack()[9], *each.unpack()[11:13]) for each in (new, known)
     )
@@ -140,7 +138,9 @@ class FrontHandlers(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, asker: Asker, board: Board, statfs: Statfs, *, allow_other: bool) -> None:
+    def __init__(
+        self, asker: NodePort, board: PublicationIndex, statfs: Statfs, *, allow_other: bool
+    ) -> None:
         super().__init__()
         self._asker = asker
         self._board = board
@@ -170,7 +170,9 @@ class FrontHandlers(pyfuse3.Operations):
         return await guarded(self._target(inode))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        return as_statvfs(await self._statfs.current())
+        found = await self._statfs.current()
+        self._board.publish_statfs(found)
+        return as_statvfs(found)
 
     # --- how -------------------------------------------------------------------------------------
 
@@ -186,8 +188,8 @@ class FrontHandlers(pyfuse3.Operations):
         question: Callable[[RequestId], Question],
         deliver: Callable[[Answered, Content, Remaining], T],
     ) -> T:
-        # What the front has listed may be the answer: it is left to be asked about if it cannot be
-        # published as it is.
+        # The front may have listed the answer; it forwards the request if it cannot publish that
+        # listing unchanged.
         self._board.hear(self._asker)
         try:
             return await self._asker.ask(question, deliver)
@@ -203,18 +205,18 @@ class FrontHandlers(pyfuse3.Operations):
                 return self._publish_listing(parent, known, answer, remaining)
             if isinstance(answer, AnswerEntry):
                 if not self._board.is_attached(parent):
-                    return False  # it would be a name in the newer one
+                    return False  # the name would belong to the newer directory
                 left = remaining(answer.fresh_until)
                 self._board.publish_entry(parent, name, answer.entry, left)
             return True
 
-        if not await self._ask(path, lambda request: Look(request, path), publish):
+        if not await self._ask(path, lambda request: LookupRequest(request, path), publish):
             known = await self._known_anew(parent, directory, known)
-            if not await self._ask(path, lambda request: Look(request, path), publish):
+            if not await self._ask(path, lambda request: LookupRequest(request, path), publish):
                 raise await self._replaced(parent, directory)
 
     async def _refresh(self, number: int) -> None:
-        """The attributes of a directory are no longer fresh; those of files do not age."""
+        """Renew a directory's attributes, which have expired; those of files do not expire."""
         path, before = self._node(number)
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
@@ -229,7 +231,7 @@ class FrontHandlers(pyfuse3.Operations):
             self._board.publish_attributes(number, entry.attributes, left)
             return True
 
-        if not await self._ask(path, lambda request: Look(request, path), publish):
+        if not await self._ask(path, lambda request: LookupRequest(request, path), publish):
             raise SourceError(errno.ESTALE)
 
     async def _list(self, number: int) -> None:
@@ -239,17 +241,20 @@ class FrontHandlers(pyfuse3.Operations):
             assert isinstance(answer, AnswerListing)
             return self._publish_listing(number, known, answer, remaining)
 
-        if not await gone_is_stale(self._ask(path, lambda request: List(request, path), publish)):
+        if not await gone_is_stale(
+            self._ask(path, lambda request: ListRequest(request, path), publish)
+        ):
             known = await self._known_anew(number, path, known)
             if not await gone_is_stale(
-                self._ask(path, lambda request: List(request, path), publish)
+                self._ask(path, lambda request: ListRequest(request, path), publish)
             ):
                 raise await self._replaced(number, path)
 
     async def _known_anew(self, number: int, path: Path, known: Attributes) -> Attributes:
-        """The attributes of the directory that replaced *known*, if the number may become its own:
-        no request was told a name in the old one, and the way there and the rights are the same. A
-        directory that autofs mounts at its first listing is such a case. ESTALE otherwise."""
+        """The attributes of the directory that replaced *known*, if the number may become its own.
+        That needs that no request was told a name in the old one, and that the path to it and the
+        rights are the same. A directory that autofs mounts at its first listing is such a case.
+        ESTALE otherwise."""
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> Attributes | None:
             assert isinstance(answer, AnswerEntry | AnswerListing)
@@ -266,7 +271,7 @@ class FrontHandlers(pyfuse3.Operations):
             and self._board.is_attached(number)
             and await leads_as_known(self._look_at, self._board.attributes_at, path)
         ):
-            found = await self._ask(path, lambda request: Look(request, path), publish)
+            found = await self._ask(path, lambda request: LookupRequest(request, path), publish)
         if found is None:
             raise await self._replaced(number, path)
         return found
@@ -279,7 +284,7 @@ class FrontHandlers(pyfuse3.Operations):
             assert isinstance(answer, AnswerEntry | AnswerListing)
             return entry_of(answer, path)
 
-        return await self._ask(path, lambda request: Look(request, path), take)
+        return await self._ask(path, lambda request: LookupRequest(request, path), take)
 
     def _publish_listing(
         self, number: int, known: Attributes, answer: AnswerListing, remaining: Remaining
@@ -343,7 +348,7 @@ class FrontHandlers(pyfuse3.Operations):
             entry = entry_of(answer, path)
             return entry.target if entry is not None else None
 
-        target = await self._ask(path, lambda request: Look(request, path), take)
+        target = await self._ask(path, lambda request: LookupRequest(request, path), take)
         if not target:
             raise SourceError(errno.ESTALE)
         return target
@@ -358,7 +363,8 @@ def entry_of(answer: AnswerEntry | AnswerListing, path: Path) -> Entry | None:
 
 
 def as_statvfs(found: os.statvfs_result) -> pyfuse3.StatvfsData:
-    """As pyfuse3 wants it. Zero would be taken for a filesystem that does not count."""
+    """As pyfuse3 wants it. The kernel's users would read zero as a filesystem that does not
+    count."""
     shown = pyfuse3.StatvfsData()
     shown.f_bsize = found.f_bsize
     shown.f_frsize = found.f_frsize

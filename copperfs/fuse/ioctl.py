@@ -1,14 +1,15 @@
-"""The ioctl protocol: how a running mount is asked. ``docs/ioctl.md`` has it for C programmers.
+"""The ioctl protocol: how a client queries a running mount. ``docs/ioctl.md`` has it for C
+programmers.
 
 Every request is one number, ``_IOWR(0xC7, nr, 8192)``, on any file or directory of the mount. The
 buffer begins with a header; the rest is data, JSON in UTF-8. A reply that does not fit is fetched
 in parts: the first carries a token, and the same number with that token and an offset fetches more.
 
-The number 0 (hello) keeps its meaning for ever. Numbers 0x10 to 0x1f are version 1; a version that
-means something else by them would take others.
+The number 0 (hello) never changes its meaning. Numbers 0x10 to 0x1f are version 1; a version with
+other meanings would take other numbers.
 
-This module has both sides: what the client sends, and how the server, which gets the FUSE request
-as the kernel made it, takes it apart. Nothing in it waits but ``ask_mount``.
+This module has both sides: the messages that the client sends, and the server's parser of the FUSE
+request that the kernel makes of them. Only ``ask_mount`` waits.
 """
 
 import errno
@@ -19,7 +20,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 
 IOCTL_TYPE = 0xC7
 BUFFER_BYTES = 8192
@@ -30,8 +31,8 @@ HEADER = struct.Struct("<IIIIQQQ")
 DATA_BYTES = BUFFER_BYTES - HEADER.size
 
 
-class Request(IntEnum):
-    """What can be asked."""
+class IoctlRequest(IntEnum):
+    """The requests that a client can make."""
 
     HELLO = 0x00
     STATISTICS = 0x10
@@ -53,44 +54,44 @@ class Request(IntEnum):
 
 
 class Who(Enum):
-    """The users that may ask, of those whom the kernel lets open a file of the mount."""
+    """The users that may ask, among those that the kernel lets open a file of the mount."""
 
     ANYBODY = "anybody"
     OWNER = "owner"
-    """The user that the daemon runs as; and root, who may read the daemon's memory anyway."""
+    """The daemon's user; and root, which may read the daemon's memory anyway."""
 
 
-WHO_MAY: dict[Request, Who] = {
-    Request.HELLO: Who.ANYBODY,
+WHO_MAY: dict[IoctlRequest, Who] = {
+    IoctlRequest.HELLO: Who.ANYBODY,
     # counts of this node, and no paths
-    Request.STATISTICS: Who.ANYBODY,
-    # names, sizes or places of what others may not see
-    Request.CONFIGURATION: Who.OWNER,
-    Request.OBJECTS: Who.OWNER,
-    Request.RING: Who.OWNER,
-    Request.PROFILE_BEGIN: Who.OWNER,
-    Request.PROFILE_END: Who.OWNER,
+    IoctlRequest.STATISTICS: Who.ANYBODY,
+    # names, sizes or places that other users may not see
+    IoctlRequest.CONFIGURATION: Who.OWNER,
+    IoctlRequest.OBJECTS: Who.OWNER,
+    IoctlRequest.RING: Who.OWNER,
+    IoctlRequest.PROFILE_BEGIN: Who.OWNER,
+    IoctlRequest.PROFILE_END: Who.OWNER,
     # work for all nodes
-    Request.ALL_STATISTICS: Who.OWNER,
-    Request.TREE: Who.OWNER,
-    Request.SCRUB_STATE: Who.OWNER,
-    Request.WARM_UP_STATE: Who.OWNER,
+    IoctlRequest.ALL_STATISTICS: Who.OWNER,
+    IoctlRequest.TREE: Who.OWNER,
+    IoctlRequest.SCRUB_STATE: Who.OWNER,
+    IoctlRequest.WARM_UP_STATE: Who.OWNER,
     # changes
-    Request.RESET: Who.OWNER,
-    Request.RESET_ALL: Who.OWNER,
-    Request.CLEAR: Who.OWNER,
-    Request.CLEAR_LOCAL: Who.OWNER,
-    Request.WARM_UP: Who.OWNER,
-    Request.SCRUB: Who.OWNER,
+    IoctlRequest.RESET: Who.OWNER,
+    IoctlRequest.RESET_ALL: Who.OWNER,
+    IoctlRequest.CLEAR: Who.OWNER,
+    IoctlRequest.CLEAR_LOCAL: Who.OWNER,
+    IoctlRequest.WARM_UP: Who.OWNER,
+    IoctlRequest.SCRUB: Who.OWNER,
 }
-"""What is not here only the owner may ask."""
+"""Only the owner may ask any other."""
 
 
 def is_owner(uid: int, owner: int) -> bool:
     return uid in (owner, 0)
 
 
-def may_ask(request: Request, uid: int, owner: int) -> bool:
+def may_ask(request: IoctlRequest, uid: int, owner: int) -> bool:
     """Whether the user *uid* may ask this of a daemon of *owner*."""
     return WHO_MAY.get(request) is Who.ANYBODY or is_owner(uid, owner)
 
@@ -103,8 +104,8 @@ def number(request: int, size: int = BUFFER_BYTES) -> int:
 # --- the client ----------------------------------------------------------------------------------
 
 
-def ask_mount(path: str, request: Request, data: bytes = b"") -> object:
-    """What the mount that *path* is on says to *request*. Blocks; ControlError if it says no."""
+def ask_mount(path: str, request: IoctlRequest, data: bytes = b"") -> object:
+    """The reply of the mount that *path* is on to *request*. Blocks; ControlError if it refuses."""
     assert len(data) <= DATA_BYTES
     try:
         # O_NONBLOCK, so that a fifo does not wait for a writer
@@ -121,7 +122,7 @@ def ask_mount(path: str, request: Request, data: bytes = b"") -> object:
         os.close(fd)
 
 
-def _fetch(fd: int, path: str, request: Request, data: bytes) -> bytes:
+def _fetch(fd: int, path: str, request: IoctlRequest, data: bytes) -> bytes:
     received, token, total = b"", 0, 1
     while len(received) < total:
         buffer = bytearray(BUFFER_BYTES)
@@ -172,11 +173,11 @@ _IOCTL_OUT = struct.Struct("<iIII")
 
 
 class TooLong(Exception):
-    """An answer that nobody would want to have whole."""
+    """A reply that is too long for any client to want it whole."""
 
 
-class Malformed(Exception):
-    """A request that makes no sense; *errno* says how, *unique* whom to tell (None: nobody)."""
+class MalformedIoctl(Exception):
+    """A malformed request; *errno* is the error, *unique* the request to answer (None: none)."""
 
     def __init__(self, error: int, unique: int | None) -> None:
         super().__init__(error)
@@ -190,39 +191,39 @@ class Asked:
 
     unique: int
     uid: int
-    request: Request
+    request: IoctlRequest
     token: int
     offset: int
     room: int
     """Bytes of data that fit into the reply."""
     data: bytes = b""
-    """What came with the request."""
+    """Data that came with the request."""
 
 
 def parse(message: bytes) -> Asked:
-    """A FUSE_IOCTL request as the kernel sent it. Malformed if it is nothing of ours."""
+    """Parse a FUSE_IOCTL request as the kernel sent it. Malformed if it is not one of ours."""
     if len(message) < _IN.size + _IOCTL_IN.size:
-        raise Malformed(errno.EINVAL, None)
+        raise MalformedIoctl(errno.EINVAL, None)
     _, _, unique, _, uid, _, _, _, _ = _IN.unpack_from(message)
     _, _, command, _, in_size, out_size = _IOCTL_IN.unpack_from(message, _IN.size)
     data = message[_IN.size + _IOCTL_IN.size :]
     if len(data) != in_size or in_size < HEADER.size or out_size < HEADER.size:
-        raise Malformed(errno.EINVAL, unique)
+        raise MalformedIoctl(errno.EINVAL, unique)
     try:
-        request = Request(command & 0xFF)
+        request = IoctlRequest(command & 0xFF)
     except ValueError:
-        raise Malformed(errno.ENOTTY, unique) from None
+        raise MalformedIoctl(errno.ENOTTY, unique) from None
     version, _, length, _, token, offset, _ = HEADER.unpack_from(data)
     if length > len(data) - HEADER.size:
-        raise Malformed(errno.EINVAL, unique)
-    if version != VERSION and request is not Request.HELLO:
-        raise Malformed(errno.EPROTO, unique)
+        raise MalformedIoctl(errno.EINVAL, unique)
+    if version != VERSION and request is not IoctlRequest.HELLO:
+        raise MalformedIoctl(errno.EPROTO, unique)
     given = bytes(data[HEADER.size : HEADER.size + length])
     return Asked(unique, uid, request, token, offset, out_size - HEADER.size, given)
 
 
 def reply(asked: Asked, token: int, whole: bytes) -> bytes:
-    """The part of *whole* that was asked for, as a FUSE reply."""
+    """The requested part of *whole*, as a FUSE reply."""
     part = whole[asked.offset : asked.offset + asked.room]
     header = HEADER.pack(VERSION, 0, len(part), 0, token, asked.offset, len(whole))
     body = _IOCTL_OUT.pack(0, 0, 0, 0) + header + part

@@ -1,45 +1,33 @@
-"""Mounting, unmounting, and cleaning up after a daemon that was killed.
+"""Mounts, unmounts, and cleans up after a daemon that was killed.
 
 The mount itself is libfuse's public ``fuse_open_channel``, from the very library that pyfuse3 is
-bound to: it mounts directly as root and through ``fusermount3`` otherwise, and returns the
+bound to. It mounts directly as root and through ``fusermount3`` otherwise, and returns the
 ``/dev/fuse`` descriptor. libfuse 3.17 changed its soname (libfuse3.so.4), so the library is found
 through pyfuse3, not by name.
 
-Whether something is mounted is read from ``/proc/self/mountinfo``. A mount point is never touched
-to find out: a hung mount would hang whoever asks.
-
-Whose daemon a mount is can be asked of the mount itself, but for one without the front. That one
-*announces* itself by a socket whose name has the mount's device number in it, abstract, so that the
-kernel removes it with the process. A file would stay behind a killed daemon, and an extended
-attribute would have the kernel ask for attributes of every file from then on.
+``/proc/self/mountinfo`` tells whether something is mounted. A mount point is never touched to find
+out: a hung mount would hang the caller.
 """
 
 import ctypes
 import errno
-import logging
 import os
 import re
 import shutil
-import socket
-import struct
 import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from copperfs.errors import MountError
-
-log = logging.getLogger(__name__)
+from copperfs.model.errors import MountError
 
 FSTYPE = "fuse.copperfs"
 PFS_SIM_FSTYPE = "fuse.pfs-sim"
-# Where ``copperfs run`` mounts unless it is told: user, job, digest of the options.
+# The default mount point of ``copperfs run``: user, job, digest of the options.
 RUN_MOUNTPOINT = re.compile(r"/tmp/copperfs-\d+-[\w.-]+-[0-9a-f]{8}", re.ASCII)
-# fusermount3 may wait for a busy kernel, but not for ever.
+# fusermount3 may wait for a busy kernel, but not without end.
 HELPER_TIMEOUT_S = 30.0
 ANSWERS_WITHIN_S = 5.0
-# pid, uid, gid
-_PEER = struct.Struct("iII")
 _ESCAPE = re.compile(rb"\\(\d{3})")
 
 
@@ -55,8 +43,8 @@ class Mount:
 
 
 def mounts(table: bytes | None = None) -> list[Mount]:
-    """All mounts that this process sees, in the order in which they were made. *table* is what
-    mountinfo says, if it was read already."""
+    """All mounts that this process sees, in the order in which they were made. *table* is the text
+    of mountinfo, if it was read already."""
     found = []
     if table is None:
         table = FilePath("/proc/self/mountinfo").read_bytes()
@@ -76,13 +64,14 @@ def mounts(table: bytes | None = None) -> list[Mount]:
 
 
 def mount_at(mountpoint: str) -> Mount | None:
-    """What is mounted exactly there, topmost."""
+    """The topmost mount exactly there."""
     wanted = os.fsencode(mountpoint)
     return next((each for each in reversed(mounts()) if each.mountpoint == wanted), None)
 
 
 def absolute(mountpoint: str) -> str:
-    """The mount point as mountinfo spells it. Its parent is resolved, it is not touched itself."""
+    """The mount point as mountinfo spells it. Its parent is resolved; the mount point is not
+    touched."""
     path = os.path.abspath(mountpoint)
     if path == "/":
         return path
@@ -90,7 +79,7 @@ def absolute(mountpoint: str) -> str:
 
 
 def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None:
-    """Whether a mount answers: False if its daemon is gone, None if nothing came in time."""
+    """Whether a mount answers: False if its daemon is gone, None after a timeout."""
     outcome: list[bool] = []
 
     def ask() -> None:
@@ -108,7 +97,7 @@ def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None
 
 
 def open_channel(mountpoint: str, options: list[str]) -> int:
-    """Mount; the ``/dev/fuse`` descriptor."""
+    """Mount, and return the ``/dev/fuse`` descriptor."""
     library = ctypes.CDLL(libfuse_path(), use_errno=True)
     library.fuse_open_channel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.fuse_open_channel.restype = ctypes.c_int
@@ -120,8 +109,8 @@ def open_channel(mountpoint: str, options: list[str]) -> int:
 
 
 def mount_options(source: str, *, allow_other: bool) -> list[str]:
-    """What the kernel and fusermount3 are told. ``ro`` makes the kernel refuse every write by
-    itself; ``default_permissions`` makes it check access by the modes that are shown."""
+    """Options for the kernel and fusermount3. ``ro`` makes the kernel refuse every write;
+    ``default_permissions`` makes it check access by the modes that are shown."""
     # a comma or a backslash would end the option
     name = re.sub(r"[^\w./+@%-]", "_", source, flags=re.ASCII)
     options = ["ro", "nosuid", "nodev", "default_permissions", "subtype=copperfs", f"fsname={name}"]
@@ -129,7 +118,8 @@ def mount_options(source: str, *, allow_other: bool) -> list[str]:
 
 
 def unmount(mountpoint: str, *, lazy: bool = False) -> None:
-    """Unmount, as root directly, else through fusermount3. MountError says why not."""
+    """Unmount, as root directly, else through fusermount3. MountError has the reason of a
+    failure."""
     if os.geteuid() == 0:
         code = _unmount_as_root(mountpoint, lazy=lazy)
         if code == 0:
@@ -151,8 +141,8 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
 
 
 def _unmount_as_root(mountpoint: str, *, lazy: bool) -> int:
-    """An errno, or 0. No link is followed on the way: since the mount was seen its owner may have
-    put one there, that leads to somebody else's."""
+    """An errno, or 0. Follows no link on the way: since the mount was seen, its owner may have put
+    a link there that leads to another user's mount."""
     *above, name = mountpoint.strip("/").split("/")
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     fd = os.open("/", flags)
@@ -174,44 +164,14 @@ def _unmount_as_root(mountpoint: str, *, lazy: bool) -> int:
         os.close(fd)
 
 
-def announce(mount: Mount) -> socket.socket:
-    """Have ``announced`` find this process, for as long as the socket is open."""
-    announcement = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        announcement.bind(_announcement_of(mount))
-        announcement.listen()
-    except OSError as error:
-        # Whoever has taken the name is no user of the mount. It costs umount its waiting.
-        log.info("the daemon cannot announce itself: %s", error)
-    return announcement
-
-
-def announced(mount: Mount) -> int | None:
-    """The process that announced itself; None if there is none that may have mounted it. Nor is one
-    found in another network namespace."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.setblocking(False)
-        try:
-            asking.connect(_announcement_of(mount))
-            peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        except OSError:
-            return None
-    pid, uid, _ = _PEER.unpack(peer)
-    return pid if pid and uid == owner_of(mount) else None
-
-
-def _announcement_of(mount: Mount) -> str:
-    return f"\0copperfs/{mount.device}"
-
-
 def owner_of(mount: Mount) -> int | None:
-    """As the kernel has it, whatever anybody says."""
+    """The owner as the kernel reports it, not as any program claims."""
     found = re.search(r"(?:^|,)user_id=(\d+)", mount.super_options)
     return None if found is None else int(found[1])
 
 
 def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:
-    """Remove a mount of ours whose daemon is gone; whether there was one."""
+    """Remove a mount of ours whose daemon is gone; returns whether there was one."""
     cleaned = False
     while (found := mount_at(mountpoint)) is not None and found.fstype == fstype:
         if answers(mountpoint) is not False:
@@ -222,7 +182,7 @@ def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:
 
 
 def libfuse_path() -> str:
-    """The libfuse that is loaded already, since pyfuse3 is."""
+    """The libfuse that importing pyfuse3 has loaded."""
     import pyfuse3  # noqa: F401  # loads it
 
     for line in FilePath("/proc/self/maps").read_text(errors="replace").splitlines():
@@ -240,7 +200,8 @@ def _fusermount() -> str:
 
 
 def _why_not(mountpoint: str, options: list[str]) -> str:
-    """libfuse prints its reason and returns no errno; the usual ones are recognised here."""
+    """The reason of a failure. libfuse prints it and returns no errno; this recognises the usual
+    ones."""
     if not os.path.exists("/dev/fuse"):
         return "/dev/fuse is missing; the fuse kernel module has to be loaded by an administrator"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

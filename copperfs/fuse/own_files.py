@@ -1,7 +1,7 @@
-"""Files that a daemon writes at a place that it was told: logs, events, metrics.
+"""Opens files that a daemon writes at a configured path: logs, events, metrics.
 
-That place may be one where others can make names, as ``/tmp`` is. So nothing is written through a
-link, nor into a file that somebody else has put there.
+Other users may be able to make names in that directory, as in ``/tmp``. So the daemon writes
+through no link, and into no file that another user has put there.
 """
 
 import errno
@@ -13,13 +13,13 @@ _TRIES = 3
 
 
 def open_to_append(path: str) -> int:
-    """A descriptor of this file, made if it is missing. OSError, whose ``strerror`` is a reason for
-    people, if it cannot be or is not ours."""
+    """A descriptor of this file, which is made if it is missing. OSError if that fails or the file
+    is not ours; its ``strerror`` is a reason for people."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
     for _ in range(_TRIES):
         with suppress(FileExistsError):
             return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-        # made and removed by somebody in between
+        # another process made and removed it in between
         with suppress(FileNotFoundError):
             return _open_existing(path, flags | os.O_NONBLOCK)
     raise OSError(errno.EAGAIN, "it comes and goes", path)
@@ -41,7 +41,7 @@ def _open_existing(path: str, flags: int) -> int:
 
 
 def check_ours(found: os.stat_result, path: str) -> None:
-    """OSError unless this is a file of this user that is nowhere else, or a device."""
+    """OSError unless this is a device, or a file of this user without other links."""
     if stat.S_ISCHR(found.st_mode):
         return  # /dev/null
     if not stat.S_ISREG(found.st_mode):

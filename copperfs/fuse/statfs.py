@@ -1,11 +1,11 @@
-"""What ``df`` shows: the numbers of the source, as old as a quarter of a minute at most.
+"""Statfs cache: the source's numbers for ``df``, at most a quarter of a minute old.
 
-The source is asked when somebody wants to know, not by a clock: ten thousand idle mounts would
-otherwise ask the servers of a parallel filesystem without end. It is never waited for for long,
-since a mount is asked for its numbers to find out whether it answers at all (``mounting.answers``):
-when the source hangs, what was known before is shown.
+The source is asked on request, not by a clock: ten thousand idle mounts would otherwise query the
+servers of a parallel filesystem without end. The wait is short, since ``mounting.answers`` asks a
+mount for its numbers to find out whether it answers at all. When the source hangs, the earlier
+numbers are shown.
 
-The front answers by itself, from what is published; the daemon withdraws that every so often.
+The front answers from what the handlers publish; the daemon withdraws that at intervals.
 """
 
 import logging
@@ -25,15 +25,14 @@ WITHIN_S = 1.0
 
 @dataclass(slots=True)
 class Statfs:
-    """Its first numbers are asked for at once, before anybody can wait for the mount."""
+    """The first numbers are requested at once, before any user can wait for the mount."""
 
     ask: Callable[[], os.statvfs_result]
     """Asks the source; may hang."""
-    publish: Callable[[os.statvfs_result], object] = lambda _: None
     known: os.statvfs_result = field(init=False)
     _asked_at: float = field(init=False)
     _one_at_a_time: trio.CapacityLimiter = field(init=False)
-    """Or each who wants to know would leave a thread in a source that hangs."""
+    """Otherwise each request would leave a thread in a source that hangs."""
 
     def __post_init__(self) -> None:
         self.known, self._asked_at = self.ask(), time.monotonic()
@@ -49,5 +48,4 @@ class Statfs:
                 except OSError as error:
                     log.info("the source does not say how full it is: %s", error)
             self._asked_at = time.monotonic()
-        self.publish(self.known)
         return self.known

@@ -1,10 +1,11 @@
-"""Chunks of one file take turns, so that a file that hangs does not take all threads.
+"""Per-file limit: chunks of one file take turns, so that a file that hangs does not take all
+threads.
 
-A file of a parallel filesystem may hang by itself, because the one server that has it does not
-answer. Each of its chunks would hang a thread of its own, and when so many hang that the source as
-a whole is taken for hung (``pool.py``), nobody reads anything any more. So at most half of those
-that work at a time read chunks of one file, whoever wants them; others wait here. Once all that
-read it hang, those that wait, and those that come, fail at once.
+A single file of a parallel filesystem may hang, because the one server that has it does not answer.
+Each of its chunks would hang a thread. Once enough threads hang, the source as a whole counts as
+hung (``pool.c``), and all reads fail. So at most half of the threads that work at a time read
+chunks of one file, for all readers together; other chunks wait here. Once all threads that read the
+file hang, the waiting chunks, and any new ones, fail at once.
 """
 
 import errno
@@ -13,14 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from copperfs.core.actions import ReadChunk
-from copperfs.types import FetchId, Path
+from copperfs.model.types import FetchId, Path
+from copperfs.node.actions import ReadChunk
 
 
 @dataclass(slots=True)
 class _File:
     reading: dict[FetchId, float] = field(default_factory=dict)
-    """Since when."""
+    """The start of each read."""
     waiting: deque[ReadChunk] = field(default_factory=deque)
 
 
@@ -32,10 +33,10 @@ class Turns:
     deadline_s: float
     begin: Callable[[ReadChunk], object]
     fail: Callable[[FetchId, int], object]
-    """Not to be answered before ``start`` has returned."""
+    """Its outcome must not arrive before ``start`` has returned."""
     _files: dict[Path, _File] = field(default_factory=dict)
     _paths: dict[FetchId, Path] = field(default_factory=dict)
-    """Of what is being read."""
+    """The path of each read under way."""
 
     def start(self, fetch: ReadChunk) -> None:
         file = self._files.setdefault(fetch.path, _File())
@@ -47,7 +48,7 @@ class Turns:
             file.waiting.append(fetch)
 
     def ended(self, number: FetchId) -> None:
-        """It was read, or failed; anything else than a chunk is welcome, too."""
+        """The fetch succeeded or failed; ignores a fetch that is not of a chunk."""
         path = self._paths.pop(number, None)
         if path is None:
             return
@@ -67,8 +68,8 @@ class Turns:
                 file.waiting.clear()
 
     def close(self) -> None:
-        """Begin nothing more, and let go of whoever reads: it would keep itself otherwise, and the
-        files that it has open."""
+        """Begin nothing more, and drop the callbacks: the cycle would keep the reader and its open
+        files."""
         self.begin, self.fail = _nothing, _nothing
         self._files.clear()
         self._paths.clear()
@@ -79,9 +80,9 @@ class Turns:
         self.begin(fetch)
 
     def _hangs(self, file: _File) -> bool:
-        """Whether all that read it have been at it for too long."""
+        """Whether all reads of it have taken too long."""
         return time.monotonic() - max(file.reading.values()) > self.deadline_s
 
 
 def _nothing(*_: object) -> None:
-    """It has ended."""
+    """Replaces the callbacks after the end."""

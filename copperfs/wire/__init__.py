@@ -1,6 +1,6 @@
-"""How messages look on the wire, and what is believed of what comes from there.
+"""Wire format: how messages look on the wire, and which input from there is valid.
 
-``codec`` turns a message into a header and back, ``fields`` has what each kind of value may be,
-``payload`` the bytes that travel beside a header and their digest, ``greeting`` what two ends tell
-each other before the first message. Nothing here knows how frames travel.
+``codec`` turns a message into a header and back. ``fields`` defines the valid values of each kind.
+``payload`` has the bytes beside a header and their digest, ``greeting`` what two ends exchange
+before the first message. Nothing here knows how frames travel.
 """

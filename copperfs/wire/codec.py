@@ -1,4 +1,4 @@
-"""Messages to headers and back.
+"""Codec: turns messages into headers and back.
 
 A message travels as one frame, or as two if it has a payload that is not short::
 
@@ -6,18 +6,18 @@ A message travels as one frame, or as two if it has a payload that is not short:
              msgpack array: digest or nil, size of the payload, the message's fields in order
     payload  as it is; up to ``BESIDE_BYTES_MAX`` in the header's frame, else in a frame of its own
 
-A frame costs each end a call and ZeroMQ a message, which is more than copying some KiB; a long
-payload is better passed on as it is. Who receives takes either.
+A frame costs each end a call and ZeroMQ a message, which is more than copying some KiB. A long
+payload is better sent without a copy. A receiver accepts both.
 
-``LAYOUTS`` is the whole protocol: which codes there are, what their fields may be, how long a
-header may be and how long its payload must be. Everything is checked when a header is opened,
-before anything whose size it names is allocated and before anybody hears of it; the payload's
-digest is checked against the bytes that came (``check_payload``), separately, because a message
-whose payload is damaged is still a message: the asker has to know what it did not get.
+``LAYOUTS`` is the whole protocol: the codes, the valid values of the fields, the greatest length of
+a header, and the exact length of its payload. ``decode_header`` checks everything before it
+allocates anything whose size the header names, and before any other part sees the message.
+``check_payload`` checks the payload's digest separately, because a message with a corrupt payload
+is still a message: the asker has to know what it did not get.
 
 There is no negotiation: the nodes of a job are started together, from one installation. A node of
-another version is refused when it greets (``greeting.py``, which all versions read alike). Enlarge
-``VERSION`` when LAYOUTS changes.
+another version is refused when it greets (``greeting.py``, which all versions read alike).
+Increment ``VERSION`` when LAYOUTS changes.
 """
 
 import struct
@@ -27,38 +27,38 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from copperfs.core.messages import (
+from copperfs.model.roster import NODES_MAX
+from copperfs.node.cache.failed_names import WITNESSES_ENOUGH
+from copperfs.node.peer.messages import (
     FATES_MAX,
     PART_BYTES,
     PASSED_MAX,
     SAMPLE_MAX,
     SAMPLE_PATH_BYTES_MAX,
-    Ask,
     Batch,
-    Call,
+    Cancel,
+    ChunkAskMode,
+    CollectiveReply,
+    CollectiveRequest,
+    ContentKind,
     Credit,
+    DataReply,
     Delayed,
-    Fate,
-    GiveEntry,
-    GivePart,
+    EntryReply,
+    ErrorReply,
     Heartbeat,
     Hello,
-    How,
     Item,
+    MembershipUpdate,
+    MemberStatus,
     Message,
-    News,
     Offer,
     Ping,
     Pong,
     Redirect,
-    Refuse,
-    Return,
+    Request,
     Seen,
-    What,
-    Withdraw,
 )
-from copperfs.core.sick_names import WITNESSES_ENOUGH
-from copperfs.roster import NODES_MAX
 from copperfs.wire import fields as f
 from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
@@ -68,34 +68,37 @@ VERSION = 5
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10
-"""Of a payload that goes into the header's frame."""
+"""The longest payload that goes into the header's frame."""
 
 PAYLOAD_BYTES_MAX = 2 * PART_BYTES
-"""A part has at most one; a batch is sent once it has one, and its last item may be another."""
+"""A part has at most ``PART_BYTES``. A batch is sent once it has that size, and its last item may
+add as much."""
 OBJECT_BYTES_MAX = 1 << 40
 PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
 INDEX_MAX = 1 << 48
-"""Of a chunk: one of 64 KiB in the largest file that there may be."""
+"""The index of a chunk: one of 64 KiB in the largest possible file."""
 INCARNATION_MAX = (1 << 63) - 1
 TREES_MAX = 64
 OFFER_ITEMS_MAX = 64
 OFFERED_HEADER_BYTES_MAX = 512
-"""Of an item beside its path."""
+"""The header bytes of an item, without its path."""
 ITEMS_MAX = 4096
 """A batch of 1 MiB has this many if they are of 256 bytes: smaller files are not worth a push."""
 PLACES_BYTES_MAX = 8 << 10
 HEADER_BYTES_MAX = 16 << 10
-"""Twice what a path or an entry of greatest length takes."""
+"""Twice the size of the longest path or entry."""
 BATCH_HEADER_BYTES_MAX = 1 << 20
-"""ITEMS_MAX items of 256 bytes. Paths of 4 KiB make it 250: whoever fills a batch has to look."""
+"""ITEMS_MAX items of 256 bytes. With paths of 4 KiB it is 250, so the code that fills a batch must
+check."""
 ARGUMENT_BYTES_MAX = 64 << 10
 RESULT_BYTES_MAX = 1 << 20
 FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX
-"""Of any frame: for MAXMSGSIZE, past which a connection is cut before the bytes are taken in."""
+"""The limit for any frame: for MAXMSGSIZE, at which ZeroMQ cuts the connection before it reads the
+bytes."""
 
 
 class CorruptPayload(Exception):
-    """The message is whole, its payload is not what its digest says."""
+    """The message is whole, but its payload does not match its digest."""
 
     def __init__(self, message: Message) -> None:
         super().__init__("the payload is not what its digest says")
@@ -104,29 +107,29 @@ class CorruptPayload(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one kind of message looks."""
+    """The layout of one kind of message."""
 
     code: int
     kind: type
     fields: tuple[tuple[str, Field], ...]
     header_bytes_max: int = HEADER_BYTES_MAX
     payload_bytes: Callable[[Any], int] | None = None
-    """How long the payload of this message must be; None: it has none."""
+    """The exact length of this message's payload; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An opened header: the message, and what is said of the payload that follows."""
+    """An opened header: the message, and what it states of its payload."""
 
     message: Message
     digest: bytes | None
     """None if there is no payload."""
     payload_bytes: int
     beside: bytes | memoryview
-    """What followed the header in its frame."""
+    """The bytes after the header in its frame."""
 
 
-def _part_bytes(part: GivePart) -> int:
+def _part_bytes(part: DataReply) -> int:
     left = part.total_bytes - part.index * PART_BYTES
     if left < 0 or (left == 0 and part.index > 0):
         raise Malformed(f"part {part.index} is beyond the end of {part.total_bytes} bytes")
@@ -138,7 +141,7 @@ def _batch_bytes(batch: Batch | Offer) -> int:
     for item in batch.items:
         if item.offset + item.length > item.total_bytes:
             raise Malformed("an item that ends beyond its object")
-        if item.what is What.OBJECT and item.version is None:
+        if item.what is ContentKind.OBJECT and item.version is None:
             raise Malformed("an object without a version")
         size += item.length
     if size > PAYLOAD_BYTES_MAX:
@@ -151,7 +154,7 @@ _TOTAL = f.integer(0, OBJECT_BYTES_MAX)
 _ITEM = f.record(
     Item,
     (
-        ("what", f.enumerated(What, What.LISTING, What.OBJECT)),
+        ("what", f.enumerated(ContentKind, ContentKind.LISTING, ContentKind.OBJECT)),
         ("path", f.PATH),
         ("version", f.VERSION),
         ("total_bytes", _TOTAL),
@@ -162,7 +165,8 @@ _ITEM = f.record(
     ),
 )
 _FATE = f.record(
-    Fate, (("node", _NODE), ("incarnation", f.integer(0, INCARNATION_MAX)), ("is_gone", f.SWITCH))
+    MemberStatus,
+    (("node", _NODE), ("incarnation", f.integer(0, INCARNATION_MAX)), ("is_gone", f.SWITCH)),
 )
 FATE_BYTES_MAX = 16
 SEEN_BYTES_MAX = SAMPLE_PATH_BYTES_MAX + 64
@@ -188,21 +192,21 @@ LAYOUTS = (
     ),
     Layout(
         2,
-        Ask,
+        Request,
         (
             *_ANSWER,
-            ("what", f.enumerated(What)),
+            ("what", f.enumerated(ContentKind)),
             ("path", f.PATH),
             ("version", f.VERSION),
             ("first", f.integer(0, INDEX_MAX)),
-            ("how", f.enumerated(How)),
+            ("how", f.enumerated(ChunkAskMode)),
             ("passed", f.several(_NODE, PASSED_MAX)),
         ),
     ),
-    Layout(3, GiveEntry, (*_ANSWER, ("entry", f.ENTRY), ("fresh_for_s", f.SECONDS))),
+    Layout(3, EntryReply, (*_ANSWER, ("entry", f.ENTRY), ("fresh_for_s", f.SECONDS))),
     Layout(
         4,
-        GivePart,
+        DataReply,
         (
             *_ANSWER,
             ("index", f.integer(0, PARTS_MAX)),
@@ -214,7 +218,7 @@ LAYOUTS = (
     ),
     Layout(
         5,
-        Refuse,
+        ErrorReply,
         (
             *_ANSWER,
             ("error", f.integer(1, f.ERRNO_MAX)),
@@ -224,7 +228,7 @@ LAYOUTS = (
     Layout(16, Redirect, (*_ANSWER, ("peer", _NODE))),
     Layout(17, Delayed, _ANSWER),
     Layout(6, Credit, (("count_bytes", _TOTAL),)),
-    Layout(7, Withdraw, (("number", f.number()),)),
+    Layout(7, Cancel, (("number", f.number()),)),
     Layout(
         8,
         Batch,
@@ -241,7 +245,7 @@ LAYOUTS = (
     ),
     Layout(
         9,
-        Call,
+        CollectiveRequest,
         (
             ("number", f.number()),
             ("operation", f.text(64)),
@@ -253,7 +257,7 @@ LAYOUTS = (
     ),
     Layout(
         10,
-        Return,
+        CollectiveReply,
         (("number", f.number()), ("result", f.octets(RESULT_BYTES_MAX))),
         header_bytes_max=HEADER_BYTES_MAX + RESULT_BYTES_MAX,
     ),
@@ -273,12 +277,12 @@ LAYOUTS = (
     ),
     Layout(
         15,
-        News,
+        MembershipUpdate,
         (("fates", f.several(_FATE, FATES_MAX)),),
         header_bytes_max=HEADER_BYTES_MAX + FATES_MAX * FATE_BYTES_MAX,
     ),
 )
-_OF_A_VERSION = (What.OBJECT, What.CHUNK)
+_OF_A_VERSION = (ContentKind.OBJECT, ContentKind.CHUNK)
 _BY_CODE = {layout.code: layout for layout in LAYOUTS}
 _BY_KIND = {layout.kind: layout for layout in LAYOUTS}
 _PREFIX = {layout.code: MAGIC + bytes((VERSION, layout.code)) for layout in LAYOUTS}
@@ -311,7 +315,7 @@ def encode_frames(message: Message, payload: Payload | None = None) -> tuple[byt
 
 
 def decode_header(frame: bytes) -> Envelope:
-    """What the first frame says; Malformed if it is none of this version."""
+    """Decode the first frame; Malformed if it is no message of this version."""
     if len(frame) < PREFIX_BYTES or not frame.startswith(MAGIC):
         raise Malformed("no message at all")
     version, code = frame[len(MAGIC)], frame[len(MAGIC) + 1]
@@ -338,16 +342,16 @@ def decode_header(frame: bytes) -> Envelope:
     except RecursionError:
         raise Malformed("values in values in values") from None
     message: Message = layout.kind(*checked)
-    if isinstance(message, Ask) and message.what in _OF_A_VERSION and message.version is None:
+    if isinstance(message, Request) and message.what in _OF_A_VERSION and message.version is None:
         raise Malformed("an ask for bytes of no version")
     _check_size(layout, message, stated, size)
     return Envelope(message, stated, size, view[end:])
 
 
 def check_payload(envelope: Envelope, data: bytes | memoryview | None) -> Payload | None:
-    """The payload, if it is the one that the header announced; Malformed if it is missing, too
-    much or of another length, CorruptPayload if it is not what the digest says. *data* is the
-    second frame, if there was one."""
+    """The payload, if it is the announced one. Malformed if it is missing, superfluous or of
+    another length; CorruptPayload if it does not match the digest. *data* is the second frame, if
+    there was one."""
     if envelope.digest is None or data is not None:
         if envelope.beside or (envelope.digest is None and data is not None):
             raise Malformed("a payload too many")
@@ -376,14 +380,14 @@ def _check_size(layout: Layout, message: Message, stated: bytes | None, size: in
             raise Malformed(f"a {layout.kind.__name__} with a payload")
         return
     expected = layout.payload_bytes(message)
-    # An empty payload may be left out.
+    # A sender may omit an empty payload.
     if size != expected or (stated is None and expected):
         raise Malformed(f"a {layout.kind.__name__} with {size} bytes of payload, not {expected}")
 
 
 def _unpack(body: memoryview, count: int) -> list[Any]:
-    """An array of *count* values. msgpack allocates nothing that the body is too short for; maps
-    and extensions are not used."""
+    """An array of *count* values. msgpack allocates only what the body is long enough for. Maps and
+    extensions are not used."""
     try:
         value = msgpack.unpackb(
             body, max_array_len=ITEMS_MAX, max_map_len=0, max_ext_len=0, use_list=True

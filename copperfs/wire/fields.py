@@ -1,11 +1,10 @@
-"""What a value on the wire may be: one ``Field`` for each kind, a pair of packing and checking.
+"""Fields: which values are valid on the wire, and how each kind is packed and checked.
 
-Checking is given whatever msgpack made of a stranger's bytes, and returns the value as the core
-knows it or raises ``Malformed``. A limit is part of the protocol: a sender that exceeds one is told
-so by ``pack`` where the value's origin can exceed it (paths, link targets), since every receiver
-would drop the message.
+``check`` gets any value that msgpack made of a stranger's bytes. It returns the value as the node
+knows it, or raises ``Malformed``. A limit is part of the protocol. ``pack`` raises where the origin
+of a value can exceed its limit (paths, link targets), since every receiver would drop the message.
 
-msgpack values are compared by ``type()``, because to ``isinstance`` True is a number.
+Values of msgpack are compared by ``type()``, because for ``isinstance`` True is a number.
 """
 
 import math
@@ -15,38 +14,38 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from copperfs.core.messages import PATH_BYTES_MAX
-from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry, Path, Version
+from copperfs.model.types import ATTRIBUTES_BYTES, Attributes, Entry, Path, Version
+from copperfs.node.peer.messages import PATH_BYTES_MAX
 
 TARGET_BYTES_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1
 SECONDS_MAX = 1e9
-"""Thirty years; what is fresh for longer is fresh for ever, which is None."""
+"""Thirty years. A longer validity is unlimited, which is None."""
 WITHIN_MAX_S = 3600.0
 ERRNO_MAX = 4095
 """The kernel's MAX_ERRNO."""
 
-# size, seconds and nanoseconds of mtime and ctime, inode; whole nanoseconds need more than 64 bits.
+# Size, seconds and nanoseconds of mtime and ctime, inode; nanoseconds as one number need more than
+# 64 bits.
 _VERSION = struct.Struct("<QqIqIQ")
 _NS = 1_000_000_000
 _NO_NAMES = frozenset((b"", b".", b".."))
 
 
 class Malformed(ValueError):
-    """Frames that are no message of this version; the text says why. Whoever sent them is at
-    fault."""
+    """Frames that are no message of this version; the text says why. The sender is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     check: Callable[[Any], Any]
-    """The value that came, or Malformed."""
+    """Returns the value of what came, or raises Malformed."""
     pack: Callable[[Any], Any] | None = None
-    """How msgpack is to see it; None: as it is."""
+    """Converts the value for msgpack; None: unchanged."""
 
 
 def _shown(value: Any) -> str:
-    """Of what a stranger sent; looking into it may have no end."""
+    """Show a stranger's value; the repr of a nested one may have no end."""
     return f"{value!r:.40}" if type(value) in (int, float, bool) else type(value).__name__
 
 
@@ -112,7 +111,7 @@ def _pack_seconds(value: float | None) -> float | None:
 
 
 def path(most: int) -> Field:
-    """Relative, below the source's root, with every component a name."""
+    """A relative path below the source's root; every component is a name."""
 
     def check(value: Any) -> Path:
         if type(value) is not bytes or len(value) > most:
@@ -158,7 +157,7 @@ def _check_known_version(value: Any) -> Version:
 
 
 def _pack_entry(entry: Entry | None) -> bytes | None:
-    """The attributes, then the target: the rest."""
+    """The attributes, then the target as the rest."""
     if entry is None:
         return None
     if len(entry.target) > TARGET_BYTES_MAX:

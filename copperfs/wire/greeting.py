@@ -1,17 +1,17 @@
-"""What the two ends of a connection tell each other before the first message.
+"""Greeting: what the two ends of a connection exchange before the first message.
 
-The node that connects greets, the node that it reached greets back, and only then do both say
-Connected. A greeting says who is speaking to whom and in which job, so that a port that somebody
-else has taken meanwhile, or a node of last week's job, is noticed before a message is lost to it.
+The connecting node greets, the reached node greets back, and only then do both report Connected. A
+greeting names the speaker, the listener and the job. So a node notices a foreign process on a
+peer's port, or a node of an earlier job, before a message is lost to it.
 
-*serial* tells the connections of one node to another apart: of two that are there at the same time
-the one with the larger serial was made later, also across a restart of the node, since it begins
-with the clock. A clock that was turned back in between costs a wait until the older connection is
-found dead.
-**Every version reads the greeting of every other**, so that a node of another one is refused with a
-reason, and told the reason by being greeted back. So a later version may not change what a greeting
-begins with, which is who speaks to whom and the release as text; it puts what it adds behind that.
-(Version 3 ended before the release.)
+*serial* orders the connections of one node to another: of two that exist at the same time the one
+with the larger serial is newer. It begins with the clock, so that holds across a restart of the
+node. If the clock was set back in between, the node waits until the older connection is found dead.
+
+**Every version reads the greeting of every other.** So a node refuses a node of another version
+with a reason, and greets back, which tells the other the reason. Therefore a later version may not
+change the beginning of a greeting: speaker, listener, job, and the release as text. It appends its
+additions. (Version 3 ended before the release.)
 """
 
 import struct
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import xxhash
 
 from copperfs import __version__
-from copperfs.roster import Roster
-from copperfs.types import NodeId
+from copperfs.model.roster import Roster
+from copperfs.model.types import NodeId
 from copperfs.wire.codec import MAGIC, VERSION
 from copperfs.wire.fields import Malformed
 
@@ -29,7 +29,7 @@ _GREETING = struct.Struct("<5s16sIIQ")
 _VERSION_AT, _CODE_AT = len(MAGIC), len(MAGIC) + 1
 RELEASE_MAX = 64
 GREETING_BYTES_MAX = 4096
-"""Of any version."""
+"""The limit for any version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,19 @@ class Greeting:
     listener: NodeId
     serial: int
     version: int = VERSION
-    """Of the wire."""
+    """The version of the wire format."""
     release: str = __version__
-    """Of the program, for people; empty if it did not say."""
+    """The release of the program, for users; empty if the peer did not send it."""
 
     @property
     def is_foreign(self) -> bool:
-        """Nothing but the greeting can be understood."""
+        """The peer has another wire version, so this node understands only its greeting."""
         return self.version != VERSION
 
 
 def job_digest(roster: Roster) -> bytes:
-    """Of the job's name and its nodes: both ends must have the same list to mean the same node."""
+    """A digest of the job's name and nodes: both ends must have the same list to mean the same
+    node."""
     return xxhash.xxh3_128_digest(roster.to_json().encode())
 
 
@@ -65,7 +66,7 @@ def encode_greeting(greeting: Greeting) -> bytes:
 
 
 def decode_greeting(frame: bytes) -> Greeting:
-    """Malformed if it is none."""
+    """Decode a greeting; Malformed if it is none."""
     size = _GREETING.size
     if not (
         size <= len(frame) <= GREETING_BYTES_MAX
@@ -89,8 +90,8 @@ def decode_greeting(frame: bytes) -> Greeting:
 
 
 def versions_differ(peer: str, version: int, release: str, me: str) -> str:
-    """One sentence about a node of another version, *peer*, and this one, both by what people call
-    them. A *release* may be empty."""
+    """One sentence about a node of another version, *peer*, and this one, both by their names for
+    users. *release* may be empty."""
     theirs = f"copperfs {release}".rstrip()
     return (
         f"{peer} runs {theirs} (wire version {version}) and {me} runs copperfs {__version__} (wire "

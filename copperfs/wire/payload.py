@@ -1,7 +1,7 @@
-"""The bytes that travel beside a message, and the digest that they are checked against.
+"""Payload: the bytes that travel beside a message, and their digest.
 
-xxh3-128 is no signature: it finds what cables, memories and disks do to bytes, not what an enemy
-does. Against those there is CURVE.
+xxh3-128 is no signature. It finds what cables, memories and disks do to bytes; CURVE protects
+against attackers.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes that travel beside a message, with their xxh3-128 as it was taken where the source was
-    read. A node that passes a payload on passes the digest on, and never makes a new one."""
+    """Bytes that travel beside a message, with the xxh3-128 taken where the source was read. A node
+    that forwards a payload forwards the digest, and never computes a new one."""
 
     data: bytes | memoryview
     digest: bytes
@@ -30,5 +30,6 @@ def digest(data: bytes | memoryview) -> bytes:
 
 
 def payload_of(data: bytes | memoryview) -> Payload:
-    """A payload of bytes that were just read from the source: the one place to take a digest."""
+    """A payload of bytes that were just read from the source: the only place that computes its
+    digest."""
     return Payload(data, digest(data))

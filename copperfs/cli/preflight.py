@@ -1,0 +1,98 @@
+"""Preflight: resolves settings for this node, and checks the node before it joins a launch.
+
+The commands that launch use it: ``mount`` and ``run``.
+"""
+
+import os
+import pwd
+from contextlib import suppress
+from dataclasses import replace
+
+from copperfs.config.settings import Settings
+from copperfs.launch.node_identity import own_name
+from copperfs.model.errors import MountError
+
+
+def on_this_node(settings: Settings) -> Settings:
+    """Make paths absolute, and insert the node's name into paths that have one for each node; in
+    paths of files the user's name, too."""
+    name = own_name(settings)
+
+    def own(path: str | None) -> str | None:
+        return path and os.path.abspath(path.replace("%h", name))
+
+    def own_file(path: str | None) -> str | None:
+        return own(path and path.replace("%u", _user()))
+
+    return replace(
+        settings,
+        source=os.path.abspath(settings.source),
+        log_file=own_file(settings.log_file),
+        events=own_file(settings.events),
+        tier_dir=own(settings.tier_dir),
+        metrics=settings.metrics if _is_port(settings.metrics) else own_file(settings.metrics),
+    )
+
+
+def at_mountpoint(settings: Settings, mountpoint: str) -> Settings:
+    """Set the mount point once it is known: names of files may contain it, too."""
+    shown = mountpoint.strip("/").replace("/", "-")
+    files = {name: getattr(settings, name) for name in ("log_file", "events", "metrics")}
+    named = {name: path and path.replace("%m", shown) for name, path in files.items()}
+    return replace(settings, mountpoint=mountpoint, **named)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # as in a container
+        return str(os.geteuid())
+
+
+def _is_port(where: str | None) -> bool:
+    return where is not None and where.isdecimal()
+
+
+def with_tier_size(settings: Settings) -> Settings:
+    """Resolved once, before the launch, because the other nodes are told the value."""
+    if settings.tier_dir is None or settings.tier_size_bytes is not None:
+        return settings
+    from copperfs.chunkstore.default_budget import default_budget_bytes
+
+    return replace(settings, tier_size_bytes=default_budget_bytes(settings.tier_dir))
+
+
+def prepare(settings: Settings) -> None:
+    """Raise a CopperError if this node cannot take part: the others would wait for it."""
+    import copperfs.native  # noqa: F401  # says what to do if it was not built
+
+    _refuse_if_mounted(settings.mountpoint)
+    if settings.tier_dir is not None:
+        _try_tier_dir(settings.tier_dir)
+
+
+def _try_tier_dir(path: str) -> None:
+    from copperfs.chunkstore.disk_ops import RealFiles
+    from copperfs.chunkstore.store_directory import open_directory
+
+    # A failing disk is no reason to stay away: the node works without it.
+    with suppress(OSError):
+        open_directory(path, RealFiles()).close()
+
+
+def _refuse_if_mounted(mountpoint: str) -> None:
+    from copperfs.fuse.mounting import FSTYPE, absolute, answers, clean_up_stale, mount_at
+
+    mountpoint = absolute(mountpoint)
+    clean_up_stale(mountpoint)
+    mounted = mount_at(mountpoint)
+    if mounted is None or mounted.fstype != FSTYPE:
+        return
+    if answers(mountpoint):
+        raise MountError(
+            f"{mountpoint} is mounted already; unmount it with: copperfs umount {mountpoint}"
+        )
+    raise MountError(
+        f"{mountpoint} is mounted and does not answer; "
+        f"clean it up with: copperfs umount --lazy {mountpoint}"
+    )

@@ -1,0 +1,70 @@
+"""Agreement: the settings that must be the same on all nodes, and the digest that nodes compare.
+
+With other settings nodes would give each other wrong replies. So they exchange the digest before
+any other message (``node/peer/session.py``), and a node refuses to talk to a peer whose digest
+differs. Settings that may differ are not in it: the memory of a node, how it finds the others, how
+long it waits for them.
+
+Nodes also exchange the paths that they classified as shared, local and in the ring
+(``path_policy_from_mounts.py``). Where a filesystem is missing, or one node has a disk of its own,
+the same settings give another classification.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+
+from copperfs.config.settings import OPTIONS, Settings
+from copperfs.model.types import Path
+from copperfs.node.peer.session import KINDS, Agreement
+from copperfs.node.requests.path_policy import Policy
+from copperfs.wire.codec import PLACES_BYTES_MAX
+
+AGREED = (
+    "source",
+    "revalidate_s",
+    "trees",
+    "fanout",
+    "push_fanout",
+    "tree_max_bytes",
+    "chunk_size_bytes",
+    "placement",
+    "vnodes",
+    "ring",
+    "on_failure",
+    "inodes",
+)
+
+
+def agreement_of(job: str, settings: Settings, policy: Policy) -> Agreement:
+    places = shown_places(policy, settings.source)
+    return Agreement(job, digest_of(settings), agreed_flags(), places)
+
+
+def digest_of(settings: Settings) -> bytes:
+    agreed = [getattr(settings, name) for name in AGREED]
+    return hashlib.blake2b(json.dumps(agreed).encode(), digest_size=16).digest()
+
+
+def agreed_flags() -> str:
+    """The flags as part of a sentence: ``--source, --revalidate ... and --on-failure``."""
+    flags = {each.name: each.flag for each in OPTIONS}
+    *most, last = (flags[name] for name in AGREED)
+    return f"{', '.join(most)} and {last}"
+
+
+# ---- places --------------------------------------------------------------------------------------
+
+
+def shown_places(policy: Policy, source: str) -> bytes:
+    """The shared, local and ring paths of this node, in a form that other nodes compare."""
+
+    def named(paths: Iterable[Path]) -> list[str]:
+        return sorted(os.path.join(source, os.fsdecode(each)).rstrip("/") or "/" for each in paths)
+
+    found = {kind: named(getattr(policy, kind)) for kind in KINDS}
+    text = json.dumps(found).encode()
+    if len(text) <= PLACES_BYTES_MAX:
+        return text  # a longer text is sent as its digest only
+    return json.dumps({"digest": hashlib.blake2b(text, digest_size=16).hexdigest()}).encode()

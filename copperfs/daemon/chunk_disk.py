@@ -1,0 +1,156 @@
+"""Chunk disk: connects the node's chunk cache to the disk store, and makes the placement.
+
+The node keeps chunks in memory and decides everything. This module does what the node cannot: it
+makes the placement from the roster, and carries chunks between the engine's blobs and the store on
+this node's disk. A chunk loaded from disk comes with the digest that was taken where the source was
+read, and keeps it on its way to other nodes.
+
+The store starts before the mount is ready, because the node need not read what it finds there from
+the source again. The mount does not wait for a disk that does not answer by then: the store is
+degraded, and may recover.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
+from copperfs.chunkstore.store import Chunk
+from copperfs.config.settings import Settings
+from copperfs.daemon.daemon_blobs import DaemonBlobs
+from copperfs.launch.launch_method import Launch
+from copperfs.model.errors import MountError, StoreError
+from copperfs.model.types import BlobId, ChunkKey, FetchId
+from copperfs.node.events import DiskLoaded, DiskRecovered, Event, Stored
+from copperfs.node.routing.hash_ring import VNODES, Ring
+from copperfs.node.routing.placement import Placement, weights_of
+from copperfs.node.routing.rendezvous_hashing import RendezvousHashing
+
+log = logging.getLogger(__name__)
+
+BEGINS_WITHIN_S = 15.0
+"""The store finds a million chunks in 3 s. It gives up on its disk before this deadline."""
+MOVES_WITHIN_S = 2.0
+"""For the writes that are pending when the daemon ends: at most 64 MiB."""
+# More virtual nodes spread the chunks more evenly, and cost nothing while the ring stays small.
+VNODES_MAX = 500
+POINTS_MAX = 1_000_000
+
+
+def chunk_bytes_of(settings: Settings, launch: Launch | None) -> int:
+    """The size of chunks; 0 if no node of the job keeps any."""
+    if launch is None:
+        has_tier = settings.tier_dir is not None
+    else:
+        has_tier = any(each.tier_bytes for each in launch.roster.members)
+    return settings.chunk_size_bytes if has_tier else 0
+
+
+def placement_of(settings: Settings, launch: Launch | None) -> Placement | None:
+    """The map from chunks to owners; None in a job of one, or if no node keeps chunks."""
+    if launch is None or not chunk_bytes_of(settings, launch):
+        return None
+    members = launch.roster.members
+    names = [each.name for each in members]
+    weights = weights_of([each.tier_bytes for each in members])
+    if settings.placement == "rendezvous":
+        return RendezvousHashing(names, weights)
+    return Ring(names, weights, settings.vnodes or vnodes_for(len(members)))
+
+
+def vnodes_for(nodes: int) -> int:
+    return max(VNODES, min(VNODES_MAX, POINTS_MAX // nodes))
+
+
+async def open_tier_store(settings: Settings, source_root: bytes) -> DiskStore | None:
+    """The store of this node; None if it has none. MountError if its directory is unusable."""
+    if settings.tier_dir is None:
+        return None
+    limits = DiskLimits(
+        budget_bytes=settings.tier_size_bytes or 0, mover_rate_bytes_s=settings.mover_rate_bytes
+    )
+    try:
+        return await open_store(
+            settings.tier_dir, limits, source=source_root, chunk_bytes=settings.chunk_size_bytes
+        )
+    except StoreError as error:
+        raise MountError(str(error)) from error
+
+
+@dataclass(slots=True)
+class ChunkDisk:
+    """The driver's port to the disk of the chunk cache."""
+
+    store: DiskStore
+    blobs: DaemonBlobs
+    post: Callable[[Event], None]
+    _nursery: trio.Nursery | None = None
+    _begun: trio.Event = field(default_factory=trio.Event)
+    _over: deque[tuple[ChunkKey, bool] | None] = field(default_factory=deque)
+    """Outcomes of writes that the node has not been told yet; the node bounds their number. None
+    means that the disk accepts chunks again. It is told in order, after the outcomes before it."""
+    _news: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        self.store.recovered = self._recovered
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._run_telling)
+            await nursery.start(self.store.run)
+            self._begun.set()
+
+    async def wait_begun(self) -> None:
+        """Wait until the store knows its content; for ``BEGINS_WITHIN_S`` at most."""
+        with trio.move_on_after(BEGINS_WITHIN_S):
+            await self._begun.wait()
+
+    async def wait_moved(self) -> None:
+        """Wait until the accepted chunks are written; for ``MOVES_WITHIN_S`` at most."""
+        with trio.move_on_after(MOVES_WITHIN_S):
+            await self.store.wait_moved()
+
+    def load(self, fetch: FetchId, key: ChunkKey) -> None:
+        assert self._nursery is not None, "chunks are asked for while it runs"
+        self._nursery.start_soon(self._load, fetch, key)
+
+    def save(self, key: ChunkKey, blob: BlobId) -> None:
+        over = partial(self._is_over, key)
+        if not self.store.put_nowait(key, self._chunk(blob), over):
+            over(False)
+
+    def _is_over(self, key: ChunkKey, written: bool) -> None:  # called by the store
+        """Queue the outcome: the node may be in the middle of a step."""
+        self._over.append((key, written))
+        self._news.set()
+
+    async def _run_telling(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            while self._over:
+                over, stats = self._over.popleft(), self.store.statistics()
+                is_degraded = stats.degraded_since is not None
+                if over is not None:
+                    key, written = over
+                    self.post(Stored(key, written, is_degraded, stats.is_outgrown))
+                elif not is_degraded:
+                    self.post(DiskRecovered())
+                await trio.lowlevel.checkpoint()
+
+    def _recovered(self) -> None:
+        self._over.append(None)
+        self._news.set()
+
+    async def _load(self, fetch: FetchId, key: ChunkKey) -> None:
+        chunk = await self.store.read(key)
+        blob = None if chunk is None else self.blobs.keep_blob(chunk.blob, chunk.digest)
+        self.post(DiskLoaded(fetch, blob))
+
+    def _chunk(self, blob: BlobId) -> Chunk:
+        return Chunk(self.blobs.held[blob], self.blobs.whole(blob).digest)

@@ -1,0 +1,147 @@
+"""Inode comparison: takes and compares samples of inode numbers from the nodes' source clients.
+
+``node/peer/inode_numbers.py`` decides what follows from the results. Each filesystem is sampled in
+its own thread. One that hangs holds up the sample for ``LOOKS_S``; its names are added when it
+answers.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from copperfs.model.types import ROOT, Path, is_below
+from copperfs.node.peer.inode_numbers import InodeNumbers
+from copperfs.node.peer.messages import Hello, Seen
+from copperfs.node.requests.path_policy import Place
+from copperfs.source.inode_sample import PREFIXES_MAX, names_of_each, other_number, take_names
+
+log = logging.getLogger(__name__)
+
+# A node waits no longer than this for a source that hangs. The sampling node waits less, so that
+# the others have the sample in time.
+WITHIN_S, LOOKS_S = 10.0, 4.0
+# A filesystem that gives an error is tried again after this time.
+AGAIN_S = 60.0
+LEFT_OUT = "inode numbers are left out of versions on all nodes (--inodes)"
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Comparison(InodeNumbers):
+    """This node's part in the comparison."""
+
+    prefixes: tuple[Path, ...] = (ROOT,)
+    """The directories from which names are sampled."""
+    _threads: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(2 * PREFIXES_MAX)
+    )
+    """A separate limiter: threads that hang in a filesystem do not use up trio's own."""
+    _woken: trio.Event = field(default_factory=trio.Event)
+
+    def hear(self, hello: Hello) -> None:
+        if self.is_wanted and hello.ignores_inodes and not self.ignoring:
+            log.warning("a node's client of the source has its own inode numbers: %s", LEFT_OUT)
+        InodeNumbers.hear(self, hello)
+
+    def wake(self) -> None:
+        self._woken.set()
+        self._woken = trio.Event()
+
+    async def wait(self) -> None:
+        """Wait until this node's numbers are known to match the others' or not; for ``WITHIN_S`` at
+        most."""
+        with trio.move_on_after(WITHIN_S) as scope:
+            while self.is_pending():
+                await self._woken.wait()
+        if scope.cancelled_caught:
+            log.warning(
+                "in %g s it could not be found out whether this node's client of the source gives "
+                "files the same inode numbers as those of others; if it does not, give all nodes "
+                "--inodes ignore",
+                WITHIN_S,
+            )
+
+    async def run(self) -> None:
+        """Take a sample if that is this node's task, and compare those of others."""
+        if not self.is_wanted:
+            return
+        async with trio.open_nursery() as nursery:
+            while not self.ignoring:
+                if heard := self.next_heard():
+                    for names in self._by_filesystem(heard):
+                        self.begins_to_compare()
+                        nursery.start_soon(self._compare, names)
+                elif self.begins_to_take():
+                    nursery.start_soon(self._take)
+                else:
+                    await self._woken.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _take(self) -> None:
+        some = self.prefixes[:PREFIXES_MAX]
+        if len(some) < len(self.prefixes):
+            log.info(
+                "of %d filesystems the nodes compare inode numbers on %d",
+                len(self.prefixes),
+                len(some),
+            )
+        unseen = set(some)
+        async with trio.open_nursery() as nursery:
+            for each in some:
+                nursery.start_soon(self._look, each, names_of_each(len(some)), unseen)
+            with trio.move_on_after(LOOKS_S):
+                while unseen:
+                    await self._woken.wait()
+            self.sampled()
+            for each in sorted(unseen):
+                log.warning(
+                    "%r does not answer: whether its inode numbers are the same on all nodes is "
+                    "found out when it does",
+                    each,
+                )
+
+    async def _look(self, prefix: Path, count: int, unseen: set[Path]) -> None:
+        """Add names below *prefix* to the sample as soon as the filesystem gives them."""
+        take = partial(take_names, self.node.policy.source, prefix, self._is_shared, count)
+        while (names := await self._in_a_thread(take)) is None:
+            unseen.discard(prefix)
+            self.wake()
+            await trio.sleep(AGAIN_S)
+        unseen.discard(prefix)
+        self.found(names)
+        self.wake()
+
+    def _by_filesystem(self, sample: tuple[Seen, ...]) -> list[tuple[Seen, ...]]:
+        """Group the names by filesystem, as far as this node knows the boundaries."""
+        places = (*self.prefixes, *self.node.policy.shared, ROOT)
+        found: dict[Path, list[Seen]] = {}
+        for each in sample:
+            around = max((place for place in places if is_below(each.path, place)), key=len)
+            found.setdefault(around, []).append(each)
+        return [tuple(each) for each in found.values()]
+
+    async def _compare(self, names: tuple[Seen, ...]) -> None:
+        other = await self._in_a_thread(
+            partial(other_number, self.node.policy.source, names, self._is_shared)
+        )
+        if other is not None and not self.ignoring:
+            log.warning(
+                "this node's client of the source gives %r another inode number than those of "
+                "others: %s",
+                other,
+                LEFT_OUT,
+            )
+        self.compared(is_other=other is not None)
+
+    def _is_shared(self, path: Path) -> bool:
+        policy = self.node.policy
+        return policy.place(path) is Place.SHARED and path not in policy.pseudo
+
+    async def _in_a_thread(self, work: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)

@@ -1,0 +1,137 @@
+"""Log file: the daemon's log, which may be rotated.
+
+logrotate renames the file and expects the daemon to open a new one. ``LogWatch`` does so within
+some seconds, or on SIGHUP. Standard error goes to the log, too (``fuse/daemon_start.py``), and
+moves along.
+
+The log may be on a filesystem whose server hangs. So a worker thread does whatever concerns the
+name of the file, without the lock of the handler, which each message takes.
+"""
+
+import logging
+import os
+from contextlib import suppress
+from functools import partial
+from typing import TextIO
+
+import trio
+
+from copperfs.fuse.own_files import open_to_append
+from copperfs.model.errors import MountError
+
+LOOKS_EVERY_S = 3.0
+_STDERR = 2
+
+
+class LogFile(logging.StreamHandler[TextIO]):
+    """Appends to the file that has the name now; it must belong to this user."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._complained = False
+        try:
+            super().__init__(_stream(open_to_append(path)))
+        except OSError as error:
+            raise MountError(f"{path} cannot be written: {error.strerror}") from None
+
+    def close(self) -> None:
+        self.acquire()
+        try:
+            with suppress(OSError):
+                self.stream.close()
+            super().close()
+        finally:
+            self.release()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.stream.closed:  # it is closed at the very end
+            super().emit(record)
+
+    def look(self, *, reopens: bool = False) -> None:
+        """Switch to the file that has the name now, and stay in the old one if that fails;
+        *reopens*: switch even if it is the same file. All of this may hang, and log calls do not
+        wait for it."""
+        old = self.stream
+        try:
+            if not reopens and self._has_the_name(old):
+                return
+            new = _stream(open_to_append(self._path))
+        except OSError as error:
+            self._complain(error)
+            return
+        except ValueError:
+            return  # closed: this is the very end
+        moves_stderr = _are_one(_STDERR, old)
+        self.acquire()
+        try:
+            if old.closed:
+                new.close()
+                return
+            self.stream, self._complained = new, False
+        finally:
+            self.release()
+        if moves_stderr:
+            os.dup2(new.fileno(), _STDERR)
+        with suppress(OSError):
+            old.close()
+
+    def _complain(self, error: OSError) -> None:
+        """Log the error once, into the old file."""
+        if self._complained:
+            return
+        self._complained = True
+        text = "%s cannot be opened anew, and the log goes on in the old file: %s"
+        told = (self._path, error.strerror)
+        level = logging.WARNING
+        self.handle(logging.LogRecord(__name__, level, __file__, 0, text, told, None))
+
+    def _has_the_name(self, stream: TextIO) -> bool:
+        try:
+            found = os.stat(self._path, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(stream.fileno()))
+
+
+def _stream(fd: int) -> TextIO:
+    return open(fd, "a", encoding="utf-8", errors="backslashreplace")
+
+
+def _are_one(fd: int, stream: TextIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.fstat(stream.fileno()))
+    except (OSError, ValueError):
+        return False
+
+
+def look_at_logs(*, reopens: bool) -> None:
+    """Check all log files of this process; in a worker thread, since a filesystem may hang."""
+    for handler in _logs():
+        handler.look(reopens=reopens)
+        if reopens:
+            logging.getLogger(__name__).info("SIGHUP: the log is opened anew")
+
+
+def _logs() -> list[LogFile]:
+    return [each for each in logging.getLogger().handlers if isinstance(each, LogFile)]
+
+
+class LogWatch:
+    """Keeps the logs in the files that have their names. A filesystem that hangs blocks one thread,
+    and no other task waits for it."""
+
+    def __init__(self) -> None:
+        self._asked = trio.Event()
+
+    def reopen(self) -> None:
+        """Do so now, unless it is under way."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        while _logs():
+            with trio.move_on_after(LOOKS_EVERY_S):
+                await self._asked.wait()
+            reopens, self._asked = self._asked.is_set(), trio.Event()
+            await trio.to_thread.run_sync(
+                partial(look_at_logs, reopens=reopens), abandon_on_cancel=True
+            )

@@ -1,0 +1,352 @@
+"""Path policy from mounts: classifies paths as shared, local or refused, from settings and mounts.
+
+A single node, or a job on one machine, shares the named source, wherever it is. Nodes on several
+machines share network filesystems and the prefixes of ``--shared``. They never share a disk that
+each machine has for itself: all nodes would show node 0's ``/tmp``. Nodes compare their
+classifications (``agreement.py``).
+
+``policy_for`` asks the system only to resolve links. ``OwnMounts`` watches ``/proc/self/mountinfo``
+for places where the daemon's own mount shows up again, such as a recursive bind mount made later.
+It also watches for other mounts of copperfs: a path through one with the same source would lead
+back here.
+"""
+
+import logging
+import os
+import posixpath
+import select
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from copperfs.config.settings import Settings
+from copperfs.fuse.mounting import FSTYPE, PFS_SIM_FSTYPE, Mount, mounts
+from copperfs.model.errors import MountError
+from copperfs.model.roster import Roster
+from copperfs.model.types import ROOT, Path, is_below
+from copperfs.node.requests.path_policy import Place, Policy
+
+log = logging.getLogger(__name__)
+
+# Filesystems that look the same on all nodes of a job.
+NETWORK_FILESYSTEMS = frozenset(
+    [
+        "lustre",
+        "nfs",
+        "nfs4",
+        "gpfs",
+        "beegfs",
+        "panfs",
+        "ceph",
+        "orangefs",
+        "pvfs2",
+        "cifs",
+        "smb3",
+        "afs",
+        "9p",
+        "dvs",
+        "wekafs",
+        "quobyte",
+        "fuse.ceph",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.daos",
+        "fuse.juicefs",
+        "fuse.cvmfs2",
+        "fuse.lustre",
+        PFS_SIM_FSTYPE,  # it simulates one of these
+    ]
+)
+# Filesystems of one machine. A type in neither list is shared only below a named source.
+LOCAL_FILESYSTEMS = frozenset(
+    [
+        "ext2",
+        "ext3",
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "bcachefs",
+        "f2fs",
+        "jfs",
+        "reiserfs",
+        "nilfs2",
+        "tmpfs",
+        "ramfs",
+        "rootfs",
+        "overlay",
+        "aufs",
+        "squashfs",
+        "erofs",
+        "iso9660",
+        "udf",
+        "vfat",
+        "msdos",
+        "exfat",
+        "ntfs",
+        "ntfs3",
+        "fuseblk",
+        "fuse.fuse-overlayfs",
+        "fuse.squashfuse",
+    ]
+)
+# Filesystems whose clients assign their own inode numbers (libfuse/sshfs, issue 109).
+OWN_INODES = frozenset(["fuse.sshfs"])
+# Interfaces of the kernel: the size of a file is unknown before it is read.
+PSEUDO_FILESYSTEMS = frozenset(
+    [
+        "proc",
+        "sysfs",
+        "devtmpfs",
+        "devpts",
+        "cgroup",
+        "cgroup2",
+        "debugfs",
+        "tracefs",
+        "securityfs",
+        "pstore",
+        "bpf",
+        "configfs",
+        "fusectl",
+        "mqueue",
+        "hugetlbfs",
+        "binfmt_misc",
+        "efivarfs",
+        "selinuxfs",
+        "rpc_pipefs",
+        "nsfs",
+    ]
+)
+ALWAYS_LOCAL = (b"/proc", b"/sys", b"/dev", b"/run")
+# systemd-gpt-auto-generator mounts a partition of the boot disk there.
+AUTOMOUNTED_LOCAL = (*ALWAYS_LOCAL, b"/boot", b"/efi")
+
+
+def policy_for(
+    settings: Settings, all_mounts: Sequence[Mount], source: bytes, *, apart: bool = False
+) -> Policy:
+    """*source* is the settings' source, absolute and without symbolic links. *apart*: the job has
+    nodes on several machines, and having nothing to share is a MountError."""
+
+    def below(absolute: bytes) -> Path | None:
+        return below_source(source, absolute)
+
+    def prefixes(candidates: Sequence[bytes]) -> tuple[Path, ...]:
+        return tuple(path for each in candidates if (path := below(each)) is not None)
+
+    local = prefixes(ALWAYS_LOCAL)
+    network = [each.mountpoint for each in all_mounts if _is_network(each)]
+    if settings.shared:
+        named = [os.fsencode(os.path.realpath(each)) for each in settings.shared]
+        shared = (ROOT,) if any(is_below(source, each) for each in named) else prefixes(named)
+    elif apart:
+        shared, of_one = _of_all_machines(all_mounts, source)
+        local = tuple(dict.fromkeys((*local, *of_one)))
+        if not shared:
+            raise MountError(_nothing_shared(settings.source, _filesystem_of(all_mounts, source)))
+    elif source == b"/" and network:
+        shared = prefixes(network)
+    else:
+        # A source that was named is meant to be shared, wherever it is.
+        shared = (ROOT,)
+    local = tuple(each for each in local if any(is_below(each, above) for above in shared))
+    pseudo = prefixes([each.mountpoint for each in all_mounts if each.fstype in PSEUDO_FILESYSTEMS])
+    mountpoint = os.fsencode(settings.mountpoint)
+    own = below(mountpoint)
+    return Policy(
+        source=source,
+        mountpoint=mountpoint,
+        shared=shared,
+        local=local,
+        pseudo=frozenset(path for path in pseudo if path != ROOT),
+        refused=frozenset() if own is None else frozenset({own}),
+        rewrite_symlinks=settings.symlinks == "rewrite",
+        revalidate_s=settings.revalidate_s,
+        ring=tuple(
+            path
+            for each in settings.ring
+            if (path := ring_prefix(settings, source, each)) is not None
+        ),
+    )
+
+
+def _is_network(mount: Mount) -> bool:
+    """Counts automount points as well, whether by name (``/home``, ``/cvmfs``) or at one place (a
+    direct map, ``x-systemd.automount``): nodes differ in what is mounted at the moment, but not in
+    the place."""
+    return mount.fstype in NETWORK_FILESYSTEMS or (
+        mount.fstype == "autofs"
+        and not any(is_below(mount.mountpoint, each) for each in AUTOMOUNTED_LOCAL)
+    )
+
+
+def _of_all_machines(
+    all_mounts: Sequence[Mount], source: bytes
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The prefixes below *source* where shared filesystems begin, and those where local ones begin
+    inside them, for nodes on several machines."""
+    kind = _filesystem_of(all_mounts, source)
+    known = kind in LOCAL_FILESYSTEMS | PSEUDO_FILESYSTEMS
+    # A source of unknown type was named deliberately: share it.
+    is_shared = {ROOT: kind in NETWORK_FILESYSTEMS or not (known or source == b"/")}
+    for each in all_mounts:
+        path = below_source(source, each.mountpoint)
+        if path and (_is_network(each) or each.fstype in LOCAL_FILESYSTEMS):
+            is_shared[path] = _is_network(each)
+    begin: dict[Path, bool] = {}
+    for path in sorted(is_shared):  # parents come first
+        above = max((each for each in begin if is_below(path, each)), key=len, default=None)
+        if is_shared[path] != (above is not None and begin[above]):
+            begin[path] = is_shared[path]
+    shared = tuple(path for path, value in begin.items() if value)
+    return shared, tuple(path for path, value in begin.items() if not value)
+
+
+def _filesystem_of(all_mounts: Sequence[Mount], path: bytes) -> str:
+    """The type of the filesystem that holds *path*."""
+    above = [each for each in all_mounts if is_below(path, each.mountpoint.rstrip(b"/"))]
+    # Of several mounts at one place the last covers the others.
+    return max(enumerate(above), key=lambda one: (len(one[1].mountpoint), one[0]))[1].fstype
+
+
+def _nothing_shared(source: str, kind: str) -> str:
+    return (
+        f"{source} is on a disk of this node alone ({kind}), and the job has several nodes: name "
+        "with --shared the directories that all of them see alike, give another --source, or "
+        "--bootstrap none if each node is to mount for itself"
+    )
+
+
+def check_shared(settings: Settings, source: bytes) -> None:
+    """Raises MountError if a prefix of ``--shared`` does not exist. A prefix outside the source is
+    no error: a site names all that its nodes share, whatever is mounted."""
+    shown = False
+    for each in settings.shared:
+        try:
+            os.stat(each)
+        except (FileNotFoundError, NotADirectoryError):
+            raise MountError(
+                f"--shared {each} does not exist on this node: name directories that all nodes have"
+            ) from None
+        except OSError:
+            pass  # it exists, but this user cannot access it, or not at the moment
+        real = os.fsencode(os.path.realpath(each))
+        shown = shown or below_source(source, real) is not None or is_below(source, real)
+    if settings.shared and not shown:
+        log.warning(
+            "nothing of %s is shared with other nodes: --shared names only %s",
+            settings.source,
+            ", ".join(settings.shared),
+        )
+
+
+def are_apart(roster: Roster) -> bool:
+    """Whether nodes of the job may be on several machines. They are on one if they all have one
+    address, or loopback addresses only."""
+    hosts = {each.endpoint.removeprefix("tcp://").rpartition(":")[0] for each in roster.members}
+    inside = ("127.", "[::1]", "localhost")
+    return len(hosts) > 1 and not all(each.startswith(inside) for each in hosts)
+
+
+def ignores_inodes(settings: Settings, all_mounts: Sequence[Mount], policy: Policy) -> bool:
+    """Whether versions leave inode numbers out from the start. All nodes must leave them out where
+    the clients of a shared filesystem assign their own."""
+    if settings.inodes != "auto":
+        return settings.inodes == "ignore"
+    for path in policy.shared:
+        prefix = posixpath.join(policy.source, path).rstrip(b"/")
+        around = [each for each in all_mounts if is_below(prefix, each.mountpoint.rstrip(b"/"))]
+        longest = max(reversed(around), key=lambda each: len(each.mountpoint), default=None)
+        within = [each for each in all_mounts if is_below(each.mountpoint, prefix)]
+        if any(each.fstype in OWN_INODES for each in (longest, *within) if each is not None):
+            return True
+    return False
+
+
+def compared_prefixes(all_mounts: Sequence[Mount], policy: Policy) -> tuple[Path, ...]:
+    """The directories in which nodes compare inode numbers: the shared prefixes, on which all nodes
+    agree, and the network filesystems below them. Unmounted automount points are skipped: a lookup
+    there would mount them on all nodes."""
+    found = [
+        each
+        for each in policy.shared
+        if policy.place(each) is Place.SHARED
+        and _filesystem_of(all_mounts, posixpath.join(policy.source, each)) != "autofs"
+    ]
+    for each in all_mounts:
+        if each.fstype not in NETWORK_FILESYSTEMS and not each.fstype.startswith("fuse."):
+            continue
+        path = below_source(policy.source, each.mountpoint)
+        if path is not None and path not in found and policy.place(path) is Place.SHARED:
+            found.append(path)
+    return tuple(found)
+
+
+def ring_prefix(settings: Settings, source: bytes, prefix: str) -> Path | None:
+    """A prefix of ``--ring`` as a path below the source, given by the source's name or by its real
+    path; None if it is outside."""
+    path = posixpath.normpath(os.fsencode(prefix))
+    below = below_source(source, path)
+    return below_source(os.fsencode(settings.source), path) if below is None else below
+
+
+def below_source(source: bytes, absolute: bytes) -> Path | None:
+    """An absolute path as one below the source; None if it is outside."""
+    prefix = source.rstrip(b"/")
+    if not is_below(absolute, prefix):
+        return None
+    return Path(absolute[len(prefix) :].strip(b"/"))
+
+
+@dataclass(slots=True)
+class OwnMounts:
+    """The paths below the source that lead back into the daemon's own mount, or may: all mounts of
+    copperfs, except one that is itself the source."""
+
+    source: bytes
+    device: str
+    changed: Callable[[frozenset[Path]], None]
+    """Called with the new set whenever it changes; from any thread."""
+    paths: frozenset[Path] = frozenset()
+    _poll: select.poll = field(default_factory=select.poll)
+    _fd: int = -1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        # The kernel flags this descriptor whenever a mount is made or removed.
+        self._fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll.register(self._fd, select.POLLPRI | select.POLLERR)
+        self._read()
+
+    def __call__(self) -> frozenset[Path]:
+        """The current paths; one cheap system call unless a mount changed."""
+        with self._lock:
+            if self._poll.poll(0):
+                self._read()
+            return self.paths
+
+    def _read(self) -> None:
+        found = (
+            (each, below_source(self.source, each.mountpoint))
+            for each in mounts(self._table())
+            if each.device == self.device or each.fstype == FSTYPE
+        )
+        paths = frozenset(
+            path
+            for each, path in found
+            if path is not None and (each.device == self.device or path != ROOT)
+        )
+        if paths != self.paths:
+            self.paths = paths
+            self.changed(paths)
+
+    def _table(self) -> bytes:
+        """Read through the open descriptor: the process may have no other one left."""
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        pieces = []
+        while piece := os.read(self._fd, 1 << 16):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,767 @@
+"""Daemon: the composition root, with the order in which its parts start and stop.
+
+It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.daemon.process FD``.
+The settings and the launch come as JSON through that descriptor, one line each. One line goes back
+when the mount is ready or has failed.
+
+Start: policy, mount, front, handlers. End, in the reverse order: the mount goes first, so that no
+application is left waiting. A mount that is in use when the daemon must end is detached, and its
+users get ENOTCONN once the daemon is gone.
+
+This module is longer than most, so that all parts and their order are in one place.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path as FilePath
+from random import Random
+from typing import NoReturn
+
+import pyfuse3
+import trio
+
+from copperfs.chunkstore.disk_store import BACKLOG_BYTES_MAX, DiskStore
+from copperfs.config.settings import Settings
+from copperfs.daemon.chunk_disk import ChunkDisk, chunk_bytes_of, open_tier_store, placement_of
+from copperfs.daemon.control_server import ControlServer
+from copperfs.daemon.core_dump import leave_out_memory
+from copperfs.daemon.engine import Engine
+from copperfs.daemon.event_log import EventLogWriter
+from copperfs.daemon.heap_trim import trim_heap
+from copperfs.daemon.job_member import JobMember, join_job, transport_of
+from copperfs.daemon.log_file import LogFile, LogWatch
+from copperfs.daemon.path_policy_from_mounts import (
+    OwnMounts,
+    are_apart,
+    check_shared,
+    compared_prefixes,
+    ignores_inodes,
+    policy_for,
+    ring_prefix,
+)
+from copperfs.daemon.prometheus import open_port, render, serve, write
+from copperfs.daemon.request_profile import Profiler
+from copperfs.daemon.shared_mount_server import Users
+from copperfs.daemon.statistics import Statistics
+from copperfs.fuse.handlers import FrontHandlers
+from copperfs.fuse.ioctl import IoctlRequest, TooLong
+from copperfs.fuse.mounting import (
+    absolute,
+    clean_up_stale,
+    mount_at,
+    mount_options,
+    mounts,
+    open_channel,
+    unmount,
+)
+from copperfs.fuse.publication_index import PublicationIndex
+from copperfs.fuse.statfs import FRESH_S, Statfs
+from copperfs.launch.launch_method import Launch, trees_of
+from copperfs.launch.node_identity import own_name
+from copperfs.model.errors import CopperError, MountError
+from copperfs.model.roster import Roster
+from copperfs.model.types import Path
+from copperfs.native import Front
+from copperfs.node.actions import EntryKey, ListingKey, ObjectKey
+from copperfs.node.events import RefusedPathsChanged
+from copperfs.node.membership.failure_detector import Timeouts
+from copperfs.node.node import Node
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
+from copperfs.source.source_pool import PoolFetcher
+from copperfs.source.source_port import Fetcher
+
+log = logging.getLogger(__name__)
+
+# pyfuse3's own 99 would let 99 readers of a hung file block all other misses.
+HANDLER_TASKS_MAX = 1024
+# The largest request or reply on the miss socket. Without CAP_NET_ADMIN the system's limit (about
+# 400 KiB) applies, and the front asks the kernel for smaller reads.
+SOCKET_BYTES = 4 << 20
+# A sequential reader then has two requests of 1 MiB under way. The kernel also reads this much
+# around each fault of a mapping, so a larger value fetches chunks that no application reads
+# (docs/hazards.md).
+READ_AHEAD_KIB = 1024
+# An inode takes some 350 bytes in the front's tables; they may use a sixteenth of the budget.
+NODE_BYTES = 350
+NODES_MIN, NODES_MAX = 4096, 1 << 20
+# The kernel keeps directories, which are never shed. If too many names are left, the next try comes
+# after this time.
+SHED_AGAIN_S = 1.0
+OWN_ERRORS_EVERY_S = 5.0
+OWN_ERRORS = (
+    "requests failed with EIO, because what came for them could not be kept for long enough to "
+    "answer them; please report this, with the output of 'copperfs bugreport'",
+    "requests or replies made no sense; requests failed with EIO for that; please report this, "
+    "with the output of 'copperfs bugreport'",
+    "requests failed with ENOMEM, because no memory was left, or too many were under way",
+    "requests were not answered within --source-deadline, and failed with ETIMEDOUT; where holes "
+    "were asked for, all was taken for data",
+)
+"""In the order of ``Front.own_errors``."""
+# Fallback reads of the source start after a random delay of up to this: nodes that notice a failure
+# at the same time do not all read at the same time.
+FALLBACK_JITTER_S = 0.1
+# The limit on the front's reads before the node learns of them: some milliseconds' worth.
+CREDIT_MAX = 64 << 20
+# Lustre's client has no more requests than this under way to one metadata server.
+AHEAD_MAX = 8
+# The most cached objects that are listed, each with its path; above the second number a thread
+# makes the list.
+OBJECTS_MAX, OBJECTS_AT_ONCE = 1 << 20, 10_000
+# The front's fetches are reported to the node in batches, so that trio is not woken for each.
+FETCHED_EVERY_S = 0.005
+# How soon the front may list directories again after a mount was made, if no request comes.
+MOUNTS_EVERY_S = 1.0
+# ZeroMQ allocates memory for each message, up to 1 MiB for a chunk. Reused memory is best: fresh
+# pages of the kernel take 0.4 ms for each MiB (blob.h).
+KEPT_FREE_BYTES = 32 << 20
+ALLOCATED_BYTES_MAX = 4 << 20
+"""A larger allocation has its own mapping, which is never kept."""
+# From mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+# Signals that end the daemon; with a log file SIGHUP reopens the log (``_reopens_log``).
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Daemon:
+    """One mount, from the settings to its end."""
+
+    def __init__(
+        self, settings: Settings, launch: Launch | None = None, users: Users | None = None
+    ) -> None:
+        self.launch = launch
+        """The other nodes; None if there are none."""
+        self.users = users
+        """The users of a ``copperfs run``, with which the daemon ends; None if it runs until told
+        to end."""
+        self.settings = replace(settings, mountpoint=absolute(settings.mountpoint))
+        self.source_root = os.path.realpath(os.fsencode(settings.source))
+        self._cleanup = ExitStack()
+        self._failed: MountError | None = None
+        self._sockets: list[socket.socket] = []
+        """Shutting these down ends the server, and with it the daemon."""
+        self._logs = LogWatch()
+        self._ignoring = False
+        """Whether versions leave inode numbers out from the start."""
+        self._compared: tuple[Path, ...] = ()
+        """The directories whose inode numbers nodes compare."""
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Mount, serve until unmounted or told to end, and clean up."""
+        with self._cleanup:
+            for number in ENDING:
+                self._cleanup.callback(signal.signal, number, signal.getsignal(number))
+            if self._reopens_log:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the task that handles it runs
+            if self.users is not None:
+                self._cleanup.callback(self.users.clean_up)
+            if self.launch is not None:
+                self._cleanup.callback(self.launch.listener.close)
+                me, roster = self.launch.me, self.launch.roster
+                name = roster.member(me).name
+                log.info("node %d of %d, %s, in job %s", me, len(roster), name, roster.job)
+            trio.run(self._main, ready)
+
+    # --- the parts -------------------------------------------------------------------------------
+
+    async def _main(self, ready: Callable[[], None]) -> None:
+        settings = self.settings
+        self._check()
+        _raise_descriptor_limit()
+        if self.launch is not None:
+            _keep_freed_memory()
+        grants: list[_Grants] = []
+        all_mounts = mounts()
+        apart = self.launch is not None and are_apart(self.launch.roster)
+        policy = policy_for(settings, all_mounts, self.source_root, apart=apart)
+        store = await open_tier_store(settings, self.source_root)
+        trees = trees_of(settings, self.launch) if self.launch is not None else None
+        limits = self._limits(trees)
+        placement = placement_of(settings, self.launch)
+        node = Node(policy, limits, trees, self._patience(), Random(), placement)
+        fetcher = self._fetcher(lambda: grants[0].renew() if grants else node.policy.refused)
+        self._cleanup.callback(fetcher.close)
+        self._ignoring = ignores_inodes(settings, all_mounts, policy)
+        self._compared = compared_prefixes(all_mounts, policy)
+        if self._ignoring:
+            log.info("inode numbers are no part of versions (--inodes)")
+            fetcher.ignore_inodes()
+            node.ignore_inodes()
+
+        if clean_up_stale(settings.mountpoint):
+            log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
+        # statfs may hang, and its process must then be killed: so it starts before anything is
+        # mounted.
+        statfs = Statfs(self._ask_statfs)
+        parts = _Parts(node, fetcher, store, statfs, grants)
+        for number in ENDING:
+            # Once the daemon ends it cleans up, however many signals come.
+            signal.signal(number, signal.SIG_IGN)
+        with trio.open_signal_receiver(*ENDING) as told:
+            await self._serve(parts, told, ready)
+        if self._failed is not None:
+            raise self._failed
+
+    async def _serve(
+        self, parts: "_Parts", told: AsyncIterator[int], ready: Callable[[], None]
+    ) -> None:
+        """Mount, and serve until unmounted."""
+        node, fetcher, grants, settings = parts.node, parts.fetcher, parts.grants, self.settings
+        metrics = settings.metrics
+        listener = open_port(int(metrics)) if metrics is not None and metrics.isdecimal() else None
+        if listener is not None:
+            self._cleanup.callback(listener.close)
+
+        fuse_fd = open_channel(settings.mountpoint, self._options())
+        self._cleanup.callback(os.close, fuse_fd)
+        self._cleanup.callback(self._unmount_at_last)
+        own = self._watch_own_mounts(node, trio.lowlevel.current_trio_token())
+        miss, handlers_end = self._socketpair()
+        control, server_end = self._socketpair()
+        front = Front(
+            fuse_fd,
+            miss.fileno(),
+            control.fileno(),
+            settings.front_threads,
+            nodes_max=self._nodes_max(),
+            deadline_s=settings.source_deadline_s,
+            kernel_cache=settings.kernel_cache,
+        )
+        self._cleanup.callback(front.stop)
+        limits = node.limits
+        front.set_reader(
+            fetcher.reader(self._own_device()),
+            node.files.whole_max_bytes,
+            limits.credit_bytes,
+            limits.ahead_max,
+            self._finds_holes(),
+        )
+        grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
+        board = PublicationIndex(front)
+        engine = Engine(node, fetcher, board)
+        self._equip(engine, parts.store)
+        self._join(engine)
+        statfs = parts.statfs
+        handlers = FrontHandlers(engine, board, statfs, allow_other=self.settings.allow_other)
+        # libfuse closes its end itself
+        pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
+        self._cleanup.callback(pyfuse3.close, unmount=False)
+        statistics = Statistics(engine, front)
+        job = JobMember(engine, settings, statistics.document, statistics.reset, self._roster)
+        profiler = Profiler(front, engine, board)
+        self._sockets.append(server_end)
+        server = ControlServer(
+            server_end,
+            {
+                **self._answerers(job, statistics, board),
+                IoctlRequest.PROFILE_END: profiler.end,
+            },
+            {
+                IoctlRequest.WARM_UP: job.warm_up,
+                IoctlRequest.SCRUB: job.scrub,
+                IoctlRequest.SCRUB_STATE: job.scrub_state,
+                IoctlRequest.RING: job.ring,
+                IoctlRequest.PROFILE_BEGIN: profiler.begin,
+            },
+        )
+        front.start()
+        _raise_read_ahead(settings.mountpoint)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            nursery.start_soon(self._run_trimming, node)
+            nursery.start_soon(self._run_shedding, front)
+            nursery.start_soon(log_own_errors, front)
+            nursery.start_soon(_hear_of_fetched, engine, board)
+            nursery.start_soon(grants[0].run)
+            nursery.start_soon(profiler.run)
+            if listener is not None:
+                nursery.start_soon(serve, listener, partial(self._metrics, statistics))
+            elif metrics is not None:
+                nursery.start_soon(write, metrics, partial(self._metrics, statistics))
+            nursery.start_soon(self._logs.run)
+            nursery.start_soon(self._run_signals, told)
+            nursery.start_soon(self._run_users)
+            nursery.start_soon(self._serve_handlers)
+            board.publish_statfs(statfs.known)
+            nursery.start_soon(_withdraw_statfs, front)
+            nursery.start_soon(self._become_ready, job, ready, nursery)
+            await server.run()  # until the mount is gone
+            log.info("%s was unmounted", settings.mountpoint)
+            await engine.leave()
+            await self._finish_writing(engine)
+            pyfuse3.terminate()
+            nursery.cancel_scope.cancel()
+
+    @property
+    def _reopens_log(self) -> bool:
+        """Whether SIGHUP comes from a log rotation and not from a terminal that hangs up."""
+        return self.settings.log_file is not None and not self.settings.foreground
+
+    def _options(self) -> list[str]:
+        return mount_options(self.settings.source, allow_other=self.settings.allow_other)
+
+    @staticmethod
+    def _equip(engine: Engine, store: DiskStore | None) -> None:
+        """Attach the disk of the chunk cache, if there is one."""
+        if store is not None:
+            engine.tier = ChunkDisk(store, engine.blobs, engine.post)
+
+    def _join(self, engine: Engine) -> None:
+        """Join the job, if there are other nodes."""
+        if self.launch is None:
+            return
+        chronicle = EventLogWriter(self.launch.me, self.launch.roster, self.settings.events)
+        chronicle.open()
+        self._cleanup.callback(chronicle.close)
+        engine.happened = chronicle.note
+        transport = transport_of(self.launch)
+        self._cleanup.callback(transport.close)
+        comparison = join_job(self.settings, self.launch, engine, transport)
+        comparison.ignoring, comparison.prefixes = self._ignoring, self._compared
+
+    @staticmethod
+    async def _finish_writing(engine: Engine) -> None:
+        """Finish the writes, so that the next job finds on disk what was read from the source."""
+        if engine.tier is not None:
+            await engine.tier.wait_moved()
+
+    @property
+    def _roster(self) -> Roster | None:
+        return None if self.launch is None else self.launch.roster
+
+    # --- tasks -----------------------------------------------------------------------------------
+
+    async def _become_ready(
+        self, job: JobMember, ready: Callable[[], None], nursery: trio.Nursery
+    ) -> None:
+        """Report ready when the mount answers, which needs the node's parents."""
+        if job.engine.tier is not None:
+            await job.engine.tier.wait_begun()
+        try:
+            await job.readiness.wait()
+            log.info("%s is mounted at %s", self.settings.source, self.settings.mountpoint)
+            ready()
+        except MountError as error:
+            self._failed = error
+            if self.users is not None:
+                self.users.refuse(str(error))
+            nursery.cancel_scope.cancel()
+            return
+        if self.users is not None:
+            self.users.ready.set()
+
+    async def _run_users(self) -> None:
+        """End the daemon after the last user has gone."""
+        if self.users is None:
+            return
+        await self.users.run()
+        log.info("nobody uses %s any more: unmounting", self.settings.mountpoint)
+        await trio.to_thread.run_sync(self._unmount_or_detach)
+
+    async def _serve_handlers(self) -> None:
+        await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
+
+    async def _run_signals(self, told: AsyncIterator[int]) -> None:
+        async for number in told:
+            if number == signal.SIGHUP and self._reopens_log:
+                self._logs.reopen()
+                continue
+            log.info("%s: unmounting", signal.Signals(number).name)
+            # In a thread: the kernel may send requests while it unmounts.
+            await trio.to_thread.run_sync(self._unmount_or_detach)
+
+    @staticmethod
+    async def _run_shedding(front: Front) -> None:
+        """Keep the front's tables within their bound by making the kernel forget names."""
+        nodes_max = front.statistics()["nodes_max"]
+        while True:
+            await trio.lowlevel.wait_readable(front.crowded_fileno())
+            excess = front.crowded()
+            if not excess:
+                continue
+            told = await trio.to_thread.run_sync(front.shed, excess + nodes_max // 8)
+            if told < excess:
+                await trio.sleep(SHED_AGAIN_S)
+
+    async def _run_trimming(self, node: Node) -> None:
+        """In a job the heap keeps free memory for ZeroMQ to reuse."""
+        kept_bytes = 0 if self.launch is None else KEPT_FREE_BYTES
+        await trim_heap(lambda: node.left_bytes, node.limits.memory_bytes, kept_bytes)
+
+    def _metrics(self, statistics: Statistics) -> str:
+        return render(statistics.document(), self.settings, own_name(self.settings))
+
+    # --- what can be asked -----------------------------------------------------------------------
+
+    def _answerers(
+        self, job: JobMember, statistics: Statistics, board: PublicationIndex
+    ) -> dict[IoctlRequest, Callable[[], Awaitable[object]]]:
+        engine = job.engine
+
+        async def hello() -> object:
+            return {
+                "copperfs": 1,
+                "versions": [1],
+                "pid": os.getpid(),
+                "uid": os.getuid(),
+                "mountpoint": self.settings.mountpoint,
+                "source": self.settings.source,
+            }
+
+        async def show_statistics() -> object:
+            return statistics.document()
+
+        async def reset() -> object:
+            statistics.reset()
+            return {"reset": True}
+
+        async def configuration() -> object:
+            return asdict(self.settings)
+
+        async def objects() -> object:
+            board.hear(engine)  # of what was read up to now
+            held = engine.node.held()
+            if len(held) <= OBJECTS_AT_ONCE:
+                return [_shown(key, size) for key, size in held]
+            if len(held) > OBJECTS_MAX:
+                raise TooLong
+            # A list of hundreds of thousands of objects would block trio's thread.
+            return await trio.to_thread.run_sync(
+                lambda: [_shown(key, size) for key, size in held], abandon_on_cancel=True
+            )
+
+        return {
+            IoctlRequest.HELLO: hello,
+            IoctlRequest.STATISTICS: show_statistics,
+            IoctlRequest.RESET: reset,
+            IoctlRequest.RESET_ALL: job.reset_all,
+            IoctlRequest.CLEAR: job.clear,
+            IoctlRequest.CLEAR_LOCAL: job.clear_local,
+            IoctlRequest.ALL_STATISTICS: job.all_statistics,
+            IoctlRequest.TREE: job.tree,
+            IoctlRequest.WARM_UP_STATE: job.warm_up_state,
+            IoctlRequest.CONFIGURATION: configuration,
+            IoctlRequest.OBJECTS: objects,
+        }
+
+    # --- odds and ends ---------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        source, mountpoint = self.settings.source, self.settings.mountpoint
+        if not os.path.isdir(self.source_root):
+            raise MountError(f"the source {source} is not a directory that can be read")
+        mounted = mount_at(mountpoint)
+        if mounted is None and not os.path.isdir(mountpoint):
+            raise MountError(f"{mountpoint} is not a directory; make it with: mkdir {mountpoint}")
+        patience = self._patience()
+        if patience.dead_s < 2 * patience.heartbeat_s + patience.silent_s:
+            raise MountError(
+                "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
+                "nodes that are well are taken for gone"
+            )
+        check_shared(self.settings, self.source_root)
+        for each in self.settings.ring:
+            if ring_prefix(self.settings, self.source_root, each) is None:
+                raise MountError(f"--ring {each} is not below the source, {source}")
+        if os.path.realpath(source) == mountpoint:
+            raise MountError(f"{mountpoint} cannot show itself; mount it somewhere else")
+
+    def _limits(self, trees: Trees | None) -> Limits:
+        memory_bytes = self.settings.memory_bytes
+        return Limits(
+            memory_bytes=memory_bytes,
+            credit_bytes=min(CREDIT_MAX, memory_bytes // 4) if trees is None else 0,
+            tree_max_bytes=self.settings.tree_max_bytes,
+            bypass_above_bytes=self.settings.bypass_above_bytes,
+            fetch_deadline_s=self.settings.source_deadline_s,
+            ahead_max=self._ahead_max(),
+            trees=1 if trees is None else trees.count,
+            ask_deadline_s=self.settings.fetch_deadline_s,
+            fallbacks_max=self.settings.fallback_concurrency if self.settings.fallback else 0,
+            fallback_jitter_s=FALLBACK_JITTER_S,
+            chunk_bytes=chunk_bytes_of(self.settings, self.launch),
+            tier_memory_bytes=self.settings.tier_memory_bytes,
+            tier_has_disk=self.settings.tier_dir is not None,
+            tier_waits=self.settings.tier_write == "wait",
+            tier_backlog_bytes=BACKLOG_BYTES_MAX,
+            lost_from_source=self.settings.on_failure == "source",
+            takers_max=1 if trees is None else trees.fanout,
+        )
+
+    def _patience(self) -> Timeouts:
+        return Timeouts(
+            silent_s=self.settings.hedge_after_s,
+            heartbeat_s=self.settings.heartbeat_s,
+            dead_s=self.settings.dead_after_s,
+            reach_s=self.settings.launch_timeout_s,
+        )
+
+    def _ahead_max(self) -> int:
+        """How many files are prefetched at a time: a request must still find a free thread, and a
+        server with capacity left."""
+        half = max(1, self.settings.source_concurrency // 2)
+        return min(AHEAD_MAX, half) if self.settings.read_ahead else 0
+
+    def _finds_holes(self) -> bool:
+        """Whether this node may look for the holes of large files in the source: not if peers read
+        those files for it and fallback is off."""
+        others_read = self.launch is not None and chunk_bytes_of(self.settings, self.launch) > 0
+        return self.settings.fallback or not others_read
+
+    def _own_device(self) -> int:
+        mounted = mount_at(self.settings.mountpoint)
+        assert mounted is not None, "mounted a moment ago"
+        major, _, minor = mounted.device.partition(":")
+        return os.makedev(int(major), int(minor))
+
+    def _nodes_max(self) -> int:
+        return min(NODES_MAX, max(NODES_MIN, self.settings.memory_bytes // 16 // NODE_BYTES))
+
+    def _fetcher(self, untouchable: Callable[[], frozenset[Path]]) -> Fetcher:
+        return PoolFetcher(
+            self.source_root,
+            listing_max=self.settings.listing_max,
+            concurrency=self.settings.source_concurrency,
+            deadline_s=self.settings.source_deadline_s,
+            untouchable=untouchable,
+        )
+
+    def _watch_own_mounts(self, node: Node, token: trio.lowlevel.TrioToken) -> OwnMounts:
+        mounted = mount_at(self.settings.mountpoint)
+        assert mounted is not None, "mounted a moment ago"
+
+        def refuse(paths: frozenset[Path]) -> None:
+            def apply() -> None:
+                # this event causes no actions
+                node.step(time.monotonic(), RefusedPathsChanged(paths))
+
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(apply)
+
+        own = OwnMounts(self.source_root, mounted.device, refuse)
+        self._cleanup.callback(own.close)
+        return own
+
+    def _socketpair(self) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setblocking(False)
+            for option in ("SO_SNDBUFFORCE", "SO_SNDBUF"):
+                # FORCE, 32 on Linux, needs CAP_NET_ADMIN
+                with suppress(OSError):
+                    end.setsockopt(
+                        socket.SOL_SOCKET,
+                        32 if option == "SO_SNDBUFFORCE" else socket.SO_SNDBUF,
+                        SOCKET_BYTES,
+                    )
+                    break
+            self._cleanup.callback(end.close)
+        return ours, theirs
+
+    def _ask_statfs(self) -> os.statvfs_result:
+        return os.statvfs(self.source_root)
+
+    def _unmount_or_detach(self) -> None:
+        mountpoint = self.settings.mountpoint
+        try:
+            unmount(mountpoint)
+        except MountError as error:
+            log.info("%s; detaching it", error)
+            with suppress(MountError):
+                unmount(mountpoint, lazy=True)
+            # A user of the detached mount keeps the connection open, so the server would see no
+            # end.
+            trio.from_thread.run_sync(self._end_server)
+
+    def _end_server(self) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _unmount_at_last(self) -> None:
+        """For a failure after mounting. Usually the mount is already gone."""
+        mounted = mount_at(self.settings.mountpoint)
+        if mounted is not None and mounted.fstype == "fuse.copperfs":
+            with suppress(MountError):
+                unmount(self.settings.mountpoint, lazy=True)
+
+
+async def log_own_errors(front: Front) -> None:
+    """Log how many requests got errors that come from neither the source nor the node."""
+    before = front.own_errors()
+    while True:
+        try:
+            await trio.sleep(OWN_ERRORS_EVERY_S)
+        finally:
+            now = front.own_errors()
+            for kind, was, is_ in zip(OWN_ERRORS, before, now, strict=True):
+                count = is_ - was if is_ >= was else is_  # "copperfs stats --reset" in between
+                if count:
+                    log.warning("%d %s", count, kind)
+            before = now
+
+
+async def _withdraw_statfs(front: Front) -> None:
+    """Make statfs calls go to the handlers again, which ask the source."""
+    while True:
+        await trio.sleep(FRESH_S)
+        front.withdraw_statfs()
+
+
+async def _hear_of_fetched(engine: Engine, board: PublicationIndex) -> None:
+    """Tell the node what the front has fetched by itself."""
+    while True:
+        await trio.lowlevel.wait_readable(board.front.fetched_fileno())
+        await trio.sleep(FETCHED_EVERY_S)
+        board.hear(engine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts that exist before the mount."""
+
+    node: Node
+    fetcher: Fetcher
+    store: DiskStore | None
+    statfs: Statfs
+    grants: "list[_Grants]"
+    """One element, as soon as there is a front."""
+
+
+@dataclass(slots=True)
+class _Grants:
+    """Lets the front list the source by itself, but only while it is known where the daemon's own
+    mount shows up in the source. The source's threads stop by themselves when a mount is made."""
+
+    node: Node
+    fetcher: Fetcher
+    front: Front
+    own: OwnMounts
+    granted_for: frozenset[Path]
+
+    def renew(self) -> frozenset[Path]:
+        """Find out where the own mount is now. Each fetch of the node calls this, too, so that only
+        the first request after a mount takes the slow path."""
+        if not self.fetcher.watch_mounts():
+            return self.own()
+        paths = self.own()
+        if paths != self.granted_for:
+            self.front.revoke_below()
+            self.granted_for = paths
+        if paths == self.node.policy.refused:
+            self.fetcher.trust_mounts()
+            self.front.add_credit(0)  # resume the listings that were waiting
+        return paths
+
+    async def run(self) -> None:
+        while True:
+            self.renew()
+            await trio.sleep(MOUNTS_EVERY_S)
+
+
+def _shown(key: EntryKey | ListingKey | ObjectKey, size: int) -> dict[str, object]:
+    kind = {EntryKey: "entry", ListingKey: "listing", ObjectKey: "object"}[type(key)]
+    shown: dict[str, object] = {"kind": kind, "path": os.fsdecode(key.path), "bytes": size}
+    if isinstance(key, ObjectKey):
+        shown["version"] = key.version._asdict()
+    return shown
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _keep_freed_memory() -> None:
+    """Make glibc keep memory: it returns the free end of a heap and maps large blocks."""
+    with suppress(AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, ALLOCATED_BYTES_MAX)
+
+
+def _raise_read_ahead(mountpoint: str) -> None:
+    """The kernel reads 128 KiB ahead unless root raises it."""
+    mounted = mount_at(mountpoint)
+    if mounted is None:
+        return
+    knob = FilePath(f"/sys/class/bdi/{mounted.device}/read_ahead_kb")
+    with suppress(OSError):
+        knob.write_text(str(READ_AHEAD_KIB))
+
+
+def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
+    """Messages of this process go to the file, else to the terminal, else to neither."""
+    handler: logging.Handler = logging.NullHandler()
+    if settings.log_file is not None:
+        handler = LogFile(settings.log_file)
+    elif to_stderr:
+        handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+
+
+def main() -> int:
+    """``python -m copperfs.daemon.process FD``: settings in, one line of outcome out."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    with channel.makefile("r", encoding="ascii") as lines:
+        settings = Settings.from_json(lines.readline())
+        launch = Launch.receive_from(lines)
+        users = Users.receive_from(lines, settings)
+
+    def tell(**outcome: object) -> bool:
+        """Whether the parent process is there to read it."""
+        try:
+            channel.sendall(json.dumps(outcome).encode() + b"\n")
+        except OSError:
+            return False
+        finally:
+            channel.close()
+        return True
+
+    def ready() -> None:
+        # The parent was killed: no process would unmount. The users of a run come and go by
+        # themselves.
+        if not tell(pid=os.getpid()) and users is None:
+            log.info("whoever has started this daemon was killed meanwhile: unmounting")
+            raise MountError("whoever has started this daemon was killed meanwhile")
+
+    try:
+        set_up_logging(settings, to_stderr=settings.foreground)
+        leave_out_memory()
+        Daemon(settings, launch, users).run(ready)
+    except CopperError as error:
+        tell(error=str(error))
+        return 1
+    except BaseException as error:
+        log.exception("a bug: the daemon failed in an unforeseen way")
+        tell(error=f"the daemon failed: {error!r}; its log has more")
+        return 1
+    return 0
+
+
+def end(code: int) -> NoReturn:
+    """Exit at once: all that other processes see is cleaned up. Python would tear its modules down
+    one by one, which takes a sixth of the processor time of an idle daemon's life."""
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

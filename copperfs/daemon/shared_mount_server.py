@@ -1,0 +1,283 @@
+"""Shared mount server: counts the users of a ``copperfs run``, and decides when its daemon ends.
+
+``launch/shared_mount_client.py`` is the other side and has the messages of both. A user is a
+connection. The daemon ends when there is none left, none is in the backlog, and
+
+- as many have come as the launcher has put on this node. A rank that is done before another has
+  even started must not end the mount, since among several nodes it could not be started again; or
+- a user was killed, since then the others are not likely to come; or
+- no user has come for ``LINGER_S``.
+
+A user that ends without saying so was killed, by ``kill -9`` or for lack of memory. Its command
+dies with it (``PR_SET_PDEATHSIG``), but the command's own children do not. They all have the token
+of their run in their environment, and this module kills them.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import trio
+
+from copperfs.config.settings import Settings
+from copperfs.launch.launcher_variables import RUN_VARIABLE
+from copperfs.launch.shared_mount_client import LINE_MAX, is_own
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 30.0
+HELLO_WITHIN_S = 10.0
+# They follow from the memory and the disk of a process, and may differ between processes.
+FOUND_BY_THE_FIRST = ("memory_bytes", "tier_memory_bytes", "tier_size_bytes")
+ACCEPTS_AGAIN_S = 0.1
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+# Processes may start others while they are killed.
+KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
+
+
+@dataclass(slots=True)
+class Users:
+    """The users of this daemon's mount."""
+
+    settings: Settings
+    counter: socket.socket
+    first: socket.socket
+    expected: int = 1
+    remove: bool = False
+    """Whether the mount point was made for this run."""
+    ready: trio.Event = field(default_factory=trio.Event)
+    """The mount can be used."""
+    _error: str | None = None
+    _here: set[socket.socket] = field(default_factory=set)
+    _come: int = 0
+    _killed: bool = False
+    _ending: bool = False
+    """A user was told that it is the last, and waits for the end."""
+    _changed: trio.Event = field(default_factory=trio.Event)
+    """A user came or went."""
+    _parting: list[socket.socket] = field(default_factory=list)
+    """Sockets whose end tells the user that the daemon has ended."""
+
+    @classmethod
+    def receive_from(cls, lines: TextIO, settings: Settings) -> "Users | None":
+        """Reads what ``line_of`` made, on the other side."""
+        values = json.loads(lines.readline() or "null")
+        if values is None:
+            return None
+        counter = socket.socket(fileno=values["counter"])
+        first = socket.socket(fileno=values["first"])
+        for each in (counter, first):
+            each.set_inheritable(False)
+            each.setblocking(False)
+        return cls(settings, counter, first, values["expected"], values["remove"])
+
+    async def run(self) -> None:
+        """Return when the mount has no users any more. The last user is not released before the
+        daemon ends: it waits for that."""
+        async with trio.open_nursery() as nursery:
+            self._take(self.first, nursery)
+            nursery.start_soon(self._accept, nursery)
+            while not await self._nobody_comes():
+                pass
+            nursery.cancel_scope.cancel()
+
+    def refuse(self, sentence: str) -> None:
+        """Tell all users that there will be no mount."""
+        self._error = sentence
+        self.ready.set()
+        for each in self._here:
+            _say(each, error=sentence)
+
+    def clean_up(self) -> None:
+        """At the very end, when the mount is gone."""
+        if self.remove:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.settings.mountpoint)
+        # The sockets close with the process, and not before: the last user waits for that.
+
+    # --- who is there ----------------------------------------------------------------------------
+
+    async def _nobody_comes(self) -> bool:
+        while not self._ending and not self._is_empty():
+            self._changed = trio.Event()
+            await self._changed.wait()
+        if self._ending or self._error is not None:
+            return True
+        if self._killed or self._come >= self.expected:
+            return True
+        self._changed = trio.Event()
+        with trio.move_on_after(LINGER_S):
+            await self._changed.wait()
+        return self._is_empty()
+
+    def _is_empty(self) -> bool:
+        return not self._here and not _is_readable(self.counter)
+
+    async def _accept(self, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self.counter)
+            if self._ending:
+                return  # a user that comes now is the first of the next daemon
+            try:
+                sock, _ = self.counter.accept()
+            except (BlockingIOError, ConnectionError):
+                continue
+            except OSError as error:  # the process has no free descriptor
+                log.info("whoever comes has to wait: %s", error.strerror)
+                await trio.sleep(ACCEPTS_AGAIN_S)
+                continue
+            sock.setblocking(False)
+            if is_own(sock):
+                self._take(sock, nursery)
+            else:
+                sock.close()
+                self._changed.set()
+
+    def _take(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        self._here.add(sock)
+        self._changed.set()
+        nursery.start_soon(self._serve, sock)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        token = None
+        try:
+            lines = _Lines(sock)
+            with trio.move_on_after(HELLO_WITHIN_S):
+                hello = await lines.next()
+                token = _token_of(hello)
+            if token is None or not await self._welcome(sock, hello):
+                return
+            self._come += 1
+            await lines.next()
+            self._part(sock)
+        except (_Ended, ValueError):
+            if token is not None:
+                log.info("a user of the mount was killed")
+                self._killed = True
+                await trio.to_thread.run_sync(kill_all_with, token)
+        finally:
+            self._here.discard(sock)
+            if sock not in self._parting:
+                sock.close()
+            self._changed.set()
+
+    async def _welcome(self, sock: socket.socket, hello: dict[str, Any]) -> bool:
+        if wrong := self._difference(hello["settings"]):
+            _say(sock, error=wrong)
+            return False
+        # A user that goes before the mount is ready must be noticed as well.
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                await trio.lowlevel.wait_readable(sock)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await self.ready.wait()
+            nursery.cancel_scope.cancel()
+        if self._error is None and self.ready.is_set():
+            _say(sock, ready=True)
+        return self._error is None
+
+    def _part(self, sock: socket.socket) -> None:
+        """Release the user; the last one stays until the mount is gone."""
+        others = len(self._here) > 1 or _is_readable(self.counter)
+        last = not others and (self._killed or self._come >= self.expected)
+        if last:
+            self._ending = True
+            self._parting.append(sock)
+        _say(sock, last=last)
+
+    def _difference(self, wanted: dict[str, Any]) -> str | None:
+        mine = json.loads(json.dumps(asdict(self.settings)))
+        # The first user found these, unless they were given.
+        found = {key: mine[key] for key in FOUND_BY_THE_FIRST if wanted.get(key) is None}
+        wanted = wanted | found
+        keys = [key for key in mine if mine[key] != wanted.get(key)]
+        if not keys:
+            return None
+        return (
+            f"{self.settings.mountpoint} is in use by another copperfs run, with another "
+            f"{', '.join(key.replace('_', '-') for key in keys)}; give the same, or another "
+            "--mountpoint"
+        )
+
+
+class _Ended(Exception):  # what a user does
+    """A connection is over."""
+
+
+@dataclass(slots=True)
+class _Lines:
+    sock: socket.socket
+    _received: bytes = b""
+
+    async def next(self) -> dict[str, Any]:
+        while b"\n" not in self._received:
+            await trio.lowlevel.wait_readable(self.sock)
+            try:
+                more = self.sock.recv(LINE_MAX)
+            except BlockingIOError:
+                continue
+            except OSError:
+                more = b""
+            if not more or len(self._received) > LINE_MAX:
+                raise _Ended
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        words = json.loads(line)
+        if not isinstance(words, dict):
+            raise _Ended
+        return words
+
+
+def _token_of(hello: dict[str, Any]) -> str | None:
+    """None if this is no hello of a run."""
+    token, settings = hello.get("token"), hello.get("settings")
+    sound = isinstance(token, str) and _TOKEN.fullmatch(token) and isinstance(settings, dict)
+    return token if sound else None
+
+
+def _say(sock: socket.socket, **words: object) -> None:
+    """A short line fits into an empty socket; a user that does not read has ended."""
+    with contextlib.suppress(OSError):
+        sock.sendall(json.dumps(words).encode("ascii") + b"\n")
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def kill_all_with(token: str) -> None:
+    """Kill what a killed run has left, until no process is left."""
+    for _ in range(KILL_ROUNDS_MAX):
+        found = list(processes_with(token))
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_ROUND_S)
+
+
+def processes_with(token: str) -> Iterator[int]:
+    """Processes that were started with the token in their environment, zombies left out."""
+    needle = f"{RUN_VARIABLE}={token}".encode()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            # It may have ended, or belong to another user; a zombie has no environment any more.
+            with contextlib.suppress(OSError):
+                if needle in (process / "environ").read_bytes().split(b"\0"):
+                    yield int(process.name)

@@ -1,0 +1,349 @@
+"""Warmup fill: reads this node's own chunks of a dataset into the chunk cache in advance.
+
+All nodes do so at the same time (``warmup_ring.py``), each by its own walk over the dataset. The
+tree distributes each listing once, to all nodes. So no node assigns work. If a node dies, the
+others find that its chunks are theirs when they walk through the dataset again.
+
+There are three walks. The first counts the chunks, and marks the held ones as used, so that they
+are not evicted when room is needed. The second requests each missing chunk, a few at a time; it
+does not load chunks that are on the disk. On a node with a disk a chunk counts as held when the
+disk has it: memory is smaller, and may be evicted at any time. The last walk counts what is held in
+the end, and that is reported.
+
+A fill never evicts its own chunks. When the held chunks are as large as the disk, or as the memory
+of a node without one, the rest is left to be read on demand.
+
+A fill stops when no client has polled its state for ``LEASE_S``.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Collection, Iterator
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+
+import trio
+
+from copperfs.chunkstore.store import PAGE_BYTES, Store, in_pages
+from copperfs.daemon.collective_ops import Operation, Result
+from copperfs.daemon.engine import Engine
+from copperfs.daemon.warmup_push import files_in, is_readable, list_directory, path_of
+from copperfs.fuse.node_port import Answered, Content, SourceError
+from copperfs.model.listing import Listing
+from copperfs.model.types import ROOT, ChunkKey, NodeId, Path, RequestId, Version, join, split
+from copperfs.node.actions import AnswerChunk
+from copperfs.node.cache.chunk_cache import cost_of
+from copperfs.node.events import ChunkRequest, Used
+
+log = logging.getLogger(__name__)
+
+# Limits on each node's reads of the source that are under way: half of the smallest chunk cache.
+FILLS_AT_ONCE = 16
+FILL_BYTES_AT_ONCE = 16 << 20
+# The disk's backlog is at most 64 MiB: the rest is for applications that read meanwhile.
+BACKLOG_BYTES_MAX = 32 << 20
+BACKLOG_LOOKS_EVERY_S = 0.02
+# A collective that misses a node is repeated well before that.
+LEASE_S = 60.0
+# The number of files, or groups of chunks, after which the walk yields to other tasks.
+AT_ONCE = 256
+
+
+@dataclass(slots=True)
+class Count:
+    """The result of a walk. Collectives sum it over all nodes, except the files, which are the same
+    for all."""
+
+    chunks: int = 0
+    total_bytes: int = 0
+    """Bytes of this node's chunks."""
+    held_chunks: int = 0
+    held_bytes: int = 0
+    cost_bytes: int = 0
+    """The room they take on the disk or in memory; the next field is the same for the held ones."""
+    held_cost_bytes: int = 0
+    max_files: int = 0
+    max_unlisted: int = 0
+    """Files and directories whose listings lack attributes."""
+    max_unreadable: int = 0
+
+
+@dataclass(slots=True)
+class Filling:
+    engine: Engine
+    lease_s: float = LEASE_S
+    _number: int | None = None
+    """The number of the warmup it belongs to."""
+    _paths: list[Path] = field(default_factory=list)
+    _check: bool = False
+    """Only count."""
+    _count: Count = field(default_factory=Count)
+    _phase: str = "idle"
+    _files_done: int = 0
+    _failed: int = 0
+    _left: int = 0
+    """Bytes for which there is no room."""
+    _gone: Collection[NodeId] = ()
+    """The nodes that were dead when the first walk began."""
+    _asked_at: float = 0.0
+    _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def operations(self) -> dict[str, Operation]:
+        return {"fill": self.begin, "fill state": self.look, "fill stop": self.stop}
+
+    # --- what it is told -------------------------------------------------------------------------
+
+    async def begin(self, argument: Result) -> Result:
+        """Start, unless it is running; returns its progress."""
+        number = int(argument["number"])
+        if number != self._number:
+            self._scope.cancel()
+            self._paths = [path_of(str(each)) for each in argument["paths"]]
+            self._number, self._check = number, bool(argument.get("check"))
+            self._start()
+        return await self.look(argument)
+
+    async def look(self, argument: Result) -> Result:
+        """Its progress. If other nodes are dead than at the start, it starts again: this node may
+        now own their chunks."""
+        me = NodeId(0) if self.engine.node.trees is None else self.engine.node.trees.me
+        if int(argument["number"]) != self._number:
+            return {"answered": [me]}
+        self._asked_at = trio.current_time()
+        if self._phase == "done" and self.engine.node.gone() != self._gone:
+            self._start()
+        count = self._count
+        return {
+            "answered": [me],
+            "begun": [me],
+            "planning": [me] if self._phase == "planning" else [],
+            "idle": [me] if self._phase == "done" else [],
+            "lacking": [me] if count.held_chunks < count.chunks else [],
+            "failed": self._failed,
+            "left_bytes": self._left,
+            "min_files_done": self._files_done,
+            "max_gone": len(self._gone),
+            "min_gone": len(self._gone),
+        } | asdict(count)
+
+    async def stop(self, argument: Result) -> Result:
+        if int(argument["number"]) == self._number:
+            self._number = None
+            self._scope.cancel()
+        return {}
+
+    def _start(self) -> None:
+        assert self.engine.nursery is not None, "asked of an engine that runs"
+        self._gone, self._phase = self.engine.node.gone(), "planning"
+        self._files_done = self._failed = self._left = 0
+        self._asked_at = trio.current_time()
+        self._scope = trio.CancelScope()
+        self.engine.nursery.start_soon(self._run, self._scope)
+
+    # --- the walks -------------------------------------------------------------------------------
+
+    async def _run(self, scope: trio.CancelScope) -> None:
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._give_up_unasked, scope)
+                    await self._fill()
+                    nursery.cancel_scope.cancel()
+        except Exception:
+            log.exception("a bug: filling the data tier failed")
+        if scope is self._scope:
+            self._phase = "done"
+
+    async def _give_up_unasked(self, scope: trio.CancelScope) -> None:
+        while True:
+            left_s = self._asked_at + self.lease_s - trio.current_time()
+            if left_s <= 0:
+                break
+            await trio.sleep(left_s)
+        log.info("nobody asks any more how far the data tier is filled; stopping")
+        self._number = None
+        scope.cancel()
+
+    async def _fill(self) -> None:
+        self._count = await self._counted()
+        self._left = max(0, self._count.cost_bytes - self._capacity_bytes())
+        if self._check or self._count.held_chunks == self._count.chunks:
+            self._files_done = self._count.max_files
+            return
+        self._phase = "filling"
+        await self._have_all()
+        if self.engine.tier is not None:
+            await self.engine.tier.store.wait_moved()
+        self._count = await self._counted()
+
+    async def _counted(self) -> Count:
+        count, used = Count(), []
+        async for path, version in self._files(count):
+            count.max_files += 1
+            async with aclosing(self._own(path, version)) as own:
+                async for key in own:
+                    size, cost = self._size(key), self._cost(key)
+                    count.chunks += 1
+                    count.total_bytes += size
+                    count.cost_bytes += cost
+                    if self._is_held(key):
+                        count.held_chunks += 1
+                        count.held_bytes += size
+                        count.held_cost_bytes += cost
+                        used.append(key)
+            if len(used) >= AT_ONCE:
+                self.engine.post(Used(tuple(used)))
+                used.clear()
+            if not count.max_files % AT_ONCE:
+                await trio.lowlevel.checkpoint()
+        self.engine.post(Used(tuple(used)))
+        return count
+
+    async def _have_all(self) -> None:
+        """Request the missing chunks, as long as there is room for them."""
+        at_once = max(
+            1, min(FILLS_AT_ONCE, FILL_BYTES_AT_ONCE // self.engine.node.limits.chunk_bytes)
+        )
+        slots = trio.Semaphore(at_once)
+        taken = self._count.held_cost_bytes
+        async with trio.open_nursery() as nursery, aclosing(self._files(Count())) as files:
+            async for path, version in files:
+                async with aclosing(self._own(path, version)) as own:
+                    async for key in own:
+                        if self._is_held(key):
+                            await trio.lowlevel.checkpoint()
+                            continue
+                        if taken + self._cost(key) > self._capacity_bytes():
+                            return
+                        taken += self._cost(key)
+                        await slots.acquire()
+                        await self._wait_backlog()
+                        nursery.start_soon(self._have, key, slots)
+                self._files_done += 1
+
+    async def _have(self, key: ChunkKey, slots: trio.Semaphore) -> None:
+        def take(answer: Answered, _: Content, __: object) -> None:
+            assert isinstance(answer, AnswerChunk)
+
+        def question(request: RequestId) -> ChunkRequest:
+            return ChunkRequest(request, key, keeps=True)
+
+        try:
+            await self.engine.ask(question, take)
+            self._count.held_chunks += 1
+            self._count.held_bytes += self._size(key)
+        except SourceError as error:
+            # The chunk may belong to another node by now. Then this is no failure: that node will
+            # read it.
+            self._failed += self.engine.node.owns_chunk(key)
+            log.info("a chunk of %r cannot be had in advance: errno %d", key.path, error.errno)
+        finally:
+            slots.release()
+
+    async def _wait_backlog(self) -> None:
+        """Wait until the disk has written what was read. A store whose disk hangs drops its backlog
+        by itself."""
+        store = self._disk()
+        if store is None:
+            return
+        # Chunks of 1 MiB take milliseconds, and nothing else waits for this condition.
+        while store.statistics().backlog_bytes > BACKLOG_BYTES_MAX:  # noqa: ASYNC110
+            await trio.sleep(BACKLOG_LOOKS_EVERY_S)
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    async def _files(self, count: Count) -> AsyncGenerator[tuple[Path, Version]]:
+        """All files that are read in chunks; directories that cannot be listed are counted."""
+        below: list[Path] = []
+        by_directory: dict[Path, set[bytes]] = {}
+        for path in self._paths:
+            directory, name = split(path)
+            if path == ROOT:
+                below.append(ROOT)
+            else:
+                by_directory.setdefault(directory, set()).add(name)
+        for directory, names in by_directory.items():
+            listing = await self._list(directory, count)
+            if listing is None:
+                continue
+            for name in sorted(names):
+                entry = listing.find(name)
+                if entry is not None and entry.attributes.is_directory():
+                    below.append(join(directory, name))
+            for each in self._chunked(directory, listing, names, count):
+                yield each
+        while below:
+            directory = below.pop()
+            listing = await self._list(directory, count)
+            if listing is None:
+                continue
+            for each in self._chunked(directory, listing, None, count):
+                yield each
+            below += [
+                join(directory, name)
+                for name, entry in listing.rows()
+                if entry.attributes.is_directory()
+            ]
+
+    def _chunked(
+        self, directory: Path, listing: Listing, names: set[bytes] | None, count: Count
+    ) -> Iterator[tuple[Path, Version]]:
+        for name, entry in listing.rows():
+            if (names is None or name in names) and entry.attributes.is_file():
+                is_unlisted = listing.bare or entry.unknown
+                count.max_unlisted += is_unlisted
+                count.max_unreadable += not is_unlisted and not is_readable(entry.attributes)
+        shown = (
+            None if names is None else [each.decode("utf-8", "surrogateescape") for each in names]
+        )
+        for path, version in files_in(directory, listing, shown):
+            if self.engine.node.is_chunked(path, version):
+                yield path, version
+
+    async def _list(self, directory: Path, count: Count) -> Listing | None:
+        try:
+            return await list_directory(self.engine, directory)
+        except SourceError:
+            count.max_unlisted += 1
+            return None
+
+    async def _own(self, path: Path, version: Version) -> AsyncGenerator[ChunkKey]:
+        """This node's chunks of a file; neighbouring chunks have one owner. A file of a terabyte
+        has a million chunks, nearly all owned by others. So the loop yields to the node's other
+        tasks while it skips them, or peers would suspect this node."""
+        layout = self.engine.node.limits.chunk_layout(version.size)
+        first = groups = 0
+        while first < layout.count:
+            end = layout.group_end(first)
+            if self.engine.node.owns_chunk(ChunkKey(path, version, first)):
+                for index in range(first, end):
+                    yield ChunkKey(path, version, index)
+            first, groups = end, groups + 1
+            if not groups % AT_ONCE:
+                await trio.lowlevel.checkpoint()
+
+    def _is_held(self, key: ChunkKey) -> bool:
+        """Whether the chunk is held durably. On a disk this marks it as used."""
+        tier, in_memory = self.engine.tier, self.engine.node.keeps_chunk(key)
+        if tier is None:
+            return in_memory
+        return tier.store.touch(key) or (in_memory and self._disk() is None)
+
+    def _disk(self) -> Store | None:
+        """The disk, if it accepts chunks."""
+        tier = self.engine.tier
+        if tier is None or tier.store.statistics().degraded_since is not None:
+            return None
+        return tier.store
+
+    def _capacity_bytes(self) -> int:
+        tier = self.engine.tier
+        if tier is None or self._disk() is None:
+            return self.engine.node.chunks_budget_bytes()
+        return tier.store.limits.budget_bytes
+
+    def _size(self, key: ChunkKey) -> int:
+        return self.engine.node.limits.chunk_layout(key.version.size).size_of(key.index)
+
+    def _cost(self, key: ChunkKey) -> int:
+        size = self._size(key)
+        return cost_of(size) if self.engine.tier is None else in_pages(PAGE_BYTES + size)

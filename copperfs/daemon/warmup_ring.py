@@ -1,0 +1,206 @@
+"""Ring warmup: makes all nodes fill their part of the chunk cache, for ``copperfs warmup --ring``.
+
+The daemon that gets the request starts a fill on every node (``warmup_fill.py``), collects the
+progress and decides when it is over. It tells a node again that does not know of the fill, because
+a collective missed it or it was restarted. The warmup is over when all live nodes have walked the
+dataset and agree on which nodes are dead: the others then hold the chunks of a node that died
+meanwhile. A node that does not answer, and is not dead either, is awaited for ``SETTLES_WITHIN_S``.
+
+When no client polls the state any more, the client was killed: then all nodes stop.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import trio
+
+from copperfs.daemon.collective_ops import Operation, Result, numbers_in, pack
+from copperfs.daemon.engine import Engine
+from copperfs.daemon.warmup_fill import Filling
+from copperfs.daemon.warmup_push import list_directory, path_of
+from copperfs.fuse.node_port import SourceError
+from copperfs.model.errors import ControlError
+from copperfs.model.roster import Roster
+from copperfs.model.types import ROOT, NodeId, split
+
+# A collective has room for 64 KiB.
+ARGUMENT_BYTES_MAX = 48 << 10
+POLL_EVERY_S, POLL_MANY_EVERY_S = 0.25, 1.0
+MANY = 64
+CALL_WITHIN_S = 5.0
+# While all others are done, a node that is silent for this long is not awaited.
+SETTLES_WITHIN_S = 30.0
+ASKED_WITHIN_S = 60.0
+NAMES_SHOWN_MAX = 16
+
+
+@dataclass(slots=True)
+class RingState:
+    """The progress over all nodes that answered; the field names are keys of JSON."""
+
+    number: int = 0
+    phase: str = "idle"
+    """planning, filling, done or failed"""
+    ring: bool = True
+    files: int = 0
+    files_done: int = 0
+    """The files that the slowest node has walked."""
+    chunks: int = 0
+    held_chunks: int = 0
+    total_bytes: int = 0
+    done_bytes: int = 0
+    """Bytes that their owners hold."""
+    left_bytes: int = 0
+    """Bytes that do not fit on their owners."""
+    failed: int = 0
+    """Chunks that could not be read."""
+    unlisted: int = 0
+    unreadable: int = 0
+    roster: int = 1
+    nodes: int = 0
+    """How many nodes have reported their progress ..."""
+    nodes_complete: int = 0
+    """... and how many of them hold all of their chunks."""
+    lacking: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    """Nodes that are dead; the others own their chunks."""
+    unheard: list[str] = field(default_factory=list)
+    """Nodes that have not reported, and are alive as far as this node knows."""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class RingWarmup:
+    engine: Engine
+    roster: Roster | None = None
+    settles_within_s: float = SETTLES_WITHIN_S
+    asked_within_s: float = ASKED_WITHIN_S
+    filling: Filling = field(init=False)
+    _asked_at: float = 0.0
+    _scope: trio.CancelScope | None = None
+
+    def __post_init__(self) -> None:
+        self.filling = Filling(self.engine)
+
+    def operations(self) -> dict[str, Operation]:
+        return self.filling.operations()
+
+    def asked(self) -> None:
+        """A client polls the progress."""
+        self._asked_at = trio.current_time()
+
+    def stop(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def run(self, state: RingState, request: Result) -> None:
+        self._scope = trio.CancelScope()
+        self.asked()
+        try:
+            with self._scope:
+                await self._warm_up(state, request)
+        finally:
+            scope, self._scope = self._scope, None
+        if scope.cancelled_caught:
+            raise ControlError("the warm-up was stopped; what was read until then is kept")
+
+    async def _warm_up(self, state: RingState, request: Result) -> None:
+        if not self.engine.node.limits.chunk_bytes:
+            raise ControlError(
+                "nobody keeps chunks here: give --tier-dir, or in a job of several nodes "
+                "--tier-memory"
+            )
+        paths = [each.strip("/") for each in request["paths"]]
+        await self._check_there(paths)
+        number = random.getrandbits(62)
+        argument = {"number": number, "paths": paths, "check": bool(request.get("check"))}
+        if len(pack(argument)) > ARGUMENT_BYTES_MAX:
+            raise ControlError(
+                "so many paths do not fit into one warm-up; name the directories that they are in"
+            )
+        try:
+            await self._wait_all(state, argument)
+            if not state.files:
+                raise ControlError(
+                    "nothing of that goes through the data tier: files above --tree-max do, and "
+                    "all below the --ring of the mount"
+                )
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.engine.call("fill stop", {"number": number}, CALL_WITHIN_S)
+
+    async def _check_there(self, paths: list[str]) -> None:
+        missing = []
+        for shown in paths:
+            path = path_of(shown)
+            if path == ROOT:
+                continue
+            directory, name = split(path)
+            try:
+                listing = await list_directory(self.engine, directory)
+            except SourceError:
+                missing.append(shown)
+                continue
+            entry = listing.find(name)
+            if entry is None or not (entry.attributes.is_file() or entry.attributes.is_directory()):
+                missing.append(shown)
+        if missing:
+            shown = ", ".join(missing[:3])
+            raise ControlError(f"not a file or directory there: {shown}; nothing was warmed up")
+
+    async def _wait_all(self, state: RingState, argument: Result) -> None:
+        number = {"number": argument["number"]}
+        settling_since: float | None = None
+        told: set[int] = set()
+        while True:
+            begins = not set(range(self._count)) - self._gone() <= told
+            operation, words = ("fill", argument) if begins else ("fill state", number)
+            result = await self.engine.call(operation, words, CALL_WITHIN_S)
+            answered, told = numbers_in(result, "answered"), numbers_in(result, "begun")
+            self._take(state, result)
+            settles = bool(told) and answered <= told <= numbers_in(result, "idle")
+            if settles and self._agree(told, result):
+                return
+            now = trio.current_time()
+            settling_since = (settling_since or now) if settles else None
+            if settling_since is not None and now - settling_since > self.settles_within_s:
+                return
+            if now - self._asked_at > self.asked_within_s:
+                raise ControlError("nobody asks for it any more")
+            await trio.sleep(POLL_EVERY_S if self._count <= MANY else POLL_MANY_EVERY_S)
+
+    def _agree(self, told: set[int], result: Result) -> bool:
+        """Whether all live nodes are done, and none must walk the dataset again."""
+        gone = self._gone()
+        everybody = set(range(self._count)) - gone <= told
+        return everybody and result.get("min_gone") == result.get("max_gone") == len(gone)
+
+    def _take(self, state: RingState, result: Result) -> None:
+        told, gone = numbers_in(result, "begun"), self._gone()
+        if not told:
+            return
+        lacking = numbers_in(result, "lacking") & told
+        state.phase = "planning" if numbers_in(result, "planning") else "filling"
+        state.files, state.files_done = result["max_files"], result["min_files_done"]
+        state.chunks, state.held_chunks = result["chunks"], result["held_chunks"]
+        state.total_bytes, state.done_bytes = result["total_bytes"], result["held_bytes"]
+        state.left_bytes, state.failed = result["left_bytes"], result["failed"]
+        state.unlisted, state.unreadable = result["max_unlisted"], result["max_unreadable"]
+        state.roster, state.nodes = self._count, len(told)
+        state.nodes_complete = len(told - lacking)
+        state.lacking = self._names(lacking)
+        state.gone = self._names(gone - told)
+        state.unheard = self._names(set(range(self._count)) - gone - told)
+
+    def _gone(self) -> set[int]:
+        return {int(each) for each in self.engine.node.gone()}
+
+    @property
+    def _count(self) -> int:
+        return 1 if self.roster is None else len(self.roster)
+
+    def _names(self, numbers: set[int]) -> list[str]:
+        if self.roster is None:
+            return ["this node"] * len(numbers)
+        members = [self.roster.member(NodeId(each)) for each in sorted(numbers)]
+        return [each.name for each in members[:NAMES_SHOWN_MAX]]

@@ -1,0 +1,66 @@
+"""The interface between the handlers and the runner of the core.
+
+A handler puts a request and a function that consumes the answer. The function runs while the core's
+actions are performed, in their order. A later action may evict the answer: it must have been
+published before, or it would stay published for good.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from copperfs.model.listing import Listing
+from copperfs.model.types import Path, RequestId
+from copperfs.native.blob import Blob
+from copperfs.node.actions import (
+    AnswerChunk,
+    AnswerEntry,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    ObjectKey,
+)
+from copperfs.node.events import Question
+
+T = TypeVar("T")
+
+Answered = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHandle
+Content = Blob | int | None
+"""The bytes behind an object or a chunk, the descriptor behind a handle."""
+Deliver = Callable[[Answered, Content, Callable[[float | None], float | None]], T]
+"""Takes an answer, its content, and a function that turns a time of the core's clock into seconds
+from now.
+"""
+
+
+class SourceError(Exception):
+    """The answer to the request is an errno."""
+
+    def __init__(self, errno: int) -> None:
+        super().__init__(errno)
+        self.errno = errno
+
+
+class NodePort(Protocol):
+    """Runs the core."""
+
+    async def ask(self, question: Callable[[RequestId], Question], deliver: "Deliver[T]") -> T:
+        """Put a request; the result of *deliver* for the answer. SourceError if there is none."""
+        ...
+
+    def take(self, key: ObjectKey, blob: Blob, *, ahead: bool, used: bool) -> None:
+        """The front has read this without the core. *ahead*: before any request for it; *used*: a
+        request has used it since."""
+        ...
+
+    def take_listing(self, path: Path, listing: Listing, epoch: int, *, ahead: bool) -> None:
+        """The front has listed this without the core. *ahead*: before any request for it."""
+        ...
+
+    def replaced(self, path: Path) -> None:
+        """The kernel knows *path* as another directory than the one that was listed; it will be
+        told to look it up again."""
+        ...
+
+    async def wait_kernel_told(self, path: Path) -> None:
+        """Wait until the kernel knows that it has to look *path* up again; for a moment at most."""
+        ...

@@ -1,0 +1,108 @@
+"""Assembles the bytes of one read from the core's answers.
+
+A file is held whole, or in chunks, of which a read may span several. Only the first answer tells
+which, and how large the chunks are. So a read requests its first byte, and then all missing chunks
+at once. An object counts as a chunk that holds the whole file.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from copperfs.fuse.node_port import SourceError
+from copperfs.model.types import Path, RequestId, Version
+from copperfs.native.blob import Blob
+from copperfs.node.actions import AnswerChunk, AnswerObject
+from copperfs.node.events import ReadRequest
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The pieces so far of ``size`` bytes from ``offset``, in a file of ``file_size``."""
+
+    offset: int
+    size: int
+    file_size: int
+    _chunk_bytes: int = 0
+    """0 until the first one has come."""
+    _blobs: dict[int, Blob] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return max(self.offset, min(self.offset + self.size, self.file_size))
+
+    @property
+    def first_byte(self) -> int:
+        """The offset of the first request; within the file, wherever the read begins."""
+        return min(self.offset, max(0, self.file_size - 1))
+
+    def question(
+        self, path: Path, version: Version, at: int, *, leads: bool
+    ) -> Callable[[RequestId], ReadRequest]:
+        """A request for the chunk at this offset. The one that *leads* tells how much is read."""
+        size = max(1, self.end - at) if leads else 0
+        return lambda request: ReadRequest(request, path, version, offset=at, size=size)
+
+    def take(self, answer: AnswerObject | AnswerChunk, blob: Blob) -> None:
+        if isinstance(answer, AnswerChunk):
+            self._chunk_bytes = answer.chunk_bytes
+            self._blobs[answer.key.index] = blob
+        else:
+            self._chunk_bytes = max(1, self.file_size)
+            self._blobs[0] = blob
+
+    def missing(self) -> list[int]:
+        """Offsets of the chunks that have not come; empty before the first one has."""
+        if not self._chunk_bytes:
+            return []
+        return [
+            max(self.offset, index * self._chunk_bytes)
+            for index in self._spanned()
+            if index not in self._blobs
+        ]
+
+    def joined(self) -> bytes | None:
+        """The bytes; None if any is missing."""
+        if not self._chunk_bytes or self.missing():
+            return None
+        return b"".join(self._views())
+
+    def _spanned(self) -> range:
+        if self.offset >= self.end:
+            return range(0)
+        return range(self.offset // self._chunk_bytes, (self.end - 1) // self._chunk_bytes + 1)
+
+    def _views(self) -> list[memoryview]:
+        views = []
+        for index in self._spanned():
+            begin = index * self._chunk_bytes
+            views.append(self._blobs[index].view[max(0, self.offset - begin) : self.end - begin])
+        return views
+
+
+async def ask_at_each(ask: Callable[[int], Awaitable[object]], offsets: Sequence[int]) -> None:
+    """Request all of these at once. When the first one fails, the others are cancelled.
+
+    The requests are put in this order, which tells the core that a reader continues; trio runs
+    tasks that start together in any order.
+    """
+    if len(offsets) == 1:  # nearly always, and a nursery costs as much as the request
+        await ask(offsets[0])
+        return
+    errors: list[SourceError] = []
+
+    async with trio.open_nursery() as nursery:
+
+        async def ask_at(offset: int) -> None:
+            try:
+                await ask(offset)
+            except SourceError as error:
+                errors.append(error)
+                nursery.cancel_scope.cancel()
+
+        for offset in offsets:
+            nursery.start_soon(ask_at, offset)
+            await trio.lowlevel.checkpoint()  # its request is put before the next task starts
+    if errors:
+        raise errors[0]

@@ -1,0 +1,100 @@
+"""Baselines: models, not simulations, of how long the same workload takes without copperfs.
+
+Both are the asymptotic bounds of a closed network of queues. A job takes as long as one process
+that never waits for another, or as long as the busiest server takes for all of them, whichever is
+more. The truth lies above, mostly where the two are about equal; so these models flatter what
+copperfs is compared with.
+
+*Lustre alone.* A node's client caches pages, and names that one of its processes has looked up.
+Each open and each close of each process goes to a metadata server.
+
+*Copper*, as its paper and its 1.0 release have it: all requests of all processes go through FUSE to
+the daemon of the node, because its mount turns off the kernel's caches. The daemon requests what it
+lacks by path, one after the other, up a tree of fan-out 2 to 7 with one root. Every node opens
+files above 10 MB on Lustre itself, and reads them there.
+"""
+
+from dataclasses import dataclass
+
+from copperfs.lab.sim.costs import Costs
+from copperfs.lab.sim.workload import MIB, Workload
+from copperfs.node.routing.overlay import copper_fanout
+
+LARGE_BYTES = 10 * MIB
+COPPER_THREADS = 4
+"""Cores that Copper's daemon uses (section V of its paper)."""
+COPPER_REQUEST_S = 20e-6
+"""A request through libfuse whose answer is in a hash table: measured of ``passthrough_hp``
+(docs/performance.md, 10 to 22 us)."""
+REQUESTS_PER_LOOKUP = 18
+"""In an import without kernel caching: 42,500 requests for 2,346 different names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    cold_s: float
+    warm_s: float
+
+
+def lustre(workload: Workload, nodes: int, costs: Costs) -> Modelled:
+    source = costs.source
+    rate = source.servers / source.operation_s
+    trip_s = source.latency_s + source.operation_s
+    opens = 2 * workload.opens  # and closes
+    node_bytes = _read_bytes(workload, above=0)
+    alone_s = (workload.lookups + opens) * trip_s + node_bytes / source.client_bytes_per_s
+    metadata_s = nodes * (workload.lookups + opens * workload.processes) / rate
+    data_s = nodes * node_bytes / source.bytes_per_s
+    cold_s = max(workload.compute_s + alone_s, metadata_s, data_s)
+    again_s = nodes * opens * workload.processes / rate
+    return Modelled(cold_s, max(workload.compute_s + opens * trip_s, again_s))
+
+
+def copper(workload: Workload, nodes: int, costs: Costs) -> Modelled:
+    source, network = costs.source, costs.network
+    fanout = copper_fanout(nodes)
+    depth = _depth(nodes, fanout)
+    trip_s = source.latency_s + source.operation_s
+    hop_s = 2 * (network.latency_s + network.send_s + network.receive_s)
+    large = [w.size for w in workload.wants if w.size is not None and w.size > LARGE_BYTES]
+    small_bytes = _read_bytes(workload, above=0) - _read_bytes(workload, above=LARGE_BYTES)
+    asked = workload.lookups + workload.opens - len(large)
+    requests = workload.lookups * REQUESTS_PER_LOOKUP * workload.processes
+    here_s = requests * COPPER_REQUEST_S / COPPER_THREADS
+    # A root answers each of its children, and sends the bytes to each.
+    root_s = fanout * (asked * hop_s / 2 + small_bytes / network.bytes_per_s)
+    way_s = asked * (depth * hop_s + trip_s) + small_bytes / source.client_bytes_per_s
+    opens = 2 * len(large) * workload.processes
+    beside = max(
+        2 * len(large) * trip_s + _read_bytes(workload, LARGE_BYTES) / source.client_bytes_per_s,
+        nodes * opens * source.operation_s / source.servers,
+        nodes * _read_bytes(workload, LARGE_BYTES) / source.bytes_per_s,
+    )
+    warm_s = max(workload.compute_s, here_s) + beside
+    return Modelled(max(workload.compute_s + way_s, here_s, root_s) + beside, warm_s)
+
+
+def _read_bytes(workload: Workload, above: int) -> float:
+    """Bytes that one node reads of files larger than *above*; of large ones only what is
+    touched."""
+    sizes = [w.size for w in workload.wants if w.size is not None and w.size > above]
+    return sum(size * (workload.touched if size > LARGE_BYTES else 1.0) for size in sizes)
+
+
+def _depth(nodes: int, fanout: int) -> int:
+    depth, level = 0, 1
+    while nodes > level:
+        nodes -= level
+        level *= fanout
+        depth += 1
+    return depth
+
+
+LUSTRE_PUBLISHED_COLD = ((2048, 120.0),)
+"""Figure 4 of the Copper paper: Copper takes 60 s less at 2,048 nodes, which halves it."""
+COPPER_PUBLISHED_COLD = ((32, 60.0), (2048, 60.0), (8300, 60.0))
+"""The same; "constant load times when scaling from 32 to 8,300 nodes"."""
+LUSTRE_PUBLISHED_WARM = ((2048, 180.0),)
+"""Figure 5."""
+COPPER_PUBLISHED_WARM = ((32, 2.0), (2048, 2.0), (8300, 30.0))
+"""The same: about 2 s, and 30 s at 8,300."""

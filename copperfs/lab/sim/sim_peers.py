@@ -1,0 +1,121 @@
+"""Peers: the driver's port to the network, on top of the node's simulated transport.
+
+What arrives becomes an event of the node, which decides what it means. The pieces beside a message
+are lent to its blob table (``payloads.py``).
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from copperfs.lab.sim.inode_comparison_model import Numbers
+from copperfs.lab.sim.payload_pieces import EMPTY, Piece, size_of
+from copperfs.lab.sim.payloads import SimulatedBlobs
+from copperfs.lab.sim.sim_transport import Port
+from copperfs.model.types import NodeId
+from copperfs.node.events import (
+    ConnectionLost,
+    ConnectionMade,
+    Event,
+    GreetAgain,
+    MessageCorrupt,
+    MessageReceived,
+    Probed,
+)
+from copperfs.node.node import Node
+from copperfs.node.peer.flow_control import WINDOW_BYTES
+from copperfs.node.peer.messages import (
+    Batch,
+    Credit,
+    DataReply,
+    Hello,
+    Message,
+    Offer,
+)
+from copperfs.node.peer.session import Agreement, Session
+from copperfs.wire.codec import PAYLOAD_BYTES_MAX
+
+AGREEMENT = Agreement("simulated", b"agreed")
+
+
+@dataclass(slots=True, repr=False)
+class SimulatedPeers:
+    node: Node
+    blobs: SimulatedBlobs
+    post: Callable[[Event], None]
+    port: Port = field(init=False)
+    numbers: Numbers | None = None
+    """The comparison of inode numbers with those of other nodes."""
+    met: set[NodeId] = field(default_factory=set)
+    """The peers that it was ever connected to."""
+    taken_bytes: int = 0
+    """Payload bytes, wanted or not."""
+    given_bytes: Counter[NodeId] = field(default_factory=Counter)
+    """Bytes sent, and not yet credited."""
+
+    def __post_init__(self) -> None:
+        self.session.agreement = AGREEMENT
+        self.node.attach(self.blobs)
+
+    @property
+    def session(self) -> Session:
+        assert self.node.session is not None, "a simulated node has peers"
+        return self.node.session
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def send(self, peer: NodeId, message: Message, payload: tuple[Piece, ...] | None) -> None:
+        if payload is None:
+            self.port.send(peer, message)
+        elif self.port.send(peer, message, payload):
+            given = self.given_bytes[peer] + size_of(payload)
+            self.given_bytes[peer] = given
+            assert given <= WINDOW_BYTES + PAYLOAD_BYTES_MAX
+
+    def connect(self, peer: NodeId) -> None:
+        self.port.connect(peer)
+
+    def disconnect(self, peer: NodeId) -> None:
+        self.port.disconnect(peer)
+
+    def probe(self, peer: NodeId) -> None:
+        self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
+
+    def greet_again(self, epoch: int) -> None:
+        """Tell all connected peers what this node knows by now."""
+        self.post(GreetAgain(epoch))
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def connected(self, peer: NodeId) -> None:
+        self.post(ConnectionMade(peer))
+
+    def lost(self, peer: NodeId) -> None:
+        self.post(ConnectionLost(peer))
+
+    def corrupt(self, peer: NodeId, message: Message) -> None:
+        self.post(MessageCorrupt(peer, message))
+
+    def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None:
+        is_connected = peer in self.session.connected
+        if isinstance(message, Hello):
+            if self.numbers is not None:
+                self.numbers.hear(message)  # before anything else handles it
+            if not (is_connected and message.is_answer):
+                self.given_bytes[peer] = 0  # the credit begins anew
+            self.met.add(peer)
+            self.post(MessageReceived(peer, message))
+            return
+        if not is_connected:
+            return  # it has not greeted
+        if pieces:
+            self.taken_bytes += size_of(pieces)
+        if isinstance(message, DataReply | Offer | Batch):
+            number = self.blobs.lend(pieces or EMPTY.alone)
+            self.post(MessageReceived(peer, message, number))
+            self.blobs.take_back(number)
+        else:
+            if isinstance(message, Credit):
+                self.given_bytes[peer] -= message.count_bytes
+                assert self.given_bytes[peer] >= 0
+            self.post(MessageReceived(peer, message))

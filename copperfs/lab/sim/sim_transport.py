@@ -1,0 +1,355 @@
+"""Simulated transport of one node: keeps its connections to peers, and chooses which one is used.
+
+It does for the simulator what ``transport/zeromq.py`` does for the daemon. ``connect`` keeps a
+connection to a peer and renews it, at once and then with growing pauses. The host gets what arrives
+one at a time, never in the middle of another call (``_say``).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from copperfs.lab.sim.payload_pieces import Piece
+from copperfs.lab.sim.sim_connection import End, SimulatedGreeting
+from copperfs.lab.sim.sim_process import Process, State
+from copperfs.lab.sim.sim_resolver import SimulatedResolver
+from copperfs.lab.sim.source_client import wall_ns
+from copperfs.model.types import NodeId
+from copperfs.node.peer.connection_choice import ConnectionChoice
+from copperfs.node.peer.connection_limits import Room, room_within
+from copperfs.node.peer.messages import Message
+
+if TYPE_CHECKING:
+    from copperfs.lab.sim.virtual_network import VirtualNetwork
+
+
+OWN_DESCRIPTORS = 24
+"""Descriptors of a process without connections: logs, libraries, control sockets."""
+
+
+class TransportHost(Protocol):
+    """Receives what arrives."""
+
+    def connected(self, peer: NodeId) -> None: ...
+    def lost(self, peer: NodeId) -> None: ...
+    def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None: ...
+    def corrupt(self, peer: NodeId, message: Message) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Keeper:
+    """Keeps a connection to one peer."""
+
+    peer: NodeId
+    pause_s: float = 0.0
+    began: float = 0.0
+    end: End | None = None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Port:
+    me: NodeId
+    network: "VirtualNetwork"
+    process: Process
+    random: Random
+    host: TransportHost
+    ends: dict[End, None] = field(default_factory=dict)
+    """The open ends, in the order in which they came."""
+    links: ConnectionChoice[End] = field(init=False)
+    unsendable: int = 0
+    slowness: float = 1.0
+    """The factor by which its processor is slower than others."""
+    weight: int = 1
+    """The number of nodes that it stands for, which do the same at the same time. Messages between
+    it and a node that stands for fewer cost that node a multiple, by the ratio of the two."""
+    ahead_s: float = 0.0
+    """The lead of its wall clock, by which connections are numbered."""
+    names: SimulatedResolver | None = None
+    """None: all addresses are known."""
+    descriptors: int | None = None
+    """The limit of the process; None: it has none."""
+    others: Callable[[], int] = lambda: 0
+    """Counts the open descriptors that are no connections."""
+    strangers: deque[float] = field(default_factory=deque)
+    """Connections that never sent a greeting, by when they came."""
+    turned_away: int = 0
+    _last_serial: int = 0
+    _keepers: dict[NodeId, _Keeper] = field(default_factory=dict)
+    _to_say: deque[tuple[Callable[..., None], tuple[object, ...]]] = field(default_factory=deque)
+    _speaking: bool = False
+    _sending_free: float = 0.0
+    _nic_out_free: float = 0.0
+    _nic_in_free: float = 0.0
+    _receiving_free: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.links = ConnectionChoice(
+            lambda peer: self._say(self.host.connected, peer),
+            lambda peer: self._say(self.host.lost, peer),
+            self._cut,
+        )
+
+    # --- the seam --------------------------------------------------------------------------------
+
+    def connect(self, peer: NodeId) -> None:
+        assert peer != self.me
+        if peer not in self._keepers:
+            keeper = self._keepers[peer] = _Keeper(peer)
+            self.process.after(0.0, self._begin, keeper)
+
+    def disconnect(self, peer: NodeId) -> None:
+        keeper = self._keepers.pop(peer, None)
+        if keeper is not None and keeper.end is not None:
+            self.links.down(keeper.end)
+            self.network.close(keeper.end)
+            self._rouse()
+
+    def send(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...] = ()) -> bool:
+        end = self.links.current(peer)
+        if end is None:
+            self.unsendable += 1
+            return False
+        self.network.send(end, message, pieces)
+        return True
+
+    def probe(self, peer: NodeId, done: Callable[[bool], None]) -> None:
+        """Try a bare TCP connection; *done* is told whether it was refused."""
+        network = self.network
+        if not network.joins(self.me, peer):
+            self.process.after(network.timeouts.probe_s, done, False)
+        else:
+            self.process.after(self._round_trip_s(peer), self._probed, peer, done)
+
+    def _probed(self, peer: NodeId, done: Callable[[bool], None]) -> None:
+        done(not self.network.listens(peer))
+
+    # --- what a message takes --------------------------------------------------------------------
+
+    def reserve_sending(self, size: int, times: int) -> float:
+        """When the message has left this machine; the last one, if it goes to several."""
+        costs = self.network.costs
+        ready, now = self._sending_free, self.network.clock.now
+        if ready < now:
+            ready = now
+        took = (costs.send_s + size * costs.send_byte_s) * self.slowness
+        if times > 1:
+            took, size = took * times, size * times
+        self._sending_free = ready = ready + took
+        if self._receiving_free > now:
+            self._receiving_free += took
+        if self._nic_out_free > ready:
+            ready = self._nic_out_free
+        self._nic_out_free = ready = ready + size / costs.bytes_per_s
+        return ready
+
+    def reserve_receiving(self, size: int, comes: float, times: int) -> float:
+        """When it was received; *comes* is the earliest time for its last byte."""
+        costs = self.network.costs
+        work = (costs.receive_s + size * costs.receive_byte_s) * self.slowness
+        if times > 1:
+            work, size = work * times, size * times
+        took = size / costs.bytes_per_s
+        if comes - took < self._nic_in_free:
+            comes = self._nic_in_free + took
+        self._nic_in_free = comes
+        if comes < self._receiving_free:
+            comes = self._receiving_free
+        self._receiving_free = comes = comes + work
+        return comes
+
+    def compute(self, seconds: float) -> float:
+        """When the daemon has computed something else for *seconds*."""
+        now = self.network.clock.now
+        self._sending_free = ready = max(now, self._sending_free) + seconds
+        if self._receiving_free > now:
+            self._receiving_free += seconds
+        return ready
+
+    # --- connections that this node keeps --------------------------------------------------------
+
+    def _begin(self, keeper: _Keeper) -> None:
+        if self._keepers.get(keeper.peer) is not keeper:
+            return
+        keeper.began = self.network.clock.now
+        keeper.end = None
+        if self.names is None:
+            self._knock(keeper, self.network.timeouts.connect_s)
+        else:
+            self.names.find(keeper.peer, lambda is_known: self._found(keeper, is_known))
+
+    def _found(self, keeper: _Keeper, is_known: bool) -> None:
+        if is_known:
+            self._knock(keeper, self.network.timeouts.connect_s)
+        else:
+            self._begin_again(keeper)
+
+    def _knock(self, keeper: _Keeper, left_s: float) -> None:
+        """Send a SYN; if no reply comes, send another one, until the time is up."""
+        network, peer = self.network, keeper.peer
+        if self._keepers.get(peer) is not keeper:
+            return
+        if not network.joins(self.me, peer):
+            wait_s = min(network.timeouts.syn_again_s, left_s)
+            if wait_s > 0:
+                self.process.after(wait_s, self._knock, keeper, left_s - wait_s)
+            else:
+                self._begin_again(keeper)
+        elif not network.listens(peer):
+            self.process.after(self._round_trip_s(peer), self._begin_again, keeper)
+        else:
+            self._accepted(keeper)
+
+    def _accepted(self, keeper: _Keeper) -> None:
+        """Handle an accept by the other kernel; the process may still not greet back."""
+        network, peer = self.network, keeper.peer
+        serial = self._last_serial = max(
+            self._last_serial + 1, wall_ns(network.clock.now + self.ahead_s)
+        )
+        other = network.ports[peer]
+        other.keep_room()
+        if not other.has_descriptor():  # its admission accepts, and closes what comes then
+            other.turned_away += 1
+            self.process.after(self._round_trip_s(peer), self._begin_again, keeper)
+            return
+        now = network.clock.now
+        mine = keeper.end = End(self, peer, serial, outgoing=True, since=now)
+        theirs = End(other, self.me, serial, outgoing=False, since=now)
+        mine.join(theirs)
+        self.ends[mine] = other.ends[theirs] = None
+        other.keep_room()
+        handshake_s = (network.timeouts.round_trips - 1) * self._round_trip_s(peer)
+        network.clock.after(handshake_s, self._greet, mine)
+        self.process.after(network.timeouts.handshake_s, self._turn_out, mine)
+
+    def _greet(self, end: End) -> None:
+        process = end.other.port.process
+        if process.state is State.STOPPED:
+            process.take(self._greet, end)  # its ZeroMQ thread makes no handshakes either
+        elif end.is_open:
+            self.network.send(end, SimulatedGreeting(), ())
+
+    def _turn_out(self, end: End) -> None:
+        if end.is_open and not end.greeted:
+            self._cut(end)
+            self._rouse()
+
+    def _begin_again(self, keeper: _Keeper) -> None:
+        """Begin anew after the end of a connection or of an attempt."""
+        timeouts = self.network.timeouts
+        if self._keepers.get(keeper.peer) is not keeper:
+            return
+        keeper.end = None
+        if self.network.clock.now - keeper.began > timeouts.backoff_last_s:
+            keeper.pause_s = 0.0
+        share = self.random.uniform(1 - timeouts.jitter, 1 + timeouts.jitter)
+        self.process.after(keeper.pause_s * share, self._begin, keeper)
+        longer = max(2 * keeper.pause_s, timeouts.backoff_first_s)
+        keeper.pause_s = min(longer, timeouts.backoff_last_s)
+
+    def _round_trip_s(self, peer: NodeId) -> float:
+        network = self.network
+        return network.latency_s(self.me, peer) + network.latency_s(peer, self.me)
+
+    # --- descriptors -----------------------------------------------------------------------------
+
+    @property
+    def taken(self) -> int:
+        return OWN_DESCRIPTORS + len(self.ends) + len(self.strangers) + self.others()
+
+    def has_descriptor(self) -> bool:
+        return self.descriptors is None or self.taken < self.descriptors
+
+    def stranger(self) -> None:
+        """Let a stranger connect that sends nothing."""
+        if self.has_descriptor():
+            self.strangers.append(self.network.clock.now)
+            self.keep_room()
+        else:
+            self.turned_away += 1
+
+    def keep_room(self) -> None:
+        """Close the oldest connections that have not greeted, while there are too many of them."""
+        if self.descriptors is None or not self.strangers:
+            return
+        room = room_within(self.descriptors, len(self.network.ports))
+        new = [end for end in self.ends if not (end.greeted or end.outgoing)]
+        while self.strangers and self._is_exceeded(room, len(new)):
+            if new and new[0].since < self.strangers[0]:
+                self._cut(new.pop(0))
+                self._rouse()
+            else:
+                self.strangers.popleft()
+            self.turned_away += 1
+
+    def _is_exceeded(self, room: Room, new: int) -> bool:
+        return room.is_exceeded(len(self.strangers) + new, self.taken - 1)
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def deliver(
+        self, end: End, message: Message | SimulatedGreeting, pieces: tuple[Piece, ...]
+    ) -> None:
+        if not end.is_open:
+            return
+        if isinstance(message, SimulatedGreeting):
+            self._greeted(end)
+        elif self.links.hears(end):
+            if pieces and not all(each.is_sound for each in pieces):
+                self._say(self.host.corrupt, end.peer, message)
+            elif self._to_say or self._speaking:
+                self._say(self.host.received, end.peer, message, pieces)
+            else:  # nearly always: at once
+                self._speaking = True
+                try:
+                    self.host.received(end.peer, message, pieces)
+                finally:
+                    self._speaking = False
+                if not self._to_say:
+                    return
+        self._flush()
+
+    def _greeted(self, end: End) -> None:
+        end.greeted = True
+        if not end.outgoing:
+            # It goes ahead of whatever is sent once this connection is reported.
+            self.network.send(end, SimulatedGreeting(), ())
+        if not self.links.up(end):
+            self.network.close(end)
+
+    def broken(self, end: End) -> None:
+        """End a connection: its other end is gone, or this one gives it up as silent."""
+        if end.is_open:
+            self._cut(end)
+            self._flush()
+
+    def _cut(self, end: End) -> None:
+        self.network.close(end)
+        self.links.down(end)
+        keeper = self._keepers.get(end.peer)
+        if keeper is not None and keeper.end is end:
+            self._begin_again(keeper)
+
+    # --- one at a time ---------------------------------------------------------------------------
+
+    def _say(self, say: Callable[..., None], *arguments: object) -> None:
+        """Queue a call to the host: the caller makes sure that ``_flush`` or ``_rouse``
+        comes next."""
+        self._to_say.append((say, arguments))
+
+    def _rouse(self) -> None:
+        """Deliver later: a send or a disconnect may come in the middle of a step of the core."""
+        if self._to_say and not self._speaking:
+            self.process.after(0.0, self._flush)
+
+    def _flush(self) -> None:
+        if self._speaking:
+            return
+        self._speaking = True
+        try:
+            while self._to_say and self.process.is_alive:
+                say, arguments = self._to_say.popleft()
+                say(*arguments)
+        finally:
+            self._speaking = False

@@ -1,0 +1,70 @@
+"""Source workers: one node's threads at the source, in virtual time (``native/source/pool.c``)."""
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from copperfs.lab.sim.sim_source import Arrived, SimulatedSource
+from copperfs.lab.sim.source_client import SimulatedClient
+from copperfs.node.actions import Fetch
+from copperfs.node.events import Failed
+
+PAUSE_S = 0.1
+"""Pause between two tries while descriptors are used up; the pool's longest."""
+
+
+@dataclass(slots=True)
+class SourceWorkers:
+    """The worker threads; operations that find no free thread wait."""
+
+    source: SimulatedSource
+    count: int
+    times: int = 1
+    """The number of nodes that this one stands for."""
+    client: SimulatedClient = field(default_factory=SimulatedClient)
+    is_sick: bool = False
+    """This node's own client of the filesystem gives errors, and no other's does."""
+    may_open: Callable[[], bool] = lambda: True
+    """Whether the process has descriptors left."""
+    deadline_s: float = 60.0
+    busy: int = 0
+    opened: int = 0
+    """How many of those are at the source; the others wait for descriptors."""
+    starved_s: float = 0.0
+    """The longest that an operation has waited for descriptors."""
+    _waiting: deque[tuple[Fetch, Callable[[Arrived], None]]] = field(default_factory=deque)
+
+    def start(self, fetch: Fetch, done: Callable[[Arrived], None]) -> None:
+        if self.busy >= self.count:
+            self._waiting.append((fetch, done))
+            return
+        self.busy += 1
+        self._begin(fetch, done, self.source.clock.now)
+
+    def _begin(self, fetch: Fetch, done: Callable[[Arrived], None], since: float) -> None:
+        """Begin a fetch. If descriptors are used up it waits, since the daemon is at fault and not
+        the source."""
+        clock = self.source.clock
+        self.opened += 1
+        if not self.may_open():
+            self.opened -= 1
+            self.starved_s = max(self.starved_s, clock.now - since)
+            if clock.now + PAUSE_S > since + self.deadline_s:
+                self.opened += 1
+                self._end(Failed(fetch.fetch, errno.ETIMEDOUT), done)
+            else:
+                clock.after(PAUSE_S, self._begin, fetch, done, since)
+            return
+        ended = partial(self._end, done=done)
+        self.source.begin(fetch, ended, self.times, self.client)
+
+    def _end(self, arrived: Arrived, done: Callable[[Arrived], None]) -> None:
+        self.busy -= 1
+        self.opened -= 1
+        if self.is_sick:
+            arrived = Failed(arrived.fetch, errno.EIO)
+        if self._waiting:
+            self.start(*self._waiting.popleft())
+        done(arrived)

@@ -1,0 +1,159 @@
+"""Hostfile launch: builds the roster from a file that names all nodes.
+
+Nothing is exchanged, so no node waits for another. A line is a set of nodes, ``node[001-128]``,
+with ``:PORT`` behind it if it is not the one of ``--port``, and ``tier=SIZE`` where the data tiers
+of the nodes differ in size; ``#`` begins a comment. Nodes that cannot tell each other the size of
+their tiers all get the same share of the chunks, unless the file gives sizes. The order of the file
+is that of the roster. Every node must read the same file, and the same key file
+(``curve_keys.py``): nodes whose files differ have rosters with different job names, and refuse each
+other.
+"""
+
+import hashlib
+import ipaddress
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from copperfs.config.settings import Settings, parse_size
+from copperfs.launch.curve_keys import NO_KEYS, derive_pair, read_key_file
+from copperfs.launch.listen_address import (
+    Address,
+    choose_address,
+    interface_addresses,
+    open_listener,
+    resolve,
+)
+from copperfs.launch.node_identity import Invitation, own_name
+from copperfs.launch.node_sets import expand, fold
+from copperfs.model.errors import LaunchError
+from copperfs.model.roster import NODES_MAX, Member, Roster
+from copperfs.model.types import NodeId
+
+PORT_DEFAULT = 4711
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    name: str
+    port: int
+    tier_bytes: int | None = None
+    """Size of its data tier, if the file gives it."""
+
+
+def parse_hostfile(text: str, path: str, port: int) -> tuple[HostLine, ...]:
+    hosts: list[HostLine] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{path}, line {number}"
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        match = re.fullmatch(r"([^\s:]+)(?::(\d{1,5}))?(?:\s+tier=(\S+))?", entry, re.ASCII)
+        if match is None or not 1 <= int(match[2] or port) <= 65535:
+            raise LaunchError(
+                f"{where}: {entry!r} is not HOST, HOST:PORT or a set such as n[1-8], with or "
+                "without tier=SIZE behind it"
+            )
+        tier_bytes = None if match[3] is None else _tier_bytes(match[3], where)
+        names = expand(match[1], where)
+        hosts += [HostLine(name, int(match[2] or port), tier_bytes) for name in names]
+        if len(hosts) > NODES_MAX:
+            raise LaunchError(f"{path} names more than {NODES_MAX} nodes")
+    if not hosts:
+        raise LaunchError(f"{path} names no node; write one on each line")
+    silent = [each.name for each in hosts if each.tier_bytes is None]
+    if 0 < len(silent) < len(hosts):
+        raise LaunchError(
+            f"{path} says tier= for some nodes and not for {silent[0]}: say it for all, or for none"
+        )
+    return tuple(hosts)
+
+
+def _tier_bytes(text: str, where: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise LaunchError(f"{where}: tier: {error}") from None
+
+
+def read_hostfile(path: str, port: int) -> tuple[HostLine, ...]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"the hostfile {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LaunchError(f"the hostfile {path} is not text") from None
+    return parse_hostfile(text, path, port)
+
+
+def launch_by_hostfile(
+    settings: Settings, hosts: tuple[HostLine, ...], job: str
+) -> tuple[Roster, NodeId, Invitation]:
+    me = _find_me(settings, [each.name for each in hosts])
+    secret = _secret(settings)
+    pairs = [derive_pair(secret, each.name) if secret else NO_KEYS for each in hosts]
+    # All nodes have a tier or none has: nodes that differ in this get different job names.
+    unsaid = 1 if settings.has_tier else 0
+    members = tuple(
+        Member(
+            host.name,
+            f"tcp://{host.name}:{host.port}",
+            pair.public,
+            unsaid if host.tier_bytes is None else host.tier_bytes,
+        )
+        for host, pair in zip(hosts, pairs, strict=True)
+    )
+    roster = Roster(_job_name(job, secret, members), members)
+    roster.check()
+    listener = open_listener(_address_of(hosts[me].name, settings.listen), hosts[me].port)
+    return roster, me, Invitation(members[me], listener, pairs[me].secret)
+
+
+def _find_me(settings: Settings, names: list[str]) -> NodeId:
+    own = own_name(settings)
+    for wanted, shorten in ((own, False), (own.partition(".")[0], True)):
+        if settings.node_name and shorten:
+            break
+        found = [
+            place
+            for place, name in enumerate(names)
+            if wanted == (name.partition(".")[0] if shorten else name)
+        ]
+        if found:
+            return NodeId(found[0])
+    raise LaunchError(
+        f"{own} is not in the hostfile {settings.hostfile}, which names {fold(names)}; "
+        "add it, or say with --node-name which of these this node is"
+    )
+
+
+def _secret(settings: Settings) -> bytes:
+    if settings.security == "none":
+        return b""
+    if settings.key_file is None:
+        raise LaunchError(
+            "with --hostfile the nodes need a shared secret to know each other by: make one with "
+            "'copperfs keygen FILE' and give all nodes --key-file FILE, or give --security none"
+        )
+    return read_key_file(settings.key_file)
+
+
+def _job_name(job: str, secret: bytes, members: tuple[Member, ...]) -> str:
+    """The same on all nodes of one job that have the same files; it reveals none of them."""
+    text = Roster(job, members).to_json().encode("utf-8", "surrogateescape")
+    key = hashlib.blake2b(secret).digest()
+    return hashlib.blake2b(text, digest_size=16, key=key, person=b"copperfs job").hexdigest()
+
+
+def _address_of(name: str, listen: str | None) -> Address:
+    """The address by which the other nodes find this one, if it can be bound; else one that they
+    may reach."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(name)
+    if listen is None:
+        own = {each for found in interface_addresses().values() for each in found}
+        for address in resolve(name):
+            if address in own and (not address.is_loopback or name == "localhost"):
+                return address
+    return choose_address(listen)

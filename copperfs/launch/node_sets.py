@@ -1,0 +1,33 @@
+"""Node sets: expands and folds sets such as ``node[001-128]``, by ClusterShell.
+
+Groups (``@name``) are left out: to resolve them ClusterShell runs commands of its configuration.
+ClusterShell is imported at the first set: a launch by MPI, or of one node, does not need it.
+"""
+
+from collections.abc import Iterable
+
+from copperfs.model.errors import LaunchError
+from copperfs.model.roster import NODES_MAX
+
+
+def expand(text: str, where: str) -> tuple[str, ...]:
+    """The names in ``text``, in order; ``where`` it was found is for the error message."""
+    if "[" not in text and "," not in text:
+        return (text,)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        nodes = NodeSet(text, resolver=RESOLVER_NOGROUP)
+    except NodeSetException as error:
+        raise LaunchError(f"{where}: {text!r} is not a set of nodes: {error}") from None
+    if len(nodes) > NODES_MAX:
+        raise LaunchError(f"{where}: {len(nodes)} nodes are more than {NODES_MAX}")
+    return tuple(str(each) for each in nodes)
+
+
+def fold(names: Iterable[str], at_most: int = 300) -> str:
+    """``node[1-3,7]``, for a message."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    text = str(NodeSet.fromlist(sorted(names), resolver=RESOLVER_NOGROUP))
+    return text if len(text) <= at_most else text[:at_most] + "..."

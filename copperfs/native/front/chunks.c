@@ -1,0 +1,204 @@
+/*
+ * Chunk table: holds the pieces of files that are not held whole.
+ *
+ * One table serves all files, by node number and index. A file of terabytes with three chunks here
+ * costs three entries, and no table is ever copied into a larger one under the lock. Each node also
+ * lists its chunks, so that they go with it.
+ *
+ * A used chunk enters another list, which the handlers take from time to time. So that call costs
+ * in proportion to the chunks used, not to all that are held.
+ *
+ * Bytes are freed after the lock is released (tables_unlock), because giving a megabyte back to the
+ * system takes as long as a thousand lookups here.
+ */
+#include "tables.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static struct chunk **bucket_of(struct tables *t, uint64_t id, uint64_t index)
+{
+	uint64_t hash = t->hash_seed ^ (id * 0x9e3779b97f4a7c15u + index);
+
+	hash = (hash ^ (hash >> 31)) * 0xbf58476d1ce4e5b9u;
+	return &t->by_chunk[(hash ^ (hash >> 29)) & (CHUNK_BUCKETS - 1)];
+}
+
+struct chunk *chunk_find(struct tables *t, const struct node *node, uint64_t index)
+{
+	struct chunk *chunk = *bucket_of(t, node->id, index);
+
+	while (chunk && (chunk->node != node || chunk->index != index))
+		chunk = chunk->next_in_bucket;
+	return chunk;
+}
+
+struct chunk *chunk_new(uint64_t index, struct blob *blob)
+{
+	struct chunk *chunk = calloc(1, sizeof(*chunk));
+
+	if (!chunk)
+		return NULL;
+	chunk->index = index;
+	chunk->blob = blob;
+	return chunk;
+}
+
+void chunk_free(struct chunk *chunk)
+{
+	if (chunk)
+		blob_unref(chunk->blob);
+	free(chunk);
+}
+
+/* All lists work the same way: an entry knows which pointer leads to it. */
+static void link_in(struct chunk_link *link, struct chunk **head, struct chunk *chunk,
+		    struct chunk_link *next_link)
+{
+	link->next = *head;
+	link->from = head;
+	if (next_link)
+		next_link->from = &link->next;
+	*head = chunk;
+}
+
+static void link_out(struct chunk_link *link, struct chunk_link *next_link)
+{
+	*link->from = link->next;
+	if (next_link)
+		next_link->from = link->from;
+	*link = (struct chunk_link){ 0 };
+}
+
+static void enter_touched(struct tables *t, struct chunk *chunk)
+{
+	if (!chunk->touched.from)
+		link_in(&chunk->touched, &t->touched, chunk,
+			t->touched ? &t->touched->touched : NULL);
+}
+
+static void leave_touched(struct chunk *chunk)
+{
+	if (chunk->touched.from)
+		link_out(&chunk->touched,
+			 chunk->touched.next ? &chunk->touched.next->touched : NULL);
+}
+
+/* Removes a chunk from the tables; it is freed with the others after the lock is released. */
+static void drop(struct tables *t, struct chunk *chunk)
+{
+	struct chunk **link = bucket_of(t, chunk->node->id, chunk->index);
+
+	while (*link != chunk)
+		link = &(*link)->next_in_bucket;
+	*link = chunk->next_in_bucket;
+	leave_touched(chunk);
+	link_out(&chunk->of_node, chunk->of_node.next ? &chunk->of_node.next->of_node : NULL);
+	chunk->node->chunk_count--;
+	t->chunks--;
+	chunk->next_in_bucket = t->dropped_chunks;
+	t->dropped_chunks = chunk;
+}
+
+static uint64_t chunk_size(const struct node *node, uint64_t index, uint32_t chunk_bytes)
+{
+	uint64_t left = node->attr.size - index * chunk_bytes;
+
+	return left < chunk_bytes ? left : chunk_bytes;
+}
+
+bool node_add_chunk(struct tables *t, struct node *node, uint32_t chunk_bytes,
+		    struct chunk *chunk)
+{
+	struct chunk **bucket, *before;
+
+	if (!S_ISREG(node->attr.mode) || chunk_bytes < CHUNK_BYTES_MIN || !node->attr.size ||
+	    chunk->index > (node->attr.size - 1) / chunk_bytes ||
+	    chunk->blob->size != chunk_size(node, chunk->index, chunk_bytes))
+		return false;
+	if (node->chunk_bytes != chunk_bytes) /* all chunks of a file have one size */
+		node_drop_chunks(t, node);
+	node->chunk_bytes = chunk_bytes;
+	before = chunk_find(t, node, chunk->index);
+	if (before)
+		drop(t, before);
+	bucket = bucket_of(t, node->id, chunk->index);
+	chunk->next_in_bucket = *bucket;
+	*bucket = chunk;
+	chunk->node = node;
+	link_in(&chunk->of_node, &node->first_chunk, chunk,
+		node->first_chunk ? &node->first_chunk->of_node : NULL);
+	node->chunk_count++;
+	t->chunks++;
+	return true;
+}
+
+void node_drop_chunk(struct tables *t, struct node *node, uint64_t index)
+{
+	struct chunk *chunk = chunk_find(t, node, index);
+
+	if (chunk)
+		drop(t, chunk);
+}
+
+void node_drop_chunks(struct tables *t, struct node *node)
+{
+	while (node->first_chunk)
+		drop(t, node->first_chunk);
+}
+
+void chunks_free_dropped(struct chunk *dropped)
+{
+	while (dropped) {
+		struct chunk *next = dropped->next_in_bucket;
+
+		chunk_free(dropped);
+		dropped = next;
+	}
+}
+
+uint64_t node_cut(const struct node *node, uint64_t offset, uint64_t size)
+{
+	uint64_t left = offset < node->attr.size ? node->attr.size - offset : 0;
+
+	return size < left ? size : left;
+}
+
+int node_pieces(struct tables *t, const struct node *node, uint64_t offset, size_t size,
+		struct piece *pieces)
+{
+	int count = 0;
+
+	while (size) {
+		struct chunk *chunk = chunk_find(t, node, offset / node->chunk_bytes);
+		size_t at = offset % node->chunk_bytes, length = node->chunk_bytes - at;
+
+		if (length > size)
+			length = size;
+		/* it has the right size, unless the attributes were changed since */
+		if (!chunk || count == PIECES_MAX || at + length > chunk->blob->size) {
+			while (count)
+				blob_unref(pieces[--count].blob);
+			return -1;
+		}
+		enter_touched(t, chunk);
+		pieces[count++] = (struct piece){ blob_ref(chunk->blob), at, length };
+		offset += length;
+		size -= length;
+	}
+	return count;
+}
+
+size_t tables_take_touched(struct tables *t, struct touched_chunk *taken, size_t room)
+{
+	size_t count = 0;
+
+	while (t->touched && count < room) {
+		struct chunk *chunk = t->touched;
+
+		taken[count++] = (struct touched_chunk){ chunk->node->id, chunk->index };
+		leave_touched(chunk);
+	}
+	return count;
+}

@@ -1,0 +1,313 @@
+/*
+ * Fetches without the handlers, on a node that is a job by itself: a job of several nodes grants
+ * nothing. The source's threads read a file whole if the listing of its directory was *granted*.
+ * The front publishes it and answers the requests that wait, all without
+ * the GIL. A directory is listed the same way if its parent's listing grants all below it. The
+ * handlers hear of it a few milliseconds later, of many at a time.
+ *
+ * The core has reserved the bytes beforehand: they are taken from a credit, which it tops up once
+ * it has made room for the new content. Without credit, and when the fetch fails in any way, the
+ * request takes the ordinary path through the handlers.
+ *
+ * A listing that must be shown differently, or that lacks attributes, is not published: the
+ * handlers get it before they are asked, and need not list again.
+ *
+ * A listing is as old as the beginning of its fetch. If older listings have become wrong since
+ * (mostly by a clear), it is dropped: `outdated`.
+ */
+#include "front.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct version version_of(const struct fuse_attr *a)
+{
+	return (struct version){ a->size, attr_nanoseconds(a->mtime, a->mtimensec),
+				 attr_nanoseconds(a->ctime, a->ctimensec), version_ino(a) };
+}
+
+static bool take_credit(struct front *f, uint64_t bytes)
+{
+	bool enough;
+
+	pthread_mutex_lock(&f->fetched_lock);
+	enough = f->credit >= bytes;
+	if (enough)
+		f->credit -= bytes;
+	pthread_mutex_unlock(&f->fetched_lock);
+	return enough;
+}
+
+void give_credit(struct front *f, uint64_t bytes)
+{
+	pthread_mutex_lock(&f->fetched_lock);
+	f->credit += bytes;
+	pthread_mutex_unlock(&f->fetched_lock);
+}
+
+/* With the tables locked: notes a node's version and returns the path to fetch; NULL without
+ * credit. */
+char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
+{
+	char path[65536], *copy;
+	int length = node_path(node, path, sizeof(path) - 1);
+
+	if (length < 0 || !take_credit(f, credit))
+		return NULL;
+	path[length] = 0;
+	copy = strdup(path);
+	if (!copy) {
+		give_credit(f, credit);
+		return NULL;
+	}
+	*version = version_of(&node->attr);
+	node->fetching = true;
+	node->outdated = false;
+	return copy;
+}
+
+/* With the tables locked: the path to read for a node, or NULL if the handlers have to read it. The
+ * caller then calls read_start(), without the lock. */
+char *read_begin(struct front *f, struct node *file, struct version *version)
+{
+	const struct fuse_attr *a = &file->attr;
+
+	if (!f->reader || file->fetching || !file->attached || !S_ISREG(a->mode) || !a->size ||
+	    a->size > f->whole_max || !file->parent->listing || !file->parent->listing->granted)
+		return NULL;
+	ahead_note(f, file);
+	return fetch_begin(f, file, a->size, version);
+}
+
+static bool may_list(const struct node *directory)
+{
+	return directory->attached && directory->parent->listing &&
+	       directory->parent->listing->granted_below;
+}
+
+/* Once the handlers were asked for a directory's names, they own the listing until they have
+ * published, so that it is not listed twice. */
+bool list_may_begin(const struct front *f, const struct node *directory)
+{
+	return f->reader && !directory->listing && !directory->fetching && !directory->asked &&
+	       S_ISDIR(directory->attr.mode) && may_list(directory);
+}
+
+/* The same for a directory without a listing; the caller then calls list_start(). */
+char *list_begin(struct front *f, struct node *directory, struct version *version)
+{
+	char *path = NULL;
+
+	if (directory->listing || directory->fetching || !S_ISDIR(directory->attr.mode))
+		return NULL;
+	if (list_may_begin(f, directory))
+		path = fetch_begin(f, directory, LISTING_CREDIT, version);
+	directory->asked = !path;
+	return path;
+}
+
+void fetched_free(struct fetched *fetched)
+{
+	blob_unref(fetched->blob);
+	free(fetched->packed);
+	free(fetched);
+}
+
+/* With the tables locked: tells the handlers of new content; they give the credit back. Takes the
+ * content of `filled`; on failure it takes nothing. */
+static bool note(struct front *f, const struct node *node, const struct fetched *filled)
+{
+	char path[65536];
+	int length = node_path(node, path, sizeof(path));
+	struct fetched *fetched = length < 0 ? NULL : malloc(sizeof(*fetched) + (size_t)length);
+	uint64_t one = 1;
+	bool first;
+
+	if (!fetched)
+		return false;
+	*fetched = *filled;
+	fetched->id = node->id;
+	fetched->epoch = f->tables.epoch;
+	fetched->attr = node->attr;
+	fetched->path_length = (size_t)length;
+	memcpy(fetched->path, path, (size_t)length);
+	pthread_mutex_lock(&f->fetched_lock);
+	first = !f->fetched_first;
+	*f->fetched_end = fetched;
+	f->fetched_end = &fetched->next;
+	pthread_mutex_unlock(&f->fetched_lock);
+	if (first && write(f->fetched_fd, &one, sizeof(one)) < 0)
+		return true; /* it is signalled already */
+	return true;
+}
+
+static bool wants_names(const struct pending *pending)
+{
+	uint32_t opcode = ((const struct fuse_in_header *)pending->request)->opcode;
+
+	return opcode == FUSE_READDIR || opcode == FUSE_READDIRPLUS;
+}
+
+void answer_claimed(struct front *f, struct pending *pending, bool have_it)
+{
+	char *scratch = NULL;
+
+	while (pending) {
+		struct pending *next = pending->next_waiter;
+		bool names = wants_names(pending);
+
+		pending->next_waiter = NULL;
+		if (have_it && names && !scratch)
+			scratch = malloc(REPLY_MAX);
+		if (have_it && (scratch || !names)) {
+			front_retry(f, pending, scratch);
+		} else {
+			pending->answer = ANSWER_MISS;
+			miss_forward(f, pending);
+		}
+		pending = next;
+	}
+	free(scratch);
+}
+
+static bool waits_for_fetch(const struct pending *pending, const void *unused)
+{
+	(void)unused;
+	return pending->answer == ANSWER_FETCH;
+}
+
+static void answer_waiters(struct front *f, uint64_t id, bool have_it)
+{
+	answer_claimed(f, pending_claim_waiters(f, id, waits_for_fetch, NULL), have_it);
+}
+
+/* In a thread of the source. Errors are not passed on: the handlers find out for themselves. */
+void read_done(void *context, uint64_t id, const struct version *version, struct blob *blob)
+{
+	struct front *f = context;
+	struct fetched fetched = { .credit = version->size, .blob = blob };
+	struct node *node;
+	bool published = false;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node) {
+		fetched.ahead = node->ahead;
+		fetched.used = node->touched;
+		node->fetching = node->ahead = false;
+		if (blob && !node->object) {
+			/* before note(): the handlers may drop it as soon as they hear of it */
+			node->object = blob_ref(blob);
+			published = note(f, node, &fetched);
+			if (!published)
+				node_set_object(&f->tables, node, NULL);
+		}
+	}
+	tables_unlock(&f->tables);
+	if (!published) {
+		give_credit(f, version->size);
+		blob_unref(blob);
+	}
+	answer_waiters(f, id, published);
+	if (published)
+		ahead_read(f, id);
+}
+
+/* Takes the path. If the read does not start, it ends as failed, because other requests may have
+ * joined it. */
+void read_start(struct front *f, uint64_t id, char *path, const struct version *version)
+{
+	if (!f->reader->read(f->reader->pool, path, version, read_done, f, id))
+		read_done(f, id, version, NULL);
+	free(path);
+}
+
+static bool has_absolute_links(const char *packed)
+{
+	struct listing_header header;
+
+	memcpy(&header, packed, sizeof(header));
+	return header.absolute_links > 0;
+}
+
+/* A listing that the front may publish without the handlers, once the credit covers its cost to the
+ * core; NULL if the handlers have to. */
+static struct listing *own_listing(struct front *f, const char *packed, size_t size)
+{
+	struct listing *listing = listing_open(&f->tables, packed, size, FRESH_FOREVER);
+
+	if (listing && (listing->bare || has_absolute_links(packed) ||
+			!take_credit(f, listing_cost(size, listing->count)))) {
+		listing_free(listing);
+		listing = NULL;
+	}
+	if (listing)
+		listing->granted = listing->granted_below = listing->read_ahead = true;
+	return listing;
+}
+
+/* The listing, or NULL if it failed. The caller then calls ahead_start(). */
+void list_end(struct front *f, uint64_t id, char *packed, size_t size)
+{
+	struct listing *listing;
+	struct fetched fetched = { .packed = packed, .packed_size = size };
+	struct node *node;
+	bool noted = false, known;
+
+	give_credit(f, LISTING_CREDIT);
+	listing = packed ? own_listing(f, packed, size) : NULL;
+	if (listing)
+		fetched.credit = listing_cost(size, listing->count);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	if (node) {
+		fetched.ahead = node->ahead;
+		node->fetching = node->ahead = false;
+		/* a grant may have been revoked meanwhile because of what the directory holds */
+		noted = packed && !node->outdated && may_list(node) && note(f, node, &fetched);
+	}
+	if (noted && listing && !node->listing) {
+		listing->published_ns = now_ns();
+		node_set_listing(&f->tables, node, listing);
+		ahead_listed(f, node);
+		listing = NULL;
+	}
+	known = node && node->listing;
+	if (node && !known)
+		node->asked = true;
+	tables_unlock(&f->tables);
+	if (!noted) {
+		give_credit(f, fetched.credit);
+		free(packed);
+	}
+	listing_free(listing);
+	answer_waiters(f, id, known);
+}
+
+/* In a thread of the source. */
+void list_done(void *context, uint64_t id, char *packed, size_t size)
+{
+	list_end(context, id, packed, size);
+	ahead_start(context);
+}
+
+/* Like read_start(). */
+void list_start(struct front *f, uint64_t id, char *path, const struct version *version)
+{
+	if (!f->reader->list(f->reader->pool, path, version, list_done, f, id))
+		list_done(f, id, NULL, 0);
+	free(path);
+}
+
+void fetches_destroy(struct front *f)
+{
+	while (f->fetched_first) {
+		struct fetched *fetched = f->fetched_first;
+
+		f->fetched_first = fetched->next;
+		fetched_free(fetched);
+	}
+}

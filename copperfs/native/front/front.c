@@ -1,0 +1,136 @@
+/* The front's lifecycle: setup, threads, and end. */
+#include "front.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* Fewer where the limit on descriptors is low (transport/ungreeted.py has the budget). */
+static uint32_t handles_max(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur / HANDLES_PART >= HANDLES_MAX)
+		return HANDLES_MAX;
+	return limit.rlim_cur < HANDLES_PART ? 1 : (uint32_t)(limit.rlim_cur / HANDLES_PART);
+}
+
+int front_init(struct front *f, uint32_t nodes_max)
+{
+	if (tables_init(&f->tables, nodes_max, handles_max()))
+		return -1;
+	f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	f->fetched_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	f->crowded_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (f->wake_fd < 0 || f->fetched_fd < 0 || f->crowded_fd < 0) {
+		for (int i = 0; i < 3; i++) {
+			int fd = i ? i == 1 ? f->fetched_fd : f->crowded_fd : f->wake_fd;
+
+			if (fd >= 0)
+				close(fd);
+		}
+		tables_destroy(&f->tables);
+		return -1;
+	}
+	pthread_mutex_init(&f->pending_lock, NULL);
+	pthread_mutex_init(&f->overflow_lock, NULL);
+	pthread_mutex_init(&f->bypass_lock, NULL);
+	pthread_cond_init(&f->bypass_work, NULL);
+	f->overflow_end = &f->overflow_first;
+	f->bypass_end = &f->bypass_first;
+	pthread_cond_init(&f->denial_written, NULL);
+	pthread_mutex_init(&f->fetched_lock, NULL);
+	pthread_mutex_init(&f->trace_lock, NULL);
+	pthread_mutex_init(&f->end_lock, NULL);
+	f->fetched_end = &f->fetched_first;
+	ahead_init(f);
+	f->max_pages = 32;
+	return 0;
+}
+
+/* The mount is gone, or the front is told to stop: the peer of the control socket sees its end.
+ * Only the first call does this. A front thread may come here long after front_stop(), when the
+ * descriptors are closed and their numbers reused; and front_stop() returns only after the first
+ * call is done with them. */
+static void end(struct front *f)
+{
+	uint64_t one = 1;
+
+	pthread_mutex_lock(&f->end_lock);
+	if (!f->ended) {
+		f->ended = true;
+		if (f->control_fd >= 0)
+			shutdown(f->control_fd, SHUT_RDWR);
+		while (write(f->wake_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+			; /* any other failure means that it is signalled already */
+	}
+	pthread_mutex_unlock(&f->end_lock);
+}
+
+static void *front_main(void *argument)
+{
+	struct front *f = argument;
+	char *request = aligned_alloc(8, REQUEST_MAX), *scratch = malloc(REPLY_MAX);
+
+	while (request && scratch && !f->ended) {
+		ssize_t size = read(f->fuse_fd, request, REQUEST_MAX);
+
+		if (size > 0)
+			front_request(f, request, (size_t)size, scratch);
+		/* ENOENT: the request was aborted between being offered and read */
+		else if (size == 0 || (errno != EINTR && errno != ENOENT && errno != EAGAIN))
+			break;
+	}
+	end(f);
+	free(request);
+	free(scratch);
+	return NULL;
+}
+
+int front_start(struct front *f)
+{
+	sigset_t all, before;
+	int error = 0;
+
+	f->threads = calloc(f->threads_count, sizeof(*f->threads));
+	if (!f->threads)
+		return -1;
+	/* signals are Python's; its main thread handles them */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(&f->replier, NULL, replier_main, f);
+	for (unsigned i = 0; i < f->threads_count && !error; i++)
+		error = pthread_create(&f->threads[i], NULL, front_main, f);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	errno = error;
+	return error ? -1 : 0;
+}
+
+/* After this no request is answered. Front threads that sit in read() on a mount that is still busy
+ * cannot be called back; they and the tables they use live until the process ends, which it is
+ * about to do. */
+void front_stop(struct front *f)
+{
+	end(f);
+	bypass_stop(f);
+	pthread_join(f->replier, NULL);
+}
+
+void front_destroy(struct front *f)
+{
+	misses_destroy(f);
+	fetches_destroy(f);
+	ahead_destroy(f);
+	trace_end(f);
+	tables_destroy(&f->tables);
+	close(f->wake_fd);
+	close(f->fetched_fd);
+	close(f->crowded_fd);
+	free(f->threads);
+}

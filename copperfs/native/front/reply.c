@@ -1,0 +1,284 @@
+/* Writes to /dev/fuse: replies and notifications, and counts them. */
+#include "front.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* parts[0] is left free for the header. False: the kernel did not take the reply, because the
+ * request was aborted, or the mount is gone. */
+bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, int count)
+{
+	struct fuse_out_header out = { .unique = unique, .len = sizeof(out) };
+	ssize_t written;
+
+	for (int i = 1; i < count; i++)
+		out.len += (uint32_t)parts[i].iov_len;
+	parts[0] = (struct iovec){ &out, sizeof(out) };
+	do
+		written = writev(f->fuse_fd, parts, count);
+	while (written < 0 && errno == EINTR);
+	return written == (ssize_t)out.len;
+}
+
+bool front_reply(struct front *f, uint64_t unique, int error, const void *data, size_t size)
+{
+	struct fuse_out_header out = { .unique = unique, .error = -error };
+	struct iovec parts[2] = { { &out, sizeof(out) }, { (void *)data, size } };
+	ssize_t written;
+
+	out.len = (uint32_t)(sizeof(out) + size);
+	do
+		written = writev(f->fuse_fd, parts, size ? 2 : 1);
+	while (written < 0 && errno == EINTR);
+	return written == (ssize_t)out.len;
+}
+
+/* --- counting --- */
+
+static enum kind kind_of(uint32_t opcode)
+{
+	switch (opcode) {
+	case FUSE_LOOKUP: return KIND_LOOKUP;
+	case FUSE_GETATTR: return KIND_GETATTR;
+	case FUSE_READLINK: return KIND_READLINK;
+	case FUSE_READ: return KIND_READ;
+	case FUSE_READDIR: case FUSE_READDIRPLUS: return KIND_READDIR;
+	case FUSE_STATFS: return KIND_STATFS;
+	case FUSE_OPEN: case FUSE_OPENDIR: case FUSE_RELEASE: case FUSE_RELEASEDIR:
+	case FUSE_FLUSH: return KIND_OPEN;
+	case FUSE_IOCTL: return KIND_IOCTL;
+	case FUSE_SETATTR: case FUSE_SYMLINK: case FUSE_MKNOD: case FUSE_MKDIR:
+	case FUSE_UNLINK: case FUSE_RMDIR: case FUSE_RENAME: case FUSE_RENAME2:
+	case FUSE_LINK: case FUSE_WRITE: case FUSE_CREATE: case FUSE_FALLOCATE:
+	case FUSE_SETXATTR: case FUSE_REMOVEXATTR: case FUSE_COPY_FILE_RANGE:
+	case FUSE_TMPFILE: return KIND_REFUSED;
+	default: return KIND_OTHER;
+	}
+}
+
+void front_count(struct front *f, const struct fuse_in_header *in, enum answer answer,
+		 uint64_t started_ns)
+{
+	uint64_t ns = now_ns() - started_ns + 1;
+	unsigned octave = 63 - (unsigned)__builtin_clzll(ns);
+	unsigned quarter = octave >= 2 ? (unsigned)(ns >> (octave - 2)) & 3 : 0;
+	unsigned bucket = octave * 4 + quarter;
+	enum kind kind = kind_of(in->opcode);
+
+	if (bucket >= LATENCY_BUCKETS)
+		bucket = LATENCY_BUCKETS - 1;
+	atomic_fetch_add_explicit(&f->statistics.answers[kind][answer], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&f->statistics.latency[kind][answer][bucket], 1,
+				  memory_order_relaxed);
+	if (atomic_load_explicit(&f->tracing, memory_order_relaxed))
+		trace_note(f, in, kind, answer, started_ns, ns);
+}
+
+/* --- notifications: they may wait for replies that only Python can give, so they are sent from a
+ * worker thread that holds neither the GIL nor a lock --- */
+
+static int notify(struct front *f, int code, const void *body, size_t body_size,
+		  const char *name, size_t name_size)
+{
+	struct fuse_out_header out = { .error = code };
+	struct iovec parts[3] = {
+		{ &out, sizeof(out) }, { (void *)body, body_size }, { (void *)name, name_size }
+	};
+
+	out.len = (uint32_t)(sizeof(out) + body_size + name_size);
+	atomic_fetch_add(&f->statistics.notifications, 1);
+	while (writev(f->fuse_fd, parts, 1 + !!body_size + !!name_size) < 0)
+		if (errno != EINTR)
+			return errno;
+	return 0;
+}
+
+int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, size_t length)
+{
+	struct fuse_notify_inval_entry_out body = { .parent = parent,
+						    .namelen = (uint32_t)length };
+	char terminated[256] = { 0 }; /* the kernel wants the name with its zero byte */
+
+	if (length >= sizeof(terminated))
+		return ENAMETOOLONG;
+	memcpy(terminated, name, length);
+	return notify(f, FUSE_NOTIFY_INVAL_ENTRY, &body, sizeof(body), terminated, length + 1);
+}
+
+int front_invalidate_inode(struct front *f, uint64_t id)
+{
+	struct fuse_notify_inval_inode_out body = { .ino = id };
+
+	return notify(f, FUSE_NOTIFY_INVAL_INODE, &body, sizeof(body), NULL, 0);
+}
+
+struct name {
+	uint64_t parent;
+	uint64_t directory; /* the number itself, if the name is a directory */
+	uint16_t length;
+	char name[256];
+};
+
+/* Copies out names of one bucket that the kernel may hold, so that no lock is held while it is
+ * notified; at most `room` names. */
+static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *names, size_t room)
+{
+	size_t count = 0;
+
+	for (struct node *node = t->by_id[bucket]; node && count < room; node = node->next_by_id) {
+		if (!node->parent || !node->attached || (!node->nlookup && !node->negative))
+			continue;
+		names[count].parent = node->parent->id;
+		names[count].directory = S_ISDIR(node->attr.mode) ? node->id : 0;
+		names[count].length = node->name_length;
+		memcpy(names[count++].name, node->name, node->name_length);
+	}
+	return count;
+}
+
+enum { NAMES_AT_ONCE = 64, DENIALS_WITHIN_S = 10, NOTIFY_INC_EPOCH = 8 };
+
+/* Whether to notify the kernel of a name now. A clear passes `later`, which collects the
+ * directories that it would wait for, and passes them as `only` in the second round. To shed, both
+ * are NULL. */
+static bool tell_now(struct front *f, const struct name *name, struct later *later,
+		     const struct later *only)
+{
+	unsigned slot = (unsigned)(name->parent % LOOKED_INTO);
+	bool waits = atomic_load(&f->looked_into[slot]);
+
+	if (only)
+		return only->slots[slot];
+	if (later && waits)
+		later->some = later->slots[slot] = true;
+	return !waits && (later || !name->directory);
+}
+
+static long invalidate_bucket(struct front *f, uint32_t bucket, struct later *later,
+			      const struct later *only)
+{
+	struct name names[NAMES_AT_ONCE];
+	size_t count;
+	long told = 0;
+
+	tables_lock(&f->tables);
+	count = names_in_bucket(&f->tables, bucket, names, NAMES_AT_ONCE);
+	tables_unlock(&f->tables);
+	for (size_t i = 0; i < count; i++) {
+		if (!tell_now(f, &names[i], later, only))
+			continue;
+		/* a directory's cached contents go with its pages */
+		if (names[i].directory)
+			front_invalidate_inode(f, names[i].directory);
+		if (!front_invalidate_entry(f, names[i].parent, names[i].name, names[i].length))
+			told++;
+	}
+	return told;
+}
+
+/* --- negative entries that the kernel may cache ---
+ *
+ * An existing name has a node, through which the kernel is told to look it up again; that
+ * notification waits for a lookup under way. Missing names have no node (except below the root):
+ * they go with their directory. So an answer that was found before a clear must be written before
+ * any notification, or the kernel would cache it from then on. */
+
+void denial_begin(struct front *f, struct denial *denial)
+{
+	*denial = (struct denial){ .next = f->denials, .link = &f->denials,
+				   .epoch = f->tables.epoch };
+	if (f->denials)
+		f->denials->link = &denial->next;
+	f->denials = denial;
+}
+
+void denial_end(struct front *f, struct denial *denial)
+{
+	tables_lock(&f->tables);
+	*denial->link = denial->next;
+	if (denial->next)
+		denial->next->link = denial->link;
+	if (f->denials_awaited)
+		pthread_cond_broadcast(&f->denial_written);
+	tables_unlock(&f->tables);
+}
+
+static bool is_denied_since_before(const struct front *f, uint64_t epoch)
+{
+	for (const struct denial *each = f->denials; each; each = each->next)
+		if (each->epoch < epoch)
+			return true;
+	return false;
+}
+
+/* A write to /dev/fuse never waits, so this takes only until those threads have run; the deadline
+ * is for the unforeseen. */
+static void await_denials(struct front *f)
+{
+	struct timespec until;
+	uint64_t epoch;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += DENIALS_WITHIN_S;
+	tables_lock(&f->tables);
+	epoch = f->tables.epoch;
+	f->denials_awaited++;
+	while (is_denied_since_before(f, epoch))
+		if (pthread_cond_timedwait(&f->denial_written, &f->tables.lock, &until))
+			break;
+	f->denials_awaited--;
+	tables_unlock(&f->tables);
+}
+
+/* Tells the kernel to look every name up again. The pages of files stay: a changed file gets a new
+ * number. An unchanged one may be mapped by a program, which SIGBUS would kill if it could not be
+ * read again now. Names in directories with a lookup under way are left to
+ * front_invalidate_later(). */
+long front_invalidate_all(struct front *f, struct later *later)
+{
+	long told = 0;
+
+	*later = (struct later){ 0 };
+	await_denials(f);
+	/* From Linux 6.16 on this invalidates all earlier lookups, also answers that the kernel has
+	 * not stored yet. Older kernels refuse it. */
+	notify(f, NOTIFY_INC_EPOCH, NULL, 0, NULL, 0);
+	front_invalidate_inode(f, FUSE_ROOT_ID);
+	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
+		told += invalidate_bucket(f, bucket, later, NULL);
+	return told;
+}
+
+/* Invalidates the names that were left: a lookup may hang there, and the notification waits for
+ * it. */
+long front_invalidate_later(struct front *f, const struct later *later)
+{
+	long told = 0;
+
+	for (uint32_t bucket = 0; later->some && bucket <= f->tables.mask && !f->ended; bucket++)
+		told += invalidate_bucket(f, bucket, NULL, later);
+	return told;
+}
+
+/* Makes the kernel forget `count` names of files, going round the table, but none in a directory
+ * with a lookup under way. */
+long front_shed(struct front *f, uint32_t count)
+{
+	long told = 0;
+
+	for (uint32_t seen = 0; seen <= f->tables.mask && told < (long)count && !f->ended; seen++)
+		told += invalidate_bucket(f, f->tables.shed_hand++ & f->tables.mask, NULL, NULL);
+	return told;
+}

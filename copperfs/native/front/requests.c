@@ -1,0 +1,693 @@
+/* Request dispatch: answers one request of the kernel from the tables, refuses it, or forwards it.
+ *
+ * Longer than most files because each kind of request is a few lines, and all share the ways to
+ * answer, which would otherwise become an interface. */
+#include "front.h"
+
+#include <errno.h>
+#include <linux/ioctl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The result of a request. QUEUED: a bypass worker is going to read from its handle. FETCHING: its
+ * file or listing is being fetched already, or is fetched now from `path`. SEEKING: the source is
+ * asked where the file has data. */
+enum verdict { ANSWERED, MISSED, QUEUED, FETCHING, SEEKING };
+
+struct asked {
+	struct front *front;
+	const struct fuse_in_header *in;
+	const char *body;
+	size_t body_size;
+	char *scratch;
+	uint64_t started_ns;
+	struct pending *retried; /* kept from the first time, or NULL */
+	struct handle *handle;	 /* the read uses this one */
+	char *path;		 /* to be fetched, unless a fetch is under way */
+	struct version version;
+	unsigned extents; /* how many to ask the source for */
+};
+
+static enum verdict answer_error(const struct asked *a, int error)
+{
+	front_reply(a->front, a->in->unique, error, NULL, 0);
+	return ANSWERED;
+}
+
+/* Sets how long the kernel may cache an answer. */
+static void set_validity(const struct front *f, uint64_t fresh_until, uint64_t now,
+			 uint64_t *seconds, uint32_t *nanoseconds)
+{
+	uint64_t left = fresh_until > now ? fresh_until - now : 0;
+
+	if (!f->kernel_cache)
+		left = 0;
+	if (fresh_until == FRESH_FOREVER && left)
+		left = 10ull * 365 * 24 * 3600 * 1000000000;
+	*seconds = left / 1000000000;
+	*nanoseconds = (uint32_t)(left % 1000000000);
+}
+
+static void fill_entry(const struct front *f, struct fuse_entry_out *out,
+		       const struct node *node, uint64_t now)
+{
+	memset(out, 0, sizeof(*out));
+	out->nodeid = node->id;
+	out->attr = shown(&node->attr);
+	set_validity(f, node->fresh_until, now, &out->entry_valid, &out->entry_valid_nsec);
+	out->attr_valid = out->entry_valid;
+	out->attr_valid_nsec = out->entry_valid_nsec;
+}
+
+/* Content that was published after a request came may answer it, whatever its validity. */
+static bool tells(const struct asked *a, uint64_t fresh_until, uint64_t published_ns, uint64_t now)
+{
+	return fresh_until > now || published_ns >= a->started_ns;
+}
+
+/* Fills `entry` for a name of a locked directory; false when the tables cannot tell. */
+static bool find_entry(const struct asked *a, struct node *directory, const char *name,
+		       size_t length, struct fuse_entry_out *entry)
+{
+	struct front *f = a->front;
+	struct listing *listing = directory->listing;
+	uint64_t now = now_ns(), fresh_until;
+	const struct row *row = NULL;
+	struct node *node = NULL;
+	bool listed, known;
+
+	if (listing && tells(a, listing->fresh_until, listing->published_ns, now)) {
+		directory->touched = true;
+		row = listing_find(&f->tables, listing, name, length);
+	} else {
+		listing = NULL;
+	}
+	listed = row && row_tells(listing, row);
+	if (listed)
+		node = node_obtain(&f->tables, directory, name, length, &row->attr,
+				   row->name + row->name_length, row->target_length,
+				   listing->fresh_until);
+	else if (!listing || row)
+		node = node_by_name(&f->tables, directory, name, length);
+	known = listed || (node && tells(a, node->fresh_until, node->published_ns, now));
+	if (node && known && !node->negative) {
+		fill_entry(f, entry, node, now);
+		node_refer(&f->tables, node);
+		return true;
+	}
+	if (node ? !(node->negative && known) : !listing || row)
+		return false;
+	/* There is no such name. The kernel may cache that, too. Below the root denied names are
+	 * recorded, because nothing else makes the kernel forget them (those in any other directory
+	 * go with the directory's own). */
+	fresh_until = node ? node->fresh_until : listing->fresh_until;
+	if (!node && directory == f->tables.root &&
+	    !node_negative(&f->tables, directory, name, length, fresh_until))
+		fresh_until = 0;
+	memset(entry, 0, sizeof(*entry));
+	set_validity(f, fresh_until, now, &entry->entry_valid, &entry->entry_valid_nsec);
+	return true;
+}
+
+/* The locked directory's names are needed to answer: true if they are being fetched, false if the
+ * handlers have to list. Tried once; then the handlers know what to do. */
+static bool await_names(struct asked *a, struct node *directory)
+{
+	bool joined = directory->fetching && S_ISDIR(directory->attr.mode);
+
+	if (a->retried)
+		return false;
+	if (!joined)
+		a->path = list_begin(a->front, directory, &a->version);
+	return joined || a->path;
+}
+
+/* Signals once, until the handlers have had names forgotten. */
+static void crowded_tell(struct front *f)
+{
+	uint64_t one = 1;
+
+	if (!atomic_exchange(&f->crowded, true) && write(f->crowded_fd, &one, sizeof(one)) < 0)
+		return; /* it is signalled already */
+}
+
+static enum verdict lookup(struct asked *a)
+{
+	struct front *f = a->front;
+	struct fuse_entry_out entry;
+	struct denial denial;
+	size_t length = strnlen(a->body, a->body_size);
+	struct node *directory;
+	bool found, denied, fetching = false, crowded;
+
+	if (length == a->body_size || !length)
+		return answer_error(a, EINVAL);
+	if (length > 255)
+		return answer_error(a, ENAMETOOLONG);
+	tables_lock(&f->tables);
+	directory = node_by_id(&f->tables, a->in->nodeid);
+	found = directory && find_entry(a, directory, a->body, length, &entry);
+	denied = found && !entry.nodeid && (entry.entry_valid || entry.entry_valid_nsec);
+	if (denied)
+		denial_begin(f, &denial);
+	if (directory && !found)
+		fetching = await_names(a, directory);
+	crowded = f->tables.nodes > f->tables.nodes_max;
+	tables_unlock(&f->tables);
+	if (crowded)
+		crowded_tell(f);
+	if (!directory)
+		return answer_error(a, ESTALE);
+	if (!found)
+		return fetching ? FETCHING : MISSED;
+	if (!entry.nodeid) {
+		atomic_fetch_add_explicit(&f->statistics.negative, 1, memory_order_relaxed);
+		/* the kernel caches "not found" only as an entry without a number */
+		if (!denied)
+			return answer_error(a, ENOENT);
+		front_reply(f, a->in->unique, 0, &entry, sizeof(entry));
+		denial_end(f, &denial);
+		return ANSWERED;
+	}
+	if (!front_reply(f, a->in->unique, 0, &entry, sizeof(entry))) {
+		tables_lock(&f->tables);
+		node_forget(&f->tables, entry.nodeid, 1);
+		tables_unlock(&f->tables);
+	}
+	return ANSWERED;
+}
+
+static enum verdict getattr(struct asked *a)
+{
+	struct front *f = a->front;
+	struct fuse_attr_out out = { 0 };
+	uint64_t now = now_ns();
+	bool fresh = false;
+	struct node *node;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	/* A file's number stands for a version, which does not change; a lookup by name reports a
+	 * new one. */
+	if (node && (!S_ISDIR(node->attr.mode) ||
+		     tells(a, node->fresh_until, node->published_ns, now))) {
+		fresh = true;
+		out.attr = shown(&node->attr);
+		set_validity(f, node->fresh_until, now, &out.attr_valid, &out.attr_valid_nsec);
+	}
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (!fresh)
+		return MISSED;
+	front_reply(f, a->in->unique, 0, &out, sizeof(out));
+	return ANSWERED;
+}
+
+static enum verdict readlink_(struct asked *a)
+{
+	struct front *f = a->front;
+	struct blob *target = NULL;
+	struct node *node;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node && S_ISLNK(node->attr.mode) && node->object)
+		target = blob_ref(node->object);
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (!target)
+		return MISSED;
+	front_reply(f, a->in->unique, 0, target->data, target->size);
+	blob_unref(target);
+	return ANSWERED;
+}
+
+static void count_read_hit(struct front *f, size_t size)
+{
+	atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_HIT], size,
+				  memory_order_relaxed);
+}
+
+/* Takes the pieces' references. Only the kernel copies the bytes, once. */
+static enum verdict answer_pieces(const struct asked *a, const struct piece *pieces, int count)
+{
+	struct iovec parts[1 + PIECES_MAX];
+	size_t size = 0;
+
+	for (int i = 0; i < count; i++) {
+		parts[1 + i] = (struct iovec){ pieces[i].blob->data + pieces[i].at,
+					       pieces[i].length };
+		size += pieces[i].length;
+	}
+	front_reply_parts(a->front, a->in->unique, parts, 1 + count);
+	count_read_hit(a->front, size);
+	for (int i = 0; i < count; i++)
+		blob_unref(pieces[i].blob);
+	return ANSWERED;
+}
+
+/* This thread has waited for the same file until its deadline. */
+static bool hung_just_now(const struct asked *a, const struct node *node)
+{
+	return node->hung.until && !a->retried && node->hung.thread == a->in->pid &&
+	       node->hung.seek == (a->in->opcode == FUSE_LSEEK) && node->hung.until > now_ns();
+}
+
+static enum verdict read_(struct asked *a)
+{
+	struct front *f = a->front;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)a->body;
+	struct blob *object = NULL;
+	struct handle *handle = NULL;
+	struct iovec parts[2];
+	struct piece pieces[PIECES_MAX];
+	bool fetching = false, hung = false;
+	struct node *node;
+	size_t size = 0;
+	int count = -1;
+
+	if (a->body_size < sizeof(*read) || read->size > REPLY_MAX)
+		return answer_error(a, EINVAL);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node && !S_ISLNK(node->attr.mode)) {
+		if (node->object)
+			object = blob_ref(node->object);
+		else if (node->chunk_bytes)
+			count = node_pieces(&f->tables, node, read->offset,
+					    node_cut(node, read->offset, read->size), pieces);
+		if (object || count >= 0) {
+			/* all the requested bytes are here */
+		} else if (hung_just_now(a, node)) {
+			hung = true;
+		} else if (node->handle) {
+			handle = node->handle;
+			atomic_fetch_add(&handle->refs, 1);
+		} else if (!a->retried && !node->chunk_bytes) {
+			/* once; then the handlers know what to do */
+			fetching = node->fetching;
+			a->path = read_begin(f, node, &a->version);
+		}
+		node->touched = true;
+	}
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (object) {
+		if (read->offset < object->size)
+			size = object->size - read->offset;
+		if (size > read->size)
+			size = read->size;
+		parts[1] = (struct iovec){ object->data + (size ? read->offset : 0), size };
+		front_reply_parts(f, a->in->unique, parts, size ? 2 : 1);
+		count_read_hit(f, size);
+		blob_unref(object);
+		return ANSWERED;
+	}
+	if (count >= 0)
+		return answer_pieces(a, pieces, count);
+	if (hung)
+		return answer_error(a, ETIMEDOUT);
+	if (!handle)
+		return fetching || a->path ? FETCHING : MISSED;
+	if (a->scratch && bypass_read_nowait(f, handle, a->in, read, a->scratch)) {
+		handle_unref(handle);
+		return ANSWERED;
+	}
+	a->handle = handle;
+	return QUEUED;
+}
+
+/* Adds one name to a readdir reply; its length, or 0 if it does not fit. */
+static size_t add_name(char *reply, size_t room, bool plus, const char *name, size_t length,
+		       uint64_t ino, uint32_t mode, uint64_t next,
+		       const struct fuse_entry_out *entry)
+{
+	size_t prefix = plus ? sizeof(struct fuse_entry_out) : 0;
+	size_t size = FUSE_REC_ALIGN(prefix + FUSE_NAME_OFFSET + length);
+	struct fuse_dirent *dirent = (struct fuse_dirent *)(reply + prefix);
+
+	if (size > room)
+		return 0;
+	memset(reply, 0, size);
+	if (plus && entry)
+		memcpy(reply, entry, sizeof(*entry));
+	dirent->ino = ino;
+	dirent->off = next;
+	dirent->namelen = (uint32_t)length;
+	dirent->type = (mode & S_IFMT) >> 12;
+	memcpy(dirent->name, name, length);
+	return size;
+}
+
+/* Adds the names after `offset`. Each name with attributes gets a node and a reference; the kernel
+ * looks the others up when it has to. */
+static size_t add_rows(struct front *f, struct node *directory, uint64_t offset, bool plus,
+		       char *reply, size_t room)
+{
+	struct listing *listing = directory->listing;
+	uint64_t now = now_ns();
+	size_t used = 0, added;
+
+	/* zero: no offset follows the largest one */
+	for (uint64_t next = offset + 1; next && next <= COOKIE_DOTS; next++) {
+		const struct node *dots = next == COOKIE_DOTS && directory->parent
+						  ? directory->parent : directory;
+
+		added = add_name(reply + used, room - used, plus, "..", next,
+				 shown_ino(&dots->attr), S_IFDIR, next, NULL);
+		if (!added)
+			return used;
+		used += added;
+	}
+	for (uint32_t at = listing_after(listing, offset); at < listing->names; at++) {
+		uint64_t cookie;
+		const struct row *row = listing_given(listing, at, &cookie);
+		struct fuse_entry_out entry;
+		struct node *node = NULL;
+
+		/* When the tables are full, the name comes without its node. */
+		if (plus && row_tells(listing, row) && f->tables.nodes < f->tables.nodes_max &&
+		    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
+			node = node_obtain(&f->tables, directory, row->name, row->name_length,
+					   &row->attr, row->name + row->name_length,
+					   row->target_length, listing->fresh_until);
+		if (node)
+			fill_entry(f, &entry, node, now);
+		added = add_name(reply + used, room - used, plus, row->name, row->name_length,
+				 shown_ino(&row->attr), row->attr.mode, cookie,
+				 node ? &entry : NULL);
+		if (!added)
+			break;
+		if (node)
+			node_refer(&f->tables, node);
+		used += added;
+	}
+	return used;
+}
+
+/* The kernel did not take the names, so it holds no references to their nodes either. */
+static void take_back(struct front *f, const char *reply, size_t size)
+{
+	tables_lock(&f->tables);
+	for (size_t at = 0; at < size;) {
+		const struct fuse_direntplus *plus = (const struct fuse_direntplus *)(reply + at);
+
+		if (plus->entry_out.nodeid)
+			node_forget(&f->tables, plus->entry_out.nodeid, 1);
+		at += FUSE_DIRENTPLUS_SIZE(plus);
+	}
+	tables_unlock(&f->tables);
+}
+
+static enum verdict readdir(struct asked *a)
+{
+	struct front *f = a->front;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)a->body;
+	bool plus = a->in->opcode == FUSE_READDIRPLUS, known = false, fetching = false;
+	struct node *node;
+	size_t used = 0;
+
+	if (a->body_size < sizeof(*read))
+		return answer_error(a, EINVAL);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node && node->listing &&
+	    /* a walk continues even after its listing has expired */
+	    (read->offset ||
+	     tells(a, node->listing->fresh_until, node->listing->published_ns, now_ns()))) {
+		known = true;
+		node->touched = true;
+		used = add_rows(f, node, read->offset, plus, a->scratch,
+				read->size < REPLY_MAX ? read->size : REPLY_MAX);
+	} else if (node) {
+		fetching = await_names(a, node);
+	}
+	tables_unlock(&f->tables);
+	if (!node)
+		return answer_error(a, ESTALE);
+	if (!known)
+		return fetching ? FETCHING : MISSED;
+	if (!front_reply(f, a->in->unique, 0, a->scratch, used) && plus)
+		take_back(f, a->scratch, used);
+	return ANSWERED;
+}
+
+static enum verdict lseek_(struct asked *a)
+{
+	struct front *f = a->front;
+	const struct fuse_lseek_in *lseek = (const struct fuse_lseek_in *)a->body;
+	struct fuse_lseek_out out = { 0 };
+	int error = ESTALE;
+	struct node *node;
+
+	if (a->body_size < sizeof(*lseek))
+		return answer_error(a, EINVAL);
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, a->in->nodeid);
+	if (node)
+		error = hole_find(f, node, lseek, a->retried || hung_just_now(a, node),
+				  &out.offset);
+	if (node && error == EAGAIN) {
+		a->path = seek_begin(node, lseek->offset, &a->version, &a->extents);
+		if (!a->path) /* as if there were no holes */
+			error = hole_find(f, node, lseek, true, &out.offset);
+	}
+	tables_unlock(&f->tables);
+	if (error == EAGAIN)
+		return SEEKING;
+	if (error)
+		return answer_error(a, error);
+	front_reply(f, a->in->unique, 0, &out, sizeof(out));
+	return ANSWERED;
+}
+
+static enum verdict statfs_(struct asked *a)
+{
+	struct fuse_statfs_out statfs;
+
+	if (!atomic_load(&a->front->statfs_known))
+		return MISSED;
+	tables_lock(&a->front->tables);
+	statfs = a->front->statfs;
+	tables_unlock(&a->front->tables);
+	front_reply(a->front, a->in->unique, 0, &statfs, sizeof(statfs));
+	return ANSWERED;
+}
+
+static enum verdict open_(struct asked *a)
+{
+	struct fuse_open_out out = { .fh = a->in->nodeid };
+
+	/* ENOSYS: do not ask again, for the life of the mount */
+	if (a->front->opens_unasked)
+		return answer_error(a, ENOSYS);
+	out.open_flags = FOPEN_KEEP_CACHE;
+	if (a->in->opcode == FUSE_OPENDIR)
+		out.open_flags |= FOPEN_CACHE_DIR;
+	front_reply(a->front, a->in->unique, 0, &out, sizeof(out));
+	return ANSWERED;
+}
+
+static enum verdict ioctl_(struct asked *a)
+{
+	const struct fuse_ioctl_in *ioctl = (const struct fuse_ioctl_in *)a->body;
+
+	if (a->body_size < sizeof(*ioctl))
+		return answer_error(a, EINVAL);
+	/* CPython calls isatty() on every file that it opens */
+	if (_IOC_TYPE(ioctl->cmd) != FRONT_IOCTL_TYPE || a->front->control_fd < 0)
+		return answer_error(a, ENOTTY);
+	return MISSED;
+}
+
+static void forget(struct front *f, const struct asked *a)
+{
+	const struct fuse_forget_in *one = (const struct fuse_forget_in *)a->body;
+	const struct fuse_batch_forget_in *batch = (const struct fuse_batch_forget_in *)a->body;
+	const struct fuse_forget_one *each = (const struct fuse_forget_one *)(batch + 1);
+
+	atomic_fetch_add_explicit(&f->statistics.forgets, 1, memory_order_relaxed);
+	tables_lock(&f->tables);
+	if (a->in->opcode == FUSE_FORGET) {
+		if (a->body_size >= sizeof(*one))
+			node_forget(&f->tables, a->in->nodeid, one->nlookup);
+	} else if (a->body_size >= sizeof(*batch)) {
+		size_t sent = (a->body_size - sizeof(*batch)) / sizeof(*each);
+
+		for (size_t i = 0; i < batch->count && i < sent; i++)
+			node_forget(&f->tables, each[i].nodeid, each[i].nlookup);
+	}
+	tables_unlock(&f->tables);
+}
+
+static enum verdict answer(struct asked *a)
+{
+	switch (a->in->opcode) {
+	case FUSE_LOOKUP:
+		return lookup(a);
+	case FUSE_GETATTR:
+		return getattr(a);
+	case FUSE_READ:
+		return read_(a);
+	case FUSE_READDIR:
+	case FUSE_READDIRPLUS:
+		return readdir(a);
+	case FUSE_READLINK:
+		return readlink_(a);
+	case FUSE_LSEEK:
+		return lseek_(a);
+	case FUSE_STATFS:
+		return statfs_(a);
+	case FUSE_IOCTL:
+		return ioctl_(a);
+	case FUSE_OPEN:
+	case FUSE_OPENDIR:
+		return open_(a);
+	case FUSE_INIT:
+		return MISSED;
+	case FUSE_RELEASE:
+	case FUSE_RELEASEDIR:
+	case FUSE_DESTROY:
+		return answer_error(a, 0);
+	case FUSE_SETATTR: case FUSE_SYMLINK: case FUSE_MKNOD: case FUSE_MKDIR:
+	case FUSE_UNLINK: case FUSE_RMDIR: case FUSE_RENAME: case FUSE_RENAME2:
+	case FUSE_LINK: case FUSE_WRITE: case FUSE_CREATE: case FUSE_FALLOCATE:
+	case FUSE_SETXATTR: case FUSE_REMOVEXATTR: case FUSE_COPY_FILE_RANGE:
+	case FUSE_TMPFILE:
+		return answer_error(a, EROFS);
+	default: /* extended attributes, flush, access, poll, statx, and future requests */
+		return answer_error(a, ENOSYS);
+	}
+}
+
+static void interrupt(struct front *f, const struct asked *a)
+{
+	const struct fuse_interrupt_in *in = (const struct fuse_interrupt_in *)a->body;
+
+	if (a->body_size >= sizeof(*in))
+		pending_interrupt(f, a->in->unique, in->unique);
+}
+
+/* A pending for a request that the front cannot answer: the existing one, or a new one. */
+static struct pending *keep(struct asked *a, enum answer answer)
+{
+	struct pending *pending = a->retried;
+
+	if (!pending)
+		pending = pending_new((const char *)a->in, sizeof(*a->in) + a->body_size,
+				      a->started_ns);
+	if (pending) {
+		pending->answer = answer;
+		return pending;
+	}
+	atomic_fetch_add(&a->front->statistics.no_room, 1);
+	answer_error(a, ENOMEM);
+	return NULL;
+}
+
+static bool is_being_fetched(struct front *f, uint64_t id)
+{
+	struct node *node;
+	bool fetching;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, id);
+	fetching = node && node->fetching;
+	tables_unlock(&f->tables);
+	return fetching;
+}
+
+/* The end of the fetch answers all pendings of its node, so the pending is kept before the fetch
+ * starts. A request may join a fetch that ends before it is kept; it is then answered again. */
+static void wait_for_fetch(struct asked *a, struct pending *pending)
+{
+	struct front *f = a->front;
+	uint64_t id = a->in->nodeid, unique = a->in->unique;
+	bool kept = pending && pending_add(f, pending);
+
+	if (a->path && a->in->opcode == FUSE_READ)
+		read_start(f, id, a->path, &a->version);
+	else if (a->path)
+		list_start(f, id, a->path, &a->version);
+	if (a->path) {
+		ahead_start(f); /* after the request's own fetch */
+		return;
+	}
+	if (!kept || is_being_fetched(f, id))
+		return;
+	pending = pending_claim(f, unique);
+	if (pending)
+		front_retry(f, pending, a->scratch);
+}
+
+static void conclude(struct asked *a, enum verdict verdict)
+{
+	struct pending *pending;
+
+	if (verdict == ANSWERED) {
+		front_count(a->front, a->in,
+			    a->retried ? a->retried->answer : ANSWER_HIT, a->started_ns);
+		free(a->retried);
+		return;
+	}
+	/* From the second try on publish.c answers a request as soon as its answer is published,
+	 * and handlers answer a read with its bytes. So this is a bug, or there is no memory for a
+	 * node. The daemon logs it. */
+	if (verdict == MISSED && a->retried && a->retried->tries > TRIES_MAX) {
+		atomic_fetch_add(&a->front->statistics.unanswered, 1);
+		answer_error(a, EIO);
+		free(a->retried);
+		return;
+	}
+	pending = keep(a, verdict == QUEUED || verdict == SEEKING ? ANSWER_BYPASS
+			  : verdict == FETCHING ? ANSWER_FETCH : ANSWER_MISS);
+	if (verdict == QUEUED && pending)
+		bypass_queue(a->front, a->handle, pending);
+	else if (verdict == QUEUED)
+		handle_unref(a->handle);
+	else if (verdict == FETCHING)
+		wait_for_fetch(a, pending);
+	else if (pending && verdict == SEEKING)
+		seek_start(a->front, pending, a->path, &a->version, a->extents);
+	else if (pending)
+		miss_forward(a->front, pending);
+	if (verdict == SEEKING)
+		free(a->path);
+}
+
+void front_request(struct front *f, const char *request, size_t size, char *scratch)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+	struct asked a = { .front = f, .in = in, .scratch = scratch, .started_ns = now_ns() };
+
+	if (size < sizeof(*in) || in->len != size) {
+		atomic_fetch_add(&f->statistics.protocol_errors, 1);
+		return;
+	}
+	a.body = request + sizeof(*in);
+	a.body_size = size - sizeof(*in);
+	if (in->opcode == FUSE_FORGET || in->opcode == FUSE_BATCH_FORGET)
+		forget(f, &a);
+	else if (in->opcode == FUSE_INTERRUPT)
+		interrupt(f, &a);
+	else if (in->opcode != FUSE_NOTIFY_REPLY)
+		conclude(&a, answer(&a));
+}
+
+void front_retry(struct front *f, struct pending *pending, char *scratch)
+{
+	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
+	struct asked a = {
+		.front = f, .in = in, .scratch = scratch, .started_ns = pending->started_ns,
+		.body = pending->request + sizeof(*in),
+		.body_size = pending->size - sizeof(*in), .retried = pending,
+	};
+
+	pending->tries++;
+	conclude(&a, answer(&a));
+}

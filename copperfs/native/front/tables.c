@@ -1,0 +1,717 @@
+#include "tables.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* FNV-1a with a seed of this process, so that users cannot prepare names that collide. */
+static uint64_t hash_name(const struct tables *t, uint64_t salt, const char *name, size_t length)
+{
+	uint64_t hash = t->hash_seed ^ (salt * 0x9e3779b97f4a7c15u);
+
+	for (size_t i = 0; i < length; i++)
+		hash = (hash ^ (unsigned char)name[i]) * 0x100000001b3u;
+	return hash ^ (hash >> 29);
+}
+
+uint64_t tables_hash(const struct tables *t, const char *text, size_t length)
+{
+	return hash_name(t, 0, text, length);
+}
+
+/* --- listings --- */
+
+const struct row *listing_row(const struct listing *listing, uint32_t number)
+{
+	return (const struct row *)(listing->rows + listing->offsets[number]);
+}
+
+const struct row *listing_find(const struct tables *t, const struct listing *listing,
+			       const char *name, size_t length)
+{
+	uint32_t slot = (uint32_t)hash_name(t, 0, name, length) & listing->index_mask;
+
+	for (; listing->index[slot]; slot = (slot + 1) & listing->index_mask) {
+		const struct row *row = listing_row(listing, listing->index[slot] - 1);
+
+		if (row->name_length == length && !memcmp(row->name, name, length))
+			return row;
+	}
+	return NULL;
+}
+
+void endings_free(struct endings *endings)
+{
+	if (!endings)
+		return;
+	free(endings->each);
+	free(endings->slots);
+	free(endings);
+}
+
+void listing_free(struct listing *listing)
+{
+	if (!listing)
+		return;
+	endings_free(listing->endings);
+	free(listing->rows);
+	free(listing->offsets);
+	free(listing->index);
+	free(listing->beside);
+	free(listing->order);
+	free(listing->cookies);
+	free(listing);
+}
+
+static bool is_dots(const char *name, size_t length)
+{
+	return name[0] == '.' && (length == 1 || (length == 2 && name[1] == '.'));
+}
+
+static bool row_is_sound(const struct row *row, size_t room)
+{
+	size_t needed, length;
+
+	if (room < sizeof(*row))
+		return false;
+	length = row->length & ~(uint32_t)ROW_UNKNOWN;
+	if (length > room || length % 8)
+		return false;
+	if ((row->length & ROW_UNKNOWN) && (row->target_length || row->attr.size))
+		return false;
+	needed = sizeof(*row) + row->name_length + row->target_length;
+	return needed <= length && row->name_length >= 1 && row->name_length <= NAME_MAX &&
+	       row->target_length < PATH_MAX && !memchr(row->name, '/', row->name_length) &&
+	       !memchr(row->name, 0, row->name_length) && !is_dots(row->name, row->name_length);
+}
+
+struct listing *listing_open(const struct tables *t, const char *bytes, size_t size,
+			     uint64_t fresh_until)
+{
+	struct listing_header header;
+	struct listing *listing;
+	size_t slots, at = sizeof(header);
+
+	if (size < sizeof(header) || size > UINT32_MAX) {
+		errno = EPROTO;
+		return NULL;
+	}
+	memcpy(&header, bytes, sizeof(header));
+	/* the count must be plausible before memory is allocated for it */
+	if (header.magic != LISTING_MAGIC ||
+	    header.count > (size - sizeof(header)) / sizeof(struct row)) {
+		errno = EPROTO;
+		return NULL;
+	}
+	slots = index_slots(header.count);
+	listing = calloc(1, sizeof(*listing));
+	if (!listing)
+		return NULL;
+	listing->rows = malloc(size);
+	listing->offsets = calloc(header.count + 1, sizeof(*listing->offsets));
+	listing->index = calloc(slots, sizeof(*listing->index));
+	if (!listing->rows || !listing->offsets || !listing->index) {
+		listing_free(listing);
+		errno = ENOMEM;
+		return NULL;
+	}
+	memcpy(listing->rows, bytes, size);
+	listing->bare = header.flags & LISTING_BARE;
+	listing->fresh_until = fresh_until;
+	listing->index_mask = (uint32_t)(slots - 1);
+	for (uint32_t i = 0; i < header.count; i++) {
+		const struct row *row = (const struct row *)(listing->rows + at);
+		uint32_t slot;
+
+		if (!row_is_sound(row, size - at)) {
+			listing_free(listing);
+			errno = EPROTO;
+			return NULL;
+		}
+		listing->offsets[i] = (uint32_t)at;
+		listing->count = i + 1;
+		at += row->length & ~(uint32_t)ROW_UNKNOWN;
+		if (listing_find(t, listing, row->name, row->name_length))
+			continue; /* a duplicate name: the first one counts */
+		slot = (uint32_t)hash_name(t, 0, row->name, row->name_length) &
+		       listing->index_mask;
+		while (listing->index[slot])
+			slot = (slot + 1) & listing->index_mask;
+		listing->index[slot] = i + 1;
+	}
+	if (!listing_order(listing)) {
+		listing_free(listing);
+		errno = ENOMEM;
+		return NULL;
+	}
+	return listing;
+}
+
+/* --- handles --- */
+
+void handle_unref(struct handle *handle)
+{
+	if (!handle || atomic_fetch_sub(&handle->refs, 1) != 1)
+		return;
+	close(handle->fd);
+	free(handle);
+}
+
+/* Closing is a request to the server on some network filesystems. */
+void node_drop_handle(struct tables *t, struct node *node)
+{
+	struct handle *handle = node->handle;
+
+	if (!handle)
+		return;
+	node->handle = NULL;
+	handle->next_dropped = t->dropped;
+	t->dropped = handle;
+}
+
+void tables_unlock(struct tables *t)
+{
+	struct handle *dropped = t->dropped;
+	struct chunk *chunks = t->dropped_chunks;
+	struct listing *listings = t->dropped_listings;
+	struct blob *blobs = t->dropped_blobs;
+
+	t->dropped = NULL;
+	t->dropped_chunks = NULL;
+	t->dropped_listings = NULL;
+	t->dropped_blobs = NULL;
+	pthread_mutex_unlock(&t->lock);
+	chunks_free_dropped(chunks);
+	while (listings) {
+		struct listing *listing = listings;
+
+		listings = listing->next_dropped;
+		listing_free(listing);
+	}
+	while (blobs) {
+		struct blob *blob = blobs;
+
+		blobs = blob->next_dropped;
+		blob_free(blob);
+	}
+	while (dropped) {
+		struct handle *handle = dropped;
+
+		dropped = handle->next_dropped;
+		handle_unref(handle);
+	}
+}
+
+/* The version of a file, as in copperfs/model/types.py. */
+bool same_version(const struct fuse_attr *a, const struct fuse_attr *b)
+{
+	return same_ino(version_ino(a), version_ino(b)) && a->size == b->size &&
+	       a->mtime == b->mtime && a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
+	       a->ctimensec == b->ctimensec;
+}
+
+uint64_t shown_ino(const struct fuse_attr *a)
+{
+	uint64_t mixed = (a->flags & ATTR_FILESYSTEM) + 0x9e3779b97f4a7c15u;
+
+	if (!(a->flags & ATTR_FILESYSTEM))
+		return a->ino;
+	mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
+	mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
+	return a->ino ^ mixed ^ (mixed >> 31);
+}
+
+struct fuse_attr shown(const struct fuse_attr *a)
+{
+	struct fuse_attr shown = *a;
+
+	shown.ino = shown_ino(a);
+	shown.flags = 0; /* no submounts, no DAX, whatever a listing says */
+	return shown;
+}
+
+/* --- nodes --- */
+
+struct node *node_by_id(struct tables *t, uint64_t id)
+{
+	struct node *node = t->by_id[id & t->mask];
+
+	while (node && node->id != id)
+		node = node->next_by_id;
+	return node;
+}
+
+static struct node **name_bucket(struct tables *t, uint64_t parent_id, const char *name,
+				 size_t length)
+{
+	return &t->by_name[hash_name(t, parent_id, name, length) & t->mask];
+}
+
+struct node *node_by_name(struct tables *t, struct node *parent, const char *name, size_t length)
+{
+	struct node *node = *name_bucket(t, parent->id, name, length);
+
+	while (node && !(node->parent == parent && node->name_length == length &&
+			 !memcmp(node->name, name, length)))
+		node = node->next_by_name;
+	return node;
+}
+
+static void enter(struct node **bucket, struct node *node, bool by_name)
+{
+	*(by_name ? &node->next_by_name : &node->next_by_id) = *bucket;
+	*bucket = node;
+}
+
+static void unlink_from(struct node **bucket, struct node *node, bool by_name)
+{
+	while (*bucket != node)
+		bucket = by_name ? &(*bucket)->next_by_name : &(*bucket)->next_by_id;
+	*bucket = by_name ? node->next_by_name : node->next_by_id;
+}
+
+/* The name no longer leads to this node; its number still does. */
+static void detach(struct tables *t, struct node *node)
+{
+	if (!node->attached)
+		return;
+	unlink_from(name_bucket(t, node->parent->id, node->name, node->name_length), node, true);
+	node->attached = false;
+}
+
+static void idle_remove(struct tables *t, struct node *node)
+{
+	if (!node->idle)
+		return;
+	node->idle_next->idle_previous = node->idle_previous;
+	node->idle_previous->idle_next = node->idle_next;
+	node->idle = false;
+	t->idle_count--;
+}
+
+static void node_drop_extents(struct node *node)
+{
+	free(node->extents);
+	node->extents = NULL;
+}
+
+void node_withdraw(struct tables *t, struct node *node)
+{
+	node_set_listing(t, node, NULL);
+	node_set_object(t, node, NULL);
+	node_drop_handle(t, node);
+	node_drop_extents(node);
+	node_drop_chunks(t, node);
+}
+
+/* Frees the node if it is not needed, and then each parent that only it needed. */
+static void free_unneeded(struct tables *t, struct node *node)
+{
+	while (node != t->root && !node->nlookup && !node->children && !node->idle) {
+		struct node *parent = node->parent;
+
+		detach(t, node);
+		unlink_from(&t->by_id[node->id & t->mask], node, false);
+		node_withdraw(t, node);
+		free(node);
+		t->nodes--;
+		parent->children--;
+		node = parent;
+	}
+}
+
+static void idle_drop_oldest(struct tables *t)
+{
+	struct node *node = t->idle.idle_next;
+
+	idle_remove(t, node);
+	free_unneeded(t, node);
+}
+
+/* Adds a node that the kernel does not refer to yet, or that stands for a missing name. */
+static void idle_append(struct tables *t, struct node *node)
+{
+	idle_remove(t, node);
+	node->idle_next = &t->idle;
+	node->idle_previous = t->idle.idle_previous;
+	node->idle_previous->idle_next = node;
+	t->idle.idle_previous = node;
+	node->idle = true;
+	t->idle_count++;
+}
+
+static void limit_idle(struct tables *t)
+{
+	while (t->idle_count > t->idle_max)
+		idle_drop_oldest(t);
+}
+
+/* Called before a name is added to a directory that only its children may keep alive: the kernel
+ * can have forgotten it while the handlers were asked. The directory must not go with the last of
+ * them, nor as the oldest idle node. Other nodes may be freed here. */
+static void keep_directory(struct tables *t, struct node *directory)
+{
+	if (directory == t->root || directory->nlookup)
+		return;
+	idle_append(t, directory);
+	limit_idle(t);
+}
+
+enum { CHAIN_MAX = 8 };
+
+/* Doubles the buckets. The kernel may refer to far more names than nodes_max, such as directories,
+ * which it is never told to forget. Takes some 0.1 us for each node. */
+static bool grow(struct tables *t)
+{
+	uint32_t before = t->mask;
+	size_t buckets = 2 * ((size_t)before + 1);
+	struct node **by_id = calloc(buckets, sizeof(*by_id));
+	struct node **by_name = calloc(buckets, sizeof(*by_name)), **old = t->by_id;
+
+	if (!by_id || !by_name) {
+		free(by_id);
+		free(by_name);
+		return false;
+	}
+	free(t->by_name);
+	t->by_id = by_id;
+	t->by_name = by_name;
+	t->mask = (uint32_t)(buckets - 1);
+	for (uint32_t i = 0; i <= before; i++)
+		for (struct node *node = old[i], *next; node; node = next) {
+			next = node->next_by_id;
+			enter(&t->by_id[node->id & t->mask], node, false);
+			if (node->attached)
+				enter(name_bucket(t, node->parent->id, node->name,
+						  node->name_length), node, true);
+		}
+	free(old);
+	return true;
+}
+
+static struct node *node_new(struct tables *t, struct node *parent, const char *name,
+			     size_t length)
+{
+	struct node *node;
+
+	if (t->nodes / CHAIN_MAX > t->mask && !grow(t))
+		return NULL;
+	node = calloc(1, sizeof(*node) + length);
+	if (!node)
+		return NULL;
+	node->id = t->next_id++;
+	node->parent = parent;
+	node->name_length = (uint16_t)length;
+	memcpy(node->name, name, length);
+	if (parent)
+		parent->children++;
+	enter(&t->by_id[node->id & t->mask], node, false);
+	if (parent) {
+		enter(name_bucket(t, parent->id, name, length), node, true);
+		node->attached = true;
+	}
+	t->nodes++;
+	return node;
+}
+
+/* The name's former content is gone; readers that hold the node keep its number. */
+static void displace(struct tables *t, struct node *node)
+{
+	detach(t, node);
+	idle_remove(t, node);
+	free_unneeded(t, node);
+}
+
+static bool same_times(const struct fuse_attr *a, const struct fuse_attr *b)
+{
+	return a->mtime == b->mtime && a->mtimensec == b->mtimensec && a->ctime == b->ctime &&
+	       a->ctimensec == b->ctimensec;
+}
+
+/* A changed directory has other names, even if its listing still counts as fresh: the kernel would
+ * keep those names for as long as the times that it gets now. */
+void node_set_attributes(struct tables *t, struct node *node, const struct fuse_attr *attr)
+{
+	if (!same_times(&node->attr, attr))
+		node_outdate_listing(t, node);
+	node->attr = *attr;
+}
+
+struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
+			 size_t length, const struct fuse_attr *attr, const char *target,
+			 size_t target_length, uint64_t fresh_until)
+{
+	struct node *node;
+
+	keep_directory(t, parent);
+	node = node_by_name(t, parent, name, length);
+	if (node) {
+		bool directories = S_ISDIR(node->attr.mode) && S_ISDIR(attr->mode);
+		bool same_kind = (node->attr.mode & S_IFMT) == (attr->mode & S_IFMT);
+
+		/* A directory keeps its number while its contents change. */
+		if (node->negative || !same_kind ||
+		    !(directories ? same_ino(version_ino(&node->attr), version_ino(attr))
+				  : same_version(&node->attr, attr))) {
+			displace(t, node);
+			node = NULL;
+		}
+	}
+	if (!node) {
+		node = node_new(t, parent, name, length);
+		if (!node)
+			return NULL;
+		if (target_length && S_ISLNK(attr->mode)) {
+			node->object = blob_new(target_length);
+			if (node->object)
+				memcpy(node->object->data, target, target_length);
+		}
+	}
+	node_set_attributes(t, node, attr);
+	/* a lookup of its own may give it a longer validity than its listing */
+	if (fresh_until > node->fresh_until)
+		node->fresh_until = fresh_until;
+	if (!node->nlookup)
+		idle_append(t, node);
+	limit_idle(t); /* idle_max is at least two, so neither the directory nor the node goes */
+	return node;
+}
+
+struct node *node_reach(struct tables *t, const char *path, size_t length)
+{
+	struct node *node = t->root;
+
+	for (const char *end = path + length; node && path < end;) {
+		const char *slash = memchr(path, '/', (size_t)(end - path));
+		size_t size = (size_t)((slash ? slash : end) - path);
+		struct listing *listing = node->listing;
+		const struct row *row = NULL;
+		struct node *child = NULL;
+
+		if (listing)
+			row = listing_find(t, listing, path, size);
+		if (row && !row_tells(listing, row))
+			row = NULL;
+		/* a node is enough on the way down; the last name must be the one in the listing */
+		if (slash || !row)
+			child = node_by_name(t, node, path, size);
+		if (child && child->negative)
+			child = NULL;
+		if (!child && row && t->nodes < t->nodes_max)
+			child = node_obtain(t, node, path, size, &row->attr,
+					    row->name + row->name_length, row->target_length,
+					    listing->fresh_until);
+		node = child;
+		path += size + 1;
+	}
+	return node;
+}
+
+bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
+		   uint64_t fresh_until)
+{
+	struct node *node;
+
+	keep_directory(t, parent);
+	node = node_by_name(t, parent, name, length);
+	if (node && !node->negative) {
+		displace(t, node);
+		node = NULL;
+	}
+	if (!node) {
+		/* The kernel never forgets this node, unlike one on its way to it: when there is no
+		 * room, the oldest idle one goes */
+		while (t->idle_count >= t->idle_max)
+			idle_drop_oldest(t);
+		node = node_new(t, parent, name, length);
+		if (!node)
+			return false;
+		node->negative = true;
+	}
+	node->fresh_until = fresh_until;
+	idle_append(t, node);
+	limit_idle(t);
+	return true;
+}
+
+void node_refer(struct tables *t, struct node *node)
+{
+	node->nlookup++;
+	idle_remove(t, node);
+}
+
+void node_forget(struct tables *t, uint64_t id, uint64_t nlookup)
+{
+	struct node *node = node_by_id(t, id);
+
+	if (!node || node == t->root)
+		return;
+	node->nlookup -= nlookup < node->nlookup ? nlookup : node->nlookup;
+	free_unneeded(t, node);
+}
+
+int node_path(const struct node *node, char *path, size_t size)
+{
+	size_t length = 0;
+	char *end;
+
+	for (const struct node *n = node; n->parent; n = n->parent)
+		length += n->name_length + 1;
+	if (length > size)
+		return -1;
+	if (!length)
+		return 0;
+	end = path + length - 1;
+	for (const struct node *n = node; n->parent; n = n->parent) {
+		end -= n->name_length;
+		memcpy(end, n->name, n->name_length);
+		if (end > path)
+			*--end = '/';
+	}
+	return (int)length - 1;
+}
+
+void node_set_listing(struct tables *t, struct node *node, struct listing *listing)
+{
+	if (node->listing) {
+		node->listing->next_dropped = t->dropped_listings;
+		t->dropped_listings = node->listing;
+	}
+	node->listing = listing;
+	if (listing)
+		node->asked = false;
+}
+
+void node_outdate_listing(struct tables *t, struct node *node)
+{
+	node_set_listing(t, node, NULL);
+	node->outdated = true;
+}
+
+void node_set_object(struct tables *t, struct node *node, struct blob *object)
+{
+	/* a link's target belongs to its version and is never withdrawn */
+	if (S_ISLNK(node->attr.mode) && node->object && !object && node->nlookup)
+		return;
+	if (blob_let_go(node->object)) {
+		node->object->next_dropped = t->dropped_blobs;
+		t->dropped_blobs = node->object;
+	}
+	node->object = object;
+}
+
+void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
+{
+	if (t->handle_ids[node->handle_slot] != node->id) {
+		uint32_t slot = t->handle_next++ % t->handle_max;
+		struct node *oldest = node_by_id(t, t->handle_ids[slot]);
+
+		if (oldest)
+			node_drop_handle(t, oldest);
+		t->handle_ids[slot] = node->id;
+		node->handle_slot = (uint16_t)slot;
+	}
+	node_drop_handle(t, node);
+	node->handle = handle;
+}
+
+void node_set_extents(struct tables *t, struct node *node, struct extents *extents)
+{
+	if (t->extents_ids[node->extents_slot] != node->id) {
+		uint32_t slot = t->extents_next++ % EXTENTS_NODES_MAX;
+		struct node *oldest = node_by_id(t, t->extents_ids[slot]);
+
+		if (oldest)
+			node_drop_extents(oldest);
+		t->extents_ids[slot] = node->id;
+		node->extents_slot = (uint8_t)slot;
+	}
+	node_drop_extents(node);
+	node->extents = extents;
+}
+
+void tables_clear(struct tables *t)
+{
+	t->epoch++;
+	for (uint32_t i = 0; i <= t->mask; i++)
+		for (struct node *node = t->by_id[i]; node; node = node->next_by_id) {
+			node_withdraw(t, node);
+			node->fresh_until = 0;
+			node->outdated = true;
+			node->asked = false;
+		}
+}
+
+void tables_revoke_below(struct tables *t)
+{
+	for (uint32_t i = 0; i <= t->mask; i++)
+		for (struct node *node = t->by_id[i]; node; node = node->next_by_id)
+			if (node->listing)
+				node->listing->granted_below = false;
+}
+
+int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
+{
+	size_t buckets = 1024;
+
+	memset(t, 0, sizeof(*t));
+	/* chains of two on average at nodes_max; untouched pages take no memory */
+	while (buckets * 2 < nodes_max)
+		buckets *= 2;
+	t->mask = (uint32_t)(buckets - 1);
+	t->nodes_max = nodes_max;
+	t->idle_max = nodes_max / 4 < 65536 ? nodes_max / 4 : 65536;
+	if (t->idle_max < 2) /* a directory and a name in it: see keep_directory() */
+		t->idle_max = 2;
+	t->handle_max = handle_max;
+	t->next_id = FUSE_ROOT_ID;
+	t->epoch = 1;
+	t->idle.idle_next = t->idle.idle_previous = &t->idle;
+	if (getrandom(&t->hash_seed, sizeof(t->hash_seed), 0) != (ssize_t)sizeof(t->hash_seed))
+		return -1;
+	t->by_id = calloc(buckets, sizeof(*t->by_id));
+	t->by_name = calloc(buckets, sizeof(*t->by_name));
+	t->by_chunk = calloc(CHUNK_BUCKETS, sizeof(*t->by_chunk));
+	t->handle_ids = calloc(handle_max, sizeof(*t->handle_ids));
+	if (!t->by_id || !t->by_name || !t->by_chunk || !t->handle_ids ||
+	    pthread_mutex_init(&t->lock, NULL)) {
+		free(t->by_id);
+		free(t->by_name);
+		free(t->by_chunk);
+		free(t->handle_ids);
+		errno = ENOMEM;
+		return -1;
+	}
+	t->root = node_new(t, NULL, "", 0);
+	if (!t->root) {
+		tables_destroy(t);
+		return -1;
+	}
+	t->root->attr.mode = S_IFDIR;
+	t->root->nlookup = 1;
+	return 0;
+}
+
+void tables_destroy(struct tables *t)
+{
+	for (uint32_t i = 0; i <= t->mask; i++)
+		while (t->by_id[i]) {
+			struct node *node = t->by_id[i];
+
+			t->by_id[i] = node->next_by_id;
+			node->nlookup = 0; /* so that a link's target goes, too */
+			node_withdraw(t, node);
+			free(node);
+		}
+	tables_lock(t);
+	tables_unlock(t); /* frees the handles and chunks */
+	free(t->by_id);
+	free(t->by_name);
+	free(t->by_chunk);
+	free(t->handle_ids);
+	pthread_mutex_destroy(&t->lock);
+}

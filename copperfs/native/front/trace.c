@@ -1,0 +1,128 @@
+/* Request trace for `copperfs profile`: while a profile runs, records each request's path and cost.
+ * The records go into a buffer that Python empties ten times a second. It is bounded; records that
+ * do not fit are counted and lost, and no thread waits. */
+#include "front.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* As daemon/request_profile.py unpacks it; the path follows. */
+struct record {
+	uint64_t started_ns;
+	uint64_t took_ns;
+	uint64_t bytes; /* of a read */
+	uint16_t path_length;
+	uint8_t kind;
+	uint8_t answer;
+	uint8_t type; /* S_IFMT >> 12; 0 if there is no such name */
+	uint8_t padding[3];
+};
+
+/* Starts anew, with room for that number of bytes of records. */
+bool trace_begin(struct front *f, size_t room)
+{
+	bool there;
+
+	pthread_mutex_lock(&f->trace_lock);
+	free(f->trace);
+	f->trace = malloc(room);
+	f->trace_room = room;
+	there = f->trace != NULL;
+	f->trace_used = 0;
+	f->trace_lost = 0;
+	pthread_mutex_unlock(&f->trace_lock);
+	atomic_store(&f->tracing, there);
+	return there;
+}
+
+void trace_end(struct front *f)
+{
+	atomic_store(&f->tracing, false);
+	pthread_mutex_lock(&f->trace_lock);
+	free(f->trace);
+	f->trace = NULL;
+	f->trace_used = 0;
+	pthread_mutex_unlock(&f->trace_lock);
+}
+
+/* All records so far, which the caller frees; NULL if there are none. */
+char *trace_take(struct front *f, size_t *size, uint64_t *lost)
+{
+	char *taken = NULL;
+
+	pthread_mutex_lock(&f->trace_lock);
+	*size = f->trace_used;
+	*lost = f->trace_lost;
+	if (f->trace && f->trace_used)
+		taken = malloc(f->trace_used);
+	if (taken) {
+		memcpy(taken, f->trace, f->trace_used);
+		f->trace_used = 0;
+	}
+	pthread_mutex_unlock(&f->trace_lock);
+	return taken;
+}
+
+static void add(struct front *f, const struct record *record, const char *path)
+{
+	size_t size = sizeof(*record) + record->path_length;
+
+	pthread_mutex_lock(&f->trace_lock);
+	if (f->trace && f->trace_used + size <= f->trace_room) {
+		memcpy(f->trace + f->trace_used, record, sizeof(*record));
+		memcpy(f->trace + f->trace_used + sizeof(*record), path, record->path_length);
+		f->trace_used += size;
+	} else {
+		f->trace_lost++;
+	}
+	pthread_mutex_unlock(&f->trace_lock);
+}
+
+static uint64_t read_size(const struct fuse_in_header *in, const struct node *node)
+{
+	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
+	uint64_t left;
+
+	if (in->opcode != FUSE_READ || in->len < sizeof(*in) + sizeof(*read))
+		return 0;
+	left = read->offset < node->attr.size ? node->attr.size - read->offset : 0;
+	return left < read->size ? left : read->size;
+}
+
+void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind,
+		enum answer answer, uint64_t started_ns, uint64_t took_ns)
+{
+	struct record record = { .started_ns = started_ns, .took_ns = took_ns,
+				 .kind = (uint8_t)kind, .answer = (uint8_t)answer };
+	char path[4096 + 256 + 1];
+	const char *name = (const char *)(in + 1);
+	struct node *node;
+	int length = -1;
+
+	tables_lock(&f->tables);
+	node = node_by_id(&f->tables, in->nodeid);
+	if (node)
+		length = node_path(node, path, 4096);
+	if (length >= 0 && kind == KIND_LOOKUP) {
+		size_t name_length = strnlen(name, in->len - sizeof(*in));
+
+		if (name_length > 255)
+			name_length = 255;
+		node = node_by_name(&f->tables, node, name, name_length);
+		if (length)
+			path[length++] = '/';
+		memcpy(path + length, name, name_length);
+		length += (int)name_length;
+		if (node && !node->negative)
+			record.type = (uint8_t)(node->attr.mode >> 12);
+	} else if (length >= 0) {
+		record.type = (uint8_t)(node->attr.mode >> 12);
+		record.bytes = read_size(in, node);
+	}
+	tables_unlock(&f->tables);
+	if (length < 0)
+		return; /* it is not in the tables any more */
+	record.path_length = (uint16_t)length;
+	add(f, &record, path);
+}

@@ -1,0 +1,306 @@
+"""Actions: what a node orders in a step: fetches at the source, replies, messages, and releases.
+
+The driver performs them in order. An outcome event answers each fetch, and each answer goes to its
+request. After an eviction or a release the driver must not use that content for answers.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from copperfs.model.listing import Listing
+from copperfs.model.types import (
+    BlobId,
+    CallId,
+    ChunkKey,
+    Entry,
+    FetchId,
+    HandleId,
+    NodeId,
+    Path,
+    PeerRequest,
+    RequestId,
+    Version,
+)
+from copperfs.node.peer.messages import Message
+
+# Each message looks keys up several times, so keys are tuples: Python code would hash and compare a
+# dataclass. A constant field keeps keys of two kinds apart.
+
+
+class ObjectKey(NamedTuple):
+    """Names an object: a file in one version."""
+
+    path: Path
+    version: Version
+
+
+class ListingKey(NamedTuple):
+    """Names the listing of a directory."""
+
+    path: Path
+    kind: Literal["listing"] = "listing"
+
+
+class EntryKey(NamedTuple):
+    """Names an entry from a lookup of a single name."""
+
+    path: Path
+    kind: Literal["entry"] = "entry"
+
+
+CacheKey = ObjectKey | ListingKey | EntryKey
+
+# --- at the source -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSource:
+    fetch: FetchId
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LookSource:
+    fetch: FetchId
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """Read the whole file; it must be this version before and after."""
+
+    fetch: FetchId
+    path: Path
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSource:
+    fetch: FetchId
+    path: Path
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """Read *length* bytes of the file, from *offset*; it must be this version before and after."""
+
+    fetch: FetchId
+    path: Path
+    version: Version
+    offset: int
+    length: int
+
+
+# --- at the disk of the data tier ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChunk:
+    """Read a chunk from the disk; ``DiskLoaded`` has the result."""
+
+    fetch: FetchId
+    key: ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunk:
+    """Write the chunk when there is time; ``Stored`` has the outcome. The blob may be released at
+    once, because the store keeps it until then."""
+
+    key: ChunkKey
+    blob: BlobId
+
+
+# --- at the peers ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send *message* to *peer*. *content* makes the payload: for a ``DataReply`` the part of its
+    index, for an ``Offer`` all contents. Content may be released at once, because the sender keeps
+    it until it is sent."""
+
+    peer: NodeId
+    message: Message
+    content: BlobId | Listing | tuple[BlobId | Listing, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Keep a connection to *peer*, and renew it when it breaks."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """No longer keep a connection to *peer*."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try whether a process listens at the endpoint of *peer*; ``Probed`` has the result."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """For users: an event from which a failure can be reconstructed."""
+
+    what: str
+    peer: NodeId | None = None
+    detail: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Disagree:
+    """For users: *peer* was started with other options, and this node does not talk to it."""
+
+    peer: NodeId
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PerformCall:
+    """Do this node's part of a collective; ``CallPerformed`` reports the end."""
+
+    call: CallId
+    operation: str
+    argument: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndCall:
+    """Merge these results into one for the asker: in a ``CollectiveReply``, if that is a peer."""
+
+    call: CallId
+    asker: RequestId | PeerRequest
+    operation: str
+    results: tuple[bytes, ...]
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEntry:
+    """*fresh_until* is on the clock of ``step``; None means for the life of the epoch."""
+
+    request: RequestId
+    entry: Entry | None
+    fresh_until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerListing:
+    """Answers a request for a listing, or for one name whose directory was listed for it.
+
+    *granted*: the front may read its files without asking, on credit; ``FrontRead`` reports each.
+    *granted_below*: the front may also list all directories below it, and read their files;
+    ``FrontListed`` reports each. *read_ahead*: the front may read granted files before an
+    application asks for them.
+    """
+
+    request: RequestId
+    directory: Path
+    listing: Listing
+    fresh_until: float | None
+    granted: bool = False
+    granted_below: bool = False
+    read_ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerObject:
+    request: RequestId
+    key: ObjectKey
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChunk:
+    """The chunk that contains the requested offset. All chunks of a file except the last have
+    *chunk_bytes*."""
+
+    request: RequestId
+    key: ChunkKey
+    blob: BlobId
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHandle:
+    """The file is not held; the application gets a handle of its own to the open file."""
+
+    request: RequestId
+    handle: HandleId
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerError:
+    request: RequestId
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """No application of this node has asked for this yet, but one will: let the front answer it at
+    once."""
+
+    key: ObjectKey | ListingKey | ChunkKey
+    content: BlobId | Listing
+
+
+@dataclass(frozen=True, slots=True)
+class DropCall:
+    """No node waits for this collective any more: stop this node's part of it."""
+
+    call: CallId
+
+
+# --- eviction and release ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """The node no longer holds this; the front withdraws what was published of it."""
+
+    key: ListingKey | ObjectKey | ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBlob:
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHandle:
+    handle: HandleId
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpoch:
+    """This node or another one has cleared everything: the kernel must forget it as well."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidateName:
+    """The file has changed: the kernel must look its name up again."""
+
+    path: Path
+
+
+Fetch = ScanSource | LookSource | ReadSource | OpenSource | ReadChunk
+AtDisk = LoadChunk | StoreChunk
+Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHandle | AnswerError
+AtPeers = Send | Connect | Disconnect | Probe | PerformCall | EndCall | DropCall
+LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | InvalidateName
+ForPeople = LogEvent | Disagree
+Action = Fetch | AtDisk | AtPeers | Answer | Publish | LettingGo | ForPeople

@@ -1,0 +1,447 @@
+"""Events: what a node reacts to: requests, outcomes of its fetches, and messages of its peers.
+
+The ``request`` of a request comes back in exactly one answer. The ``fetch`` of an outcome is the
+number in its action. The node ignores outcomes of fetches that are over, and late messages of
+peers.
+"""
+
+from dataclasses import dataclass
+
+from copperfs.model.listing import Listing
+from copperfs.model.types import (
+    BlobId,
+    CallId,
+    ChunkKey,
+    Entry,
+    FetchId,
+    HandleId,
+    NodeId,
+    Path,
+    PayloadId,
+    PeerRequest,
+    RequestId,
+    Version,
+)
+from copperfs.node.peer.messages import Batch, ChunkAskMode, DataReply, Message
+
+Asker = RequestId | PeerRequest
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LookupRequest:
+    """Look up *path*. The answer is an entry, or that there is none."""
+
+    request: Asker
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ListRequest:
+    """List the names in *path*."""
+
+    request: Asker
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Read *path* in this version; the answer is an object or a handle."""
+
+    request: Asker
+    path: Path
+    version: Version
+    first: int = 0
+    """The first part that a peer does not have."""
+    alone: bool = False
+    """The process reads a list of files, so this read predicts nothing about the files
+    beside it."""
+    offset: int = 0
+    """Where to read. It selects the chunk, if the file is read in chunks."""
+    size: int = 1
+    """The number of bytes in this read: chunks that one read spans are no sequence of reads. 0 if
+    the request for its first chunk has reported it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """Read one chunk: a peer's request, or a ``ReadRequest`` of a chunked file."""
+
+    request: Asker
+    key: ChunkKey
+    how: ChunkAskMode = ChunkAskMode.ANY
+    passed: tuple[NodeId, ...] = ()
+    keeps: bool = False
+    """No reader has asked for it: this node is told to have the chunk, if it owns it."""
+
+    @property
+    def path(self) -> Path:
+        return self.key.path
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRead:
+    """The front has read a whole file of a granted listing, on credit, without asking the node."""
+
+    path: Path
+    version: Version
+    blob: BlobId
+    ahead: bool = False
+    """Before an application asked for it."""
+    used: bool = True
+    """An application has asked for it since."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontListed:
+    """The front has listed a directory below a granted one, on credit, without asking the node.
+
+    *epoch* is the one in which that began. The front may not have published the listing: the node
+    answers with one that is bare, or has links to rewrite.
+    """
+
+    path: Path
+    listing: Listing
+    epoch: int
+    ahead: bool = False
+    """Before an application asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The kernel knows *path* as another directory than the one whose listing it got."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Forget everything: a new epoch begins, the next one unless it is given. With the present
+    epoch only this node forgets."""
+
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPathsChanged:
+    """These paths now lead back into the mount."""
+
+    refused: frozenset[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantsRevoked:
+    """Files of these directories were read in advance. The front does not know them, so it must ask
+    for them before it reads the source."""
+
+    directories: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Listings and objects that were used without asking the node."""
+
+    keys: tuple[object, ...]
+
+
+# --- outcomes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceListed:
+    fetch: FetchId
+    listing: Listing
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLookedUp:
+    """*entry* is None if there is no such name."""
+
+    fetch: FetchId
+    entry: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRead:
+    fetch: FetchId
+    blob: BlobId
+    mentions: tuple[bytes, ...] = ()
+    """The names from ``Node.looks_for`` that occur in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOpened:
+    fetch: FetchId
+    handle: HandleId
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The source returned an error, or the file is not the requested version (ESTALE)."""
+
+    fetch: FetchId
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLoaded:
+    """The chunk on the tier's disk; None if the disk does not have it, or it was damaged."""
+
+    fetch: FetchId
+    blob: BlobId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The outcome of a ``StoreChunk``; each has exactly one, at any later time."""
+
+    key: ChunkKey
+    written: bool
+    """It is on the disk, perhaps already before."""
+    is_degraded: bool = False
+    """The disk takes no chunks at present."""
+    is_outgrown: bool = False
+    """The disk has had to evict what this mount has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRecovered:
+    """The disk takes chunks again."""
+
+
+# --- collectives ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartCall:
+    """Start a collective on all nodes; ``EndCall`` has its results."""
+
+    request: RequestId
+    operation: str
+    argument: bytes = b""
+    within_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallPerformed:
+    call: CallId
+    result: bytes
+
+
+# --- connections to peers ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionMade:
+    """There is a connection to *peer*, or a new one: messages in flight are lost."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The connection to *peer* is lost."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """The payload exists only during this event."""
+
+    peer: NodeId
+    message: Message
+    payload: PayloadId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCorrupt:
+    """The payload of this message does not match its digest."""
+
+    peer: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDisagrees:
+    """This node cannot talk to *peer*, for the reason in the sentence."""
+
+    peer: NodeId
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class GreetAgain:
+    """Send all connected peers a greeting with what this node knows now, as of this epoch."""
+
+    epoch: int
+
+
+# --- messages of peers, once both ends have greeted ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """Both ends have greeted, so messages to and from *peer* pass; earlier ones in flight
+    are lost."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Whether *peer*'s endpoint refuses connections, so that its process has ended. False proves
+    nothing: a stopped or unreachable process does not refuse."""
+
+    peer: NodeId
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMessage:
+    """A message without a payload."""
+
+    peer: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PartReceived:
+    """A part of an object that was *wanted* is in *blob*, after all parts before it."""
+
+    peer: NodeId
+    part: DataReply
+    blob: BlobId
+
+
+@dataclass(frozen=True, slots=True)
+class PartSkipped:
+    """A part of a listing before the last, or a part that no fetch needs any more."""
+
+    peer: NodeId
+    part: DataReply
+
+
+@dataclass(frozen=True, slots=True)
+class ListingTaken:
+    """The last part of a listing came, and this is the whole listing."""
+
+    peer: NodeId
+    part: DataReply
+    listing: Listing
+
+
+@dataclass(frozen=True, slots=True)
+class PushBatch:
+    """A push begins here: spread this batch as the root of its tree."""
+
+    batch: Batch
+    blob: BlobId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTaken:
+    """A batch came; ``Pushed`` and ``PushedListing`` report its content next."""
+
+    peer: NodeId
+    batch: Batch
+    blob: BlobId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A whole object came in batches, or with an offer. An offered one must not evict anything."""
+
+    path: Path
+    version: Version
+    blob: BlobId
+    offered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushedListing:
+    path: Path
+    listing: Listing
+    epoch: int
+    fresh_for_s: float | None
+    offered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadConsumed:
+    """The payload of an offer or a batch was taken, which returns its credit. The content of an
+    offer follows."""
+
+    peer: NodeId
+    size: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartCorrupt:
+    """A part does not match its digest, or is malformed."""
+
+    peer: NodeId
+    part: DataReply
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first event: the node connects to the peers that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The node is about to end: it tells its children to ask others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; sent when ``deadline()`` is due."""
+
+
+Question = LookupRequest | ListRequest | ReadRequest | ChunkRequest
+Outcome = SourceListed | SourceLookedUp | SourceRead | SourceOpened | Failed | DiskLoaded
+Pushing = PushBatch | BatchTaken | PayloadConsumed | Pushed | PushedListing
+FromPeer = (
+    PeerUp
+    | PeerDown
+    | Probed
+    | PeerMessage
+    | PartReceived
+    | PartSkipped
+    | ListingTaken
+    | PartCorrupt
+    | Pushing
+)
+OfConnections = (
+    ConnectionMade | ConnectionLost | MessageReceived | MessageCorrupt | PeerDisagrees | GreetAgain
+)
+OfCalls = StartCall | CallPerformed
+OnCredit = FrontRead | FrontListed
+OfDisk = Stored | DiskRecovered
+OfNode = (
+    Question
+    | Outcome
+    | OnCredit
+    | OfCalls
+    | OfDisk
+    | FromPeer
+    | Replaced
+    | Clear
+    | GrantsRevoked
+    | Used
+    | RefusedPathsChanged
+    | Start
+    | Leave
+    | Tick
+)
+Event = OfNode | OfConnections

@@ -1,0 +1,175 @@
+"""Fetch: one attempt to obtain a subject, with all that is known of it.
+
+The *phase* of a fetch (``phases.py``) says what it waits for, and only ``move`` changes it. Five
+values hold the rest: ``Timers`` the times of its events, ``Route`` the last route, ``AskPlan`` how
+it asks for a chunk, ``Received`` the parts so far, and ``Witnesses`` the nodes that have seen an
+error. They are replaced and never changed. A fact that holds from some time on is kept as that
+time.
+
+``INVARIANTS`` says what is true of a fetch in each phase, between two steps of the node.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from copperfs.model.types import BlobId, FetchId, NodeId
+from copperfs.node.cache.failed_names import WITNESSES_ENOUGH
+from copperfs.node.events import Question
+from copperfs.node.fetch.phases import Phase, Trigger, after
+from copperfs.node.peer.flow_control import OutgoingStream
+from copperfs.node.peer.messages import ChunkAskMode
+from copperfs.node.routing.route import SOURCE_ROUTE, Route
+from copperfs.node.state import Kind, Subject
+
+
+@dataclass(slots=True)
+class Pending:
+    """One outstanding ask."""
+
+    number: int
+    parts_received: int = 0
+    """The parts of a listing; for an object ``Fetch.received`` counts them."""
+    how: ChunkAskMode = ChunkAskMode.ANY
+    """The mode of an ask for a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    began: float
+    slow_at: float
+    """When the time for a reply ends for the peers that it asks."""
+    fallback_at: float | None = None
+    """In FALLBACK_DELAYED: when it stops waiting and queues."""
+    silent_at: float | None = None
+    """When the first peer of its route was found silent, or lost."""
+    late_at: float | None = None
+    """When it had waited for ``ask_deadline_s``, whether its peers live or not."""
+    pinged_next_at: float | None = None
+    """When the fetch pinged the owners that it would ask next; it does so once."""
+    doubted_at: float | None = None
+    """When a peer first asked this node for a chunk of another owner, because the peer does not
+    reach that owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskPlan:
+    """How a fetch asks other nodes for a chunk; for any other subject there is one way."""
+
+    hows: tuple[ChunkAskMode, ...] = (ChunkAskMode.ANY,)
+    """The modes left to try, in this order: up the tree, then the owner."""
+    redirected_to: NodeId | None = None
+    """The peer that it asks first, because the owner has redirected it there."""
+
+    @property
+    def via_tree(self) -> bool:
+        """It asks the parent in the tree, and not the owner."""
+        return self.hows[0] is ChunkAskMode.TREE
+
+    @property
+    def of_owner(self) -> ChunkAskMode:
+        return self.hows[-1]
+
+    def without_tree(self) -> "AskPlan":
+        return AskPlan(self.hows[-1:], self.redirected_to)
+
+    def redirected(self, other: NodeId) -> "AskPlan":
+        return AskPlan(self.hows, other)
+
+    def directly(self) -> "AskPlan":
+        """The owner must give the chunk itself."""
+        return AskPlan((*self.hows[:-1], ChunkAskMode.DIRECT), self.redirected_to)
+
+    def not_redirected(self) -> "AskPlan":
+        """The peer that the owner named does not give the chunk, so the owner must."""
+        return AskPlan((*self.hows[:-1], ChunkAskMode.DIRECT))
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The parts of an object received so far."""
+
+    blob: BlobId | None = None
+    parts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """Nodes that have seen an error of a lookup or a read (``failed_names.py``)."""
+
+    count: int = 0
+    """The nodes above, and this node, if it has tried."""
+    own_error: int = 0
+    """The error that this node got; 0: it has not tried, or succeeded."""
+
+    def and_this_node(self, error: int) -> "Witnesses":
+        """This node has tried, too."""
+        count = self.count if self.own_error else min(self.count + 1, WITNESSES_ENOUGH)
+        return Witnesses(count, error)
+
+    def at_least(self, count: int) -> "Witnesses":
+        return Witnesses(min(max(self.count, count), WITNESSES_ENOUGH), self.own_error)
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """*asked* are the requests that wait on it."""
+
+    number: FetchId
+    subject: Subject
+    deadline: float
+    asked: list[Question]
+    timers: Timers
+    reserved_bytes: int = 0
+    room: int = 0
+    """The room that holds this reservation; see ``FetchTable``."""
+    tree: int = 0
+    phase: Phase = Phase.NEW
+    plan: AskPlan = AskPlan()
+    route: Route = SOURCE_ROUTE
+    """The last route that it took."""
+    asks: dict[NodeId, Pending] = field(default_factory=dict)
+    """The outstanding asks."""
+    skipped: set[NodeId] = field(default_factory=set)
+    """Peers that it does not ask again: they live, but did not answer in time, or refused."""
+    received: Received = Received()
+    spoiled: int = 0
+    """How many corrupt parts came."""
+    witnesses: Witnesses = Witnesses()
+    streams: list[tuple[NodeId, OutgoingStream]] = field(default_factory=list)
+    """The peers to which the node forwards parts as they arrive."""
+
+    def move(self, trigger: Trigger) -> None:
+        """The only way to change the phase."""
+        self.phase = after(self.phase, trigger)
+
+    def check_invariants(self) -> None:
+        for what, holds in INVARIANTS[self.phase]:
+            assert holds(self), f"in {self.phase.name}: {what}: {self}"
+
+
+Invariant = tuple[str, Callable[[Fetch], bool]]
+
+_ASKS: Invariant = ("it asks somebody", lambda fetch: bool(fetch.asks))
+_ASKS_NOBODY: Invariant = ("it asks nobody", lambda fetch: not fetch.asks)
+_IS_DELAYED: Invariant = ("a delay is set", lambda fetch: fetch.timers.fallback_at is not None)
+_NO_TURN: Invariant = ("no delay is set", lambda fetch: fetch.timers.fallback_at is None)
+_IS_CHUNK: Invariant = ("it is after a chunk", lambda fetch: fetch.subject[0] is Kind.CHUNK)
+_OF_OTHERS: Invariant = ("others can have it", lambda fetch: fetch.subject[0] is not Kind.OPEN)
+_HAS_NO_ROOM: Invariant = ("it takes no memory", lambda fetch: not fetch.reserved_bytes)
+_IS_NEVER: Invariant = ("no step ends so", lambda _: False)
+
+INVARIANTS: dict[Phase, tuple[Invariant, ...]] = {
+    Phase.NEW: (_IS_NEVER,),
+    Phase.ASKING: (_OF_OTHERS, _ASKS, _NO_TURN),
+    Phase.CONNECTING: (_OF_OTHERS, _NO_TURN),
+    Phase.DOUBTING: (_OF_OTHERS, _NO_TURN),
+    Phase.WAITING: (_OF_OTHERS, _NO_TURN),
+    Phase.FALLBACK_DELAYED: (_OF_OTHERS, _IS_DELAYED),
+    Phase.FALLBACK_QUEUED: (_OF_OTHERS, _NO_TURN),
+    Phase.FALLBACK_READING_DISK: (_IS_CHUNK, _NO_TURN),
+    Phase.FALLBACK_READING_SOURCE: (_OF_OTHERS, _NO_TURN),
+    Phase.READING_DISK: (_IS_CHUNK, _NO_TURN),
+    Phase.WAITING_FOR_DISK: (_IS_CHUNK, _NO_TURN, _HAS_NO_ROOM),
+    Phase.READING_SOURCE: (_NO_TURN,),
+    Phase.DONE: (_ASKS_NOBODY,),
+}

@@ -1,0 +1,611 @@
+"""Fetch machine: drives one fetch to a peer or to the source, hedges, retries and falls back.
+
+A fetch asks the peer that ``Routing`` names. It asks another peer *as well* when the first one
+falls silent (a hedged request): a slow parent costs a moment, and never an error. It asks another
+peer *instead* when the connection to the first one is lost. The first reply counts, and the fetch
+cancels the other asks. Parts of an object may come from several peers, since bytes of a version are
+the same everywhere, and each ask begins at the first missing part. If a peer lives and does not
+answer within ``slow_s``, its source may hang, and the fetch asks the next one.
+
+Chunks go the same way, to their owners instead of up a tree. An owner may redirect a fetch to
+another node (``redirected``). If that node does not have the chunk, the fetch asks the owner again.
+
+The root of a tree and the owner of a chunk read the source. Any other node reads it as a fallback
+when
+
+- the nodes that it should ask are silent or lost, and their time to answer is over, or
+- one of them cannot give it (its own client of the filesystem may fail), or gives corrupt parts
+  again and again, or
+- no answer came within ``ask_deadline_s``.
+
+``NodeStats`` counts each of these as a fallback. It counts a read as taken over if this node is the
+root or the owner only because others are dead or excluded. So every read that a failure costs the
+source is in one of the two counts. Many nodes that fall back at once would overload the source. So
+a node has at most ``fallbacks_max`` such reads under way, and each begins at a random moment of
+``fallback_jitter_s``.
+
+``phases.py`` has the phases of a fetch and their order. Invariant: a fetch that waits for other
+nodes has a timer.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from copperfs.model.types import ChunkKey, FetchId, NodeId, Version
+from copperfs.node.actions import (
+    Action,
+    LoadChunk,
+    LookSource,
+    OpenSource,
+    ReadChunk,
+    ReadSource,
+    ScanSource,
+    Send,
+)
+from copperfs.node.events import ReadRequest
+from copperfs.node.fetch.fetch import AskPlan, Fetch, Pending
+from copperfs.node.fetch.phases import Phase, Trigger
+from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.peer.messages import PASSED_MAX, Cancel, ChunkAskMode, ContentKind, Request
+from copperfs.node.routing.route import SOURCE_ROUTE, Role, Route, Routing
+from copperfs.node.state import Kind, Limits, NodeStats
+
+# A fetch falls back to the source after this many corrupt parts.
+SPOILED_MAX = 3
+# The machine rebuilds the heap of timers at this size, when most entries are out of date.
+OUTDATED_MAX = 1024
+
+# The fetch waits together for all peers found silent within this time of the first.
+SILENT_TOGETHER_S = 1.0
+
+# A fetch falls back to the source after this many owners have refused it a chunk.
+REFUSING_MAX = 2
+
+_WHAT = {
+    Kind.SCAN: ContentKind.LISTING,
+    Kind.LOOK: ContentKind.ENTRY,
+    Kind.READ: ContentKind.OBJECT,
+}
+
+
+@dataclass(slots=True)
+class FetchMachine:
+    limits: Limits
+    stats: NodeStats
+    links: FlowControl
+    routing: Routing
+    random: Random
+    slow_s: float
+    _timers: list[tuple[float, FetchId, Fetch]] = field(default_factory=list)
+    """A heap. An entry is out of date if ``_timer_of`` has another time for its fetch."""
+    _timer_of: dict[FetchId, float] = field(default_factory=dict)
+    """The time of each fetch that has a timer."""
+    _fallbacks: set[FetchId] = field(default_factory=set)
+    """Fallbacks that read the source, where many nodes might do the same."""
+    _queue: deque[Fetch] = field(default_factory=deque)
+    """Fallbacks that wait for their turn."""
+    _timers_max: int = OUTDATED_MAX
+    _next_ask: int = 1
+
+    # --- its life --------------------------------------------------------------------------------
+
+    def begin(self, now: float, fetch: Fetch) -> list[Action]:
+        return self._dispatch(now, fetch)
+
+    def end(self, fetch: Fetch) -> list[Action]:
+        """The fetch is over: cancel its asks."""
+        actions: list[Action] = []
+        for peer in list(fetch.asks):
+            actions += self.withdraw(fetch, peer)
+        fetch.move(Trigger.END)
+        self._timer_of.pop(fetch.number, None)
+        return actions + self._end_fallback(fetch)
+
+    def _end_fallback(self, fetch: Fetch) -> list[Action]:
+        """If the fetch was a fallback that many nodes might make, the next one may begin."""
+        if fetch.number not in self._fallbacks:
+            return []
+        self._fallbacks.discard(fetch.number)
+        return self._begin_queued()
+
+    def slept(self, fetches: Iterable[Fetch], seconds: float) -> None:
+        """The clock jumped by *seconds*: this node did not run, so it did not wait for others."""
+        for fetch in fetches:
+            timers = fetch.timers
+            began, slow_at = timers.began + seconds, timers.slow_at + seconds
+            fetch.timers = replace(timers, began=began, slow_at=slow_at)
+
+    # --- outcomes of an ask ----------------------------------------------------------------------
+
+    def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """The whole reply of *peer* came, or none will."""
+        return self.links.answered(peer, fetch.asks.pop(peer).number)
+
+    def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """A part of an object came from *peer*: cancel the asks of other peers, which must not
+        overtake it."""
+        if len(fetch.asks) == 1:
+            return []
+        others = [each for each in fetch.asks if each != peer]
+        return [action for each in others for action in self.withdraw(fetch, each)]
+
+    def withdraw(self, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """Cancel the ask of *peer*, which would otherwise still send the reply."""
+        number = fetch.asks[peer].number
+        told = [Send(peer, Cancel(number))] if self.links.was_sent(peer, number) else []
+        return [*told, *self.answered(fetch, peer)]
+
+    def lost(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """A lost connection has lost the ask of *peer*."""
+        fetch.asks.pop(peer, None)
+        if self._is_on_its_way(fetch):
+            return []
+        self.stats.resent += 1
+        return self._dispatch(now, fetch)
+
+    def on_overdue(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """*peer* may be stuck, and so may the owners after it. This node pings them all at once,
+        not one after the other. For the trees ``Membership`` does so."""
+        key = fetch.subject[2]
+        if fetch.timers.pinged_next_at is not None or not isinstance(key, ChunkKey):
+            return []
+        fetch.timers = replace(fetch.timers, pinged_next_at=now)
+        return self.routing.ping_next(now, key, {peer, *fetch.skipped})
+
+    def _ping(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """The fetch asks *peer* because others are silent. Ping *peer*: it may be silent, too."""
+        actions = self.routing.ping(now, peer)
+        key = fetch.subject[2]
+        if isinstance(key, ChunkKey):
+            actions += self.routing.ping_next(now, key, {*fetch.asks, *fetch.skipped})
+        return actions
+
+    def spoiled(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """*peer* gave a corrupt part. The next ask begins at the first missing part."""
+        fetch.spoiled += 1
+        actions = self.withdraw(fetch, peer)
+        if fetch.spoiled >= SPOILED_MAX:
+            return actions + self._start_fallback(now, fetch, many_might=True)
+        return actions + self._dispatch(now, fetch)
+
+    def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+        """*peer* cannot give it, for a reason of its own."""
+        how = fetch.asks[peer].how
+        actions = self.answered(fetch, peer)
+        if how is ChunkAskMode.TREE:
+            fetch.plan = fetch.plan.without_tree()
+            return actions + self._dispatch(now, fetch)
+        if how is ChunkAskMode.HELD:
+            if peer == fetch.plan.redirected_to:
+                fetch.plan = fetch.plan.not_redirected()
+            return actions + self._dispatch(now, fetch)
+        fetch.skipped.add(peer)
+        if fetch.subject[0] is Kind.CHUNK and len(fetch.skipped) < REFUSING_MAX:
+            return actions + self._dispatch(now, fetch)
+        if self._has_good_ask(fetch):
+            return actions
+        return actions + self._start_fallback(now, fetch, many_might=True)
+
+    def is_last_word(self, fetch: Fetch, peer: NodeId) -> bool:
+        """Whether an error of *peer* ends the fetch: this node's own lookup or read has failed, and
+        no other peer is asked. This node does not try again for this fetch. For a chunk it is never
+        the end, because the fetch can ask other owners."""
+        if fetch.subject[0] is Kind.CHUNK:
+            return False
+        others = (each for each in fetch.asks if each != peer)
+        has_looked = bool(fetch.witnesses.own_error)
+        return has_looked and not any(map(self.routing.is_good, others))
+
+    def redirected(self, now: float, fetch: Fetch, peer: NodeId, other: NodeId) -> list[Action]:
+        """The owner *peer* says that *other* has the chunk, too, or is getting it."""
+        if fetch.asks[peer].how is not ChunkAskMode.ANY:
+            # The ask was for the chunk itself. A peer that always redirects would be asked without
+            # end.
+            return self.refused(now, fetch, peer)
+        actions = self.answered(fetch, peer)
+        plan = fetch.plan
+        is_first = plan.redirected_to is None and plan.of_owner is ChunkAskMode.ANY
+        if is_first and other not in fetch.skipped:
+            self.stats.redirected += 1
+            fetch.plan = plan.redirected(other)
+        else:
+            fetch.plan = plan.directly()
+        return actions + self._dispatch(now, fetch)
+
+    def delayed(self, now: float, fetch: Fetch, peer: NodeId) -> bool:
+        """*peer* gives it as soon as its disk has room, so its time to answer begins now. Near the
+        deadline that no longer holds: the fetch must still ask another node in time. Returns
+        whether the fetch can only wait."""
+        if now >= fetch.deadline - self.limits.fetch_deadline_s / 3:
+            return False
+        if self.routing.owners is not None and fetch.asks[peer].how.is_of_owner:
+            self.routing.owners.gave(peer)
+        if fetch.phase.is_reading:
+            return False
+        fetch.timers = replace(fetch.timers, began=now, slow_at=now + self.slow_s)
+        return True
+
+    def asked_as_owner(
+        self, now: float, fetch: Fetch, skipped: tuple[NodeId, ...] = ()
+    ) -> list[Action]:
+        """A peer asks this node as the owner of a chunk. Such a node waits only for owners before
+        itself: a node to which the fetch was redirected may wait for this one. It does not wait for
+        owners that did not answer the peer either (*skipped*)."""
+        if fetch.phase.is_reading:
+            return []
+        if fetch.timers.doubted_at is None and self.routing.is_asked_in_place(fetch.subject):
+            fetch.timers = replace(fetch.timers, doubted_at=now)
+        waits_for = [peer for peer, each in fetch.asks.items() if not each.how.is_of_owner]
+        is_of_owner = fetch.plan.redirected_to is None and not fetch.plan.via_tree
+        if not waits_for and is_of_owner and not skipped:
+            return [] if self._has_good_ask(fetch) else self._dispatch(now, fetch)
+        actions: list[Action] = []
+        for peer in waits_for:
+            actions += self.withdraw(fetch, peer)
+        if not is_of_owner:
+            fetch.plan = AskPlan((ChunkAskMode.DIRECT,))
+        fetch.skipped.update(skipped)
+        return actions + self._dispatch(now, fetch)
+
+    def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
+        """A fallback could not read the source. None if that ends the fetch, because no other node
+        is asked or can be."""
+        if not fetch.phase.is_fallback:
+            return None
+        route = SOURCE_ROUTE
+        if not self._has_good_ask(fetch):
+            route = self._find_route(now, fetch)
+            if route.peer is None and not fetch.asks:
+                return None
+        fetch.move(Trigger.SOURCE_FAILED)
+        actions = self._end_fallback(fetch)
+        if route.peer is not None:
+            actions += self._give_up_otherwise(fetch, route.peer, via_tree=route.via_tree)
+            if route.peer not in fetch.asks:
+                actions += self._ask(now, fetch, route.peer, via_tree=route.via_tree)
+        self._set_timer(fetch, self._patient_until(now, fetch))
+        return actions
+
+    # --- a peer's state changed, or a timer expired ----------------------------------------------
+
+    def reconsider(self, now: float, fetches: Iterable[Fetch]) -> list[Action]:
+        """The state of a peer has changed, so there may be another peer to ask."""
+        actions: list[Action] = []
+        for fetch in list(fetches):
+            if fetch.phase is not Phase.DONE and not self._is_on_its_way(fetch):
+                actions += self._dispatch(now, fetch)
+        return actions
+
+    def deadline(self) -> float | None:
+        while self._timers and self._is_outdated(self._timers[0]):
+            heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while (at := self.deadline()) is not None and at <= now:
+            fetch = heappop(self._timers)[2]
+            del self._timer_of[fetch.number]
+            actions += self._on_timer(now, fetch)
+        return actions
+
+    def _on_timer(self, now: float, fetch: Fetch) -> list[Action]:
+        """Queue a delayed fallback, skip peers that had their time, fall back if late; then
+        dispatch."""
+        if fetch.phase.is_own_read:
+            return []
+        actions: list[Action] = []
+        if fetch.phase is Phase.FALLBACK_DELAYED:
+            fallback_at = fetch.timers.fallback_at
+            assert fallback_at is not None
+            if now >= fallback_at:
+                fetch.move(Trigger.QUEUE_FALLBACK)
+                fetch.timers = replace(fetch.timers, fallback_at=None)
+                actions += self._queue_fallback(fetch)
+        if now >= fetch.timers.slow_at:
+            self._skip_asked(now, fetch)
+            fetch.timers = replace(fetch.timers, slow_at=now + self.slow_s)
+        elif self._has_good_ask(fetch) and not self._is_late(now, fetch):
+            self._set_timer(fetch, self._patient_until(now, fetch))
+            return actions
+        if self._is_late(now, fetch):
+            fetch.timers = replace(fetch.timers, late_at=now)
+            within_s = max(0.0, (fetch.deadline - now) / 2)
+            actions += self._start_fallback(now, fetch, many_might=True, within_s=within_s)
+        return actions + self._dispatch(now, fetch)
+
+    def _skip_asked(self, now: float, fetch: Fetch) -> None:
+        """The time to answer has ended for the peers that it asks."""
+        if fetch.plan.via_tree:
+            fetch.plan = fetch.plan.without_tree()  # ask the owner next, which may be one of them
+            return
+        # A peer that an owner named, or that is above in the tree, may itself be waiting.
+        as_owners = [peer for peer, each in fetch.asks.items() if each.how.is_of_owner]
+        fetch.skipped.update(as_owners)
+        if fetch.subject[0] is not Kind.CHUNK or self.routing.owners is None:
+            return
+        if fetch.plan.redirected_to is not None:
+            fetch.plan = fetch.plan.not_redirected()
+        for peer in as_owners:
+            self.routing.owners.timed_out(now, peer)
+
+    # --- which peer ------------------------------------------------------------------------------
+
+    def _is_on_its_way(self, fetch: Fetch) -> bool:
+        """Whether it waits for the source, or for a peer that is likely to answer."""
+        return fetch.phase.is_own_read or self._has_good_ask(fetch)
+
+    def _has_good_ask(self, fetch: Fetch) -> bool:
+        for peer, each in fetch.asks.items():
+            # A peer that an owner named, or that is above in the tree, may itself be waiting. When
+            # its time is over it does not count, although the ask stays open beside that of the
+            # owner.
+            if each.how is ChunkAskMode.HELD:
+                counts = peer == fetch.plan.redirected_to
+            else:
+                counts = fetch.plan.via_tree or each.how is not ChunkAskMode.TREE
+            if counts and self.routing.is_good(peer):
+                return True
+        return False
+
+    def _is_late(self, now: float, fetch: Fetch) -> bool:
+        """Whether it has waited for others long enough."""
+        late = now >= fetch.timers.began + self.limits.ask_deadline_s
+        return late and self.limits.fallbacks_max > 0 and not fetch.phase.is_fallback
+
+    def _dispatch(self, now: float, fetch: Fetch) -> list[Action]:
+        """Ask a peer, read the source, or wait for a peer."""
+        if fetch.phase.is_own_read:
+            # The peers it asked before this node became the root or the owner could not give it
+            return []
+        fetch.route = SOURCE_ROUTE
+        if fetch.plan.redirected_to is not None:
+            actions = self._ask_redirected(now, fetch, fetch.plan.redirected_to)
+            if actions is not None:
+                return actions
+        route = self._find_route(now, fetch)
+        silent_at = fetch.timers.silent_at
+        if route.skips and (silent_at is None or now >= silent_at + SILENT_TOGETHER_S):
+            fetch.timers = replace(fetch.timers, silent_at=now)
+            route = self._find_route(now, fetch)
+        fetch.route = route
+        if route.peer is not None:
+            return self._dispatch_to(now, fetch, route, route.peer)
+        if fetch.phase.is_fallback:
+            self._set_timer(fetch, self._patient_until(now, fetch))
+            return []
+        if not route.role.is_fallback:
+            return self._read_source(fetch)
+        return self._dispatch_around(now, fetch, route)
+
+    def _dispatch_to(self, now: float, fetch: Fetch, route: Route, peer: NodeId) -> list[Action]:
+        """A peer can be asked."""
+        fetch.move(Trigger.ASK_PEER)
+        self._set_timer(fetch, self._patient_until(now, fetch))
+        actions = self._give_up_otherwise(fetch, peer, via_tree=route.via_tree)
+        if peer in fetch.asks:
+            return actions
+        if route.skips or fetch.timers.doubted_at is not None:
+            actions += self._ping(now, fetch, peer)
+        self.stats.detours += route.skips and not fetch.asks
+        return actions + self._ask(now, fetch, peer, via_tree=route.via_tree)
+
+    def _dispatch_around(self, now: float, fetch: Fetch, route: Route) -> list[Action]:
+        """No peer can be asked, and other nodes than this one should read the source."""
+        self._set_timer(fetch, self._patient_until(now, fetch))
+        many_might = route.role is Role.ONE_OF_MANY
+        if fetch.skipped and many_might:
+            # The peers that it asked live, and may wait for a source that is slow for all nodes.
+            fetch.move(Trigger.BE_PATIENT)
+            return []
+        if now >= route.not_before:
+            return self._start_fallback(now, fetch, many_might=many_might)
+        fetch.move(Trigger.CONNECT if route.connects else Trigger.DOUBT)
+        self._set_timer(fetch, route.not_before)
+        if route.meanwhile is not None and not fetch.asks:
+            return self._ask(now, fetch, route.meanwhile)
+        return []
+
+    def _find_route(self, now: float, fetch: Fetch) -> Route:
+        """Find the route that the fetch takes now, and connect to the peers of that route."""
+        route = self.routing.route(
+            now,
+            fetch.subject,
+            fetch.tree,
+            fetch.skipped,
+            via_tree=fetch.plan.via_tree,
+            silent_at=fetch.timers.silent_at,
+            is_second_opinion=fetch.timers.doubted_at is not None,
+        )
+        self.routing.reach(now, route.reach)
+        return route
+
+    def _ask_redirected(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action] | None:
+        """Ask *peer*, which an owner named. None if it cannot be asked: the owner must give the
+        chunk."""
+        self.routing.reach(now, (peer,))
+        connects_until = self.routing.connects_until(now, peer)
+        if self.routing.is_good(peer):
+            fetch.move(Trigger.ASK_PEER)
+            self._set_timer(fetch, self._patient_until(now, fetch))
+            return [] if peer in fetch.asks else self._ask(now, fetch, peer)
+        if connects_until is not None:
+            fetch.move(Trigger.CONNECT)
+            self._set_timer(fetch, connects_until)
+            return []
+        fetch.plan = fetch.plan.not_redirected()
+        return None
+
+    def _give_up_otherwise(self, fetch: Fetch, peer: NodeId, *, via_tree: bool) -> list[Action]:
+        """Cancel an ask of *peer* in another role. *peer* is the owner now; before, an owner had
+        named it, or it was above in the tree."""
+        pending = fetch.asks.get(peer)
+        if pending is None or via_tree or pending.how.is_of_owner:
+            return []
+        return self.withdraw(fetch, peer)
+
+    def _ask(
+        self, now: float, fetch: Fetch, peer: NodeId, *, via_tree: bool = False
+    ) -> list[Action]:
+        """Send *peer* a request under a new number."""
+        kind, path, version = fetch.subject
+        number = self._next_ask
+        self._next_ask += 1
+        self.stats.asks += 1
+        self.stats.hedges += bool(fetch.asks)
+        slow_at = now + self.slow_s
+        if fetch.timers.slow_at != slow_at and not self._has_good_ask(fetch):
+            # The peer gets its full time, whatever time others used before they were lost.
+            fetch.timers = replace(fetch.timers, slow_at=slow_at)
+        pending = fetch.asks[peer] = Pending(number)
+        self.routing.owes(now, peer)
+        if isinstance(version, ChunkKey):
+            plan = fetch.plan
+            how = ChunkAskMode.TREE if via_tree else plan.of_owner
+            pending.how = how = ChunkAskMode.HELD if peer == plan.redirected_to else how
+            skipped = sorted(self.routing.not_asked(now, version, fetch.skipped))[:PASSED_MAX]
+            message = Request(
+                number,
+                self.stats.epoch,
+                ContentKind.CHUNK,
+                path,
+                version.version,
+                version.index,
+                how,
+                tuple(skipped),
+            )
+        else:
+            wanted = version if isinstance(version, Version) else None
+            first = fetch.received.parts
+            message = Request(number, self.stats.epoch, _WHAT[kind], path, wanted, first)
+        return self.links.ask(peer, message, fetch.number)
+
+    # --- the source ------------------------------------------------------------------------------
+
+    def _start_fallback(
+        self, now: float, fetch: Fetch, *, many_might: bool, within_s: float | None = None
+    ) -> list[Action]:
+        """Read the source as a fallback, perhaps after a delay."""
+        if fetch.phase.is_own_read or fetch.phase.is_fallback:
+            return []
+        if many_might and not self.limits.fallbacks_max:
+            # Fallbacks are switched off, so the fetch waits for the others.
+            fetch.move(Trigger.BE_PATIENT)
+            self._set_timer(fetch, now + self.slow_s)
+            return []
+        if within_s is None or not self.limits.fallback_jitter_s:
+            within_s = self.limits.fallback_jitter_s
+        is_delayed = many_might and within_s > 0
+        fetch.move(Trigger.DELAY_FALLBACK if is_delayed else Trigger.QUEUE_FALLBACK)
+        self._set_timer(fetch, self._patient_until(now, fetch))
+        if not many_might:
+            return self._read_source(fetch)
+        if not is_delayed:
+            return self._queue_fallback(fetch)
+        fallback_at = now + self.random.uniform(0, within_s)
+        fetch.timers = replace(fetch.timers, fallback_at=fallback_at)
+        self._set_timer(fetch, fallback_at)
+        return []
+
+    def _queue_fallback(self, fetch: Fetch) -> list[Action]:
+        """The fallback waits for its turn."""
+        self._queue.append(fetch)
+        return self._begin_queued()
+
+    def _begin_queued(self) -> list[Action]:
+        """Begin queued fallbacks, up to ``fallbacks_max``. A fetch whose peer is good again leaves
+        the queue, unless it is late."""
+        actions: list[Action] = []
+        while self._queue and len(self._fallbacks) < self.limits.fallbacks_max:
+            fetch = self._queue.popleft()
+            if fetch.phase is Phase.DONE:
+                continue
+            if self._has_good_ask(fetch) and fetch.timers.late_at is None:
+                fetch.move(Trigger.PEERS_RETURN)
+                continue
+            self._fallbacks.add(fetch.number)
+            actions += self._read_source(fetch)
+        return actions
+
+    def _read_source(self, fetch: Fetch) -> list[Action]:
+        """Read the source; a chunk that may be on this node's disk from there first."""
+        self.stats.fallbacks += fetch.phase.is_fallback
+        if isinstance(fetch.subject[2], ChunkKey) and self.limits.tier_has_disk:
+            fetch.move(Trigger.READ_DISK)
+            return [LoadChunk(fetch.number, fetch.subject[2])]
+        return [self.from_source(fetch)]
+
+    def wait_for_disk(self, fetch: Fetch) -> None:
+        """The disk of this node does not have the chunk, and cannot take more now."""
+        fetch.move(Trigger.DISK_IS_BEHIND)
+
+    def from_source(self, fetch: Fetch) -> Action:
+        """The action that reads the source."""
+        fetch.move(Trigger.READ_SOURCE)
+        kind, path, version = fetch.subject
+        if not fetch.phase.is_fallback and self.routing.is_takeover(fetch.subject, fetch.tree):
+            self.stats.took_over += 1
+        match kind, version:
+            case Kind.SCAN, _:
+                return ScanSource(fetch.number, path)
+            case Kind.LOOK, _:
+                return LookSource(fetch.number, path)
+            case Kind.READ, Version():
+                return ReadSource(fetch.number, path, version)
+            case Kind.CHUNK, ChunkKey():
+                layout = self.limits.chunk_layout(version.version.size)
+                offset, size = layout.offset_of(version.index), layout.size_of(version.index)
+                return ReadChunk(fetch.number, path, version.version, offset, size)
+            case _:
+                question = fetch.asked[0]
+                assert isinstance(question, ReadRequest)
+                return OpenSource(fetch.number, path, question.version)
+
+    # --- timers ----------------------------------------------------------------------------------
+
+    def _patient_until(self, now: float, fetch: Fetch) -> float:
+        """When the time to answer ends for the peers that it asks."""
+        late_at = fetch.timers.began + self.limits.ask_deadline_s
+        waits_for_others = self.limits.fallbacks_max > 0 and not fetch.phase.is_fallback
+        if waits_for_others and late_at > now:
+            return min(fetch.timers.slow_at, late_at)
+        return max(fetch.timers.slow_at, now)
+
+    def _set_timer(self, fetch: Fetch, at: float) -> None:
+        """Set the timer of the fetch, unless it has an earlier one."""
+        before = self._timer_of.get(fetch.number)
+        if before is not None and before <= at:
+            return
+        self._timer_of[fetch.number] = at
+        if len(self._timers) >= self._timers_max:
+            self._timers = [each for each in self._timers if not self._is_outdated(each)]
+            heapify(self._timers)
+            self._timers_max = max(OUTDATED_MAX, 2 * len(self._timers))
+        heappush(self._timers, (at, fetch.number, fetch))
+
+    def _is_outdated(self, timer: tuple[float, FetchId, Fetch]) -> bool:
+        return self._timer_of.get(timer[1]) != timer[0]
+
+    def check_invariants(self, fetches: Iterable[Fetch]) -> None:
+        set_timers = {each[1] for each in self._timers if not self._is_outdated(each)}
+        assert set_timers == set(self._timer_of)
+        running: dict[FetchId, Fetch] = {}
+        asks = 0
+        for fetch in fetches:
+            running[fetch.number] = fetch
+            asks += len(fetch.asks)
+            fetch.check_invariants()
+            assert fetch.phase is not Phase.DONE
+            assert fetch.phase.is_own_read or fetch.number in set_timers, fetch
+            for peer, pending in fetch.asks.items():
+                assert self.links.asked(peer, pending.number) == fetch.number
+        assert asks == self.links.asked_count(), "a peer is asked for what is over"
+        assert set_timers <= set(running), "a timer of what is over"
+        queued = {each for each in self._queue if each.phase is not Phase.DONE}
+        assert queued == {f for f in running.values() if f.phase is Phase.FALLBACK_QUEUED}
+        assert all(running[each].phase.is_reading for each in self._fallbacks)
+        assert all(running[each].phase.is_fallback for each in self._fallbacks)
+        assert len(self._fallbacks) <= max(1, self.limits.fallbacks_max)

@@ -1,0 +1,390 @@
+"""Fetch table: the fetches in flight, one for each subject, and the requests that wait on each.
+
+Requests for one subject share one fetch (single flight). ``FetchMachine`` decides how a fetch gets
+there. Every fetch ends once, by its outcome or at its deadline. Other parts decide what its
+requests are told.
+
+Admission: a request for bytes reserves memory, or waits until some is free. Each tree has a budget
+of its own, called a *room*. So waiting in one tree never blocks another tree. Within a tree a node
+waits only for nodes nearer to the root, so there is no cycle. The data tier has two rooms
+(``chunk_cache.py``), and in the one for owned chunks no fetch waits for another node.
+
+A chunk whose owner waits for its disk may take half a minute to come. Such a fetch waits *outside*
+of the room. Otherwise one slow disk would delay the chunks of healthy nodes, on all nodes. The
+fetch takes no memory there: an arriving chunk enters the cache in the step that reports it, and the
+credit of the connection bounds what arrives at the same time. A fetch that has waited for this
+node's own disk takes room again, because it then reads the source.
+
+Invariants: a subject has one fetch at most; the cache has reserved what the fetches have reserved;
+a request waits for room only while some fetch will free it; a fetch that asks a peer is the one
+that ``FlowControl`` knows by this number.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from copperfs.model.types import ChunkKey, FetchId, NodeId, PeerRequest
+from copperfs.node.actions import Action
+from copperfs.node.cache.chunk_cache import ChunkCache, cost_of
+from copperfs.node.cache.metadata_cache import Cache
+from copperfs.node.cache.write_back import WriteBack
+from copperfs.node.events import Asker, ChunkRequest, Question, ReadRequest
+from copperfs.node.fetch.fetch import AskPlan, Fetch, Timers
+from copperfs.node.fetch.machine import FetchMachine
+from copperfs.node.peer.flow_control import ASKS_MAX, FlowControl
+from copperfs.node.peer.messages import ChunkAskMode
+from copperfs.node.routing.route import Routing
+from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats, Subject
+
+OfBytes = ReadRequest | ChunkRequest
+
+OUTSIDE_MAX = ASKS_MAX
+"""At most this many fetches wait outside of the room; others keep their reservation."""
+
+
+@dataclass(slots=True)
+class FetchTable:
+    limits: Limits
+    stats: NodeStats
+    cache: Cache
+    links: FlowControl
+    routing: Routing
+    asking: FetchMachine
+    tier: ChunkCache | None = None
+    disk: WriteBack | None = None
+    """None without a data tier."""
+    _running: dict[FetchId, Fetch] = field(default_factory=dict)
+    _sooner: dict[FetchId, Fetch] = field(default_factory=dict)
+    """Fetches with an earlier deadline than their position in ``_running`` implies."""
+    _by_subject: dict[Subject, Fetch] = field(default_factory=dict)
+    _on_its_way: list[int] = field(init=False)
+    """Bytes reserved, by room: first those of the trees, then the two of the tier."""
+    _no_room: list[deque[OfBytes]] = field(init=False)
+    """Requests that wait for memory, by room."""
+    _room_by: dict[Asker, float] = field(default_factory=dict)
+    """Until when each of them waits, the oldest first."""
+    _outside: dict[FetchId, Fetch] = field(default_factory=dict)
+    """Fetches that wait for the disks of other nodes, and have given their reservation back."""
+    _turned_away: int = 0
+    _next_fetch: int = 1
+
+    def __post_init__(self) -> None:
+        rooms = self.limits.trees + 2
+        self._on_its_way = [0] * rooms
+        self._no_room = [deque() for _ in range(rooms)]
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def on_its_way_bytes(self) -> int:
+        """Bytes in flight to the cache, without those of the tier."""
+        return sum(self._on_its_way[: self.limits.trees])
+
+    @property
+    def owned_room(self) -> int:
+        return self.limits.trees
+
+    @property
+    def guest_room(self) -> int:
+        return self.limits.trees + 1
+
+    # --- the table -------------------------------------------------------------------------------
+
+    def get(self, number: FetchId) -> Fetch | None:
+        return self._running.get(number)
+
+    def of_ask(self, peer: NodeId, number: int) -> Fetch | None:
+        """The fetch that asks *peer* by this number; None if that ask is over."""
+        fetch = self.links.asked(peer, number)
+        return None if fetch is None else self._running[fetch]
+
+    def is_under_way(self, subject: Subject) -> bool:
+        return subject in self._by_subject
+
+    def join(
+        self, subject: Subject, question: Question, deadline: float | None = None
+    ) -> Fetch | None:
+        """Wait on the fetch in flight for this subject, if there is one. *deadline* is that of a
+        request that has waited on another fetch before. The fetch adopts an earlier one, so all its
+        requests get their reply by then."""
+        fetch = self._by_subject.get(subject)
+        if fetch is not None:
+            self.stats.joined += 1
+            fetch.asked.append(question)
+            if deadline is not None and deadline < fetch.deadline:
+                fetch.deadline = deadline
+                self._sooner[fetch.number] = fetch
+        return fetch
+
+    def begin(
+        self, now: float, subject: Subject, question: Question, by: float | None = None
+    ) -> list[Action]:
+        """Begin a fetch for this request, or let the request wait for room. *by* is the deadline of
+        a request that has waited on another fetch before."""
+        actions: list[Action] = []
+        reserved, tree = 0, self.routing.tree_of(subject)
+        room = self._room_of(subject, question, tree)
+        if isinstance(question, OfBytes) and subject[0] is not Kind.OPEN:
+            reserved = self._size_of(question)
+            evicted = self._reserve(room, reserved)
+            if evicted is None:
+                # A fetch with a reservation frees memory when it ends.
+                self.stats.waited_for_room += 1
+                self._no_room[room].append(question)
+                self._turned_away += 1
+                self._room_by.setdefault(question.request, now + self.limits.fetch_deadline_s)
+                return []
+            actions += evicted
+        number = FetchId(self._next_fetch)
+        self._next_fetch += 1
+        self.stats.fetches += 1
+        deadline = now + self.limits.fetch_deadline_s
+        timers = Timers(now, now + self.asking.slow_s)
+        fetch = Fetch(number, subject, deadline, [question], timers, reserved, room, tree)
+        if by is not None and by < deadline:
+            fetch.deadline = by
+            self._sooner[number] = fetch
+        if isinstance(question, ChunkRequest):
+            fetch.skipped.update(question.passed)
+            if question.how is ChunkAskMode.TREE:
+                fetch.plan = AskPlan((ChunkAskMode.TREE, ChunkAskMode.ANY))
+            of_peer = isinstance(question.request, PeerRequest)
+            is_owner = of_peer and question.how.is_of_owner
+            if is_owner and self.routing.is_asked_in_place(subject):
+                fetch.timers = replace(timers, doubted_at=now)
+        self._running[number] = self._by_subject[subject] = fetch
+        return actions + self.asking.begin(now, fetch)
+
+    def end(self, fetch: Fetch) -> list[Action]:
+        """The fetch is over for this node, although replies to its asks may still arrive."""
+        del self._running[fetch.number]
+        del self._by_subject[fetch.subject]
+        self._sooner.pop(fetch.number, None)
+        self.give_back_room(fetch)
+        self._outside.pop(fetch.number, None)
+        if self.disk is not None:
+            self.disk.ended(fetch)
+        return self.asking.end(fetch)
+
+    def running(self) -> list[Fetch]:
+        return list(self._running.values())
+
+    def of_names(self) -> list[Fetch]:
+        """The fetches of names, which a clear invalidates. It does not invalidate bytes of a
+        version."""
+        names = (Kind.SCAN, Kind.LOOK)
+        return [fetch for fetch in self._running.values() if fetch.subject[0] in names]
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    def forget_questions_of(self, peer: NodeId) -> None:
+        """A restarted peer numbers its asks from the beginning, and waits for no earlier one."""
+        for fetch in self._running.values():
+            fetch.asked = [each for each in fetch.asked if not _is_from(peer, each)]
+            fetch.streams = [each for each in fetch.streams if each[0] != peer]
+        for waiting in self._no_room:
+            still = [each for each in waiting if not _is_from(peer, each)]
+            waiting.clear()
+            waiting.extend(still)
+        for request in [each for each in self._room_by if _is_of(peer, each)]:
+            del self._room_by[request]
+
+    def forget_question(self, peer: NodeId, number: int) -> None:
+        """The peer cancelled its ask. Forgetting it keeps the number of waiting requests bounded: a
+        peer that asks and cancels in turn would otherwise queue any number, since ``FlowControl``
+        counts only the unanswered ones."""
+        request = PeerRequest(peer, number)
+        for fetch in self._running.values():
+            fetch.asked = [each for each in fetch.asked if each.request != request]
+            fetch.streams = [each for each in fetch.streams if (each[0], each[1].number) != request]
+        for waiting in self._no_room:
+            for question in [each for each in waiting if each.request == request]:
+                waiting.remove(question)
+        self._room_by.pop(request, None)
+
+    def lost(self, now: float, peer: NodeId, numbers: list[FetchId]) -> list[Action]:
+        """A lost connection has lost what these fetches asked of *peer*."""
+        actions: list[Action] = []
+        for number in numbers:
+            actions += self.asking.lost(now, self._running[number], peer)
+        return actions
+
+    def owed_by(self, now: float, peer: NodeId) -> list[Action]:
+        """*peer* keeps its fetches waiting, and has been pinged."""
+        actions: list[Action] = []
+        for number in self.links.fetches_of(peer):
+            actions += self.asking.on_overdue(now, self._running[number], peer)
+        return actions
+
+    # --- room ------------------------------------------------------------------------------------
+
+    def _room_of(self, subject: Subject, question: Question, tree: int) -> int:
+        """The room in which a fetch for this request reserves memory."""
+        key = subject[2]
+        if not isinstance(key, ChunkKey):
+            return tree
+        if self.routing.is_mine(key):
+            return self.owned_room
+        # A fetch for a peer that asks this node as an owner should wait for as few others as
+        # possible, even if this node is not the owner. So it takes the owned room.
+        assert isinstance(question, ChunkRequest)
+        served = isinstance(question.request, PeerRequest) and question.how is not ChunkAskMode.TREE
+        return self.owned_room if served else self.guest_room
+
+    def _size_of(self, question: OfBytes) -> int:
+        if isinstance(question, ReadRequest):
+            return question.version.size + OBJECT_OVERHEAD_BYTES
+        assert self.tier is not None
+        return cost_of(self.tier.size_of(question.key))
+
+    def _reserve(self, room: int, size: int) -> list[Action] | None:
+        """Reserve *size* bytes in a room; None if there is none now."""
+        if self.tier is not None and room >= self.owned_room:
+            evicted = self.tier.reserve(size, owned=room == self.owned_room)
+        else:
+            most = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
+            if self._on_its_way[room] and self._on_its_way[room] + size > most:
+                return None
+            evicted = self.cache.reserve(size)
+        if evicted is not None:
+            self._on_its_way[room] += size
+        return evicted
+
+    def give_back_room(self, fetch: Fetch) -> None:
+        """The fetch is over, or waits for something else first."""
+        if self.tier is None or fetch.room < self.owned_room:
+            self.cache.unreserve(fetch.reserved_bytes)
+        else:
+            self.tier.unreserve(fetch.reserved_bytes, owned=fetch.room == self.owned_room)
+        self._on_its_way[fetch.room] -= fetch.reserved_bytes
+        fetch.reserved_bytes = 0
+
+    def take_room(self, fetch: Fetch, key: ChunkKey) -> list[Action] | None:
+        """Reserve memory for it again; None if there is none now."""
+        assert self.tier is not None
+        assert not fetch.reserved_bytes
+        size = cost_of(self.tier.size_of(key))
+        evicted = self._reserve(fetch.room, size)
+        if evicted is not None:
+            fetch.reserved_bytes = size
+            self._outside.pop(fetch.number, None)
+        return evicted
+
+    def wait_outside(self, fetch: Fetch) -> bool:
+        """The fetch waits for the disk of another node. Returns whether that freed memory."""
+        if not fetch.reserved_bytes or len(self._outside) >= OUTSIDE_MAX:
+            return False
+        self._outside[fetch.number] = fetch
+        self.give_back_room(fetch)
+        return True
+
+    def is_held_up(self, key: ChunkKey) -> bool:
+        """Whether other fetches wait for the disk of this chunk's owner."""
+        owners = self.routing.owners
+        if not self._outside or owners is None:
+            return False
+        owner = owners.before_me(key, self.routing.gone())
+        return any(owner in each.asks for each in self._outside.values())
+
+    def has_room(self, subject: Subject, size: int) -> bool:
+        """Whether *size* bytes more fit without making a request wait."""
+        room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
+        return self._on_its_way[self.routing.tree_of(subject)] + size <= room
+
+    def room_was_made(self, ask: Callable[[OfBytes], list[Action]]) -> list[Action]:
+        """*ask* again for the requests that found no room; those that still find none queue at the
+        end."""
+        actions: list[Action] = []
+        for waiting in self._no_room:
+            for _ in range(len(waiting)):
+                question = waiting.popleft()
+                left, before = len(waiting), self._turned_away
+                actions += ask(question)
+                if self._turned_away == before:
+                    del self._room_by[question.request]
+                elif len(waiting) > left:
+                    break  # unless it waits in another room now
+        return actions
+
+    # --- deadlines -------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        # All fetches have the same time limit, so the oldest expires first, except those in
+        # ``_sooner``.
+        soonest = self.asking.deadline()
+        of_disk = None if self.disk is None else self.disk.deadline()
+        if of_disk is not None and (soonest is None or of_disk < soonest):
+            soonest = of_disk
+        for oldest in self._running.values():
+            soonest = oldest.deadline if soonest is None else min(oldest.deadline, soonest)
+            break
+        for fetch in self._sooner.values():
+            soonest = fetch.deadline if soonest is None else min(fetch.deadline, soonest)
+        for room_by in self._room_by.values():
+            return room_by if soonest is None else min(room_by, soonest)
+        return soonest
+
+    def slept(self, seconds: float) -> None:
+        """The clock jumped by *seconds*: replies may lie unread, so all deadlines move."""
+        for fetch in self._running.values():
+            fetch.deadline += seconds
+        for request in self._room_by:
+            self._room_by[request] += seconds
+        if self.disk is not None:
+            self.disk.slept(seconds)
+        self.asking.slept(self._running.values(), seconds)
+
+    def overdue(self, now: float) -> list[Fetch]:
+        found = list(takewhile(lambda fetch: fetch.deadline <= now, self._running.values()))
+        sooner = [fetch for fetch in self._sooner.values() if fetch.deadline <= now]
+        return found + [fetch for fetch in sooner if fetch not in found]
+
+    def found_no_room(self, now: float) -> list[OfBytes]:
+        """Remove and return the requests that have waited for room too long."""
+        overdue = {request for request, by in self._room_by.items() if by <= now}
+        found: list[OfBytes] = []
+        for waiting in self._no_room if overdue else ():
+            found += [each for each in waiting if each.request in overdue]
+            still = [each for each in waiting if each.request not in overdue]
+            waiting.clear()
+            waiting.extend(still)
+        for request in overdue:
+            del self._room_by[request]
+        return found
+
+    def check_invariants(self) -> None:
+        waiting = {question.request for each in self._no_room for question in each}
+        assert waiting == set(self._room_by)
+        reserved = [0] * len(self._on_its_way)
+        for number, fetch in self._running.items():
+            assert number == fetch.number
+            reserved[fetch.room] += fetch.reserved_bytes
+        assert reserved == self._on_its_way
+        assert len(self._outside) <= OUTSIDE_MAX
+        assert all(self._running[n] is each for n, each in self._outside.items())
+        assert not any(each.reserved_bytes for each in self._outside.values())
+        assert all(self._running[n] is each for n, each in self._sooner.items())
+        assert set(self._by_subject.values()) == set(self._running.values())
+        # a request waits for room only if some fetch will free it
+        assert self.on_its_way_bytes or not any(self._no_room[: self.owned_room])
+        for room in (self.owned_room, self.guest_room):
+            assert self._on_its_way[room] or not self._no_room[room]
+        if self.tier is not None:
+            self.tier.check_invariants(*self._on_its_way[self.owned_room :])
+        if self.disk is not None:
+            self.disk.check_invariants()
+            # a fetch waits for the disk only if the disk has work
+            makes_some = self.disk.unwritten_bytes or any(self._on_its_way[self.owned_room :])
+            assert makes_some or not self.disk.waiting()
+        self.asking.check_invariants(self._running.values())
+
+
+def _is_from(peer: NodeId, question: Question) -> bool:
+    return _is_of(peer, question.request)
+
+
+def _is_of(peer: NodeId, request: Asker) -> bool:
+    return isinstance(request, PeerRequest) and request.peer == peer

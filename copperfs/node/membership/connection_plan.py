@@ -1,0 +1,246 @@
+"""Connection plan: decides to which peers this node stays connected.
+
+It keeps connections to:
+
+- its ancestors in the trees of the roster
+- the parents it uses now because other nodes are gone
+- in each tree the candidate after the parent, so that no connection has to be made when a parent
+  fails
+- one gone node after the other, for as long as any is believed to be gone
+- the owners of chunks it asked lately (``reach``), an LRU
+
+The first and the fourth heal a partition: whichever nodes were parted, some connection crosses the
+cut when it heals, and both sides exchange their member tables. The first alone is not enough: when
+the common parent of two nodes is dead, neither has the other above it.
+
+Any node may own a chunk, so chunk owners are no part of the overlay. Only a few of them are sent
+membership updates (``STRANGERS_TOLD_MAX``). An idle one is pinged rarely (``STRANGER_BEATS``).
+
+The plan also holds the children that should connect to this node. A child that does not come is
+gone, and no other node would notice.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from copperfs.model.types import NodeId
+from copperfs.node.actions import Action, Connect, Disconnect, LogEvent
+from copperfs.node.membership.failure_detector import (
+    PeerObservations,
+    PeerState,
+    Timeouts,
+    doubted_until,
+)
+from copperfs.node.membership.member_table import MemberTable
+from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import NodeStats
+
+# After this many candidates the node reads the source instead.
+CANDIDATES_MAX = 4
+# A connection that takes longer than this is not waited for: the next candidate connects as well.
+CONNECTS_WITHIN_S = 1.0
+# Chunk owners that stay connected. A connection costs a socket at each end; a new one costs a
+# handshake of some milliseconds.
+REACHED_MAX = 512
+
+
+@dataclass(slots=True)
+class Peer:
+    """A peer that this node watches."""
+
+    seen: PeerObservations
+    standing: PeerState = PeerState.LOST
+    look_at: float | None = None
+    """When to check its state again."""
+    dropped: bool = False
+    """This node closed the connection."""
+    probed: bool = False
+    """A probe of its listening socket is under way."""
+    told_all_at: float = float("-inf")
+    asked_last_at: float = float("-inf")
+    """When it was last asked for a heartbeat."""
+
+
+@dataclass(slots=True)
+class ConnectionPlan:
+    trees: Trees
+    patience: Timeouts
+    stats: NodeStats
+    links: FlowControl
+    random: Random
+    view: MemberTable
+    peers: dict[NodeId, Peer]
+    """All watched peers; it contains all of ``wanted``."""
+    parents: list[NodeId | None] = field(init=False)
+    """The parent in each tree, by the present member table."""
+    wanted: set[NodeId] = field(default_factory=set)
+    """Peers to which this node keeps a connection."""
+    overlay: set[NodeId] = field(default_factory=set)
+    """Those of ``wanted`` that are its ancestors in the trees, or may become so."""
+    reached: OrderedDict[NodeId, None] = field(default_factory=OrderedDict)
+    """Chunk owners to which it keeps a connection, the most recently asked last."""
+    near: set[NodeId] = field(default_factory=set)
+    """Those of ``overlay`` that are its parents, or that push to it."""
+    expected: set[NodeId] = field(default_factory=set)
+    """Children that should connect to this node, by the present member table."""
+    new: list[NodeId] = field(default_factory=list)
+    """Peers watched since the last ``settle``."""
+    away: set[NodeId] = field(default_factory=set)
+    """Peers that are watched and not connected. Only these are ever forgotten: thousands may be
+    connected, and a connect or disconnect must not scan all of them."""
+    try_gone_at: float = 0.0
+    _trial: NodeId | None = None
+    _found: int = -1
+    """The version of the member table from which parents and children were computed."""
+
+    def __post_init__(self) -> None:
+        self.parents = [self.trees.parent(tree) for tree in range(self.trees.count)]
+
+    def is_good(self, peer: NodeId) -> bool:
+        """Whether it takes requests."""
+        found = self.peers.get(peer)
+        return (
+            found is not None
+            and found.standing is PeerState.GOOD
+            and found.seen.up
+            and peer not in self.view.gone
+        )
+
+    def reach(self, now: float, peer: NodeId) -> bool:
+        """Stay connected to a chunk owner; returns whether it is a new one."""
+        if peer in self.reached:
+            self.reached.move_to_end(peer)
+            return False
+        self.reached[peer] = None
+        self._watch(peer, PeerObservations(now))
+        if len(self.reached) > REACHED_MAX:
+            # An owner with outstanding requests stays. So does one that is connecting: a fetch that
+            # waits for the connection would start its wait anew. If no owner is idle, the limit is
+            # exceeded for a while.
+            idle = [each for each in self.reached if self._is_idle(now, each)]
+            for each in idle[: len(self.reached) - REACHED_MAX]:
+                del self.reached[each]
+        return True
+
+    def _is_idle(self, now: float, peer: NodeId) -> bool:
+        return not self.links[peer].asked and self.connects_until(now, peer) is None
+
+    def connects_until(self, now: float, peer: NodeId) -> float | None:
+        """How long to wait for a connection that is being made, or would be from now on; None if
+        there is nothing to wait for."""
+        found = self.peers.get(peer)
+        seen = PeerObservations(now) if found is None else found.seen
+        if seen.up or seen.was_up or peer in self.view.gone:
+            return None
+        until = doubted_until(seen, self.patience, 0.0)
+        return until if now < until else None
+
+    def is_close(self, peer: NodeId) -> bool:
+        """Whether this node and *peer* watch each other in the overlay."""
+        return peer in self.overlay or peer in self.expected
+
+    def settle(self, now: float) -> list[Action]:
+        """Connect to the peers this node needs now, and disconnect from the others."""
+        actions: list[Action] = []
+        if self._found != self.view.number:
+            self._found = self.view.number
+            actions += self._find_place(now)
+        wanted = set(self.trees.parents()) | self.near
+        for tree in range(self.trees.count):
+            wanted.update(self._candidates(now, tree))
+        if self._trial is not None:
+            wanted.add(self._trial)
+        self.overlay = set(wanted)
+        for peer in self.view.gone & set(self.reached):
+            del self.reached[peer]
+        wanted.update(self.reached)
+        for peer in sorted(wanted - self.wanted):
+            actions.append(Connect(peer))
+            self._watch(peer, PeerObservations(now))
+            self.peers[peer].dropped = False
+        kept = {each for each in self.wanted - wanted if self.links[each].asked}
+        for peer in sorted(self.wanted - wanted - kept):
+            self.peers[peer].dropped = True
+            actions.append(Disconnect(peer))
+        self.wanted = wanted | kept
+        self._forget_strangers()
+        return actions
+
+    def view_changed(self, now: float) -> None:
+        """A node that has just gone may be back in a moment, so wait before the first attempt to
+        reach it."""
+        if self.try_gone_at <= now:
+            self.try_gone_at = now + self.patience.try_gone_s
+
+    def try_the_gone(self, now: float) -> bool:
+        """While any node is gone, try to reach one after the other; returns whether a new attempt
+        begins."""
+        if not self.view.gone:
+            self._trial = None
+        elif now >= self.try_gone_at:
+            self.try_gone_at = now + self.patience.try_gone_s
+            self._trial = self.random.choice(sorted(self.view.gone))
+            return True
+        return False
+
+    def try_again(self, peer: NodeId) -> list[Action]:
+        """Reconnect to a peer that is back. The socket's reconnect attempts have become rare, so a
+        request would wait for the next one, up to a second."""
+        if peer not in self.wanted or self.links.is_up(peer):
+            return []
+        return [Disconnect(peer), Connect(peer)]
+
+    def _find_place(self, now: float) -> list[Action]:
+        """Compute this node's parents and children among the nodes that are alive."""
+        trees, gone = self.trees, self.view.gone
+        actions: list[Action] = []
+        self.near.clear()
+        self.expected.clear()
+        for tree in range(trees.count):
+            parent, push_parent = trees.parent(tree, gone), trees.push_parent(tree, gone)
+            self.near.update(each for each in (parent, push_parent) if each is not None)
+            if parent != self.parents[tree]:
+                self.stats.reparentings += 1
+                actions.append(LogEvent("has another parent", parent, f"in tree {tree}"))
+                self.parents[tree] = parent
+            of_roster = trees.children(tree)
+            for child in trees.children(tree, gone):
+                self.expected.add(child)
+                # Children of the full roster may not have started yet.
+                self._watch(child, PeerObservations(now, was_up=child not in of_roster))
+        return actions
+
+    def _watch(self, peer: NodeId, seen: PeerObservations) -> None:
+        if peer not in self.peers:
+            self.peers[peer] = Peer(seen)
+            self.away.add(peer)
+            self.new.append(peer)
+
+    def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
+        """The peer to ask, the one after it, and further ones while none of them replies."""
+        passed = set(self.view.gone)
+        last = False
+        for _ in range(CANDIDATES_MAX):
+            peer = self.trees.parent(tree, passed)
+            if peer is None:
+                return
+            yield peer
+            if last:
+                return
+            found = self.peers.get(peer)
+            connecting = found is None or (
+                not found.seen.was_up and now < found.seen.since + CONNECTS_WITHIN_S
+            )
+            last = connecting or self.is_good(peer)
+            passed.add(peer)
+
+    def _forget_strangers(self) -> None:
+        """Drop the state of peers that this node does not need, unless they are connected."""
+        for peer in list(self.away):
+            needed = peer in self.wanted or peer in self.expected
+            if not needed and not self.peers[peer].probed:
+                self.away.discard(peer)
+                del self.peers[peer]

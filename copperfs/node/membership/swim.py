@@ -1,0 +1,553 @@
+"""Membership: detects which nodes are alive, and spreads what it detects.
+
+After SWIM: a failure detector (``failure_detector``) and incarnations (``member_table``). Unlike
+SWIM, a node does not ping random members, nor ask a third one to ping. It watches the peers in its
+connection plan (``connection_plan``): those it is connected to or wants to be, and the children
+that should connect to it. Suspicion stays local; only *gone* is announced. It spreads over the
+connections of the overlay and a few others, batched for a moment so that many deaths are one
+message.
+
+How a parent's death is handled:
+
+1. Its process ended: the transport reports the loss (``down``), and the parent is *lost*. A probe
+   tries its port; a refusal (``probed``) makes it *gone* within milliseconds.
+2. It is stuck: a request is unanswered for ``probe_s`` (``owes``), or nothing came from it for
+   ``heartbeat_s``. A timer (``tick``, ``_look``) pings it, and if it owes a reply also the peers
+   that would be asked next. After ``silent_s`` more it is *silent*, after ``dead_s`` *gone*.
+3. ``_believe`` records the death, and ``_spread`` sends it on ``SPREAD_S`` later.
+4. ``settle`` computes the new parent, to which a connection mostly exists already, and connects to
+   the next candidate.
+5. ``PeerProtocol`` asks other peers for what the parent owed: at once when the connection is lost
+   (``_changed``), else when its state changes (``reconsider``).
+
+A node that receives the death of a peer that it still hears does not believe it. It forwards the
+message to that peer, which refutes it with its next incarnation.
+
+Two nodes that connect exchange their whole member tables, and heartbeats carry a digest of it, so
+an update that was lost on the way still arrives.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from random import Random
+
+from copperfs.model.types import NodeId
+from copperfs.node.actions import Action, LogEvent, Probe, Send
+from copperfs.node.membership.connection_plan import CONNECTS_WITHIN_S, ConnectionPlan, Peer
+from copperfs.node.membership.failure_detector import (
+    PeerObservations,
+    PeerState,
+    Timeouts,
+    asks_for_sign,
+    doubted_until,
+    next_look,
+    standing,
+)
+from copperfs.node.membership.member_table import MemberTable
+from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.peer.messages import FATES_MAX, Heartbeat, MembershipUpdate, MemberStatus
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import NodeStats
+
+# Updates within this time of each other go out in one message.
+SPREAD_S = 0.02
+# The heartbeat interval of a standby parent, in intervals of a parent.
+STANDBY_BEATS = 4
+# The heartbeat interval of a peer that is connected for chunks only, or has another view of the
+# trees, in times of ``dead_s``: there may be as many of them as there are nodes.
+STRANGER_BEATS = 5
+# At most this many of those get an update at once; they receive it from their own overlay, too.
+STRANGERS_TOLD_MAX = 16
+# A peer that was just lost is probed at this interval, and for this long.
+PROBE_EVERY_S = 0.03
+PROBE_FOR_S = 0.5
+# A peer that gave a sign of life within this time is not pinged again.
+PINGED_FOR_S = 0.05
+# An observation of this node's own lateness stays valid for this long.
+LATE_FOR_S = 5.0
+
+
+@dataclass(slots=True)
+class Membership:
+    """Membership as one node sees it. Some fields have older names: ``view`` is the member table,
+    ``company`` the connection plan, ``links`` flow control, ``patience`` the timeouts. A *fate* is
+    a ``MemberStatus``, and *news* are a ``MembershipUpdate``."""
+
+    trees: Trees
+    patience: Timeouts
+    stats: NodeStats
+    links: FlowControl
+    random: Random
+    view: MemberTable = field(init=False)
+    company: ConnectionPlan = field(init=False)
+    _peers: dict[NodeId, Peer] = field(default_factory=dict)
+    _looks: list[tuple[float, NodeId]] = field(default_factory=list)
+    """When to check each peer again: a heap with some outdated entries."""
+    _untold: dict[MemberStatus, NodeId | None] = field(default_factory=dict)
+    """Records to announce, each with the peer it came from."""
+    _tell_at: float | None = None
+    _late_s: float = 0.0
+    _late_at: float = float("-inf")
+    _much_late_s: float = 0.0
+    """The last lateness above ``silent_s``. It counts in full only if it happens again soon."""
+    _much_late_at: float = float("-inf")
+    _believed_at: float = float("-inf")
+    """When the member table last changed."""
+    _owing: list[NodeId] = field(default_factory=list)
+    _stale: bool = False
+    """The connection plan may be outdated; see ``settle``."""
+    _changed: bool = False
+    _started: bool = False
+
+    def __post_init__(self) -> None:
+        self.view = MemberTable(self.trees.me, self.trees.nodes)
+        self.company = ConnectionPlan(
+            self.trees, self.patience, self.stats, self.links, self.random, self.view, self._peers
+        )
+
+    # --- queries of the other parts --------------------------------------------------------------
+
+    def is_good(self, peer: NodeId) -> bool:
+        return self.company.is_good(peer)
+
+    @property
+    def parents(self) -> list[NodeId | None]:
+        return self.company.parents
+
+    def doubted_until(self, peer: NodeId) -> float:
+        """Until when the source is not read instead of asking a peer that is not good."""
+        found = self._peers.get(peer)
+        if found is None or peer in self.view.gone:
+            return float("-inf")
+        return doubted_until(found.seen, self.patience, self._late_s)
+
+    def silent_until(self, since: float) -> float:
+        """Until when to wait for peers found silent one after the other, the first of them at
+        *since*: all together get no longer than one."""
+        return since + self.patience.silent_s + self._late_s
+
+    def is_in_touch(self) -> bool:
+        """Whether all parents, and all peers that push to this node, are connected and good."""
+        return self._started and all(self.is_good(peer) for peer in self.company.near)
+
+    def waited_for(self) -> set[NodeId]:
+        """Those of them that were never reached."""
+        return {
+            peer
+            for peer in self.company.near
+            if (found := self._peers.get(peer)) is not None
+            and not (found.seen.up or found.seen.was_up)
+        }
+
+    def is_wanted(self, peer: NodeId) -> bool:
+        """Whether it is one of the ancestors to which this node stays connected."""
+        return peer in self.company.overlay
+
+    def reach(self, now: float, peer: NodeId) -> None:
+        """Connect to a chunk owner that is about to be asked."""
+        self._stale |= self.company.reach(now, peer)
+
+    def connects_until(self, now: float, peer: NodeId) -> float | None:
+        return self.company.connects_until(now, peer)
+
+    def suspects(self) -> list[NodeId]:
+        """Suspected peers: silent or lost, and not announced as gone."""
+        return sorted(
+            peer
+            for peer, each in self._peers.items()
+            if each.standing in (PeerState.SILENT, PeerState.LOST)
+            and peer not in self.view.gone
+            and (each.seen.was_up or peer in self.company.near)
+        )
+
+    def take_changed(self) -> bool:
+        """Whether the state of any peer changed since the last call."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The node is up: ``settle`` decides where it connects."""
+        self._started = self._stale = True
+
+    def owes(self, now: float, peer: NodeId) -> None:
+        """A request went to *peer*, which now owes a reply."""
+        found = self._peers.get(peer)
+        if found is not None and found.seen.up and found.seen.owed_since is None:
+            found.seen.owed_since = now
+            self._look_by(peer, now + self.patience.probe_s + self._late_s)
+
+    def ping(self, now: float, peer: NodeId) -> list[Action]:
+        """Ping *peer* at once, because it is asked, or would be, instead of a silent one. A peer
+        that gave a sign of life a moment ago is not pinged. So stuck peers are found together."""
+        found = self._peers.get(peer)
+        if found is None or not found.seen.up or found.seen.asked_at is not None:
+            return []
+        if now < found.seen.heard_at + PINGED_FOR_S:
+            return []
+        return self._ask_for_sign(now, peer)
+
+    def take_owing(self) -> list[NodeId]:
+        """Peers pinged since the last call because a reply is overdue."""
+        owing, self._owing = self._owing, []
+        return owing
+
+    def heard(self, now: float, peer: NodeId, *, answers: bool = True) -> list[Action]:
+        """A message came from *peer*. A message that answers nothing, such as a membership update,
+        shows that the peer can send, not that it receives. It does not count as the sign of life
+        that a ping asks for: the peer is pinged again."""
+        found = self._peers.get(peer)
+        if found is None:
+            return []
+        seen, was_asked = found.seen, found.seen.asked_at is not None
+        seen.heard_at = now
+        if not answers:
+            if not was_asked or now < found.asked_last_at + self.patience.heartbeat_s:
+                return []
+            found.asked_last_at = now
+            return [Send(peer, self._heartbeat(wants_answer=True))]
+        seen.asked_at = seen.owed_since = None
+        if self.links[peer].asked:
+            self.owes(now, peer)
+        if found.standing is PeerState.GOOD or not seen.up:
+            if was_asked and seen.up:
+                self._look_again(now, peer)  # cancels the timer of its silence
+            return []
+        was_silent_s = now - seen.since
+        found.standing = PeerState.GOOD
+        self._changed = self._stale = True
+        actions: list[Action] = [LogEvent("answers again", peer, seconds=was_silent_s)]
+        if peer in self.view.gone:  # only the peer itself can refute its death
+            actions.append(Send(peer, MembershipUpdate((self.view.end_of(peer),))))
+        return actions
+
+    def up(self, now: float, peer: NodeId) -> list[Action]:
+        self._peers[peer] = Peer(
+            PeerObservations(now, up=True, was_up=True, heard_at=now), PeerState.GOOD
+        )
+        self.company.away.discard(peer)
+        self._changed = self._stale = True
+        self._look_again(now, peer)
+        return self._tell_all(now, peer)
+
+    def down(self, now: float, peer: NodeId) -> list[Action]:
+        """The last connection to *peer* is lost."""
+        found = self._peers.get(peer)
+        if found is None or not found.seen.up:
+            return []
+        found.seen = PeerObservations(now, was_up=True, heard_at=found.seen.heard_at)
+        self.company.away.add(peer)
+        if found.dropped:
+            self._stale = True
+            return []
+        found.standing = PeerState.LOST
+        self._changed = self._stale = True
+        if self.view.leaving or peer in self.view.gone:
+            return []
+        self._look_again(now, peer)
+        found.probed = True
+        return [LogEvent("lost", peer), Probe(peer)]
+
+    def probed(self, now: float, peer: NodeId, *, refused: bool) -> list[Action]:
+        """The result of a probe: whether the port of *peer* refuses connections."""
+        found = self._peers.get(peer)
+        if found is None or found.seen.up:
+            return []
+        found.seen.refused = refused
+        # If it does not refuse, and this node does not want it, the peer has turned to another
+        # parent, which watches it.
+        actions = self._look(now, peer) if refused else []
+        found.probed = False
+        self._stale = True
+        return actions
+
+    def hear_heartbeat(self, now: float, peer: NodeId, beat: Heartbeat) -> list[Action]:
+        actions: list[Action] = []
+        if beat.wants_answer:
+            actions.append(Send(peer, self._heartbeat(wants_answer=False)))
+        found = self._peers.get(peer)
+        if found is None or beat.view == self.view.digest:
+            return actions
+        spreads_until = max(found.told_all_at, self._believed_at) + 2 * self.patience.heartbeat_s
+        if now < spreads_until:
+            return actions  # it has not received all updates yet
+        return actions + self._tell_all(now, peer)
+
+    def hear_news(self, now: float, peer: NodeId, news: MembershipUpdate) -> list[Action]:
+        actions: list[Action] = []
+        for fate in news.fates:
+            if not self.view.is_news(fate):
+                continue
+            if fate.is_gone and fate.node != peer and self._is_heard(now, fate.node):
+                actions.append(Send(fate.node, MembershipUpdate((fate,))))
+                continue
+            actions += self._believe(now, fate, peer, "was told")
+        return actions
+
+    def leave(self, now: float) -> list[Action]:
+        """Announce that this node leaves, at once, so that no peer has to detect it. A second call
+        checks that all that was sent meanwhile was received."""
+        fate = self.view.end_of(self.view.me)
+        actions: list[Action] = [] if self.view.leaving else [LogEvent("leaves")]
+        self.view.leaving = True
+        self.view.hear(fate)
+        beat = self._heartbeat(wants_answer=True)
+        for peer in self._up():
+            # A peer that answers the heartbeat has received the update, and all that was sent
+            # before.
+            actions += [Send(peer, MembershipUpdate((fate,))), Send(peer, beat)]
+            self._peers[peer].seen.asked_at = now
+        return actions
+
+    def is_known_to_leave(self) -> bool:
+        """Whether all connected peers have acknowledged that this node leaves."""
+        return all(self._peers[peer].seen.asked_at is None for peer in self._up())
+
+    # --- timers ----------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        looks, peers = self._looks, self._peers
+        soonest = None
+        while looks:
+            at, peer = looks[0]
+            found = peers.get(peer)
+            if found is not None and found.look_at == at:
+                soonest = at
+                break
+            heappop(looks)  # outdated
+        if self._tell_at is not None and (soonest is None or self._tell_at < soonest):
+            soonest = self._tell_at
+        if self.view.gone and not self.view.leaving:
+            try_at = self.company.try_gone_at
+            soonest = try_at if soonest is None else min(soonest, try_at)
+        return soonest
+
+    def woke(self, now: float, late_s: float) -> None:
+        """A timer fired *late_s* too late."""
+        if late_s > self.patience.nap_s:
+            self._forget_nap(now)
+            return
+        counted_s = min(late_s, self.patience.silent_s)
+        if counted_s < late_s:
+            self._discount(now, late_s)
+            if now <= self._much_late_at + LATE_FOR_S:
+                # It happened before: the node was not stuck once, it is loaded.
+                counted_s = max(counted_s, min(late_s, self._much_late_s))
+            self._much_late_s, self._much_late_at = late_s, now
+        if counted_s >= self._late_s or now > self._late_at + LATE_FOR_S:
+            self._late_s, self._late_at = counted_s, now
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        self._stale |= self.company.try_the_gone(now)
+        while (at := self.deadline()) is not None and at <= now:
+            if self._tell_at == at:
+                actions += self._spread()
+                continue
+            if self._looks[0][0] != at:
+                break  # the deadline was that of ``try_the_gone``
+            _, peer = heappop(self._looks)
+            self._peers[peer].look_at = None
+            actions += self._look(now, peer)
+        return actions
+
+    def _forget_nap(self, now: float) -> None:
+        """A node that was stopped received nothing, which says nothing about its peers: start all
+        waits anew."""
+        for peer, found in self._peers.items():
+            seen = found.seen
+            if seen.up:
+                seen.heard_at, seen.asked_at = now, None
+                seen.owed_since = now if self.links[peer].asked else None
+            else:
+                seen.since = now
+            self._look_again(now, peer)
+
+    def _discount(self, now: float, seconds: float) -> None:
+        """Subtract the time in which this node was stalled from all waits for peers."""
+        for peer, found in self._peers.items():
+            seen = found.seen
+            seen.since = min(now, seen.since + seconds)
+            seen.heard_at = min(now, seen.heard_at + seconds)
+            if seen.owed_since is not None:
+                seen.owed_since = min(now, seen.owed_since + seconds)
+            if seen.asked_at is not None:
+                seen.asked_at = min(now, seen.asked_at + seconds)
+            self._look_again(now, peer)
+
+    def _look(self, now: float, peer: NodeId) -> list[Action]:
+        """Check the state of *peer*: ping, judge, probe."""
+        found = self._peers[peer]
+        seen = found.seen
+        actions: list[Action] = []
+        if asks_for_sign(now, seen, self.patience, self._beat_s(peer), self._late_s):
+            actions += self._ask_for_sign(now, peer)
+            if seen.owed_since is not None:
+                self._owing.append(peer)
+                # If it is stuck, the next candidates must not be found stuck one by one.
+                for other in sorted(self.company.overlay & self.company.wanted):
+                    rest = self._peers[other].seen
+                    if rest.up and rest.asked_at is None:
+                        actions += self._ask_for_sign(now, other)
+        actions += self._judge(now, peer, standing(now, seen, self.patience, self._late_s))
+        if self._may_be_ending(now, peer) and not found.probed:
+            found.probed = True
+            actions.append(Probe(peer))
+        self._look_again(now, peer)
+        self._stale |= not seen.up
+        return actions
+
+    def _may_be_ending(self, now: float, peer: NodeId) -> bool:
+        """Whether to keep probing. A killed process closes its descriptors one after the other, so
+        its connections may be gone before its port refuses new ones."""
+        seen = self._peers[peer].seen
+        lost = seen.was_up and not seen.up and peer not in self.view.gone
+        return lost and now < seen.since + PROBE_FOR_S
+
+    def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
+        found = self._peers[peer]
+        found.seen.asked_at = found.asked_last_at = now
+        self._look_again(now, peer)
+        return [Send(peer, self._heartbeat(wants_answer=True))]
+
+    def _judge(self, now: float, peer: NodeId, new: PeerState) -> list[Action]:
+        found = self._peers[peer]
+        before, found.standing = found.standing, new
+        if new is before or peer in self.view.gone:
+            return []
+        self._changed = True
+        if new is not PeerState.GONE:
+            found.seen.since = now
+            self._stale = True
+            return [LogEvent(new.value, peer)]
+        seen = found.seen
+        took_s = now - (seen.since if not seen.up else seen.owed_since or seen.heard_at)
+        self.stats.deaths += 1
+        self.stats.max_detection_ms = max(self.stats.max_detection_ms, round(took_s * 1000))
+        how = "nobody listens" if seen.refused else "no sign of life"
+        return self._believe(now, self.view.end_of(peer), None, how, took_s)
+
+    def _heartbeat(self, *, wants_answer: bool) -> Heartbeat:
+        return Heartbeat(self.stats.epoch, self.view.digest, wants_answer)
+
+    def _beat_s(self, peer: NodeId) -> float:
+        if peer in self.company.near:
+            return self.patience.heartbeat_s
+        if peer in self.company.overlay:
+            return self.patience.heartbeat_s * STANDBY_BEATS
+        if peer not in self.company.expected:
+            return self.patience.dead_s * STRANGER_BEATS
+        return self.patience.dead_s / 2  # children ping this node themselves
+
+    def _look_again(self, now: float, peer: NodeId) -> None:
+        found = self._peers[peer]
+        if peer in self.view.gone and not found.seen.up:
+            return
+        at = next_look(now, found.seen, self.patience, self._beat_s(peer), self._late_s)
+        if at is None and found.seen.up:
+            at = now + self.patience.dead_s  # announced as gone, and perhaps received from again
+        connects_by = found.seen.since + CONNECTS_WITHIN_S
+        if at is not None and not found.seen.was_up and now < connects_by:
+            at = connects_by
+        if at is not None and self._may_be_ending(now, peer):
+            at = min(at, now + PROBE_EVERY_S)
+        if at is not None:
+            found.look_at = None
+            self._look_by(peer, at)
+
+    def _look_by(self, peer: NodeId, at: float) -> None:
+        found = self._peers[peer]
+        if found.look_at is None or at < found.look_at:
+            found.look_at = at
+            heappush(self._looks, (at, peer))
+
+    # --- membership updates ----------------------------------------------------------------------
+
+    def _believe(
+        self,
+        now: float,
+        fate: MemberStatus,
+        peer: NodeId | None,
+        how: str,
+        seconds: float | None = None,
+    ) -> list[Action]:
+        told = self.view.hear(fate)
+        assert told is not None, "it was news"
+        self._changed = self._stale = True
+        self._believed_at = now
+        self.company.view_changed(now)
+        here = self._peers.get(told.node)
+        if not told.is_gone and here is not None and not here.seen.up:
+            here.seen.since, here.seen.refused = now, False
+            here.standing = PeerState.LOST
+            self._look_again(now, told.node)
+        self._untold[told] = peer if told == fate else None
+        self._tell_at = min(now + SPREAD_S, self._tell_at or float("inf"))
+        if told.node == self.view.me:
+            self.stats.refutations += told != fate
+            return [LogEvent("refutes its end", None, how)] if told != fate else []
+        if told.is_gone:
+            if how == "was told" and peer == told.node:
+                how = "has left"
+            return [LogEvent("gone", told.node, how, seconds)]
+        self.stats.returns += 1
+        return [LogEvent("is back", told.node, how), *self.company.try_again(told.node)]
+
+    def _is_heard(self, now: float, node: NodeId) -> bool:
+        """Whether this node receives from *node* itself, and so knows better than a report of its
+        death."""
+        found = self._peers.get(node)
+        if found is None or not found.seen.up or found.standing is not PeerState.GOOD:
+            return False
+        return now - found.seen.heard_at < 2 * self.patience.heartbeat_s
+
+    def _spread(self) -> list[Action]:
+        untold, self._untold, self._tell_at = self._untold, {}, None
+        actions: list[Action] = []
+        strangers = 0
+        for peer in self._up():
+            if not self.company.is_close(peer):
+                strangers += 1
+                if strangers > STRANGERS_TOLD_MAX:
+                    continue
+            actions += _in_messages(peer, [f for f, sender in untold.items() if sender != peer])
+        return actions
+
+    def _tell_all(self, now: float, peer: NodeId) -> list[Action]:
+        self._peers[peer].told_all_at = now
+        return _in_messages(peer, list(self.view.fates()))
+
+    def _up(self) -> Iterator[NodeId]:
+        return (peer for peer, found in self._peers.items() if found.seen.up)
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def settle(self, now: float) -> list[Action]:
+        """Adapt the connections after a step that may have changed which are needed."""
+        if not self._stale or not self._started or self.view.leaving:
+            return []
+        self._stale = False
+        actions = self.company.settle(now)
+        for peer in self.company.new:
+            if peer in self._peers:  # it was wanted for a moment, and is gone
+                self._look_again(now, peer)
+        self.company.new.clear()
+        return actions
+
+    def check_invariants(self) -> None:
+        self.view.check_invariants()
+        assert self.view.leaving or self.company.wanted <= set(self._peers)
+        assert self.company.away == {peer for peer, each in self._peers.items() if not each.seen.up}
+        looks = set(self._looks)
+        for peer, found in self._peers.items():
+            assert not (found.seen.up and found.seen.refused), peer
+            assert found.look_at is None or (found.look_at, peer) in looks
+
+
+def _in_messages(peer: NodeId, fates: list[MemberStatus]) -> list[Action]:
+    return [
+        Send(peer, MembershipUpdate(tuple(fates[start : start + FATES_MAX])))
+        for start in range(0, len(fates), FATES_MAX)
+    ]

@@ -1,0 +1,542 @@
+"""Node: the decisions of one node, as a synchronous state machine without clock or I/O.
+
+``step(now, event)`` is the only mutator. It takes a request or an outcome and returns the actions
+that the caller performs: the daemon with threads and trio, the simulator in virtual time.
+
+The node consists of parts, one module each, and only dispatches each event to its part. A part
+knows those below it:
+
+    Node              dispatches events, and keeps the deadline of the next tick
+    Session           connections: greetings, peers with the same options, connected peers
+    Reassembly        turns messages with bytes into blobs and listings
+    Pushes            does the same for the batches of a pushed working set
+    PeerProtocol      inbound messages: asks become requests, replies become outcomes
+    RequestHandler    from a request to its reply: what to fetch, what an outcome means
+    ImportPrefetcher  prefetch of files that a directory or an import needs next
+    ReplyBuilder      replies to an application of this node, or to a peer
+    Collectives       operations of all nodes together
+    FetchTable        fetches in flight, the requests that wait on them, memory for them
+    FetchMachine      drives one fetch: picks a peer or the source, hedges, retries, falls back
+    Chunks            large files and datasets in chunks; read-ahead, redirects, hot files
+    WriteBack         chunks that the disk has still to take, and what waits for that
+    Tier              the chunks in this node's memory
+    Routing           the route of a fetch: a parent in a tree, or the owner of a chunk (Owners)
+    Membership        the live members, and the peers to which this node stays connected
+    Offers            speculative push to children
+    Trail             access history: the order of objects, and the peers that read in that order
+    FlowControl       outstanding asks of each peer, and credit windows
+    Cache             objects and listings, and how long a listing is valid
+    Pins              reference counts of blobs
+
+``Policy``, ``Trees`` and ``Limits`` only hold facts, and any part may read them.
+
+The cache or a fetch answers a request. A fetch goes to the source. In a job of several nodes, a
+fetch of a shared path goes to this node's parent in the tree of its directory, and the root of that
+tree reads the source. An ask of a peer is a request like any other: it waits on the same fetches,
+and a message answers it. Nodes exchange what the source returned, not what this mount shows of it.
+A node that cannot reach its parent reads the source itself, and counts the read as a fallback.
+
+Every fetch has a deadline. A reply never comes from a fetch of this node or of the front that began
+before the last ``Clear``. Bytes of a version are the exception, because they are valid at any time.
+A clear on one node is a clear on all: a node that learns of a later epoch clears as well.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+
+from copperfs.model.listing import Listing
+from copperfs.model.types import BlobId, ChunkKey, FetchId, NodeId, Path, Version
+from copperfs.node.actions import Action, CacheKey, Evict, ListingKey, ObjectKey, Send
+from copperfs.node.cache.blob_refs import BlobRefs
+from copperfs.node.cache.chunk_cache import ChunkCache
+from copperfs.node.cache.failed_names import FailedNames
+from copperfs.node.cache.metadata_cache import Cache
+from copperfs.node.cache.write_back import WriteBack
+from copperfs.node.events import (
+    CallPerformed,
+    ChunkRequest,
+    Clear,
+    ConnectionLost,
+    ConnectionMade,
+    DiskLoaded,
+    DiskRecovered,
+    Event,
+    Failed,
+    FromPeer,
+    FrontListed,
+    FrontRead,
+    GrantsRevoked,
+    GreetAgain,
+    Leave,
+    ListingTaken,
+    ListRequest,
+    LookupRequest,
+    MessageCorrupt,
+    MessageReceived,
+    OfConnections,
+    OfNode,
+    PartCorrupt,
+    PartReceived,
+    PayloadConsumed,
+    PeerDisagrees,
+    PeerDown,
+    PeerMessage,
+    PeerUp,
+    Pushed,
+    PushedListing,
+    ReadRequest,
+    RefusedPathsChanged,
+    Replaced,
+    SourceListed,
+    SourceLookedUp,
+    SourceOpened,
+    SourceRead,
+    Start,
+    StartCall,
+    Stored,
+    Tick,
+    Used,
+)
+from copperfs.node.fetch.machine import FetchMachine
+from copperfs.node.fetch.table import FetchTable
+from copperfs.node.membership.failure_detector import Timeouts
+from copperfs.node.membership.swim import Membership
+from copperfs.node.peer.collectives import Collectives
+from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.peer.messages import (
+    Batch,
+    ContentKind,
+    DataReply,
+    Hello,
+    Message,
+    Offer,
+    Ping,
+    Pong,
+)
+from copperfs.node.peer.protocol import PeerProtocol
+from copperfs.node.peer.push import Pushes
+from copperfs.node.peer.reassembly import Payloads, Reassembly
+from copperfs.node.peer.session import Session
+from copperfs.node.prefetch.access_history import AccessHistory
+from copperfs.node.prefetch.python_imports import ImportPrefetcher
+from copperfs.node.prefetch.speculative_push import SpeculativePush
+from copperfs.node.requests.chunk_reads import Chunks
+from copperfs.node.requests.file_class import FileClass, FileClassifier
+from copperfs.node.requests.handler import RequestHandler
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.requests.replies import ReplyBuilder
+from copperfs.node.routing.chunk_owners import Owners
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.placement import Placement
+from copperfs.node.routing.route import Routing
+from copperfs.node.state import Kind, Limits, NodeStats
+
+
+@dataclass(slots=True)
+class Node:
+    policy: Policy
+    limits: Limits
+    trees: Trees | None = None
+    """None in a job of one node."""
+    patience: Timeouts = field(default_factory=Timeouts)
+    random: Random = field(default_factory=lambda: Random(0))
+    placement: Placement | None = None
+    """The owners of chunks; None in a job of one node, or without a data tier."""
+    stats: NodeStats = field(default_factory=NodeStats)
+    files: FileClassifier = field(init=False)
+    """How each file is read."""
+    links: FlowControl = field(init=False)
+    membership: Membership | None = field(init=False, default=None)
+    """None in a job of one node."""
+    session: Session | None = field(init=False, default=None)
+    """None in a job of one node."""
+    reassembly: Reassembly | None = field(init=False, default=None)
+    """None before ``attach``, and in a job of one node."""
+    pushes: Pushes = field(init=False)
+    _routing: Routing = field(init=False)
+    _cache: Cache = field(init=False)
+    _fetches: FetchTable = field(init=False)
+    _calls: Collectives = field(init=False)
+    _answers: ReplyBuilder = field(init=False)
+    _questions: RequestHandler = field(init=False)
+    _ahead: ImportPrefetcher = field(init=False)
+    _tier: ChunkCache | None = field(init=False)
+    _offers: SpeculativePush = field(init=False)
+    _peering: PeerProtocol = field(init=False)
+
+    def __post_init__(self) -> None:
+        policy, limits, stats = self.policy, self.limits, self.stats
+        # The node has a policy of its own, because the refused paths change. Without a data tier no
+        # path belongs to the ring.
+        self.policy = policy = replace(policy, ring=policy.ring if limits.chunk_bytes else ())
+        self.files = files = FileClassifier(policy, limits)
+        pins = BlobRefs()
+        links = FlowControl(pins)
+        cache = Cache(policy, files, limits, stats, pins)
+        if self.trees is not None:
+            self.session = Session(self.trees.me, stats)
+            self.membership = Membership(self.trees, self.patience, stats, links, self.random)
+        owners = None
+        if self.placement is not None and self.trees is not None:
+            owners = Owners(
+                self.placement, self.trees.me, limits.chunk_bytes, stats, limits.lost_from_source
+            )
+        self._routing = routing = Routing(policy, self.trees, links, self.membership, owners)
+        asking = FetchMachine(limits, stats, links, routing, self.random, self.patience.slow_s)
+        tier = ChunkCache(limits, stats, pins) if limits.chunk_bytes else None
+        disk = None if tier is None else WriteBack(limits, stats, tier)
+        fetches = FetchTable(limits, stats, cache, links, routing, asking, tier, disk)
+        # In a job of several nodes only the node can tell which requests are for the same file.
+        grants = limits.credit_bytes > 0 and self.trees is None
+        answers = ReplyBuilder(policy, files, stats, links, grants, limits.cut_through)
+        ahead = ImportPrefetcher(
+            policy, files, limits, stats, cache, fetches, routing, decides=not grants
+        )
+        self._offers = offers = SpeculativePush(stats, links, cache, AccessHistory())
+        sick = FailedNames(remembers=bool(self.trees))
+        chunks = None
+        if tier is not None and disk is not None:
+            chunks = Chunks(
+                policy, limits, stats, pins, links, tier, fetches, answers, routing, disk, sick
+            )
+        questions = RequestHandler(
+            policy,
+            files,
+            stats,
+            pins,
+            cache,
+            fetches,
+            answers,
+            offers if self.trees else None,
+            ahead,
+            sick,
+            chunks,
+        )
+        calls = Collectives(routing, self.random)
+        self._peering = PeerProtocol(
+            policy,
+            stats,
+            links,
+            routing,
+            cache,
+            fetches,
+            answers,
+            questions,
+            calls,
+            offers,
+            self.membership,
+        )
+        self.links, self._cache, self._fetches = links, cache, fetches
+        self._calls, self._answers, self._questions = calls, answers, questions
+        self._ahead, self._tier = ahead, tier
+        self.pushes = Pushes(policy, limits, self.files, cache, self.trees)
+
+    def attach(self, payloads: Payloads) -> None:
+        """Set where the bytes of peer messages are; call it before the first message arrives."""
+        self.reassembly = Reassembly(self._peering, self.stats, payloads)
+        self.pushes.payloads = payloads
+
+    # --- the four verbs --------------------------------------------------------------------------
+
+    def step(self, now: float, event: Event) -> list[Action]:
+        """Let the part of this event decide, and return its actions."""
+        if isinstance(event, MessageReceived):  # the most frequent event
+            return self._receive(now, event)
+        if isinstance(event, OfConnections):
+            return self._converse(now, event)
+        if isinstance(event, RefusedPathsChanged):
+            self.policy.refused = event.refused
+            return []  # the caller performs no actions for this event
+        return self._whole_step(now, event)
+
+    def _whole_step(self, now: float, event: OfNode) -> list[Action]:
+        """One step, then new connections and new routes of fetches
+        (``PeerProtocol.reconsider``)."""
+        return self._step(now, event) + self._peering.reconsider(now)
+
+    def _receive(self, now: float, received: MessageReceived) -> list[Action]:
+        """One message may become several events for the other parts, each a whole step."""
+        session, peer, message = self.session, received.peer, received.message
+        assert session is not None, "a job of one has no peers"
+        if isinstance(message, Hello):
+            return session.hear(peer, message, partial(self._lose, now), partial(self._begin, now))
+        if peer not in session.connected:
+            return []  # the peer has not greeted, or has other options
+        if isinstance(message, DataReply | Offer | Batch):
+            assert self.reassembly is not None, "it is attached"
+            assert received.payload is not None, "it may be empty"
+            if isinstance(message, DataReply):
+                return self._whole_step(now, self.reassembly.part(peer, message, received.payload))
+            if isinstance(message, Batch):
+                events = self.pushes.batch(now, peer, message, received.payload)
+            else:
+                is_followed = self.is_upstream(peer)
+                events = self.reassembly.offer(
+                    peer, message, received.payload, is_followed=is_followed
+                )
+            return [action for each in events for action in self._whole_step(now, each)]
+        if isinstance(message, Ping):
+            return [Send(peer, Pong(message.number))]
+        return self._whole_step(now, PeerMessage(peer, message))
+
+    def _converse(self, now: float, event: OfConnections) -> list[Action]:
+        """An event of a connection. The session decides when a peer is up or down."""
+        session = self.session
+        assert session is not None, "a job of one has no peers"
+        match event:
+            case ConnectionMade(peer):
+                return session.made(peer, partial(self._lose, now))
+            case ConnectionLost(peer):
+                return session.lost(peer, partial(self._lose, now))
+            case MessageCorrupt(peer, message):
+                return self._drop_corrupt(now, session, peer, message)
+            case PeerDisagrees(peer, sentence):
+                return session.disagree(peer, sentence)
+            case GreetAgain(epoch):
+                return session.greet_again(epoch)
+            case MessageReceived():
+                return self._receive(now, event)
+
+    def _begin(self, now: float, peer: NodeId, hello: Hello) -> list[Action]:
+        """*peer* has greeted: it is up, and its greeting is its first message."""
+        return self._whole_step(now, PeerUp(peer)) + self._whole_step(now, PeerMessage(peer, hello))
+
+    def _lose(self, now: float, peer: NodeId) -> list[Action]:
+        """*peer* is down: drop the parts of its unfinished replies."""
+        if self.reassembly is not None:
+            self.reassembly.forget(peer)
+        return self._whole_step(now, PeerDown(peer))
+
+    def _drop_corrupt(
+        self, now: float, session: Session, peer: NodeId, message: Message
+    ) -> list[Action]:
+        """Discard a corrupt message. A fetch that needs its content asks again."""
+        if not session.is_connected(peer):
+            return []
+        events: list[FromPeer] = []
+        if isinstance(message, DataReply):
+            events.append(PartCorrupt(peer, message))
+        elif isinstance(message, Batch | Offer):
+            # The credit returns as if the payload had been consumed.
+            self.stats.spoiled += 1
+            if isinstance(message, Batch):
+                events += self.pushes.corrupt(now, peer, message)
+            size = sum(item.length for item in message.items)
+            events.append(PayloadConsumed(peer, size, message.epoch))
+        return [action for each in events for action in self._whole_step(now, each)]
+
+    def _step(self, now: float, event: OfNode) -> list[Action]:
+        match event:
+            case Pushed() | PushedListing() | PeerMessage() | PartReceived() | ListingTaken():
+                return self._peering.step(now, event)  # the most frequent events
+            case LookupRequest() | ListRequest() | ReadRequest() | ChunkRequest():
+                self.stats.questions += 1
+                return self._questions.ask(now, event)
+            case (
+                SourceListed()
+                | SourceLookedUp()
+                | SourceRead()
+                | SourceOpened()
+                | Failed()
+                | DiskLoaded()
+            ):
+                return self._questions.conclude(now, event)
+            case Stored() | DiskRecovered():
+                return self._questions.of_disk(now, event)
+            case FrontRead():
+                return self._take_fetched(event)
+            case FrontListed(path, listing, epoch, ahead):
+                if epoch != self.stats.epoch:
+                    return []
+                self.stats.listed_ahead += ahead
+                return self._cache.take_listed(now, path, listing)
+            case Replaced(path):
+                return self._cache.forget_directory(now, path)
+            case Used(keys):
+                self._cache.used(keys)
+                for key in keys:
+                    self._ahead.used(key)
+                    if self._tier is not None:
+                        self._tier.used(key)
+                return []
+            case GrantsRevoked(directories):
+                return self._take_back(self._answers.keep_from_front(directories))
+            case Clear(epoch):
+                return self._questions.clear(now, epoch or self.stats.epoch + 1)
+            case StartCall(request, operation, argument, within_s):
+                return self._calls.start(now, request, operation, argument, within_s)
+            case CallPerformed(call, result):
+                return self._calls.performed(call, result)
+            case Tick():
+                return self._tick(now)
+            case Start():
+                return self._start(now)
+            case Leave():
+                return [] if self.membership is None else self.membership.leave(now)
+            case RefusedPathsChanged():
+                raise AssertionError("done with")
+            case _:
+                return self._peering.step(now, event)
+
+    def _start(self, now: float) -> list[Action]:
+        if self.membership is None:
+            return []
+        self.membership.start()
+        return []
+
+    def _tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        due = self.deadline()
+        late_s = 0.0 if due is None else max(0.0, now - due)
+        if late_s > self.patience.nap_s:
+            self._fetches.slept(late_s)
+        if self.membership is not None:
+            self.membership.woke(now, late_s)
+            actions += self.membership.tick(now)
+        actions += self._fetches.asking.tick(now)
+        actions += self._questions.expire(now) + self._calls.expire(now)
+        return actions + self._offers.flush(now)
+
+    def _take_fetched(self, fetched: FrontRead) -> list[Action]:
+        key = ObjectKey(fetched.path, fetched.version)
+        self.stats.fetched_on_credit += 1
+        if fetched.ahead:
+            self._ahead.fetched(key, used=fetched.used)
+        if self._ahead.is_unused(key):
+            return self._cache.take_ahead(key, fetched.blob)
+        return self._cache.take_fetched(key, fetched.blob)
+
+    def _take_back(self, granted: set[Path]) -> list[Action]:
+        """The front has published these listings as granted; evict them, so that it asks again."""
+        return [Evict(ListingKey(each)) for each in granted if self._cache.held_listing(each)]
+
+    def deadline(self) -> float | None:
+        """When the next ``Tick`` is due. The caller reads it after every step."""
+        soonest = self._fetches.deadline()
+        of_members = None if self.membership is None else self.membership.deadline()
+        for each in (self._calls.deadline(), self._offers.deadline(), of_members):
+            if each is not None and (soonest is None or each < soonest):
+                soonest = each
+        return soonest
+
+    @property
+    def epoch(self) -> int:
+        return self.stats.epoch
+
+    def statistics(self) -> NodeStats:
+        self.stats.fetching = len(self._fetches)
+        self._cache.count()
+        if self._tier is not None:
+            self._tier.count()
+        if self._fetches.disk is not None:
+            self._fetches.disk.count()
+        return self.stats
+
+    def reset_statistics(self) -> None:
+        """Reset the counts, but not the epoch."""
+        self.stats.reset()
+        self._cache.reset_counts()
+        if self._tier is not None:
+            self._tier.reset_counts()
+
+    def check_invariants(self) -> None:
+        self.links.check_invariants()
+        if self.membership is not None:
+            self.membership.check_invariants()
+        self._fetches.check_invariants()
+        self._cache.check_invariants(self._fetches.on_its_way_bytes)
+        self._ahead.check_invariants()
+
+    # --- queries between steps -------------------------------------------------------------------
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that ever left the caches. A reset of the statistics does not reset them."""
+        return self._cache.left_bytes
+
+    def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
+        """The listing as the source has it, and until when it is valid."""
+        return self._cache.held_listing(directory)
+
+    def ignore_inodes(self) -> None:
+        """From now on, ignore the inode number in the versions that peers ask for."""
+        self._peering.ignores_inodes = True
+
+    def is_whole(self, path: Path, version: Version) -> bool:
+        """Whether every node holds this file whole. Other files are read in chunks or by handle,
+        and are not pushed."""
+        return self.files.is_pushed(path, version.size)
+
+    def holds(self, path: Path, version: Version) -> bool:
+        return self._cache.holds(path, version)
+
+    def path_of(self, fetch: FetchId) -> Path | None:
+        """The path that *fetch* reads; None if it has ended."""
+        running = self._fetches.get(fetch)
+        return None if running is None else running.subject[1]
+
+    def looks_for(self, fetch: FetchId) -> tuple[bytes, ...]:
+        """The names to scan for in what *fetch* reads; ``SourceRead`` reports those that occur."""
+        running = self._fetches.get(fetch)
+        if running is None or running.subject[0] is not Kind.READ:
+            return ()
+        _, path, version = running.subject
+        assert isinstance(version, Version)
+        return self._ahead.looks_for(ObjectKey(path, version))
+
+    def held(self) -> list[tuple[CacheKey, int]]:
+        """All entries of the LRU with their sizes, oldest first."""
+        return self._cache.held()
+
+    def held_chunks(self) -> list[tuple[ChunkKey, int]]:
+        """All chunks in memory, with their sizes."""
+        return [] if self._tier is None else self._tier.held()
+
+    def is_chunked(self, path: Path, version: Version) -> bool:
+        """Whether a file of this version is read in chunks."""
+        return self.files.of(path, version.size) is FileClass.CHUNKED
+
+    def owns_chunk(self, key: ChunkKey) -> bool:
+        """Whether this node is the owner of the chunk."""
+        return self._tier is not None and self._routing.is_mine(key)
+
+    def keeps_chunk(self, key: ChunkKey) -> bool:
+        """Whether this node has the chunk in memory, as its owner."""
+        return self._tier is not None and self._tier.owns(key)
+
+    def chunks_budget_bytes(self) -> int:
+        """Memory for the chunks that this node owns."""
+        return 0 if self._tier is None else self._tier.owned_budget_bytes
+
+    def gone(self) -> frozenset[NodeId]:
+        """The nodes that this node believes to be gone (dead, or left)."""
+        return frozenset() if self.membership is None else frozenset(self.membership.view.gone)
+
+    def pushes_to(self, tree: int) -> list[NodeId]:
+        """The peers to which this node forwards what is pushed."""
+        return [] if self.trees is None else self._routing.push_children(tree)
+
+    def is_back(self) -> bool:
+        """Whether other nodes had declared this node dead, and it has refuted that."""
+        if self.membership is None:
+            return False
+        view = self.membership.view
+        return view.incarnation(view.me) > 0
+
+    def is_in_touch(self) -> bool:
+        """Whether this node is connected to all peers that it asks, or that push to it."""
+        return self.membership is None or self.membership.is_in_touch()
+
+    def is_drained(self) -> bool:
+        """After ``Leave``: whether all nodes know, and no peer waits for the rest of a reply."""
+        known = self.membership is None or self.membership.is_known_to_leave()
+        return known and not self.links.is_serving_any()
+
+    def is_upstream(self, peer: NodeId) -> bool:
+        """Whether this node may have to ask *peer*."""
+        return self.membership is not None and self.membership.is_wanted(peer)
+
+    def wanted(self, peer: NodeId, part: DataReply) -> tuple[ContentKind, BlobId | None] | None:
+        """Whether to keep the bytes of *part*, and where; see ``PeerProtocol``."""
+        return self._peering.wanted(peer, part)

@@ -1,0 +1,130 @@
+"""Collectives: operations that every node performs, with one combined reply.
+
+A collective is flooded to all neighbours in the first tree but the one it came from, so it can
+start at any node and reaches each node once. Replies go back the same way. At each node the code of
+the operation combines the node's own result with those of the nodes behind it. A collective does
+not wait for a node that is gone or misses its deadline. Each hop's timeout is a little shorter than
+the one before, so that one missing node does not lose the replies of the others.
+
+While member tables differ, the neighbours need not form a tree, and a collective may reach a node
+twice. The node knows it by its identity then and adds nothing.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from copperfs.model.types import CallId, NodeId, PeerRequest
+from copperfs.node.actions import Action, DropCall, EndCall, PerformCall, Send
+from copperfs.node.events import Asker
+from copperfs.node.peer.messages import CollectiveReply, CollectiveRequest
+from copperfs.node.routing.route import Routing
+
+# Under way at one node; none needs this many. A node over the limit replies with no result.
+CALLS_MAX = 64
+# Identities of recent collectives that are kept to recognise duplicates.
+KNOWN_MAX = 1024
+# The share of its timeout that a hop keeps for itself.
+HOP_SHARE = 0.1
+
+
+@dataclass(slots=True)
+class _Running:
+    asker: Asker
+    operation: str
+    deadline: float
+    performed: bool = False
+    waiting: dict[NodeId, int] = field(default_factory=dict)
+    """Neighbours that have not replied, with the collective's number there."""
+    results: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Collectives:
+    routing: Routing
+    random: Random
+    _known: dict[int, None] = field(default_factory=dict)
+    """Identities, the oldest first."""
+    _running: dict[CallId, _Running] = field(default_factory=dict)
+    _next: int = 1
+
+    def start(
+        self,
+        now: float,
+        asker: Asker,
+        operation: str,
+        argument: bytes,
+        within_s: float,
+        identity: int | None = None,
+    ) -> list[Action]:
+        """*identity* is given for a peer's collective; one that starts here draws its own."""
+        if identity is None:
+            identity = self.random.getrandbits(64)
+        if len(self._running) >= CALLS_MAX or identity in self._known:
+            return [EndCall(CallId(0), asker, operation, ())]
+        self._known[identity] = None
+        if len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        number = CallId(self._next)
+        self._next += 1
+        running = _Running(asker, operation, now + within_s)
+        self._running[number] = running
+        actions: list[Action] = [PerformCall(number, operation, argument)]
+        came_from = asker.peer if isinstance(asker, PeerRequest) else None
+        for peer in self.routing.neighbours():
+            if peer != came_from:
+                running.waiting[peer] = number
+                left = within_s * (1 - HOP_SHARE)
+                actions.append(
+                    Send(peer, CollectiveRequest(number, operation, argument, left, identity))
+                )
+        return actions
+
+    def performed(self, number: CallId, result: bytes) -> list[Action]:
+        """This node has performed its own part."""
+        running = self._running.get(number)
+        if running is None:
+            return []
+        running.performed = True
+        running.results.append(result)
+        return self._end_if_complete(number, running)
+
+    def returned(self, peer: NodeId, message: CollectiveReply) -> list[Action]:
+        number = CallId(message.number)
+        running = self._running.get(number)
+        if running is None or running.waiting.pop(peer, None) is None:
+            return []
+        if message.result:
+            running.results.append(message.result)
+        return self._end_if_complete(number, running)
+
+    def peer_changed(self, peer: NodeId) -> list[Action]:
+        """The connection to *peer* was renewed or lost, and with it all requests and replies."""
+        actions: list[Action] = []
+        for number, running in list(self._running.items()):
+            if isinstance(running.asker, PeerRequest) and running.asker.peer == peer:
+                del self._running[number]
+                actions.append(DropCall(number))
+            elif running.waiting.pop(peer, None) is not None:
+                actions += self._end_if_complete(number, running)
+        return actions
+
+    def deadline(self) -> float | None:
+        if not self._running:
+            return None
+        return min(each.deadline for each in self._running.values())
+
+    def expire(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for number, running in list(self._running.items()):
+            if running.deadline <= now:
+                actions.append(self._end(number, running))
+        return actions
+
+    def _end_if_complete(self, number: CallId, running: _Running) -> list[Action]:
+        if running.waiting or not running.performed:
+            return []
+        return [self._end(number, running)]
+
+    def _end(self, number: CallId, running: _Running) -> Action:
+        del self._running[number]
+        return EndCall(number, running.asker, running.operation, tuple(running.results))

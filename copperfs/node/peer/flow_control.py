@@ -1,0 +1,346 @@
+"""Flow control: credit windows and outstanding requests of each peer.
+
+Flow control lives here, not in sockets. A node sends a peer payload only on *credit*. The peer
+starts with a window, each part spends some of it, and the peer returns credit once it has consumed
+the part. So a slow peer delays its own data and no other. Requests are bounded as well: above
+``ASKS_MAX`` outstanding at one peer they queue here.
+
+It cannot deadlock. A node reserves memory for an object before it requests it, so it can always
+consume what arrives. A node waits only for nodes nearer to the root of its tree, and each tree has
+its own share of the memory (see ``Node``).
+
+A large object is forwarded while it arrives (cut-through). An ``OutgoingStream`` is the rest of one
+reply, and knows how many of its parts are here.
+
+Content must not be released while it is being sent: a stream holds a reference on its blob
+(``blob_refs.py``).
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from copperfs.model.listing import Listing
+from copperfs.model.types import BlobId, FetchId, NodeId
+from copperfs.node.actions import Action, ReleaseBlob, Send
+from copperfs.node.cache.blob_refs import BlobRefs
+from copperfs.node.peer.messages import PART_BYTES, Batch, Credit, DataReply, Offer, Request
+
+WINDOW_BYTES = 8 << 20
+# Credit is returned in lumps: one message for several parts.
+CREDIT_LUMP_BYTES = WINDOW_BYTES // 4
+# With 64 in flight a request costs a fifth of the CPU of one by one; more only queue at the root.
+ASKS_MAX = 256
+# A peer that exceeds this is refused, or its requests would fill this node's memory.
+SERVING_MAX = 4 * ASKS_MAX
+
+
+def parts_in(total_bytes: int) -> int:
+    """How many parts an object of this size has; an empty one is one empty part."""
+    return max(1, -(-total_bytes // PART_BYTES))
+
+
+def part_size(index: int, total_bytes: int) -> int:
+    return max(0, min(PART_BYTES, total_bytes - index * PART_BYTES))
+
+
+@dataclass(slots=True, eq=False)
+class OutgoingStream:
+    """The rest of one reply."""
+
+    number: int
+    content: BlobId | Listing
+    total_bytes: int
+    next: int
+    """The next part to send."""
+    there: int
+    """How many parts are here; more may come."""
+    fresh_until: float | None = None
+    is_over: bool = False
+    """Sent or cancelled; it holds no reference on its blob any more."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.next >= parts_in(self.total_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class PushForward:
+    """A batch of a push on its way to this node's children. Its sender gets its credit back only
+    when the batch has left. So a slow node slows down those above it, and no node buffers what
+    others cannot take."""
+
+    batch: Batch
+    blob: BlobId
+    size: int
+    sender: NodeId | None
+    """None at the root, or when the sender is gone."""
+    children: int
+    """How many children it has yet to reach."""
+
+
+@dataclass(slots=True)
+class PeerWindow:
+    """The credit window and the requests of one peer."""
+
+    up: bool = False
+    credit_bytes: int = WINDOW_BYTES
+    owed_bytes: int = 0
+    """Credit for consumed parts that was not returned yet."""
+    streams: deque[OutgoingStream] = field(default_factory=deque)
+    batches: deque[PushForward] = field(default_factory=deque)
+    """Batches to send to it; replies go first."""
+    asked: dict[int, FetchId] = field(default_factory=dict)
+    """Outstanding at this peer, by the number of the request."""
+    queued: dict[int, Request] = field(default_factory=dict)
+    """Requests beyond the limit, not sent yet; these are in *asked* as well."""
+    serving: set[int] = field(default_factory=set)
+    """Requests of the peer that have no complete reply yet."""
+
+
+@dataclass(slots=True)
+class FlowControl:
+    """The windows of all peers that this node has heard of."""
+
+    pins: BlobRefs
+    backlog_bytes: int = 0
+    """Of batches that wait for credit."""
+    _links: dict[NodeId, PeerWindow] = field(default_factory=dict)
+
+    def __getitem__(self, peer: NodeId) -> PeerWindow:
+        link = self._links.get(peer)
+        if link is None:  # setdefault would create a PeerWindow for each message
+            link = self._links[peer] = PeerWindow()
+        return link
+
+    def is_up(self, peer: NodeId) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.up
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def ask(self, peer: NodeId, ask: Request, fetch: FetchId) -> list[Action]:
+        link = self[peer]
+        link.asked[ask.number] = fetch
+        if len(link.asked) - len(link.queued) > ASKS_MAX:
+            link.queued[ask.number] = ask
+            return []
+        return [Send(peer, ask)]
+
+    def asked(self, peer: NodeId, number: int) -> FetchId | None:
+        """The fetch behind this request to *peer*."""
+        link = self._links.get(peer)
+        return link.asked.get(number) if link is not None else None
+
+    def fetches_of(self, peer: NodeId) -> list[FetchId]:
+        """The fetches that wait for *peer*, the oldest first."""
+        link = self._links.get(peer)
+        return [] if link is None else list(link.asked.values())
+
+    def asked_count(self) -> int:
+        return sum(len(link.asked) for link in self._links.values())
+
+    def answered(self, peer: NodeId, number: int) -> list[Action]:
+        """The request is finished; the next queued one may go."""
+        link = self[peer]
+        if link.asked.pop(number, None) is None:
+            return []
+        if link.queued.pop(number, None) is not None or not link.queued:
+            return []
+        return [Send(peer, link.queued.pop(next(iter(link.queued))))]
+
+    def was_sent(self, peer: NodeId, number: int) -> bool:
+        return number not in self[peer].queued
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def serve(self, peer: NodeId, number: int) -> bool:
+        """Register a request of *peer*; False if it has too many, or repeats one."""
+        link = self[peer]
+        if len(link.serving) >= SERVING_MAX or number in link.serving:
+            return False
+        link.serving.add(number)
+        return True
+
+    def is_serving(self, peer: NodeId, number: int) -> bool:
+        link = self._links.get(peer)
+        return link is not None and number in link.serving
+
+    def is_serving_any(self) -> bool:
+        return any(link.streams or link.serving for link in self._links.values())
+
+    def served(self, peer: NodeId, number: int) -> None:
+        self[peer].serving.discard(number)
+
+    def give(self, now: float, epoch: int, peer: NodeId, stream: OutgoingStream) -> list[Action]:
+        """Start to send a reply in parts."""
+        self._pin(stream.content)
+        self[peer].streams.append(stream)
+        return self.pump(now, epoch, peer)
+
+    def pump(self, now: float, epoch: int, peer: NodeId) -> list[Action]:
+        """Send what is here, one part of each reply in turn, as far as the credit reaches."""
+        link = self[peer]
+        actions: list[Action] = []
+        idle = 0
+        while link.streams and link.credit_bytes > 0 and idle < len(link.streams):
+            stream = link.streams.popleft()
+            if stream.next >= stream.there:
+                idle += 1
+                link.streams.append(stream)
+                continue
+            idle = 0
+            link.credit_bytes -= part_size(stream.next, stream.total_bytes)
+            actions.append(Send(peer, self._part(now, epoch, stream), stream.content))
+            stream.next += 1
+            if stream.is_done:
+                link.serving.discard(stream.number)
+                actions += self._finish(stream)
+            else:
+                link.streams.append(stream)
+        while link.batches and link.credit_bytes > 0:
+            passing = link.batches.popleft()
+            link.credit_bytes -= passing.size
+            actions.append(Send(peer, passing.batch, passing.blob))
+            actions += self._passed(passing)
+        return actions
+
+    @staticmethod
+    def _part(now: float, epoch: int, stream: OutgoingStream) -> DataReply:
+        left = None if stream.fresh_until is None else max(0.0, stream.fresh_until - now)
+        directory = stream.content.directory if isinstance(stream.content, Listing) else None
+        return DataReply(stream.number, epoch, stream.next, stream.total_bytes, directory, left)
+
+    def offer(
+        self, peer: NodeId, offer: Offer, contents: tuple[BlobId | Listing, ...]
+    ) -> list[Action]:
+        size = sum(item.length for item in offer.items)
+        self[peer].credit_bytes -= size
+        return [Send(peer, offer, contents)]
+
+    def may_offer(self, peer: NodeId) -> bool:
+        """Only when nothing else waits for the credit."""
+        link = self[peer]
+        return link.credit_bytes > WINDOW_BYTES // 2 and not link.batches
+
+    def spread(
+        self, now: float, epoch: int, children: list[NodeId], passing: PushForward
+    ) -> list[Action]:
+        """Forward a batch to all connected *children*. Its blob is released when it has gone to all
+        of them."""
+        up = [child for child in children if self.is_up(child)]
+        passing.children = len(up) + 1  # one more, so that it does not finish while it starts
+        actions: list[Action] = []
+        for child in up:
+            self._links[child].batches.append(passing)
+            self.backlog_bytes += passing.size
+            actions += self.pump(now, epoch, child)
+        return actions + self._passed(passing, begun=True)
+
+    def _passed(self, passing: PushForward, *, begun: bool = False) -> list[Action]:
+        if not begun:
+            self.backlog_bytes -= passing.size
+        passing.children -= 1
+        if passing.children:
+            return []
+        actions: list[Action] = [ReleaseBlob(passing.blob)]
+        if passing.sender is not None and self.is_up(passing.sender):
+            actions += self.took(passing.sender, passing.size)
+        return actions
+
+    def more(self, stream: OutgoingStream, content: BlobId, there: int) -> list[Action]:
+        """More of a reply is here, perhaps in another blob with the same bytes."""
+        actions: list[Action] = []
+        if stream.is_over:
+            return actions
+        if content != stream.content:
+            self._pin(content)
+            actions = self._unpin(stream.content)
+            stream.content = content
+        stream.there = there
+        return actions
+
+    def stop(self, peer: NodeId, number: int) -> list[Action]:
+        """Stop sending this reply."""
+        link = self[peer]
+        link.serving.discard(number)
+        for stream in link.streams:
+            if stream.number == number:
+                link.streams.remove(stream)
+                return self._finish(stream)
+        return []
+
+    # --- credit ----------------------------------------------------------------------------------
+
+    def took(self, peer: NodeId, count_bytes: int) -> list[Action]:
+        """This node consumed a part: the peer may send as much again."""
+        link = self[peer]
+        link.owed_bytes += count_bytes
+        if link.owed_bytes < CREDIT_LUMP_BYTES:
+            return []
+        owed, link.owed_bytes = link.owed_bytes, 0
+        return [Send(peer, Credit(owed))]
+
+    def credited(self, now: float, epoch: int, peer: NodeId, count_bytes: int) -> list[Action]:
+        link = self[peer]
+        # At most a window, whatever the peer claims.
+        link.credit_bytes = min(WINDOW_BYTES, link.credit_bytes + count_bytes)
+        return self.pump(now, epoch, peer)
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def up(self, peer: NodeId) -> None:
+        """A new connection, with a window of its own; ``down`` was called before."""
+        link = self[peer]
+        assert not link.asked
+        assert not link.streams
+        link.up, link.credit_bytes, link.owed_bytes = True, WINDOW_BYTES, 0
+
+    def down(self, peer: NodeId) -> tuple[list[Action], list[FetchId]]:
+        """The connection is lost; returns the fetches that waited for the peer."""
+        link = self[peer]
+        fetches = list(link.asked.values())
+        link.up = False
+        link.asked.clear()
+        link.queued.clear()
+        link.serving.clear()
+        actions: list[Action] = []
+        while link.streams:
+            actions += self._finish(link.streams.popleft())
+        while link.batches:
+            actions += self._passed(link.batches.popleft())
+        # Mostly no push is under way, and there may be thousands of windows.
+        for other in self._links.values() if self.backlog_bytes else ():
+            for passing in other.batches:
+                if passing.sender == peer:
+                    passing.sender = None  # a new connection starts with a full window
+        return actions, fetches
+
+    def _finish(self, stream: OutgoingStream) -> list[Action]:
+        stream.is_over = True
+        return self._unpin(stream.content)
+
+    # A listing is no blob: it lives as long as something refers to it.
+
+    def _pin(self, content: BlobId | Listing) -> None:
+        if not isinstance(content, Listing):
+            self.pins.pin(content)
+
+    def _unpin(self, content: BlobId | Listing) -> list[Action]:
+        return [] if isinstance(content, Listing) else self.pins.unpin(content)
+
+    def check_invariants(self) -> None:
+        pinned: Counter[BlobId] = Counter()
+        waiting_bytes = 0
+        for link in self._links.values():  # most of them idle
+            assert link.credit_bytes <= WINDOW_BYTES
+            assert len(link.serving) <= SERVING_MAX
+            if link.queued:
+                assert link.queued.keys() <= link.asked.keys()
+            for stream in link.streams:
+                assert stream.number in link.serving
+                if not isinstance(stream.content, Listing):
+                    pinned[stream.content] += 1
+            for passing in link.batches:
+                waiting_bytes += passing.size
+        assert self.backlog_bytes == waiting_bytes
+        self.pins.check_invariants(pinned)

@@ -1,0 +1,407 @@
+"""Peer protocol: turns messages of peers into requests of this node and results of its fetches.
+
+A peer's request goes to ``RequestHandler`` like one of this node; ``ReplyBuilder`` knows the way
+back. A peer's reply completes the fetch that asked for it, by the number of the request. A reply
+under a number that is no longer expected is consumed, so that its credit goes back, and dropped. A
+peer that sends corrupt parts is asked again, and then the source is read instead.
+
+Every message carries its sender's epoch. A node that receives a later one clears before it reads
+the rest of the message. So a reply never predates the last clear that its requester knew of.
+
+The loss of a peer enters here: ``_changed`` when its connection is lost, ``reconsider`` when
+membership finds it silent or gone. Both let the fetches ask other peers for what it owes;
+``membership/swim.py`` has the whole story.
+
+This module only forwards the batches of a push; their contents arrive as ``Pushed`` and
+``PushedListing``.
+"""
+
+import errno
+from dataclasses import dataclass, replace
+
+from copperfs.model.listing import Listing
+from copperfs.model.types import BlobId, ChunkKey, NodeId, PeerRequest, Version
+from copperfs.node.actions import Action, ListingKey, ObjectKey, ReleaseBlob, Send
+from copperfs.node.cache.failed_names import WITNESSED, WITNESSES_ENOUGH
+from copperfs.node.cache.metadata_cache import Cache, believed
+from copperfs.node.events import (
+    BatchTaken,
+    FromPeer,
+    ListingTaken,
+    ListRequest,
+    LookupRequest,
+    PartCorrupt,
+    PartReceived,
+    PartSkipped,
+    PayloadConsumed,
+    PeerDown,
+    PeerMessage,
+    PeerUp,
+    Probed,
+    PushBatch,
+    Pushed,
+    PushedListing,
+    ReadRequest,
+)
+from copperfs.node.fetch.fetch import Fetch, Received
+from copperfs.node.fetch.table import FetchTable
+from copperfs.node.membership.swim import Membership
+from copperfs.node.peer.collectives import Collectives
+from copperfs.node.peer.flow_control import FlowControl, PushForward, part_size, parts_in
+from copperfs.node.peer.messages import (
+    LISTING_MAX_BYTES,
+    Batch,
+    Cancel,
+    CollectiveReply,
+    CollectiveRequest,
+    ContentKind,
+    Credit,
+    DataReply,
+    Delayed,
+    EntryReply,
+    ErrorReply,
+    Heartbeat,
+    Hello,
+    MembershipUpdate,
+    Redirect,
+    Request,
+)
+from copperfs.node.prefetch.speculative_push import SpeculativePush
+from copperfs.node.requests.handler import TRUE_OF_THE_FILE, RequestHandler
+from copperfs.node.requests.path_policy import Place, Policy
+from copperfs.node.requests.replies import ReplyBuilder
+from copperfs.node.routing.route import Routing
+from copperfs.node.state import Kind, NodeStats
+
+EPOCH_LEAP_MAX = 1 << 20
+# Events of this node itself.
+Alone = PushBatch | Pushed | PushedListing
+
+
+@dataclass(slots=True)
+class PeerProtocol:
+    policy: Policy
+    stats: NodeStats
+    links: FlowControl
+    routing: Routing
+    cache: Cache
+    fetches: FetchTable
+    answers: ReplyBuilder
+    questions: RequestHandler
+    calls: Collectives
+    offers: SpeculativePush
+    membership: Membership | None
+    """None for a job of one node."""
+    ignores_inodes: bool = False
+    """Whether this node leaves inode numbers out of versions (``inode_numbers.py``)."""
+
+    def step(self, now: float, event: FromPeer) -> list[Action]:
+        membership = self.membership
+        if membership is None or isinstance(event, Alone):
+            return self._take(now, event)
+        if isinstance(event, Probed):
+            return membership.probed(now, event.peer, refused=event.refused)
+        actions = self._take(now, event)
+        if not isinstance(event, PeerUp | PeerDown):
+            actions += membership.heard(now, event.peer, answers=_answers(event))
+        return actions
+
+    def reconsider(self, now: float) -> list[Action]:
+        """After each step: connect to the peers this node needs; and if the state of any peer
+        changed, let the fetches ask other peers."""
+        if self.membership is None:
+            return []
+        actions = self.membership.settle(now)
+        for peer in self.membership.take_owing():
+            actions += self.fetches.owed_by(now, peer)
+        if self.membership.take_changed():
+            actions += self.fetches.asking.reconsider(now, self.fetches.running())
+        return actions
+
+    def _take(self, now: float, event: FromPeer) -> list[Action]:
+        match event:
+            case PeerUp(peer):
+                return self._changed(now, peer, up=True)
+            case PeerDown(peer):
+                return self._changed(now, peer, up=False)
+            case Probed():
+                return []
+            case PeerMessage(peer, message):
+                return self._hear(now, peer, message)
+            case PartReceived(peer, part, blob):
+                return self._took(peer, part) + self._take_part(now, peer, part, blob)
+            case PartSkipped(peer, part):
+                return self._took(peer, part) + self._pass(now, peer, part)
+            case ListingTaken(peer, part, listing):
+                return self._took(peer, part) + self._take_listing(now, peer, part, listing)
+            case PartCorrupt(peer, part):
+                return self._took(peer, part) + self._spoil(now, peer, part)
+            case PushBatch(batch, blob, size):
+                return self._spread(now, None, batch, blob, size)
+            case BatchTaken(peer, batch, blob, size):
+                actions = self._hear_epoch(now, batch.epoch)
+                return actions + self._spread(now, peer, batch, blob, size)
+            case PayloadConsumed(peer, size, epoch):
+                return self._hear_epoch(now, epoch) + self.links.took(peer, size)
+            case Pushed(path, version, blob, offered):
+                if self.policy.place(path) is not Place.SHARED:
+                    return [ReleaseBlob(blob)]  # a peer's file at this path is a different file
+                self.offers.noted(now, ObjectKey(path, version))
+                return self.cache.take_pushed(ObjectKey(path, version), blob, offered=offered)
+            case PushedListing():
+                return self._take_pushed_listing(now, event)
+
+    def _changed(self, now: float, peer: NodeId, *, up: bool) -> list[Action]:
+        """A connection was made, or the last one was lost. All that was under way is lost. Requests
+        to the peer are sent again, to it or to another. Requests of the peer are forgotten, because
+        a restarted peer numbers its requests from the beginning."""
+        actions, lost = self.links.down(peer)
+        self.fetches.forget_questions_of(peer)
+        self.offers.forget(peer)
+        if self.questions.chunks is not None:
+            self.questions.chunks.takers.forget(peer)
+        actions += self.calls.peer_changed(peer)
+        if up:
+            self.links.up(peer)
+        if self.membership is not None:
+            happens = self.membership.up if up else self.membership.down
+            actions += happens(now, peer)
+        return actions + self.fetches.lost(now, peer, lost)
+
+    def _hear(self, now: float, peer: NodeId, message: object) -> list[Action]:
+        match message:
+            case Hello(_, _, _, epoch):
+                return self._hear_epoch(now, epoch)
+            case Request():
+                return self._hear_epoch(now, message.epoch) + self._serve(now, peer, message)
+            case EntryReply() | ErrorReply() | Redirect() | Delayed():
+                actions = self._hear_epoch(now, message.epoch)
+                return actions + self._take_reply(now, peer, message)
+            case Heartbeat() if self.membership is not None:
+                actions = self._hear_epoch(now, message.epoch)
+                return actions + self.membership.hear_heartbeat(now, peer, message)
+            case MembershipUpdate() if self.membership is not None:
+                return self.membership.hear_news(now, peer, message)
+            case Credit(count_bytes):
+                return self.links.credited(now, self.stats.epoch, peer, count_bytes)
+            case CollectiveRequest(number, operation, argument, within_s, identity):
+                asker = PeerRequest(peer, number)
+                return self.calls.start(now, asker, operation, argument, within_s, identity)
+            case CollectiveReply():
+                return self.calls.returned(peer, message)
+            case Cancel(number):
+                if self.links.is_serving(peer, number):
+                    self.fetches.forget_question(peer, number)
+                return self.links.stop(peer, number)
+            case _:
+                return []
+
+    def _hear_epoch(self, now: float, epoch: int) -> list[Action]:
+        # A leap is a fault of the sender, and would leave no room for later epochs.
+        if not self.stats.epoch < epoch <= self.stats.epoch + EPOCH_LEAP_MAX:
+            return []
+        return self.questions.clear(now, epoch)
+
+    # --- requests of peers -----------------------------------------------------------------------
+
+    def _serve(self, now: float, peer: NodeId, ask: Request) -> list[Action]:
+        self.stats.peer_questions += 1
+        request = PeerRequest(peer, ask.number)
+        if not self.links.serve(peer, ask.number):
+            self.stats.peers_refused += 1
+            return [Send(peer, ErrorReply(ask.number, self.stats.epoch, errno.EBUSY))]
+        if self.policy.place(ask.path) is not Place.SHARED:
+            return self.answers.with_error(LookupRequest(request, ask.path), errno.EXDEV)
+        if self.ignores_inodes and ask.version is not None and ask.version.inode:
+            # The requester saw the file before it learnt that inode numbers do not count, and this
+            # node's client has another number for the same version.
+            ask = replace(ask, version=ask.version._replace(inode=0))
+        match ask.what:
+            case ContentKind.ENTRY:
+                return self.questions.ask(now, LookupRequest(request, ask.path))
+            case ContentKind.LISTING:
+                actions = self.questions.ask(now, ListRequest(request, ask.path))
+                return actions + self.offers.asked(now, peer, ListingKey(ask.path))
+            case ContentKind.CHUNK:
+                if self.questions.chunks is None:
+                    return self.answers.with_error(LookupRequest(request, ask.path), errno.EXDEV)
+                return self.questions.chunks.serve(now, peer, ask)
+            case ContentKind.OBJECT:
+                assert ask.version is not None, "the codec sees to it"
+                first = min(ask.first, parts_in(ask.version.size) - 1)
+                question = ReadRequest(request, ask.path, ask.version, first)
+                actions = self.questions.ask(now, question)
+                return actions + self.offers.asked(now, peer, ObjectKey(ask.path, ask.version))
+
+    # --- replies of peers ------------------------------------------------------------------------
+
+    def wanted(self, peer: NodeId, part: DataReply) -> tuple[ContentKind, BlobId | None] | None:
+        """Whether to keep the bytes of *part*, and where: the later parts of an object go into its
+        blob. None if they were not requested, or do not fit."""
+        fetch = self.fetches.of_ask(peer, part.number)
+        if fetch is None:
+            return None
+        kind, _, version = fetch.subject
+        there = fetch.asks[peer].parts_received if kind is Kind.SCAN else fetch.received.parts
+        if part.index >= parts_in(part.total_bytes) or part.index != there:
+            return None
+        if kind is Kind.SCAN:
+            return (ContentKind.LISTING, None) if part.total_bytes <= LISTING_MAX_BYTES else None
+        if kind is Kind.READ:
+            assert isinstance(version, Version)
+            return (
+                (ContentKind.OBJECT, fetch.received.blob)
+                if part.total_bytes == version.size
+                else None
+            )
+        if isinstance(version, ChunkKey) and self.questions.chunks is not None:
+            size = self.questions.chunks.tier.size_of(version)
+            return (ContentKind.CHUNK, None) if part.total_bytes == size else None
+        return None
+
+    def _take_reply(
+        self, now: float, peer: NodeId, message: EntryReply | ErrorReply | Redirect | Delayed
+    ) -> list[Action]:
+        fetch = self.fetches.of_ask(peer, message.number)
+        if fetch is None:
+            return []
+        if isinstance(message, Delayed):
+            if self.questions.chunks is None or fetch.subject[0] is not Kind.CHUNK:
+                return []
+            waits = self.fetches.asking.delayed(now, fetch, peer)
+            actions = self.questions.wait_outside(now, fetch) if waits else []
+            return actions + self.questions.chunks.tell_delayed(fetch)
+        if isinstance(message, Redirect):
+            if fetch.subject[0] is not Kind.CHUNK:
+                return []
+            if not self.routing.is_other(message.peer):
+                return self.fetches.asking.refused(now, fetch, peer)
+            return self.fetches.asking.redirected(now, fetch, peer, message.peer)
+        if isinstance(message, ErrorReply):
+            return self._take_refusal(now, peer, fetch, message)
+        if fetch.subject[0] is not Kind.LOOK:
+            return []
+        self.stats.answers += 1
+        limit_s = self.policy.fresh_s(fetch.subject[1])
+        fresh_until, since = believed(now, message.fresh_for_s, limit_s)
+        actions = self.fetches.asking.answered(fetch, peer)
+        return actions + self.questions.take_entry(now, fetch, message.entry, fresh_until, since)
+
+    def _take_refusal(
+        self, now: float, peer: NodeId, fetch: Fetch, refusal: ErrorReply
+    ) -> list[Action]:
+        error = refusal.error
+        if error not in TRUE_OF_THE_FILE:  # the error may be the peer's own
+            asking = self.fetches.asking
+            _hear_witnesses(fetch, peer, refusal.witnesses)
+            # A peer without a lookup of its own may have lacked memory: ask others then.
+            has_looked = refusal.witnesses > 0 or fetch.subject[0] is Kind.LOOK
+            is_last = has_looked and asking.is_last_word(fetch, peer)
+            if fetch.witnesses.count < WITNESSES_ENOUGH and not is_last:
+                if fetch.plan.via_tree and error == errno.EAGAIN:
+                    assert self.questions.chunks is not None
+                    self.questions.chunks.goes_alone(now, fetch)
+                return asking.refused(now, fetch, peer)
+            error = fetch.witnesses.own_error or error
+        self.stats.answers += 1
+        actions = self.fetches.asking.answered(fetch, peer)
+        return actions + self.questions.fail(now, fetch, error)
+
+    def _take_part(self, now: float, peer: NodeId, part: DataReply, blob: BlobId) -> list[Action]:
+        fetch = self.fetches.of_ask(peer, part.number)
+        assert fetch is not None, "it was wanted"
+        if fetch.subject[0] is Kind.CHUNK:
+            if self.routing.owners is not None:
+                self.routing.owners.gave(peer)
+            actions = self.fetches.asking.answered(fetch, peer)
+            return actions + self.questions.take_chunk(now, fetch, blob)
+        fetch.received = Received(blob, part.index + 1)
+        if fetch.received.parts == parts_in(part.total_bytes):
+            self.stats.answers += 1
+            actions = self.fetches.asking.answered(fetch, peer)
+            return actions + self.questions.take_object(now, fetch, blob)
+        actions = self.fetches.asking.progressed(fetch, peer)
+        if part.index == 0:
+            for question in fetch.asked:
+                actions += self.answers.pass_on(now, fetch, question)
+        return actions + self.answers.pass_more(now, fetch, blob, fetch.received.parts)
+
+    def _take_listing(
+        self, now: float, peer: NodeId, part: DataReply, listing: Listing
+    ) -> list[Action]:
+        actions = self._hear_epoch(now, part.epoch)
+        fetch = self.fetches.of_ask(peer, part.number)
+        if fetch is None:
+            return actions  # requested in an older epoch
+        self.stats.answers += 1
+        actions += self.fetches.asking.answered(fetch, peer)
+        limit_s = self.policy.listing_fresh_s(fetch.subject[1])
+        fresh_until, since = believed(now, part.fresh_for_s, limit_s)
+        return actions + self.questions.take_listing(now, fetch, listing, fresh_until, since)
+
+    def _pass(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
+        """A part whose bytes were not kept: one more of a listing, a duplicate of what a faster
+        peer sent, or a part that does not fit."""
+        fetch = self.fetches.of_ask(peer, part.number)
+        if fetch is None:
+            return []
+        kind, _, version = fetch.subject
+        if kind is Kind.SCAN and self.wanted(peer, part) is not None:
+            fetch.asks[peer].parts_received += 1
+            return []
+        has_come = part.index < fetch.received.parts
+        if has_come and isinstance(version, Version) and part.total_bytes == version.size:
+            return []
+        return self._spoil(now, peer, part)
+
+    def _spoil(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
+        self.stats.spoiled += 1
+        fetch = self.fetches.of_ask(peer, part.number)
+        return [] if fetch is None else self.fetches.asking.spoiled(now, fetch, peer)
+
+    def _took(self, peer: NodeId, part: DataReply) -> list[Action]:
+        return self.links.took(peer, part_size(part.index, part.total_bytes))
+
+    # --- pushes ----------------------------------------------------------------------------------
+
+    def _spread(
+        self, now: float, sender: NodeId | None, batch: Batch, blob: BlobId, size: int
+    ) -> list[Action]:
+        passing = PushForward(batch, blob, size, sender, 0)
+        children = self.routing.push_children(batch.tree)
+        return self.links.spread(now, self.stats.epoch, children, passing)
+
+    def _take_pushed_listing(self, now: float, event: PushedListing) -> list[Action]:
+        actions = self._hear_epoch(now, event.epoch)
+        if event.epoch < self.stats.epoch or self.policy.place(event.path) is not Place.SHARED:
+            return actions
+        self.offers.noted(now, ListingKey(event.path))
+        return actions + self.cache.take_pushed_listing(
+            now, event.path, event.listing, event.fresh_for_s, offered=event.offered
+        )
+
+
+def _hear_witnesses(fetch: Fetch, peer: NodeId, witnesses: int) -> None:
+    """*peer* refuses, after *witnesses* nodes have looked up the name or read it. Chunk owners do
+    not ask each other, so each adds a witness; otherwise this node is below them and adds
+    itself."""
+    kind = fetch.subject[0]
+    if not witnesses or kind not in WITNESSED:
+        return
+    if kind is not Kind.CHUNK:
+        witnesses += bool(fetch.witnesses.own_error)
+    elif fetch.asks[peer].how.is_of_owner:
+        witnesses = max(witnesses, fetch.witnesses.count + 1)
+    fetch.witnesses = fetch.witnesses.at_least(witnesses)
+
+
+def _answers(event: FromPeer) -> bool:
+    """Whether *event* answers a message of this node, and so proves that the peer receives."""
+    if isinstance(event, PeerMessage):
+        message = event.message
+        if isinstance(message, Heartbeat):
+            return not message.wants_answer
+        return isinstance(
+            message, EntryReply | ErrorReply | Redirect | Delayed | CollectiveReply | Credit
+        )
+    return isinstance(event, PartReceived | PartSkipped | PartCorrupt | ListingTaken)

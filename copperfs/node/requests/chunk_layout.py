@@ -1,0 +1,45 @@
+"""Chunk layout: where the chunks of one file lie.
+
+All chunks of a file except the last have ``chunk_bytes``. Adjacent chunks make a *group* of
+``GROUP_BYTES``, which has one owner (``chunk_owners.py``). All arithmetic with the size of a chunk
+is here.
+"""
+
+from dataclasses import dataclass
+
+GROUP_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLayout:
+    file_bytes: int
+    chunk_bytes: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.file_bytes // self.chunk_bytes)
+
+    @property
+    def last(self) -> int:
+        """The index of the last chunk."""
+        return self.count - 1
+
+    def size_of(self, index: int) -> int:
+        """The size in bytes; 0 or less if there is no such chunk."""
+        return min(self.chunk_bytes, self.file_bytes - self.offset_of(index))
+
+    def offset_of(self, index: int) -> int:
+        return index * self.chunk_bytes
+
+    def at(self, offset: int) -> int:
+        """The index of the chunk that contains a byte; the last one for an offset beyond the
+        end."""
+        return min(offset // self.chunk_bytes, self.last)
+
+    def group_of(self, index: int) -> int:
+        return self.offset_of(index) // GROUP_BYTES
+
+    def group_end(self, index: int) -> int:
+        """The index after the last chunk in the group of this one."""
+        end_bytes = (self.group_of(index) + 1) * GROUP_BYTES
+        return min(self.count, -(-end_bytes // self.chunk_bytes))

@@ -1,0 +1,331 @@
+"""Chunk reads: read a large file, or a file of a dataset, in chunks.
+
+Such a file is never fetched whole. A read of it becomes a request for the chunk at its offset. The
+tier's memory (``chunk_cache.py``) answers it, or a fetch. The fetch asks the chunk's owner. The
+owner reads its own disk, and last the source. All requests for one chunk wait on one fetch, whether
+they come from this node or from peers.
+
+An owner gives a chunk that it read from the source to the waiting requests first, and then writes
+it to its disk. A disk that is slower than the source delays what the owner reads
+(``write_back.py``). Only owners write a chunk to disk, so it is on one node's disk. A node that
+takes over from a silent owner keeps what it reads, too: if that owner is declared dead a moment
+later, this node is the owner, and would have to read the chunk again. If the first owner comes back
+instead, the chunk is on two disks until the one without requests evicts it.
+
+An owner that many nodes ask at the same time gives a chunk to some of them and redirects the others
+to these (``redirects.py``). A redirected node asks for what is *held*, and never causes another
+fetch. In a job of very many nodes, files that all nodes read come up the tree instead
+(``hot_files.py``).
+
+A node waits for another node for one of three reasons: the other is above in the tree; it is an
+owner, earlier in the chunk's order; or an owner has named it, because it asked earlier. A mix of
+the three could form a cycle, when an owner is gone and a node that it redirected is the next owner.
+Therefore a node that is asked as an owner waits only for other owners.
+"""
+
+import errno
+from dataclasses import dataclass, field
+
+from copperfs.model.types import BlobId, ChunkKey, NodeId, PeerRequest
+from copperfs.node.actions import Action, Publish, Send
+from copperfs.node.cache.blob_refs import BlobRefs
+from copperfs.node.cache.chunk_cache import ChunkCache, cost_of
+from copperfs.node.cache.failed_names import FailedNames
+from copperfs.node.cache.write_back import WriteBack
+from copperfs.node.events import ChunkRequest, DiskLoaded, Question, ReadRequest, SourceRead, Stored
+from copperfs.node.fetch.fetch import Fetch
+from copperfs.node.fetch.table import FetchTable
+from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.peer.messages import ChunkAskMode, Delayed, Redirect, Request
+from copperfs.node.prefetch.python_imports import NOBODY, is_nobodys
+from copperfs.node.prefetch.sequential import Next, ReadaheadWindows
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.requests.replies import ReplyBuilder
+from copperfs.node.routing.hot_files import HotFileDetector
+from copperfs.node.routing.redirects import RedirectTree
+from copperfs.node.routing.route import Routing
+from copperfs.node.state import Kind, Limits, NodeStats, Subject
+
+
+@dataclass(slots=True)
+class Chunks:
+    policy: Policy
+    limits: Limits
+    stats: NodeStats
+    pins: BlobRefs
+    links: FlowControl
+    tier: ChunkCache
+    fetches: FetchTable
+    answers: ReplyBuilder
+    routing: Routing
+    disk: WriteBack
+    sick: FailedNames
+    crowds: HotFileDetector = field(init=False)
+    takers: RedirectTree = field(init=False)
+    rows: ReadaheadWindows = field(init=False)
+    _for_disk: set[Subject] = field(default_factory=set)
+    """Fetches that only give the disk a chunk which it has missed."""
+
+    def __post_init__(self) -> None:
+        nodes = 1 if self.routing.trees is None else self.routing.trees.nodes
+        self.crowds = HotFileDetector(self.policy, nodes > self.limits.crowds_above)
+        self.takers = RedirectTree(self.limits.takers_max)
+        self.rows = ReadaheadWindows(self.limits.chunk_bytes)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def read(self, now: float, question: ReadRequest) -> list[Action]:
+        """An application of this node reads a chunked file."""
+        layout = self.limits.chunk_layout(question.version.size)
+        key = ChunkKey(question.path, question.version, layout.at(question.offset))
+        how = ChunkAskMode.TREE if self.crowds.goes_up(now, question.path) else ChunkAskMode.ANY
+        is_there = key in self.tier or self.fetches.is_under_way(_subject(key))
+        actions = self.want(now, ChunkRequest(question.request, key, how))
+        if question.size:
+            ends_in = layout.at(question.offset + question.size - 1)
+            begins = not question.offset and question.size >= layout.chunk_bytes
+            ahead = self.rows.next(now, key, ends_in, begins=begins, is_there=is_there)
+            actions += self._read_ahead(now, key, ahead)
+        return actions
+
+    def want(self, now: float, question: ChunkRequest) -> list[Action]:
+        """Answer a request for one chunk from memory, or by the fetch in flight for it, or by a new
+        one."""
+        if question.keeps:
+            return self._keep(now, question)
+        blob = self.tier.blob(question.key)
+        if question.how is ChunkAskMode.TREE and not self._is_shared(now, question, blob):
+            return self.answers.with_error(question, errno.EAGAIN)
+        if blob is not None:
+            self.stats.answered_from_shelf += 1
+            self.stats.tier_from_memory += 1
+            return self._answer(now, question, blob)
+        subject = _subject(question.key)
+        running = self.fetches.join(subject, question)
+        if running is not None:
+            if not isinstance(question.request, PeerRequest):
+                return []
+            if self.disk.is_waiting(running):
+                return [self._delayed(question.request)]
+            if question.how.is_of_owner:
+                return self.fetches.asking.asked_as_owner(now, running, question.passed)
+            return []
+        if question.how is ChunkAskMode.HELD:
+            return self.answers.with_error(question, errno.EAGAIN)
+        sick = self.sick.get(now, subject)
+        if sick is not None:
+            return self.answers.with_remembered(question, sick)
+        return self.fetches.begin(now, subject, question)
+
+    def _keep(self, now: float, question: ChunkRequest) -> list[Action]:
+        """Have a chunk before an application asks for it; a warm-up sends this
+        (``daemon/warmup_fill.py``)."""
+        key = question.key
+        if self.tier.size_of(key) <= 0 or not self.routing.is_mine(key):
+            return self.answers.with_error(question, errno.EXDEV)
+        actions = self.tier.keep(key)
+        blob = self.tier.blob(key)
+        if blob is None:
+            return self.want(now, ChunkRequest(question.request, key))
+        actions += self.disk.store(key, blob)  # the disk may have refused it when it came
+        return actions + self._answer(now, question, blob)
+
+    def serve(self, now: float, peer: NodeId, ask: Request) -> list[Action]:
+        """A peer asks for a chunk."""
+        assert ask.version is not None, "the codec sees to it"
+        request, key = PeerRequest(peer, ask.number), ChunkKey(ask.path, ask.version, ask.first)
+        passed = tuple(filter(self.routing.is_other, ask.passed))
+        question = ChunkRequest(request, key, ask.how, passed)
+        if self.tier.size_of(key) <= 0:
+            return self.answers.with_error(question, errno.EINVAL)
+        if ask.how is ChunkAskMode.ANY:
+            other = self.takers.other_for(now, key, peer, self.routing.gone())
+            if other is not None:
+                self.stats.redirects += 1
+                self.links.served(peer, ask.number)
+                return [Send(peer, Redirect(ask.number, self.stats.epoch, other))]
+        return self.want(now, question)
+
+    def _is_shared(self, now: float, question: ChunkRequest, blob: BlobId | None) -> bool:
+        """Whether more than one node reads this file through this node, so that the tree is worth
+        it. Requests of this node always pass, because its parent decides."""
+        subject = _subject(question.key)
+        shared = blob is not None or self.fetches.is_under_way(subject)
+        is_crowd = self.crowds.asked(now, question.path, shared=shared)
+        return shared or is_crowd or not isinstance(question.request, PeerRequest)
+
+    def goes_alone(self, now: float, fetch: Fetch) -> None:
+        """A parent has said that no other node below it reads this file."""
+        self.crowds.goes_alone(now, fetch.subject[1])
+
+    def _read_ahead(self, now: float, key: ChunkKey, ahead: Next) -> list[Action]:
+        """Read ahead, as long as no request has to wait for room and no awaited chunk is
+        evicted."""
+        actions: list[Action] = []
+        for index in ahead.known:
+            # Count it as used, so that chunks already read are evicted before it.
+            self.tier.used(ChunkKey(key.path, key.version, index))
+        for index in ahead.fresh:
+            each = ChunkKey(key.path, key.version, index)
+            fetched = self._fetch_ahead(now, each)
+            if fetched is None:
+                self.rows.found_no_room(each)
+                break
+            actions += fetched
+        return actions
+
+    def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action] | None:
+        """Fetch a chunk ahead of its reader; None if there is no room for it."""
+        subject = _subject(key)
+        blob = self.tier.blob(key)
+        if blob is not None:
+            # The reader finds it published and does not ask, so the hit is counted here.
+            self.stats.tier_from_memory += 1
+            return self._publish_ahead(key, blob)
+        how = ChunkAskMode.TREE if self.crowds.goes_up(now, key.path) else ChunkAskMode.ANY
+        question = ChunkRequest(NOBODY, key, how)
+        if self.fetches.join(subject, question) is not None:
+            return []  # a peer may have asked for it; the node publishes it when it comes
+        owned = self.routing.is_mine(key)
+        size = self.tier.size_of(key)
+        if not self.tier.has_room(cost_of(size), owned=owned):
+            return None
+        if not self.disk.may_read_ahead(size) if owned else self.fetches.is_held_up(key):
+            return None
+        self.stats.tier_ahead += 1
+        return self.fetches.begin(now, subject, question)
+
+    def _publish_ahead(self, key: ChunkKey, blob: BlobId) -> list[Action]:
+        return [] if self.rows.is_marker(key) else [Publish(key, blob)]
+
+    def _answer(self, now: float, question: ChunkRequest, blob: BlobId) -> list[Action]:
+        size = self.tier.size_of(question.key)
+        return self.answers.with_chunk(now, question, blob, size, self.limits.chunk_bytes)
+
+    # --- outcomes --------------------------------------------------------------------------------
+
+    def conclude(self, now: float, fetch: Fetch, outcome: DiskLoaded | SourceRead) -> list[Action]:
+        """The disk or the source has reported an outcome."""
+        keeps_result, key = fetch.route.role.keeps_result, _key_of(fetch)
+        if isinstance(outcome, SourceRead):
+            self.stats.tier_from_source += 1
+            for_disk = any(map(_is_for_disk, fetch.asked))
+            self.stats.tier_read_again += for_disk or self.disk.owes(key)
+            self.stats.tier_read_for_disk += for_disk
+            return self._take(now, fetch, outcome.blob, keeps_result=keeps_result, stores=True)
+        if outcome.blob is None:
+            return self._read_source(now, fetch, key)
+        self.stats.tier_from_disk += 1
+        return self._take(now, fetch, outcome.blob, keeps_result=keeps_result)
+
+    def _read_source(self, now: float, fetch: Fetch, key: ChunkKey) -> list[Action]:
+        """The disk does not hold the chunk. If this node has to keep it, the read may have to wait
+        until the disk can take more."""
+        is_kept = fetch.route.role.keeps_result or self.routing.is_mine(key)
+        if not is_kept or self.disk.may_read(now, fetch, key):
+            return [self.fetches.asking.from_source(fetch)]
+        self.fetches.asking.wait_for_disk(fetch)
+        self.fetches.give_back_room(fetch)
+        return self.tell_delayed(fetch)
+
+    def tell_delayed(self, fetch: Fetch) -> list[Action]:
+        """Tell the waiting peers that this node, or the one that it asks, waits for its disk."""
+        askers = (each.request for each in fetch.asked)
+        return [self._delayed(each) for each in askers if isinstance(each, PeerRequest)]
+
+    def _delayed(self, asker: PeerRequest) -> Action:
+        return Send(asker.peer, Delayed(asker.number, self.stats.epoch))
+
+    def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
+        """A peer has given the chunk."""
+        self.stats.tier_from_peers += 1
+        return self._take(now, fetch, blob, keeps_result=False)
+
+    def _take(
+        self, now: float, fetch: Fetch, blob: BlobId, *, keeps_result: bool, stores: bool = False
+    ) -> list[Action]:
+        """End the fetch with this chunk: answer its requests, and hold the chunk. *stores*: it came
+        from the source, so an owner gives it to its disk."""
+        actions = self.fetches.end(fetch)
+        key = _key_of(fetch)
+        for question in fetch.asked:
+            assert isinstance(question, ChunkRequest)
+            if _is_for_disk(question):
+                continue
+            if is_nobodys(question):
+                actions += self._publish_ahead(key, blob)
+            else:
+                actions += self._answer(now, question, blob)
+        owned = keeps_result or self.routing.is_mine(key)
+        self.disk.settled(key)
+        if stores and owned:
+            actions += self.disk.store(key, blob)
+        for_disk = all(map(_is_for_disk, fetch.asked)) and bool(fetch.asked)
+        return actions + self.tier.admit(key, blob, owned=owned, oldest=for_disk)
+
+    # --- the disk --------------------------------------------------------------------------------
+
+    def stored(self, outcome: Stored) -> None:
+        self.disk.stored(
+            outcome.key,
+            written=outcome.written,
+            is_degraded=outcome.is_degraded,
+            is_outgrown=outcome.is_outgrown,
+        )
+
+    def go_on(self, now: float) -> list[Action]:
+        """The disk, or memory, may have room again for the fetches that wait for it."""
+        actions = self.disk.pay_from_memory()
+        while (fetch := self.disk.next_to_read(_is_wanted)) is not None:
+            evicted = self.fetches.take_room(fetch, _key_of(fetch))
+            if evicted is None:
+                break
+            self.disk.begin(fetch)
+            actions += [*evicted, self.fetches.asking.from_source(fetch)]
+        return actions + self._read_for_disk(now)
+
+    def _read_for_disk(self, now: float) -> list[Action]:
+        """Read again the chunks that memory evicted before the disk could take them, as long as no
+        reader has to wait for the room."""
+        actions: list[Action] = []
+        self._for_disk = {each for each in self._for_disk if self.fetches.is_under_way(each)}
+        while (key := self.disk.debt_to_read(len(self._for_disk))) is not None:
+            subject = _subject(key)
+            # A chunk in flight is stored when it comes.
+            if self.routing.is_mine(key) and not self.fetches.is_under_way(subject):
+                if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=True):
+                    break
+                self._for_disk.add(subject)
+                actions += self.fetches.begin(now, subject, ChunkRequest(NOBODY, key, keeps=True))
+            self.disk.settled(key)
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for fetch in self.disk.have_waited(now):
+            if _is_wanted(fetch):
+                self.disk.go_on(fetch)
+            else:
+                actions += self.fetches.end(fetch)
+        if self.disk.tick(now):
+            actions += [each for fetch in self.disk.waiting() for each in self.tell_delayed(fetch)]
+        return actions + self.go_on(now)
+
+
+def _key_of(fetch: Fetch) -> ChunkKey:
+    key = fetch.subject[2]
+    assert isinstance(key, ChunkKey)
+    return key
+
+
+def _is_wanted(fetch: Fetch) -> bool:
+    """Whether a request waits on it."""
+    return not all(map(is_nobodys, fetch.asked))
+
+
+def _is_for_disk(question: Question) -> bool:
+    return isinstance(question, ChunkRequest) and question.keeps and is_nobodys(question)
+
+
+def _subject(key: ChunkKey) -> Subject:
+    return (Kind.CHUNK, key.path, key)

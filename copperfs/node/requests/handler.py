@@ -1,0 +1,443 @@
+"""Request handler: takes a request to its reply, from the cache or by a fetch.
+
+* The cache answers if its entry is still valid.
+* Otherwise a *fetch* does. A request for a subject in flight waits on that fetch (single flight).
+  When the fetch ends, its outcome answers all requests that wait on it.
+* A lookup fetches the listing of the directory, which then answers for all its names, also the
+  missing ones. A single name is looked up only where a listing tells too little: a very large
+  directory, one that may be searched but not read, or a name that the source failed to report.
+  The node remembers a failed lookup for a moment (``failed_names.py``).
+* A chunked file is read in chunks (``chunk_reads.py``).
+* The front may read the files of a *granted* listing without asking the node. It may also list the
+  directories below it, if all below is alike. A credit of bytes is reserved for that.
+* For other files the class (``file_class.py``) decides whether the node fetches the bytes whole or
+  gives the application a handle.
+
+A request of a peer waits for the same fetches as any other. A reply of a peer ends a fetch like an
+outcome of the source: this module does not know which of the two it was.
+
+Every waiting request gets its reply when its fetch ends, by its outcome or at its deadline. After a
+clear the node looks names up again; the bytes of a version remain valid.
+"""
+
+import errno
+from dataclasses import dataclass
+
+from copperfs.model.listing import Listing
+from copperfs.model.types import BlobId, Entry, PeerRequest, Version, split
+from copperfs.node.actions import (
+    Action,
+    ListingKey,
+    NewEpoch,
+    ObjectKey,
+    ReleaseBlob,
+    ReleaseHandle,
+)
+from copperfs.node.cache.blob_refs import BlobRefs
+from copperfs.node.cache.failed_names import WITNESSED, WITNESSES_ENOUGH, FailedNames
+from copperfs.node.cache.metadata_cache import Cache, CameBy, until
+from copperfs.node.events import (
+    ChunkRequest,
+    DiskLoaded,
+    Failed,
+    ListRequest,
+    LookupRequest,
+    OfDisk,
+    Outcome,
+    Question,
+    ReadRequest,
+    SourceListed,
+    SourceLookedUp,
+    SourceOpened,
+    SourceRead,
+    Stored,
+)
+from copperfs.node.fetch.fetch import Fetch
+from copperfs.node.fetch.table import FetchTable
+from copperfs.node.peer.flow_control import parts_in
+from copperfs.node.peer.messages import PATH_BYTES_MAX
+from copperfs.node.prefetch.python_imports import ImportPrefetcher, is_nobodys
+from copperfs.node.prefetch.speculative_push import SpeculativePush
+from copperfs.node.requests.chunk_reads import Chunks
+from copperfs.node.requests.file_class import FileClass, FileClassifier
+from copperfs.node.requests.path_policy import Place, Policy
+from copperfs.node.requests.replies import ReplyBuilder
+from copperfs.node.state import Kind, NodeStats, Subject
+
+# These errors are true of the file itself, on any node. Any other error may be a failure of the
+# node that reported it, or of its client of the filesystem, so another node tries.
+TRUE_OF_THE_FILE = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ESTALE,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EISDIR,
+    }
+)
+
+
+@dataclass(slots=True)
+class RequestHandler:
+    policy: Policy
+    files: FileClassifier
+    stats: NodeStats
+    pins: BlobRefs
+    cache: Cache
+    fetches: FetchTable
+    answers: ReplyBuilder
+    offers: SpeculativePush | None
+    """None in a job of one node, which has no children."""
+    ahead: ImportPrefetcher
+    sick: FailedNames
+    chunks: Chunks | None = None
+    """None without a data tier."""
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def ask(self, now: float, question: Question) -> list[Action]:
+        if self.policy.place(question.path) is Place.REFUSED and not (
+            isinstance(question, LookupRequest) and question.path in self.policy.refused
+        ):
+            return self.answers.with_error(question, errno.ELOOP)
+        match question:
+            case LookupRequest():
+                return self._look(now, question)
+            case ListRequest():
+                return self._list(now, question)
+            case ReadRequest() | ChunkRequest():
+                return self._ask_bytes(now, question)
+
+    def _look(self, now: float, question: LookupRequest) -> list[Action]:
+        """Look a name up: in the cache, in the listing of its directory, or singly."""
+        path = question.path
+        held = self.cache.entry(path, now)
+        if held is not None:
+            self.stats.answered_from_shelf += 1
+            return self.answers.with_entry(now, question, held)
+        directory, name = split(path)
+        # The root has no directory. A path may stay valid for longer than its directory, on the way
+        # down to a shared prefix; it must not expire with that directory's listing.
+        if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
+            return self._look_singly(now, question)
+        listing = self.cache.listing(directory, now)
+        if listing is None:
+            if self.cache.is_unlistable(directory):
+                return self._look_singly(now, question)
+            return self._fetch(now, (Kind.SCAN, directory, None), question)
+        assert isinstance(listing.value, Listing)
+        if listing.value.has_to_be_looked_up(name):
+            return self._look_singly(now, question)
+        self.stats.answered_from_shelf += 1
+        return self.answers.with_listing(now, question, directory, listing)
+
+    def _look_singly(
+        self, now: float, question: LookupRequest, by: float | None = None
+    ) -> list[Action]:
+        return self._fetch(now, (Kind.LOOK, question.path, None), question, by)
+
+    def _list(self, now: float, question: ListRequest) -> list[Action]:
+        held = self.cache.listing(question.path, now)
+        if held is None:
+            from_peer = isinstance(question.request, PeerRequest)
+            if from_peer and self.cache.is_refused_to_peers(question.path, now):
+                return self.answers.with_error(question, errno.EACCES)
+            return self._fetch(now, (Kind.SCAN, question.path, None), question)
+        self.stats.answered_from_shelf += 1
+        return self.answers.with_listing(now, question, question.path, held)
+
+    def _ask_bytes(self, now: float, question: ReadRequest | ChunkRequest) -> list[Action]:
+        if isinstance(question, ChunkRequest):
+            assert self.chunks is not None
+            return self.chunks.want(now, question)
+        file_class = self._class_of(question)
+        if file_class is FileClass.CHUNKED:
+            assert self.chunks is not None
+            return self.chunks.read(now, question)
+        if not question.alone:
+            self.ahead.asked(ObjectKey(question.path, question.version))
+        return self._read(now, question, file_class) + self.ahead.go_on(now)
+
+    def _class_of(self, question: ReadRequest) -> FileClass:
+        """Peers ask for chunks explicitly; a peer's read means the whole file."""
+        if isinstance(question.request, PeerRequest):
+            return self.files.of_object(question.version.size)
+        return self.files.of(question.path, question.version.size)
+
+    def _read(self, now: float, question: ReadRequest, file_class: FileClass) -> list[Action]:
+        key = ObjectKey(question.path, question.version)
+        blob = self.cache.blob(key)
+        if blob is not None:
+            self.stats.answered_from_shelf += 1
+            return self.answers.with_object(now, question, key, blob)
+        if file_class is FileClass.DIRECT:
+            if isinstance(question.request, PeerRequest):
+                return self.answers.with_error(question, errno.EFBIG)
+            return self._fetch(now, (Kind.OPEN, question.path, question.request), question)
+        return self._fetch(now, (Kind.READ, question.path, question.version), question)
+
+    def _fetch(
+        self, now: float, subject: Subject, question: Question, by: float | None = None
+    ) -> list[Action]:
+        """*by* is the deadline of a request that has waited on another fetch before."""
+        running = self.fetches.join(subject, question, by)
+        if running is not None:
+            return self.answers.pass_on(now, running, question)
+        sick = self.sick.get(now, subject)
+        if sick is not None:
+            return self.answers.with_remembered(question, sick)
+        return self.fetches.begin(now, subject, question, by)
+
+    # --- outcomes --------------------------------------------------------------------------------
+
+    def conclude(self, now: float, outcome: Outcome) -> list[Action]:
+        """The source has reported an outcome."""
+        fetch = self.fetches.get(outcome.fetch)
+        if fetch is None or not fetch.phase.is_reading:
+            return _too_late(outcome)
+        path = fetch.subject[1]
+        match outcome:
+            case SourceListed(_, listing):
+                fresh_until = until(now, self.policy.listing_fresh_s(path))
+                return self.take_listing(now, fetch, listing, fresh_until, now)
+            case SourceLookedUp(_, entry):
+                fresh_until = until(now, self.policy.fresh_s(path))
+                return self.take_entry(now, fetch, entry, fresh_until, now)
+            case SourceRead() | DiskLoaded() if fetch.subject[0] is Kind.CHUNK:
+                assert self.chunks is not None
+                return self.chunks.conclude(now, fetch, outcome) + self._room_was_made(now)
+            case SourceRead(_, blob, mentions):
+                self.ahead.mentioned(_key_of(fetch), mentions)
+                return self.take_object(now, fetch, blob)
+            case DiskLoaded():
+                raise AssertionError("only chunks are loaded")
+            case SourceOpened(_, handle):
+                ended = self.fetches.end(fetch)
+                answers = self.answers.with_handle(fetch.asked[0], handle)
+                return ended + answers + self._room_was_made(now)
+            case Failed(_, error):
+                _witness(fetch, error)
+                others = None
+                if error not in TRUE_OF_THE_FILE and fetch.witnesses.count < WITNESSES_ENOUGH:
+                    others = self.fetches.asking.source_failed(now, fetch)
+                return self.fail(now, fetch, error) if others is None else others
+
+    def take_listing(
+        self, now: float, fetch: Fetch, listing: Listing, fresh_until: float | None, since: float
+    ) -> list[Action]:
+        """Answer with the listing; look up singly the names of which it tells too little."""
+        actions = self.fetches.end(fetch)
+        path = fetch.subject[1]
+        held = self.cache.as_listed(path, listing, fresh_until, since)
+        shown = held.value
+        assert isinstance(shown, Listing)
+        is_another = self.cache.is_another(path, listing.directory)
+        if is_another:
+            self.stats.version_changes += 1
+            actions += self.cache.forget_way(path)
+        # Answer first: if the cache evicts it at once, the eviction then follows its publication.
+        for question in _of_somebody(fetch):
+            match question:
+                case LookupRequest() if shown.has_to_be_looked_up(split(question.path)[1]):
+                    if is_another:  # a single lookup would not say in which directory
+                        actions += self.answers.with_error(question, errno.ESTALE)
+                    else:
+                        actions += self._look_singly(now, question, fetch.deadline)
+                case _:
+                    actions += self.answers.with_listing(now, question, path, held)
+        actions += self.cache.take_listing(path, held, CameBy.FETCH)
+        if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch) and not is_another:
+            actions += self.cache.publish_listing(path, held)
+        self._note(now, ListingKey(path))
+        self.ahead.listed(path, listing)
+        return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
+
+    def take_chunk(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
+        assert self.chunks is not None
+        return self.chunks.take_given(now, fetch, blob) + self._room_was_made(now)
+
+    def wait_outside(self, now: float, fetch: Fetch) -> list[Action]:
+        """Another node waits for its disk before it gives this chunk."""
+        return self._room_was_made(now) if self.fetches.wait_outside(fetch) else []
+
+    def take_entry(
+        self,
+        now: float,
+        fetch: Fetch,
+        entry: Entry | None,
+        fresh_until: float | None,
+        since: float,
+    ) -> list[Action]:
+        actions = self.fetches.end(fetch)
+        path = fetch.subject[1]
+        held = self.cache.as_looked(path, entry, fresh_until, since)
+        actions += self.cache.admit_entry(path, held)
+        for question in fetch.asked:
+            assert isinstance(question, LookupRequest)
+            actions += self.answers.with_entry(now, question, held)
+        return actions + self._room_was_made(now)
+
+    def take_object(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
+        actions = self.fetches.end(fetch)
+        key = _key_of(fetch)
+        version = key.version
+        actions += self.answers.pass_more(now, fetch, blob, parts_in(version.size))
+        streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
+        for question in fetch.asked:
+            assert isinstance(question, ReadRequest)
+            if question.request not in streaming and not is_nobodys(question):
+                actions += self.answers.with_object(now, question, key, blob)
+        if fetch.received.blob not in (None, blob):
+            actions += self._drop_partial(fetch)
+        self._note(now, key)
+        if self.ahead.is_unused(key):
+            actions += self.cache.take_ahead(key, blob)
+        else:
+            actions += self.cache.admit_object(key, blob)
+        if self._is_of_all(key) and not _is_asked_here(fetch):
+            actions += self.cache.publish_object(key)
+        return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
+
+    def _note(self, now: float, key: ListingKey | ObjectKey) -> None:
+        if self._is_of_all(key):
+            assert self.offers is not None
+            self.offers.noted(now, key)
+
+    def _is_of_all(self, key: ListingKey | ObjectKey) -> bool:
+        """Whether the other nodes of a job can get it from this one."""
+        if self.offers is None or len(key.path) > PATH_BYTES_MAX:
+            return False
+        return self.policy.place(key.path) is Place.SHARED
+
+    def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
+        """End the fetch with this error, and answer its requests with it."""
+        self._remember(now, fetch, error)
+        actions = self.fetches.end(fetch) + self.ahead.ended(now, fetch)
+        if all(is_nobodys(each) for each in fetch.asked) and fetch.asked:
+            return actions + self._drop_partial(fetch) + self._room_was_made(now)
+        self.stats.failures += 1
+        kind, path, _ = fetch.subject
+        if kind is Kind.SCAN and error == errno.EACCES:
+            return actions + self._search(now, fetch) + self._room_was_made(now)
+        if error == errno.ENOTDIR:  # on the way, where the cache has directories
+            directory = path if kind is Kind.SCAN else split(path)[0]
+            actions += self.cache.forget_no_directory(now, directory, path)
+        elif kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT):
+            self.stats.version_changes += 1
+            actions += self.cache.forget_name(path)
+        actions += self._drop_partial(fetch)
+        for question in _of_somebody(fetch):
+            actions += self.answers.with_error(question, error, fetch.witnesses.count)
+        return actions + self._room_was_made(now)
+
+    def _remember(self, now: float, fetch: Fetch, error: int) -> None:
+        """Remember the error if this node has tried too, so that the next request need not."""
+        if fetch.witnesses.own_error and error not in TRUE_OF_THE_FILE:
+            self.sick.note(now, fetch.subject, error, fetch.witnesses.count)
+
+    def _search(self, now: float, fetch: Fetch) -> list[Action]:
+        """A directory that may not be listed may still be searched: look its names up singly.
+        Requests for the listing get EACCES."""
+        self.cache.remember_unlistable(fetch.subject[1], now)
+        actions: list[Action] = []
+        for question in _of_somebody(fetch):
+            if isinstance(question, LookupRequest):
+                actions += self._look_singly(now, question, fetch.deadline)
+            else:
+                actions += self.answers.with_error(question, errno.EACCES)
+        return actions
+
+    def _drop_partial(self, fetch: Fetch) -> list[Action]:
+        blob = fetch.received.blob
+        return [] if blob is None else self.pins.release(blob)
+
+    def _room_was_made(self, now: float) -> list[Action]:
+        actions = [] if self.chunks is None else self.chunks.go_on(now)
+        return actions + self.fetches.room_was_made(lambda question: self._ask_bytes(now, question))
+
+    def of_disk(self, now: float, event: OfDisk) -> list[Action]:
+        """The disk of the data tier has reported an outcome."""
+        if self.chunks is None:
+            return []
+        if isinstance(event, Stored):
+            self.chunks.stored(event)
+        else:
+            self.chunks.disk.recovered()
+        return self._room_was_made(now)
+
+    # --- deadlines and clear ---------------------------------------------------------------------
+
+    def expire(self, now: float) -> list[Action]:
+        """End the fetches that are past their deadline, and requests that found no room in time."""
+        actions: list[Action] = []
+        overdue = self.fetches.overdue(now)
+        for fetch in overdue:
+            self.stats.overdue += 1
+            if fetch.phase.is_reading and fetch.subject[0] is Kind.LOOK:
+                _witness(fetch, errno.ETIMEDOUT)
+            self._remember(now, fetch, errno.ETIMEDOUT)
+            actions += self.fetches.end(fetch)
+            actions += self._drop_partial(fetch) + self.ahead.ended(now, fetch)
+            for question in _of_somebody(fetch):
+                actions += self.answers.with_error(question, errno.ETIMEDOUT, fetch.witnesses.count)
+        if overdue:
+            actions += self._room_was_made(now)
+        if self.chunks is not None:
+            actions += self.chunks.tick(now)
+        for question in self.fetches.found_no_room(now):
+            self.stats.overdue += 1
+            actions += self.answers.with_error(question, errno.ETIMEDOUT)
+        return actions
+
+    def clear(self, now: float, epoch: int) -> list[Action]:
+        """Begin an epoch: forget everything, and start lookups in flight again."""
+        self.stats.epoch = epoch
+        self.answers.forget_warm()
+        self.ahead.clear()
+        self.sick.clear()
+        if self.chunks is not None:
+            self.chunks.rows.forget()
+        if self.offers is not None:
+            self.offers.clear()
+        actions = [*self.cache.clear(), NewEpoch(epoch)]
+        # Lookups in flight may return what was true before the clear, so they start again.
+        for fetch in self.fetches.of_names():
+            actions += self.fetches.end(fetch)
+            for question in _of_somebody(fetch):
+                actions += self._fetch(now, fetch.subject, question, fetch.deadline)
+        return actions
+
+
+def _witness(fetch: Fetch, error: int) -> None:
+    """This node has looked a name up, or read it, and got an error that may be its own."""
+    if fetch.subject[0] in WITNESSED and error not in TRUE_OF_THE_FILE:
+        fetch.witnesses = fetch.witnesses.and_this_node(error)
+
+
+def _key_of(fetch: Fetch) -> ObjectKey:
+    """The object that a READ fetches."""
+    _, path, version = fetch.subject
+    assert isinstance(version, Version)
+    return ObjectKey(path, version)
+
+
+def _of_somebody(fetch: Fetch) -> list[Question]:
+    return [each for each in fetch.asked if not is_nobodys(each)]
+
+
+def _is_asked_here(fetch: Fetch) -> bool:
+    """Whether its reply to a request of this node publishes it."""
+    return any(not isinstance(each.request, PeerRequest) for each in _of_somebody(fetch))
+
+
+def _too_late(outcome: Outcome) -> list[Action]:
+    match outcome:
+        case SourceRead(_, blob) | DiskLoaded(_, int() as blob):
+            return [ReleaseBlob(blob)]
+        case SourceOpened(_, handle):
+            return [ReleaseHandle(handle)]
+        case _:
+            return []

@@ -1,0 +1,140 @@
+"""K-ary tree: parents and children by position, with failover when nodes are gone.
+
+The parent of position ``p`` is ``(p - 1) // k``. When that node is gone, only its children look for
+another one: the nearest live ancestor, their *anchor*. They do not all go to the anchor, so that
+the death of many nodes does not overload it:
+
+- the *heir* of the anchor's gone child, the lowest live position in that subtree, takes its place
+  and asks the anchor
+- the others spread over the anchor's own children, each to the one that its position selects, or,
+  if that one is gone, to its heir
+
+If no ancestor is alive, the lowest live position is the root, and it is the anchor of the nodes
+that have none.
+
+Each node computes its parent from its own member table, and two tables may differ for a while. In
+all tables a node's parent has a lower position than the node: so requests never form a cycle.
+
+Rejected: renumbering the live nodes (every node behind a gone one would move); filling the hole
+with the last node (few nodes move, but its caches are cold); sending all orphans to their anchor
+(the root would get the square of its fan-out when a whole level is gone).
+"""
+
+from collections.abc import Callable, Iterator
+
+Gone = Callable[[int], bool]
+"""Whether the node at a position is gone."""
+
+
+def parent_position(position: int, fanout: int) -> int | None:
+    return None if position == 0 else (position - 1) // fanout
+
+
+def child_positions(position: int, fanout: int, nodes: int) -> range:
+    first = position * fanout + 1
+    return range(min(first, nodes), min(first + fanout, nodes))
+
+
+def depth_of(position: int, fanout: int) -> int:
+    """The number of ancestors of this position."""
+    depth = 0
+    above = parent_position(position, fanout)
+    while above is not None:
+        depth += 1
+        above = parent_position(above, fanout)
+    return depth
+
+
+def heir_of(seat: int, fanout: int, nodes: int, gone: Gone) -> int | None:
+    """The lowest live position in the subtree of this one."""
+    low, high = seat, seat
+    while low < nodes:
+        for position in range(low, min(high + 1, nodes)):
+            if not gone(position):
+                return position
+        low, high = low * fanout + 1, high * fanout + fanout
+    return None
+
+
+class _Heirs:
+    """A cache of heirs: when many nodes are gone, each heir is needed often."""
+
+    def __init__(self, fanout: int, nodes: int, gone: Gone) -> None:
+        self._fanout, self._nodes, self._gone = fanout, nodes, gone
+        self._found: dict[int, int | None] = {}
+
+    def of(self, seat: int) -> int:
+        """The heir of a subtree that has a live node."""
+        if seat not in self._found:
+            self._found[seat] = heir_of(seat, self._fanout, self._nodes, self._gone)
+        heir = self._found[seat]
+        assert heir is not None
+        return heir
+
+
+def parent_among(position: int, fanout: int, nodes: int, gone: Gone) -> int | None:
+    """The parent of the node at *position*, which counts as alive; None if it is the root."""
+
+    def is_gone(other: int) -> bool:
+        return other != position and gone(other)
+
+    return _parent(position, fanout, is_gone, _Heirs(fanout, nodes, is_gone))
+
+
+def _parent(position: int, fanout: int, gone: Gone, heirs: _Heirs) -> int | None:
+    above = parent_position(position, fanout)
+    if above is None or not gone(above):
+        return above
+    seat = above
+    anchor = parent_position(seat, fanout)
+    while anchor is not None and gone(anchor):
+        seat, anchor = anchor, parent_position(anchor, fanout)
+    if anchor is None:
+        anchor = heirs.of(0)
+        if anchor == position:
+            return None
+        seat = _below_the_highest(position, fanout)
+    heir = heirs.of(seat)
+    if heir == position:
+        return anchor
+    sibling = anchor * fanout + 1 + (position - 1) % fanout
+    return sibling if sibling < position and not gone(sibling) else heir
+
+
+def children_among(position: int, fanout: int, nodes: int, gone: Gone) -> list[int]:
+    """All live positions whose ``parent_among`` is *position*, in order; it counts as alive
+    itself."""
+
+    def is_gone(other: int) -> bool:
+        return other != position and gone(other)
+
+    heirs = _Heirs(fanout, nodes, is_gone)
+    found = {each for each in child_positions(position, fanout, nodes) if not is_gone(each)}
+    # Nodes below a gone child of this node, or of its anchor, may be its children, too.
+    above = _parent(position, fanout, is_gone, heirs)
+    for anchor in {position} if above is None else {position, above}:
+        seats = [each for each in child_positions(anchor, fanout, nodes) if is_gone(each)]
+        if is_gone(0) and heirs.of(0) == anchor:
+            seats.append(0)
+        for orphan in _highest_below(seats, fanout, nodes, is_gone):
+            if _parent(orphan, fanout, is_gone, heirs) == position:
+                found.add(orphan)
+    return sorted(found - {position})
+
+
+def _highest_below(seats: list[int], fanout: int, nodes: int, gone: Gone) -> Iterator[int]:
+    """The live nodes below these gone seats that have no live node between."""
+    while seats:
+        for below in child_positions(seats.pop(), fanout, nodes):
+            if gone(below):
+                seats.append(below)
+            else:
+                yield below
+
+
+def _below_the_highest(position: int, fanout: int) -> int:
+    """The ancestor of *position* (or itself) right below the top."""
+    above = parent_position(position, fanout)
+    while above:
+        position, above = above, parent_position(above, fanout)
+    return position

@@ -1,0 +1,348 @@
+"""Routing: which peer a fetch asks next, or in which role this node reads the source itself.
+
+Two overlays are used in one way. In the trees a node asks its parent; on the ring it asks the owner
+of a chunk (``chunk_owners.py``). A node with no node above it reads the source.
+
+The other parts of the node ask here each time they need a route, and remember at most which peers
+they asked. A node asks its parent in the tree of the directory. If the parent is suspected, it asks
+the node that would be its parent without that one, and so on. A node with no node above it is the
+root. If it is the root only because others are suspected, it waits for as long as they may still
+reply.
+
+``route`` is a pure query: two calls at one time give the same route and change nothing. A route
+names the peers to which the caller then has to keep a connection (``reach``).
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+from copperfs.model.types import ChunkKey, NodeId, Path, split
+from copperfs.node.actions import Action
+from copperfs.node.membership.connection_plan import CANDIDATES_MAX
+from copperfs.node.membership.swim import Membership
+from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.peer.messages import PATH_BYTES_MAX
+from copperfs.node.requests.path_policy import Place, Policy
+from copperfs.node.routing.chunk_owners import Owners
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Kind, Subject
+
+
+class Role(Enum):
+    """The role in which a node reads the source, where it has no peer to ask."""
+
+    READER = "reader"
+    """The root of a tree, or any node for what is not shared."""
+    OWNER = "owner"
+    """The owner of a chunk: all nodes before it are gone or excluded."""
+    SUCCESSOR = "successor"
+    """The next root or owner, while those before it may live; it is the only one."""
+    ONE_OF_MANY = "one of many"
+    """A node that falls back, as other nodes may do at this time."""
+    SUBSTITUTE = "substitute"
+    """A node that falls back for itself alone: the owner is gone or being connected to."""
+
+    @property
+    def is_fallback(self) -> bool:
+        """The node reads the source although a node that should read it may live."""
+        return self not in (Role.READER, Role.OWNER)
+
+    @property
+    def keeps_result(self) -> bool:
+        """The result stays here: this node is the next owner of a chunk."""
+        return self in (Role.OWNER, Role.SUCCESSOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way to the subject of a fetch."""
+
+    peer: NodeId | None = None
+    """The peer to ask; None is the source."""
+    role: Role = Role.READER
+    """The role in which this node reads the source, if there is no peer to ask."""
+    not_before: float = float("-inf")
+    """Until then this node does not read the source: the peers above may still reply."""
+    meanwhile: NodeId | None = None
+    """Until then this peer may be asked: it is connected, and silent."""
+    connects: bool = False
+    """Until then a connection is being made."""
+    via_tree: bool = False
+    """The peer is asked as the parent in the tree, though the chunk has an owner."""
+    skips: bool = False
+    """Peers that should be asked first are silent or lost, and not known to be gone."""
+    reach: tuple[NodeId, ...] = ()
+    """Keep a connection to these, in this order: they are asked, or may be asked next."""
+
+
+SOURCE_ROUTE = Route()
+"""The source, which this node reads in its own right."""
+_AS_OWNER = Route(role=Role.OWNER)
+
+
+@dataclass(slots=True)
+class Routing:
+    policy: Policy
+    trees: Trees | None
+    """None for a job of one node."""
+    links: FlowControl
+    membership: Membership | None
+    owners: Owners | None = None
+    """None where there is no data tier, or no other node."""
+
+    def tree_of(self, subject: Subject) -> int:
+        """A directory and its entries are requested in one tree."""
+        if self.trees is None:
+            return 0
+        kind, path, _ = subject
+        return self.trees.tree_of(path if kind is Kind.SCAN else split(path)[0])
+
+    def route(
+        self,
+        now: float,
+        subject: Subject,
+        tree: int,
+        skipped: Collection[NodeId] = (),
+        *,
+        via_tree: bool = False,
+        silent_at: float | None = None,
+        is_second_opinion: bool = False,
+    ) -> Route:
+        """The route to *subject* now, without the *skipped* peers. *via_tree*: get a chunk from the
+        parent in the tree, unless this node is its owner or the root. *silent_at*: when the first
+        peer that should be asked was found silent. *is_second_opinion*: another node does not reach
+        them, either."""
+        kind, path, key = subject
+        membership = self.membership
+        if (
+            membership is None
+            or kind is Kind.OPEN
+            or len(path) > PATH_BYTES_MAX
+            or self.policy.place(path) is not Place.SHARED
+        ):
+            return SOURCE_ROUTE
+        if isinstance(key, ChunkKey):
+            if via_tree and not self.is_mine(key):
+                above = self._route_up(now, membership, tree, skipped, None).peer
+                if above is not None:
+                    return Route(above, via_tree=True)
+            return self._route_to_owner(
+                now, membership, key, skipped, silent_at, is_second_opinion=is_second_opinion
+            )
+        return self._route_up(now, membership, tree, skipped, silent_at)
+
+    def _route_up(
+        self,
+        now: float,
+        membership: Membership,
+        tree: int,
+        skipped: Collection[NodeId],
+        silent_at: float | None,
+    ) -> Route:
+        parent = membership.parents[tree]
+        if parent is None:
+            return SOURCE_ROUTE
+        if parent not in skipped and membership.is_good(parent):
+            return Route(parent)
+        assert self.trees is not None
+        above = partial(self.trees.parent, tree)
+        return self._route_around(now, membership, above, skipped, membership.view.gone, silent_at)
+
+    def _route_to_owner(
+        self,
+        now: float,
+        membership: Membership,
+        key: ChunkKey,
+        skipped: Collection[NodeId],
+        silent_at: float | None,
+        *,
+        is_second_opinion: bool,
+    ) -> Route:
+        owners, gone = self.owners, membership.view.gone
+        assert owners is not None, "a job that has chunks has owners of them"
+        if owners.from_source and gone and owners.owner(key, ()) in gone:
+            return Route(role=Role.SUBSTITUTE)
+        gone = gone.union(owners.without(now))
+        first = owners.before_me(key, gone)
+        if first is None and not skipped:
+            return _AS_OWNER
+        above = partial(owners.before_me, key)
+        return self._route_around(
+            now,
+            membership,
+            above,
+            skipped,
+            gone,
+            silent_at,
+            of_owners=True,
+            is_second_opinion=is_second_opinion,
+        )
+
+    def _route_around(
+        self,
+        now: float,
+        membership: Membership,
+        above: Callable[[Collection[NodeId]], NodeId | None],
+        skipped: Collection[NodeId],
+        gone: Collection[NodeId],
+        silent_at: float | None,
+        *,
+        of_owners: bool = False,
+        is_second_opinion: bool = False,
+    ) -> Route:
+        """*above* gives the peer to ask without these. *of_owners*: this node is connected to the
+        peers above only if routes name them (``reach``). *is_second_opinion*: it does not wait
+        longer for silent peers."""
+        excluded = set(gone) | set(skipped)
+        reach: list[NodeId] = []
+        not_before, meanwhile, skips = float("-inf"), None, False
+        at_most = float("inf") if silent_at is None else membership.silent_until(silent_at)
+        role = Role.ONE_OF_MANY
+        for _ in range(CANDIDATES_MAX):
+            peer = above(excluded)
+            if peer is None:
+                # This node is the next root or owner, unless the fetch skipped peers and others are
+                # suspected.
+                role = Role.ONE_OF_MANY if skipped and skips else Role.SUCCESSOR
+                break
+            if of_owners:
+                reach.append(peer)
+            if membership.is_good(peer):
+                return Route(peer, skips=skips, reach=tuple(reach))
+            connects_until = membership.connects_until(now, peer) if of_owners else None
+            if connects_until is not None:
+                if skips:
+                    # The next candidates are reached meanwhile: this one may be stuck as well.
+                    reach += _next_ones(above, {peer, *excluded})
+                until = max(not_before, connects_until)
+                return Route(
+                    None,
+                    Role.SUBSTITUTE,
+                    until,
+                    meanwhile,
+                    connects=True,
+                    skips=skips,
+                    reach=tuple(reach),
+                )
+            if not is_second_opinion:
+                until = membership.doubted_until(peer)
+                not_before = max(not_before, min(until, at_most)) if skips else until
+            if meanwhile is None and self.links.is_up(peer):
+                meanwhile = peer
+            excluded.add(peer)
+            skips = True
+        return Route(None, role, not_before, meanwhile, skips=skips, reach=tuple(reach))
+
+    def reach(self, now: float, peers: Collection[NodeId]) -> None:
+        """Keep a connection to these peers, which a route names."""
+        for peer in peers:
+            assert self.membership is not None
+            self.membership.reach(now, peer)
+
+    def is_asked_in_place(self, subject: Subject) -> bool:
+        """Whether this node believes another one to own the chunk. Then a peer that asks this node
+        as the owner does not reach that one."""
+        key = subject[2]
+        return isinstance(key, ChunkKey) and not self.is_mine(key)
+
+    def is_takeover(self, subject: Subject, tree: int) -> bool:
+        """Whether this node is the root or the owner only because another node is gone or excluded:
+        it would ask that node if all were alive."""
+        kind, path, key = subject
+        if self.trees is None or kind is Kind.OPEN or self.policy.place(path) is not Place.SHARED:
+            return False
+        if len(path) > PATH_BYTES_MAX:
+            return False
+        if isinstance(key, ChunkKey):
+            return self.owners is not None and not self.owners.is_mine(key, ())
+        return self.trees.parent(tree) is not None
+
+    def ping_next(self, now: float, key: ChunkKey, excluded: set[NodeId]) -> list[Action]:
+        """Ping the connected nodes that would be asked next for a chunk."""
+        if self.owners is None or self.membership is None:
+            return []
+        actions: list[Action] = []
+        gone = excluded.union(self.gone(), self.owners.without(now))
+        for _ in range(CANDIDATES_MAX):
+            peer = self.owners.before_me(key, gone)
+            if peer is None:
+                break
+            actions += self.membership.ping(now, peer)
+            gone.add(peer)
+        return actions
+
+    def ping(self, now: float, peer: NodeId) -> list[Action]:
+        """Ping a peer that is asked because others are silent."""
+        assert self.membership is not None
+        return self.membership.ping(now, peer)
+
+    def is_good(self, peer: NodeId) -> bool:
+        return self.membership is not None and self.membership.is_good(peer)
+
+    def connects_until(self, now: float, peer: NodeId) -> float | None:
+        assert self.membership is not None
+        return self.membership.connects_until(now, peer)
+
+    def is_other(self, node: NodeId) -> bool:
+        """Whether it is a node of this job, and not this one."""
+        return self.trees is not None and node < self.trees.nodes and node != self.trees.me
+
+    def gone(self) -> Collection[NodeId]:
+        return () if self.membership is None else self.membership.view.gone
+
+    def not_asked(
+        self, now: float, key: ChunkKey, passed: Collection[NodeId]
+    ) -> Collection[NodeId]:
+        """The owners of a chunk that did not reply, to be named in the request to the next one.
+        *passed*: those of this request; excluded owners are added."""
+        if self.owners is None:
+            return passed
+        return {*passed, *self.owners.done_without(now, key, {*self.gone(), *passed})}
+
+    def is_mine(self, key: ChunkKey) -> bool:
+        """Whether this node is the one to keep the chunk, as far as it knows."""
+        if self.owners is None or self.membership is None:
+            return True
+        return self.owners.is_mine(key, self.membership.view.gone)
+
+    def owes(self, now: float, peer: NodeId) -> None:
+        assert self.membership is not None
+        self.membership.owes(now, peer)
+
+    def is_root(self, file: Path) -> bool:
+        """Whether this node reads *file* from the source while no node is gone. A node that takes
+        over reads only what is requested: others may hold the rest."""
+        if self.trees is None:
+            return True
+        return self.trees.parent(self.trees.tree_of(split(file)[0])) is None
+
+    def neighbours(self) -> list[NodeId]:
+        """All connected neighbours in the first tree, over which a collective reaches every
+        node."""
+        if self.trees is None or self.membership is None:
+            return []
+        parent = self.membership.parents[0]
+        children = self.trees.children(0, self.membership.view.gone)
+        around = [*([] if parent is None else [parent]), *children]
+        return [each for each in around if self.links.is_up(each)]
+
+    def push_children(self, tree: int) -> list[NodeId]:
+        """The nodes to which a batch is forwarded. *tree* is what its sender said."""
+        assert self.trees is not None
+        gone = () if self.membership is None else self.membership.view.gone
+        return self.trees.push_children(tree % self.trees.count, gone)
+
+
+def _next_ones(
+    above: Callable[[Collection[NodeId]], NodeId | None], excluded: set[NodeId]
+) -> list[NodeId]:
+    found: list[NodeId] = []
+    while len(found) < CANDIDATES_MAX - 1:
+        peer = above(excluded)
+        if peer is None:
+            break
+        found.append(peer)
+        excluded.add(peer)
+    return found

@@ -1,0 +1,202 @@
+"""State shared by the parts of a node: its limits, its counters, and the kinds of fetches."""
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+from copperfs.model.types import FANOUT, Path
+from copperfs.node.requests.chunk_layout import ChunkLayout
+
+# The memory that an entry costs beside its bytes: keys, objects, rounding by the allocator. These
+# numbers are measured: tests/mount/test_memory.py compares them with the use of a daemon.
+LISTING_OVERHEAD_BYTES = 1536
+ROW_OVERHEAD_BYTES = 16
+"""The front notes where each row begins, and the order of rows in a walk. The front and the node
+also note which rows have the same ending."""
+SLOT_BYTES = 4
+"""One slot of an index by name (``listing.index_slots``): the front has an index, and so has each
+listing."""
+OBJECT_OVERHEAD_BYTES = 1152
+ENTRY_BYTES = 768
+
+
+class Kind(IntEnum):
+    """The kind of a fetch. It is an integer, because Python hashes an integer without calling
+    Python code, and each message looks subjects up."""
+
+    SCAN = 1
+    LOOK = 2
+    READ = 3
+    OPEN = 4
+    CHUNK = 5
+
+
+Subject = tuple[Kind, Path, object]
+"""The key of a fetch: one subject has one fetch. The third part is the version, for bytes, and the
+key, for a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much the node may use, and how long it waits."""
+
+    memory_bytes: int
+    tree_max_bytes: int
+    bypass_above_bytes: int | None
+    fetch_deadline_s: float
+    credit_bytes: int = 0
+    """Reserved for files that the front reads without asking. A file that it has read counts as
+    held from when the node learns of it, and its bytes then return to the credit."""
+    ahead_max: int = 0
+    """The greatest number of files that are read ahead at the same time; 0 switches
+    read-ahead off."""
+    trees: int = 1
+    """The room for fetches in flight is divided among this number of trees."""
+    ask_deadline_s: float = float("inf")
+    """A fetch without a reply of any peer falls back to the source after this time."""
+    fallbacks_max: int = 4
+    """The greatest number of fallbacks that read the source at the same time; 0 for none at all."""
+    fallback_jitter_s: float = 0.0
+    """Each fallback begins at a random moment of this time."""
+
+    cut_through: bool = True
+    """Large objects are forwarded while they arrive. False: when they are whole, for comparison."""
+    chunk_bytes: int = 0
+    """The size of a chunk of the data tier; 0: there is no tier, here or anywhere."""
+    tier_memory_bytes: int = 0
+    """For the chunks that this node owns. The memory to pass chunks on is separate, and always
+    there."""
+    tier_has_disk: bool = False
+    tier_waits: bool = True
+    """A read of a chunk from the source waits until the disk has room; see ``write_back.py``."""
+    tier_backlog_bytes: int = 64 << 20
+    """For chunks that the disk has still to take. This memory is not part of any other budget."""
+    lost_from_source: bool = False
+    """Each reader reads the chunks of a dead owner from the source, for comparison."""
+    crowds_above: int = 256
+    """In a job of more nodes a large file is asked for up the tree first. To redirect this number
+    of nodes keeps an owner busy for some 50 ms."""
+    takers_max: int = FANOUT
+    """An owner gives a chunk to this number of nodes, and redirects later ones to these."""
+
+    def chunk_layout(self, file_bytes: int) -> ChunkLayout:
+        return ChunkLayout(file_bytes, self.chunk_bytes)
+
+    @property
+    def whole_max_bytes(self) -> int:
+        """Files up to this size are held whole. At least two must fit into the budget, so that one
+        can be read while another is in flight."""
+        room = self.memory_bytes // self.trees
+        limits = [self.tree_max_bytes, room // 2 - OBJECT_OVERHEAD_BYTES]
+        if self.bypass_above_bytes is not None:
+            limits.append(self.bypass_above_bytes)
+        return max(0, min(limits))
+
+
+@dataclass(slots=True)
+class NodeStats:
+    """Counters and sizes of a node, for users and for tests. All parts of the node count in the
+    same one."""
+
+    epoch: int = 1
+    questions: int = 0
+    answered_from_shelf: int = 0
+    joined: int = 0
+    fetches: int = 0
+    fetched_on_credit: int = 0
+    listed_on_credit: int = 0
+    read_ahead: int = 0
+    """Files that were read before an application asked for them, or while the first one did."""
+    read_ahead_bytes: int = 0
+    read_ahead_used: int = 0
+    """The number of them that applications asked for."""
+    listed_ahead: int = 0
+    """Directories that were listed before an application asked for them, or while the first one
+    did."""
+    failures: int = 0
+    overdue: int = 0
+    version_changes: int = 0
+    waited_for_room: int = 0
+    asks: int = 0
+    """Requests sent to a parent."""
+    answers: int = 0
+    """Replies of parents."""
+    peer_questions: int = 0
+    """Requests of children."""
+    peers_refused: int = 0
+    """Requests of peers beyond their limit."""
+    pushed: int = 0
+    """Objects that came with a pushed working set."""
+    offers: int = 0
+    """Listings and objects that this node offered to children before they asked."""
+    offered: int = 0
+    """Offered listings and objects that came to this node, and that it had room for."""
+    fallbacks: int = 0
+    """Fetches from the source that another node should have answered."""
+    took_over: int = 0
+    """Fetches from the source by the next root or owner, because the one before it is dead or
+    excluded."""
+    hedges: int = 0
+    """Requests that were also sent to another peer, because the first one did not answer."""
+    detours: int = 0
+    """Requests that were sent to another peer at once, because the first one was silent or lost."""
+    resent: int = 0
+    """Requests that were sent again, because a connection was lost."""
+    deaths: int = 0
+    """Nodes that this one declared dead."""
+    max_detection_ms: int = 0
+    """The longest detection time, from when the dead node owed a reply or was last heard."""
+    returns: int = 0
+    """Nodes that were declared dead and are back."""
+    refutations: int = 0
+    """Times that others declared this node dead, and it refuted that."""
+    reparentings: int = 0
+    """Changes of the parent in any tree."""
+    tier_from_memory: int = 0
+    """Requested chunks, here or by a peer, that were in this node's memory,"""
+    tier_from_disk: int = 0
+    """on its disk,"""
+    tier_from_peers: int = 0
+    """at another node,"""
+    tier_from_source: int = 0
+    """and only at the source."""
+    tier_ahead: int = 0
+    """The part of them that sequential read-ahead fetched."""
+    redirects: int = 0
+    """Peers that this node redirected to another one for a chunk."""
+    redirected: int = 0
+    """Times that an owner redirected this node."""
+    tier_timeouts: int = 0
+    """Chunks that a live owner did not give in time."""
+    tier_exclusions: int = 0
+    """Owners that this node excluded for a while, because of repeated timeouts."""
+    tier_waited: int = 0
+    """Chunks that were read from the source later, because the disk had to take others first."""
+    tier_waiting: int = 0
+    tier_owed: int = 0
+    """Chunks that the disk has not been given yet, and should be."""
+    tier_owed_bytes: int = 0
+    tier_read_again: int = 0
+    """Chunks that were read from the source once more, because the disk did not take them,"""
+    tier_read_for_disk: int = 0
+    """and the part of these that no request waited for."""
+    tier_forgotten: int = 0
+    """Chunks that the disk will never be given, because the list of debts was full."""
+    tier_memory_held_bytes: int = 0
+    tier_memory_held_count: int = 0
+    tier_memory_budget_bytes: int = 0
+    tier_evictions: int = 0
+    spoiled: int = 0
+    """Parts whose digest did not match."""
+    fetching: int = 0
+    held_bytes: int = 0
+    held_count: int = 0
+    reserved_bytes: int = 0
+    budget_bytes: int = 0
+    evictions: int = 0
+    evicted_bytes: int = 0
+
+    def reset(self) -> None:
+        """Reset the counters, but not the epoch."""
+        for each in fields(self):
+            if each.name != "epoch":
+                setattr(self, each.name, each.default)

@@ -1,0 +1,130 @@
+"""The interface to the source: fetches start here, and their outcomes come back as events.
+
+``source_pool.py`` implements it by threads in C that need no GIL.
+"""
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from copperfs.model.types import Attributes, Entry, FetchId, HandleId, Path, is_below, split
+from copperfs.native.blob import FileBlob
+from copperfs.node.actions import Fetch, LookSource
+from copperfs.node.events import Failed, Outcome, SourceLookedUp
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRead:
+    """A file or chunk was read. The receiver keeps the bytes and gives the core a handle to
+    them."""
+
+    fetch: FetchId
+    blob: FileBlob
+    mentioned: tuple[bytes, ...] = ()
+    """The names, among those looked for, that a compiled file mentions."""
+
+
+Arrived = Outcome | BlobRead
+Arrive = Callable[[Arrived], None]
+
+COUNTED = ("open", "read", "read_bytes", "stat", "scandir", "seek")
+"""The counted calls to the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """How busy the threads are; *stuck* ones hang in the source and were replaced."""
+
+    threads: int = 0
+    busy: int = 0
+    queued: int = 0
+    stuck: int = 0
+
+
+class Fetcher(Protocol):
+    """Performs the fetches that the core wants. Made on trio's thread."""
+
+    def __init__(
+        self,
+        root: bytes,
+        *,
+        listing_max: int,
+        concurrency: int,
+        deadline_s: float,
+        untouchable: Callable[[], frozenset[Path]],
+    ) -> None:
+        """*untouchable* gives the paths that lead back into the mount, as they are now."""
+        ...
+
+    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
+        """Begin; the outcome arrives later, never within this call. The thread that reads a whole
+        file looks for *looked_for* in it."""
+        ...
+
+    async def run(self, arrive: Arrive) -> None:
+        """Hand over outcomes as they come, until it is cancelled."""
+        ...
+
+    def reader(self, own_device: int) -> object | None:
+        """The interface by which the front reads whole files, lists directories and finds holes
+        (``reader.h``), if there is one. *own_device* is the device of its mount, where no holes are
+        looked for: the daemon would wait for itself."""
+        ...
+
+    def watch_mounts(self) -> bool:
+        """Whether the front may not list, because something was mounted or listing was never
+        allowed. Mounts made after this call are noticed, so read the table of mounts now."""
+        ...
+
+    def trust_mounts(self) -> None:
+        """Let the front list until something is mounted after the last ``watch_mounts``."""
+        ...
+
+    def close_handle(self, handle: HandleId) -> None:
+        """Close an open file that was never taken."""
+        ...
+
+    def ignore_inodes(self) -> None:
+        """From now on versions that are found have no inode number."""
+        ...
+
+    def replace_stuck(self) -> None:
+        """Start other threads for jobs that wait behind those that hang; called once a second."""
+        ...
+
+    def close_unused(self, for_s: float = ...) -> None:
+        """Close files that were kept open for their next chunk and not used for *for_s*; called
+        once a second."""
+        ...
+
+    def counts(self) -> dict[str, int]: ...
+    def reset_counts(self) -> None: ...
+    def statistics(self) -> PoolStats: ...
+    def close(self) -> None:
+        """Start nothing more. Threads that hang in the source end with the process."""
+        ...
+
+
+def refused(fetch: Fetch, untouchable: frozenset[Path]) -> Outcome | None:
+    """The outcome of a fetch that must not be made, because it would lead back into the mount: the
+    daemon would wait for itself."""
+    if isinstance(fetch, LookSource) and fetch.path in untouchable:
+        return SourceLookedUp(fetch.fetch, Entry(Attributes.bare(1, stat.S_IFDIR)))
+    if any(is_below(fetch.path, each) for each in untouchable):
+        return Failed(fetch.fetch, errno.ELOOP)
+    return None
+
+
+def close_aside(handle: HandleId) -> None:
+    """Close an open file of the source in a thread, because a file that hangs may hang its
+    close."""
+    threading.Thread(target=os.close, args=(handle,), daemon=True).start()
+
+
+def names_in(directory: Path, untouchable: frozenset[Path]) -> tuple[bytes, ...]:
+    """The names in *directory* that must be shown without a stat."""
+    return tuple(name for above, name in map(split, untouchable) if above == directory)

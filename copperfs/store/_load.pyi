@@ -1,3 +1,0 @@
-def load(
-    path: str, directory: int, size: int, head_bytes: int, rest: memoryview, /
-) -> bytes | None: ...
