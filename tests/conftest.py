@@ -1,30 +1,34 @@
 """Rules that hold for every test.
 
-A warning in the log fails the test that caused it, unless the test said that it would come. A
-session leaves nothing mounted and nothing running; what is left is reported, cleaned up, and fails
-the session. In CI a skipped test fails. ``tests/unit/test_conftest.py`` shows that these rules can
-fail.
+A warning in the log fails the test that caused it, unless the test announced it. A session leaves
+nothing mounted and nothing running. It reports and removes leftovers, and fails because of them. In
+CI a skipped test fails. ``tests/unit/test_conftest.py`` shows that these rules can fail, also where
+several workers of pytest-xdist share the tests (``docs/decisions/0090``).
 """
 
+import ctypes
+import fcntl
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-# Time is not what property tests are about, and a busy machine is slow.
+# Property tests are not about time, and a busy machine is slow.
 hypothesis.settings.register_profile("copperfs", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("copperfs")
 
@@ -33,13 +37,14 @@ hypothesis.settings.load_profile("copperfs")
 
 @dataclass
 class LogWatch:
-    """Keeps the messages that are bad enough, and what the test expects of them."""
+    """Collects the log messages of level WARNING and above, and the patterns that the test
+    expects."""
 
     messages: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
 
     def unexpected(self) -> str | None:
-        """What nobody expected, or None."""
+        """The messages that no pattern of the test matches, as one text; None if there are none."""
         found = [
             message
             for message in self.messages
@@ -48,7 +53,7 @@ class LogWatch:
         return "\n".join(["logged, and not expected:", *found]) if found else None
 
     def missing(self) -> str | None:
-        """What the test expected in vain, or None."""
+        """The patterns that no message matched, as one text; None if there are none."""
         patterns = [
             pattern
             for pattern in self.expected
@@ -86,27 +91,27 @@ def log_watch(request: pytest.FixtureRequest) -> Iterator[LogWatch]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Complain in the test itself, so that it counts as failed and not as an error after it.
+    """Complains in the test itself, so that it counts as failed and not as an error after it.
 
-    What the teardown of other fixtures logs is left for the end of ``log_watch``.
+    ``log_watch`` judges at its end what the teardown of other fixtures logs.
     """
     result = yield
     watch = item.stash.get(_WATCH, None)
     if watch is not None and (complaint := watch.unexpected() or watch.missing()):
-        watch.messages.clear()  # told here, so not again at the end
+        watch.messages.clear()  # reported here, so not again at the end
         pytest.fail(complaint, pytrace=False)
     return result
 
 
 @pytest.fixture
 def expected_warnings(log_watch: LogWatch) -> Callable[[str], None]:
-    """Call it with a pattern for each warning that the test provokes; each has to come."""
+    """Call it with a pattern for each warning that the test provokes; each warning has to come."""
     return log_watch.expected.append
 
 
 # ---- where everything can be tested, nothing is left out -----------------------------------------
 
-# Set by .ci/run: what is skipped there would be tested nowhere, and nobody would know.
+# .ci/run sets this: a test that is skipped there would run nowhere, unnoticed.
 NO_SKIPS_VARIABLE = "COPPER_TEST_NO_SKIPS"
 
 
@@ -129,7 +134,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 # ---- nothing is left behind ----------------------------------------------------------------------
 
-# Inherited by everything that a test starts, also when it has left its parent, as daemons do.
+# Every process that a test starts inherits this, also a daemon that left its parent.
 TOKEN_VARIABLE = "COPPER_TEST_SESSION"
 EXIT_GRACE_S = 5.0
 
@@ -137,41 +142,52 @@ _TOKEN = pytest.StashKey[str]()
 _LEFTOVERS = pytest.StashKey[list[str]]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in these mounts, whether it says so or not."""
-    here = Path(__file__).parent
-    for item in items:
-        if {here / "mount", here / "cluster"} & set(item.path.parents):
-            item.add_marker(pytest.mark.mount)
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_TOKEN] = os.environ[TOKEN_VARIABLE] = uuid.uuid4().hex
+    if config.option.basetemp is None:
+        config.option.basetemp = _own_directory(config) / "t"
+    token = uuid.uuid4().hex
+    if _is_worker(config):  # the end of the whole session finds the processes of all workers
+        token = f"{os.environ[TOKEN_VARIABLE]}-{os.environ['PYTEST_XDIST_WORKER']}"
+        _own_mounts()
+    # readline sets them, and output would be folded to that width
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # "sh -c 'pytest &'" ignores SIGINT, and processes that tests start and interrupt would
+        # inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[_TOKEN] = os.environ[TOKEN_VARIABLE] = token
 
 
 def mounts_below(directory: Path) -> list[Path]:
     """Mount points in ``directory``, innermost first."""
     found = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        # Space, tab, newline and backslash are written as three octal digits (proc(5)).
-        raw = re.sub(rb"\\(\d{3})", lambda match: bytes([int(match[1], 8)]), line.split()[4])
-        path = Path(os.fsdecode(raw))
+        path = Path(os.fsdecode(_unescaped(line.split()[4])))
         if path.is_relative_to(directory):
             found.append(path)
     return found[::-1]
 
 
+def _unescaped(word: bytes) -> bytes:
+    """Space, tab, newline and backslash are written as three octal digits (proc(5))."""
+    return re.sub(rb"\\(\d{3})", lambda match: bytes([int(match[1], 8)]), word)
+
+
 def daemons_with(token: str, variable: str = TOKEN_VARIABLE) -> dict[int, str]:
-    """Processes of copperfs that carry the token, other than this one: pid and command line."""
-    needle = f"{variable}={token}".encode()
+    """Processes of copperfs that carry the token, or a worker's token derived from it: pid and
+    command line. This process is left out."""
+    needle = re.compile(rf"^{variable}={token}(-\w+)?$".encode())
     found = {}
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
-        # A process may end while it is looked at, or belong to someone else.
+        # A process may end during the scan, or belong to another user.
         with suppress(OSError):
             command = os.fsdecode((process / "cmdline").read_bytes().replace(b"\0", b" ")).strip()
-            if "copperfs" in command and needle in (process / "environ").read_bytes().split(b"\0"):
+            environ = (process / "environ").read_bytes().split(b"\0")
+            if "copperfs" in command and any(map(needle.search, environ)):
                 found[int(process.name)] = command
     return found
 
@@ -179,13 +195,13 @@ def daemons_with(token: str, variable: str = TOKEN_VARIABLE) -> dict[int, str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    # Only this session's own directory: another session may run on the same machine.
+    # Only this session's directory: another session may run on the same machine.
     base = config._tmp_path_factory.getbasetemp().resolve()  # type: ignore[attr-defined]
     token = config.stash[_TOKEN]
     deadline = time.monotonic() + EXIT_GRACE_S
     while daemons_with(token) and time.monotonic() < deadline:
         time.sleep(0.05)  # a daemon exits a little after its mount is gone
-    leftovers = config.stash[_LEFTOVERS] = []
+    leftovers = config.stash.setdefault(_LEFTOVERS, [])
     for pid, command in daemons_with(token).items():
         leftovers.append(f"process {pid}: {command}")
         with suppress(ProcessLookupError):
@@ -194,8 +210,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         leftovers.append(f"mount {mount}")
         unmount = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-uz"]
         subprocess.run([*unmount, mount], check=False, timeout=30)
+    if _is_worker(config):
+        config.workeroutput["leftovers"] = leftovers  # type: ignore[attr-defined]
     if leftovers:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Reports a worker that ended; a worker that was killed has no output."""
+    found = getattr(node, "workeroutput", {}).get("leftovers", [])
+    node.config.stash.setdefault(_LEFTOVERS, []).extend(found)
 
 
 def pytest_terminal_summary(
@@ -205,3 +230,110 @@ def pytest_terminal_summary(
         terminalreporter.write_line(
             f"LEFT BEHIND by the tests, now cleaned up: {leftover}", red=True
         )
+
+
+# ---- where several workers share the tests -------------------------------------------------------
+
+# make test says "-n auto". Tests wait for much of their time, so there are more workers than cores.
+WORKERS_PER_CORE = 2
+# Directories with long tests come first, so that at the end no worker waits for another.
+_ORDER = ("chaos", "bootstrap", "examples", "cluster", "mount", "standin", "sim", "front", "store")
+
+_CLONE_NEWNS = 0x00020000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_MNT_DETACH = 2
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Starts no workers for a run of a few tests: their user wants them to begin soon or to
+    print."""
+    option = config.option
+    few = bool(option.keyword or option.lf or option.failedfirst) or option.capture == "no"
+    few = few or not any(Path(each).is_dir() for each in config.args)
+    return 0 if few else WORKERS_PER_CORE * len(os.sched_getaffinity(0))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Adds the marker ``mount`` to every test in mount and cluster; in a worker, sorts tests by
+    ``_ORDER``."""
+    here = Path(__file__).parent
+    for item in items:
+        if {here / "mount", here / "cluster"} & set(item.path.parents):
+            item.add_marker(pytest.mark.mount)
+    if _is_worker(config):
+        rank = {here / name: index for index, name in enumerate(_ORDER)}
+        items.sort(key=lambda item: rank.get(item.path.parent, len(_ORDER)))
+
+
+def _own_mounts() -> None:
+    """Gives this worker a mount namespace of its own. A poll of the mount table then wakes only for
+    mounts of the test that runs here. Without the right to unshare, all workers share one
+    namespace. The worker drops mounts of others: otherwise it would keep them alive after their
+    owners unmount them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS):
+        return
+    if libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "the mounts of this worker cannot be made private")
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines()[::-1]:
+        before, _, after = line.partition(b" - ")
+        if after.startswith(b"fuse."):
+            libc.umount2(_unescaped(before.split()[4]), _MNT_DETACH)
+
+
+def _own_directory(config: pytest.Config) -> Path:
+    """Creates a directory for this session, locked while the session lasts; two earlier ones stay.
+    pytest's own directory does not serve: each new session closes it to other users. Tests become
+    other users, also in a session that runs at the same time. The name is short because sockets lie
+    deep below it, and a socket's path has at most 107 bytes."""
+    top = Path(tempfile.gettempdir()) / f"copper-{os.geteuid()}"
+    top.mkdir(mode=0o755, exist_ok=True)
+    if top.is_symlink() or top.stat().st_uid != os.geteuid():
+        raise pytest.UsageError(f"{top} is somebody else's; remove it, or give --basetemp")
+    for old in sorted(top.iterdir(), key=lambda each: each.lstat().st_mtime)[:-2]:
+        with suppress(OSError):  # in use, or another session removes it as well
+            lock = os.open(old, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not mounts_below(old):
+                    shutil.rmtree(old, ignore_errors=True)
+            finally:
+                os.close(lock)
+    new = Path(tempfile.mkdtemp(prefix="", dir=top))
+    lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    config.add_cleanup(lambda: os.close(lock))
+    new.chmod(0o755)
+    return new
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _others_may_enter(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Tests become other users, and pytest closes its directories to those."""
+    base = tmp_path_factory.getbasetemp()
+    for each in (base, base.parent) if _is_worker(request.config) else (base,):
+        each.chmod(0o755)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """A test that is ``alone`` waits for the tests of other workers, and they wait for it."""
+    if not _is_worker(item.config):
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    base = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    with (base / "turnstile").open("a") as turnstile, (base / "tests").open("a") as tests:
+        # A test that wants to be alone holds the turnstile, so that no other test starts meanwhile.
+        fcntl.flock(turnstile, fcntl.LOCK_EX)
+        fcntl.flock(tests, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turnstile, fcntl.LOCK_UN)
+        return (yield)

@@ -1,4 +1,6 @@
-"""A process that has no descriptor left, for as long as a test wants."""
+"""Descriptor exhaustion: leaves the process without a free descriptor for as long as a test
+wants.
+"""
 
 import os
 import resource

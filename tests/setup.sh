@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Makes this machine able to run a make target, and does nothing where it already is.
 #
-#   tests/setup.sh check|demo|test|test-long|bench
+#   tests/setup.sh check|demo|test|test-long|test-kernels|sanitize|bench
+#
+# PYTHON names the interpreter, VENV the directory instead of .venv. The extensions of several
+# versions of Python lie side by side.
 #
 # Debian packages by apt-get where root or sudo allows it, otherwise one sentence that says what to
 # install. Then .venv with what pyproject.toml names, and copperfs itself, editable, its C compiled
@@ -10,9 +13,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-purpose=${1:?"usage: tests/setup.sh check|demo|test|test-long|bench"}
+purpose=${1:?"usage: tests/setup.sh check|demo|test|test-long|test-kernels|sanitize|bench"}
 python=${PYTHON:-python3}
-venv=.venv
+venv=${VENV:-.venv}
 
 # Two runs at once would install into each other's environment.
 exec 9<"$0"
@@ -40,6 +43,12 @@ has_fuzzer() {
     echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
         clang -fsanitize=fuzzer,address -x c - -o /dev/null
 }
+# Debian names it after clang's version; 14 where clang is still to be installed.
+clang_runtime() {
+    local version
+    version=$(clang -dumpversion 2>/dev/null || echo 14)
+    echo "libclang-rt-${version%%.*}-dev"
+}
 has_python_headers() {
     "$python" -c 'import os, sysconfig
 raise SystemExit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
@@ -54,7 +63,7 @@ list_missing() {
     need libc6-dev has_c_library
     need python3-venv "$python" -c 'import ensurepip, venv'
     need python3-dev has_python_headers
-    case $purpose in test | test-long | bench)
+    case $purpose in test | test-long | sanitize | bench)
         need git has git
         need rsync has rsync
         need fio has fio
@@ -91,9 +100,16 @@ list_missing() {
         fi
         ;;
     esac
-    case $purpose in test-long)
+    case $purpose in test-kernels)
+        need qemu-system-x86 has qemu-system-x86_64
+        need busybox-static test -x /bin/busybox
+        need squashfs-tools has mksquashfs
+        need e2fsprogs test -x /sbin/mke2fs
+        ;;
+    esac
+    case $purpose in test-long | sanitize)
         need clang has clang
-        need libclang-rt-14-dev has_fuzzer
+        need "$(clang_runtime)" has_fuzzer
         ;;
     esac
 }
@@ -187,19 +203,22 @@ print(*(module["name"].replace(".", "/") for module in setuptools["ext-modules"]
 }
 
 install_copperfs() {
-    local wanted sources extension
+    local wanted sources extension suffix
+    suffix=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
     mapfile -t sources < <(find copperfs -name '*.[ch]' | sort)
+    # Where PYTHONDONTWRITEBYTECODE is set each daemon would compile all that it imports: 0.1 s.
+    $venv/bin/python -m compileall -q copperfs || die "copperfs has a syntax error"
     wanted=$(hash_of pyproject.toml "${sources[@]}")
     [ "$wanted" != "$(cat $venv/copperfs.stamp 2>/dev/null)" ] || return 0
     echo "setup: building copperfs"
     rm -f $venv/copperfs.stamp
-    for extension in $(extensions); do rm -f "$extension".*.so; done
+    find copperfs -name "*$suffix" -delete
     CFLAGS="${CFLAGS:-} -Werror" $venv/bin/pip install --verbose --disable-pip-version-check \
         --no-deps --no-build-isolation --editable . >$venv/build.log 2>&1 ||
         die "copperfs could not be installed: $(tail -n 20 $venv/build.log)"
-    # An extension that fails to compile is left out without an error: pyproject.toml says optional.
+    # The library of the lab is left out without an error if it fails: pyproject.toml says optional.
     for extension in $(extensions); do
-        compgen -G "$extension.*.so" >/dev/null ||
+        [ -e "$extension$suffix" ] ||
             die "$extension was not compiled: $(grep -A3 'error:' $venv/build.log | head -n 20)"
     done
     echo "$wanted" >$venv/copperfs.stamp

@@ -7,7 +7,6 @@ slows all of them alike, and compares medians:
     bind           the kernel's read-only bind mount: what no filesystem in userspace can beat
     bindfs         the usual FUSE pass-through, in C
     squashfuse     a squashfs image (lz4) of the same tree
-    pyfuse3        copperfs without its front: plain pyfuse3 on trio
     copperfs       copperfs as it is mounted by default
     passthrough_hp libfuse's own fast pass-through in C++, for the front's hits only
 

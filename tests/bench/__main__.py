@@ -127,7 +127,7 @@ def arguments() -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured, as far as the numbers depend on it; no names."""
+    """The machine, as far as the numbers depend on it; no names."""
     return {
         "kernel": platform.release(),
         "architecture": platform.machine(),
@@ -138,7 +138,7 @@ def machine() -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], Context]:
-    """All chosen benchmarks; what was measured before an interruption is kept."""
+    """All chosen benchmarks; measures from before an interruption are kept."""
     chosen = options.only or list(BENCHES)
     options.cache.mkdir(parents=True, exist_ok=True)
     context = Context(
@@ -162,7 +162,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], C
                 context.note(note)
         for name in chosen:
             try:
-                measures.extend(BENCHES[name](context))  # keeps those before a failure
+                measures.extend(BENCHES[name](context))  # keeps the measures before a failure
             except FAILURES as error:
                 context.note(f"{name}: {error}")
     except KeyboardInterrupt:
@@ -175,7 +175,7 @@ def main() -> int:
     if options.list:
         print("\n".join(BENCHES))
         return 0
-    # Through every `with` and `finally`, so that nothing stays mounted.
+    # Raise through every `with` and `finally`, so that nothing stays mounted.
     for number in STOPPING:
         signal.signal(number, _interrupt)
     console = Console(stderr=True)
@@ -207,7 +207,7 @@ def main() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Once is enough: a second one would interrupt the cleaning up, which has its own deadlines.
+    # One signal is enough: a second one would interrupt the cleanup, which has its own deadlines.
     for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""`kernel-cached`: what the kernel answers by itself, provided that the filesystem let it.
+"""`kernel-cached`: operations that the kernel answers by itself if the filesystem lets it.
 
 stat, open + read + close of a small file, and the listing of a large directory, each after it has
-been done before. A filesystem that is warm should not be called at all here.
+been done before. The kernel should not call a warm filesystem at all here.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def _tree(tree: Path) -> Path:
     many.mkdir(exist_ok=True)
     if sum(1 for _ in many.iterdir()) != ENTRIES:
         for index in range(ENTRIES):
-            # As long as names in packages are; it is names that fill a listing.
+            # The names have the length of those in packages, since names fill a listing.
             (many / f"some_module_{index:05}.cpython-311.pyc").touch()
     return tree

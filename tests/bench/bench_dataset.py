@@ -1,17 +1,17 @@
 """`dataset`: five epochs of a training on a dataset that fits into the disks of the nodes together.
 
-4,096 files of 256 KiB to 8 MiB, eight nodes, two readers on each, the source is the stand-in at
-1 ms and 200 MB/s. In each epoch a node reads other files, and each file is read by one node. The
-same readers in the same loop read from the stand-in itself, each node a client of its own.
+4,096 files of 256 KiB to 8 MiB, eight nodes, two readers on each, the source is the stand-in at 1
+ms and 200 MB/s. In each epoch a node reads other files, and each file is read by one node. The same
+readers in the same loop read from the stand-in itself, each node as a separate client.
 
-What serves: a reader gives back the pages of what it has read, so nothing is served by the kernel
-at a mount. Before the epochs that are called cold the pages of all chunks on the disk are dropped,
-too, so that they come from the disk or the memory of the tier; before the others they are not.
-(Chunks are read past the cache, so it should make no difference.) The contestant *in memory* has
-no disk, and a tier in memory that holds all of it.
+A reader drops the pages that it has read, so the kernel answers none of its reads by itself. Before
+the epochs that are called cold the pages of all chunks on the disk are dropped, too, so that they
+come from the disk or the memory of the tier; before the others they are not. (Chunks are read past
+the cache, so it should make no difference.) The contestant *in memory* has no disk, and a tier in
+memory that holds the whole dataset.
 
-What the source has read is counted there, by file, and has to be every byte once in the first epoch
-and nothing later. Its mount keeps no pages, so nothing is read there without being counted.
+The source counts its reads by file. They have to be every byte once in the first epoch and nothing
+later. Its mount keeps no pages, so it counts every read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tests.standin import StandIn
 
 NODES = 8
 COLD_EPOCHS, WARM_EPOCHS = 2, 2
-"""After the first; the warm ones last."""
+"""The epochs after the first; the warm ones last."""
 LATENCY_S = 1e-3
 SERVERS = 4
 BANDWIDTH_BYTES = 200_000_000
 CACHE_S = 3900.0
 MEMORY_MIB = 1536
-"""Of each node, where all of the dataset is in memory: of 9.66 GB a node owns 1.2, and an eighth
-of its memory is for guests."""
+"""Memory of each node, where the whole dataset is in memory: of 9.66 GB a node owns 1.2, and an
+eighth of its memory is for guests."""
 DIRECT, WITH_CURVE, IN_MEMORY = "directly", "copperfs, CURVE", "copperfs, in memory"
 OPTIONS: dict[str, tuple[object, ...]] = {
     JUDGED: ("--security", "none"),
@@ -50,7 +50,7 @@ OPTIONS: dict[str, tuple[object, ...]] = {
 
 @dataclass(slots=True)
 class Trained:
-    """One training: what each epoch took, and what the source read in it."""
+    """One training: the duration of each epoch, and the source's reads in it."""
 
     walls_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ def _measures(label: str, trained: dict[str, list[Trained]]) -> Iterator[Measure
     }
     for what, chosen, target in rows:
         walls = {
-            # Each epoch of theirs is like the first.
+            # Each epoch of direct readers is like the first.
             name: [wall for each in ways for wall in (each.walls_s or [0.0])[chosen]]
             if name != DIRECT
             else [each.walls_s[0] for each in ways]
@@ -165,7 +165,8 @@ def training(
 
 
 def ready(standing: StandIn, dataset: Dataset, *more: Path) -> None:
-    """Nothing of the source, or below *more*, is in the kernel's pages; the source is at zero."""
+    """Drop all pages of the source and below *more* from the kernel, and reset the
+    source's counts."""
     give_back_all(dataset.directory, *more)
     standing.reset_counts()
 
@@ -208,5 +209,5 @@ def _through_copperfs(context: Context, dataset: Dataset, name: str) -> Trained:
 
 
 def owned_bytes(tier: Path) -> int:
-    """What lies on the disk of one node; a chunk has a header of two pages at most."""
+    """The bytes on the disk of one node; a chunk has a header of two pages at most."""
     return sum(each.stat().st_size for each in (tier / "chunks").glob("*/*"))

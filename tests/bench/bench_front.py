@@ -1,13 +1,13 @@
-"""`front`: how fast a hit is answered when the kernel has to ask, and what Python's GIL does to it.
+"""`front`: how fast a hit is answered when the kernel has to ask, and the effect of Python's GIL.
 
 With kernel caching off every getattr and lookup is a request. The yardstick is libfuse's C++
-`passthrough_hp --nocache`, or bindfs without cache where that cannot be built. Note what a lookup
-is here: opening a path with O_PATH, relative to an open directory. With attributes uncached the
-kernel first asks for the directory's attributes (both mounts use default_permissions), so it is one
-LOOKUP and one GETATTR; the row of getattr says how much of it is the latter.
+`passthrough_hp --nocache`, or bindfs without cache where that cannot be built. A lookup here is
+opening a path with O_PATH, relative to an open directory. With attributes uncached the kernel first
+requests the directory's attributes (both mounts use default_permissions), so it is one LOOKUP and
+one GETATTR; the row of getattr tells the share of the latter.
 
 "busy" is a daemon with a thread that computes in Python without end. Since that thread also takes a
-core, `load` in the details says how the yardstick does beside a process that takes one.
+core, `load` in the details shows the yardstick beside a process that takes one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from tests.bench.contestants import (
     PassthroughHp,
     copperfs,
     copperfs_busy,
-    plain_pyfuse3,
 )
 from tests.bench.lab import Context, Samples, make_file
 from tests.bench.processes import cpu_seconds
@@ -45,7 +44,7 @@ UNITS: dict[str, Unit] = {MANY: "1/s"}
 def run(context: Context) -> Iterator[Measure]:
     tree = _tree(context.cache / "trees" / "front")
     hp, bindfs = PassthroughHp(context.cache), Bindfs(kernel_cache=False)
-    quiet = [Bind(), hp, bindfs, plain_pyfuse3(UNCACHED), copperfs(UNCACHED)]
+    quiet = [Bind(), hp, bindfs, copperfs(UNCACHED)]
     contestants = context.taking_part([*quiet, copperfs_busy(UNCACHED)])
     yardstick = hp.name if hp in contestants else bindfs.name
     with context.all_mounted(contestants, tree) as places:
@@ -95,7 +94,7 @@ def _rows(taken: Samples, under_load: Samples, yardstick: str) -> Iterator[Measu
             unit,
             {base: quiet.get(base, []), JUDGED: busy},
             base,
-            # At most 1.3 times as long; for a rate that is at least 1 / 1.3 of it.
+            # At most 1.3 times as long; for a rate: at least 1 / 1.3 of it.
             at_least(round(1 / 1.3, 2)) if what == MANY else at_most(1.3),
             {} if load is None else {f"{base} under load": load},
         )

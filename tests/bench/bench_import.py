@@ -1,8 +1,8 @@
-"""Import of real packages: warm for the second time, and cold on a fresh mount.
+"""`import`: imports real packages: warm for the second time, and cold on a fresh mount.
 
 CPU counts everything that the import costs the node: the importing processes (which includes the
 kernel's work on their behalf) and the daemon that served them. Cold means a mount made a moment ago
-over a source that is in the page cache, so that what is measured is the filesystem, not the disk.
+over a source that is in the page cache, so that the filesystem is measured, not the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.bench.packages import PackageSet, Touched, check_origin, import_once,
 from tests.bench.processes import cpu_seconds
 from tests.bench.results import JUDGED, Measure, Target, Unit, at_most
 
-# What the daemon does after the answer (readahead, eviction) belongs to the cold import's cost.
+# The daemon's work after the answer (readahead, eviction) belongs to the cold import's cost.
 SETTLE_S = 0.2
 REQUESTS = "requests that reached Python"
 UNITS: dict[str, Unit] = {"wall": "s", "CPU": "s", REQUESTS: "requests"}
@@ -105,7 +105,7 @@ class _ImportBench:
 
 
 def _requests(contestant: Contestant, mounted: Mounted) -> int | None:
-    # Only of the judged one: asking costs the warmth that is measured.
-    if isinstance(contestant, Copperfs) and contestant.name in (JUDGED, "pyfuse3"):
+    # Only for the judged one: the query costs the warmth that is measured.
+    if isinstance(contestant, Copperfs) and contestant.name == JUDGED:
         return contestant.handler_requests(mounted)
     return None

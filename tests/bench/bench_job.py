@@ -1,11 +1,14 @@
 """`job`: a whole job imports the same packages at once, from a loaded parallel filesystem.
 
 The source is the stand-in with its realistic defaults (1 ms a metadata operation). Every node is a
-client of its own: with copperfs the daemons read through the mount of the first, since all but the
-roots read nothing; directly, each process has a mount of the stand-in of its own; of the image each
-node mounts, with squashfuse_ll, the one that lies on its own mount of the stand-in. One process a
-node. Everything runs on the cores of one machine, so beside the wall time stands the CPU time of
-all that took part but the stand-in.
+separate client:
+
+- copperfs: the daemons read through the mount of the first, since all but the roots read nothing.
+- directly: each process has its own mount of the stand-in.
+- image: each node mounts, with squashfuse_ll, the image that lies on its own mount of the stand-in.
+
+There is one process a node. Everything runs on the cores of one machine, so beside the wall time
+stands the CPU time of all participants except the stand-in.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ IMAGE_FOR_TWO, FOR_TWO = "image, 2 nodes", "copperfs, 2 nodes"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one import on all nodes took."""
+    """The costs of one import on all nodes."""
 
     wall_s: float
     cpu_s: float
@@ -56,7 +59,7 @@ def run(context: Context) -> Iterator[Measure]:
 
 @contextlib.contextmanager
 def stand_in(tree: Path, clients: int) -> Iterator[StandIn]:
-    """A loaded parallel filesystem with so many clients, none of which has cached anything."""
+    """A loaded parallel filesystem with this many clients, none of which has cached anything."""
     with tempfile.TemporaryDirectory(prefix="copperfs-bench-pfs-") as base:
         places = [Path(base).resolve() / f"client{number}" for number in range(clients)]
         for place in places:
@@ -85,7 +88,7 @@ def _ways(context: Context, packages: PackageSet) -> Iterator[Measure]:
         IMAGE: lambda: _from_image(packages, image, NODES),
         JUDGED: lambda: _through_copperfs(packages, NODES),
         ALONE: lambda: _through_copperfs(packages, 1),
-        # As many as this machine has cores: so it is not computing time that decides.
+        # Two nodes, as many as this machine has cores: so computing time does not decide.
         IMAGE_FOR_TWO: lambda: _from_image(packages, image, 2),
         FOR_TWO: lambda: _through_copperfs(packages, 2),
     }
@@ -168,7 +171,7 @@ def _image(cache: Path, packages: PackageSet) -> Path:
 
 
 def _counts(context: Context, packages: PackageSet) -> Iterator[Measure]:
-    """The same import by 1 to 32 nodes: what the source is asked is always the same."""
+    """The same import by 1 to 32 nodes: the source always gets the same operations."""
     asked: dict[str, list[float]] = {}
     for nodes in COUNTS:
         context.progress(f"job, operations at the source, {nodes} nodes")

@@ -1,7 +1,8 @@
-"""`memory`: what the daemon holds after one import, against the bytes that it had to hold.
+"""`memory`: the daemon's memory after one import, against the bytes that it had to hold.
 
-Pss of the daemon's processes (shared pages by their share); the kernel's page cache is not in it.
-The budget of issue 2: 1.3 times the bytes of the opened files up to `--tree-max`, plus 60 MiB.
+It is the Pss of the daemon's processes (shared pages by their share), without the kernel's page
+cache. The budget of issue 2: 1.3 times the bytes of the opened files up to `--tree-max`, plus 60
+MiB.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""`owners-die`: FT-Cache's experiment. Nodes are killed while a training reads its dataset.
+"""`owners-die`: FT-Cache's experiment, which kills nodes while a training reads its dataset.
 
-Sixteen nodes, two readers on each. After the first epoch, which fills the tier, five pairs of
-epochs follow: in the first of a pair a node is killed (-9) when a part of the files, drawn at
-random, has been read, and what it had still to read goes to the others; the second one is calm.
-The same is done without any failure, and with the lost chunks read from the source by each reader
-anew (`--on-failure source`, FT-Cache's other mode). As it is a training, a reader computes for a
-while after each file, as long for each byte; so a node that is gone takes its computing with it,
-and the other nodes need N/(N-1) times as long for an epoch. That, and nothing else, is allowed for:
-the time that is allowed for an epoch is that without failure, times the nodes that there were by
-those that there are, by the part of the files that was read with each.
+Sixteen nodes, two readers on each. The first epoch fills the tier; five pairs of epochs follow. In
+the first of a pair a node is killed (-9) when a randomly drawn part of the files has been read, and
+the others read its remaining files; the second one is calm. The bench repeats this without a
+failure, and in FT-Cache's other mode (`--on-failure source`), in which each reader reads the lost
+chunks from the source again. As in a training, a reader computes after each file, for a time
+proportional to its bytes. A dead node takes its computing with it, so the other nodes need N/(N-1)
+times as long for an epoch. Only that is allowed for: the time allowed for an epoch is that without
+failure, times the former number of nodes by the present one, weighted by the part of the files that
+was read with each.
 
-What was lost is asked of the nodes before each kill (`copperfs ring`), and what the source read
-afterwards is compared with it, file by file: each lost byte once, and no other one. (A lost chunk
-that its reader had in its own memory is not read again in that epoch, but in a later one.) Before
-each epoch the pages of the source's mount and of all chunks are dropped.
+Before each kill, the nodes tell what would be lost (`copperfs ring`). The later reads of the source
+are compared with that, file by file: each lost byte once, and no other one. (A lost chunk that its
+reader had in its own memory is not read again in that epoch, but in a later one.) Before each epoch
+the pages of the source's mount and of all chunks are dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from copperfs.fuse.ioctl import Request, ask_mount
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from tests.bench.bench_dataset import checked, ready, training
 from tests.bench.dataset import DataFile, Dataset, Fall, make_dataset, read_epoch
 from tests.bench.lab import Context
@@ -36,18 +36,18 @@ from tests.bench.results import JUDGED, Measure, at_most
 NODES, FALLS = 16, 5
 FILES_MAX = 512
 BYTES_PER_S = 10e6
-"""That a reader computes; 320 MB/s for all 32."""
+"""The rate at which a reader computes; 320 MB/s for all 32."""
 SEED = 3
 CALM, AGAIN = "no failure", "lost from source"
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One that is to come."""
+    """The planned death of a node."""
 
     node: int
     part: float
-    """Of the files of its epoch that will have been read."""
+    """The part of the files of its epoch that will have been read."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Trained:
     source_bytes: list[int] = field(default_factory=list)
     lost_bytes: int = 0
     read_again_bytes: int = 0
-    """Of what was lost, each byte once for each loss."""
+    """Lost bytes that were read again, each once for each loss."""
     not_again_bytes: int = 0
     """Lost, and not read again by the end."""
     too_often_bytes: int = 0
@@ -91,7 +91,7 @@ def draw() -> list[Death]:
 
 
 def allowed_factors(deaths: list[Death]) -> list[float]:
-    """For each epoch, by how much longer it may take than without failure."""
+    """For each epoch, the allowed factor over the time without failure."""
     factors = [1.0]
     for gone, death in enumerate(deaths):
         before, after = NODES / (NODES - gone), NODES / (NODES - gone - 1)
@@ -146,7 +146,7 @@ def train(context: Context, dataset: Dataset, name: str, deaths: list[Death]) ->
                 asked = next(mount for node, mount in mounts.items() if node != death.node)
                 lost = lost_with(asked, dataset, death.node)
                 done.lost_bytes += lost.total()
-                missing |= lost  # what is still missing from before is not there to be lost
+                missing |= lost  # what is still missing from before cannot be lost
                 standing.reset_counts()
                 after = round(death.part * len(dataset.files))
                 fall = Fall(death.node, job.pids[death.node], after)
@@ -183,7 +183,7 @@ def lost_with(mount: Path, dataset: Dataset, node: int) -> Counter[str]:
 
 def owners_of(mount: Path, file: DataFile) -> tuple[list[int], int]:
     """The node that owns each chunk of a file, as *mount* believes, and the size of chunks."""
-    answer: Any = ask_mount(str(mount), Request.RING, json.dumps({"path": file.name}).encode())
+    answer: Any = ask_mount(str(mount), IoctlRequest.RING, json.dumps({"path": file.name}).encode())
     owners: list[int] = []
     for each in answer["ranges"]:
         owners += [each["number"]] * (each["last"] - each["first"] + 1)

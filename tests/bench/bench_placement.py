@@ -1,6 +1,6 @@
-"""`placement`: building a ring and finding owners, beside rendezvous hashing; CPU time.
+"""`placement`: builds a ring and finds owners, beside rendezvous hashing; CPU time.
 
-The largest job that issue 5 names, and the paper's. No filesystem takes part.
+The sizes are the largest job that issue 5 names, and the paper's. No filesystem takes part.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Set
 
-from copperfs.core.placement import NOBODY, Placement, chunk_key
-from copperfs.core.rendezvous_hashing import RendezvousHashing
-from copperfs.core.ring import Ring
-from copperfs.types import NodeId, Path, Version
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.routing.hash_ring import Ring
+from copperfs.node.routing.placement import NOBODY, Placement, chunk_key
+from copperfs.node.routing.rendezvous_hashing import RendezvousHashing
 from tests.bench.lab import Context
 from tests.bench.results import JUDGED, Measure, Target, Unit, at_most
 

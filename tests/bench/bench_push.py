@@ -1,9 +1,10 @@
-"""`push`: a working set on all nodes of a job: asked for file by file, and pushed down.
+"""`push`: a working set reaches all nodes of a job: requested file by file, and pushed down.
 
 The set has the shape of the paper's for torch: 728 files of together 36.3 MB, with the sizes of a
-recorded import. 31 real daemons with real mounts on this machine. Asked for: `cat` of every file on
-every mount at the same time, from the first request to the last byte. Pushed: `copperfs warmup` on
-a leaf, until every node has said that it holds everything. Both begin with empty memories.
+recorded import. 31 real daemons with real mounts run on this machine. Requested: `cat` of every
+file on every mount at the same time, from the first request to the last byte. Pushed: `copperfs
+warmup` on a leaf, until every node has reported that it holds everything. Both begin with empty
+memories.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def run(context: Context) -> Iterator[Measure]:
 
 
 def pull(job: Cluster) -> float:
-    """Every node asks for every file, one after the other, all nodes at the same time."""
+    """Every node requests every file, one after the other, all nodes at the same time."""
     start = time.monotonic()
     readers = [
         subprocess.Popen(
@@ -73,7 +74,8 @@ def push(job: Cluster) -> float:
 
 
 def working_set(tree: Path) -> Path:
-    """As many files as in the paper, with the sizes of a recorded import scaled to its total."""
+    """Makes as many files as in the paper, with the sizes of a recorded import scaled
+    to its total."""
     sizes: dict[str, int] = {}
     if not TRACE.exists():
         raise CannotMeasureError(f"{TRACE} is not there")

@@ -2,15 +2,15 @@
 
 The large file is in the page cache of the source, so the first read measures the way through the
 daemon and the second the kernel's own cache. The slow source is the stand-in of `tests/standin`
-with 20 ms for every operation and every read of up to 1 MiB: what counts there is how many reads
-the filesystem has under way, for each stream and for all.
+with 20 ms for every operation and every read of up to 1 MiB. What counts there is how many reads
+the filesystem keeps in flight, for each stream and for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.bench.contestants import Bind, Bindfs, Contestant, copperfs, plain_pyfuse3, standard
+from tests.bench.contestants import Bind, Bindfs, Contestant, copperfs, standard
 from tests.bench.lab import Context, make_file
 from tests.bench.results import MIB, Bound, Measure, Target, at_least
 from tests.standin import StandIn
@@ -43,7 +43,7 @@ def _one_file(context: Context) -> Iterator[Measure]:
     taken = context.interleave(label, context.taking_part(standard(context.cache)), sample)
     targets = {
         first: Target((Bound("at least", 0.5), Bound("at least", 1e9, "value"))),
-        second: at_least(0.95),  # "equal", less what two runs differ by
+        second: at_least(0.95),  # "equal", less the difference of two runs
     }
     for what, by_contestant in taken.items():
         yield Measure(
@@ -59,7 +59,7 @@ def _slow_streams(context: Context) -> Iterator[Measure]:
     # No squashfuse: an image on the slow source would be a different source.
     # bindfs with threads: with one it reads 128 KiB in 20 ms, 6 MiB/s, whatever the streams.
     bindfs = Bindfs(threads=True)
-    contestants = context.taking_part([Bind(), bindfs, plain_pyfuse3(), copperfs()])
+    contestants = context.taking_part([Bind(), bindfs, copperfs()])
     with StandIn(tree, per_op_s=LATENCY_S, per_read_s=LATENCY_S) as slow:
 
         def sample(contestant: Contestant) -> dict[str, float]:

@@ -1,10 +1,11 @@
-"""`simulated`: how long real daemons on this machine take, and simulated ones with its costs.
+"""`simulated`: compares the times of real daemons on this machine with those of simulated ones with
+its costs.
 
 The job is that of ``tests/cluster/test_simulated.py``, which holds both to the same messages: nodes
 read the same files one after the other, each in the opposite order of its parent. So at any moment
-one chain of daemons is at work, each waiting for the next, and two cores are enough for all. Costs
-are measured beforehand by ``copperfs sim calibrate``. Times are from the first node's first file to
-the last node's last one, in a job that is started anew each time.
+one chain of daemons works, each waiting for the next, and two cores are enough for all. ``copperfs
+sim calibrate`` measures the costs beforehand. Times are from the first node's first file to the
+last node's last one, in a job that is started anew each time.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from copperfs.core.seats import depth_of
-from copperfs.core.trail import STEP_MAX
-from copperfs.sim.costs import Costs, costs_of
-from copperfs.sim.program import Plan, Program
-from copperfs.sim.workload import Want, Workload
-from copperfs.sim.world import MIB, Job, World
-from copperfs.types import Path as SourcePath
+from copperfs.lab.sim.costs import Costs, costs_of
+from copperfs.lab.sim.program import Program, ProgramPlan
+from copperfs.lab.sim.workload import Want, Workload
+from copperfs.lab.sim.world import MIB, Job, World
+from copperfs.model.types import Path as SourcePath
+from copperfs.node.prefetch.access_history import STEP_MAX
+from copperfs.node.routing.kary_tree import depth_of
 from tests.bench.cluster import cluster, copperfs
 from tests.bench.lab import Context
 from tests.bench.results import JUDGED, Bound, Measure, Target
@@ -82,7 +83,7 @@ def _simulated(nodes: int, files: dict[str, int], costs: Costs) -> float:
     for path, size in paths.items():
         world.source.add(path, size)
     wants, number = _wants(files)
-    plan = Plan(Workload("one after the other", paths, wants, 0.0), world.source, costs.node)
+    plan = ProgramPlan(Workload("one after the other", paths, wants, 0.0), world.source, costs.node)
     world.start()
     began = world.clock.now
     over: list[Program] = []
@@ -102,7 +103,7 @@ def _simulated(nodes: int, files: dict[str, int], costs: Costs) -> float:
 
 
 def _wants(files: dict[str, int]) -> tuple[list[Want], dict[str, int]]:
-    """All that is to be there, and the number of each."""
+    """All files, and the number of each."""
     wants, number = [Want(SourcePath(b""))], {"": 0}
     for name, size in files.items():
         directory = name.rpartition("/")[0]

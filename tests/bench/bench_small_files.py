@@ -3,10 +3,10 @@
 20,000 files of 20 KiB, four nodes, two readers on each, three epochs in each of which a node reads
 other files; the source is the stand-in at 1 ms for each operation. Below `--ring` each file is one
 chunk and has an owner; otherwise it is a file like any other, which the root reads. Time and CPU
-time of the daemons are for each file; so are the messages that the nodes sent each other.
+time of the daemons are for each file; so are the messages between the nodes.
 
-What one exchange for many files could save at the most shows in a job of two nodes, one of which
-owns everything, and one reader: on the other one each file is asked for, on the owner none is.
+A job of two nodes, one of which owns everything, with one reader, bounds what one exchange for many
+files could save: on the other node each file takes a request, on the owner none does.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _train(dataset: Dataset, name: str) -> Iterator[dict[str, float]]:
 
 
 def _one_reader(dataset: Dataset) -> dict[str, dict[str, float]]:
-    """On the owner, and on a node that has to ask it, after all was read once."""
+    """On the owner, and on a node that has to ask it, after everything was read once."""
     taken: dict[str, dict[str, float]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="copperfs-bench-") as base,

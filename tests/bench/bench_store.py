@@ -1,9 +1,9 @@
-"""`store`: chunks of 1 MiB out of the store into blobs, beside one file of the same bytes.
+"""`store`: reads chunks of 1 MiB from the store into blobs, beside one file of the same bytes.
 
 The yardstick reads the file as fast as one thread can, MiB by MiB into the same buffer. The store
-opens a file for each chunk, reads it into fresh memory and checks its digest, several at a time. In
-between stands what one thread takes to do the latter two with the one file. Warm: from the page
-cache of the kernel; cold: after that was dropped (`POSIX_FADV_DONTNEED`), so from the disk.
+opens a file for each chunk, reads it into fresh memory and checks its digest, several at a time. A
+third measure has one thread do the latter two with the one file. Warm: from the page cache of the
+kernel; cold: after that was dropped (`POSIX_FADV_DONTNEED`), so from the disk.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path as FilePath
 
 import trio
 
-from copperfs.blob import new_blob
-from copperfs.store.contract import Chunk
-from copperfs.store.disk import DiskLimits, DiskStore, open_store
-from copperfs.types import ChunkKey, Path, Version
+from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
+from copperfs.chunkstore.store import Chunk
+from copperfs.model.types import ChunkKey, Path, Version
+from copperfs.native.blob import new_blob
 from copperfs.wire.payload import digest
 from tests.bench.lab import Context, make_file
 from tests.bench.results import JUDGED, MIB, Measure, at_least
 
 CHUNKS = 2048
 AT_A_TIME = (1, 4, 8)
-"""Readers: as many chunks are asked for as there are threads; 4 is the default."""
+"""Readers: as many chunks are requested at once as there are threads; 4 is the default."""
 DIRECT, BLOBS = "one file", "one file, blobs"
 
 
@@ -89,11 +89,11 @@ async def fill(place: FilePath, file: FilePath) -> None:
             assert store.statistics().held_chunks == CHUNKS
     finally:
         os.close(fd)
-    os.sync()  # what is dirty is not dropped
+    os.sync()  # dirty pages are not dropped
 
 
 def prepare(state: str, file: FilePath, place: FilePath) -> None:
-    """All of both in the page cache, or nothing of either."""
+    """Put all of both into the page cache, or drop all of both."""
     for each in (file, *place.glob("chunks/*/*")):
         fd = os.open(each, os.O_RDONLY)
         try:

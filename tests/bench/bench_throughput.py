@@ -1,10 +1,12 @@
 """`throughput`: one reader, one file of 2 GiB, through the data tier.
 
-From the disk of the node: a mount of its own with nothing in the tier's memory that is worth
-mentioning, beside the same loop on the file itself, on the same disk. The pages of the file, of the
-chunks and of the mount are dropped before each. From a peer's memory: a job of two nodes, of which
-the one that is read on keeps nothing, so the other one owns all chunks, and has them in its memory;
-all over the loopback. Both with chunks of 1 MiB (the default) and of 256 KiB.
+- From the disk of the node: a separate mount with almost nothing in the tier's memory, beside the
+  same loop on the file itself, on the same disk. The pages of the file, of the chunks and of the
+  mount are dropped before each.
+- From a peer's memory: a job of two nodes over the loopback. The node that reads keeps nothing, so
+  the other one owns all chunks, and has them in its memory.
+
+Both run with chunks of 1 MiB (the default) and of 256 KiB.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A mount whose tier has the file, and who works for it."""
+    """A mount whose tier has the file, and the processes that work for it."""
 
     mounted: Path
     pids: list[int]

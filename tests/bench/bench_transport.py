@@ -1,8 +1,8 @@
 """`tree`: from a leaf to the root and back, through a tree of 31 processes on this machine.
 
-Fan-out 2, depth 4: four hops up with a request, four down with what was asked for, in parts of
-1 MiB. Beside it blocking ZeroMQ sockets in a tree of the same shape, at the same time, with CURVE
-and without. Only the transport: every node passes on, none keeps anything.
+Fan-out 2, depth 4: four hops up with a request, four down with the reply, in parts of 1 MiB. Beside
+it run blocking ZeroMQ sockets in a tree of the same shape, at the same time, with CURVE and
+without. It measures only the transport: every node forwards, none caches anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import zmq
 
-from copperfs.roster import Member, Roster
+from copperfs.model.roster import Member, Roster
 from tests.bench.lab import FAILURES, Context
 from tests.bench.processes import CannotMeasureError, end
 from tests.bench.results import JUDGED, MIB, Measure, Target, at_most
@@ -66,7 +66,7 @@ def run(context: Context) -> Iterator[Measure]:
 
 @contextlib.contextmanager
 def tree(program: str, curve: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """All nodes as processes; the last one, a leaf at depth 4, is the one to ask."""
+    """All nodes as processes; the last one, a leaf at depth 4, sends the requests."""
     with contextlib.ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))

@@ -1,4 +1,4 @@
-"""Building `client.c` and running it."""
+"""Builds `client.c` and runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Client:
             partial.rename(self._program)
 
     def run(self, *arguments: object) -> float:
-        """One measurement; the number that the client printed."""
+        """One measurement; returns the number that the client printed."""
         try:
             done = subprocess.run(
                 [str(self._program), *map(str, arguments)],

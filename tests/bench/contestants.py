@@ -1,4 +1,4 @@
-"""The filesystems that are compared, and how each of them shows a tree.
+"""Contestants: the filesystems that are compared, and how each of them shows a tree.
 
 Each contestant mounts a source directory read-only for the length of a `with` block and says which
 processes serve it. FUSE daemons run in the foreground, so that their pids are known and none of
@@ -37,7 +37,7 @@ class Mounted:
 
 
 class Contestant(abc.ABC):
-    """One way to see a directory."""
+    """A filesystem that can show a tree."""
 
     name: str
 
@@ -96,7 +96,7 @@ class FuseProgram(Contestant):
 
 
 class Bindfs(FuseProgram):
-    """As it comes, with one thread and a second of kernel caching, unless told otherwise."""
+    """With its defaults, with one thread and a second of kernel caching, unless told otherwise."""
 
     def __init__(self, *, kernel_cache: bool = True, threads: bool = False) -> None:
         super().__init__("bindfs" if kernel_cache else "bindfs, uncached", "bindfs")
@@ -167,8 +167,12 @@ class PassthroughHp(FuseProgram):
         return [self.program, "--nocache", "--foreground", str(source), str(path)]
 
 
+BUSY = Path(__file__).parent / "busy"
+"""The directory of the sitecustomize.py that computes in the daemon."""
+
+
 class Copperfs(FuseProgram):
-    """copperfs itself, in one of its arrangements."""
+    """copperfs itself, in one of its configurations."""
 
     def __init__(self, name: str, *mount_flags: str, env: Mapping[str, str] | None = None) -> None:
         beside = Path(sys.executable).parent / "copperfs"
@@ -184,7 +188,7 @@ class Copperfs(FuseProgram):
         return self._env
 
     def handler_requests(self, mounted: Mounted) -> int | None:
-        """How many requests have reached Python so far; None when it does not say."""
+        """How many requests have reached Python so far; None when it does not report it."""
         try:
             done = subprocess.run(
                 [self.program, "stats", str(mounted.path), "--json"],
@@ -205,19 +209,15 @@ def _warm(file: Path) -> None:
             pass
 
 
-def plain_pyfuse3(*more: str) -> Copperfs:
-    return Copperfs("pyfuse3", "--front-threads", "0", *more)
-
-
 def copperfs(*more: str) -> Copperfs:
     return Copperfs("copperfs", *more)
 
 
 def copperfs_busy(*more: str) -> Copperfs:
     """With a thread of the daemon's Python that computes all the time."""
-    return Copperfs("copperfs, busy", *more, env={"COPPERFS_BENCH_BUSY": "1"})
+    return Copperfs("copperfs, busy", *more, env={"PYTHONPATH": str(BUSY)})
 
 
 def standard(cache: Path) -> list[Contestant]:
-    """Those that every benchmark of ordinary use compares, the yardstick first."""
-    return [Bind(), Bindfs(), Squashfuse(cache / "images"), plain_pyfuse3(), copperfs()]
+    """The contestants of every benchmark of ordinary use, the yardstick first."""
+    return [Bind(), Bindfs(), Squashfuse(cache / "images"), copperfs()]

@@ -1,18 +1,18 @@
-"""A dataset of many files, and a training that reads all of it, shuffled, in each epoch.
+"""Dataset of many files, and a training that reads all of it, shuffled, in each epoch.
 
-The sizes of the files are spread evenly over their logarithms. What is in them is cut from one pool
-of random bytes, at another place for each file, and every file is judged by its digest whenever it
-is read: a wrong byte, or a chunk in the place of another one, is an error like a read that fails.
+The sizes of the files are spread evenly over their logarithms. One pool of random bytes has the
+content of all files, each cut at a different position. Every read of a file is judged by its
+digest: a wrong byte, or a chunk that stands where another belongs, is an error like a failed read.
 
-An *epoch* deals all files out to the nodes that live, so that each node reads another part in each
-of as many epochs as there are nodes, and in another order. Each node has some threads that read
-their files from its mount, one after the other, in reads of 1 MiB. What is done by way of a mount
-is in the kernel's page cache afterwards; all nodes of one machine share that, so a reader gives the
-pages of a file back when it has read it, or the second epoch would be served by the kernel and not
-by what is measured.
+An *epoch* deals all files out to the live nodes. Each node reads another part in each of as many
+epochs as there are nodes, and in another order. Some threads on each node read its files from its
+mount, one after the other, in reads of 1 MiB. A file that is read through a mount is in the
+kernel's page cache afterwards, which all nodes of one machine share. A reader therefore drops the
+pages of a file when it has read it, or the kernel would serve the second epoch instead of the
+measured system.
 
-Nodes may be killed while an epoch runs (``Fall``). What a killed node had still to read, and what
-it was reading, the others read. An error counts if the node that said it lives.
+Nodes may be killed while an epoch runs (``Fall``). The others read what a killed node had still to
+read, and what it was reading. An error counts if the node that returned it is alive.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Dataset:
 def make_dataset(
     directory: Path, count: int, smallest: int = 256 * KIB, largest: int = 8 * MIB, seed: int = 1
 ) -> Dataset:
-    """Make it, or find it as it was made; in some directories, as datasets are."""
+    """Make the dataset, or find it as it was made; in some directories, as datasets are."""
     tree, index = directory / "data", directory / "index.json"
     wanted = {"count": count, "smallest": smallest, "largest": largest, "seed": seed}
     if index.exists():
@@ -89,7 +89,7 @@ def make_dataset(
 
 
 def give_back(path: Path) -> None:
-    """Have the kernel forget the pages of this file, as far as they are clean."""
+    """Have the kernel drop the pages of this file, as far as they are clean."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -98,7 +98,7 @@ def give_back(path: Path) -> None:
 
 
 def give_back_all(*directories: Path) -> None:
-    """All files below these, with what is dirty written first."""
+    """Drop the pages of all files below these, and write what is dirty first."""
     os.sync()
     for directory in directories:
         for above, _, names in os.walk(directory):
@@ -111,7 +111,7 @@ def give_back_all(*directories: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A node that is killed when so many files of the epoch have been read."""
+    """A node that is killed when this many files of the epoch have been read."""
 
     node: int
     pid: int
@@ -120,17 +120,17 @@ class Fall:
 
 @dataclass(slots=True)
 class Read:
-    """What an epoch took."""
+    """The durations of an epoch."""
 
     wall_s: float
     read_bytes: int
     errors: list[str]
     slowest_s: float
-    """The longest that opening and reading one file took."""
+    """The longest time for opening and reading one file."""
 
 
 def deal(dataset: Dataset, nodes: Sequence[int], epoch: int) -> dict[int, list[DataFile]]:
-    """Which node reads which files, in which order."""
+    """The files of each node, in its order."""
     files = list(dataset.files)
     random.Random("parts").shuffle(files)
     parts: dict[int, list[DataFile]] = {node: [] for node in nodes}
@@ -151,8 +151,8 @@ def read_epoch(
     keep_pages: bool = False,
     fall: Fall | None = None,
 ) -> Read:
-    """All files once, by the nodes that live; with *bytes_per_s* each reader computes for as long
-    as it takes at that rate after each file, as a training does."""
+    """Read all files once, by the live nodes; with *bytes_per_s* each reader computes after each
+    file for as long as that rate takes for it, as a training does."""
     nodes = sorted(mounts)
     epoch = _Epoch(dict(mounts), bytes_per_s, keep_pages, fall)
     for node, part in deal(dataset, nodes, number).items():
@@ -189,7 +189,7 @@ class _Epoch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def deal_what_is_left(self, living: Sequence[int]) -> None:
-        """What dead nodes had still to read, to the others."""
+        """Deal out to the others what dead nodes had still to read."""
         left = [file for node in self.dead for file in self.parts.pop(node, ())]
         for position, file in enumerate(left):
             node = living[position % len(living)]

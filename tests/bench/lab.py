@@ -1,8 +1,8 @@
-"""What every benchmark is given, and the one rule of measuring: interleave.
+"""Lab: the context of every benchmark, and the one rule of measuring: interleave.
 
-A round takes one sample from every contestant before the next round starts, so that whatever else
-happens on the machine meets all of them. A contestant that fails is noted and left out from then
-on; the others go on.
+A round takes one sample from every contestant before the next round starts, so that other load on
+the machine meets all of them. A contestant that fails is noted and left out from then on; the
+others continue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Context:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Something the reader of the numbers has to know; said once."""
+        """A note that the reader of the numbers has to know; said once."""
         if text not in self.notes:
             self.notes.append(text)
             self.console.print(f"note: {text}", style="yellow", markup=False)
@@ -52,7 +52,7 @@ class Context:
         self.console.print(f"{time.strftime('%H:%M:%S')} {text}", style="dim", markup=False)
 
     def taking_part(self, candidates: Sequence[Contestant]) -> list[Contestant]:
-        """Those that are wanted and to be had here."""
+        """The contestants that are wanted and available here."""
         present = []
         for contestant in candidates:
             if self.wanted and contestant.name.split(",")[0] not in self.wanted:

@@ -1,15 +1,15 @@
-"""What `owners-die` measured as a picture: each epoch's time, beside FT-Cache's Figure 6(a)."""
+"""Picture of `owners-die`: each epoch's time, beside FT-Cache's Figure 6(a)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from copperfs.sim.svg import Bars, bar_chart
+from copperfs.lab.sim.svg_charts import Bars, bar_chart
 
 
 def picture(walls: Mapping[str, Sequence[Sequence[float]]], about: str) -> str:
-    """Bars for the epochs (the medians of what was measured of each), a colour for each way."""
+    """Bars for the epochs (the medians of the samples of each), a colour for each way."""
     epochs = range(len(next(iter(walls.values()))))
     return bar_chart(
         Bars(

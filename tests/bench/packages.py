@@ -1,4 +1,4 @@
-"""The Python packages that the import benchmarks import, and how they are imported.
+"""Packages that the import benchmarks import, and how they are imported.
 
 A tree is installed once with `pip install --target` into the cache, or an existing one is named
 with `--packages` and `--torch`. Its `.pyc` files are compiled beforehand, since nothing can be
@@ -29,7 +29,7 @@ TORCH_STATEMENT = "import torch"
 
 @dataclass(frozen=True, slots=True)
 class PackageSet:
-    """A tree of installed packages and what is imported from it."""
+    """A tree of installed packages and the modules that are imported from it."""
 
     name: str
     tree: Path
@@ -38,7 +38,7 @@ class PackageSet:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What some importing processes took together."""
+    """The costs of some importing processes together."""
 
     wall_s: float
     cpu_s: float
@@ -46,14 +46,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """What one import asks for: the least that any filesystem has to fetch."""
+    """The files of one import: the least that any filesystem has to fetch."""
 
     directories: frozenset[str]
     file_bytes: dict[str, int]
 
 
 def find(cache: Path, scientific: Path | None, torch: Path | None) -> tuple[list[PackageSet], str]:
-    """The sets to be had, installing the first if need be; and a note when torch is not there."""
+    """The available sets, installing the first if need be; and a note when torch is missing."""
     tree = scientific or _installed(cache / "packages" / "scientific", SCIENTIFIC)
     sets = [PackageSet("scientific", tree.resolve(), SCIENTIFIC_STATEMENT)]
     note = ""
@@ -104,7 +104,7 @@ def interpreter() -> str:
 
 
 def import_once(mount: Path, statement: str, processes: int = 1) -> Usage:
-    """Start so many importing processes at once and wait for all of them."""
+    """Start this many importing processes at once and wait for all of them."""
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "HOME": "/nonexistent",
@@ -112,7 +112,7 @@ def import_once(mount: Path, statement: str, processes: int = 1) -> Usage:
         "PYTHONPATH": str(mount),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
-        # As ranks that share a node are run; otherwise each starts a thread per core.
+        # As launchers run ranks that share a node; otherwise each starts a thread per core.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
@@ -148,7 +148,7 @@ def import_once(mount: Path, statement: str, processes: int = 1) -> Usage:
 
 
 def check_origin(mount: Path, statement: str) -> None:
-    """Fail unless what is imported does come from the mount."""
+    """Fail unless the imported module does come from the mount."""
     check = f"{statement}; assert {_first(statement)}.__file__.startswith({str(mount)!r})"
     import_once(mount, check)
 
@@ -158,7 +158,7 @@ def _first(statement: str) -> str:
 
 
 def touched(packages: PackageSet) -> Touched:
-    """Find out what the import asks for, by importing through a filesystem that counts."""
+    """Find out which files the import reads, by importing through a filesystem that counts."""
     with StandIn(packages.tree) as counting:
         import_once(counting.mountpoint, packages.statement)
         counts = counting.counts()

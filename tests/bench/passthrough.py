@@ -1,9 +1,9 @@
-"""Fetching and building libfuse's `passthrough_hp`, the fastest FUSE pass-through that we know.
+"""Fetches and builds libfuse's `passthrough_hp`, the fastest FUSE pass-through that we know.
 
 No Debian package ships it built, but libfuse's source package has it, in exactly the version of the
-installed library. Nothing about where packages come from is written here: the machine's own apt
-sources are copied, with "deb" turned to "deb-src", into a private apt configuration. Best effort:
-any step that fails leaves one sentence, and the benchmark falls back to bindfs.
+installed library. This module does not name an archive: it copies the machine's own apt sources,
+with "deb" turned to "deb-src", into a private apt configuration. Best effort: any step that fails
+leaves one sentence, and the benchmark falls back to bindfs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Pictures of what `make bench` has written: bars of ratios and times, a line for the tree.
+"""Plots what `make bench` has written: bars of ratios and times, a line for the tree.
 
     python -m tests.bench.plots build/bench.json... --out build/plots
 
-Each picture is of one benchmark, and made from what is in the JSON and from nothing else: medians,
-or their ratios to the yardstick of the same run. Below it stands when and on what it was measured.
-A benchmark that was not run, or of which nothing is left to show, gives no picture. Those in
-`docs/plots/` come from the JSON beside them, and a test makes them anew. Where that says `from`,
-the JSON of the run was not kept: it has the medians of the tables of that document, as of that day.
+Each picture shows one benchmark, and is made from the JSON alone: medians, or their ratios to the
+yardstick of the same run. Below it stands when and on what it was measured. A benchmark that was
+not run, or of which nothing is left to show, gives no picture. The pictures in `docs/plots/` come
+from the JSON beside them, and a test makes them anew. A `from` there says that the JSON of the run
+was not kept: it has the medians of the tables of that document, as of that day.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from copperfs.sim.svg import Bars, Chart, Line, bar_chart, line_chart
+from copperfs.lab.sim.svg_charts import Bars, Chart, ChartLine, bar_chart, line_chart
 from tests.bench.results import JUDGED
 
 Measured = Mapping[str, Any]
@@ -38,7 +38,7 @@ class Plot:
     left_out: tuple[str, ...] = ()
     """Contestants; the yardstick of ratios is a line at 1."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """What contestants are called, where their names do not say it."""
+    """The labels of contestants whose names do not tell what they are."""
 
     def draw(self, measures: Sequence[Measured], note: str) -> str | None:
         groups = {label: each for each in measures if (label := self.label(each["name"]))}
@@ -75,7 +75,7 @@ class Lines:
                 points.setdefault(line, []).append((_bytes(what), found["median"] * 1e3))
         if not points:
             return None
-        lines = [Line(name, of) for name, of in points.items()]
+        lines = [ChartLine(name, of) for name, of in points.items()]
         return line_chart(Chart(self.title, "bytes", "ms", lines, note))
 
 

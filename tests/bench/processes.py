@@ -1,4 +1,4 @@
-"""Mounts and processes: started, watched and always ended, by pid and by path only.
+"""Benchmark processes and mounts: started, watched and always ended, by pid and by path only.
 
 CPU time is read from the process's CPU clock (nanoseconds, threads that have ended included), not
 from `/proc/PID/stat`, whose ticks of 10 ms are coarse beside an import of 400 ms.
@@ -22,11 +22,11 @@ POLL_S = 0.005
 
 
 class CannotMeasureError(Exception):
-    """A contestant or a benchmark is not to be had here; the reason is for the reader."""
+    """A contestant or a benchmark is not available here; the reason is for the reader."""
 
 
 def is_mounted(path: Path) -> bool:
-    """By the kernel's table: a stat would hang where a filesystem hangs."""
+    """Whether it is mounted, by the kernel's table: a stat would hang where a filesystem hangs."""
     with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
             raw = line.split(b" ")[4]
@@ -37,7 +37,7 @@ def is_mounted(path: Path) -> bool:
 
 
 def unmount(path: Path) -> None:
-    """Take the mount away, politely first, then lazily."""
+    """Unmount, politely first, then lazily."""
     as_root = os.geteuid() == 0
     polite = ["umount", str(path)] if as_root else ["fusermount3", "-u", "--", str(path)]
     lazy = ["umount", "-l", str(path)] if as_root else ["fusermount3", "-uz", "--", str(path)]
@@ -82,7 +82,7 @@ def pss_bytes(pids: Sequence[int]) -> int:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that should be ending; past the deadline, insist."""
+    """Wait for a process that should be ending; past the deadline, kill it."""
     for insist in (None, signal.SIGTERM, signal.SIGKILL):
         if insist is not None:
             process.send_signal(insist)

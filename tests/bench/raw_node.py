@@ -1,7 +1,7 @@
-"""The yardstick of `tree`: blocking ZeroMQ sockets that pass frames up and down, and nothing else.
+"""Yardstick of `tree`: blocking ZeroMQ sockets that forward frames up and down.
 
-`python -m tests.bench.raw_node`, driven like `tests.net.process`. No digests, no checks, no
-envelopes of ours: what ZeroMQ itself takes, from Python.
+`python -m tests.bench.raw_node`, driven like `tests.net.process`. It has no digests, no checks, no
+envelopes of ours: it measures what ZeroMQ itself takes, from Python.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 
 import zmq
 
-from copperfs.core.messages import PART_BYTES
-from copperfs.roster import Roster
-from copperfs.types import NodeId
+from copperfs.model.roster import Roster
+from copperfs.model.types import NodeId
+from copperfs.node.peer.messages import PART_BYTES
 from tests.net.process import Spec
 
 

@@ -1,8 +1,8 @@
-"""What was measured: values, ratios, targets; as a table for people and as JSON for machines.
+"""Results of a run: values, ratios, targets; as a table and as JSON.
 
 A `Measure` is one row: the samples of every contestant for one question. Its ratio is median over
-median of the yardstick. A `Target` says what issue 2 asks of copperfs there; it is met when any of
-its bounds holds, and nothing depends on it but the mark in the last column.
+median of the yardstick. A `Target` is what issue 2 asks of copperfs there; it is met when any of
+its bounds holds, and only the mark in the last column depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 JUDGED = "copperfs"
-COLUMNS = ("bindfs", "squashfuse", "pyfuse3", JUDGED)
+COLUMNS = ("bindfs", "squashfuse", JUDGED)
 MIB = 1 << 20
 
 Unit = Literal["s", "ns", "bytes/s", "bytes", "1/s", "requests"]
@@ -114,7 +114,7 @@ class Measure:
 
 
 def shown(value: float, unit: Unit) -> str:
-    """A value for people: three digits and a handy unit."""
+    """A value for the table: three digits and a handy unit."""
     match unit:
         case "s":
             return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"

@@ -1,8 +1,9 @@
-"""One node that launches and mounts nothing: prints what it got, or the sentence why not.
+"""Launch without a mount: one node takes part in a launch and prints its result or its error.
 
     python -m tests.bootstrap.attend --rendezvous DIR --nodes 3 --node-name n1
 
-``--closed-mouth`` is a node that fails before it can take part, as one whose mount point is in use.
+``--closed-mouth`` makes the node fail before it can take part, as a node does whose mount point is
+in use.
 """
 
 import argparse
@@ -10,9 +11,9 @@ import json
 import os
 import sys
 
-from copperfs.bootstrap.launch import launch
 from copperfs.cli.options import add_option_flags, resolve_settings
-from copperfs.errors import CopperError, MountError
+from copperfs.launch.launch_method import launch
+from copperfs.model.errors import CopperError, MountError
 
 
 def main() -> int:

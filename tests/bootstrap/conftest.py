@@ -1,4 +1,4 @@
-"""Processes that are nodes, and end with their test."""
+"""Fixtures for node processes, which end with their test."""
 
 from collections.abc import Iterator
 

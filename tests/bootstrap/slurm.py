@@ -1,17 +1,18 @@
-"""A Slurm of its own for one test: munged, slurmctld and several slurmds, all on this machine.
+"""Slurm for one test: munged, slurmctld and several slurmds, all on this machine.
 
-Everything is below one directory, and ends with the ``with``. Steps are tracked by process groups
-(``proctrack/pgid``), so daemons that began a session of their own outlive their step, as they do at
-sites without cgroups; what cgroups end is said in docs/launching.md.
+Everything lies below one directory, and ends with the ``with``. Slurm tracks steps by process
+groups (``proctrack/pgid``), so a daemon that began a session of its own outlives its step, as at
+sites without cgroups; docs/launching.md says what cgroups end.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -48,21 +49,26 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def lacking() -> list[str]:
-    """What of Slurm is not installed here, or else is missing for one of our own."""
+    """The missing programs and conditions that a Slurm of our own needs."""
     found = [f"{each} is not installed" for each in PARTS if shutil.which(each, path=_PATH) is None]
     return found if os.geteuid() == 0 else [*found, "it needs root"]
 
 
 def free_ports(count: int) -> list[int]:
+    """Free ports. The kernel picks from other ports, above these, for sockets that ask for any
+    port."""
     with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
+        found: list[int] = []
+        while len(found) < count:
+            port = random.SystemRandom().randrange(20_000, 32_000)
+            with suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("", port))
+                found.append(port)
+        return found
 
 
 class Slurm:
-    """*nodes* nodes, ``s0`` and so on, from ``with`` until its end."""
+    """A cluster of *nodes* nodes, ``s0`` and so on, up within the ``with``."""
 
     def __init__(self, work: Path, nodes: int) -> None:
         self.work = work

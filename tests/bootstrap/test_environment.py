@@ -1,8 +1,8 @@
-"""What launchers set, and what is made of it.
+"""Launch environment: the variables that launchers set, and what copperfs derives from them.
 
-The samples of Open MPI, MPICH and Slurm were printed by ``mpiexec -n 2 env`` of the wheels (5.0.11,
-5.0.2) and Debian's packages (4.1.4, 4.0.2), and by users of Slurm in public; those of PALS are the
-variables of Cray's ``pals.h`` and of job scripts for Aurora; those of Flux are what flux-core's own
+``mpiexec -n 2 env`` printed the samples of Open MPI, MPICH and Slurm, of the wheels (5.0.11, 5.0.2)
+and Debian's packages (4.1.4, 4.0.2); users of Slurm published others. The samples of PALS are the
+variables of Cray's ``pals.h`` and of job scripts for Aurora. Those of Flux are what flux-core's own
 test of its shell expects, with its PMI.
 """
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.environment import (
+from copperfs.config.settings import Settings
+from copperfs.launch.launch_method import Alone, ByMpi, ByRendezvous, find_way
+from copperfs.launch.launcher_variables import (
     Companions,
     Surroundings,
     companions,
     look_around,
     without_mpi,
 )
-from copperfs.bootstrap.launch import Alone, ByMpi, ByRendezvous, find_way
-from copperfs.config import Settings
-from copperfs.errors import LaunchError
+from copperfs.model.errors import LaunchError
 
 OPEN_MPI_5 = {
     "OMPI_COMM_WORLD_RANK": "1",

@@ -1,32 +1,33 @@
-"""Launch by a file of names: nothing is exchanged, and all have the same roster."""
+"""Launch by a hostfile: nodes exchange nothing, and all have the same roster."""
 
 from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.hostfile import Host, parse_hostfile
-from copperfs.bootstrap.keys import write_key_file
-from copperfs.errors import LaunchError
+from copperfs.launch.curve_keys import write_key_file
+from copperfs.launch.hostfile import HostLine, parse_hostfile
+from copperfs.model.errors import LaunchError
 from tests.bootstrap.helpers import Nodes
+from tests.bootstrap.slurm import free_ports
 
 
 def test_lines_are_sets_with_a_port_of_their_own_or_the_common_one() -> None:
     text = "# all of them\n\nlogin  # first\nn[01-02]:5000\nn3.site:6\n"
     assert parse_hostfile(text, "f", 4711) == (
-        Host("login", 4711),
-        Host("n01", 5000),
-        Host("n02", 5000),
-        Host("n3.site", 6),
+        HostLine("login", 4711),
+        HostLine("n01", 5000),
+        HostLine("n02", 5000),
+        HostLine("n3.site", 6),
     )
 
 
 def test_a_line_may_say_how_large_the_tiers_of_its_nodes_are() -> None:
     text = "n[1-2]  tier=1.5TiB # new ones\nold:5000 tier=512MiB\nlogin tier=0\n"
     assert parse_hostfile(text, "f", 4711) == (
-        Host("n1", 4711, 3 << 39),
-        Host("n2", 4711, 3 << 39),
-        Host("old", 5000, 1 << 29),
-        Host("login", 4711, 0),
+        HostLine("n1", 4711, 3 << 39),
+        HostLine("n2", 4711, 3 << 39),
+        HostLine("old", 5000, 1 << 29),
+        HostLine("login", 4711, 0),
     )
 
 
@@ -51,11 +52,14 @@ def test_a_wrong_hostfile_is_told_with_its_line(text: str, sentence: str) -> Non
     assert str(caught.value).startswith(sentence)
 
 
+PORT = free_ports(1)[0]
+
+
 @pytest.fixture
 def hostfile(tmp_path: Path) -> Path:
     """Three nodes on this machine, on addresses of their own."""
     path = tmp_path / "hosts"
-    path.write_text("127.0.11.[1-3]:47113\n")
+    path.write_text(f"127.0.11.[1-3]:{PORT}\n")
     return path
 
 
@@ -90,7 +94,7 @@ def test_the_size_of_the_tiers_is_what_the_file_says_or_the_same_for_all(
     assert sizes() == [1, 1, 1]
     assert sizes("--tier-memory", "7G") == [1, 1, 1]
     assert sizes("--tier-memory", "0") == [0, 0, 0]
-    hostfile.write_text("127.0.11.[1-2]:47113 tier=1G\n127.0.11.3:47113 tier=0\n")
+    hostfile.write_text(f"127.0.11.[1-2]:{PORT} tier=1G\n127.0.11.3:{PORT} tier=0\n")
     assert sizes("--tier-memory", "0") == [1 << 30, 1 << 30, 0]
 
 
@@ -102,7 +106,7 @@ def test_another_secret_or_another_file_is_another_job(
         key = tmp_path / f"key-{name}"
         if not key.exists():
             write_key_file(str(key))
-        hostfile.write_text("127.0.11.[1-3]:47113\n" + more)
+        hostfile.write_text(f"127.0.11.[1-3]:{PORT}\n" + more)
         flags = ("--hostfile", hostfile, "--key-file", key, "--node-name", "127.0.11.1")
         jobs.add(nodes.start(*flags).ended().roster.job)
     assert len(jobs) == 3

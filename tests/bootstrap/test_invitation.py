@@ -1,4 +1,4 @@
-"""A node's address, socket and keys, and how they reach the daemon."""
+"""Node identity: a node's address, socket and keys, and how they reach the daemon."""
 
 import io
 import ipaddress
@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from copperfs import __version__
-from copperfs.bootstrap import address
-from copperfs.bootstrap.address import choose_address, endpoint_of, open_listener
-from copperfs.bootstrap.invitation import check, own_version
-from copperfs.bootstrap.keys import derive_pair, draw_pair, read_key_file, write_key_file
-from copperfs.bootstrap.launch import Launch, line_of
-from copperfs.bootstrap.mpi import Gathered, compose
-from copperfs.bootstrap.nodesets import expand, fold
 from copperfs.cli import main as cli
-from copperfs.errors import LaunchError
-from copperfs.roster import BadRoster, Member, Roster
-from copperfs.types import NodeId
+from copperfs.launch import listen_address as address
+from copperfs.launch.curve_keys import derive_pair, draw_pair, read_key_file, write_key_file
+from copperfs.launch.launch_method import Launch, line_of
+from copperfs.launch.listen_address import choose_address, endpoint_of, open_listener
+from copperfs.launch.mpi_launch import Gathered, compose
+from copperfs.launch.node_identity import check, own_version
+from copperfs.launch.node_sets import expand, fold
+from copperfs.model.errors import LaunchError
+from copperfs.model.roster import BadRoster, Member, Roster
+from copperfs.model.types import NodeId
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
@@ -58,7 +58,7 @@ def test_without_listen_the_loopback_address_is_the_last_resort(
     assert choose_address(None) == eth0
     name_means[:] = ["127.0.1.1", "198.51.100.7"]
     assert choose_address(None) == ib0
-    name_means[:] = ["192.0.2.200"]  # as an address of the machine before the last
+    name_means[:] = ["192.0.2.200"]  # a stale entry: this machine has no such address
     assert choose_address(None) == eth0
     del interfaces["eth0"]
     assert choose_address(None) == ib0
@@ -151,7 +151,7 @@ def test_a_group_of_nodes_runs_no_command() -> None:
     assert expand("@compute,n1", "here") == ("@compute", "n1")
 
 
-# ---- what ranks make of what they gathered -------------------------------------------------------
+# ---- ranks evaluate what they gathered -----------------------------------------------------------
 
 
 def gathered(rank: int, *messages: str) -> Gathered:

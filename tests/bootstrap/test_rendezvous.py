@@ -1,4 +1,6 @@
-"""Nodes that find each other in a directory: real processes, in any order, beside what crashed."""
+"""Rendezvous in a directory: real processes that start in any order, beside leftovers of
+crashes.
+"""
 
 import os
 import signal
@@ -8,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.rendezvous import LISTS_ONE_IN, Card, Meeting, _Party, _unranked, meet
-from copperfs.errors import LaunchError
-from copperfs.roster import Member
+from copperfs.launch.rendezvous import LISTS_ONE_IN, Card, Meeting, _Party, _unranked, meet
+from copperfs.model.errors import LaunchError
+from copperfs.model.roster import Member
 from tests.bootstrap.helpers import Node, Nodes, clean_environment
 from tests.mount.helpers import COPPERFS, eventually
 
@@ -19,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Not there yet."""
+    """A path that does not exist yet."""
     return tmp_path / "meet"
 
 
@@ -36,7 +38,7 @@ def start(nodes: Nodes, directory: Path, name: str, count: int, *flags: str, **e
 
 
 def cards(directory: Path, job: str = "job") -> list[str]:
-    """The names of those who wait."""
+    """The names of the nodes that wait."""
     members = directory / job / "members"
     found = os.listdir(members) if members.exists() else []
     return sorted(card.name for text in found if (card := Card.parse(text)))
@@ -128,7 +130,7 @@ def test_thirty_nodes_at_once(nodes: Nodes, directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-# ---- what an earlier start has left --------------------------------------------------------------
+# ---- leftovers of an earlier start ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("killed", ["n0", "n1"])
@@ -139,7 +141,7 @@ def test_a_node_that_crashed_and_starts_again_is_taken_as_it_is_now(
     wait_for(directory, killed)
     kill(left)
     others = [start(nodes, directory, name, 3) for name in ("n0", "n1", "n2") if name != killed]
-    # The roster with what was left may be there by now; nobody acknowledges it.
+    # The roster that includes the leftover may exist by now; no node acknowledges it.
     wait_for(directory, "n0", "n1", "n2")
     again = start(nodes, directory, killed, 3)
     now = again.ended()
@@ -153,7 +155,7 @@ def test_what_crashed_long_ago_is_not_waited_for(nodes: Nodes, directory: Path) 
     wait_for(directory, "a")
     kill(left)
     (card,) = (directory / "job" / "members").iterdir()
-    long_ago = card.stat().st_mtime - 400  # --launch-timeout and a minute, and some more
+    long_ago = card.stat().st_mtime - 400  # past --launch-timeout and a minute
     os.utime(card, (long_ago, long_ago))
     started = [start(nodes, directory, name, 2) for name in ("b", "c")]
     assert [each.name for each in started[0].ended().roster.members] == ["b", "c"]
@@ -197,7 +199,7 @@ def test_a_start_that_is_told_to_end_leaves_nothing(nodes: Nodes, directory: Pat
     assert list(directory.iterdir()) == []
 
 
-# ---- what goes wrong -----------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
 def test_who_is_missing_is_told_by_name_where_a_scheduler_knows(
@@ -229,7 +231,8 @@ def test_who_is_here_is_told_otherwise(nodes: Nodes, directory: Path) -> None:
 def test_who_is_led_does_not_list_all_members_each_time(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 2,000 nodes without ranks, all would have the filesystem list 2,000 names each second."""
+    """If each of 2,000 nodes without ranks listed them, the filesystem would list 2,000 names 2,000
+    times a second."""
     listed: list[Path] = []
 
     def counted(path: Path) -> list[str]:
@@ -243,19 +246,19 @@ def test_who_is_led_does_not_list_all_members_each_time(
     )
     follower._enter()
     leader._enter()
-    monkeypatch.setattr("copperfs.bootstrap.rendezvous._listed", counted)
+    monkeypatch.setattr("copperfs.launch.rendezvous._listed", counted)
     for _ in range(4 * LISTS_ONE_IN):
         assert follower._poll() is None
     assert listed.count(follower.members) <= 5
     listed.clear()
-    leader.leave()  # then it is looked who is the next
+    leader.leave()  # then the next leader is chosen
     assert follower._poll() is None
     assert listed.count(follower.members) == 1
     assert follower.leader is None
 
 
 def test_progress_is_told_while_waiting(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("copperfs.bootstrap.rendezvous.TELL_FIRST_S", 0.1)
+    monkeypatch.setattr("copperfs.launch.rendezvous.TELL_FIRST_S", 0.1)
     told: list[str] = []
     meeting = Meeting(str(directory), "job", 2, ("n0", "n1"), timeout_s=0.5)
     with pytest.raises(LaunchError, match=r"^waiting for 1 of 2 nodes: n1, after"):

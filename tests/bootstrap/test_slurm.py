@@ -52,7 +52,7 @@ class Step:
         return [self.work / f"m{rank}" for rank in range(NODES)]
 
     def exit_codes(self) -> list[int]:
-        """Of ``copperfs mount``, by rank, when all have ended."""
+        """The exit codes of ``copperfs mount``, by rank, once all have ended."""
         files = [self.work / f"ended{rank}" for rank in range(NODES)]
         eventually(
             lambda: all(each.exists() for each in files) or self.process.poll() is not None,
@@ -93,7 +93,7 @@ def test_srun_makes_one_job_of_its_nodes(slurm: Slurm, tmp_path: Path, way: str)
             assert names == ["n0", "n1", "n2"], "in the order of the ranks"
             pids.append(int(json.loads(copperfs("stats", "--json", mountpoint).stdout)["pid"]))
         assert step.end() == (0, "")
-        # No cgroup tracks the step, so the daemons, which are of no step, outlive it.
+        # No cgroup tracks the step, and the daemons belong to no step, so they outlive it.
         assert all(is_running(pid) for pid in pids)
         assert all(is_mounted(each) for each in step.mountpoints)
 
@@ -102,7 +102,7 @@ def test_srun_makes_one_job_of_its_nodes(slurm: Slurm, tmp_path: Path, way: str)
 def test_the_tasks_of_srun_share_a_mount_on_each_node(
     slurm: Slurm, tmp_path: Path, mpi: str
 ) -> None:
-    """Three nodes of two tasks; all are on this machine, so each is given a mount point."""
+    """Three nodes of two tasks, all on this machine, so each task gets a mount point."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source/file").write_text("content\n")
     run = [

@@ -1,12 +1,17 @@
-"""A real cluster that is hurt at random while applications read through it, and judged.
+"""Chaos test: hurts a real cluster at random while applications read through it, and judges it.
 
-``python -m tests.chaos --seed S`` (or ``make chaos SEED=S``) brings up a job of 16 nodes, each with
-a network of its own, over a source that counts what reaches it. For each seed a *schedule* is drawn
-(``schedule.py``): who is killed, stopped, cut off, given a bad cable or stuck, when, and how long.
-While it is carried out (``arena.py``), each node has a reader that compares every byte of 2,000
-files with what is known (``reader.py``, ``content.py``), and a program that imports a package. Then
-all is healed, and it is judged (``judge.py``): on nodes whose own daemon was there, no application
-may have seen an error, nobody anywhere a wrong byte, and the tree has to become whole again. How
-long reads stalled, and what was read from the source more than once, is reported (``report.py``)
-and decides nothing: it depends on the machine.
+``python -m tests.chaos --seed S`` (or ``make chaos SEED=S``) starts a job of 16 nodes. Each node
+has its own network, its own client of the source, and other differences (``mixture.py``). The
+source counts what reaches it. Each seed yields a *schedule* (``schedule.py``). It says which nodes
+are killed, stopped, cut off, given a lossy link or stuck, and which names and servers of the source
+are sick, when, and how long. While the schedule runs (``arena.py``, ``around.py``), a reader on
+each node compares every byte of 2,000 files with the known content (``reader.py``, ``content.py``),
+and a program imports a package. Then every fault is healed and the run is judged (``judge.py``):
+
+- No application saw an error, except that its own daemon was dead, or the error of a sick name.
+- No application on any node saw a wrong byte.
+- The tree became whole again.
+
+The report (``report.py``) also has how long reads stalled and what was read from the source more
+than once. Both depend on the machine and decide nothing.
 """

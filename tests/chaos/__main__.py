@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 
@@ -17,12 +20,15 @@ from rich.console import Console
 
 from tests.chaos.arena import Arena, Setup
 from tests.chaos.judge import Outcome, judge
+from tests.chaos.mixture import Environment, draw_environment
 from tests.chaos.report import complaints, line, show, write
 from tests.chaos.schedule import KINDS, Schedule, draw, parse
 from tests.conftest import daemons_with, mounts_below
 
-# In the environment of all that is started, so that what is left can be told from others' work.
+# Set in the environment of every process of the run, so that leftovers can be told from others'
+# work.
 RUN_VARIABLE = "COPPER_CHAOS_RUN"
+PREFIX = "copperfs-chaos-"
 
 
 def arguments() -> argparse.Namespace:
@@ -56,7 +62,13 @@ def arguments() -> argparse.Namespace:
         "--spare", nargs="+", type=int, default=[], metavar="NODE", help="never kill these"
     )
     parser.add_argument(
+        "--alike", action="store_true", help="nothing around the nodes is wrong: only faults"
+    )
+    parser.add_argument(
         "--replay", type=Path, metavar="FILE", help="carry out the schedule in FILE instead"
+    )
+    parser.add_argument(
+        "--until-found", action="store_true", help="end with the first schedule that is bad"
     )
     parser.add_argument("--show", action="store_true", help="print the schedules, and do nothing")
     parser.add_argument("--report", action="store_true", help="tables of stalls at the end")
@@ -84,9 +96,15 @@ def schedules(options: argparse.Namespace) -> list[Schedule]:
             length_s=options.length,
             kinds=options.kinds,
             spared=options.spare,
+            mixed_files=None if options.alike else options.files,
         )
         for seed in seeds
     ]
+
+
+def environment_of(schedule: Schedule) -> Environment | None:
+    number = schedule.environment
+    return None if number is None else draw_environment(number, schedule.nodes)
 
 
 def main() -> int:
@@ -96,6 +114,8 @@ def main() -> int:
     if options.show:
         for each in wanted:
             console.print(str(each), soft_wrap=True)
+            if (environment := environment_of(each)) is not None:
+                console.print(str(environment), soft_wrap=True)
         return 0
     os.environ[RUN_VARIABLE] = token = uuid.uuid4().hex
     flags = [f"--{each}" for each in options.mount]
@@ -109,26 +129,41 @@ def main() -> int:
     )
     outcomes: list[Outcome] = []
     bad = 0
-    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="copperfs-chaos-") as directory:
+    left: list[str] = []
+    with ended_by_sigterm(), ExitStack() as directories:
+        top = Path(directories.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))).resolve()
         try:
-            with Arena(Path(directory).resolve(), setup) as arena:
-                for schedule in wanted:
-                    console.print(str(schedule), soft_wrap=True)
-                    outcome = arena.carry_out(schedule)
-                    outcomes.append(outcome)
-                    verdict = judge(outcome)
-                    console.print(line(outcome, verdict), soft_wrap=True)
-                    for complaint in complaints(outcome, verdict):
-                        console.print(f"  {complaint}", soft_wrap=True)
-                    bad += not verdict.is_good
-                    if outcome.whole_s is None:
-                        console.print("what is not whole is not hurt again")
-                        break
+            # The environment around the nodes stays the same as long as they exist.
+            for _, together in groupby(wanted, lambda each: each.environment):
+                alike = list(together)
+                around = environment_of(alike[0])
+                if around is not None:
+                    console.print(str(around), soft_wrap=True)
+                place = top if alike[0] is wanted[0] else top / f"from-{alike[0].seed}"
+                place.mkdir(exist_ok=True)
+                with Arena(place, replace(setup, environment=around)) as arena:
+                    for schedule in alike:
+                        console.print(str(schedule), soft_wrap=True)
+                        outcome = arena.carry_out(schedule)
+                        outcomes.append(outcome)
+                        verdict = judge(outcome)
+                        console.print(line(outcome, verdict), soft_wrap=True)
+                        for complaint in complaints(outcome, verdict):
+                            console.print(f"  {complaint}", soft_wrap=True)
+                        bad += not verdict.is_good
+                        if bad and options.until_found:
+                            break
+                        if outcome.whole_s is None:
+                            console.print("what is not whole is not hurt again")
+                            break
+                shutil.rmtree(place / "source")
+                if (bad and options.until_found) or outcomes[-1].whole_s is None:
+                    break
         finally:
             left = [
                 f"process {pid}: {what}" for pid, what in daemons_with(token, RUN_VARIABLE).items()
             ]
-            left += [f"mount {each}" for each in mounts_below(Path(directory))]
+            left += [f"mount {each}" for each in mounts_below(top)]
             for thing in left:
                 console.print(f"LEFT BEHIND: {thing}")
             if options.json is not None:
@@ -141,7 +176,7 @@ def main() -> int:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """As by Ctrl-C, so that everything is cleaned up."""
+    """Act as on Ctrl-C, so that everything is cleaned up."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

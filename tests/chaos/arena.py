@@ -1,9 +1,10 @@
-"""The cluster that is hurt, what reads through it, and the carrying out of schedules.
+"""Arena: the cluster that is hurt, the applications that read through it, and the execution of
+schedules.
 
-One cluster serves many schedules. Each begins cold, by ``copperfs clear``, and ends with everything
-healed and all nodes heard of. Faults are done by the functions behind ``copperfs cluster``, in
-threads, so that a storm comes at once; what returns is started by the command itself, so that the
-daemon is no child of this process. Applications are processes of their own, which can be killed
+One cluster serves many schedules. Each schedule begins cold, by ``copperfs clear``, and ends with
+everything healed and a reply from every node. The functions behind ``copperfs cluster`` inject the
+faults, in threads, so that a storm hits at once. The command itself restarts killed nodes, so that
+the daemon is no child of this process. Applications are separate processes, which can be killed
 whatever their mount does.
 """
 
@@ -25,29 +26,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from copperfs.cluster import hurt
-from copperfs.cluster.network import Network
-from copperfs.cluster.state import running
+from copperfs.lab.local_cluster import node_faults as hurt
+from copperfs.lab.local_cluster.cluster_state import running
+from copperfs.lab.local_cluster.conditions import USUAL
+from copperfs.lab.local_cluster.node_networks import NodeNetworks
+from copperfs.lab.pfs_sim.pfs_client import PfsSim
 from tests.chaos import reader
-from tests.chaos.content import IMPORT, Content, datasets, make_content
-from tests.chaos.judge import Applied, Imported, Outcome, Read
+from tests.chaos.around import Around
+from tests.chaos.content import BELOW, IMPORT, WALK, Content, datasets, make_content
+from tests.chaos.judge import BELIEVED_S, Applied, Imported, Outcome, Read
+from tests.chaos.mixture import SERVERS, Environment, siblings
 from tests.chaos.schedule import Fault, Schedule
 from tests.chaos.stuck import Stuck
 from tests.cluster.helpers import Cluster
 from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, copperfs, is_running
-from tests.standin import StandIn
 
-# Nobody waits longer than this for the source, even if a thread of it hangs (--source-deadline).
+# --source-deadline: no reader waits longer for the source, even if a thread of it hangs.
 HANGS_AFTER_S = 75.0
 WHOLE_WITHIN_S = 90.0
 STARTS_WITHIN_S = 60.0
 ASK_WITHIN_S = 40.0
-# All nodes begin with nothing at once, which keeps the machine busy: no time for faults.
+# All nodes start cold at once, which keeps the machine busy: no time for faults.
 COLD_S = 1.0
 LATENCY_S = 0.0005
 MEMORY = "96MiB"
 TREE_MAX = "1MiB"
-"""What is larger goes through the data tier, and so does half of the directories."""
+"""Larger files go through the data tier, and so does half of the directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +60,19 @@ class Setup:
     fanout: int = 3
     rate: float = 25.0
     """Files that each node reads a second. All nodes share a machine: at a rate that keeps it busy
-    every read waits for its turn, and stalls say nothing."""
+    every read waits for CPU time, and stalls show nothing."""
     files: int = 2000
-    large: int = 0
-    """So many large ones beside them, of which pieces are read."""
+    large: int = 3
+    """The number of large files beside them; readers read pieces of these."""
     flags: tuple[str, ...] = ()
-    """More options of the mount."""
+    """Further options of the mount."""
+    environment: Environment | None = None
+    """The environment around the nodes; None: all are alike, except for their clients of the
+    source."""
 
 
 class Arena:
-    """From ``with`` until its end; then nothing of it is left."""
+    """A running cluster, from ``with`` until its end, which removes all of it."""
 
     def __init__(self, directory: Path, setup: Setup) -> None:
         self.setup = setup
@@ -73,7 +80,7 @@ class Arena:
         self._life = ExitStack()
         self._log_ends: dict[int, int] = {}
         self.content: Content
-        self.standin: StandIn
+        self.standin: PfsSim
         self.cluster: Cluster
         self.readers: list[_Reader]
 
@@ -83,30 +90,44 @@ class Arena:
             self.content = make_content(
                 self.directory, files=self.setup.files, large=self.setup.large
             )
-            self.standin = life.enter_context(
-                StandIn(self.content.source, per_op_s=LATENCY_S, per_read_s=LATENCY_S)
-            )
             self.cluster = life.enter_context(
                 Cluster(
                     self.directory / "cluster",
                     self.setup.nodes,
-                    self.standin.mountpoint,
+                    self.content.source.parent,
+                    *("--own-clients", str(self.content.source), *self._environment()),
                     *("--netns", "--fanout", str(self.setup.fanout), "--memory", MEMORY),
                     *("--tree-max", TREE_MAX, "--tier-memory", MEMORY),
-                    *("--ring", *datasets(self.standin.mountpoint)),
+                    *("--ring", *datasets(self.content.source)),
                     *self.setup.flags,
                 )
             )
-            self.network = Network(str(running(str(self.cluster.directory)).network))
+            self.standin = PfsSim.at(self.cluster.directory / "node0" / "client")
+            self.standin.set(latency_s=LATENCY_S, read_latency_s=LATENCY_S, data_servers=SERVERS)
+            self.network = NodeNetworks(str(running(str(self.cluster.directory)).network))
             self.readers = []
             life.callback(self._end_readers)
             for node in range(self.setup.nodes):
-                self.readers.append(_Reader(self.content, self.cluster.mnt(node)))
+                self.readers.append(_Reader(self.content, self.shown(node)))
             self._life = life.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._life.__exit__(*exc)  # type: ignore[arg-type]
+
+    def _environment(self) -> list[str]:
+        environment = self.setup.environment
+        if environment is None:
+            return []
+        own_inodes = ["--own-inodes"] if environment.own_inodes else []
+        given = [
+            f"{index}:{each}" for index, each in enumerate(environment.conditions) if each != USUAL
+        ]
+        return ["--with", *given, *own_inodes] if given else own_inodes
+
+    def shown(self, node: int) -> Path:
+        """The path of the content for the applications of a node."""
+        return self.cluster.mnt(node) / BELOW
 
     def _end_readers(self) -> None:
         for each in self.readers:
@@ -120,11 +141,13 @@ class Arena:
         began = time.monotonic() + COLD_S
         outcome = Outcome(schedule, began)
         until = began + schedule.length_s
-        for node, reading in enumerate(self.readers):
-            reading.read(until, f"{schedule.seed}", f"{schedule.seed} {node}", self.setup.rate)
         with ExitStack() as stack:
+            around = stack.enter_context(Around(self, schedule, outcome.sick))
+            around.begin()
+            for node, reading in enumerate(self.readers):
+                reading.read(until, self._order(schedule, node))
             imports = [
-                _Importer(node, self.cluster.mnt(node) / self.content.packages)
+                _Importer(node, self.shown(node) / self.content.packages)
                 for node in range(self.setup.nodes)
             ]
             for each in imports:
@@ -136,15 +159,18 @@ class Arena:
             for fault in schedule.faults:
                 steps.append((fault.at_s, partial(hand.hurt, fault)))
                 steps.append((fault.ends_s, partial(hand.heal, fault)))
+            steps += around.steps()
             for at_s, step in sorted(steps, key=lambda each: each[0]):
                 time.sleep(max(0.0, began + at_s - time.monotonic()))
                 step()
             time.sleep(max(0.0, until - time.monotonic()))
+            outcome.problems += around.finish()
             outcome.problems += hand.finish()
             outcome.applied = hand.applied
             healed = time.monotonic()
             self._gather(outcome, imports)
         self._wait_whole(outcome, healed)
+        self._read_what_was_sick(outcome)
         counts = self.standin.counts()
         outcome.opened = counts.operations.get("open", {})
         outcome.listed = counts.operations.get("opendir", {})
@@ -152,33 +178,65 @@ class Arena:
         return outcome
 
     def _clear(self) -> None:
-        """All caches of all nodes are empty, and everything counts from zero."""
+        """Empty all caches of all nodes, and reset every counter."""
         done = copperfs("clear", "--json", self.cluster.mnt(0), timeout_s=ASK_WITHIN_S)
         if done.returncode != 0:
             raise RuntimeError(f"the caches cannot be cleared: {done.stderr}")
         done = copperfs("stats", "--reset", "--all", self.cluster.mnt(0), timeout_s=ASK_WITHIN_S)
         if done.returncode != 0:
             raise RuntimeError(f"the counts cannot be reset: {done.stderr}")
-        self.standin.reset_counts()
+        self.standin.reset()
+
+    def _order(self, schedule: Schedule, node: int) -> dict[str, Any]:
+        """The order that the reader of a node gets."""
+        order = {
+            "sets": f"{schedule.seed}",
+            "order": f"{schedule.seed} {node}",
+            "rate": self.setup.rate,
+        }
+        if schedule.environment is None:
+            return order
+        sick = [each for each in schedule.troubles if each.kind == "sick"]
+        paths = [each.target for each in sick]
+        hanging = [each.target for each in sick if each.how == "hang"]
+        near = [path for each in sick for path in siblings(each.target, self.setup.files)]
+        # One node waits for the name that hangs; the others would do nothing else.
+        avoid = [] if node == schedule.seed % self.setup.nodes else hanging
+        changes = {"walk": WALK, "kept": self.content.kept}
+        return order | {"near": near, "sick": paths, "avoid": avoid} | changes
+
+    def _read_what_was_sick(self, outcome: Outcome) -> None:
+        """Retry on every node until the name can be read: it is well again, and must not stay sick
+        anywhere."""
+        paths = sorted({each.target for each in outcome.schedule.troubles if each.kind == "sick"})
+        if not paths or outcome.whole_s is None:
+            return
+        until = time.monotonic() + 2 * BELIEVED_S
+        for each in self.readers:
+            each.read(until, {"only": paths})
+        self._gather_reads(outcome, until + HANGS_AFTER_S)
 
     def _gather(self, outcome: Outcome, imports: list[_Importer]) -> None:
         deadline = time.monotonic() + HANGS_AFTER_S
-        for node, each in enumerate(self.readers):
-            records = each.records(deadline)
-            if records is None:
-                outcome.problems.append(f"the reader of node{node} hangs")
-                each.end()
-                self.readers[node] = _Reader(self.content, self.cluster.mnt(node))
-                continue
-            outcome.reads += [Read(node, *record) for record in records]
+        self._gather_reads(outcome, deadline)
         for importer in imports:
             if not importer.wait(deadline):
                 outcome.problems.append(f"the import on node{importer.node} hangs")
             elif importer.imported is not None:
                 outcome.imports.append(importer.imported)
 
+    def _gather_reads(self, outcome: Outcome, deadline: float) -> None:
+        for node, each in enumerate(self.readers):
+            records = each.records(deadline)
+            if records is None:
+                outcome.problems.append(f"the reader of node{node} hangs")
+                each.end()
+                self.readers[node] = _Reader(self.content, self.shown(node))
+                continue
+            outcome.reads += [Read(node, *record) for record in records]
+
     def _wait_whole(self, outcome: Outcome, healed: float) -> None:
-        """Until one node hears of all, from the root and from a leaf."""
+        """Wait until one node has replies from all, from the root and from a leaf."""
         deadline = healed + WHOLE_WITHIN_S
         for node in (0, self.setup.nodes - 1):
             while True:
@@ -212,7 +270,7 @@ class Arena:
         return document
 
     def _look_at_logs(self, outcome: Outcome) -> None:
-        """What a daemon says only if it has a bug."""
+        """Log lines that a daemon writes only if it has a bug."""
         for node in range(self.setup.nodes):
             with self.cluster.log(node).open(errors="replace") as log:
                 log.seek(self._log_ends.get(node, 0))
@@ -226,16 +284,20 @@ class Arena:
     def pid(self, node: int) -> int:
         return self.cluster.pid(node)
 
+    def endpoint(self, node: int) -> str:
+        """The address at which the other nodes reach it."""
+        return running(str(self.cluster.directory)).nodes[node].endpoint
+
 
 @contextmanager
 def guarded(cluster: Path) -> Iterator[None]:
-    """Whatever becomes of this process, also if it is killed: the cluster is taken down."""
+    """Takes the cluster down whatever becomes of this process, also if it is killed."""
     down = [*COPPERFS, "cluster", "down", "--dir", str(cluster)]
     guard = subprocess.Popen(
         ["sh", "-c", 'cat; exec "$@"', "sh", *down],  # cat ends when this process does
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is not for it
+        start_new_session=True,  # Ctrl-C is not meant for it
     )
     try:
         yield
@@ -244,7 +306,7 @@ def guarded(cluster: Path) -> Iterator[None]:
 
 
 def taken_by(pid: int) -> dict[str, int]:
-    """What a process takes of the machine."""
+    """The machine's resources that a process uses."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
@@ -260,7 +322,7 @@ def taken_by(pid: int) -> dict[str, int]:
 
 
 class _Hand:
-    """Does faults and undoes them; at the end of ``with`` all are undone, whatever happened."""
+    """Injects faults and undoes them; the end of ``with`` undoes all, whatever happened."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -270,7 +332,7 @@ class _Hand:
         self._doing: dict[Fault, Future[None]] = {}
         self._undoing: dict[Fault, Future[None]] = {}
         self._latest: dict[int, Future[None]] = {}
-        """Of each node, what healed it last: it has to have come to its end, late as it may be."""
+        """For each node, its latest healing, which has to have finished, however late."""
         self._stuck: dict[Fault, Stuck] = {}
         self._by_fault: dict[Fault, Applied] = {}
 
@@ -289,7 +351,7 @@ class _Hand:
         self._undoing[fault] = self._latest[fault.node] = future
 
     def finish(self) -> list[str]:
-        """Heal what is not healed yet, and wait for it; what could not be done."""
+        """Heal what is not healed yet, and wait for it; return what could not be done."""
         for fault in [each for each in self._doing if each not in self._undoing]:
             self.heal(fault)
         problems = []
@@ -326,9 +388,11 @@ class _Hand:
                 self._stuck[fault] = Stuck(self.arena.pid(fault.node))
 
     def _heal(self, fault: Fault) -> None:
-        with suppress(Exception):  # told as a problem of the one who did it
+        with suppress(Exception):  # reported as a problem by the thread that injected it
             self._doing[fault].result()
         name = str(fault.node)
+        if applied := self._by_fault.get(fault):
+            applied.healing = time.monotonic()
         try:
             match fault.kind:
                 case "kill":
@@ -369,16 +433,15 @@ class _Reader:
         self._thread = threading.Thread(target=self._hear, daemon=True)
         self._thread.start()
 
-    def read(self, until: float, sets: str, order: str, rate: float) -> None:
+    def read(self, until: float, order: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._came.clear()
         self._lines.clear()
-        told = {"until": until, "sets": sets, "order": order, "rate": rate}
-        self._process.stdin.write(json.dumps(told) + "\n")
+        self._process.stdin.write(json.dumps(order | {"until": until}) + "\n")
         self._process.stdin.flush()
 
     def records(self, deadline: float) -> list[list[Any]] | None:
-        """What it saw; None if it says nothing until then."""
+        """The reads that it reports; None if it reports nothing until then."""
         if not self._came.wait(max(0.0, deadline - time.monotonic())) or not self._lines:
             return None
         records: list[list[Any]] = json.loads(self._lines[0])
@@ -431,7 +494,7 @@ class _Importer:
         )
 
     def wait(self, deadline: float) -> bool:
-        """Whether it has ended by itself."""
+        """Whether the import has ended by itself."""
         if self._thread is None:
             return True
         self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
-"""What is read: 2,000 files whose every byte is known, and a package to import. Half of the files
-go to owners on the ring, the others up a tree.
+"""Content of the chaos test: 2,000 files whose every byte is known, and a package to import. Half
+of the files go to owners on the ring, the others up a tree.
 
-The bytes of all files are one file beside the source, too, of which each is a slice. A reader maps
-it, so sixteen of them compare every byte without holding the content sixteen times.
+The bytes of all files also lie in one file beside the source, of which each file is a slice. A
+reader maps it, so sixteen readers compare every byte without sixteen copies of the content.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+BELOW = "fs"
 FILES = 2000
 DIRECTORIES = 50
 # Mostly small, as the files of an environment are; a few that travel in several parts. Together
 # some 45 MB: all of them fit into each node's memory, and passing them around takes a while.
 SIZES = ((0.90, 100, 16 << 10), (0.09, 16 << 10, 256 << 10), (0.01, 256 << 10, 3 << 20))
-# Far more than a chunk, over several owners; a reader reads pieces of them.
+# Each far larger than a chunk, over several owners; a reader reads pieces of them.
 LARGE_SIZES = (5 << 20, 40 << 20)
+WALK = "walk"
+LARGE = "large"
 PACKAGES = ("markdown_it", "mdurl")
 IMPORT = "import markdown_it.main, markdown_it.renderer, markdown_it.presets.commonmark"
 
@@ -29,11 +32,15 @@ IMPORT = "import markdown_it.main, markdown_it.renderer, markdown_it.presets.com
 class Content:
     source: Path
     known: Path
-    """All bytes, one file after the other."""
+    """The bytes of all files, one file after the other."""
     index: Path
     """JSON: for each file its path below the source, where it begins, its size."""
+    kept: tuple[str, ...] = tuple(f"kept{number:03}" for number in range(300))
+    """Names in ``WALK`` that exist all the time."""
+    passing: tuple[str, ...] = tuple(f"passing{number:03}" for number in range(120))
+    """Names in ``WALK`` that come and go."""
     packages: str = "packages"
-    """What PYTHONPATH leads to, below the source."""
+    """The directory for PYTHONPATH, below the source."""
 
 
 def datasets(source: Path) -> list[str]:
@@ -43,7 +50,9 @@ def datasets(source: Path) -> list[str]:
 
 def make_content(directory: Path, seed: int = 0, files: int = FILES, large: int = 0) -> Content:
     numbers = random.Random(f"content {seed}")
-    content = Content(directory / "source", directory / "known", directory / "index.json")
+    # Below what the mounts show: as on a cluster, where the filesystem is one of several.
+    source = directory / "source" / BELOW
+    content = Content(source, directory / "known", directory / "index.json")
     directories = min(DIRECTORIES, files)
     for number in range(directories):
         (content.source / "data" / f"d{number:02}").mkdir(parents=True)
@@ -58,11 +67,16 @@ def make_content(directory: Path, seed: int = 0, files: int = FILES, large: int 
             known.write(data)
             (content.source / path).write_bytes(data)
         for number in range(large):
-            path = f"data/d{number % directories:02}/large{number}"
+            path = f"data/d{number % directories:02}/{LARGE}{number}"
             data = numbers.randbytes(numbers.randint(*LARGE_SIZES))
             index.append((path, known.tell(), len(data)))
             known.write(data)
             (content.source / path).write_bytes(data)
+    (content.source / WALK).mkdir()
+    names = [*content.kept, *content.passing]
+    numbers.shuffle(names)
+    for name in names:
+        (content.source / WALK / name).touch()
     content.index.write_text(json.dumps(index))
     installed = Path(sysconfig.get_path("purelib"))
     for name in PACKAGES:

@@ -1,14 +1,21 @@
-"""What happened in one schedule, and whether that was right. Nothing here touches the world.
+"""Judge: decides from the records of one schedule whether it was right. It touches nothing outside.
 
-An error counts unless the reader's own daemon was killed, stopped or stuck at the time: whoever
-asks a dead daemon is told so, and nobody can help that. A wrong byte counts always and everywhere.
+An error counts, with one exception: the reader's own daemon had been killed at the time, and the
+error says that it is dead. A daemon that is stopped or stuck returns no error, and continues
+afterwards. A wrong byte counts always and everywhere. A schedule in which nothing was read shows
+nothing, and is bad.
 
-A stall is put down to the fault that was in force when the read began (and for ``GRACE_S`` after
-it was healed, because returning is an event, too), or, if there was none, to the first that came
-while it waited; to "several" if there were several at once; to "none" if nothing was wrong, which
-shows what the machine itself does; to "cold" before the schedule begins, when all nodes begin to
-read with nothing cached. *Others* are the nodes that were not hurt; *own* is what a node
-with a cut or bad link saw by itself.
+Two errors are right in a mixed schedule. A sick name has to return exactly the error of the source,
+or its content where a node holds that. A read on a sick data server has to return EIO. A node may
+believe both for ``BELIEVED_S`` after they were healed, and no longer. Any other error, or an error
+of any other name, counts.
+
+A stall is attributed to the fault that was in force when the read began, and for ``GRACE_S`` after
+it was healed, because a returning node is an event, too. If there was none, the stall is attributed
+to the first fault that began during the read. It is attributed to "several" if there were several
+at once; to "none" if nothing was wrong, which shows what the machine itself does; to "cold" before
+the schedule begins, when all nodes begin to read with nothing cached. *Others* are the nodes that
+were not hurt; *own* is what a node with a cut or bad link saw by itself.
 """
 
 from __future__ import annotations
@@ -19,9 +26,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.chaos.content import LARGE, WALK
 from tests.chaos.schedule import Fault, Schedule
 
 GRACE_S = 1.0
+OF_THE_DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT)
+"""The kernel returns these errors where no daemon replies any more, to requests that were under
+way, and, while the node is started again, for paths below a bare mount point."""
+# A node that looked up a name believes its error for two seconds, and so may a node that asks it
+# just before these have passed.
+BELIEVED_S = 4.5
 COLD, NONE, SEVERAL = "cold", "none", "several"
 
 
@@ -31,12 +45,32 @@ class Applied:
 
     fault: Fault
     began: float
-    """Before it was done."""
+    """Before the fault was injected."""
     ended: float = float("inf")
-    """After it was undone: a killed node answers again."""
+    """After it was undone: a killed node replies again."""
+    healing: float = float("inf")
+    """Before it was undone."""
 
     def during(self, began: float, ended: float) -> bool:
         return began <= self.ended and ended >= self.began
+
+
+@dataclass(slots=True)
+class Sick:
+    """Files that return an error, and when they may."""
+
+    paths: frozenset[str]
+    errno: int
+    began: float
+    ended: float = float("inf")
+
+    def explains(self, read: Read) -> bool:
+        return (
+            read.errno == self.errno
+            and read.path in self.paths
+            and read.ended >= self.began
+            and read.began <= self.ended + BELIEVED_S
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +108,7 @@ class Imported:
 
 @dataclass(slots=True)
 class Outcome:
-    """Everything that is known of one schedule."""
+    """All records of one schedule."""
 
     schedule: Schedule
     began: float
@@ -82,14 +116,15 @@ class Outcome:
     reads: list[Read] = field(default_factory=list)
     imports: list[Imported] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What went wrong with the job itself: a daemon with a bug, a tree that does not get whole."""
+    """Faults of the job itself: a daemon with a bug, a tree that does not become whole."""
     opened: Mapping[str, int] = field(default_factory=dict)
     """Opens of the source by path."""
     listed: Mapping[str, int] = field(default_factory=dict)
     whole_s: float | None = None
-    """From when everything was healed until all nodes answered."""
+    """The time from when everything was healed until all nodes replied."""
     nodes: list[dict[str, Any]] = field(default_factory=list)
-    """What the daemons say of themselves at the end, and what they take of the machine."""
+    """The daemons' own statistics at the end, and the resources that they use."""
+    sick: list[Sick] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +132,10 @@ class Verdict:
     errors: list[Read]
     wrong: list[Read]
     imports: list[Imported]
-    """Those that failed though their daemon was there."""
+    """Reads that failed although their daemon was there."""
     excused: Counter[str]
-    """Errors on nodes whose own daemon was not, by name."""
+    """Errors of nodes whose own daemon had been killed, by name; errors of sick files, as "sick".
+    """
     problems: list[str]
 
     @property
@@ -108,15 +144,17 @@ class Verdict:
 
 
 def judge(outcome: Outcome) -> Verdict:
-    silent = _by_node(each for each in outcome.applied if each.fault.silences)
+    killed = _by_node(each for each in outcome.applied if each.fault.kind == "kill")
 
-    def alone(node: int, began: float, ended: float) -> bool:
-        return any(each.during(began, ended) for each in silent.get(node, ()))
+    def dead(node: int, began: float, ended: float) -> bool:
+        return any(each.during(began, ended) for each in killed.get(node, ()))
 
     errors, excused = [], Counter[str]()
     for each in outcome.reads:
-        if each.errno and alone(each.node, each.began, each.ended):
+        if each.errno in OF_THE_DEAD and dead(each.node, each.began, each.ended):
             excused[errno.errorcode.get(each.errno, str(each.errno))] += 1
+        elif each.errno and any(sick.explains(each) for sick in outcome.sick):
+            excused["sick"] += 1
         elif each.errno:
             errors.append(each)
     return Verdict(
@@ -125,10 +163,10 @@ def judge(outcome: Outcome) -> Verdict:
         [
             each
             for each in outcome.imports
-            if each.code and not alone(each.node, each.began, each.ended)
+            if each.code and not dead(each.node, each.began, each.ended)
         ],
         excused,
-        outcome.problems,
+        [*outcome.problems, *([] if outcome.reads else ["nothing was read"])],
     )
 
 
@@ -136,10 +174,14 @@ def judge(outcome: Outcome) -> Verdict:
 
 
 def stalls(outcome: Outcome) -> dict[tuple[str, str], list[Read]]:
-    """All reads that count, by what they are put down to and whose they are."""
+    """All reads that count, by the fault that they are attributed to and by *own* or *others*.
+    Walks and reads of a sick name are slow by themselves, and left out."""
     found: dict[tuple[str, str], list[Read]] = {}
+    sick = {each.target for each in outcome.schedule.troubles if each.kind == "sick"}
     by_node = _by_node(outcome.applied)
     for each in outcome.reads:
+        if each.path in sick or each.path.startswith(WALK):
+            continue
         own = [
             applied
             for applied in by_node.get(each.node, ())
@@ -169,7 +211,7 @@ def label_of(read: Read, applied: Sequence[Applied]) -> str:
 
 
 def quantile(durations: Sequence[float], share: float) -> float:
-    """Of sorted durations: what *share* of them did not exceed."""
+    """The duration that *share* of these sorted durations did not exceed."""
     return durations[min(len(durations) - 1, int(share * len(durations)))]
 
 
@@ -179,10 +221,18 @@ def more_than_once(counts: Mapping[str, int]) -> dict[str, int]:
 
 def beyond_faults(outcome: Outcome) -> dict[str, int]:
     """Files that were opened more often than once and once more for each fault. A fault splits the
-    tree into two at most, and the part without a root gets another one; or takes what one node
-    held. So nothing has to be read more often than that."""
-    allowed = 1 + len(outcome.applied)
-    return {path: count for path, count in sorted(outcome.opened.items()) if count > allowed}
+    tree into two at most, and the part without a root gets another one; or it removes what one node
+    held. So nothing has to be read more often than that. A cleared file may be read once more, and
+    once again by a node that was just reading it. A sick name is retried, and each of its owners
+    opens a large file."""
+    cleared = sum(each.kind == "clear" for each in outcome.schedule.troubles)
+    allowed = 1 + len(outcome.applied) + 2 * cleared
+    free = frozenset[str]().union(*(each.paths for each in outcome.sick))
+    return {
+        path: count
+        for path, count in sorted(outcome.opened.items())
+        if count > allowed and path not in free and LARGE not in path
+    }
 
 
 def _by_node(applied: Iterable[Applied]) -> dict[int, list[Applied]]:

@@ -1,27 +1,45 @@
-"""The checksum loop of one node: a program of its own, told on standard input when to read.
+"""Reader: the checksum loop of one node, a separate program that reads as standard input tells it.
 
     python reader.py MOUNTPOINT KNOWN INDEX
 
-For each line of JSON, ``{"until": ..., "sets": ..., "order": ..., "rate": ...}`` with a time of the
-monotonic clock, it reads files through the mount, so many a second, compares each byte with what is
-known, and then writes what it saw as one line: a list of [began, ended, path, errno, wrong]. The
-files come in sets of some hundred, which are the same for all readers, so that most files are
-wanted by many nodes; in each set a reader has an order of its own. Of a large file it reads
-a piece. Now and then it lists a directory. It imports nothing of copperfs, and ends with its input,
-or soon after the process that started it.
+Each line of input is JSON, ``{"until": ..., "sets": ..., "order": ..., "rate": ...}`` with a time
+of the monotonic clock. The reader reads files through the mount at this rate, compares each byte
+with the known one, and then writes its records as one line: a list of [began, ended, path, errno,
+wrong]. Files come in sets of some hundred, which all readers share, so that many nodes want most
+files; each reader has its own order in a set. It reads a piece of a large file. Now and then it
+asks for the size first, or lists a directory. It imports nothing of copperfs. It ends with its
+input, or soon after the process that started it.
+
+The line may have more keys. ``near``: files around the ``sick`` ones, of which it reads one every
+few times. ``avoid``: files that hang, which it leaves to others. ``walk``: a directory in which the
+names of ``kept`` exist all the time, while others come and go. The reader walks it again and again,
+a few names at a time between its reads, and turns back now and then. With ``only`` it reads just
+these files, each until a read succeeds or the time is over.
 """
 
+import ctypes
 import json
 import mmap
 import os
 import random
+import struct
 import sys
 import time
+from collections import Counter
+from typing import Any
 
 LISTING_EVERY = 25
-# Of a larger file a piece is read, and so often one of those.
+# The size of the piece that is read of a larger file, and how often a read is of such a file.
 LARGE_BYTES, PIECE_BYTES, LARGE_SHARE = 4 << 20, 1 << 20, 0.1
 SET_FILES = 200
+NEAR_SHARE, SICK_SHARE, STAT_SHARE = 0.15, 0.3, 0.2
+# A walk gets some ten names a call, and makes a few calls between two reads. At each call it may
+# mark its position, or return to the mark.
+WALK_BYTES, WALK_STEPS, MARK_SHARE, BACK_SHARE = 400, 3, 0.1, 0.1
+AGAIN_S = 0.2
+_GETDENTS64 = {"x86_64": 217, "aarch64": 61}[os.uname().machine]
+_DIRENT = struct.Struct("=QqHB")
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
@@ -39,6 +57,14 @@ def main() -> None:
     parent = os.getppid()
     for line in sys.stdin:
         order = json.loads(line)
+        if order.get("only"):
+            known_of = {path: known[begins : begins + size] for path, begins, size in index}
+            print(json.dumps(read_only(mountpoint, order, known_of)), flush=True)
+            continue
+        avoided = set(order.get("avoid", ()))
+        near = [each for each in index if each[0] in set(order.get("near", ())) - avoided]
+        sick = [each for each in near if each[0] in set(order.get("sick", ()))]
+        walk = None
         everything = index.copy()
         random.Random(order["sets"]).shuffle(everything)
         numbers = random.Random(order["order"])
@@ -51,9 +77,15 @@ def main() -> None:
                 numbers.shuffle(left)
                 taken = (taken + SET_FILES) % len(everything)
             path, begins, size = left.pop()
-            first, whole = 0, True
+            if path in avoided:
+                continue
+            if near and numbers.random() < NEAR_SHARE:
+                among = sick if sick and numbers.random() < SICK_SHARE else near
+                path, begins, size = numbers.choice(among)
+            first, whole, file_size = 0, True, size
             if large and numbers.random() < LARGE_SHARE:
                 path, begins, size = numbers.choice(large)
+                file_size = size
                 first, whole = numbers.randrange(size), False
                 size = min(numbers.randint(1, PIECE_BYTES), size - first)
             count += 1
@@ -66,19 +98,109 @@ def main() -> None:
                     ended = time.monotonic()
                     wrong = sorted(found) != sorted(names[path])
                 else:
+                    if not whole or numbers.random() < STAT_SHARE:
+                        wrong = os.stat(os.path.join(mountpoint, path)).st_size != file_size
                     with open(os.path.join(mountpoint, path), "rb", buffering=0) as file:
                         data = file.readall() if whole else piece(file.fileno(), first, size)
                     ended = time.monotonic()
-                    wrong = data != known[begins + first : begins + first + size]
+                    wrong |= data != known[begins + first : begins + first + size]
             except OSError as error:
                 ended = time.monotonic()
                 code = error.errno or -1
             records.append((round(began, 6), round(ended, 6), path, code, wrong))
-            # Not in step with the others, and not faster after a stall.
+            if order.get("walk"):
+                if walk is None:
+                    walk = Walk(os.path.join(mountpoint, order["walk"]), order["walk"], numbers)
+                if walk.go_on():
+                    records.append(walk.record(set(order["kept"])))
+                    walk = None
+            # Readers are not in step with each other, and not faster after a stall.
             pause = numbers.uniform(0.5, 1.5) / order["rate"] - (time.monotonic() - began)
             if pause > 0:
                 time.sleep(pause)
         print(json.dumps(records), flush=True)
+
+
+def read_only(
+    mountpoint: str, order: dict[str, Any], known_of: dict[str, bytes]
+) -> list[tuple[float, float, str, int, bool]]:
+    """One record for each of these files: the first try that returned its content, or the last."""
+    records = []
+    for path in order["only"]:
+        while True:
+            began = time.monotonic()
+            code, wrong = 0, False
+            try:
+                with open(os.path.join(mountpoint, path), "rb", buffering=0) as file:
+                    wrong = file.readall() != known_of[path]
+            except OSError as error:
+                code = error.errno or -1
+            if not code or time.monotonic() > order["until"]:
+                break
+            time.sleep(AGAIN_S)
+        records.append((round(began, 6), round(time.monotonic(), 6), path, code, wrong))
+    return records
+
+
+class Walk:
+    """One walk through a directory that others change meanwhile."""
+
+    def __init__(self, path: str, shown: str, numbers: random.Random) -> None:
+        self.began = time.monotonic()
+        self.numbers = numbers
+        self.shown = shown
+        self.code = 0
+        self.found: list[str] = []
+        self.at = 0
+        self.marked: tuple[int, int] | None = None
+        self.fd = -1
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            self.code = error.errno or -1
+
+    def go_on(self) -> bool:
+        """Read some more names; return whether the walk has reached its end."""
+        for _ in range(WALK_STEPS):
+            if self.code or not self.step():
+                if self.fd >= 0:
+                    os.close(self.fd)
+                return True
+        return False
+
+    def step(self) -> bool:
+        chance = self.numbers.random()
+        try:
+            if chance < MARK_SHARE:
+                self.marked = (self.at, len(self.found))
+            elif chance < MARK_SHARE + BACK_SHARE and self.marked is not None:
+                self.at, kept = self.marked
+                os.lseek(self.fd, self.at, os.SEEK_SET)
+                del self.found[kept:]
+                self.marked = None  # else it might never reach its end
+            buffer = ctypes.create_string_buffer(WALK_BYTES)
+            got = _libc.syscall(_GETDENTS64, self.fd, buffer, WALK_BYTES)
+            if got < 0:
+                raise OSError(ctypes.get_errno(), "getdents64")
+        except OSError as error:
+            self.code = error.errno or -1
+            return False
+        place = 0
+        while place < got:
+            _, self.at, length, _ = _DIRENT.unpack_from(buffer.raw, place)
+            name = buffer.raw[place + _DIRENT.size : place + length].split(b"\0")[0]
+            self.found.append(os.fsdecode(name))
+            place += length
+        return bool(got > 0)
+
+    def record(self, kept: set[str]) -> tuple[float, float, str, int, bool]:
+        said = self.shown
+        times = Counter(each for each in self.found if each in kept)
+        missed, twice = len(kept) - len(times), sum(each > 1 for each in times.values())
+        wrong = not self.code and bool(missed or twice)
+        if wrong:
+            said += f" (missed {missed}, twice {twice}, of {len(kept)} names)"
+        return round(self.began, 6), round(time.monotonic(), 6), said, self.code, wrong
 
 
 def piece(descriptor: int, first: int, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a run says: a line for each schedule while it goes on, tables and JSON at the end."""
+"""Report of a run: one line for each schedule while it runs, tables and JSON at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG_S = 0.15
 
 
 def line(outcome: Outcome, verdict: Verdict) -> str:
-    """One schedule, for people."""
+    """One schedule, as text for a reader."""
     others = [
         read.took_s
         for (label, whose), reads in stalls(outcome).items()
@@ -44,11 +44,13 @@ def line(outcome: Outcome, verdict: Verdict) -> str:
         for read in reads
     ]
     extra = more_than_once(outcome.opened)
+    sick = verdict.excused["sick"]
     whole = "never" if outcome.whole_s is None else f"{outcome.whole_s:.1f} s"
     return (
         f"schedule {outcome.schedule.seed}: {'good' if verdict.is_good else 'BAD'}, "
         f"{len(outcome.reads)} reads, {len(verdict.errors)} errors, {len(verdict.wrong)} wrong, "
-        f"{len(verdict.imports)} failed imports, longest stall {max(others, default=0):.3f} s"
+        f"{sick} of sick files, {len(verdict.imports)} failed imports, "
+        f"longest stall {max(others, default=0):.3f} s"
         f" (own link {max(own, default=0):.3f} s), {len(extra)} objects read more than once "
         f"({sum(extra.values()) - len(extra)} times, {len(beyond_faults(outcome))} of them more "
         f"often than there were faults), whole again after {whole}"
@@ -56,7 +58,7 @@ def line(outcome: Outcome, verdict: Verdict) -> str:
 
 
 def complaints(outcome: Outcome, verdict: Verdict) -> list[str]:
-    """What is wrong with it, in full, with what was being done at the time."""
+    """Everything that is wrong with it, with the faults in force at the time."""
     found = list(verdict.problems)
     found += [_told(outcome, each) for each in [*verdict.wrong, *verdict.errors][:SHOWN_MAX]]
     hidden = len(verdict.wrong) + len(verdict.errors) - SHOWN_MAX
@@ -71,7 +73,7 @@ def complaints(outcome: Outcome, verdict: Verdict) -> list[str]:
 
 
 def longest(outcomes: Sequence[Outcome]) -> list[str]:
-    """The longest stalls of all, each with what was in force."""
+    """The longest stalls of all schedules, each with the faults in force."""
     found = [
         (read, outcome)
         for outcome in outcomes
@@ -148,7 +150,8 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def _leaks(outcomes: Sequence[Outcome]) -> Table:
-    """What each daemon that lived through several schedules took, after its first and its last."""
+    """The resources of each daemon that lived through several schedules, after its first and its
+    last."""
     lives: dict[int, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         for each in outcome.nodes:
@@ -169,7 +172,7 @@ def _leaks(outcomes: Sequence[Outcome]) -> Table:
 
 
 def write(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Everything but the reads that were quick and right."""
+    """Everything except the reads that were quick and right."""
     documents = []
     for outcome in outcomes:
         verdict = judge(outcome)

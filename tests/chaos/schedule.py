@@ -1,4 +1,4 @@
-"""Schedules: what is done to which node, when, and for how long. Each follows from its seed.
+"""Schedules: which fault hits which node, when, and for how long. Each follows from its seed.
 
 A schedule is text, one fault a line, sorted by time:
 
@@ -6,11 +6,18 @@ A schedule is text, one fault a line, sorted by time:
     0.512 kill node0 for 3.250
     4.100 drop node7 for 2.000 share 0.30 away
 
-Every fault ends within the schedule: a killed node returns, a stopped one goes on, a link is
-mended. No node has two faults at a time, and one node has none at all, so that somebody always
-survives. There are three styles. *Single*: one kind, one after the other with time to recover, so
-that a stall can be put down to its fault. *Mixed*: any kinds at any times. *Storm*: several nodes
-at the same moment, by chance, a whole level of the tree, or all that are above one node.
+Every fault ends within the schedule: a killed node returns, a stopped one continues, a link is
+mended. No node has two faults at a time, and one node has none at all, so that one node always
+survives. There are three styles:
+
+- *Single*: one kind, one fault after the other with time to recover, so that a stall can be
+  attributed to its fault.
+- *Mixed*: any kinds at any times.
+- *Storm*: several nodes at the same moment, by chance, a whole level of the tree, or all ancestors
+  of one node.
+
+A *mixed* schedule also says what is wrong around the nodes (``mixture.py``). That is drawn
+separately, so that a seed has the same faults with it and without.
 """
 
 from __future__ import annotations
@@ -20,19 +27,28 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tests.chaos.mixture import (
+    SEEDS_EACH,
+    Trouble,
+    check_trouble,
+    draw_environment,
+    draw_troubles,
+    parse_trouble,
+)
+
 KINDS = ("kill", "stop", "cut", "drop", "stick")
 DIRECTIONS = ("both", "towards", "away")
 STYLES = {"single": 4, "mixed": 4, "storm": 2}
-# Most are short, since there are to be many of them; some let a fault last for long.
+# Most schedules are short, because a run has many of them; some let a fault last long.
 LENGTHS_S = {6.0: 5, 8.0: 3, 12.0: 1}
 
-# Nothing happens in the first and in the last moments: what is before and after is compared.
+# Nothing happens in the first and in the last moments, which are compared.
 QUIET_S = 0.5
-# Between faults of the style "single".
+# The pause between faults of the style "single".
 RECOVERY_S = 1.5
-# A fault has to last for something to come of it.
+# The least duration at which a fault has consequences.
 LASTS_MIN_S = 0.5
-# How often the root is hit, and the nodes that others ask.
+# How often a fault hits the root, and the nodes that others ask.
 ROOT_SHARE, INNER_SHARE = 0.25, 0.45
 ATTEMPTS_MAX = 100
 
@@ -40,7 +56,9 @@ _LINE = re.compile(
     r"(?P<at>[\d.]+) (?P<kind>\w+) node(?P<node>\d+) for (?P<lasts>[\d.]+)"
     r"(?: share (?P<share>[\d.]+) (?P<direction>\w+))?"
 )
-_HEAD = re.compile(r"# schedule (\d+): (\d+) nodes, fan-out (\d+), ([\d.]+) s, (\w+)")
+_HEAD = re.compile(
+    r"# schedule (\d+): (\d+) nodes, fan-out (\d+), ([\d.]+) s, (\w+)(?:, environment (\d+))?"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,7 +68,7 @@ class Fault:
     kind: str
     lasts_s: float
     share: float = 1.0
-    """Of the packets that are lost; of "drop" only."""
+    """The share of packets that are lost; for "drop" only."""
     direction: str = "both"
 
     @property
@@ -59,7 +77,7 @@ class Fault:
 
     @property
     def silences(self) -> bool:
-        """The node's own daemon cannot answer its applications meanwhile."""
+        """The node's own daemon cannot reply to its applications meanwhile."""
         return self.kind in ("kill", "stop", "stick")
 
     def __str__(self) -> str:
@@ -75,25 +93,35 @@ class Schedule:
     length_s: float
     style: str
     faults: tuple[Fault, ...]
+    troubles: tuple[Trouble, ...] = ()
+    environment: int | None = None
+    """The number of the environment; None: all nodes are alike."""
 
     def __str__(self) -> str:
         head = (
             f"# schedule {self.seed}: {self.nodes} nodes, fan-out {self.fanout}, "
             f"{self.length_s:.1f} s, {self.style}"
         )
-        return "\n".join([head, *map(str, self.faults)])
+        if self.environment is not None:
+            head += f", environment {self.environment}"
+        return "\n".join([head, *map(str, self.faults), *map(str, self.troubles)])
 
 
 def parse(text: str) -> Schedule:
-    """What ``str`` wrote. ValueError if it is no schedule."""
+    """The schedule that ``str`` wrote. ValueError if it is no schedule."""
     head, *lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = _HEAD.fullmatch(head)
     if found is None:
         raise ValueError(f"a schedule begins otherwise than with: {head}")
-    faults = [_fault(line) for line in lines if not line.startswith("#")]
-    seed, nodes, fanout, length, style = found.groups()
+    lines = [line for line in lines if not line.startswith("#")]
+    troubles = [each for line in lines if (each := parse_trouble(line)) is not None]
+    faults = [_fault(line) for line in lines if parse_trouble(line) is None]
+    seed, nodes, fanout, length, style, environment = found.groups()
     schedule = Schedule(
-        int(seed), int(nodes), int(fanout), float(length), style, tuple(sorted(faults))
+        *(int(seed), int(nodes), int(fanout), float(length), style),
+        tuple(sorted(faults)),
+        tuple(sorted(troubles)),
+        None if environment is None else int(environment),
     )
     check(schedule)
     return schedule
@@ -133,6 +161,8 @@ def check(schedule: Schedule) -> None:
                 raise ValueError(f"two at a time: {one}; {other}")
     if len({each.node for each in schedule.faults}) >= schedule.nodes:
         raise ValueError("nobody survives")
+    for trouble in schedule.troubles:
+        check_trouble(trouble, schedule.nodes, schedule.length_s)
 
 
 def overlap(one: Fault, other: Fault) -> bool:
@@ -150,9 +180,12 @@ def draw(
     length_s: float | None = None,
     kinds: Sequence[str] = KINDS,
     spared: Collection[int] = (),
+    mixed_files: int | None = None,
+    environment: int | None = None,
 ) -> Schedule:
-    """The schedule of this seed. *spared* nodes are never killed, so that they can be watched for
-    what they lose over many schedules."""
+    """The schedule of this seed. *spared* nodes are never killed, so that their leaks can be
+    measured over many schedules. The schedule is mixed if *mixed_files* gives the number of files;
+    then *environment* overrides that of the seed."""
     numbers = random.Random(f"{seed} {nodes} {fanout}")
     if length_s is None:
         length_s = numbers.choices(list(LENGTHS_S), list(LENGTHS_S.values()))[0]
@@ -166,13 +199,19 @@ def draw(
                 hand.anything(QUIET_S, length_s - QUIET_S)
         case _:
             hand.storm()
-    schedule = Schedule(seed, nodes, fanout, length_s, style, tuple(sorted(hand.faults)))
+    troubles: tuple[Trouble, ...] = ()
+    if mixed_files is not None:
+        environment = seed // SEEDS_EACH if environment is None else environment
+        around = draw_environment(environment, nodes)
+        troubles = draw_troubles(seed, around, length_s, mixed_files)
+    faults = tuple(sorted(hand.faults))
+    schedule = Schedule(seed, nodes, fanout, length_s, style, faults, troubles, environment)
     check(schedule)
     return schedule
 
 
 class _Hand:
-    """Draws one fault after another, and keeps to the rules."""
+    """Draws one fault after another, and keeps the rules."""
 
     def __init__(
         self,
@@ -189,7 +228,7 @@ class _Hand:
         self.length_s = length_s
         self.kinds = kinds
         self.spared = spared
-        # Seldom the root: it is the most interesting one to hit.
+        # The root is seldom exempt: it is the most interesting node to hit.
         lucky = range(nodes) if numbers.random() < 0.1 else range(1, nodes)
         self.lucky = numbers.choice(lucky)
         self.faults: list[Fault] = []
@@ -225,7 +264,7 @@ class _Hand:
         node: int | None = None,
         at_once: bool = False,
     ) -> None:
-        """One more fault in this span of time, if the rules leave room for it."""
+        """Draw one more fault in this span of time, if the rules leave room for it."""
         for _ in range(ATTEMPTS_MAX):
             lasts_s = min(ends_s - begins_s, self._lasting())
             latest = begins_s if at_once else ends_s - lasts_s
@@ -244,7 +283,7 @@ class _Hand:
     def _fault(self, at_s: float, node: int, kind: str, lasts_s: float) -> Fault:
         if kind != "drop":
             return Fault(at_s, node, kind, lasts_s)
-        # All packets of one direction, or some of one or both.
+        # All packets of one direction, or a share of one or both.
         if self.numbers.random() < 0.4:
             return Fault(at_s, node, kind, lasts_s, 1.0, self.numbers.choice(DIRECTIONS[1:]))
         share = self.numbers.choice((0.05, 0.1, 0.3, 0.6))
@@ -259,7 +298,7 @@ class _Hand:
         )
 
     def _lasting(self) -> float:
-        """Short ones and long ones alike: half a second to the whole schedule."""
+        """Short and long ones alike: half a second to the whole schedule."""
         longest = self.length_s - 2 * QUIET_S
         return float(LASTS_MIN_S * (longest / LASTS_MIN_S) ** self.numbers.random())
 
@@ -294,5 +333,5 @@ class _Hand:
 
     @staticmethod
     def _round(seconds: float) -> float:
-        """As it is written. Downwards, so that what ends in time still does."""
+        """The time as it is written. It is rounded down, so that what ends in time still does."""
         return int(seconds * 1000) / 1000

@@ -1,9 +1,9 @@
-"""``python -m tests.chaos.simulated``: the same schedules, in virtual time.
+"""``python -m tests.chaos.simulated``: runs the same schedules in virtual time.
 
-The nodes are the daemon's own core, and the network and the source are the simulator's; so a stall
-is due to the deadlines and to who is asked in which order, and to nothing else. What
-``tests/chaos`` reports of real nodes has what the machine adds. Packets that are dropped are not
-simulated, and not drawn. Half of the files go to owners, as in the arena.
+The nodes are the daemon's own core; the network and the source are the simulator's. So a stall
+comes from the deadlines and from the order in which peers are asked, and from nothing else. The
+machine adds the rest of what ``tests/chaos`` reports of real nodes. Packet loss is not simulated,
+and not drawn. Half of the files go to owners, as in the arena.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from random import Random
 
-from copperfs.sim.world import MIB, Job, World
-from copperfs.types import NodeId, Path
+from copperfs.lab.sim.world import MIB, Job, World
+from copperfs.model.types import NodeId, Path
 from tests.chaos.arena import Setup
 from tests.chaos.judge import Applied, Outcome, Read, quantile, stalls
 from tests.chaos.schedule import KINDS, Fault, Schedule, draw
@@ -88,7 +88,7 @@ def _plan(world: World, outcome: Outcome, fault: Fault) -> None:
 
 
 def _mend(world: World, outcome: Outcome, node: int) -> None:
-    """Its cable, but not those of others."""
+    """Its own link, but not those of others."""
     cut = {each.fault.node for each in outcome.applied if each.fault.kind == "cut"}
     still = {
         each.fault.node

@@ -1,9 +1,9 @@
-"""A daemon whose event loop is stuck while its other threads go on.
+"""Stops a daemon's event loop while its other threads continue.
 
-The main thread, which is trio's, is stopped by ptrace; ZeroMQ's thread still answers for the
-connections, the front's threads still answer what is cached. So it looks alive to everybody, and
-does nothing. The daemon is not changed for it and cannot tell. Whoever traces is a thread: it is
-detached, and the daemon goes on, when that thread ends, however that happens.
+ptrace stops the main thread, which is trio's. ZeroMQ's thread still keeps the connections, and the
+front's threads still answer from what is cached. So the daemon looks alive to every peer, and does
+nothing. The daemon is not changed for this and cannot notice. The tracer is a thread: when it ends,
+in whatever way, the daemon is detached and continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WITHIN_S = 10.0
 
 
 class Stuck:
-    """The main thread of *pid* does nothing from here until ``release``."""
+    """The main thread of *pid* stands still from here until ``release``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -57,7 +57,7 @@ class Stuck:
         try:
             self._ptrace(_DETACH)
         except ProcessLookupError:
-            # Killed meanwhile; until it is reaped here, its parent does not see it end.
+            # It was killed meanwhile; until it is reaped here, its parent does not see its end.
             os.waitpid(self.pid, _WALL)
 
     def _ptrace(self, request: int) -> None:

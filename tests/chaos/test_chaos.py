@@ -1,6 +1,6 @@
 """Schedules with fixed seeds on a real cluster: three in ``make test``, 23 in ``make test-long``.
 
-Nothing here depends on how long anything took; ``python -m tests.chaos --report`` says that.
+Nothing here depends on durations; ``python -m tests.chaos --report`` reports those.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from pathlib import Path
 
 import pytest
 
+from copperfs.lab.local_cluster.conditions import Conditions
 from tests.chaos.arena import Arena, Setup
+from tests.chaos.content import LARGE, WALK
 from tests.chaos.judge import beyond_faults, judge, more_than_once
+from tests.chaos.mixture import Environment, Trouble, draw_environment, path_of
 from tests.chaos.report import complaints
 from tests.chaos.schedule import Fault, Schedule, draw
 from tests.cluster.test_links import namespaces, networks_can_be_made
 from tests.conftest import mounts_below
 from tests.mount.helpers import PROJECT, eventually
 
-SETUP = Setup()
-# Each of another style: a storm, any kinds at any times (the root is killed), one kind (killed).
+SETUP = Setup(environment=draw_environment(0, Setup().nodes))
+# Each seed has another style: a storm, any kinds at any times (the root is killed), one kind
+# (killed).
 SEEDS = (29, 5, 14)
 LONG_SEEDS = range(100, 120)
 
@@ -49,17 +53,21 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     "seed", [*SEEDS, *(pytest.param(each, marks=pytest.mark.long) for each in LONG_SEEDS)]
 )
 def test_nobody_sees_an_error_or_a_wrong_byte(arena: Arena, seed: int) -> None:
-    outcome = arena.carry_out(draw(seed, SETUP.nodes, SETUP.fanout))
+    schedule = draw(seed, SETUP.nodes, SETUP.fanout, mixed_files=SETUP.files, environment=0)
+    outcome = arena.carry_out(schedule)
     verdict = judge(outcome)
-    said = [f"seed {seed}", str(outcome.schedule), *complaints(outcome, verdict)]
+    said = [f"seed {seed}", str(outcome.schedule), str(SETUP.environment)]
+    said += complaints(outcome, verdict)
     assert verdict.is_good, "\n".join(said)
     assert not beyond_faults(outcome), "\n".join(said)
     assert len({each.node for each in outcome.reads}) == SETUP.nodes
     assert len(outcome.imports) == SETUP.nodes
+    walks = [each for each in outcome.reads if each.path == WALK]
+    assert len({each.node for each in walks}) > SETUP.nodes / 2, "they also walk"
 
 
 def test_errors_and_wrong_bytes_are_noticed(tmp_path: Path) -> None:
-    """Else everything would be good."""
+    """Otherwise the judge would find every schedule good."""
     calm = Schedule(0, 3, 2, 2.0, "calm", ())
     with Arena(tmp_path, Setup(nodes=3, fanout=2, files=60)) as arena:
         rule = arena.standin.fail("data/d07/**", errno.EIO, ops=["open"])
@@ -82,6 +90,41 @@ def test_errors_and_wrong_bytes_are_noticed(tmp_path: Path) -> None:
         verdict = judge(arena.carry_out(calm))
         assert {each.node for each in verdict.imports} == {0, 1, 2}
         assert "ZeroDivisionError" in verdict.imports[0].said
+
+
+def test_troubles_are_really_in_force_and_a_walk_that_misses_a_name_is_noticed(
+    tmp_path: Path,
+) -> None:
+    few = Conditions(descriptors=256)
+    environment = Environment(0, own_inodes=False, conditions=(few, few, few))
+    troubles = (
+        Trouble(0.0, "crowd", "node1", 3.0, "300"),
+        Trouble(0.0, "server", "3", 3.0, "slow"),
+        Trouble(0.0, "sick", path_of(7, 60), 2.5, "EIO"),
+        Trouble(0.0, "sick", path_of(8, 60), 2.5, "hang"),
+        Trouble(1.0, "clear", "all", 0.0, "once"),
+    )
+    schedule = Schedule(0, 3, 2, 4.0, "calm", (), troubles, 0)
+    setup = Setup(nodes=3, fanout=2, files=60, environment=environment)
+    with Arena(tmp_path, setup) as arena:
+        outcome = arena.carry_out(schedule)
+        verdict = judge(outcome)
+        assert verdict.is_good, "\n".join(complaints(outcome, verdict))
+        assert verdict.excused["sick"] > 0, "its readers were told so"
+        assert arena.standin.rules() == [], "all is well again"
+        stats = arena.cluster.stats(1)
+        assert stats["transport"]["crowded"] > 0
+        assert stats["epoch"] > 1, "it was cleared"
+        well = [each for each in outcome.reads if each.path == path_of(8, 60) and not each.errno]
+        assert {each.node for each in well} == {0, 1, 2}, "what hung was read everywhere"
+        assert any(each.path == WALK for each in outcome.reads)
+
+        (arena.content.source / WALK / arena.content.kept[0]).unlink()
+        verdict = judge(arena.carry_out(Schedule(1, 3, 2, 4.0, "calm", (), (), 0)))
+        assert not verdict.errors
+        assert {each.path for each in verdict.wrong} == {
+            f"{WALK} (missed 1, twice 0, of {len(arena.content.kept)} names)"
+        }
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
@@ -130,17 +173,22 @@ def stopped(cluster: Path, node: int) -> bool:
 
 
 def test_without_faults_everything_is_read_once(arena: Arena) -> None:
-    """So what is read again in other schedules is due to their faults."""
+    """The baseline: further reads in other schedules are due to their faults."""
     outcome = arena.carry_out(Schedule(0, SETUP.nodes, SETUP.fanout, 3.0, "calm", ()))
     verdict = judge(outcome)
     assert verdict.is_good, "\n".join(complaints(outcome, verdict))
     assert sum(outcome.opened.values()) > 200
-    assert not more_than_once(outcome.opened)
-    assert not more_than_once(outcome.listed)
+    # Or to suspicions, where a busy machine made a node late; then the nodes counted it. Each of
+    # its owners opens a large file.
+    small = {path: count for path, count in outcome.opened.items() if LARGE not in path}
+    again = [count - 1 for each in (small, outcome.listed) for count in each.values()]
+    in_place = [each["node"]["fallbacks"] + each["node"]["took_over"] for each in outcome.nodes]
+    assert len(in_place) == SETUP.nodes
+    assert sum(again) <= sum(in_place), [more_than_once(small), in_place]
 
 
 def test_faults_are_really_in_force(arena: Arena) -> None:
-    """By what they leave behind: another process, a reader that waited."""
+    """Recognise faults by their traces: another process, a reader that waited."""
     kinds = ("kill", "stop", "cut", "drop", "stick")
     faults = [Fault(1.0, 10 + place, kind, 2.0) for place, kind in enumerate(kinds)]
     schedule = Schedule(0, SETUP.nodes, SETUP.fanout, 4.0, "mixed", tuple(faults))
@@ -155,12 +203,13 @@ def test_faults_are_really_in_force(arena: Arena) -> None:
     assert verdict.excused, "who was killed was told so"
     applied = {each.fault.node: each for each in outcome.applied}
     assert len(applied) == len(faults)
-    for fault in faults[:2]:  # what is stuck still answers what it has
+    for fault in faults[:2]:
+        # The kernel continues with its cached content, until its reader needs a file that only the
+        # daemon could give it.
         here = applied[fault.node]
-        assert not [
-            each
-            for each in outcome.reads
-            if each.node == fault.node
-            and not each.errno
-            and here.began + 0.5 < each.began < each.ended < here.began + fault.lasts_s
-        ], f"{fault}: it goes on reading"
+        own = [each for each in outcome.reads if each.node == fault.node]
+        assert any(
+            each.errno if fault.kind == "kill" else each.began < here.healing < each.ended
+            for each in own
+            if here.during(each.began, each.ended)
+        ), f"{fault}: it goes on reading"

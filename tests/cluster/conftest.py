@@ -1,4 +1,4 @@
-"""What every test here is given: an empty source, a package to import, and clusters that end."""
+"""Fixtures of every test here: an empty source, a package to import, and clusters that end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def package(source: Path) -> str:
-    """A real package and what it needs, in the source; what to import. No file is above
+    """A real package with its dependencies, in the source; returns what to import. No file is above
     ``--tree-max``, since those are read node by node."""
     installed = Path(sysconfig.get_path("purelib"))
     for name in ("rich", "pygments", "markdown_it", "mdurl"):
@@ -53,6 +53,6 @@ def started(tmp_path: Path, source: Path) -> Iterator[Starter]:
 
 @pytest.fixture
 def standin(source: Path) -> Iterator[StandIn]:
-    """The source as a filesystem that counts what is asked of it."""
+    """The source as a filesystem that counts its operations."""
     with StandIn(source) as standin:
         yield standin

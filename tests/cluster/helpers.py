@@ -1,4 +1,4 @@
-"""A cluster to use in a test, by the command line, and what goes through its mounts."""
+"""Test cluster: started by the command line, and operations through its mounts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import xxhash
 
-from tests.mount.helpers import copperfs, eventually, is_mounted, is_running
+from copperfs.fuse.ioctl import IoctlRequest
+from tests.mount.doubts import Watch
+from tests.mount.helpers import asked, copperfs, eventually, is_mounted, is_running
 
 IMPORT_WITHIN_S = 120.0
-# On a machine that is so loaded that a node does not answer for half a second, others are asked in
-# its place, and may read the source; where reads are counted, nobody is to be suspected who lives.
+# No live node is suspected, however late it is. Use this only for a test that is about something
+# else and needs a job in which no node is late; the test says why. Other tests use ``doubts``.
 PATIENT = ("--hedge-after", "20", "--dead-after", "60")
 
 
@@ -85,20 +87,24 @@ class Cluster:
             eventually(lambda: not is_running(pid), "the daemon has ended")
 
     def stats(self, node: int) -> dict[str, Any]:
-        done = copperfs("stats", "--json", self.mnt(node))
-        assert done.returncode == 0, done.stderr
-        statistics: dict[str, Any] = json.loads(done.stdout)
+        statistics: dict[str, Any] = asked(self.mnt(node), IoctlRequest.STATISTICS)
         return statistics
 
     def reset(self) -> None:
         for node in range(self.nodes):
-            assert copperfs("stats", "--reset", self.mnt(node)).returncode == 0
+            asked(self.mnt(node), IoctlRequest.RESET)
+
+    def watch(self, dead: Collection[int] = ()) -> Watch:
+        """Suspicions from now on; see ``tests/mount/doubts.py``. *dead* were killed before."""
+        living = [node for node in range(self.nodes) if node not in dead]
+        events = {node: self.directory / f"node{node}" / "events" for node in living}
+        return Watch(self.stats, events, len(dead))
 
     def everywhere(self) -> list[int]:
         return list(range(self.nodes))
 
     def remove(self) -> None:
-        """Whatever state it is in; by the ids of its processes, if the command fails."""
+        """End the cluster in any state; by the ids of its processes, if the command fails."""
         pids: list[int] = []
         with contextlib.suppress(OSError, ValueError, KeyError):
             state = json.loads((self.directory / "cluster.json").read_text())
@@ -115,11 +121,12 @@ class Cluster:
         assert not running, f"still running: {running}"
 
 
-# ---- what goes through the mounts ----------------------------------------------------------------
+# ---- reads through the mounts --------------------------------------------------------------------
 
 
 def at_once(command: Sequence[str], mountpoints: Sequence[Path]) -> list[str]:
-    """Run *command* on all nodes at the same time, with the mount as PYTHONPATH; what each said."""
+    """Run *command* on all nodes at the same time, with the mount as PYTHONPATH; return the
+    outputs."""
     processes = [
         subprocess.Popen(
             command,

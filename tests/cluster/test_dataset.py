@@ -1,8 +1,8 @@
-"""A dataset of many files that all nodes of a job keep together: what the source is asked, counted.
+"""A dataset of many files that all nodes of a job cache together: counts the reads of the source.
 
-The same as the benches `dataset` and `owners-die` (``tests/bench``), smaller, and without a clock.
-Each epoch a node reads other files than in those before, so that no node has in its own memory what
-it is to get from the others.
+The setup is that of the benchmarks `dataset` and `owners-die` (``tests/bench``), smaller, and
+without a clock. In each epoch a node reads other files than in those before, so that no node
+already has in its own memory what it is to fetch from peers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tests.bench.bench_dataset import owned_bytes
 from tests.bench.bench_owners_die import lost_with, owners_of
 from tests.bench.dataset import Dataset, Fall, Read, deal, make_dataset, read_epoch
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import PATIENT, Cluster
+from tests.cluster.helpers import Cluster
+from tests.mount.doubts import Doubts
 from tests.mount.helpers import copperfs, eventually
 from tests.standin import StandIn
 
@@ -36,7 +37,7 @@ def dataset(tmp_path: Path) -> Dataset:
 
 @pytest.fixture
 def counted(dataset: Dataset) -> Iterator[StandIn]:
-    """Without pages of its own, so that what is read there is counted, each time."""
+    """The source without a page cache, so that each read of it is counted."""
     with StandIn(dataset.directory) as standin:
         yield standin
 
@@ -46,7 +47,6 @@ def with_tier(started: Starter, standin: StandIn, tiers: Path, *flags: str) -> C
         NODES,
         *("--ring", str(standin.mountpoint), "--chunk-size", str(CHUNK), "--security", "none"),
         *("--tier-dir", str(tiers), "--tier-size", "1GiB", "--tier-memory", "64MiB"),
-        *PATIENT,
         *flags,
         of=standin.mountpoint,
     )
@@ -62,7 +62,7 @@ def without_errors(read: Read, dataset: Dataset) -> None:
 
 
 def others_chunks(dataset: Dataset, owners: dict[str, list[int]], epoch: int) -> int:
-    """How many chunks are read by a node that does not own them."""
+    """The number of chunks that are read by a node that does not own them."""
     parts = deal(dataset, range(NODES), epoch)
     return sum(
         owner != reader
@@ -70,6 +70,15 @@ def others_chunks(dataset: Dataset, owners: dict[str, list[int]], epoch: int) ->
         for file in files
         for owner in owners[file.name]
     )
+
+
+def check_read(counted: StandIn, least: dict[str, int], doubts: Doubts) -> None:
+    """The source was read for each byte of *least* once, and for no more beyond that than the reads
+    in place of suspected nodes."""
+    found = Counter(counted.counts().read_bytes)
+    assert Counter(least) - found == Counter(), "all was read"
+    extra = (found - Counter(least)).total()
+    doubts.allow(-(-extra // CHUNK), doubts.reads, "chunks read")
 
 
 def all_on_disk(tiers: Path, dataset: Dataset) -> None:
@@ -83,27 +92,36 @@ def test_each_byte_is_read_once_and_never_again(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
 ) -> None:
     tiers = tmp_path / "tiers"
-    # So much that nothing that was read ahead goes before it is used, and is asked for again.
+    # Enough memory that nothing read ahead is evicted before its use, and fetched again.
     cluster = with_tier(started, counted, tiers, "--tier-memory", "1GiB")
     once = {each.name: each.size for each in dataset.files}
     owners = {each.name: owners_of(cluster.mnt(0), each)[0] for each in dataset.files}
     chunks = sum(map(len, owners.values()))
+    kept_twice = 0
     for epoch in range(3):
         counted.reset_counts()
         cluster.reset()
+        watch = cluster.watch()
         without_errors(read_epoch(dataset, mounts(cluster), epoch), dataset)
-        assert counted.counts().read_bytes == ({} if epoch else once)
         hits = Counter[str]()
         for node in cluster.everywhere():
             hits.update(cluster.stats(node)["tier"]["hits"])
-        # Each chunk had one owner, where it was found, and one reader.
-        assert hits["source"] == (0 if epoch else chunks)
-        assert hits["peer"] == others_chunks(dataset, owners, epoch)
+        doubts = watch.doubts()
+        check_read(counted, {} if epoch else once, doubts)
+        # Each chunk had one owner, which held it, and one reader.
+        again = hits["source"] - (0 if epoch else chunks)
+        doubts.allow(again, doubts.reads, "chunks read")
+        others = hits["peer"] - others_chunks(dataset, owners, epoch)
+        doubts.allow(max(0, others), doubts.asks, "chunks given")
+        doubts.allow(max(0, -others), doubts.reads, "chunks not given")
         assert hits["memory"] + hits["nvme"] + hits["source"] >= chunks
+        kept_twice += again
     all_on_disk(tiers, dataset)
     sizes = [owned_bytes(tiers / f"node{node}") for node in range(NODES)]
-    assert sum(sizes) < 1.1 * dataset.total_bytes, "each chunk is on one node's disk"
-    # How even their sizes are depends on what few files there are; the ring does not.
+    on_disk = sum(sizes) - kept_twice * 2 * CHUNK
+    assert on_disk < 1.1 * dataset.total_bytes, "each chunk is on one node's disk"
+    # How evenly their sizes are spread depends on the few files there are; the ring's share does
+    # not.
     shown = copperfs("ring", "--json", cluster.mnt(0))
     assert json.loads(shown.stdout)["max_to_mean"]["share"] <= 1.25
 
@@ -111,9 +129,9 @@ def test_each_byte_is_read_once_and_never_again(
 def test_each_chunk_of_a_killed_node_is_read_once_more(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
 ) -> None:
-    """One after the other, until one is left, each between two epochs."""
+    """Kill nodes one after the other between epochs, until one is left."""
     cluster = with_tier(started, counted, tmp_path / "tiers")
-    living = mounts(cluster)
+    living, killed = mounts(cluster), list[int]()
     without_errors(read_epoch(dataset, living, 0), dataset)
     missing = Counter[str]()
     lost_bytes = again_bytes = 0
@@ -123,11 +141,17 @@ def test_each_chunk_of_a_killed_node_is_read_once_more(
         lost_bytes += (lost - missing).total()
         missing |= lost
         del living[node]
+        watch = cluster.watch(killed)
+        killed.append(node)
         cluster.kill(node)
         counted.reset_counts()
         without_errors(read_epoch(dataset, living, epoch), dataset)
         again = Counter(counted.counts().read_bytes)
-        assert again - missing == Counter(), "what was lost, each byte once, and nothing else"
+        doubts = watch.doubts(killed)
+        extra = (again - missing).total()  # beyond what was lost, each byte once
+        doubts.allow(-(-extra // CHUNK), doubts.reads, "chunks read")
+        assert -(-again.total() // CHUNK) <= doubts.reads, "each was read in the place of its owner"
+        again &= missing
         again_bytes += again.total()
         missing -= again
     assert lost_bytes == again_bytes + missing.total()
@@ -142,13 +166,16 @@ def test_a_node_that_is_killed_in_the_middle_is_missed_by_no_other(
     living = mounts(cluster)
     without_errors(read_epoch(dataset, living, 0), dataset)
     lost = lost_with(living[1], dataset, node)
+    watch = cluster.watch()
     counted.reset_counts()
     fall = Fall(node, cluster.pid(node), FILES // 3)
     without_errors(read_epoch(dataset, living, 1, fall=fall), dataset)
     del living[node]
     without_errors(read_epoch(dataset, living, 2), dataset)
     again = Counter(counted.counts().read_bytes)
-    assert again - lost == Counter()
+    doubts = watch.doubts([node])
+    extra = (again - lost).total()
+    doubts.allow(-(-extra // CHUNK), doubts.reads, "chunks read")
     assert again.total() > lost.total() // 2
 
 
@@ -164,10 +191,13 @@ def test_what_was_lost_is_read_by_each_reader_if_that_is_asked_for(
     del living[2]
     again = Counter[str]()
     for epoch in (1, 2, 3):
+        watch = cluster.watch([2])
         counted.reset_counts()
         without_errors(read_epoch(dataset, living, epoch), dataset)
         counts = Counter(counted.counts().read_bytes)
-        # One that was read ahead, and went before it was used, is read again in this mode.
-        assert set(counts) <= set(lost)
+        # A chunk that was read ahead and evicted before its use is read again in this mode.
+        kept = sum(size for name, size in counts.items() if name not in lost)
+        doubts = watch.doubts([2])
+        doubts.allow(-(-kept // CHUNK), doubts.reads, "chunks of nodes that live")
         again += counts
     assert again.total() > 2 * lost.total()

@@ -1,4 +1,4 @@
-"""``--events``, which each node of a cluster has: a failure, retold from what the nodes wrote."""
+"""``--events``, which each node of a cluster has: retells a failure from the nodes' event logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Line = dict[str, Any]
 
 
 def written(directory: Path) -> list[Line]:
-    """By all nodes together, in the order of time."""
+    """The events of all nodes, in the order of time."""
     lines = [
         json.loads(line)
         for file in sorted(directory.glob("node*/events"))
@@ -50,7 +50,7 @@ def test_a_root_that_is_killed_and_comes_back_can_be_retold(started: Starter, so
     assert {line["name"] for line in lines} <= {"node0", "node1", "node2", "node3", None}
 
     def first(node: int, what: str, matches: Callable[[Line], bool] = bool) -> int:
-        """Its place in the story."""
+        """The position of an event in the story."""
         return next(
             place
             for place, line in enumerate(lines)

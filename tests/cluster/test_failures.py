@@ -43,8 +43,8 @@ def test_roots_that_are_killed_in_the_middle_are_missed_by_nobody(
 def test_what_a_node_on_the_way_holds_is_not_read_again_when_the_root_is_killed(
     started: Starter, standin: StandIn, source: Path
 ) -> None:
-    """The rest once more, by the one who is the root then, however many want it. With fan-out 2,
-    nodes 1 and 2 ask 0, nodes 3 and 4 ask 1, and nodes 5 and 6 ask 2; later 2 asks 1."""
+    """The next root reads the rest once, however many nodes want it. With fan-out 2, nodes 1 and 2
+    ask 0, nodes 3 and 4 ask 1, and nodes 5 and 6 ask 2; later 2 asks 1."""
     left, right, later = "left", "right", "later"
     for name in (left, right, later):
         fill(source, name)
@@ -59,7 +59,7 @@ def test_what_a_node_on_the_way_holds_is_not_read_again_when_the_root_is_killed(
         assert all(counts[f"{name}/{file.name}"] for file in (source / name).iterdir())
         return {count for path, count in counts.items() if path.startswith(f"{name}/")}
 
-    read(left, 3)  # 0 and 1 hold it, too
+    read(left, 3)  # nodes 0 and 1 hold it, too
     read(right, 5)  # 0 and 2
     assert opened(left) == opened(right) == {1}
     cluster.kill(0)

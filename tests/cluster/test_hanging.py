@@ -1,6 +1,8 @@
-"""Daemons that are stopped, stuck or slow: nobody waits for them, and nobody is taken for dead who
-is not. Times are never judged here (``tests/chaos`` reports them): a node that hangs goes on only
-when the test lets it, so what was read before that was not waited for."""
+"""Daemons that are stopped, stuck or slow: no reader waits for them, and no live one is declared
+dead.
+
+No test judges durations (``tests/chaos`` reports them). A node that hangs continues only when the
+test lets it, so whatever was read before that did not wait for it."""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.cluster.helpers import Cluster, digests, digests_at_once, fill
 from tests.mount.helpers import eventually
 from tests.standin import StandIn
 
-# So long that no peer is declared dead in a test that is about asking around it.
+# Peers have to bypass a hanging node, and never declare it dead, however long the test holds it.
+# All other settings are the defaults.
 NEVER = ("--dead-after", "600")
 
 
@@ -72,7 +75,7 @@ def test_a_node_that_hangs_is_asked_around(
 def test_a_slow_source_makes_nobody_suspect(
     started: Starter, standin: StandIn, source: Path
 ) -> None:
-    """A file that takes five times as long as a node may be silent before it counts as gone."""
+    """A file that takes five times as long as a node may be silent before it counts as dead."""
     (source / "slow").write_bytes(b"at last")
     cluster = started(4, "--fanout", "1", "--dead-after", "1.5", of=standin.mountpoint)
     for node in range(4):

@@ -1,4 +1,4 @@
-"""``copperfs warmup --ring`` on real daemons: what the source is asked, counted by itself."""
+"""``copperfs warmup --ring`` on real daemons: the source counts its own reads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import pty
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from copperfs.fuse.ioctl import Request, ask_mount
-from copperfs.runtime.filling import FILLS_AT_ONCE
+from copperfs.daemon.warmup_fill import FILLS_AT_ONCE
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from tests.bench.bench_owners_die import owners_of
 from tests.bench.dataset import Dataset, make_dataset
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import PATIENT, Cluster, digests
+from tests.cluster.helpers import Cluster, digests
+from tests.mount.doubts import Doubts
 from tests.mount.helpers import COPPERFS, copperfs, eventually
 from tests.standin import StandIn
 
@@ -45,14 +46,13 @@ def with_tier(started: Starter, standin: StandIn, *flags: str, nodes: int = NODE
     return started(
         nodes,
         *("--ring", str(standin.mountpoint), "--chunk-size", str(CHUNK), "--security", "none"),
-        *PATIENT,  # or a loaded machine has one read in the place of another
         *flags,
         of=standin.mountpoint,
     )
 
 
 def on_disk(tmp_path: Path, size: str = "1GiB") -> tuple[str, ...]:
-    """With so little memory that not all could be held in it."""
+    """A job with too little memory to hold everything."""
     return ("--tier-dir", str(tmp_path / "tiers"), "--tier-size", size, "--tier-memory", "32MiB")
 
 
@@ -64,7 +64,7 @@ def fill(cluster: Cluster, *arguments: str, node: int = 0, code: int = 0) -> dic
 
 
 def begun(cluster: Cluster, **how: Any) -> subprocess.Popen[str]:
-    """One that is under way."""
+    """A warmup that is under way."""
     return subprocess.Popen(
         [*COPPERFS, "warmup", "--ring", "--json", cluster.mnt(0), "."],
         stdout=subprocess.PIPE,
@@ -75,7 +75,7 @@ def begun(cluster: Cluster, **how: Any) -> subprocess.Popen[str]:
 
 
 def state(cluster: Cluster) -> dict[str, Any]:
-    found = ask_mount(str(cluster.mnt(0)), Request.WARM_UP_STATE)
+    found = ask_mount(str(cluster.mnt(0)), IoctlRequest.WARM_UP_STATE)
     assert isinstance(found, dict)
     return found
 
@@ -86,6 +86,14 @@ def once(dataset: Dataset) -> dict[str, int]:
 
 def chunks_of(dataset: Dataset) -> int:
     return sum(-(-each.size // CHUNK) for each in dataset.files)
+
+
+def check_read(counted: StandIn, least: Mapping[str, int], doubts: Doubts) -> None:
+    """The source read each byte of *least* once, and more only in place of suspected nodes."""
+    found = Counter(counted.counts().read_bytes)
+    assert Counter(least) - found == Counter(), "all was read"
+    extra = (found - Counter(least)).total()
+    doubts.allow(-(-extra // CHUNK), doubts.reads, "chunks read")
 
 
 def all_read(cluster: Cluster, nodes: list[int], dataset: Dataset) -> None:
@@ -99,6 +107,7 @@ def test_each_byte_is_read_once_and_none_when_it_is_used(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path, disk: bool
 ) -> None:
     cluster = with_tier(started, counted, *(on_disk(tmp_path) if disk else ()))
+    watch = cluster.watch()
     outcome = fill(cluster, node=1)
     assert (outcome["phase"], outcome["files"], outcome["chunks"]) == (
         "done",
@@ -109,15 +118,17 @@ def test_each_byte_is_read_once_and_none_when_it_is_used(
     assert (outcome["nodes"], outcome["nodes_complete"], outcome["roster"]) == (3, 3, 3)
     assert outcome["lacking"] == outcome["gone"] == outcome["unheard"] == []
     assert outcome["left_bytes"] == outcome["failed"] == 0
-    assert counted.counts().read_bytes == once(dataset)
+    doubts = watch.doubts()
+    check_read(counted, once(dataset), doubts)
     stats = [cluster.stats(node)["tier"] for node in cluster.everywhere()]
     assert all(each["hits"]["source"] for each in stats), "each node has read its own"
     assert sum(each["hits"]["peer"] for each in stats) == 0, "and nobody else's"
 
     counted.reset_counts()
     all_read(cluster, cluster.everywhere(), dataset)
-    assert counted.counts().total("read") == 0
-    assert counted.counts().total("open") == 0
+    doubts = watch.doubts()
+    check_read(counted, {}, doubts)
+    doubts.allow(counted.counts().total("open"), doubts.reads, "files opened")
 
 
 def test_the_second_time_there_is_nothing_to_do_also_after_a_restart(
@@ -159,12 +170,13 @@ def test_what_a_node_had_that_is_killed_meanwhile_the_others_have(
         counted.release(rule)
         said, complaint = filling.communicate(timeout=120)
     assert filling.returncode == 0, (said, complaint)
+    watch = cluster.watch([2])
     outcome = json.loads(said)
     assert (outcome["gone"], outcome["nodes"], outcome["nodes_complete"]) == (["node2"], 2, 2)
     assert outcome["done_bytes"] == dataset.total_bytes
     counted.reset_counts()
     all_read(cluster, [0, 1], dataset)
-    assert counted.counts().total("read") == 0
+    check_read(counted, {}, watch.doubts([2]))
 
 
 def test_a_bar_tells_how_far_it_is_if_there_is_a_terminal(
@@ -203,11 +215,15 @@ def test_whoever_interrupts_it_stops_all_nodes(
     started: Starter, dataset: Dataset, counted: StandIn
 ) -> None:
     cluster = with_tier(started, counted)
+    watch = cluster.watch()
     rule = counted.hang("**", ops=["read"])
     with begun(cluster) as filling:
         counted.wait_for_hanging(NODES)
         filling.send_signal(signal.SIGINT)
-        filling.communicate(timeout=60)
+        try:
+            filling.communicate(timeout=60)
+        finally:
+            filling.kill()  # which does nothing to a warmup that has ended
     assert filling.returncode == 130
     eventually(lambda: state(cluster)["phase"] == "failed", "it has ended")
     assert "stopped" in state(cluster)["error"]
@@ -219,13 +235,14 @@ def test_whoever_interrupts_it_stops_all_nodes(
     most = NODES * FILLS_AT_ONCE
     assert 0 < sum(counted.counts().read_bytes.values()) <= most * CHUNK < dataset.total_bytes
     assert fill(cluster)["done_bytes"] == dataset.total_bytes, "and it can be begun again"
-    assert counted.counts().read_bytes == once(dataset)
+    check_read(counted, once(dataset), watch.doubts())
 
 
 def test_what_does_not_fit_is_said_beforehand_and_what_fits_is_kept(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
 ) -> None:
     cluster = with_tier(started, counted, *on_disk(tmp_path, "8MiB"))
+    watch = cluster.watch()
     done = copperfs("warmup", "--ring", "--json", cluster.mnt(0), ".")
     assert done.returncode == 1
     assert done.stderr.startswith("the set takes more than the data tier holds: ")
@@ -240,7 +257,10 @@ def test_what_does_not_fit_is_said_beforehand_and_what_fits_is_kept(
     least = sum(min(each, int(0.9 * 8 * MIB)) for each in owned.values())
     assert least <= outcome["done_bytes"] <= NODES * 8 * MIB
     read = sum(counted.counts().read_bytes.values())
-    assert read == outcome["done_bytes"], "nothing was read in vain"
+    in_vain = read - outcome["done_bytes"]
+    doubts = watch.doubts()
+    assert in_vain >= 0
+    doubts.allow(-(-in_vain // CHUNK), doubts.reads, "chunks read in vain")
     evictions = [cluster.stats(n)["tier"]["disk"]["evictions"] for n in cluster.everywhere()]
     assert evictions == [0] * NODES
     assert fill(cluster, code=1)["done_bytes"] == read

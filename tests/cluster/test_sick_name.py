@@ -1,4 +1,4 @@
-"""One name that the source cannot tell about costs a job neither its directory nor a storm."""
+"""A single name that the source cannot look up costs a job neither its directory nor a storm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.core.sick_names import BELIEVED_S
+from copperfs.node.cache.failed_names import BELIEVED_S
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import PATIENT, Cluster, fill
+from tests.cluster.helpers import Cluster, fill
+from tests.mount.doubts import Doubts
 from tests.mount.helpers import errno_of, eventually, name_of
 from tests.standin import StandIn
 
@@ -35,13 +36,16 @@ def is_well(path: Path) -> bool:
     return errno_of(path.lstat) is None
 
 
-def check_healthy_cost(standin: StandIn) -> None:
+def check_healthy_cost(standin: StandIn, doubts: Doubts) -> None:
+    """One scan, and one read of each file; more only in place of suspected nodes."""
     counts = standin.counts()
-    assert counts.total("opendir", "d") == 1
-    for index in range(FILES):
-        if index != SICK:
-            assert counts.total("open", f"d/f{index}") == 1
-            assert counts.total("lookup", f"d/f{index}") == 1 + 1  # listed, and opened
+    healthy = [f"d/f{index}" for index in range(FILES) if index != SICK]
+    scans = counts.total("opendir", "d")
+    opens = {each: counts.total("open", each) for each in healthy}
+    assert min(scans, *opens.values()) >= 1
+    doubts.allow(scans - 1 + sum(opens.values()) - len(opens), doubts.reads, "listed, and opened")
+    for each in healthy:
+        assert counts.total("lookup", each) == scans + opens[each]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOTCONN], ids=errno.errorcode.get)
@@ -50,7 +54,8 @@ def test_a_sick_name_costs_the_job_one_scan_and_few_looks(
 ) -> None:
     fill(source, "d", FILES)
     standin.fail(f"d/f{SICK}", code, ops=["lookup", "getattr"])
-    cluster = started(NODES, *PATIENT, of=standin.mountpoint)
+    cluster = started(NODES, of=standin.mountpoint)
+    watch = cluster.watch()
     standin.reset()
     began = time.monotonic()
 
@@ -61,10 +66,12 @@ def test_a_sick_name_costs_the_job_one_scan_and_few_looks(
 
     with ThreadPoolExecutor(NODES) as pool:
         list(pool.map(play, cluster.everywhere()))
-    # what each node finds out is believed for a while; and one look was that of the scan
+    # each node believes its own result for a while; and one lookup was that of the scan
     periods = 1 + int((time.monotonic() - began) / BELIEVED_S)
-    assert standin.counts().total("lookup", f"d/f{SICK}") <= 1 + NODES * periods
-    check_healthy_cost(standin)
+    doubts = watch.doubts()
+    beyond = standin.counts().total("lookup", f"d/f{SICK}") - (1 + NODES * periods)
+    doubts.allow(max(0, beyond), doubts.reads, "looks at the sick name")
+    check_healthy_cost(standin, doubts)
 
     standin.heal()
     sick = f"d/f{SICK}"
@@ -72,7 +79,8 @@ def test_a_sick_name_costs_the_job_one_scan_and_few_looks(
         path = cluster.mnt(node) / sick
         eventually(partial(is_well, path), "it is looked at anew")
         assert path.read_bytes() == (source / sick).read_bytes()
-    assert standin.counts().total("opendir", "d") == 1
+    doubts = watch.doubts()
+    doubts.allow(standin.counts().total("opendir", "d") - 1, doubts.reads, "listed")
 
 
 def test_a_name_that_hangs_costs_the_job_one_scan_and_one_thread(
@@ -80,14 +88,17 @@ def test_a_name_that_hangs_costs_the_job_one_scan_and_one_thread(
 ) -> None:
     fill(source, "d", FILES)
     standin.hang(f"d/f{SICK}", ops=["lookup", "getattr"])
-    cluster = started(NODES, *PATIENT, of=standin.mountpoint)
+    cluster = started(NODES, of=standin.mountpoint)
+    watch = cluster.watch()
     standin.reset()
     with ThreadPoolExecutor(NODES) as pool:
         list(pool.map(lambda node: read_others(cluster, source, node), cluster.everywhere()))
-    assert standin.counts().total("lookup", f"d/f{SICK}") == 1
-    check_healthy_cost(standin)
+    doubts = watch.doubts()
+    doubts.allow(standin.counts().total("lookup", f"d/f{SICK}") - 1, doubts.reads, "looks at it")
+    check_healthy_cost(standin, doubts)
     standin.heal()
     sick = f"d/f{SICK}"
     for node in cluster.everywhere():
         assert (cluster.mnt(node) / sick).read_bytes() == (source / sick).read_bytes()
-    assert standin.counts().total("opendir", "d") == 1
+    doubts = watch.doubts()
+    doubts.allow(standin.counts().total("opendir", "d") - 1, doubts.reads, "listed")

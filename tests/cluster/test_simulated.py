@@ -1,10 +1,9 @@
-"""The simulator against real daemons on this machine: the same job, done twice.
+"""The simulator against real daemons on this machine: both run the same job.
 
-Nodes read one after the other, each in the opposite order of its parent, so that nobody follows
-anybody and nothing depends on who was faster. Then there is one right number of everything, and the
-simulated nodes have to come to the same as the real ones: operations at the source, questions and
-answers between nodes, and bytes. How long it takes is compared where time is measured (``make
-bench ARGS=simulated``).
+Nodes read one after the other, each in the opposite order of its parent, so that no node follows
+another and nothing depends on speed. Then each count has one right value, and simulated nodes have
+to reach the same counts as real ones: operations at the source, requests and replies between nodes,
+and bytes. Durations are compared where time is measured (``make bench ARGS=simulated``).
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from copperfs.core.seats import depth_of
-from copperfs.core.trail import STEP_MAX
-from copperfs.sim.world import MIB, Job, World
-from copperfs.types import Path as SourcePath
+from copperfs.lab.sim.world import MIB, Job, World
+from copperfs.model.types import Path as SourcePath
+from copperfs.node.prefetch.access_history import STEP_MAX
+from copperfs.node.routing.kary_tree import depth_of
 from tests.cluster.conftest import Starter
 from tests.cluster.helpers import PATIENT, Cluster
 
 FANOUT = 2
 SIZES = (1, 300, 4096, 70_000, 1, 1, 100, 5000, 1 << 20, 7, (1 << 20) + 1, 3 * MIB + 17, 9)
-# No empty file: the kernel does not read one. More in a directory than what a follower may skip.
+# No empty file: the kernel does not read one. A directory has more files than a follower may skip.
 FILES_IN_EACH = STEP_MAX + 8
 FILES = {
     f"d{directory}/f.{number}": SIZES[number % len(SIZES)]
@@ -40,7 +39,7 @@ def order_of(node: int) -> list[str]:
 
 
 def done_by_real_nodes(cluster: Cluster, nodes: int) -> list[dict[str, Any]]:
-    cluster.reset()  # for this the kernel wants to know what the top is, and the node asks
+    cluster.reset()  # for this the kernel looks up the top, and the node requests it
     cluster.reset()
     for node in range(nodes):
         for name in order_of(node):
@@ -70,6 +69,7 @@ def test_simulated_nodes_do_what_real_ones_do(started: Starter, source: Path, no
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
+    # No node of the simulated job is late; real nodes are compared with that.
     options = ("--fanout", str(FANOUT), "--no-read-ahead", "--memory", "256MiB", *PATIENT)
     real = done_by_real_nodes(started(nodes, *options), nodes)
     world = done_by_simulated_nodes(nodes)

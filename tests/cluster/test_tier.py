@@ -1,4 +1,4 @@
-"""The data tier of a cluster: who has how much of it, and where its chunks lie."""
+"""The data tier of a cluster: each node's share of it, and where its chunks lie."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from copperfs.fuse.ioctl import Request, ask_mount
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import PATIENT, Cluster
+from tests.cluster.helpers import Cluster
+from tests.mount.doubts import Doubts
 from tests.mount.helpers import copperfs, eventually
 from tests.standin import StandIn
 
@@ -40,6 +41,13 @@ def hits(cluster: Cluster) -> Any:
     return all_stats(cluster)["total"]["tier"]["hits"]
 
 
+def check_read(standin: StandIn, name: str, least: int, doubts: Doubts) -> None:
+    """The source gave this many bytes, and more only in place of suspected nodes."""
+    found = standin.counts().read_bytes.get(name, 0)
+    assert found >= least
+    doubts.allow(-(-(found - least) // MIB), doubts.reads, f"chunks of {name} read")
+
+
 def test_each_node_has_a_directory_of_its_own_which_goes_with_the_cluster(
     started: Starter, content: bytes, tmp_path: Path
 ) -> None:
@@ -59,23 +67,30 @@ def test_what_was_there_before_stays_for_the_next_cluster(
         (tmp_path / f"nvme{node}" / f"node{node}").mkdir(mode=0o700)
     for node in range(3):  # one path for all, as the nodes of a job have it
         (tmp_path / f"node{node}").symlink_to(tmp_path / f"nvme{node}")
-    flags = (*PATIENT, "--tier-dir", f"{tmp_path}/%h/%h")
+    flags = ("--tier-dir", f"{tmp_path}/%h/%h")
     cluster = started(3, *flags, of=standin.mountpoint)
+    watch = cluster.watch()
     assert (cluster.mnt(1) / "large").read_bytes() == content
     chunks = SIZE // MIB + 1
-    assert hits(cluster)["source"] == chunks
-    disk = "disk"
-    eventually(
-        lambda: all_stats(cluster)["total"]["tier"][disk]["held"] == chunks, "all are written"
-    )
+
+    def held() -> int:
+        return int(all_stats(cluster)["total"]["tier"]["disk"]["held"])
+
+    eventually(lambda: held() >= chunks, "all are written")
+    doubts = watch.doubts()
+    doubts.allow(hits(cluster)["source"] - chunks, doubts.reads, "chunks read")
+    doubts.allow(held() - chunks, doubts.reads, "chunks kept")
     cluster.remove()
     standin.reset()
 
     cluster = started(3, *flags, of=standin.mountpoint)
+    watch = cluster.watch()
     assert (cluster.mnt(2) / "large").read_bytes() == content
-    found = hits(cluster)
-    assert (found["source"], found["nvme"]) == (0, chunks)
-    assert standin.counts().total("read") == 0
+    found, doubts = hits(cluster), watch.doubts()
+    doubts.allow(found["source"], doubts.reads, "chunks read")
+    # A chunk that a fallback read is not found on the disk of its owner.
+    doubts.allow(chunks - found["nvme"], doubts.reads, "chunks not found on a disk")
+    check_read(standin, "large", 0, doubts)
 
 
 def test_a_killed_node_finds_its_chunks_again(
@@ -158,39 +173,42 @@ def test_a_job_in_which_nobody_keeps_chunks_reads_large_files_node_by_node(
 def test_by_default_a_job_of_several_reads_a_large_file_once(
     started: Starter, standin: StandIn, content: bytes
 ) -> None:
-    cluster = started(3, *PATIENT, of=standin.mountpoint)
+    cluster = started(3, of=standin.mountpoint)
+    watch = cluster.watch()
     for node in cluster.everywhere():
         assert (cluster.mnt(node) / "large").read_bytes() == content
-    assert standin.counts().read_bytes["large"] == SIZE
+    check_read(standin, "large", SIZE, watch.doubts())
 
 
 def test_owners_with_slow_disks_have_the_source_read_once_for_all_nodes(
     started: Starter, standin: StandIn, source: Path, tmp_path: Path
 ) -> None:
-    """More than the memories of both and what may wait to be written hold."""
+    """More than the memories of both nodes and their write backlogs hold."""
     size = 220 * MIB
     data = random.Random("slow").randbytes(size)
     (source / "slow").write_bytes(data)
     cluster = started(
         2,
         *("--tier-dir", str(tmp_path / "tiers"), "--tier-memory", "64MiB"),
-        *("--mover-rate", "20MiB", *PATIENT),
+        *("--mover-rate", "20MiB"),
         of=standin.mountpoint,
     )
+    watch = cluster.watch()
     for node in (0, 1, 0):
         assert (cluster.mnt(node) / "slow").read_bytes() == data
         descriptor = os.open(cluster.mnt(node) / "slow", os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
     total = all_stats(cluster)["total"]
-    assert total["tier"]["hits"]["source"] == size // MIB
-    assert standin.counts().read_bytes["slow"] == size
+    doubts = watch.doubts()
+    doubts.allow(total["tier"]["hits"]["source"] - size // MIB, doubts.reads, "chunks read")
+    check_read(standin, "slow", size, doubts)
     assert total["tier"]["disk"]["waited"] > 0
-    assert total["node"]["fallbacks"] == 0
+    doubts.allow(total["node"]["fallbacks"], doubts.reads, "nobody reads it because a disk is slow")
 
 
 def given_bytes(cluster: Cluster, node: int) -> int:
-    answer: Any = ask_mount(str(cluster.mnt(node)), Request.STATISTICS)
+    answer: Any = ask_mount(str(cluster.mnt(node)), IoctlRequest.STATISTICS)
     given: int = answer["bytes"]["to_children"]
     return given
 
@@ -199,19 +217,19 @@ def given_bytes(cluster: Cluster, node: int) -> int:
 def test_thirty_two_nodes_want_one_library_at_the_same_time(
     started: Starter, standin: StandIn, source: Path
 ) -> None:
-    """Its owner gives each chunk as often as the fan-out says, and the source is read once."""
+    """Its owner sends each chunk as often as the fan-out says, and the source is read once."""
     nodes, fanout, size = 32, 3, 8 * MIB
     library = random.Random("library").randbytes(size)
     (source / "library").write_bytes(library)  # one owner has all of it
     cluster = started(
         nodes,
         *("--fanout", str(fanout), "--tree-max", "1MiB", "--tier-memory", "64MiB"),
-        # Nobody asks another one as well because a node of a busy machine is late.
-        *("--security", "none", *PATIENT),
+        *("--security", "none"),
         of=standin.mountpoint,
     )
     for node in cluster.everywhere():
         assert os.listdir(cluster.mnt(node)) == ["library"]
+    watch = cluster.watch()
     before = [given_bytes(cluster, node) for node in cluster.everywhere()]
     standin.reset()
     read: list[bytes] = []
@@ -225,7 +243,13 @@ def test_thirty_two_nodes_want_one_library_at_the_same_time(
     for thread in threads:
         thread.join()
     assert read == [library] * nodes
-    assert standin.counts().read_bytes["library"] == size
+    doubts = watch.doubts()
+    check_read(standin, "library", size, doubts)
     gave = [given_bytes(cluster, node) - before[node] for node in cluster.everywhere()]
-    assert sum(gave) == (nodes - 1) * size, "nobody was given a chunk twice"
-    assert max(gave) <= fanout * size, "the owner, or any other"
+    # A node that was asked as well, or instead, may send a chunk that another one sends, too. A
+    # node that falls back to the source gets none.
+    more = sum(gave) - (nodes - 1) * size
+    doubts.allow(max(0, -(-more // MIB)), doubts.asks, "chunks given")
+    doubts.allow(max(0, -(more // MIB)), doubts.reads, "chunks not given")
+    by_one = max(gave) - fanout * size
+    doubts.allow(max(0, -(-by_one // MIB)), doubts.asks, "chunks given by the owner, or any other")

@@ -1,4 +1,4 @@
-"""The scripts of ``examples/``, executed as they are; what differs here comes by variables."""
+"""The scripts of ``examples/``, executed as they are; the tests adapt them by variables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ os.write(1, f"PREFIX {sys.prefix} MINE {mine.__file__}\\n".encode())  # all at o
 
 
 class Site:
-    """A shared filesystem with an environment and a program, and who is asked for copperfs."""
+    """A shared filesystem with an environment and a program, and an account of the requests to
+    copperfs."""
 
     def __init__(self, where: Path) -> None:
         self.where = where
@@ -51,7 +52,7 @@ class Site:
         self.packages = packages
 
     def variables(self, *flags: str) -> dict[str, str]:
-        """What a script is told; *flags* are for copperfs."""
+        """The variables of a script; *flags* are for copperfs."""
         command = self.where / "copperfs"
         command.write_text(f'#!/bin/sh\nexec {" ".join(COPPERFS)} "$@"\n')
         if flags:  # before what the example gives
@@ -70,7 +71,7 @@ class Site:
         }
 
     def check(self, output: str, lines: int, mounts: str = r"/tmp/copperfs-") -> None:
-        """That many processes ran, all with the environment as the mount shows it."""
+        """Check that this many processes ran, all with the environment as the mount shows it."""
         found = [line.split() for line in output.splitlines() if line.startswith("PREFIX")]
         assert len(found) == lines, output
         for _, prefix, _, mine in found:
@@ -140,7 +141,7 @@ SAMPLE_BYTES = 3 * 64 * 64
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[StandIn]:
-    """What can be told apart, on a filesystem without pages of its own: each read is counted."""
+    """Distinguishable files, on a filesystem without a page cache: each read is counted."""
     files = tmp_path / "files"
     rng = random.Random(7)
     for name, least in (("dark", 0), ("light", 100)):
@@ -221,8 +222,8 @@ def batch(
     where: Path,
     nodes: int = NODES,
 ) -> str:
-    """``sbatch`` it, and what it printed. (``--wait`` would look too seldom.) All nodes are this
-    machine, and are told apart by the number that Slurm gives them."""
+    """``sbatch`` it, and return what it printed. (``--wait`` would poll too seldom.) All nodes are
+    this machine, and differ by the number that Slurm gives them."""
     output = where / "output"
     done = subprocess.run(
         [

@@ -1,35 +1,34 @@
-"""Compiles the front, and the source's pool, without Python, with this directory's harnesses."""
+"""Builds the front, and the source's pool, without Python, with this directory's harnesses."""
 
+import os
 import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FRONT = HERE.parents[1] / "copperfs" / "fuse" / "front"
+NATIVE = HERE.parents[1] / "copperfs" / "native"
+FRONT = NATIVE / "front"
 CORPUS = HERE / "corpus"
 
-# All but module.c, the Python face.
-SOURCES = sorted(path for path in FRONT.glob("*.c") if path.name != "module.c")
-SOURCE_POOL = [
-    HERE.parents[1] / "copperfs" / "source" / f"{name}.c"
-    for name in ("pool", "files", "filesystems", "below", "read", "scan", "watch")
-]
-TABLES = [FRONT / "tables.c", FRONT / "chunks.c", FRONT / "walks.c"]
+SHARED = [NATIVE / "blob.c", NATIVE / "mentions.c"]
+SOURCES = [*SHARED, *sorted(FRONT.glob("*.c"))]
+SOURCE_POOL = [*SHARED, *sorted((NATIVE / "source").glob("*.c"))]
+TABLES = [NATIVE / "blob.c", FRONT / "tables.c", FRONT / "chunks.c", FRONT / "walks.c"]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
 # The list of idle nodes has its head within the tables, which is an extension of GNU C.
 CLANG_WARNINGS = [*WARNINGS, "-Wno-gnu-variable-sized-type-not-at-end"]
 
-# What world.c does in their stead, so that one input always does the same.
+# The functions that world.c replaces, so that one input always does the same.
 _WORLD_CALLS = ["writev", "send", "pthread_create", "pthread_cond_wait"]
 _FEW_BUCKETS = "-DCHUNK_BUCKETS=8"
 WORLD = [_FEW_BUCKETS, *(f"-D{call}=world_{call}" for call in _WORLD_CALLS)]
 
-# Each fuzzer, with what it is made of.
+# Each fuzzer, with its source files.
 FUZZERS: dict[str, list[str | Path]] = {
     "requests": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_requests.c"],
     "replies": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_replies.c"],
     "listing": [*TABLES, HERE / "fuzz_listing.c"],
-    # so few bits that hardly a name has its cookie alone
+    # so few bits that most names share their cookie
     "collisions": ["-DCOOKIE_BITS=3", *TABLES, HERE / "fuzz_listing.c"],
 }
 FREED_AFTER_LOCK: list[str | Path] = [
@@ -47,7 +46,7 @@ KEPT_EXTENTS: list[str | Path] = [
 ]
 LATE_DENIAL: list[str | Path] = ["-Dwritev=late_writev", *SOURCES, HERE / "late_denial.c"]
 STRESS_SOURCE: list[str | Path] = [
-    "-Dfstatat=stressed_fstatat",
+    *(f"-D{call}=stressed_{call}" for call in ("fstatat", "close", "realloc")),
     *SOURCE_POOL,
     HERE / "stress_source.c",
 ]
@@ -67,7 +66,7 @@ def build(compiler: str, sanitizers: str, parts: list[str | Path], program: Path
 
 
 def run(command: list[str | Path], *, timeout_s: float) -> str:
-    """The output of a program that has nothing to complain about."""
+    """The output of a program that must report no error."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -75,6 +74,8 @@ def run(command: list[str | Path], *, timeout_s: float) -> str:
         text=True,
         errors="replace",
         timeout=timeout_s,
+        # A program with a race may hang after it.
+        env=os.environ | {"TSAN_OPTIONS": "halt_on_error=1"},
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]

@@ -1,8 +1,8 @@
-/* What must hold of the tables, and of replies to the kernel, at any time. */
+/* Invariants of the tables, and of replies to the kernel, that hold at any time. */
 #ifndef CHECK_H
 #define CHECK_H
 
-#include "../../copperfs/fuse/front/front.h"
+#include "../../copperfs/native/front/front.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static inline uint32_t chunks_check(struct tables *t, const struct node *n)
 	return count;
 }
 
-/* In rows that tell nothing: what no node may have. */
+/* In rows without attributes: a value that no node may have. */
 enum { UNKNOWN_LINKS = 0xdead };
 
 static inline void node_check(struct tables *t, struct node *n, uint32_t children)
@@ -52,7 +52,7 @@ static inline void node_check(struct tables *t, struct node *n, uint32_t childre
 	CHECK(n->name_length >= 1 && n->name_length <= 255);
 	CHECK(n->parent && node_by_id(t, n->parent->id) == n->parent);
 	CHECK(!n->attached || node_by_name(t, n->parent, n->name, n->name_length) == n);
-	CHECK(n->nlookup || n->children || n->idle); /* or else somebody should have freed it */
+	CHECK(n->nlookup || n->children || n->idle); /* otherwise it should have been freed */
 	CHECK(!(n->idle && n->nlookup));
 	CHECK(!n->negative || (!n->nlookup && !n->object && !n->handle && !n->first_chunk));
 	CHECK(!n->first_chunk || S_ISREG(n->attr.mode));
@@ -103,7 +103,7 @@ static inline void tables_check(struct tables *t)
 	CHECK(nodes == t->nodes && attached == named);
 	CHECK(idle == idle_flags && idle == t->idle_count && idle <= t->idle_max);
 	CHECK(handles <= t->handle_max && extents <= EXTENTS_NODES_MAX);
-	CHECK(t->nodes / 4 <= t->nodes_max);
+	CHECK(t->nodes / 8 <= t->mask + 1);
 	CHECK(!t->dropped && !t->dropped_chunks && !t->dropped_listings && !t->dropped_blobs);
 	for (const struct chunk *c = t->touched; c; c = c->touched.next)
 		touched++;
@@ -141,8 +141,8 @@ static inline void names_check(const char *data, size_t size, bool plus, uint64_
 	}
 }
 
-/* Would the kernel take this for an answer to that request?  Tells of each node that it
- * refers to from then on. */
+/* Would the kernel accept this as a reply to that request? Reports each node that the kernel refers
+ * to from then on. */
 static inline void reply_check(const char *request, const struct fuse_out_header *out,
 			       const char *data, found_node *found, void *context)
 {

@@ -1,4 +1,4 @@
-/* Whatever bytes the handlers may send, while one request of each kind waits for them. */
+/* Fuzzer of the handlers' replies: any bytes, while one request of each kind waits. */
 #include "world.h"
 
 #include <linux/ioctl.h>
@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	world_begin(100);
 	ask_one_of_each();
 	while (in.size) {
-		/* the first byte may turn raw bytes into something that gets further */
+		/* the first byte may turn raw bytes into input that gets further */
 		uint8_t how = take_byte(&in), length = take_byte(&in);
 		size_t taken = take_bytes(&in, reply, 16 + (how & 32 ? 2 : 1) * (size_t)length);
 		struct fuse_out_header *out = (struct fuse_out_header *)reply;

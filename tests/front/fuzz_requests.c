@@ -1,4 +1,4 @@
-/* Sequences of requests from the kernel, between publishing, withdrawing and answers. */
+/* Fuzzer of sequences of requests from the kernel, between publishing, withdrawing and answers. */
 #include "world.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);

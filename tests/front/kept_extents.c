@@ -1,9 +1,11 @@
 /*
- * Where files have data is kept while two are walked in turns, and answered with also when all is
- * cleared right after it was found.
+ * The extents of files (where they have data) stay cached while two are walked in turns.
  *
- * The front's pthread_mutex_unlock is ours: once it is told to, it clears the tables as another
- * thread may that waited for their lock.
+ * They also answer if everything is cleared right after the lookup. The open file of one stays as
+ * well, while another is opened anew.
+ *
+ * The front's pthread_mutex_unlock is ours. On command it clears the tables, as another thread may
+ * that waited for their lock.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -71,7 +73,7 @@ static struct node *file_of(struct tables *t, const char *name)
 	return node;
 }
 
-/* The other one is also let go of now and then, and asked for again. */
+/* The other node is also released now and then, and asked for again. */
 static void walk_in_turns(struct tables *t, struct node *one, struct node *other)
 {
 	node_set_extents(t, one, extents_of());
@@ -83,19 +85,46 @@ static void walk_in_turns(struct tables *t, struct node *one, struct node *other
 	}
 }
 
-/* So many files at a time, and no more. */
+static void set_handle(struct tables *t, struct node *node)
+{
+	struct handle *handle = calloc(1, sizeof(*handle));
+
+	CHECK(handle);
+	atomic_init(&handle->refs, 1);
+	handle->fd = -1;
+	node_set_handle(t, node, handle);
+}
+
+static void open_in_turns(struct tables *t, struct node *one, struct node *other)
+{
+	set_handle(t, one);
+	for (unsigned i = 0; i < 4 * t->handle_max; i++) {
+		if (i % 2)
+			node_drop_handle(t, other);
+		set_handle(t, other);
+		CHECK(one->handle && other->handle);
+	}
+}
+
+/* At most this many files at a time. */
 static void walk_many(struct tables *t)
 {
-	unsigned kept = 0;
+	unsigned kept = 0, open = 0;
 
+	t->handle_max = EXTENTS_NODES_MAX; /* the first places of its ring */
+	t->handle_next = 0;
 	for (unsigned i = 0; i < 2 * EXTENTS_NODES_MAX; i++) {
 		char name = (char)(128 + i);
+		struct node *node = file_of(t, &name);
 
-		node_set_extents(t, file_of(t, &name), extents_of());
+		node_set_extents(t, node, extents_of());
+		set_handle(t, node);
 	}
-	for (uint64_t id = FUSE_ROOT_ID; id < t->next_id; id++)
+	for (uint64_t id = FUSE_ROOT_ID; id < t->next_id; id++) {
 		kept += node_by_id(t, id)->extents != NULL;
-	CHECK(kept == EXTENTS_NODES_MAX);
+		open += node_by_id(t, id)->handle != NULL;
+	}
+	CHECK(kept == EXTENTS_NODES_MAX && open == EXTENTS_NODES_MAX);
 }
 
 static bool begin_seek(void *pool, const char *path, const struct version *version,
@@ -135,6 +164,7 @@ int main(void)
 	one = file_of(t, "a");
 	other = file_of(t, "b");
 	walk_in_turns(t, one, other);
+	open_in_turns(t, one, other);
 	walk_many(t);
 	node_withdraw(t, one);
 	tables_unlock(t);
@@ -145,16 +175,16 @@ int main(void)
 	begun.done(&front, begun.unique, extents_of());
 	CHECK(answers == 1 && answered.offset == HOLE && !front.pending_count);
 
-	/* who has waited for this file until the deadline is not kept waiting again at once */
+	/* a request that has waited for this file until the deadline does not wait again at once */
 	begun.done = NULL;
-	other->hung_until = now_ns() + HANGS_NS;
+	other->hung.until = now_ns() + HANGS_NS;
 	node_withdraw(t, other);
 	ask(other->id, SEEK_HOLE, scratch);
 	CHECK(begun.done && answers == 1); /* it was a read */
 	begun.done(&front, begun.unique, NULL);
 	CHECK(answers == 2 && answered.offset == SIZE);
 	begun.done = NULL;
-	other->hung_seek = true;
+	other->hung.seek = true;
 	ask(other->id, SEEK_HOLE, scratch);
 	CHECK(!begun.done && answers == 3 && answered.offset == SIZE);
 	front_destroy(&front);

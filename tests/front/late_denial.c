@@ -1,9 +1,11 @@
 /*
- * "No such name" is found, the front is cleared before that is written, and the kernel is told to
- * look everything up again: that comes after it, or the kernel would believe it for ever.
+ * Order of a denial and an invalidation: the notification must come after the denial.
  *
- * The front's writev is ours: it holds the answer back until whoever tells the kernel waits for it,
- * or has told something.
+ * The front finds "no such name", and is cleared before it writes that. The kernel is told to look
+ * everything up again. If that came first, the kernel would believe the denial without end.
+ *
+ * The front's writev is ours: it holds the answer back until the thread that notifies the kernel
+ * waits for it, or has notified.
  */
 #define _GNU_SOURCE
 #include "check.h"

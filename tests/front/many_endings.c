@@ -1,10 +1,10 @@
 /*
- * Files of a directory with very many endings are asked for, one after the other: how often a name
- * is looked at for that.
+ * Cost of read-ahead in a directory with very many endings: counts the names that are examined
+ * while its files are requested one after the other.
  *
  *   many_endings NAMES FILES
  *
- * Each ending has so many files.  Prints how many were begun to be read ahead, and the steps.
+ * Each ending has FILES files.  Prints how many read-aheads were begun, and the steps.
  */
 #include "check.h"
 

@@ -1,17 +1,17 @@
-"""Inputs for the fuzzers to start from: sound listings, and steps at random."""
+"""Seeds of the fuzzers: sound listings, and steps at random."""
 
 import random
 import struct
 from pathlib import Path
 
-from copperfs.core.listing import pack_listing
-from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
+from copperfs.model.listing import pack_listing
+from copperfs.model.types import ATTRIBUTES_BYTES, Attributes, Entry
 
 _UNIQUE_RETRY = 1 | 2 | 8  # see fuzz_replies.c
 _UNIQUE_SUCCESS = 1 | 2 | 4
 
 
-# Steps of world.c that bytes at random hardly ever find.
+# Steps of world.c that random bytes hardly ever find.
 _ROOM_FOR_MANY = bytes([3])
 _PUBLISH_ROOT = bytes([14, 1, 0, 1, 0, 0, 1, 3])  # with a directory, granted with all below it
 _LOOK_UP_DIRECTORY = bytes([0, 0, 1])
@@ -28,14 +28,14 @@ _LISTINGS = [
     _BEGIN_TO_LIST + _LISTED_BARE + _LOOK_INTO_IT,
     _BEGIN_TO_LIST + _LISTED_LINKS + _LOOK_INTO_IT,
     _BEGIN_TO_LIST + bytes([6, 0, 5, 1, 2]) + _LISTED,  # READDIRPLUS joins
-    # with rows that tell nothing: looked up, and listed with READDIRPLUS
+    # with rows without attributes: looked up, and listed with READDIRPLUS
     _ROOM_FOR_MANY
     + bytes([14, 1, 4, 8, 0, 0, 1, 1, 2, 1, 3, 0, 1, 3])
     + bytes([0, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0, 3, 6, 0, 5, 1, 2]),
 ]
 
 
-# A large file, and what is done with its chunks.
+# A large file, and operations on its chunks.
 _NAME_LARGE_FILE = bytes([15, 1, 0, 1, 182, 1])
 _LOOK_IT_UP = bytes([0, 0, 1])
 _READ_ALL, _READ_SOME = bytes([19, 7, 0, 0, 255, 2]), bytes([19, 7, 31, 240, 40, 2])
@@ -84,12 +84,12 @@ def write_seeds(fuzzer: str, directory: Path) -> None:
 
 
 def _steps(rng: random.Random) -> bytes:
-    """Bytes of which the small ones are frequent: low node numbers, the first names."""
+    """Random bytes of which small ones are frequent: low node numbers, the first names."""
     return bytes(rng.choice((rng.randrange(24), rng.randrange(256))) for _ in range(600))
 
 
 def _replies(rng: random.Random) -> bytes:
-    # to INIT, which is asked first: a sound answer that sets every flag
+    # to INIT, which comes first: a sound answer that sets every flag
     init = struct.pack("<IIQ", 80, 0, 0) + struct.pack("<IIII", 7, 38, 0, 0xFFFFFFFF)
     replies = [bytes([_UNIQUE_SUCCESS, 64]) + init + rng.randbytes(48)]
     for _ in range(rng.randrange(1, 12)):

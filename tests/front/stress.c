@@ -1,18 +1,18 @@
 /*
- * The whole front with all its threads, on a socketpair instead of /dev/fuse.
+ * Stress test of the whole front with all its threads, on a socketpair instead of /dev/fuse.
  *
  *   stress REQUESTS
  *
  * kernel     sends requests with up to WINDOW of them unanswered, and checks every reply:
- *            sound, to a request that waits, and only one.  It forgets what it was told of,
- *            interrupts some requests, and is also the memory of references.
+ *            sound, to a request that waits, and only one.  It forgets the nodes that replies
+ *            named, interrupts some requests, and also keeps the counts of references.
  * handlers   answer misses: they publish and say RETRY, or an error, or bytes, or twice;
  *            files of one size come in chunks
  * disturber  publishes, withdraws, clears, sheds and invalidates all the time
  * sources    end the fetches that the front starts by itself
  *
- * At the end everything was answered, and after forgetting all of it nothing but the root
- * is left.  Nothing sleeps; everything is bounded by counts.
+ * At the end every request was answered, and after forgetting all nodes only the root is
+ * left.  No thread sleeps; counts bound everything.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -53,9 +53,9 @@ static uint32_t random_of(uint64_t *state)
 	return (uint32_t)(*state >> 33);
 }
 
-/* What two chunks have in the same place differs. */
+/* Two chunks differ in every place. */
 static char spread(uint64_t at) { return (char)(at + at / 4096 * 31); }
-/* Of a compiled __init__, which begins with what it mentions. */
+/* The file of a compiled __init__, which begins with the names that it mentions. */
 enum { COMPILED = 4, ITSELF = 5, LIBRARY = 14 };
 static const char mentioned[] = "\xa7\x0d\r\n\0\0\0\0\0\0\0\0\0\0\0\0"
 				"c\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0NN"
@@ -130,7 +130,7 @@ static void pack_names(void)
 	}
 }
 
-/* --- publishing, as module.c does it --- */
+/* --- publishing, as front_type.c does it --- */
 
 static void publish_listing(uint64_t id, uint64_t *state)
 {
@@ -144,26 +144,22 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	listing->granted = random_of(state) % 2;
 	listing->granted_below = random_of(state) % 2;
 	listing->read_ahead = random_of(state) % 2;
-	/* as if one file had been asked for: two of one listing seldom are */
+	/* as if one file had been requested: two of one listing seldom are */
 	ending = ending_find(front, listing, ".n", 2);
 	CHECK(ending);
 	ending->asked = listing_row(listing, 2);
+	if (!front_publish_listing(front, id, listing))
+		return;
 	tables_lock(&front->tables);
 	node = node_by_id(&front->tables, id);
-	if (node && S_ISDIR(node->attr.mode)) {
-		node_set_listing(&front->tables, node, listing);
-		ahead_listed(front, node);
-		listing = NULL;
+	if (node)
 		node->fresh_until = FRESH_FOREVER;
-	}
 	tables_unlock(&front->tables);
-	listing_free(listing);
-	ahead_start(front);
 }
 
 static _Atomic uint64_t look_into;
 
-/* So that the front lists a directory by itself when it is looked into next. */
+/* The front then lists a directory by itself at the next lookup in it. */
 static void grant_listing(uint64_t *state)
 {
 	struct tables *t = &front->tables;
@@ -194,26 +190,20 @@ static void grant_listing(uint64_t *state)
 
 static void publish_name(uint64_t id, const char *name, uint64_t *state)
 {
+	uint64_t fresh_until = random_of(state) % 4 ? FRESH_FOREVER : 0;
 	struct fuse_attr attr;
 	unsigned number = 0;
-	struct node *parent;
+	bool is_there = sscanf(name, "name%u", &number) == 1 && random_of(state) % 8;
 
-	tables_lock(&front->tables);
-	parent = node_by_id(&front->tables, id);
-	if (sscanf(name, "name%u", &number) == 1 && random_of(state) % 8) {
+	if (is_there)
 		attributes_of(number, random_of(state) % 3, &attr);
-		if (parent)
-			node_obtain(&front->tables, parent, name, strlen(name), &attr, "to!", 3,
-				    FRESH_FOREVER);
-	} else if (parent) {
-		node_negative(&front->tables, parent, name, strlen(name), FRESH_FOREVER);
-	}
-	tables_unlock(&front->tables);
+	front_publish_entry(front, id, name, strlen(name), is_there ? &attr : NULL, "to!", 3,
+			    fresh_until);
 }
 
 static _Atomic unsigned chunks_published, chunks_taken;
 
-/* Those of [offset, offset + size); some are not as they have to be. */
+/* The extents of [offset, offset + size); some are invalid on purpose. */
 static void publish_chunks(uint64_t id, const struct fuse_attr *attr, uint64_t offset,
 			   uint64_t size, uint64_t *state)
 {
@@ -322,7 +312,7 @@ static bool start_fetch(const struct fetch *fetch, const char *path)
 			sched_yield();
 		return false;
 	}
-	/* a pipe takes what is this small in one piece; when it is full, not now */
+	/* a pipe takes so small a message in one piece; when it is full, not now */
 	return write(source_pipe[1], fetch, sizeof(*fetch)) == sizeof(*fetch);
 }
 
@@ -355,7 +345,7 @@ static bool start_seek(void *pool, const char *path, const struct version *versi
 	return start_fetch(&fetch, path);
 }
 
-/* Data up to the next multiple of 1000, or, if that is odd, a hole before. Some fail. */
+/* Data up to the next multiple of 1000, or, if that is odd, a hole before it. Some fail. */
 static void end_seek(const struct fetch *fetch)
 {
 	struct extents *extents = fetch->tag % 8 == 1 ? NULL
@@ -371,7 +361,7 @@ static void end_seek(const struct fetch *fetch)
 	fetch->done_extents(front, fetch->tag, extents);
 }
 
-/* Some fail, some are bare, some have links to rewrite. */
+/* Some fail, some have no attributes, some have links to rewrite. */
 static void end_list(const struct fetch *fetch)
 {
 	char *bytes = fetch->tag % 8 == 1 ? NULL : malloc(packed_size);
@@ -419,7 +409,7 @@ static void handler_reply(int fd, uint64_t unique, int error, const void *data, 
 	*out = (struct fuse_out_header){ (uint32_t)(sizeof(*out) + size), error, unique };
 	if (size)
 		memcpy(out + 1, data, size);
-	/* may wait: the front's replier never stops taking these */
+	/* may wait: the front's replier always takes these */
 	CHECK(send(fd, message, out->len, MSG_NOSIGNAL) == (ssize_t)out->len);
 }
 
@@ -471,6 +461,7 @@ static void handle(const struct fuse_in_header *in, uint64_t *state)
 {
 	struct fuse_statfs_out statfs = { 0 };
 	struct fuse_ioctl_out ioctl = { 0 };
+	struct fuse_attr attr = { 0 };
 	struct node *node;
 
 	switch (in->opcode) {
@@ -489,8 +480,10 @@ static void handle(const struct fuse_in_header *in, uint64_t *state)
 		tables_lock(&front->tables);
 		node = node_by_id(&front->tables, in->nodeid);
 		if (node)
-			node->fresh_until = FRESH_FOREVER;
+			attr = node->attr;
 		tables_unlock(&front->tables);
+		front_publish_attributes(front, in->nodeid, &attr,
+					 random_of(state) % 2 ? FRESH_FOREVER : 0);
 		break;
 	case FUSE_READLINK:
 		handler_reply(handlers_fd, in->unique, 0, "to!", 3);
@@ -652,6 +645,11 @@ static void bytes_check(const struct sent *asked, const char *data, size_t size)
 		      is_of((char)(data[0] - spread(read->offset)), data, size, read->offset));
 }
 
+static uint32_t opcode_of(const struct sent *asked)
+{
+	return ((const struct fuse_in_header *)asked->request)->opcode;
+}
+
 static void take_reply(void)
 {
 	static _Alignas(8) char reply[REPLY_MAX + 4096];
@@ -672,6 +670,9 @@ static void take_reply(void)
 	answered++;
 	succeeded += !out->error;
 	CHECK(out->error != -ETIMEDOUT); /* all are answered long before */
+	/* for these the handlers publish an answer each time, whatever becomes of it */
+	if (opcode_of(asked) == FUSE_LOOKUP || opcode_of(asked) == FUSE_GETATTR)
+		CHECK(out->error != -EIO);
 	reply_check(asked->request, out, data, remember, NULL);
 	if (!out->error)
 		bytes_check(asked, data, (size_t)size - sizeof(*out));
@@ -727,7 +728,7 @@ static void forget_some(uint64_t *state)
 
 	if (id == FUSE_ROOT_ID)
 		return;
-	/* a reply that is under way may bring more of them: those are for later */
+	/* a reply that is under way may bring more references: those are for later */
 	references[id] = 0;
 	if (random_of(state) % 2)
 		send_alone(FUSE_FORGET, id, &forget, sizeof(forget));
@@ -806,7 +807,7 @@ static void be_the_kernel(uint64_t requests)
 		take_reply();
 }
 
-/* Forgets everything that it was told of. */
+/* Forgets every node that replies have named. */
 static void forget_all(void)
 {
 	for (uint64_t id = 2; id <= highest_id; id++) {
@@ -876,7 +877,7 @@ int main(int argc, char **argv)
 	front->kernel_cache = true;
 	front->deadline_ns = 120000000000u;
 	front->reader = &reader;
-	front->whole_max = 100000; /* of files in chunks the source is asked for holes */
+	front->whole_max = 100000; /* for files in chunks the source is asked for holes */
 	front->finds_holes = true;
 	front->credit = front->credit_most = CREDIT;
 	front->ahead_max = 3;
@@ -891,7 +892,7 @@ int main(int argc, char **argv)
 	be_the_kernel(requests);
 	done = true;
 	forget_all();
-	/* the disturber may sit in a write to us: it is read until the other end is shut */
+	/* the disturber may block in a write to us: we read until the other end is shut */
 	shutdown(kernel_fd, SHUT_WR);
 	for (int i = 0; i < FRONT_THREADS; i++)
 		CHECK(!pthread_join(front->threads[i], NULL));

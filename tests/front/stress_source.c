@@ -1,26 +1,30 @@
 /*
- * The source's pool with all its threads, on a slow source.
+ * Stress test of the source's pool with all its threads, on a slow source.
  *
  *   stress_source DIRECTORY ROUNDS
  *
- * The directory is filled with directories of files and links.  A stat takes as long as the
- * stress says, and fails as the name says: "-N" at its end is the errno.  What is expected is
- * what one thread finds that does all by itself, byte for byte.
+ * The stress fills the directory with directories of files and links.  It sets how long a stat
+ * takes; "-N" at the end of a name is the errno that its stat fails with.  A single thread that
+ * does all the work finds the expected results, which have to match byte for byte.
  *
  * alone      one scan, slow and quick
- * rounds     many scans, looks and reads at once, by the handlers' way and the front's
- * hung       names that hang: one thread each, and the listings come without them
+ * rounds     many scans, lookups and reads at once, by the handlers' way and the front's
+ * hung       names that hang: one thread each, and the listings arrive without them
  * closed     pools that are closed in the midst of scans
  * chunks     pieces of more files than are kept open, which are closed and replaced meanwhile
+ * used up    memory runs out at the end of a scan; descriptors, while a file that is closed for
+ *            that hangs
  */
 #define _GNU_SOURCE
-#include "../../copperfs/source/pool.h"
+#include "../../copperfs/native/source/pool.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -48,7 +52,43 @@ static void pause_ns(long ns)
 	nanosleep(&wait, NULL);
 }
 
-/* What the pool calls for fstatat. */
+#undef close
+#undef realloc
+int close(int fd);
+void *realloc(void *bytes, size_t size);
+
+static _Atomic bool looked; /* since memory last ran out */
+static _Atomic unsigned no_memory; /* how often a realloc fails, each time after a stat */
+static _Atomic bool close_hangs; /* of the next file */
+static _Atomic bool closing;
+
+void *stressed_realloc(void *bytes, size_t size);
+void *stressed_realloc(void *bytes, size_t size)
+{
+	if (no_memory && looked) {
+		looked = false;
+		no_memory--;
+		return NULL;
+	}
+	return realloc(bytes, size);
+}
+
+int stressed_close(int fd);
+int stressed_close(int fd)
+{
+	struct stat status;
+	bool hangs = true;
+
+	if (!fstat(fd, &status) && S_ISREG(status.st_mode) &&
+	    atomic_compare_exchange_strong(&close_hangs, &hangs, false)) {
+		closing = true;
+		while (closing)
+			pause_ns(100000);
+	}
+	return close(fd);
+}
+
+/* Replaces fstatat for the pool. */
 int stressed_fstatat(int directory, const char *name, struct stat *status, int flags)
 {
 	const char *last = strrchr(name, '/'), *told = strrchr(last ? last : name, '-');
@@ -65,6 +105,7 @@ int stressed_fstatat(int directory, const char *name, struct stat *status, int f
 		hanging--;
 	}
 	stats_now--;
+	looked = true;
 	if (told && atoi(told + 1)) {
 		errno = atoi(told + 1);
 		return -1;
@@ -86,7 +127,7 @@ static struct filesystems *filesystems(void)
 static int scan_alone(unsigned directory, struct buffer *packed)
 {
 	static const char *const untouchable[] = { "untouchable-5", NULL };
-	struct attributes attributes;
+	struct fuse_attr attributes;
 	_Atomic size_t at = 0;
 	struct scan *scan;
 	char path[16];
@@ -171,7 +212,7 @@ static void check_listing(unsigned directory, int error, const char *packed, siz
 	CHECK(!memcmp(packed, expected[directory].bytes, size));
 }
 
-/* Waits for so many outcomes. */
+/* Waits until this many outcomes have come. */
 static void await(struct pool *pool, unsigned count)
 {
 	while (count) {
@@ -206,7 +247,7 @@ static void names_told(void *context, uint64_t directory, char *packed, size_t s
 	told++;
 }
 
-/* --- what happens --- */
+/* --- the cases --- */
 
 static void play_round(struct pool *pool, unsigned round)
 {
@@ -230,7 +271,7 @@ static void play_round(struct pool *pool, unsigned round)
 	while (told != awaited)
 		pause_ns(50000);
 	pthread_mutex_lock(&pool->lock);
-	while (pool->working) { /* they have told, and are about to leave */
+	while (pool->working) { /* they have reported, and are about to leave */
 		pthread_mutex_unlock(&pool->lock);
 		pause_ns(50000);
 		pthread_mutex_lock(&pool->lock);
@@ -240,7 +281,7 @@ static void play_round(struct pool *pool, unsigned round)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-/* Slow stats are made by several threads at once, quick ones by one. */
+/* Several threads at once make slow stats, one thread makes quick ones. */
 static void play_alone(struct pool *pool)
 {
 	unsigned directory = 18; /* 90 names, no errors */
@@ -257,18 +298,13 @@ static void play_alone(struct pool *pool)
 
 /* --- names that hang --- */
 
-/* All rows are there, and the same; but of what hangs nothing is known. How many that is. */
+/* All rows are there, and the same; but the hanging ones have no attributes. Returns their
+ * number. */
 static unsigned check_rows(const struct job *job)
 {
 	const struct buffer *wanted = &expected[job->id];
 	unsigned unknown = 0;
-	size_t at = sizeof(struct listing_head);
-	struct row { /* as in scan.c */
-		uint32_t length;
-		uint16_t name_length, target_length;
-		struct attributes attributes;
-		char name[];
-	};
+	size_t at = sizeof(struct listing_header);
 
 	CHECK(!job->error && job->buffer.used == wanted->used);
 	while (at < wanted->used) {
@@ -277,9 +313,9 @@ static unsigned check_rows(const struct job *job)
 
 		CHECK((row->length & ~1u) == same->length);
 		CHECK(!memcmp(row->name, same->name, same->name_length));
-		if (row->length & ROW_IS_UNKNOWN) {
-			CHECK(row->attributes.mode == (same->attributes.mode & S_IFMT));
-			CHECK(!row->attributes.size && !row->target_length);
+		if (row->length & ROW_UNKNOWN) {
+			CHECK(row->attr.mode == (same->attr.mode & S_IFMT));
+			CHECK(!row->attr.size && !row->target_length);
 			unknown++;
 		} else {
 			CHECK(!memcmp(row, same, same->length));
@@ -324,8 +360,9 @@ static void await_stuck(struct pool *pool, unsigned wanted)
 	}
 }
 
-/* The scans end without the thread that hangs, none hangs there again meanwhile, and all are whole
- * when nothing hangs any more. On a busy machine another name may be left behind as well. */
+/* The scans end without the thread that hangs. No thread hangs there again meanwhile, and all rows
+ * are complete when nothing hangs any more. On a busy machine another name may be left behind as
+ * well. */
 static void play_hung(bool closes)
 {
 	struct pool *pool = new_pool(0.4);
@@ -337,7 +374,7 @@ static void play_hung(bool closes)
 		while (hanging < HUNG)
 			pause_ns(100000);
 		pool_close(pool);
-		pool_unref(pool); /* the threads that hang have it now, and their scans */
+		pool_unref(pool); /* the hanging threads have it now, and their scans */
 		hang = false;
 		return;
 	}
@@ -371,11 +408,11 @@ static void play_closed(unsigned after)
 
 static struct version chunked[CHUNK_FILES];
 
-/* A file whose words say which they are. */
+/* A file whose words hold their own positions. */
 static void make_chunked(unsigned file)
 {
 	static uint64_t words[CHUNK_WORDS * CHUNKS_EACH];
-	struct attributes a;
+	struct fuse_attr a;
 	struct stat status;
 	char name[5000], new[5000];
 	int fd;
@@ -448,6 +485,53 @@ static void play_chunks(unsigned rounds)
 	pool_unref(pool);
 }
 
+/* --- exhausted limits of the daemon --- */
+
+static void play_without_memory(void)
+{
+	struct pool *pool = pool_new(root, 1, 0, LISTING_MAX, 60.0);
+
+	stat_ns = 0;
+	looked = false;
+	no_memory = 3;
+	submit_scan(pool, 18);
+	await(pool, 1);
+	CHECK(!no_memory);
+	pool_close(pool);
+	pool_unref(pool);
+}
+
+/* The only thread that works waits for descriptors, and the first that is closed for it hangs. */
+static void play_without_descriptors(void)
+{
+	struct pool *pool = pool_new(root, 1, 0, LISTING_MAX, 60.0);
+	struct rlimit limit, none;
+	int taken[1024], last = 0, count = 0;
+
+	for (unsigned i = 0; i < 3; i++) {
+		submit_chunk(pool, i, 0);
+		await(pool, 1);
+	}
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	for (int fd = 0; fd < 1024; fd++)
+		if (fcntl(fd, F_GETFD) >= 0)
+			last = fd;
+	none = (struct rlimit){ (rlim_t)last + 1, limit.rlim_max };
+	CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+	while ((taken[count] = dup(0)) >= 0)
+		CHECK(++count < 1024);
+	close_hangs = true;
+	CHECK(pool_submit(pool, pool_job(pool, READ, "c5", &chunked[5], 0)));
+	await(pool, 1);
+	CHECK(closing);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	while (count)
+		close(taken[--count]);
+	closing = false;
+	pool_close(pool);
+	pool_unref(pool);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned rounds = argc > 2 ? (unsigned)atoi(argv[2]) : 1;
@@ -470,7 +554,11 @@ int main(int argc, char **argv)
 	play_chunks(rounds);
 	while (stats_now)
 		pause_ns(1000000);
-	pause_ns(50000000); /* for the last threads to go */
+	play_without_memory();
+	play_without_descriptors();
+	while (stats_now)
+		pause_ns(1000000);
+	pause_ns(50000000); /* for the last threads to end */
 	for (unsigned i = 0; i < DIRECTORIES; i++)
 		free(expected[i].bytes);
 	printf("%u rounds\n", rounds);

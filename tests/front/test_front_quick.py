@@ -1,6 +1,6 @@
-"""The front under gcc's AddressSanitizer for some seconds, and what failed before.
+"""The front under gcc's AddressSanitizer for some seconds, with the inputs that failed before.
 
-``test_sanitizers.py`` has the same at length, with clang's ThreadSanitizer and fuzzer.
+``test_sanitizers.py`` runs the same at length, with clang's ThreadSanitizer and fuzzer.
 """
 
 import subprocess
@@ -36,7 +36,7 @@ HARNESS_C = sorted(HERE.glob("*.c"))
 def test_all_c_compiles_without_a_warning() -> None:
     include = sysconfig.get_path("include")
     for path in [*PROJECT_C, *HARNESS_C]:
-        # one at a time: with -O2 and not only its syntax, gcc looks further
+        # one at a time: gcc finds more with -O2 than from the syntax alone
         command = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
         command += ["-I", include, "-c", "-o", "/dev/null"]
         done = subprocess.run([*command, path], capture_output=True, text=True, check=False)
@@ -79,7 +79,8 @@ def test_many_endings_in_one_directory_are_gone_through_once(tmp_path: Path) -> 
         output = run([program, str(names), str(files)], timeout_s=TIMEOUT_S)
         read, steps = map(int, output.split())
         assert read == expected
-        # the pass over the listing, who asks, and the queue; and what a hash table compares
+        # the pass over the listing, the requester, and the queue; and the comparisons of a hash
+        # table
         assert steps < 12 * names
 
 

@@ -1,4 +1,4 @@
-"""What the front makes of what the handlers publish, without a kernel."""
+"""The tables that the front builds from what the handlers publish, without a kernel."""
 
 import os
 import resource
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.blob import new_blob  # before the front, which takes functions from its module
-from copperfs.core.listing import pack_listing
-from copperfs.fuse._front import Front
-from copperfs.types import OWN_INODE, Attributes, Entry
+from copperfs.model.listing import pack_listing
+from copperfs.model.types import OWN_INODE, Attributes, Entry
+from copperfs.native import Front
+from copperfs.native.blob import new_blob
 
 ROOT_NODE = 1
 CONTENT = b"content"
@@ -35,7 +35,8 @@ def front_of(descriptors: tuple[int, int, int]) -> Front:
 
 
 def both(path: Path, begins: bool) -> tuple[Attributes, Attributes]:
-    """Of *path*, before and after its job began to ignore inode numbers, or the other way round."""
+    """The attributes of *path*, before and after its job began to ignore inode numbers, or the
+    other way round."""
     counted = Attributes.from_stat(os.stat(path))
     ignored = Attributes.from_stat(os.stat(path), OWN_INODE)
     return (counted, ignored) if begins else (ignored, counted)

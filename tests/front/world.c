@@ -29,7 +29,7 @@ size_t take_bytes(struct input *in, void *to, size_t wanted)
 	return size;
 }
 
-/* --- what a file contains --- */
+/* --- contents of files --- */
 
 static char content(const struct fuse_attr *attr, uint64_t at)
 {
@@ -73,8 +73,8 @@ static void bytes_check(const struct asked_for *asked, const char *data, size_t 
 		CHECK(data[i] == content(&node->attr, read->offset + i));
 }
 
-/* The source's large files have data in the first half of each of these, but where their inode
- * number says that there is none. */
+/* The source's large files have data in the first half of each of these, unless their inode number
+ * says that there is none. */
 enum { DATA_EVERY = 1000 };
 
 static bool is_data(const struct fuse_attr *attr, uint64_t offset)
@@ -87,7 +87,7 @@ static bool is_looked_at(const struct fuse_attr *attr)
 	return attr->size > world->front.whole_max && !attr->blocks;
 }
 
-/* A hole may go untold, and nothing else. */
+/* A hole may go unreported, and nothing else. */
 static void seek_check(const struct asked_for *asked, const struct fuse_lseek_out *out)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
@@ -241,7 +241,7 @@ static void answer_one(struct input *in)
 	world_reply(reply, size);
 }
 
-/* --- threads: a bypass worker runs when it is told to, until it has nothing to do --- */
+/* --- threads: a bypass worker runs on command, until it has nothing to do --- */
 
 int world_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 			 void *(*start)(void *), void *argument);
@@ -275,7 +275,7 @@ static void run_bypass(void)
 
 static size_t pack(struct input *in, char *packed);
 
-/* What was listed before the last clear must not be there now. */
+/* An entry that was listed before the last clear must not be there now. */
 static void end_listing(const struct fetch *fetch, struct input *in, bool well)
 {
 	struct tables *t = &world->front.tables;
@@ -441,7 +441,7 @@ static uint64_t pick_fresh(struct input *in)
 	return take_byte(in) % 4 ? FRESH_FOREVER : 0;
 }
 
-/* The rest is what module.c does for the handlers. */
+/* front_type.c does the rest for the handlers. */
 
 static size_t pack(struct input *in, char *packed)
 {
@@ -480,7 +480,6 @@ static void publish_listing(struct input *in)
 	size_t size = pack(in, packed);
 	uint8_t granted;
 	struct listing *listing;
-	struct node *node;
 
 	listing = listing_open(&world->front.tables, packed, size, pick_fresh(in));
 	CHECK(listing);
@@ -488,37 +487,20 @@ static void publish_listing(struct input *in)
 	listing->granted = granted & 1;
 	listing->granted_below = granted & 2;
 	listing->read_ahead = granted & 4;
-	tables_lock(&world->front.tables);
-	node = node_by_id(&world->front.tables, id);
-	if (node && S_ISDIR(node->attr.mode)) {
-		node_set_listing(&world->front.tables, node, listing);
-		ahead_listed(&world->front, node);
-		listing = NULL;
-	}
-	tables_unlock(&world->front.tables);
-	listing_free(listing);
-	ahead_start(&world->front);
+	front_publish_listing(&world->front, id, listing);
 }
 
 static void publish_entry(struct input *in)
 {
-	struct tables *t = &world->front.tables;
+	uint64_t parent = pick_node(in);
 	char name[256];
-	size_t length;
+	size_t length = pick_name(in, name);
+	bool negative = take_byte(in) % 3 == 0;
 	struct fuse_attr attr;
-	struct node *parent;
-	bool negative;
 
-	tables_lock(t);
-	parent = node_by_id(t, pick_node(in));
-	length = pick_name(in, name);
-	negative = take_byte(in) % 3 == 0;
 	pick_attributes(in, &attr);
-	if (parent && negative)
-		node_negative(t, parent, name, length, pick_fresh(in));
-	else if (parent)
-		node_obtain(t, parent, name, length, &attr, "to", 2, pick_fresh(in));
-	tables_unlock(t);
+	front_publish_entry(&world->front, parent, name, length, negative ? NULL : &attr, "to", 2,
+			    node_by_id(&world->front.tables, parent) ? pick_fresh(in) : 0);
 }
 
 static void publish_content(struct input *in, bool object)
@@ -700,7 +682,7 @@ static void ask_ioctl(struct input *in)
 	world_ask(FUSE_IOCTL, pick_node(in), &body, sizeof(body));
 }
 
-/* What the core would do once it has heard of them. */
+/* The core's actions once it knows of them. */
 static void take_fetched(void)
 {
 	struct front *f = &world->front;
@@ -806,7 +788,7 @@ void world_begin(unsigned nodes_max)
 	world->scratch = malloc(REPLY_MAX);
 	f = &world->front;
 	CHECK(!front_init(f, nodes_max));
-	f->tables.hash_seed = 1; /* the same input shall do the same */
+	f->tables.hash_seed = 1; /* the same input has to do the same */
 	f->fuse_fd = f->miss_fd = f->control_fd = 0;
 	f->kernel_cache = true;
 	f->reader = &reader;
@@ -861,7 +843,7 @@ void world_end(void)
 	CHECK(world->front.credit == CREDIT);
 	run_bypass();
 	world_check();
-	/* whatever is not answered must be there to be answered */
+	/* a request without an answer must still be there to be answered */
 	for (unsigned i = 0; i < world->asked_count; i++) {
 		struct pending *pending = pending_claim(&world->front, world->asked[i].unique);
 

@@ -1,13 +1,13 @@
 /*
- * A front without threads, sockets or /dev/fuse, for the fuzzers: this file is the kernel,
- * the handlers' socket, the source's threads and the scheduler.
+ * Deterministic front for the fuzzers, without threads, sockets or /dev/fuse: this file is the
+ * kernel, the handlers' socket, the source's threads and the scheduler.
  *
  * The front's files are compiled with writev, send, pthread_create and pthread_cond_wait
  * renamed to the functions below, so that one input always does the same.
  *
- * Checked after each step: the tables' invariants; that every request is either answered
- * or pending, and was answered once; and that the front counts as many references to each
- * node as it told the kernel of.
+ * Each step ends with checks.  The tables' invariants hold.  Every request is either answered or
+ * pending, and was answered once.  The front counts as many references to each node as it gave to
+ * the kernel.
  */
 #ifndef WORLD_H
 #define WORLD_H
@@ -63,7 +63,7 @@ struct world {
 	struct seek seeks[FETCHES];
 	unsigned seeks_count;
 	bool writev_fails, send_fails, reader_refuses, reader_is_quick;
-	struct input *input; /* of the step, for what fetches bring at once */
+	struct input *input; /* of the step, for the results of fetches */
 	void *(*worker)(void *);
 };
 

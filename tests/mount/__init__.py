@@ -1,1 +1,1 @@
-"""Real mounts, of a real daemon, judged by what a process sees through them."""
+"""Mount suite: real mounts, of a real daemon, judged by what a process sees through them."""

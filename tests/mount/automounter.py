@@ -1,4 +1,4 @@
-"""A directory that is mounted when somebody goes into it (autofs), for one test."""
+"""Automounter (autofs) for one test: a directory that is mounted when a process enters it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# A process of its own: the kernel lets those of its group through to the bare directory.
+# A separate process: the kernel lets those of its group through to the bare directory.
 AUTOMOUNTER = """if True:
     import fcntl, os, subprocess, struct, sys
     READY, TOKEN_AT = 0x9360, 8
@@ -31,7 +31,7 @@ AUTOMOUNTER = """if True:
 
 @contextmanager
 def automounted(python: str, directory: Path) -> Iterator[Path]:
-    """*directory* has a ``file`` as soon as anybody goes into it."""
+    """*directory* has a ``file`` as soon as a process enters it."""
     command = [python, "-c", AUTOMOUNTER, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,10 +1,11 @@
-"""A daemon whose core gives files in chunks at once, evicts them when told to, or lets
-readers wait.
+"""Stand-in for the core: gives files in chunks at once, evicts them, or lets readers wait, as a
+test says.
 
-``ChunkedMount`` is a mount by it. Everything but the core's answers to reads of large files is the
-real daemon: the front, the handlers, the engine. What only a job of several nodes or a disk brings
-about at its own time (an eviction between publishing and trying again, a chunk that never comes)
-happens here when the test says so, by lines of JSON on the daemon's standard input.
+``ChunkedMount`` is a mount by such a daemon. Only the core's answers to reads of large files are
+the stand-in's; the front, the handlers and the engine are the real daemon's. In production only a
+job of several nodes or a disk causes these events, at their own time: an eviction between
+publishing and retrying, or a chunk that never arrives. Here a test causes them, by lines of JSON on
+the daemon's standard input.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from typing import Any
 
 import trio
 
-from copperfs.blob import new_blob
-from copperfs.config import Settings
-from copperfs.core.actions import Action, AnswerChunk, AnswerError, Evict, ReleaseBlob
-from copperfs.core.events import Clear, Event, Read, Used
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
-from copperfs.core.suspicion import Patience
-from copperfs.core.trees import Trees
-from copperfs.runtime import daemon
-from copperfs.runtime.engine import Engine
-from copperfs.source.fetcher import Fetcher
-from copperfs.types import BlobId, ChunkKey
+from copperfs.config.settings import Settings
+from copperfs.daemon import process as daemon
+from copperfs.daemon.engine import Engine
+from copperfs.model.types import BlobId, ChunkKey
+from copperfs.native.blob import new_blob
+from copperfs.node.actions import Action, AnswerChunk, AnswerError, Evict, ReleaseBlob
+from copperfs.node.events import Clear, Event, ReadRequest, Used
+from copperfs.node.membership.failure_detector import Timeouts
+from copperfs.node.node import Node
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
+from copperfs.source.source_port import Fetcher
 from tests.mount.helpers import Mount, eventually
 
 KIB = 1 << 10
@@ -59,13 +60,13 @@ class ChunkingNode(Node):
         self.asked = 0
         self.used_chunks: set[int] = set()
         self.holding: set[int] = set()
-        """Chunks that nobody is given for now."""
+        """Chunks that no reader is given for now."""
         self.failing: dict[int, int] = {}
-        self.waiting: list[Read] = []
+        self.waiting: list[ReadRequest] = []
 
     def step(self, now: float, event: Event) -> list[Action]:
         match event:
-            case Read(version=version) if version.size > self.above:
+            case ReadRequest(version=version) if version.size > self.above:
                 self.asked += 1
                 return self._give(event)
             case Used(keys):
@@ -74,7 +75,7 @@ class ChunkingNode(Node):
                 return super().step(now, event) + self._evict_down_to(0)
         return super().step(now, event)
 
-    def _give(self, read: Read) -> list[Action]:
+    def _give(self, read: ReadRequest) -> list[Action]:
         assert not isinstance(read.request, tuple)
         key = ChunkKey(read.path, read.version, read.offset // self.chunk_bytes)
         if key.index in self.holding:
@@ -100,7 +101,7 @@ class ChunkingNode(Node):
             if os.fstat(file.fileno()).st_mtime_ns != key.version.mtime_ns:
                 return None
         blob.seal(got)
-        return self.engine.blobs.keep(blob)
+        return self.engine.blobs.keep_blob(blob)
 
     def _evict_down_to(self, count: int) -> list[Action]:
         actions: list[Action] = []
@@ -109,7 +110,7 @@ class ChunkingNode(Node):
             actions += [Evict(key), ReleaseBlob(blob)]
         return actions
 
-    # --- what a test says ------------------------------------------------------------------------
+    # --- commands of a test ----------------------------------------------------------------------
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         if "hold" in command:
@@ -123,7 +124,7 @@ class ChunkingNode(Node):
         if "budget" in command:
             self.budget = command["budget"]
             for action in self._evict_down_to(self.budget):
-                self.engine._perform(action)
+                self.engine.driver.perform(action)
         if "unpublish" in command:
             for key in self.in_hand:
                 self.engine.publications.withdraw(key)
@@ -149,7 +150,7 @@ def main() -> int:
         policy: Policy,
         limits: Limits,
         trees: Trees | None,
-        patience: Patience,
+        patience: Timeouts,
         random: Random,
         *others: Any,
     ) -> ChunkingNode:
@@ -215,7 +216,7 @@ class ChunkedMount(Mount):
         self.pid = self.process.pid
 
     def tell(self, **command: Any) -> dict[str, Any]:
-        """Have it do something; what has happened until now."""
+        """Give the daemon a command; return what has happened until now."""
         assert self.process is not None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -230,7 +231,8 @@ class ChunkedMount(Mount):
     def remove(self) -> None:
         super().remove()
         if self.process is not None:
-            with suppress(BrokenPipeError), self.process:  # what it was told at last is lost
+            # a command that it no longer reads is lost
+            with suppress(BrokenPipeError), self.process:
                 self.process.wait(10)
 
 

@@ -1,4 +1,4 @@
-"""What every test here is given: an empty source, and a way to mount it."""
+"""Fixtures of every test here: an empty source, and a way to mount it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mounter = Callable[..., Mount]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """An empty directory, which others than its owner may enter."""
+    """An empty directory, which users other than its owner may enter."""
     for each in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         each.chmod(0o755)
     root = tmp_path / "source"

@@ -16,7 +16,7 @@ from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, Mount, copperfs, is
 
 
 class JobNode(Mount):
-    """One of them. It is started and waited for apart, since each waits for the others."""
+    """One node. Starting and waiting are separate calls, since each node waits for the others."""
 
     name: str = ""
     inside: Sequence[str | Path] = ()

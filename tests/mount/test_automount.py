@@ -1,4 +1,4 @@
-"""What is mounted only when somebody goes into it (autofs) shows up below the mount, too."""
+"""A filesystem that is mounted on access (autofs) shows up below the mount, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tests.mount.automounter import automounted
 from tests.mount.conftest import Mounter
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-both_ways = pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
 
 
 @pytest.fixture
@@ -28,23 +27,19 @@ def mounts_at(directory: Path) -> int:
     return sum(line.split(" ")[4] == str(directory) for line in table.splitlines())
 
 
-@both_ways
-def test_who_lists_and_looks_mounts_nothing(
-    trigger: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
-    mount = mounted(*flags)
+def test_who_lists_and_looks_mounts_nothing(trigger: Path, mounted: Mounter) -> None:
+    mount = mounted()
     assert os.listdir(mount / "projects") == ["one"]
     assert (mount / "projects/one").is_dir()
     assert mounts_at(trigger) == 1
 
 
-@both_ways
 @pytest.mark.parametrize("other", [(), ("--allow-other",)], ids=["own", "others"])
 @pytest.mark.parametrize("goes_in", ["reads", "lists"])
 def test_who_goes_in_finds_what_is_mounted(
-    trigger: Path, mounted: Mounter, flags: tuple[str, ...], other: tuple[str, ...], goes_in: str
+    trigger: Path, mounted: Mounter, other: tuple[str, ...], goes_in: str
 ) -> None:
-    mount = mounted(*flags, *other)
+    mount = mounted(*other)
     (mount / "projects/one").stat()
     if goes_in == "lists":
         assert os.listdir(mount / "projects/one") == ["file"]

@@ -1,6 +1,7 @@
-"""Files that come in chunks, on real mounts: what readers, mappings and programs see of them.
+"""Files that come in chunks, on real mounts, as readers, mappings and programs see them.
 
-The core is a stand-in (``chunked.py``), which says what is evicted and what has to wait, and when.
+The core is a stand-in (``chunked.py``), which says which chunk is evicted, which has to wait, and
+when.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.mount
 
 KIB, MIB, TIB = 1 << 10, 1 << 20, 1 << 40
 CHUNK = 64 * KIB
-# In plain mode the kernel sends no more than 12 at a time.
 READERS = 10
 
 ChunkMounter = Callable[..., ChunkedMount]
@@ -43,18 +43,6 @@ def chunked(tmp_path: Path, source: Path) -> Iterator[ChunkMounter]:
             return stack.enter_context(ChunkedMount(source, tmp_path / "mnt", **settings))
 
         yield mount
-
-
-@pytest.fixture(params=["front", "plain"])
-def either(request: pytest.FixtureRequest, chunked: ChunkMounter) -> ChunkMounter:
-    """The same, with the front and without it."""
-
-    def mount(**settings: Any) -> ChunkedMount:
-        if request.param == "plain":
-            settings["front_threads"] = 0
-        return chunked(**settings)
-
-    return mount
 
 
 def write(path: Path, size: int) -> bytes:
@@ -75,14 +63,14 @@ def opened(path: Path, flags: int = 0) -> Iterator[int]:
 
 @contextmanager
 def past_the_page_cache(path: Path) -> Iterator[int]:
-    """Each read of this is one request, and nothing is read ahead."""
+    """Each read through this is one request, without read-ahead."""
     with opened(path, os.O_DIRECT) as fd:
         yield fd
 
 
 @contextmanager
 def readers_of(mount: ChunkedMount, count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads to read in; whatever happens, none of them waits for a chunk for ever."""
+    """Threads to read in; at the end none of them is left waiting for a chunk."""
     with ThreadPoolExecutor(count) as readers:
         try:
             yield readers
@@ -92,7 +80,7 @@ def readers_of(mount: ChunkedMount, count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def chunks_of(name: str, *indices: int) -> dict[str, int]:
-    """What the source is read of, if each is read once."""
+    """The reads of the source, if each chunk is read once."""
     return {f"{name}:{index}": 1 for index in indices}
 
 
@@ -101,18 +89,18 @@ def chunks_of(name: str, *indices: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("size", [CHUNK + 1, 5 * CHUNK - 1, 5 * CHUNK, 40 * CHUNK + 4097])
 def test_a_file_is_read_from_the_source_once_in_chunks(
-    source: Path, either: ChunkMounter, size: int
+    source: Path, chunked: ChunkMounter, size: int
 ) -> None:
     content = write(source / "large", size)
-    mount = either()
+    mount = chunked()
     assert (mount / "large").read_bytes() == content
     assert mount.tell()["read"] == chunks_of("large", *range(-(-size // CHUNK)))
 
 
-def test_reads_that_span_chunks_and_end_with_the_file(source: Path, either: ChunkMounter) -> None:
+def test_reads_that_span_chunks_and_end_with_the_file(source: Path, chunked: ChunkMounter) -> None:
     size = 7 * CHUNK + 1000
     content = write(source / "large", size)
-    mount = either()
+    mount = chunked()
     random = Random(7)
     reads = [(0, 0), (0, 1), (CHUNK - 1, 2), (CHUNK, CHUNK), (CHUNK - 1, CHUNK + 2), (0, size)]
     reads += [(size - 1, 1), (size - 1, 5000), (size, 100), (size + CHUNK, 10), (7 * CHUNK, MIB)]
@@ -125,14 +113,14 @@ def test_reads_that_span_chunks_and_end_with_the_file(source: Path, either: Chun
 
 
 def test_of_a_file_of_terabytes_only_what_is_read_is_fetched(
-    source: Path, either: ChunkMounter
+    source: Path, chunked: ChunkMounter
 ) -> None:
     places = [0, 12345 * MIB + 17, TIB - 5, TIB + CHUNK, 2 * TIB - 100]
     with open(source / "huge", "wb") as file:
         file.truncate(2 * TIB)
         for number, place in enumerate(places):
             os.pwrite(file.fileno(), b"%07d" % number, place)
-    mount = either()
+    mount = chunked()
     with past_the_page_cache(mount / "huge") as fd:
         for number, place in enumerate(places):
             assert os.pread(fd, 7, place) == b"%07d" % number
@@ -150,11 +138,11 @@ def test_chunks_are_asked_for_once_and_then_answered_by_the_front(
             assert os.pread(fd, 10 * CHUNK, 0) == content
             assert os.pread(fd, 100, 5 * CHUNK - 50) == content[5 * CHUNK - 50 :][:100]
     assert mount.tell()["asked"] == 10
-    assert _reads(mount)["miss"] == 1
+    eventually(lambda: _reads(mount)["miss"] == 1, "the front has counted the one that was asked")
 
 
 def _reads(mount: ChunkedMount) -> dict[str, int]:
-    """How many reads of the kernel were answered how."""
+    """The number of the kernel's reads, by how they were answered."""
     return {how: each["count"] for how, each in mount.stats()["operations"]["read"].items()}
 
 
@@ -188,10 +176,10 @@ def test_a_sequential_reader_makes_large_requests(source: Path, chunked: ChunkMo
 # --- mappings, libraries, programs ----------------------------------------------------------------
 
 
-def test_a_mapping_is_read_at_random(source: Path, either: ChunkMounter) -> None:
+def test_a_mapping_is_read_at_random(source: Path, chunked: ChunkMounter) -> None:
     size = 30 * CHUNK + 123
     content = write(source / "large", size)
-    mount = either(budget=3)
+    mount = chunked(budget=3)
     random = Random(1)
     with opened(mount / "large") as fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
         for _ in range(300):
@@ -200,11 +188,11 @@ def test_a_mapping_is_read_at_random(source: Path, either: ChunkMounter) -> None
         assert mapped[:] == content
 
 
-def test_a_library_is_loaded_and_called(source: Path, either: ChunkMounter) -> None:
+def test_a_library_is_loaded_and_called(source: Path, chunked: ChunkMounter) -> None:
     found = next(Path("/lib").glob("*-linux-gnu/libm.so.6")).resolve()
     assert found.stat().st_size > 4 * CHUNK
     shutil.copy(found, source / "libmine.so")
-    mount = either(budget=3)
+    mount = chunked(budget=3)
     library = ctypes.CDLL(str(mount / "libmine.so"))
     try:
         library.floor.restype = ctypes.c_double
@@ -215,15 +203,15 @@ def test_a_library_is_loaded_and_called(source: Path, either: ChunkMounter) -> N
 
 
 def _unload(library: ctypes.CDLL) -> None:
-    """So that the mount is not in use."""
+    """Leave the mount, so that it is not in use."""
     handle = ctypes.c_void_p(library._handle)
     assert ctypes.CDLL(None).dlclose(handle) == 0
 
 
-def test_a_program_runs(source: Path, either: ChunkMounter) -> None:
+def test_a_program_runs(source: Path, chunked: ChunkMounter) -> None:
     shutil.copy("/bin/bash", source / "shell")
     assert (source / "shell").stat().st_size > 4 * CHUNK
-    mount = either(budget=3)
+    mount = chunked(budget=3)
     done = run([mount / "shell", "-c", "echo $((6 * 7))"])
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
@@ -231,9 +219,9 @@ def test_a_program_runs(source: Path, either: ChunkMounter) -> None:
 # --- many at a time -------------------------------------------------------------------------------
 
 
-def test_many_readers_of_one_chunk_wait_together(source: Path, either: ChunkMounter) -> None:
+def test_many_readers_of_one_chunk_wait_together(source: Path, chunked: ChunkMounter) -> None:
     content = write(source / "large", 4 * CHUNK)
-    mount = either()
+    mount = chunked()
     mount.tell(hold=[2])
 
     def read(number: int) -> bytes:
@@ -252,22 +240,22 @@ def test_many_readers_of_one_chunk_wait_together(source: Path, either: ChunkMoun
     assert mount.tell()["read"] == chunks_of("large", 1, 2)
 
 
-def test_all_chunks_of_a_read_are_asked_for_at_once(source: Path, either: ChunkMounter) -> None:
+def test_all_chunks_of_a_read_are_asked_for_at_once(source: Path, chunked: ChunkMounter) -> None:
     content = write(source / "large", 8 * CHUNK)
-    mount = either()
+    mount = chunked()
     mount.tell(hold=[1, 2, 3, 4])
     with past_the_page_cache(mount / "large") as fd, readers_of(mount, 1) as reader:
-        os.pread(fd, 1, 0)  # from here on it is known that there are chunks
+        os.pread(fd, 1, 0)  # from here on the kernel knows that there are chunks
         reading = reader.submit(os.pread, fd, 5 * CHUNK, 0)
         mount.wait_for_waiting(4)
         mount.tell(hold=[])
         assert reading.result(20) == content[: 5 * CHUNK]
 
 
-def test_readers_at_random_while_chunks_come_and_go(source: Path, either: ChunkMounter) -> None:
+def test_readers_at_random_while_chunks_come_and_go(source: Path, chunked: ChunkMounter) -> None:
     size = 60 * CHUNK + 77
     content = write(source / "large", size)
-    mount = either(budget=4)
+    mount = chunked(budget=4)
     stop = threading.Event()
 
     def read(seed: int) -> int:
@@ -285,20 +273,19 @@ def test_readers_at_random_while_chunks_come_and_go(source: Path, either: ChunkM
         for _ in range(20):
             mount.tell(budget=0)
             mount.tell(budget=4)
-            if "front_threads" not in mount.settings:
-                mount.clear()
+            mount.clear()
         stop.set()
         assert all(each.result(60) >= 30 for each in reading)
 
 
-# --- what is let go of ----------------------------------------------------------------------------
+# --- release --------------------------------------------------------------------------------------
 
 
 def test_what_is_evicted_before_it_is_used_is_answered_in_full(
     source: Path, chunked: ChunkMounter
 ) -> None:
     content = write(source / "large", 20 * CHUNK + 5)
-    mount = chunked(budget=0)  # evicted in the step that answers with it
+    mount = chunked(budget=0)  # evicted in the same step that answers with it
     assert (mount / "large").read_bytes() == content
     with past_the_page_cache(mount / "large") as fd:
         assert os.pread(fd, 9 * CHUNK, CHUNK // 2) == content[CHUNK // 2 :][: 9 * CHUNK]
@@ -338,7 +325,7 @@ def _resident(pid: int) -> int:
 def test_nothing_is_kept_of_what_the_kernel_has_forgotten(
     source: Path, chunked: ChunkMounter
 ) -> None:
-    """The board may say so of a number that nothing has any more."""
+    """The publication index may say so of a number that no file has any more."""
     write(source / "large", 4 * CHUNK)
     mount = chunked()
     (mount / "large").read_bytes()
@@ -379,18 +366,18 @@ def test_clear_forgets_chunks(source: Path, chunked: ChunkMounter) -> None:
     assert (mount / "large").read_bytes() == changed
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
-def test_an_error_of_one_chunk_is_told_to_who_reads_it(source: Path, either: ChunkMounter) -> None:
+def test_an_error_of_one_chunk_is_told_to_who_reads_it(source: Path, chunked: ChunkMounter) -> None:
     content = write(source / "large", 8 * CHUNK)
-    mount = either()
+    mount = chunked()
     mount.tell(fail={2: errno.ENOMEM})
     with past_the_page_cache(mount / "large") as fd:
         assert os.pread(fd, 2 * CHUNK, 0) == content[: 2 * CHUNK]
         assert errno_of(lambda: os.pread(fd, 100, 2 * CHUNK)) == errno.ENOMEM
         assert os.pread(fd, 5 * CHUNK, 3 * CHUNK) == content[3 * CHUNK :]
-        # a read may be cut short by an error, but then has what comes before it
+        # an error may cut a read short, but then the read returns what comes before it
         mount.tell(fail={})
         assert os.pread(fd, 8 * CHUNK, 0) == content
 
@@ -416,7 +403,7 @@ def test_a_chunk_that_never_comes_ends_with_the_deadline(
     with past_the_page_cache(mount / "large") as fd:
         assert errno_of(lambda: os.pread(fd, 10, CHUNK)) == errno.ETIMEDOUT
         mount.tell(hold=[])
-        # who has just waited in vain does not wait again for a moment
+        # for a moment, a reader that has just timed out does not wait again
         eventually(lambda: errno_of(lambda: os.pread(fd, 10, 0)) is None, "it is read again")
         assert os.pread(fd, 4 * CHUNK, 0) == content
 
@@ -464,10 +451,10 @@ def test_the_mount_ends_while_readers_wait_for_chunks(
 
 
 def test_a_file_that_changes_while_it_is_read_never_shows_two_versions(
-    source: Path, either: ChunkMounter
+    source: Path, chunked: ChunkMounter
 ) -> None:
     before = write(source / "large", 8 * CHUNK)
-    mount = either()
+    mount = chunked()
     with past_the_page_cache(mount / "large") as fd:
         assert os.pread(fd, 2 * CHUNK, 0) == before[: 2 * CHUNK]
         (source / "large").write_bytes(before[::-1])

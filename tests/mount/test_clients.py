@@ -1,8 +1,9 @@
-"""Nodes with a client of the source each: other device numbers, or other inode numbers, too.
+"""Nodes with separate clients of the source, which differ in device numbers, or in inode numbers,
+too.
 
-On a cluster each node mounts the parallel filesystem for itself, so each has its own number for the
-device. Here one stand-in is mounted several times, and each node runs in a mount namespace in which
-another of these is at the same path below the source.
+On a cluster each node mounts the parallel filesystem for itself, so each has its own device number.
+Here one stand-in is mounted several times. Each node runs in a mount namespace in which another of
+these is at the same path below the source.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ pytestmark = [
 
 MIB = 1 << 20
 LARGE = 9 * MIB + 77
-# Nodes that live are not to be suspected on a machine that is busy.
+# These tests check whether bytes of one client are right on another. Each node has to take them
+# from its peers, also on a busy machine, where it would otherwise fall back to the source.
 PATIENT = ("--hedge-after", "20", "--dead-after", "60", "--launch-timeout", "60")
 TREE_MAX = ("--tree-max", "4MiB", "--chunk-size", "1MiB")
 
@@ -50,7 +52,7 @@ class Clients:
     @contextmanager
     def mounted(self) -> Iterator[None]:
         with ExitStack() as stack:
-            # What nodes mount for themselves is seen here, and nothing else is.
+            # Mounts that the nodes make for themselves are visible here, and no others.
             mount("--bind", self.where, self.where)
             stack.callback(run, ["umount", "-l", self.where])
             mount("--make-shared", self.where)
@@ -71,7 +73,7 @@ class Clients:
         return [*unshare, "sh", "-c", script, client, self.source / "fs"]
 
     def remount(self, node: JobNode, client: Path) -> None:
-        """On this node, another client takes the place of the one that was there."""
+        """On this node, another client replaces the present one."""
         at = str(self.source / "fs")
         for command in (["umount", "-l", at], ["mount", "--bind", str(client), at]):
             done = run(["nsenter", "-t", str(node.pid), "-m", *command])
@@ -139,7 +141,7 @@ def test_after_the_death_of_the_root_the_others_read_what_has_not_changed(
     contents = fill(clients.real)
     with clients.job(*TREE_MAX, "--hedge-after", "0.5", "--dead-after", "5") as job:
         survivor = job[1]
-        # All is known of these files, and nothing of their bytes.
+        # The attributes of these files are known, but none of their bytes.
         stats = {name: os.stat(survivor / "fs" / name) for name in contents}
         with ExitStack() as stack:
             files = {
@@ -284,8 +286,8 @@ def test_after_the_death_of_the_root_clients_with_their_own_inode_numbers_read_o
 
 
 def test_one_node_that_is_started_later_is_enough(numbering: Clients, tmp_path: Path) -> None:
-    """With a hostfile nodes start when they like. Two have the same client at first; what they
-    know by inode numbers is forgotten when the third comes."""
+    """With a hostfile nodes start at any time. Two have the same client at first; they forget what
+    they know by inode numbers when the third comes."""
     contents = fill(numbering.real)
     mounts = [numbering.mounts[0], numbering.mounts[0], numbering.mounts[2]]
     with hostfile_job(numbering, tmp_path, mounts) as nodes:
@@ -297,7 +299,7 @@ def test_one_node_that_is_started_later_is_enough(numbering: Clients, tmp_path: 
         check(nodes[2], contents)
         for node in nodes:
             eventually(lambda node=node: LEFT_OUT in node.log.read_text(), "all have noticed")  # type: ignore[misc]
-        # and one that returns hears of it before it reads anything
+        # and one that returns learns it before it reads anything
         nodes[1].kill()
         run(["umount", "-l", nodes[1].mountpoint])
         nodes[1].log.write_text("")
@@ -307,14 +309,12 @@ def test_one_node_that_is_started_later_is_enough(numbering: Clients, tmp_path: 
         eventually(lambda: LEFT_OUT in nodes[1].log.read_text(), "it was told")
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["front", "plain"])
 def test_who_stands_in_a_directory_stays_there_when_numbers_are_left_out(
-    numbering: Clients, tmp_path: Path, plain: bool
+    numbering: Clients, tmp_path: Path
 ) -> None:
     contents = fill(numbering.real)
     mounts = [numbering.mounts[0], numbering.mounts[0], numbering.mounts[2]]
-    flags = ("--front-threads", "0") if plain else ()
-    with hostfile_job(numbering, tmp_path, mounts, *flags) as nodes, ExitStack() as stack:
+    with hostfile_job(numbering, tmp_path, mounts) as nodes, ExitStack() as stack:
         stood = []
         for node in nodes[:2]:
             node.is_up(node.begin())
@@ -344,7 +344,7 @@ def hostfile_job(
     hosts.write_text(f"127.0.13.[1-{len(mounts)}]:{free_ports(1)[0]}\n")
     nodes = []
     for each, client in enumerate(mounts):
-        # without the tier, in which chunks may belong to one that is not there yet
+        # without the tier, in which chunks may belong to a node that is not up yet
         flags = ("--security", "none", "--tier-memory", "0", *PATIENT, *TREE_MAX, *others)
         node = JobNode(clients.source, clients.where / f"n{each}", "--hostfile", str(hosts), *flags)
         node.name, node.inside = f"127.0.13.{each + 1}", clients.inside(client)

@@ -1,4 +1,4 @@
-"""Against what nobody here wrote: other people's programs and test suites judge the mount.
+"""Conformance: other people's programs and test suites judge the mount.
 
 Where a suite can fail by itself (a machine without a compiler, a patched Python), the yardstick is
 its outcome on a read-only bind mount of the same tree, test by test.
@@ -33,7 +33,8 @@ LONG = [
 
 
 def standard_library() -> Path:
-    """One that has its tests: that of this Python, else Debian's with libpython3-testsuite."""
+    """A standard library with its tests: that of this Python, or Debian's with
+    libpython3-testsuite."""
     candidates = [
         Path(sysconfig.get_path("stdlib")),
         Path(sys.base_prefix) / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}",
@@ -46,7 +47,7 @@ def standard_library() -> Path:
 
 @pytest.fixture
 def python_home(source: Path) -> Path:
-    """A copy of the standard library, as a Python home; without what pip has installed."""
+    """A copy of the standard library, as a Python home; without packages that pip installed."""
     library = standard_library()
     shutil.copytree(
         library,
@@ -88,14 +89,22 @@ def same_outcomes_on_both(home: Path, tests: list[str], tmp_path: Path, *flags: 
         Mount(home, tmp_path / "mnt", *flags) as mount,
         bind_mounted(home, tmp_path / "bind") as bind,
     ):
-        ours = outcomes(mount.mountpoint, tests, tmp_path / "work-mnt")
-        theirs = outcomes(bind, tests, tmp_path / "work-bind")
-    assert len(theirs) > 20 * len(tests)
-    different = {
-        name: f"mount: {ours.get(name)}, bind mount: {theirs.get(name)}"
-        for name in sorted(ours | theirs)
-        if ours.get(name) != theirs.get(name)
-    }
+        different: dict[str, str] = {}
+        # Some of CPython's tests fail by chance on any filesystem, also on the bind mount. A
+        # difference counts if it is there again.
+        for round_number in range(2):
+            ours = outcomes(mount.mountpoint, tests, tmp_path / f"work-mnt-{round_number}")
+            theirs = outcomes(bind, tests, tmp_path / f"work-bind-{round_number}")
+            assert len(theirs) > 20 * len(tests) or round_number
+            different = {
+                name: f"mount: {ours.get(name)}, bind mount: {theirs.get(name)}"
+                for name in sorted(ours | theirs)
+                if ours.get(name) != theirs.get(name) and (name in different or not round_number)
+            }
+            if not different:
+                return
+            files = {found[0] for name in different if (found := re.search(r"test_\w+", name))}
+            tests = [each for each in tests if each in files] or tests
     assert not different
 
 
@@ -106,8 +115,8 @@ def test_the_tests_of_cpython_end_as_on_a_bind_mount(python_home: Path, tmp_path
 @pytest.mark.long
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--front-threads", "0"), ("--revalidate", "0.1"), ("--memory", "4MiB")],
-    ids=["front", "plain", "revalidate", "small"],
+    [(), ("--revalidate", "0.1"), ("--memory", "4MiB")],
+    ids=["usual", "revalidate", "small"],
 )
 def test_more_tests_of_cpython_end_as_on_a_bind_mount(
     python_home: Path, tmp_path: Path, flags: tuple[str, ...]
@@ -176,7 +185,7 @@ def test_git_finds_a_repository_on_the_mount_sound_and_clones_it(
 
 @pytest.fixture
 def varied(source: Path) -> Path:
-    """A tree with something of everything."""
+    """A tree with an entry of each kind."""
     for number in range(300):
         path = source / f"d{number % 7}" / f"e{number % 3}" / f"file-{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,8 +206,8 @@ def varied(source: Path) -> Path:
 
 FLAGS = pytest.mark.parametrize(
     "flags",
-    [(), ("--front-threads", "0"), ("--listing-max", "2"), ("--tree-max", "1KiB")],
-    ids=["front", "plain", "bare listings", "large files"],
+    [(), ("--listing-max", "2"), ("--tree-max", "1KiB")],
+    ids=["usual", "bare listings", "large files"],
 )
 
 
@@ -206,9 +215,6 @@ FLAGS = pytest.mark.parametrize(
 def test_the_usual_tools_find_no_difference_to_the_source(
     varied: Path, mounted: Mounter, flags: tuple[str, ...]
 ) -> None:
-    if "--front-threads" in flags:
-        # pyfuse3 shows its own numbers as inodes, so the names of one file look like two files
-        (varied / "hard link").unlink()
     mount = mounted(*flags)
     for _ in ("cold", "warm"):
         listed = [
@@ -217,7 +223,7 @@ def test_the_usual_tools_find_no_difference_to_the_source(
         ]
         assert sorted(listed[0].splitlines()) == sorted(listed[1].splitlines())
         compared = run(["diff", "-r", "--no-dereference", varied, mount.mountpoint])
-        # diff calls two fifos different, whoever shows them
+        # diff reports any two fifos as different
         assert [line for line in compared.stdout.splitlines() if "fifo" not in line] == []
         synced = run(["rsync", "-nrcltpgoiHD", "--delete", f"{varied}/", f"{mount.mountpoint}/"])
         assert (synced.returncode, synced.stdout) == (0, ""), synced.stderr
@@ -258,13 +264,15 @@ def test_fio_reads_back_what_it_wrote_to_the_source(
         "--name=verified", "--filename=data", "--size=8m", "--bs=4k", "--verify=crc32c",
         "--verify_fatal=1", "--randseed=7", "--output-format=terse",
     ]  # fmt: skip
-    wrote = run(["fio", f"--directory={source}", *common, "--rw=randwrite", "--do_verify=0"])
+    write = ["fio", f"--directory={source}", *common, "--rw=randwrite", "--do_verify=0"]
+    wrote = run(write, cwd=source.parent)  # the directory where it leaves a file
     assert wrote.returncode == 0, wrote.stdout + wrote.stderr
     mount = mounted("--tree-max", tree_max)
     depth = ["--iodepth=16", "--direct=1"] if engine == "libaio" else []
     read = run(
         ["fio", f"--directory={mount.mountpoint}", *common, "--rw=randread", "--readonly",
          f"--ioengine={engine}", "--allow_file_create=0", *depth],
+        cwd=source.parent,
     )  # fmt: skip
     assert read.returncode == 0, read.stdout + read.stderr
 
@@ -274,7 +282,7 @@ def test_fio_reads_back_what_it_wrote_to_the_source(
 
 @pytest.fixture
 def packages(source: Path) -> Path:
-    """numpy and what its tests need, copied without compiled bytecode but with it made anew."""
+    """numpy and what its tests need, copied without compiled bytecode, which is made anew."""
     import numpy
 
     site = Path(numpy.__file__).parent.parent
@@ -291,7 +299,7 @@ def packages(source: Path) -> Path:
     for path in [*site.glob("py.py"), *site.glob("typing_extensions.py"), *site.glob("_hyp*")]:
         shutil.copy(path, source / "site" / path.name)
     done = run([sys.executable, "-m", "compileall", "-q", source / "site"])
-    assert done.returncode in (0, 1), done.stderr  # numpy ships tests that are not to compile
+    assert done.returncode == 0, done.stdout
     return source / "site"
 
 
@@ -345,12 +353,12 @@ def test_a_cold_import_asks_the_source_once_and_python_hardly_ever(
     files = {each for each in done.stdout.split() if os.path.isfile(each)}
     opened = asked["source"]["open"]
     assert len(files) > 80
-    # the source is opened once for each file, and for little else: what is read ahead is used but
-    # for a tenth (decision 41)
+    # the source is opened once for each file, and for little else: all but a tenth of the
+    # read-ahead is used (decision 41)
     assert opened <= len(files) * 1.25 + 1, "more files were read than used"
     assert asked["source"]["scandir"] <= len({os.path.dirname(each) for each in files}) * 2 + 2
-    # the root of the mount; what is below it was granted with it. Whenever anything is mounted on
-    # this machine, by other tests maybe, it takes one more.
+    # the root of the mount; everything below it was granted with it. Each mount of any filesystem
+    # on this machine, by other tests maybe, adds one.
     assert asked["handlers"]["requests"] <= 5 + asked["source"]["scandir"] // 3, asked["handlers"]
 
 

@@ -1,4 +1,4 @@
-"""A node that may have few descriptors, and strangers that take all they get."""
+"""A node with a low limit of descriptors, and strangers that take all they get."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.keys import write_key_file
+from copperfs.launch.curve_keys import write_key_file
+from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import eventually
 from tests.mount.jobs import JobNode
 
 pytestmark = pytest.mark.mount
 
 LIMIT, STRANGERS, FILES = 256, 300, 400
-HOSTS, PORT = ("127.0.12.1", "127.0.12.2"), 47115
+HOSTS, PORT = ("127.0.12.1", "127.0.12.2"), free_ports(1)[0]
 LOOKS_S = 1.0
 BUSY_AT_MOST = 0.5
-"""Of the time; a thread that tries to accept in vain takes all of it."""
+"""As a share of the time; a thread whose accepts all fail takes all of it."""
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def nodes(tmp_path: Path, stack: ExitStack) -> list[JobNode]:
-    """Of a hostfile, so that one can be up before the other is there. None is started."""
+    """Nodes of a hostfile, so that one can be up before the other. None is started."""
     source = tmp_path / "source"
     source.mkdir()
     for number in range(FILES):
@@ -67,7 +68,7 @@ def test_strangers_that_keep_connections_open_take_nothing_from_readers_and_node
     crowded = partial(lambda: node.stats()["transport"]["crowded"] > 0)
     eventually(crowded, "connections were shut")
     before = cpu_s(node.pid)
-    time.sleep(LOOKS_S)  # over which it is counted what the daemon computes
+    time.sleep(LOOKS_S)  # the time over which the daemon's CPU use is counted
     assert cpu_s(node.pid) - before < BUSY_AT_MOST * LOOKS_S
 
     other.is_up(other.begin())

@@ -1,8 +1,8 @@
 """A walk gives every name that existed all the time exactly once, whatever others do meanwhile:
 they remove and add names, clear the mount, have it listed anew.
 
-The walker reads with ``getdents64`` into a buffer for a few names, so that it comes to the mount
-many times, and everything that happens is put between two of its calls."""
+The walker reads with ``getdents64`` into a buffer for a few names, so that it makes many calls, and
+every event happens between two of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PASSING = [f"passing-{number:03}" for number in range(120)]
 # Some ten names a call.
 BUFFER_BYTES = 400
 DOTS = {".", ".."}
-# One of each and then one of the next: four names whose FNV-1a is the same in all of its bits, and
-# which therefore share their cookie.
+# Four names, each of one string of either pair. Their FNV-1a is the same in all of its bits, so
+# they share their cookie.
 COLLIDING = [
     "".join(parts)
     for parts in itertools.product(
@@ -106,13 +106,13 @@ def clears(mount: Mount, _: set[str]) -> None:
 
 
 def clears_and_lists(mount: Mount, there: set[str]) -> None:
-    """The kernel's cache of the directory is filled by somebody else, with the new names."""
+    """Another reader fills the kernel's cache of the directory, with the new names."""
     mount.clear()
     assert set(os.listdir(mount / "wide")) == there
 
 
 def waits_until_it_shows(mount: Mount, there: set[str]) -> None:
-    """Others look, until the change shows by itself."""
+    """Others list the directory until the change shows by itself."""
     eventually(lambda: set(os.listdir(mount / "wide")) == there, "the change shows")
 
 
@@ -122,7 +122,6 @@ DISTURBANCES: dict[str, tuple[tuple[str, ...], Callable[[Mount, set[str]], None]
     "cleared and listed by others": ((), clears_and_lists),
     "revalidated": (("--revalidate", "0.1"), waits_until_it_shows),
     "uncached": (("--no-kernel-cache", "--revalidate", "0.1"), waits_until_it_shows),
-    "plain": (("--front-threads", "0", "--revalidate", "0.1"), waits_until_it_shows),
 }
 
 
@@ -154,11 +153,10 @@ def test_a_walk_gives_what_was_there_all_the_time_once_while_others_remove_names
     assert set(os.listdir(mount / "wide")) == there
 
 
-@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
 def test_an_offset_leads_back_to_its_name_in_whatever_is_listed_later(
-    wide: Path, mounted: Mounter, flags: tuple[str, ...]
+    wide: Path, mounted: Mounter
 ) -> None:
-    mount = mounted("--revalidate", "0.1", *flags)
+    mount = mounted("--revalidate", "0.1")
     there = set(KEPT)
     with walking(mount / "wide") as walker:
         before = [each for each in walker.rest() if each[0] not in DOTS]
@@ -172,7 +170,7 @@ def test_an_offset_leads_back_to_its_name_in_whatever_is_listed_later(
 
 
 def test_who_removes_what_it_reads_empties_the_directory(wide: Path, mounted: Mounter) -> None:
-    """As ``rm -r`` does at the source, told by the mount what there is."""
+    """As ``rm -r`` does at the source, with the names that the mount lists."""
     mount = mounted("--revalidate", "0.1")
     with walking(mount / "wide") as walker:
         while some := walker.some():

@@ -1,4 +1,4 @@
-"""``copperfs doctor`` with mounts that are well, gone, or hang."""
+"""``copperfs doctor`` with mounts that are well, gone, or hanging."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def about(document: dict[str, Any], name: str, word: str) -> list[dict[str, Any]
 
 
 def test_it_names_verdicts_and_remedies_and_counts_them(source: Path) -> None:
-    # Other mounts on the machine, which may be in any state, are another test's business.
+    # Other mounts on the machine, which may be in any state, belong to other tests.
     def verdicts(document: dict[str, Any]) -> list[str]:
         return [each["verdict"] for each in document["checks"] if each["name"] != "mounts"]
 
@@ -72,9 +72,9 @@ def test_a_killed_daemon_is_told_of(mounted: Mounter) -> None:
 
 
 def test_a_mount_of_somebody_else_is_not_called_gone(mounted: Mounter) -> None:
-    """It refuses all others; that says nothing of it."""
-    imports = "import copperfs.fuse.mounting; from copperfs.cli.examination import *\n"
-    ask = "print([each.found for each in mount_state(Machine(None))])\n"
+    """It refuses every other user; that says nothing about its health."""
+    imports = "import copperfs.fuse.mounting; from copperfs.cli.doctor_checks import *\n"
+    ask = "print([each.found for each in mount_state(CheckedMachine(None))])\n"
     mount = mounted()
     done = run([sys.executable, "-c", imports + BECOME.format(user=NOBODY) + ask])
     assert done.returncode == 0, done.stderr

@@ -1,10 +1,9 @@
-"""What the documents have their reader type is typed, in order, and nothing may fail or stay.
+"""The shell blocks of the documents are typed in order; nothing may fail, and nothing may stay.
 
-That is every block of shell in the README and in ``docs/``, with the paths that they name made
-somewhere else. Left out are only lines that begin with what ``NOT_HERE`` names: launchers of more
-nodes than there are, package managers, ``make``. Those, and blocks that are indented, are read by
-the parser (``tests/unit/test_document_commands.py``); the programs in docs/ioctl.md have a test of
-their own.
+The test takes every block of shell in the README and in ``docs/``, with the paths that they name
+created elsewhere. It leaves out lines that begin with what ``NOT_HERE`` names: launchers of more
+nodes than there are, package managers, ``make``. ``tests/unit/test_document_commands.py`` has the
+parser read those, and indented blocks. The programs in docs/ioctl.md have a test of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.mount.helpers import copperfs
 from tests.unit.test_layers import ROOT
 
 WITHIN_S = 180.0
-# What one machine cannot do, or is done by other tests: make, and installing.
+# Commands that one machine cannot run, or that other tests run: make, and installing.
 NOT_HERE = re.compile(r"(make|srun|pdsh|mpiexec -n (128|1536)|pip|apt-get|\.) ")
 MOUNT = (
     "copperfs mount /copper_mnt --shared /lus --ring /lus/me/dataset --memory 64MiB "
@@ -45,7 +44,7 @@ PORT = 9400
 
 @dataclass(frozen=True)
 class Guide:
-    """A document, what was done before its reader comes to it, and what then has to be seen."""
+    """A document, the commands that precede it, and the output that has to be seen."""
 
     path: str
     before: str = ""
@@ -99,7 +98,7 @@ GUIDES = (
 
 
 def scripts(guide: Guide) -> Iterator[str]:
-    """What is typed; in one go, unless each block begins anew."""
+    """The typed commands; in one go, unless each block begins anew."""
     blocks = _BLOCK.findall((ROOT / guide.path).read_text())
     for block in blocks if guide.parted else ["".join(blocks)]:
         lines = [
@@ -142,7 +141,8 @@ def world(tmp_path: Path) -> Iterator[Path]:
 
 
 def settled(script: str, world: Path) -> str:
-    """With the paths of this world, in which the source of everything is still ``/``."""
+    """Replace the paths by those of this world, in which the source of everything is
+    still ``/``."""
     script = _SHOWN.sub("\0/copper_mnt\0/lus", script)
     script = _PATHS.sub("\0/\\1", script).replace("\0", str(world))
     return script.replace(str(PORT), str(free_ports(1)[0])).replace("sudo ", "")

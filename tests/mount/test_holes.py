@@ -1,4 +1,4 @@
-"""Sparse files: the mount shows where they have data, and asks the source for no more than that."""
+"""Sparse files: the mount shows where they have data, and reads only that from the source."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def found_at(path: Path, offset: int, whence: int) -> int | str:
 
 
 def extents(path: Path) -> list[tuple[int, int]]:
-    """As a program that copies a sparse file finds them."""
+    """The extents, as a program that copies a sparse file finds them."""
     found: list[tuple[int, int]] = []
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -75,7 +75,7 @@ def seeks(mount: Mount) -> int:
     return int(mount.stats()["source"]["seek"])
 
 
-# ---- what is seen --------------------------------------------------------------------------------
+# ---- what programs see ---------------------------------------------------------------------------
 
 
 @either
@@ -141,7 +141,7 @@ def test_a_sparse_file_of_terabytes_is_copied_at_the_cost_of_its_data(
             assert copy.read(hole - data) == file.read(hole - data)
 
 
-# ---- what the source is asked --------------------------------------------------------------------
+# ---- reads of the source -------------------------------------------------------------------------
 
 
 def test_what_cannot_have_holes_of_use_is_not_looked_at(source: Path, mounted: Mounter) -> None:
@@ -177,23 +177,23 @@ def test_each_extent_is_asked_for_once(
 
 
 def test_who_asks_once_costs_little(source: Path, mounted: Mounter) -> None:
-    """As grep does of each file."""
+    """Seek for data as grep does in each file."""
     sparse(source / "file", 1000 * MIB, *range(0, 1000 * MIB, 2 * MIB))
     mount = mounted(*LIMITS)
     assert seek(mount / "file", 0, os.SEEK_HOLE) == PIECE
     assert seeks(mount) <= 4
 
 
-@pytest.mark.parametrize(("flag", "most"), [("--fallback", 3), ("--no-fallback", 0)])
+@pytest.mark.parametrize(("flag", "asks"), [("--fallback", 3), ("--no-fallback", 0)])
 def test_in_a_job_a_node_asks_only_if_it_may_read_for_others(
-    source: Path, tmp_path: Path, flag: str, most: int
+    source: Path, tmp_path: Path, flag: str, asks: int
 ) -> None:
     sparse(source / "file", 10 * MIB, MIB)
-    true = (MIB, MIB + PIECE) if most else (0, 10 * MIB)
+    true = (MIB, MIB + PIECE) if asks else (0, 10 * MIB)
     with Job(source, tmp_path / "job", 2, *LIMITS, flag) as job:
         for node in job.nodes:
             assert extents(node / "file") == [true]
-            assert 0 < seeks(node) <= most or most == seeks(node) == 0
+            assert seeks(node) == asks
             content = (node / "file").read_bytes()
             assert content == (source / "file").read_bytes()
 
@@ -216,7 +216,7 @@ def test_of_a_file_that_changed_all_is_data_until_it_is_read(
 
 
 def test_a_source_without_holes_is_all_data(source: Path, mounted: Mounter) -> None:
-    """The stand-in does not know of them, as NFS before 4.2."""
+    """The stand-in does not report holes, as NFS before 4.2."""
     sparse(source / "file", GIB, 0)
     with StandIn(source) as standin:
         mount = mounted(*LIMITS, of=standin.mountpoint)
@@ -252,7 +252,7 @@ def test_a_source_that_hangs_makes_all_data_and_does_not_stop_others(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_daemon_does_not_wait_for_its_own_mount(source: Path, mounted: Mounter) -> None:
-    """What was known of a file leads back into the mount by now."""
+    """The known location of the file leads back into the mount by now."""
     (source / "directory").mkdir()
     sparse(source / "directory" / "file", GIB, 0)
     mount = mounted(*LIMITS)
@@ -261,9 +261,3 @@ def test_the_daemon_does_not_wait_for_its_own_mount(source: Path, mounted: Mount
             assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == GIB
         mount.clear()
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == PIECE
-
-
-def test_without_the_front_all_is_data(source: Path, mounted: Mounter) -> None:
-    sparse(source / "file", GIB, MIB)
-    mount = mounted(*LIMITS, "--front-threads", "0")
-    assert extents(mount / "file") == [(0, GIB)]

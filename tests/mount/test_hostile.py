@@ -1,4 +1,4 @@
-"""What nobody should do to a filesystem, and somebody does."""
+"""Hostile uses of a filesystem."""
 
 from __future__ import annotations
 
@@ -226,7 +226,8 @@ def test_clearing_without_end_disturbs_no_reader(source: Path, mounted: Mounter)
 def test_more_names_than_the_tables_hold_are_forgotten_again(
     source: Path, mounted: Mounter
 ) -> None:
-    """The kernel never forgets a name by itself while it has memory: it is told to."""
+    """The kernel never forgets a name by itself while it has memory: a notification has
+    to make it."""
     for directory in range(12):
         (source / f"{directory}").mkdir()
         for number in range(1000):

@@ -1,4 +1,4 @@
-"""All nodes of a job asked together: statistics, tree, clear. Real daemons, on one machine."""
+"""Collectives over all nodes of a job: statistics, tree, clear. Real daemons, on one machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from copperfs.core.trees import Trees
-from copperfs.runtime.job import CALL_WITHIN_S
-from copperfs.runtime.operations import added
-from copperfs.types import NodeId
+from copperfs.daemon.collective_ops import added
+from copperfs.daemon.job_member import CALL_WITHIN_S
+from copperfs.model.types import NodeId
+from copperfs.node.routing.overlay import Trees
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import copperfs, eventually, is_mounted, watch
 from tests.mount.jobs import Job
@@ -58,7 +58,7 @@ def test_the_sums_are_those_of_the_nodes(source: Path, job: Starter) -> None:
     nodes = job("--fanout", "2")
     for count in range(5):
         read_all(nodes, f"file{count}")
-    # what C threads have read is entered into the books a moment later
+    # reads by C threads enter the statistics a moment later
     eventually(
         lambda: nodes[0].stats()["cache"]["object_bytes"] == 500_000, "the root has entered all"
     )
@@ -201,7 +201,7 @@ def test_who_was_behind_a_killed_node_is_reached_around_it(job: Starter) -> None
 
 
 def test_a_node_that_hangs_keeps_the_others_waiting_until_the_deadline_only(job: Starter) -> None:
-    # The front gives up after 7 s; the nodes that answer are not to be lost with that.
+    # The front gives up after 7 s; the replies of the other nodes are not to be lost with that.
     nodes = job("--fanout", "2", "--source-deadline", "2")
     os.kill(nodes[3].pid, signal.SIGSTOP)
     try:
@@ -233,22 +233,9 @@ def test_clearing_from_a_leaf_reaches_all(source: Path, job: Starter) -> None:
     assert epochs(nodes) == [2] * NODES
 
 
-def test_clearing_reaches_a_node_in_plain_mode(source: Path, job: Starter) -> None:
-    (source / "file").write_bytes(b"before")
-    nodes = job("--fanout", "2", only={3: ("--front-threads", "0")})
-    assert read_all(nodes, "file") == [b"before"] * NODES
-    (source / "file").write_bytes(b"after it")
-    assert nodes[0].clear()["nodes"] == NODES
-    assert read_all(nodes, "file") == [b"after it"] * NODES
-    shown = copperfs("stats", "--all", nodes[0].mountpoint)
-    assert shown.returncode == 0, shown.stderr
-    [line] = [line for line in shown.stdout.splitlines() if line.startswith("n3")]
-    assert set(line.split()[1:]) == {"-"}
-
-
 def test_clears_at_once_on_several_nodes_leave_all_in_one_epoch(source: Path, job: Starter) -> None:
-    """Whoever hears of an epoch from a peer first must not begin the one after it: the others would
-    clear once more, at some later time."""
+    """A node that learns of an epoch from a peer first must not begin the next one: the others
+    would clear once more, at some later time."""
     for count in range(20):
         (source / f"file{count}").write_bytes(b"0")
     nodes = job("--fanout", "2")

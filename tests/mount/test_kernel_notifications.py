@@ -1,7 +1,7 @@
-"""What the kernel is told about one directory does not wait for what it is told about another.
+"""Kernel notifications: one about a directory does not wait for one about another directory.
 
-A lookup that is under way holds its directory's lock, and a notification about that directory waits
-until it is answered."""
+A lookup in progress holds its directory's lock, and a notification about that directory waits until
+it is answered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.helpers import COPPERFS, Mount, errno_of, eventually
+from tests.mount.helpers import COPPERFS, Mount, errno_of, eventually, told_of_a_read
 from tests.standin import StandIn
 
 DEADLINE_S = 60.0
@@ -23,8 +23,8 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def hanging(source: Path, tmp_path: Path) -> Iterator[tuple[StandIn, Mount]]:
-    """A lookup in each of some directories hangs, and a file beside it has changed and was read, so
-    that the kernel is to look it up again."""
+    """A lookup in each of some directories hangs. A file beside it has changed and was read, so
+    that the kernel has to look it up again."""
     for number in range(3):
         (source / f"hung-{number}").mkdir()
         (source / f"hung-{number}" / "file").write_bytes(b"old")
@@ -38,21 +38,23 @@ def hanging(source: Path, tmp_path: Path) -> Iterator[tuple[StandIn, Mount]]:
         StandIn(source) as standin,
         Mount(standin.mountpoint, tmp_path / "mnt", *flags) as mount,
     ):
-        threads = []
-        for number in range(3):
-            directory = mount / f"hung-{number}"
-            fd = os.open(directory / "file", os.O_RDONLY)
-            standin.hang(f"hung-{number}/slow", ops=["lookup", "getattr"])
-            threads.append(threading.Thread(target=os.path.lexists, args=[directory / "slow"]))
-            threads[-1].start()
-            standin.wait_for_hanging(number + 1)
-            changes(source / f"hung-{number}" / "file")
-            assert errno_of(partial(os.read, fd, 10)) == errno.ESTALE
-            os.close(fd)
-        yield standin, mount
-        standin.heal()
-        for thread in threads:
-            thread.join()
+        threads: list[threading.Thread] = []
+        try:
+            for number in range(3):
+                directory = mount / f"hung-{number}"
+                fd = os.open(directory / "file", os.O_RDONLY)
+                standin.hang(f"hung-{number}/slow", ops=["lookup", "getattr"])
+                threads.append(threading.Thread(target=os.path.lexists, args=[directory / "slow"]))
+                threads[-1].start()
+                standin.wait_for_hanging(number + 1)
+                changes(source / f"hung-{number}" / "file")
+                assert errno_of(partial(os.read, fd, 10)) == told_of_a_read(errno.ESTALE)
+                os.close(fd)
+            yield standin, mount
+        finally:
+            standin.heal()
+            for thread in threads:
+                thread.join()
 
 
 def changes(file: Path) -> None:
@@ -71,7 +73,7 @@ def test_a_lookup_that_hangs_keeps_no_file_elsewhere_stale(
     for name in ("one", "other"):
         (mount / name / "file").stat()
         changes(source / name / "file")
-        assert errno_of((mount / name / "file").read_bytes) == errno.ESTALE
+        assert errno_of((mount / name / "file").read_bytes) == told_of_a_read(errno.ESTALE)
         assert (mount / name / "file").read_bytes() == b"new bytes"
 
 

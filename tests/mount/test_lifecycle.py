@@ -1,4 +1,5 @@
-"""From mounting to unmounting, whoever ends it and however, and what users are told on the way."""
+"""Lifecycle: from mounting to unmounting, by any cause, and the messages that users get
+on the way."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.config import Settings
-from copperfs.errors import MountError
+from copperfs.config.settings import Settings
+from copperfs.fuse.daemon_start import starting_daemon
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.fuse.mounting import unmount
-from copperfs.fuse.starting import starting_daemon
+from copperfs.model.errors import MountError
+from tests.mount import helpers
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import (
     COMMAND_TIMEOUT_S,
@@ -29,17 +32,21 @@ from tests.mount.helpers import (
     Mount,
     bind_mounted,
     copperfs,
+    device_of,
     errno_of,
     eventually,
     is_mounted,
     is_running,
     name_of,
+    namespaces_with,
     run,
     start_python,
+    where_it_stands,
 )
+from tests.patience import PATIENCE
 from tests.standin import StandIn
 
-# What promises.md says: to requests that are under way, and to later ones.
+# The errors of promises.md: to requests that are under way, and to later ones.
 UNDER_WAY, LATER = "ECONNABORTED", "ENOTCONN"
 GONE = {UNDER_WAY, LATER}
 
@@ -51,14 +58,11 @@ def wait_for_end(pid: int) -> None:
 # ---- mounting ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
-def test_mount_returns_only_when_the_mount_answers(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_mount_returns_only_when_the_mount_answers(source: Path, mounted: Mounter) -> None:
     (source / "file").write_text("content")
     for _ in range(5):
-        mount = mounted(*flags)
-        assert (mount / "file").read_text() == "content"  # the very first thing
+        mount = mounted()
+        assert (mount / "file").read_text() == "content"  # the very first access
         assert mount.umount().returncode == 0
         assert not is_mounted(mount.mountpoint)
         assert not is_running(mount.pid), "umount returns when the daemon has ended"
@@ -72,12 +76,9 @@ def test_the_daemon_keeps_nothing_of_who_started_it(source: Path, mounted: Mount
         assert os.readlink(f"/proc/{mount.pid}/fd/{fd}") == "/dev/null"
 
 
-@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
-def test_a_core_dump_of_the_daemon_would_hold_no_memory(
-    mounted: Mounter, flags: tuple[str, ...]
-) -> None:
-    """``test_core_dump.py`` has a real one."""
-    pid = mounted(*flags).pid
+def test_a_core_dump_of_the_daemon_would_hold_no_memory(mounted: Mounter) -> None:
+    """``test_core_dump.py`` has a real core dump."""
+    pid = mounted().pid
     assert int(Path(f"/proc/{pid}/coredump_filter").read_text(), 16) == 0x10
 
 
@@ -114,11 +115,11 @@ def test_what_cannot_be_mounted_is_said_in_one_sentence(source: Path, tmp_path: 
     }
     for sentence, arguments in cases.items():
         done = copperfs("mount", *arguments)
-        assert done.returncode in (1, 2), arguments
+        is_usage = "--memory" in arguments
+        assert done.returncode == (2 if is_usage else 1), arguments
         assert sentence in done.stderr, arguments
         assert "Traceback" not in done.stderr
-        if done.returncode == 1:
-            assert done.stderr.count("\n") == 1
+        assert is_usage or done.stderr.count("\n") == 1
     assert not is_mounted(tmp_path / "mnt")
 
 
@@ -171,7 +172,7 @@ def test_a_source_that_hangs_at_mounting_can_be_given_up(source: Path, tmp_path:
 def test_a_daemon_whose_command_is_killed_while_it_starts_leaves_no_mount(
     source: Path, tmp_path: Path
 ) -> None:
-    """Nobody would know of it."""
+    """No command would ever unmount it."""
     (tmp_path / "mnt").mkdir()
     log = tmp_path / "log"
     settings = Settings(
@@ -182,7 +183,7 @@ def test_a_daemon_whose_command_is_killed_while_it_starts_leaves_no_mount(
         log_level="info",
     )
     with starting_daemon(settings, "null") as daemon:
-        daemon.channel.close()  # as the end of a process does
+        daemon.channel.close()  # as at the end of a process
         assert daemon.process.wait(COMMAND_TIMEOUT_S) == 1
     assert "was killed meanwhile: unmounting" in log.read_text()
     assert not is_mounted(tmp_path / "mnt")
@@ -192,24 +193,18 @@ def test_a_daemon_whose_command_is_killed_while_it_starts_leaves_no_mount(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
-def test_a_signal_unmounts(
-    source: Path, mounted: Mounter, number: signal.Signals, flags: tuple[str, ...]
-) -> None:
+def test_a_signal_unmounts(source: Path, mounted: Mounter, number: signal.Signals) -> None:
     (source / "file").touch()
-    mount = mounted(*flags)
+    mount = mounted()
     os.listdir(mount.mountpoint)
     os.kill(mount.pid, number)
     eventually(lambda: not is_running(mount.pid), "the daemon ended")
     assert not is_mounted(mount.mountpoint)
 
 
-@pytest.mark.parametrize("flags", [(), ("--front-threads", "0")], ids=["front", "plain"])
-def test_a_daemon_with_a_log_begins_a_new_one_at_sighup(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_a_daemon_with_a_log_begins_a_new_one_at_sighup(source: Path, mounted: Mounter) -> None:
     (source / "file").write_bytes(b"content")
-    mount = mounted(*flags)
+    mount = mounted()
     rotated = mount.log.with_suffix(".1")
     mount.log.rename(rotated)
     os.kill(mount.pid, signal.SIGHUP)
@@ -219,8 +214,7 @@ def test_a_daemon_with_a_log_begins_a_new_one_at_sighup(
     assert mount.umount().returncode == 0
     eventually(lambda: not is_running(mount.pid), "the daemon ended")
     assert "is mounted at" in rotated.read_text()
-    if not flags:
-        assert "was unmounted" in mount.log.read_text()
+    assert "was unmounted" in mount.log.read_text()
 
 
 @pytest.mark.parametrize("foreground", [False, True])
@@ -297,8 +291,8 @@ def test_a_signal_ends_a_mount_in_use_as_well(source: Path, mounted: Mounter) ->
     os.kill(mount.pid, signal.SIGTERM)
     eventually(lambda: not is_running(mount.pid), "the daemon ended")
     assert not is_mounted(mount.mountpoint)
-    assert name_of(errno_of(lambda: os.read(held, 10))) in GONE
-    with contextlib.suppress(OSError):  # closed, and told that there is nobody
+    assert name_of(errno_of(lambda: os.read(held, 10))) == LATER
+    with contextlib.suppress(OSError):  # closes it; the error says that no daemon is left
         os.close(held)
 
 
@@ -315,7 +309,8 @@ def test_unmounting_what_is_not_ours_is_refused(source: Path, tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="others unmount by fusermount3, which looks itself")
 @pytest.mark.parametrize("lazy", [False, True])
 def test_root_unmounts_nothing_through_a_link(source: Path, tmp_path: Path, lazy: bool) -> None:
-    """Or the owner of a dead mount could have the next ``umount --stale`` unmount anything."""
+    """Otherwise the owner of a dead mount could have the next ``umount --stale``
+    unmount anything."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
     with bind_mounted(source, tmp_path / "theirs/mnt"):
@@ -324,18 +319,17 @@ def test_root_unmounts_nothing_through_a_link(source: Path, tmp_path: Path, lazy
         assert is_mounted(tmp_path / "theirs/mnt")
 
 
-@pytest.mark.parametrize("threads", ["2", "0"], ids=["front", "plain"])
 def test_told_to_end_as_soon_as_it_is_mounted_it_leaves_nothing(
-    source: Path, tmp_path: Path, threads: str
+    source: Path, tmp_path: Path
 ) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
-    flags = ("--source", source, "--foreground", "--front-threads", threads)
+    flags = ("--source", source, "--foreground")
     daemon = subprocess.Popen([*COPPERFS, "mount", mountpoint, *flags], stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + COMMAND_TIMEOUT_S
         while not is_mounted(mountpoint) and time.monotonic() < until:
-            pass  # no pause: it is about the first milliseconds
+            pass  # no pause: the test is about the first milliseconds
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(COMMAND_TIMEOUT_S) == 0
         assert not is_mounted(mountpoint)
@@ -397,7 +391,7 @@ def test_when_the_daemon_is_killed_readers_are_told_at_once_and_umount_cleans_up
     eventually(lambda: mount.stats()["bytes"]["from_memory"] > 20 << 20, "they are at it")
     mount.kill()
     for reader in readers:
-        said, _ = reader.communicate(timeout=5)
+        said, _ = reader.communicate(timeout=5 * PATIENCE)
         assert said.strip() in GONE
     assert name_of(errno_of(lambda: os.statvfs(mount.mountpoint))) == LATER
     done = copperfs("stats", mount.mountpoint)
@@ -475,7 +469,7 @@ def test_who_waits_when_the_daemon_is_killed_is_told_what_is_promised(
         standin.wait_for_hanging(1)
         os.kill(mount.pid, signal.SIGKILL)
         standin.heal()
-        said, _ = waits.communicate(timeout=20)
+        said, _ = waits.communicate(timeout=20 * PATIENCE)
         assert said.split()[0] == "begins"
         assert said.split()[1] in told
         assert name_of(errno_of((mount / "not looked at before").stat)) == LATER
@@ -492,7 +486,7 @@ def test_mounting_over_what_a_killed_daemon_left_cleans_it_up(
     assert is_mounted(mount.mountpoint)
     mount.start()
     assert (mount / "file").read_text() == "content"
-    with contextlib.suppress(OSError):  # closed, and told that there is nobody
+    with contextlib.suppress(OSError):  # closes it; the error says that no daemon is left
         os.close(held)
     table = Path("/proc/self/mountinfo").read_text().splitlines()
     assert sum(f" {mount.mountpoint} " in line for line in table) == 1
@@ -517,7 +511,7 @@ def test_a_stopped_daemon_does_not_hang_the_commands(source: Path, mounted: Moun
 # ---- an ordinary user ----------------------------------------------------------------------------
 
 # The interpreter may lie in a home directory of root's. In a mount namespace of the test's own, a
-# directory that others may enter takes its place, and /dev/fuse is open to all, as Debian has it.
+# directory that others may enter replaces it, and /dev/fuse is open to all, as on Debian.
 AS_ORDINARY_USER = """set -eu
 prefix=$1 stash=$2 user=$3 closed=$4
 shift 4
@@ -600,6 +594,11 @@ def open_files_and_threads(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
+# A pool starts a thread when all others are busy, which on a loaded machine may be late. There are
+# fewer threads than uses, so a leak of one per use, or per third use, is found.
+USES, POOLS = 40, 12
+
+
 def test_descriptors_and_threads_do_not_grow_with_use(source: Path, mounted: Mounter) -> None:
     (source / "directory").mkdir()
     for number in range(50):
@@ -612,17 +611,17 @@ def test_descriptors_and_threads_do_not_grow_with_use(source: Path, mounted: Mou
             if path.is_file():
                 path.read_bytes()
         errno_of((mount / "absent").lstat)
-        mount.stats()
-        mount.clear()
+        for request in (IoctlRequest.STATISTICS, IoctlRequest.CLEAR):  # as stats and clear ask
+            ask_mount(str(mount.mountpoint), request)
 
     for _ in range(3):
         use()
     before = open_files_and_threads(mount.pid)
-    for _ in range(10):
+    for _ in range(USES):
         use()
     eventually(
         lambda: all(
-            now <= then + 2
+            now <= then + POOLS
             for now, then in zip(open_files_and_threads(mount.pid), before, strict=True)
         ),
         lambda: f"back to {before}, now {open_files_and_threads(mount.pid)}",
@@ -636,9 +635,42 @@ def test_a_removed_and_recreated_source_directory_does_not_end_the_daemon(
     mount = mounted(of=source / "below")
     shutil.rmtree(source / "below")
     mount.clear()
-    assert errno_of(lambda: os.listdir(mount.mountpoint)) in (
-        None,
-        errno.ENOENT,
-        errno.ESTALE,
-    )
+    assert errno_of(lambda: os.listdir(mount.mountpoint)) == errno.ESTALE
     assert is_running(mount.pid)
+
+
+def test_daemon_serves_those_who_copied_its_mount_and_ends_with_them(
+    source: Path, tmp_path: Path
+) -> None:
+    """A container that began while it was mounted has the mount, too."""
+    (source / "file").write_bytes(b"content")
+    mount = Mount(source, tmp_path / "mnt")
+    mount.start()
+    device = device_of(mount.mountpoint)
+    script = "print('there', flush=True); input(); print(open('{}').read())"
+    command = [sys.executable, "-u", "-c", script.format(mount / "file")]
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", *command],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as container:  # fmt: skip
+        assert container.stdout is not None
+        assert container.stdout.readline() == "there\n"
+        subprocess.run(["umount", mount.mountpoint], check=True, timeout=30)
+        assert [each for each in namespaces_with(device) if f"process {container.pid} " in each]
+        assert is_running(mount.pid)
+        assert "fuse_dev_do_read" in where_it_stands(mount.pid)
+        said, _ = container.communicate("\n", timeout=30)
+    assert said == "content\n"
+    eventually(lambda: not is_running(mount.pid), "the daemon has ended")
+    mount.remove()
+
+
+def test_daemon_that_outlives_its_mount_fails_the_test_and_says_where_it_stands(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "namespaces_with", lambda _: [])  # others on this machine
+    mount = Mount(source, tmp_path / "mnt")
+    mount.start()
+    with pytest.raises(AssertionError, match=r"outlived its mount by [\d.]+ s:\nthread \d+"):
+        mount.end_outliving()
+    mount.remove()

@@ -42,7 +42,7 @@ def test_many_processes_at_once_cause_one_scan_of_each_directory(
     asked = mount.stats()
     assert asked["source"]["scandir"] == directories
     assert asked["source"]["stat"] <= directories + 60 * 5 + 1
-    # the root, by each of them at most; mounting looks at it, too
+    # the root, by each of them at most; mounting looks it up, too
     assert asked["handlers"]["requests"] <= 2 * PROCESSES
     eventually(
         lambda: mount.stats()["node"]["listed_on_credit"] == directories - 1,
@@ -91,7 +91,7 @@ def test_what_began_to_be_listed_before_clear_is_not_shown_after_it(
         ThreadPoolExecutor(1) as pool,
     ):
         os.lstat(mount / "directory")
-        # its names are read by then, and its entries are being looked at
+        # its names are read by then, and its entries are being looked up
         standin.hang("directory/old", ops=["lookup", "getattr"], times=1)
         listing = pool.submit(errno_of, (mount / "directory" / "new").lstat)
         standin.wait_for_hanging()
@@ -116,7 +116,7 @@ def test_a_mount_made_later_far_below_is_refused_and_others_are_listed_again(
     subprocess.run(["mount", "--bind", mount.mountpoint, source / "a/b/later"], check=True)
     try:
         assert os.listdir(mount / "a" / "b") == ["later"]
-        assert name_of(errno_of(lambda: os.listdir(mount / "a/b/later"))) in {"ELOOP", "EACCES"}
+        assert name_of(errno_of(lambda: os.listdir(mount / "a/b/later"))) == "ELOOP"
         assert len(os.listdir(mount / "other")) == 7
     finally:
         subprocess.run(["umount", "-l", source / "a/b/later"], check=True)

@@ -1,4 +1,4 @@
-"""The memory of a daemon: each thing is charged with what it takes, and resident memory stays near
+"""The memory of a daemon: each object is charged with its real size, and resident memory stays near
 the budget."""
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from copperfs.runtime.daemon import NODE_BYTES
+from copperfs.daemon.process import NODE_BYTES
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import Mount, eventually
 
 MIB = 1 << 20
+DIRECTORIES = 20_000
 
 
 def large_directories(source: Path) -> None:
@@ -54,7 +55,7 @@ def walk(root: Path) -> None:
 
 
 def look_through(mount: Mount) -> dict[str, Any]:
-    """Statistics after all was read, when the core has heard of it."""
+    """Statistics after everything was read, when the core knows of it."""
     walk(mount.mountpoint)
     copied: list[dict[str, Any]] = [mount.stats()]
 
@@ -86,7 +87,7 @@ def test_what_is_held_is_charged_with_what_it_takes(
 
 
 def test_what_is_resident_stays_near_the_budget(source: Path, mounted: Mounter) -> None:
-    """Through many small files, then through many small directories, each twice the budget."""
+    """Reads many small files, then many small directories, each twice the budget."""
     (source / "files").mkdir()
     small_files(source / "files")
     (source / "directories").mkdir()
@@ -104,7 +105,40 @@ def test_what_is_resident_stays_near_the_budget(source: Path, mounted: Mounter) 
         return bool(found["process"]["resident_bytes"] - before <= allowed())
 
     def allowed() -> int:
-        # half of the budget more for what is freed and not given back yet
+        # half of the budget more for memory that is freed and not given back yet
         return int(1.5 * memory) + int(found["front"]["nodes"]) * NODE_BYTES
 
     eventually(is_near, lambda: f"{found['process']} is at most {allowed()} more than {before}")
+
+
+def test_more_directories_than_the_table_is_meant_for_are_all_found(
+    source: Path, mounted: Mounter
+) -> None:
+    """No notification makes the kernel forget a directory, for a process may work in it."""
+    for number in range(DIRECTORIES):
+        if number % 1000 == 0:
+            (source / f"{number // 1000}").mkdir()
+        (source / f"{number // 1000}" / f"{number}").mkdir()
+    mount = mounted("--memory", "16MiB")
+    nodes_max = mount.stats()["front"]["nodes_max"]
+    assert nodes_max * 4 < DIRECTORIES
+    for number in range(DIRECTORIES):
+        os.stat(mount / f"{number // 1000}" / f"{number}")
+    front = mount.stats()["front"]
+    assert front["nodes"] > DIRECTORIES
+    assert front["unanswered"] == front["protocol_errors"] == front["no_room"] == 0
+
+
+def test_names_of_files_are_forgotten_as_soon_as_there_are_too_many(
+    source: Path, mounted: Mounter
+) -> None:
+    files = 3 * 4096
+    for number in range(files):
+        (source / f"{number}").touch()
+    mount = mounted("--memory", "16MiB", "--listing-max", f"{files}")
+    for number in range(files):
+        os.stat(mount / f"{number}")
+    nodes_max = mount.stats()["front"]["nodes_max"]
+    eventually(
+        lambda: mount.stats()["front"]["nodes"] <= nodes_max, f"there are at most {nodes_max} nodes"
+    )

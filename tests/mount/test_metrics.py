@@ -1,4 +1,5 @@
-"""``--metrics``: what Prometheus is given, over HTTP and in a file, read by its own parser."""
+"""``--metrics``: the metrics for Prometheus, over HTTP and in a file, read by Prometheus's own
+parser."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from copperfs.runtime.metrics import flat
+from copperfs.daemon.prometheus import flat
 from tests.bootstrap.slurm import free_ports
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import Mount, copperfs, eventually
@@ -25,8 +26,8 @@ def parsed(text: str) -> Samples:
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation
-        assert family.type in ("counter", "gauge")
         for sample in family.samples:
+            assert family.type == ("counter" if sample.name.endswith("_total") else "gauge")
             key = (sample.name, frozenset(sample.labels.items()))
             assert key not in samples, "told once"
             samples[key] = sample.value
@@ -57,7 +58,7 @@ def mount(mounted: Mounter, source: Path, port: int) -> Mount:
 
 
 def test_it_says_what_the_statistics_say(mount: Mount, port: int) -> None:
-    # what C threads have read is entered into the books a moment later
+    # reads by C threads enter the statistics a moment later
     eventually(lambda: mount.stats()["cache"]["object_bytes"] == 5000, "it is entered")
     status, text, kind = get(port)
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")

@@ -1,5 +1,5 @@
-"""Nodes of a hostfile that has names, and a resolver that does not answer. Real daemons; what
-resolves their names is ``names.c``."""
+"""Nodes of a hostfile with names, and a resolver that does not answer. The daemons are real;
+``names.c`` replaces the resolver."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.keys import write_key_file
+from copperfs.launch.curve_keys import write_key_file
+from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import COMMAND_TIMEOUT_S, copperfs, eventually
 from tests.mount.jobs import JobNode
 
 pytestmark = pytest.mark.mount
 
-NAMES, PORT = ("alpha", "beta", "gamma"), 47117
+NAMES, PORT = ("alpha", "beta", "gamma"), free_ports(1)[0]
 ELSEWHERE = "127.0.13.9"
 
 
@@ -78,7 +79,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def town(tmp_path: Path, stack: ExitStack) -> Town:
     found = Town(tmp_path)
-    # Or threads that wait for an answer keep their daemons.
+    # Otherwise threads that wait for an answer keep their daemons.
     stack.callback(found.let_go)
     return found
 
@@ -121,7 +122,7 @@ def answered(node: JobNode) -> set[int]:
 
 
 def test_nodes_on_several_machines_do_not_share_a_disk(town: Town, stack: ExitStack) -> None:
-    """Names are of several machines, as far as anybody knows."""
+    """As far as the nodes know, the names belong to several machines."""
     for number in range(3):
         node = town.node(number)
         stack.callback(node.remove)

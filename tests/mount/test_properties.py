@@ -1,8 +1,9 @@
-"""Random trees, random questions, random changes: the mount says what a read-only bind mount says.
+"""Property tests: after random changes, the mount and a read-only bind mount of a random tree
+agree.
 
 In snapshot mode the two are compared after ``clear``, and between two clears the mount has to
 repeat itself. With ``--revalidate`` they are compared once the time has passed; until then the
-mount may say what was true before, or that something changed.
+mount may show what was true before, or return that something changed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from copperfs.fuse.ioctl import Request, ask_mount
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from tests.mount.helpers import Mount, bind_mounted
 
 NAMES = st.sampled_from([b"a", b"b", b"c", b"\xff", b"quite-a-long-name"])
@@ -33,7 +34,7 @@ Change = Callable[[bytes], None]
 
 
 def tolerant(action: Callable[[], object]) -> None:
-    """What cannot be done to this tree is left out."""
+    """A change that is impossible in this tree is left out."""
     try:
         action()
     except OSError as error:
@@ -113,7 +114,7 @@ CHANGES = st.one_of(
 )
 
 Question = Callable[[bytes], object]
-"""Asks about the tree below a root; the answer does not depend on which root."""
+"""Reads the tree below a root; the result does not depend on which root."""
 
 
 def asked(question: Question, root: bytes) -> object:
@@ -221,8 +222,8 @@ def check_snapshot(mode: str, examples: int) -> None:
                 answers = [asked(each, ours) for each in questions]
                 assert answers == [asked(each, theirs) for each in questions]
                 apply(changes, source)
-                # the snapshot is of what was asked about; what was not may show as it is now, or
-                # be found changed
+                # the snapshot covers only what was asked for; the rest may show as it is now, or be
+                # found changed
                 for question, before in zip(questions, answers, strict=True):
                     again = asked(question, ours)
                     assert (
@@ -258,7 +259,7 @@ def check_revalidate(examples: int) -> None:
                         asked(question, ours)
                     time.sleep(0.005)
                 for question in questions:
-                    asked(question, ours)  # told once that it was found changed
+                    asked(question, ours)  # one error that it was found changed
                 answers = [asked(each, ours) for each in questions]
                 assert answers == [asked(each, theirs) for each in questions]
                 apply(changes, source)
@@ -268,7 +269,7 @@ def check_revalidate(examples: int) -> None:
 
 def mount_clear(root: bytes) -> None:
     """By ioctl, since a process for each would take longer than all the rest."""
-    ask_mount(os.fsdecode(root), Request.CLEAR)
+    ask_mount(os.fsdecode(root), IoctlRequest.CLEAR)
 
 
 def _made(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""``copperfs run``: a mount for the time of a command, shared by all on the node."""
+"""``copperfs run``: a mount for the duration of a command, shared by all runs on the node."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.bootstrap.users import counter_name
-from copperfs.runtime.users import processes_with
+from copperfs.daemon.shared_mount_server import processes_with
+from copperfs.launch.shared_mount_client import counter_name
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.mpis import Mpi, installed
 from tests.mount.helpers import (
@@ -42,7 +42,7 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def start(source: Path, mountpoint: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``start(*flags, "--", command...)``; whoever is left at the end is killed."""
+    """``start(*flags, "--", command...)``; processes that are left at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -101,16 +101,9 @@ def test_a_command_reads_its_environment_through_a_mount_that_is_gone_afterwards
     assert not is_mounted(mountpoint)
 
 
-def test_without_the_front_it_works_as_well(start: Start, source: Path, mountpoint: Path) -> None:
-    (source / "file").write_text("content")
-    show = ["sh", "-c", 'cat "$COPPERFS_MOUNTPOINT/file"']
-    code, output, errors = ended(start("--front-threads", "0", "--", *show))
-    assert (code, output, errors) == (0, "content", "")
-    assert not is_mounted(mountpoint)
-
-
 def test_a_stranger_at_the_counter_is_nobody(start: Start, mountpoint: Path) -> None:
-    """What does not say what a run says is no use of the mount, and has nobody killed."""
+    """A peer that does not speak the protocol of a run is not counted as a user, and can have no
+    process killed."""
     process = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(process) == "up"
     daemon = daemon_at(mountpoint)
@@ -211,7 +204,7 @@ def test_what_goes_on_in_the_background_loses_the_mount(
 
 
 def test_a_killed_run_leaves_no_mount_and_no_process(start: Start, mountpoint: Path) -> None:
-    # The grandchild has a session of its own and nothing of the run but its environment.
+    # The grandchild has a session of its own and shares only its environment with the run.
     script = "setsid sleep 600 >/dev/null 2>&1 & echo $! $$ $COPPERFS_RUN; wait"
     process = start("--", "sh", "-c", script)
     grandchild, child, token = says(process).split()
@@ -333,7 +326,7 @@ IN_A_CGROUP = """if True:
 
 
 def test_processes_with_other_limits_of_memory_share_one_daemon(source: Path) -> None:
-    """As two steps of srun with another ``--mem`` each."""
+    """As two steps of srun with a different ``--mem`` each."""
     script = 'echo "$COPPERFS_MOUNTPOINT"; read _'
     words = ["run", "--source", str(source)]
     mounts: list[str] = []
@@ -451,7 +444,8 @@ def test_the_ranks_of_mpiexec_share_a_mount_and_speak_mpi(
 
 
 def test_two_nodes_of_two_ranks_are_one_job(mpi: Mpi, source: Path, tmp_path: Path) -> None:
-    """Two nodes by their mount points; what tells how many ranks are on this one is hidden."""
+    """Two nodes that differ by their mount points; the variables that tell how many ranks are on
+    this one are hidden."""
     (source / "file").write_text("content")
     show = (
         'cat "$COPPERFS_MOUNTPOINT/file" && '

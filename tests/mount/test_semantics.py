@@ -1,5 +1,4 @@
-"""A mount shows what a real filesystem shows: everything that reads works, everything that writes
-is refused. Where "both ways" is said, the same holds on plain pyfuse3, without the C front."""
+"""A mount shows what a real filesystem shows: every read works, every write is refused."""
 
 from __future__ import annotations
 
@@ -30,15 +29,11 @@ from tests.mount.helpers import (
     run,
 )
 
-FRONT: tuple[str, ...] = ()
-PLAIN = ("--front-threads", "0")
-both_ways = pytest.mark.parametrize("flags", [FRONT, PLAIN], ids=["front", "plain"])
-
 ATTRIBUTES = ("mode", "nlink", "uid", "gid", "size", "blocks", "mtime_ns", "ctime_ns", "rdev")
 
 
 def shown(path: Path | str | bytes) -> dict[str, int]:
-    """What ``lstat`` says, but for what no mount shares with another (device number, atime)."""
+    """The result of ``lstat``, except for what no two mounts share (device number, atime)."""
     status = os.lstat(path)
     return {name: getattr(status, f"st_{name}") for name in ATTRIBUTES}
 
@@ -46,16 +41,15 @@ def shown(path: Path | str | bytes) -> dict[str, int]:
 # ---- names and directories -----------------------------------------------------------------------
 
 
-@both_ways
 @pytest.mark.parametrize("count", [0, 1, 10_000])
 def test_a_directory_of_any_size_lists_its_names_and_finds_each(
-    source: Path, mounted: Mounter, flags: tuple[str, ...], count: int
+    source: Path, mounted: Mounter, count: int
 ) -> None:
     (source / "many").mkdir()
     for number in range(count):
         (source / "many" / f"name-{number:05}").touch()
     # 10,000 is more than the default listing-max: each name is looked up by itself
-    mount = mounted(*flags)
+    mount = mounted()
     for _ in ("cold", "warm"):
         assert sorted(os.listdir(mount / "many")) == sorted(os.listdir(source / "many"))
         for number in range(0, count, 999):
@@ -125,7 +119,9 @@ def test_entry_types_and_inode_numbers_in_a_listing_are_those_of_the_entries(
     (source / "link").symlink_to("file")
     os.mkfifo(source / "fifo")
     mount = mounted()
-    for entry in os.scandir(mount.mountpoint):
+    entries = list(os.scandir(mount.mountpoint))
+    assert sorted(each.name for each in entries) == ["directory", "fifo", "file", "link"]
+    for entry in entries:
         assert entry.inode() == entry.stat(follow_symlinks=False).st_ino, entry.name
         status = os.lstat(source / entry.name)
         assert entry.is_dir(follow_symlinks=False) == stat.S_ISDIR(status.st_mode)
@@ -133,16 +129,13 @@ def test_entry_types_and_inode_numbers_in_a_listing_are_those_of_the_entries(
         assert entry.is_symlink() == stat.S_ISLNK(status.st_mode)
 
 
-@both_ways
-def test_names_need_not_be_utf8_and_may_have_255_bytes(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_names_need_not_be_utf8_and_may_have_255_bytes(source: Path, mounted: Mounter) -> None:
     names = [b"caf\xe9", b"\xff\xfe", b"new\nline", b"back\\slash", b" ", b"x" * 255, "ü".encode()]
     root = os.fsencode(source)
     for name in names:
         with open(os.path.join(root, name), "wb") as file:
             file.write(name)
-    mount = os.fsencode(mounted(*flags).mountpoint)
+    mount = os.fsencode(mounted().mountpoint)
     assert sorted(os.listdir(mount)) == sorted(names)
     for name in names:
         with open(os.path.join(mount, name), "rb") as file:
@@ -151,11 +144,8 @@ def test_names_need_not_be_utf8_and_may_have_255_bytes(
     assert name_of(code) == "ENAMETOOLONG"
 
 
-@both_ways
-def test_a_path_of_4095_bytes_works(
-    source: Path, mounted: Mounter, flags: tuple[str, ...], tmp_path: Path
-) -> None:
-    mount = mounted(*flags)
+def test_a_path_of_4095_bytes_works(source: Path, mounted: Mounter, tmp_path: Path) -> None:
+    mount = mounted()
     room = 4095 - len(os.fsencode(mount.mountpoint))
     # "/" and 99 bytes for each level, and a last name that fills up to the byte
     levels, rest = divmod(room - 2, 100)
@@ -181,13 +171,10 @@ def test_a_path_of_4095_bytes_works(
     shutil.rmtree(source / parts[0])
 
 
-@both_ways
-def test_a_file_is_no_directory_and_a_directory_no_file(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_a_file_is_no_directory_and_a_directory_no_file(source: Path, mounted: Mounter) -> None:
     (source / "file").touch()
     (source / "directory").mkdir()
-    mount = mounted(*flags)
+    mount = mounted()
     assert name_of(errno_of((mount / "file/below").lstat)) == "ENOTDIR"
     assert name_of(errno_of(lambda: os.listdir(mount / "file"))) == "ENOTDIR"
     assert name_of(errno_of((mount / "directory").read_bytes)) == "EISDIR"
@@ -197,8 +184,7 @@ def test_a_file_is_no_directory_and_a_directory_no_file(
 # ---- attributes ----------------------------------------------------------------------------------
 
 
-@both_ways
-def test_attributes_are_the_sources(source: Path, mounted: Mounter, flags: tuple[str, ...]) -> None:
+def test_attributes_are_the_sources(source: Path, mounted: Mounter) -> None:
     (source / "file").write_bytes(b"1234567")
     os.link(source / "file", source / "second name")
     (source / "empty").touch()
@@ -218,7 +204,7 @@ def test_attributes_are_the_sources(source: Path, mounted: Mounter, flags: tuple
         "sparse": 2_200_000_000_999_999_999,  # after 2038
     }.items():
         os.utime(source / name, ns=(time_ns, time_ns))
-    mount = mounted(*flags)
+    mount = mounted()
     for round_ in ("cold", "warm"):
         assert shown(mount.mountpoint) == shown(source), round_
         for path in sorted(source.rglob("*")):
@@ -228,9 +214,8 @@ def test_attributes_are_the_sources(source: Path, mounted: Mounter, flags: tuple
     assert os.stat(mount / "empty").st_mtime_ns == -1_000_000_001
 
 
-@both_ways
 def test_devices_sockets_and_fifos_are_shown_as_such(
-    source: Path, mounted: Mounter, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    source: Path, mounted: Mounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(source / "fifo")
     os.mknod(source / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -238,10 +223,10 @@ def test_devices_sockets_and_fifos_are_shown_as_such(
     monkeypatch.chdir(source)  # the path of a socket has at most 107 bytes
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
-        mount = mounted(*flags)
+        mount = mounted()
         for name in ("fifo", "null", "block", "socket"):
             assert shown(mount / name) == shown(source / name), name
-        # a fifo has its own kernel object on each filesystem, so there is nobody at its other end
+        # a fifo has its own kernel object on each filesystem, so no process is at its other end
         end = os.open(mount / "fifo", os.O_RDONLY | os.O_NONBLOCK)
         assert os.read(end, 1) == b""
         os.close(end)
@@ -249,9 +234,8 @@ def test_devices_sockets_and_fifos_are_shown_as_such(
         assert name_of(errno_of((mount / "null").read_bytes)) == "EACCES"
 
 
-@both_ways
-def test_statfs_counts(source: Path, mounted: Mounter, flags: tuple[str, ...]) -> None:
-    found = os.statvfs(mounted(*flags).mountpoint)
+def test_statfs_counts(source: Path, mounted: Mounter) -> None:
+    found = os.statvfs(mounted().mountpoint)
     assert found.f_blocks > 0
     assert found.f_files > 0
     assert found.f_bsize > 0
@@ -259,37 +243,30 @@ def test_statfs_counts(source: Path, mounted: Mounter, flags: tuple[str, ...]) -
     assert found.f_flag & os.ST_RDONLY
 
 
-@both_ways
 @pytest.mark.long
-def test_statfs_follows_the_source(
-    source: Path, mounted: Mounter, flags: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_statfs_follows_the_source(source: Path, mounted: Mounter, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", full], check=True, timeout=30)
     try:
-        mountpoint = mounted(*flags, of=full).mountpoint
+        mountpoint = mounted(of=full).mountpoint
         before = os.statvfs(mountpoint).f_bfree
         assert before == os.statvfs(full).f_bfree
         (full / "file").write_bytes(bytes(4 << 20))
         left = os.statvfs(full).f_bfree
         assert left < before
-        # asked all the while: what is shown does not stay fresh by being asked for
+        # looked up all the while: a lookup does not keep an entry fresh
         eventually(lambda: os.statvfs(mountpoint).f_bfree == left, "it is shown", within_s=60)
         copperfs("umount", mountpoint)
     finally:
         subprocess.run(["umount", "-l", full], check=True, timeout=30)
 
 
-@both_ways
-def test_extended_attributes_are_not_there(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_extended_attributes_are_not_there(source: Path, mounted: Mounter) -> None:
     (source / "file").touch()
-    mount = mounted(*flags)
-    allowed = {"ENOTSUP", "EOPNOTSUPP", "ENODATA"}
-    assert name_of(errno_of(lambda: os.getxattr(mount / "file", "user.a"))) in allowed
-    assert name_of(errno_of(lambda: os.listxattr(mount / "file"))) in {*allowed, "success"}
+    mount = mounted()
+    assert errno_of(lambda: os.getxattr(mount / "file", "user.a")) == errno.EOPNOTSUPP
+    assert errno_of(lambda: os.listxattr(mount / "file")) == errno.EOPNOTSUPP
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
@@ -298,18 +275,17 @@ KIB = 1024
 SIZES = (0, 1, 4095, 4096, 4097, 128 * KIB, 300 * KIB + 7, 3 * 1024 * KIB + 1)
 
 
-@both_ways
 @pytest.mark.parametrize("extra", [(), ("--tree-max", "64KiB")], ids=["whole", "large"])
 def test_bytes_are_the_sources_at_odd_offsets(
-    source: Path, mounted: Mounter, flags: tuple[str, ...], extra: tuple[str, ...]
+    source: Path, mounted: Mounter, extra: tuple[str, ...]
 ) -> None:
     for size in SIZES:
         (source / f"{size}").write_bytes(os.urandom(size))
-    mount = mounted(*flags, *extra)
+    mount = mounted(*extra)
     for size in SIZES:
         content = (source / f"{size}").read_bytes()
         fd = os.open(mount / f"{size}", os.O_RDONLY)
-        # the far end first: what is read first must not matter
+        # the far end first: the order of reads must not matter
         for offset in (max(0, size - 3), size // 2, 4093, 131_071, 1, 0, size, size + 1, 1 << 40):
             for length in (1, 7, 4097, 200_000):
                 expected = content[offset : offset + length]
@@ -318,14 +294,11 @@ def test_bytes_are_the_sources_at_odd_offsets(
         assert (mount / f"{size}").read_bytes() == content
 
 
-@both_ways
-def test_a_sparse_file_reads_as_zeros(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_a_sparse_file_reads_as_zeros(source: Path, mounted: Mounter) -> None:
     with (source / "sparse").open("wb") as file:
         file.seek(64 << 20)
         file.write(b"end")
-    mount = mounted(*flags)
+    mount = mounted()
     assert (mount / "sparse").read_bytes() == bytes(64 << 20) + b"end"
 
 
@@ -352,13 +325,10 @@ def test_direct_io_and_sendfile_read_the_same(source: Path, mounted: Mounter) ->
         assert aligned[: len(content)] == content
 
 
-@both_ways
-def test_a_file_can_be_mapped_privately_and_shared(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_a_file_can_be_mapped_privately_and_shared(source: Path, mounted: Mounter) -> None:
     content = os.urandom(5 * 4096 + 11)
     (source / "file").write_bytes(content)
-    mount = mounted(*flags)
+    mount = mounted()
     with (mount / "file").open("rb") as file:
         for kind in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
             with mmap.mmap(file.fileno(), 0, kind, mmap.PROT_READ) as mapped:
@@ -371,10 +341,7 @@ def test_a_file_can_be_mapped_privately_and_shared(
         assert os.pread(file.fileno(), 4, 0) == content[:4]
 
 
-@both_ways
-def test_a_program_can_be_run_and_a_library_loaded(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_a_program_can_be_run_and_a_library_loaded(source: Path, mounted: Mounter) -> None:
     program = shutil.which("true")
     echo = shutil.which("echo")
     assert program is not None
@@ -386,7 +353,7 @@ def test_a_program_can_be_run_and_a_library_loaded(
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-o", source / "answer.so", source / "answer.c"], check=True
     )
-    mount = mounted(*flags)
+    mount = mounted()
     assert run([mount / "echo", "hello"]).stdout == "hello\n"
     assert run([mount / "script"]).stdout == f"from {mount / 'script'}\n"
     load = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).answer())"
@@ -441,7 +408,7 @@ def test_the_kernel_checks_access_by_the_modes_that_are_shown(
         "success", "EACCES", "success", "success", "EACCES", "EACCES", "success", "EACCES",
         "EACCES", "False", "False",
     ], said.stderr  # fmt: skip
-    # as the source itself answers
+    # as the source itself returns
     assert python(script, source, user=NOBODY).stdout == said.stdout
 
 
@@ -453,7 +420,7 @@ def test_without_allow_other_other_users_see_nothing(source: Path, mounted: Moun
 
 
 def writes(root: Path) -> dict[str, Callable[[], object]]:
-    """Every way to change something."""
+    """Every way to change a file or a directory."""
     file, directory = root / "file", root / "directory"
     return {
         "open for writing": lambda: os.open(file, os.O_WRONLY),
@@ -480,14 +447,13 @@ def writes(root: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-@both_ways
 def test_every_write_is_refused_as_on_a_read_only_filesystem(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
+    source: Path, mounted: Mounter
 ) -> None:
     (source / "file").write_text("unchanged")
     (source / "directory").mkdir()
     (source / "link").symlink_to("file")
-    mount = mounted(*flags)
+    mount = mounted()
     outcome = {name: name_of(errno_of(write)) for name, write in writes(mount.mountpoint).items()}
     assert outcome == dict.fromkeys(outcome, "EROFS")
     assert not os.access(mount / "file", os.W_OK)
@@ -495,12 +461,9 @@ def test_every_write_is_refused_as_on_a_read_only_filesystem(
     assert sorted(os.listdir(source)) == ["directory", "file", "link"]
 
 
-@both_ways
-def test_locks_are_granted_and_exclude_each_other(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_locks_are_granted_and_exclude_each_other(source: Path, mounted: Mounter) -> None:
     (source / "file").write_text("lock me")
-    mount = mounted(*flags)
+    mount = mounted()
     attempt = """if True:
         import fcntl, os, sys
         fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -534,16 +497,13 @@ def test_a_foreign_ioctl_is_no_ioctl_of_this_file(source: Path, mounted: Mounter
 # ---- symbolic links, and the way back ------------------------------------------------------------
 
 
-@both_ways
-def test_relative_links_are_shown_as_they_are(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_relative_links_are_shown_as_they_are(source: Path, mounted: Mounter) -> None:
     (source / "directory").mkdir()
     (source / "directory" / "file").write_text("content")
     links = {"to file": "directory/file", "dangling": "nowhere", "loop": "loop", "long": "x" * 4095}
     for name, target in links.items():
         (source / name).symlink_to(target)
-    mount = mounted(*flags)
+    mount = mounted()
     for name, target in links.items():
         assert os.readlink(mount / name) == target
         assert os.lstat(mount / name).st_size == len(target)
@@ -552,16 +512,13 @@ def test_relative_links_are_shown_as_they_are(
     assert name_of(errno_of((mount / "loop").stat)) == "ELOOP"
 
 
-@both_ways
-def test_absolute_links_into_the_source_stay_in_the_mount(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_absolute_links_into_the_source_stay_in_the_mount(source: Path, mounted: Mounter) -> None:
     (source / "file").write_text("content")
     (source / "inside").symlink_to(source / "file")
     (source / "itself").symlink_to(source)
     (source / "outside").symlink_to("/etc/hostname")
     (source / "beside").symlink_to(f"{source}-and-more/file")
-    mount = mounted(*flags)
+    mount = mounted()
     for _ in ("cold", "warm"):
         assert os.readlink(mount / "inside") == str(mount / "file")
         assert os.path.realpath(mount / "itself") == str(mount.mountpoint)
@@ -591,7 +548,7 @@ def test_what_absolute_links_lead_to_where_the_mount_is_seen_at_another_path(
     source: Path, mounted: Mounter, tmp_path: Path, mode: str, of_all: str, of_part: str
 ) -> None:
     """As promises.md says: in a chroot into the mount, in one of a mount of the whole system, and
-    through a bind mount after the mount itself has gone from sight."""
+    through a bind mount after the mount itself is no longer visible."""
     (source / "file").write_text("content")
     (source / "absolute").symlink_to(source / "file")
     (source / "relative").symlink_to("file")
@@ -615,27 +572,21 @@ def test_what_absolute_links_lead_to_where_the_mount_is_seen_at_another_path(
             assert (elsewhere / "relative").read_text() == "content"
 
 
-@both_ways
-def test_symlinks_keep_shows_links_as_they_are(
-    source: Path, mounted: Mounter, flags: tuple[str, ...]
-) -> None:
+def test_symlinks_keep_shows_links_as_they_are(source: Path, mounted: Mounter) -> None:
     (source / "inside").symlink_to(source / "file")
-    mount = mounted("--symlinks", "keep", *flags)
+    mount = mounted("--symlinks", "keep")
     assert os.readlink(mount / "inside") == str(source / "file")
     assert os.lstat(mount / "inside").st_size == len(str(source / "file"))
 
 
-@both_ways
-def test_a_recursive_walk_of_a_source_with_the_mount_point_in_it_ends(
-    source: Path, flags: tuple[str, ...]
-) -> None:
+def test_a_recursive_walk_of_a_source_with_the_mount_point_in_it_ends(source: Path) -> None:
     (source / "below" / "mnt").mkdir(parents=True)
     (source / "file").touch()
-    with Mount(source, source / "below" / "mnt", *flags) as mount:
+    with Mount(source, source / "below" / "mnt") as mount:
         again = mount / "below/mnt"
         assert stat.S_ISDIR(os.lstat(again).st_mode)
-        assert name_of(errno_of(lambda: os.listdir(again))) in {"ELOOP", "EACCES"}
-        assert name_of(errno_of((again / "file").lstat)) in {"ELOOP", "EACCES"}
+        assert name_of(errno_of(lambda: os.listdir(again))) == "ELOOP"
+        assert name_of(errno_of((again / "file").lstat)) == "ELOOP"
         walked = [where for where, _, _ in os.walk(mount.mountpoint)]
         assert len(walked) <= 3
         found = run(["find", mount.mountpoint, "-name", "file"])
@@ -650,7 +601,7 @@ def test_a_bind_mount_of_the_mount_made_later_is_refused_as_well(
     mount = mounted()
     subprocess.run(["mount", "--bind", mount.mountpoint, source / "later"], check=True)
     try:
-        assert name_of(errno_of(lambda: os.listdir(mount / "later"))) in {"ELOOP", "EACCES"}
+        assert name_of(errno_of(lambda: os.listdir(mount / "later"))) == "ELOOP"
         assert (mount / "file").exists()
     finally:
         subprocess.run(["umount", "-l", source / "later"], check=True)
@@ -661,13 +612,14 @@ def test_the_whole_machine_can_be_shown(tmp_path: Path, source: Path) -> None:
     with Mount(Path("/"), tmp_path / "mnt") as mount:
         assert (mount / str(source).lstrip("/") / "file").read_text() == "content"
         assert set(os.listdir(mount.mountpoint)) == set(os.listdir("/"))
-        # kernel interfaces have no sizes to go by: they are shown as links to themselves
+        # files of kernel interfaces have no usable sizes: the mount shows them as links to
+        # themselves
         assert os.readlink(mount / "proc") == "/proc"
         assert os.lstat(mount / "proc").st_size == len("/proc")
         assert (mount / "proc/self/status").read_text().startswith("Name:")
         assert os.path.realpath(mount / "sys") == "/sys"
         again = mount / str(mount.mountpoint).lstrip("/")
-        assert name_of(errno_of(lambda: os.listdir(again))) in {"ELOOP", "EACCES"}
+        assert name_of(errno_of(lambda: os.listdir(again))) == "ELOOP"
         assert (mount / "usr/bin/env").read_bytes() == Path("/usr/bin/env").read_bytes()
         # links such as /bin stay inside
         assert os.path.realpath(mount / "bin").startswith(str(mount.mountpoint))
@@ -686,10 +638,3 @@ def test_what_is_local_to_the_node_is_passed_through(tmp_path: Path, source: Pat
             lambda: (mount / "local/file").read_text() == "newer", "the local change is seen", 5
         )
         assert (mount / "shared/file").read_text() == "old"
-
-
-def test_plain_mounts_say_that_they_cannot_be_asked(source: Path, mounted: Mounter) -> None:
-    mount = mounted(*PLAIN)
-    done = copperfs("stats", mount.mountpoint)
-    assert done.returncode == 1
-    assert "without its C front" in done.stderr

@@ -1,5 +1,7 @@
-"""A version that is younger than a tick of the source's clock is not read: a second change within
-the tick would leave no trace in it. All ways of reading: whole, in chunks, past the caches."""
+"""A version that is younger than a tick of the source's clock is not read.
+
+A second change within the tick would leave no trace in it. The tests cover all ways of reading:
+whole, in chunks, past the caches."""
 
 from __future__ import annotations
 
@@ -17,16 +19,15 @@ BYPASS = ("--bypass-above", "1KiB")
 CHUNKS = ("--tree-max", "1KiB", "--tier-memory", "64MiB")
 
 
-@pytest.mark.parametrize("plain", [(), ("--front-threads", "0")], ids=["front", "plain"])
 @pytest.mark.parametrize("way", [WHOLE, BYPASS, CHUNKS], ids=["whole", "bypass", "chunks"])
 def test_a_file_that_has_just_changed_is_read_a_tick_later(
-    source: Path, mounted: Mounter, way: tuple[str, ...], plain: tuple[str, ...]
+    source: Path, mounted: Mounter, way: tuple[str, ...]
 ) -> None:
     """That nothing was read earlier holds however slow the machine is."""
     directories = [source / str(number) for number in range(10)]
     for directory in directories:
         directory.mkdir()
-    mount = mounted(*way, *plain)
+    mount = mounted(*way)
     for directory in directories:
         (directory / "file").write_bytes(os.urandom(8192))
         changed_ns = (directory / "file").stat().st_ctime_ns

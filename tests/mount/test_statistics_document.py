@@ -1,4 +1,4 @@
-"""docs/statistics.md names every key of what the commands about a mount give as JSON."""
+"""docs/statistics.md names every key of the JSON of the commands about a mount."""
 
 import json
 import re

@@ -11,17 +11,17 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from copperfs.config import MIB
-from copperfs.fuse.ioctl import Request, ask_mount
+from copperfs.config.settings import MIB
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from tests.mount.conftest import Mounter
-from tests.mount.helpers import COPPERFS, Mount, copperfs, eventually, is_mounted
+from tests.mount.helpers import COPPERFS, Mount, copperfs, eventually, is_mounted, outcome_of
 from tests.standin import StandIn
+from tests.store.lab import many
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -30,7 +30,7 @@ CHUNKS = 6
 
 @pytest.fixture
 def content(source: Path) -> bytes:
-    """Of the file ``large``, which has six chunks; the last is short."""
+    """The chunks of the file ``large``: six of them; the last is short."""
     data = random.Random("large").randbytes((CHUNKS - 1) * MIB + 12_345)
     path = source / "large"
     path.write_bytes(data)
@@ -40,7 +40,7 @@ def content(source: Path) -> bytes:
 
 @pytest.fixture
 def standin(source: Path, content: bytes) -> Iterator[StandIn]:
-    """The source as a filesystem that counts what is asked of it."""
+    """The source as a filesystem that counts its operations."""
     with StandIn(source) as running:
         yield running
 
@@ -79,19 +79,16 @@ def test_what_lies_on_the_disk_is_not_read_from_the_source_again(
     assert standin.counts().total("open") == 0
 
 
-@pytest.mark.parametrize("how", ["killed", "plain"])
-def test_also_after_a_daemon_that_was_killed_and_by_one_without_its_front(
-    how: str, standin: StandIn, mounted: Mounter, content: bytes, flags: tuple[str, ...]
+def test_also_after_a_daemon_that_was_killed(
+    standin: StandIn, mounted: Mounter, content: bytes, flags: tuple[str, ...]
 ) -> None:
     mount = mounted(*flags, of=standin.mountpoint)
     assert (mount / "large").read_bytes() == content
     is_written(mount)
-    if how == "killed":
-        mount.kill()
+    mount.kill()
     mount.remove()
     standin.reset()
-    plain = ("--front-threads", "0") if how == "plain" else ()
-    again = mounted(*flags, *plain, of=standin.mountpoint)
+    again = mounted(*flags, of=standin.mountpoint)
     assert (again / "large").read_bytes() == content
     assert standin.counts().total("read") == 0
 
@@ -170,7 +167,8 @@ def test_what_cannot_be_a_tier_is_told_in_one_sentence(source: Path, tmp_path: P
 def test_the_refusal_names_the_directory_that_is_missing(
     source: Path, tmp_path: Path, deeper: str
 ) -> None:
-    """Not the one named after the node, which copperfs would have made."""
+    """The message names the parent, not the directory named after the node, which copperfs would
+    have made."""
     tier = f"{tmp_path}/nvme/{deeper}%h"
     said = refusal(source, tmp_path, "--tier-dir", tier, "--node-name", "n7")
     above = f"{tmp_path}/nvme/{deeper}".rstrip("/")
@@ -292,7 +290,7 @@ def test_who_scrubs_while_it_is_under_way_joins(
 
 
 def scrub_state(mount: Mount) -> Any:
-    return ask_mount(str(mount.mountpoint), Request.SCRUB_STATE)
+    return ask_mount(str(mount.mountpoint), IoctlRequest.SCRUB_STATE)
 
 
 def test_without_a_disk_there_is_nothing_to_scrub(mounted: Mounter) -> None:
@@ -347,14 +345,14 @@ FILES, FILE_BYTES = 12, 4 * MIB + 777
 
 
 def last_written(top: Path) -> int:
-    """The number of the chunk that was written last; they are counted over all restarts."""
+    """The number of the chunk that was written last; the count runs over all restarts."""
     return max((int(each.name.split(".")[1], 16) for each in files_of(top)), default=0)
 
 
 def killed_while_it_writes(standin: StandIn, source: Path, top: Path, times: int) -> int:
-    """Daemons that are killed while they read a dataset and write it to the disk, each of which
-    begins with what the others left, and has room for half of it; how often one was really at it.
-    Every byte that is read meanwhile and afterwards is compared."""
+    """Daemons that are killed while they read a dataset and write it to the disk; return how often
+    one was really writing. Each begins with what the others left, and has room for half of the
+    dataset. Every byte that is read meanwhile and afterwards is compared."""
     contents = {f"f{n}": random.Random(n).randbytes(FILE_BYTES) for n in range(FILES)}
     for name, data in contents.items():
         (source / name).write_bytes(data)
@@ -363,10 +361,13 @@ def killed_while_it_writes(standin: StandIn, source: Path, top: Path, times: int
         *("--tier-size", str(FILES * FILE_BYTES // 2), "--tier-memory", "0"),
     )
     wrong: list[str] = []
+    errors: list[str] = []
 
     def read(mount: Mount, names: list[str]) -> None:
-        with suppress(OSError):  # it was killed
+        def compare() -> None:
             wrong.extend(n for n in names if (mount / n).read_bytes() != contents[n])
+
+        errors.append(outcome_of(compare))
 
     busy = 0
     for seed in range(times):
@@ -384,10 +385,15 @@ def killed_while_it_writes(standin: StandIn, source: Path, top: Path, times: int
             busy += last_written(top) > before
             mount.remove()
             reader.join()
+    # The daemon was killed during the read, or before it; or the path was below the bare mount
+    # point.
+    assert set(errors) <= {"ECONNABORTED", "ENOTCONN", "ENOENT", "success"}
+    errors.clear()
     with Mount(standin.mountpoint, top.parent / "last", *flags) as mount:
         assert not list((top / "tmp").iterdir()), "what was not finished is gone"
         assert tier(mount)["disk"]["held"] == len(files_of(top)) > 0
         read(mount, sorted(contents))
+        assert errors == ["success"]
         eventually(lambda: not tier(mount)["disk"]["backlog"], "all is written")
         assert tier(mount)["disk"]["held_bytes"] <= FILES * FILE_BYTES // 2
         assert tier(mount)["hits"]["nvme"] > 0
@@ -406,13 +412,14 @@ def test_killed_in_the_middle_of_writing_it_serves_no_wrong_byte(
 def test_killed_in_the_middle_of_writing_forty_times(
     standin: StandIn, source: Path, tmp_path: Path
 ) -> None:
-    assert killed_while_it_writes(standin, source, tmp_path / "tier", 40) > 30
+    times = many(40)
+    assert killed_while_it_writes(standin, source, tmp_path / "tier", times) > 0.75 * times
 
 
 # --- a disk that is slower than the source --------------------------------------------------------
 
 SLOW_CHUNKS = 160
-"""More than memory (32 MiB for what a node owns) and what waits to be written (64 MiB) hold."""
+"""More than memory (32 MiB for what a node owns) and the write backlog (64 MiB) hold."""
 
 
 @pytest.fixture
@@ -425,7 +432,7 @@ def slow_content(source: Path) -> bytes:
 
 
 def read_anew(path: Path) -> bytes:
-    """With none of its pages left in the kernel afterwards."""
+    """A write, after which the kernel has none of its pages."""
     data = path.read_bytes()
     fd = os.open(path, os.O_RDONLY)
     try:

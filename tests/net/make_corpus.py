@@ -1,6 +1,7 @@
-"""Writes ``corpus/``: what somebody could send to the port of a node, one connection a file.
+"""Corpus writer: makes ``corpus/``, samples of what a peer could send to a node's port.
 
-``python -m tests.net.make_corpus``. Whatever once broke something is added as a file of its own.
+Run ``python -m tests.net.make_corpus``. Each file is one connection. Every input that once broke a
+node becomes a file of its own.
 """
 
 import struct

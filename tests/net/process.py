@@ -1,9 +1,9 @@
-"""One node as a process of its own: passes requests up its tree and answers down, and no more.
+"""Relay node as a process: passes requests up its tree and replies down, and does nothing else.
 
-``python -m tests.net.process`` reads its ``Spec`` as one line of JSON from standard input, says
-``listening``, and ``connected`` when its parent is. Each further line ``SIZE COUNT`` has it ask for
-an object of that size so often, one after the other, and print the seconds of each as JSON. It ends
-when its standard input does.
+``python -m tests.net.process`` reads its ``Spec`` as one line of JSON from standard input. It
+prints ``listening``, and ``connected`` when its parent is. Each further line ``SIZE COUNT`` makes
+it request an object of that size COUNT times, one after the other, and print the seconds of each as
+JSON. It ends when its standard input does.
 """
 
 import json
@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, replace
 
 import trio
 
-from copperfs.core.messages import PART_BYTES, Ask, GivePart, What
-from copperfs.net.sockets import Limits
-from copperfs.net.transport import Arrival, Connected, Payload, Received
-from copperfs.net.zeromq import ZeroTransport
-from copperfs.roster import Roster
-from copperfs.types import NodeId, Path, Version
+from copperfs.model.roster import Roster
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.peer.messages import PART_BYTES, ContentKind, DataReply, Request
+from copperfs.transport.interface import Arrival, Connected, Payload, ReceivedMessage
+from copperfs.transport.zeromq import ZeroTransport
+from copperfs.transport.zmq_sockets import SocketLimits
 from copperfs.wire.payload import payload_of
 
 ANY = Version(1, 2, 3, 4)
@@ -32,7 +32,7 @@ class Spec:
     roster: str
     me: int
     descriptor: int
-    """Of the listening socket, inherited."""
+    """The inherited listening socket."""
     parent: int | None = None
     secret_key: str | None = None
     heartbeat_s: float = 2.0
@@ -49,19 +49,19 @@ class Relay:
         self.done = trio.Event()
         self._last = 0
         self._askers: dict[int, tuple[NodeId, int] | None] = {}
-        """Who asked this node, and by which number; None: itself."""
+        """The peer and the number of each request; None for a request of this node."""
         self._parts: dict[int, Payload] = {}
 
     def deliver(self, arrival: Arrival) -> None:
         match arrival:
             case Connected(peer) if peer == self.parent:
                 print("connected", flush=True)
-            case Received(peer, Ask() as ask, _):
+            case ReceivedMessage(peer, Request() as ask, _):
                 if self.parent is None:
                     self._give(peer, ask)
                 else:
                     self._pass_up(ask, (peer, ask.number))
-            case Received(_, GivePart() as part, payload):
+            case ReceivedMessage(_, DataReply() as part, payload):
                 asker = self._askers[part.number]
                 if asker is not None:
                     self.transport.send(asker[0], replace(part, number=asker[1]), payload)
@@ -70,21 +70,21 @@ class Relay:
                     if asker is None:
                         self.done.set()
 
-    def _pass_up(self, ask: Ask, asker: tuple[NodeId, int] | None) -> None:
+    def _pass_up(self, ask: Request, asker: tuple[NodeId, int] | None) -> None:
         assert self.parent is not None
         self._last += 1
         self._askers[self._last] = asker
         self.transport.send(self.parent, replace(ask, number=self._last))
 
-    def _give(self, peer: NodeId, ask: Ask) -> None:
+    def _give(self, peer: NodeId, ask: Request) -> None:
         left = total = int(ask.path)
         index = 0
         while left > 0:
             size = min(left, PART_BYTES)
-            # Its digest is taken once, as it is where the source is read.
+            # The digest is computed once, as it is where the source is read.
             if size not in self._parts:
                 self._parts[size] = payload_of(os.urandom(size))
-            part = GivePart(ask.number, ask.epoch, index, total)
+            part = DataReply(ask.number, ask.epoch, index, total)
             self.transport.send(peer, part, self._parts[size])
             left -= size
             index += 1
@@ -94,7 +94,7 @@ class Relay:
         for _ in range(count):
             self.done = trio.Event()
             began = time.perf_counter()
-            self._pass_up(Ask(0, 0, What.OBJECT, Path(b"%d" % size), ANY), None)
+            self._pass_up(Request(0, 0, ContentKind.OBJECT, Path(b"%d" % size), ANY), None)
             await self.done.wait()
             taken.append(time.perf_counter() - began)
         return taken
@@ -109,7 +109,7 @@ async def main() -> None:
         NodeId(spec.me),
         secret_key=spec.secret_key,
         listener=socket.socket(fileno=spec.descriptor),
-        limits=Limits(heartbeat_s=spec.heartbeat_s, silent_s=spec.silent_s),
+        limits=SocketLimits(heartbeat_s=spec.heartbeat_s, silent_s=spec.silent_s),
     )
     parent = None if spec.parent is None else NodeId(spec.parent)
     relay = Relay(transport, parent)

@@ -1,4 +1,4 @@
-"""A peer that says whatever a test wants, over a ZeroMQ socket or over TCP itself."""
+"""Raw peer: sends any bytes that a test wants, over a ZeroMQ socket or over plain TCP."""
 
 import socket
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from typing import Self
 import trio
 import zmq
 
-from copperfs.net import sockets
-from copperfs.roster import Member
+from copperfs.model.roster import Member
+from copperfs.transport import zmq_sockets as sockets
 
 POLL_S = 0.002
-"""Between two looks at something that tells nobody when it changes. It decides nothing."""
+"""The interval of polls for a state that signals no change. No test's outcome depends on it."""
 
 
 async def polls(holds: Callable[[], bool]) -> None:
@@ -21,7 +21,7 @@ async def polls(holds: Callable[[], bool]) -> None:
 
 
 class RawPeer:
-    """A DEALER outside of any transport."""
+    """A DEALER socket outside of any transport."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RawPeer:
 
 
 class Tcp:
-    """A plain connection."""
+    """A plain TCP connection."""
 
     def __init__(self, member: Member) -> None:
         host, port = member.endpoint.removeprefix("tcp://").split(":")
@@ -78,7 +78,7 @@ class Tcp:
 
     @classmethod
     def of(cls, connection: socket.socket) -> Self:
-        """One that is there already."""
+        """Wraps a connection that exists already."""
         peer = cls.__new__(cls)
         peer.socket = connection
         return peer

@@ -1,4 +1,4 @@
-"""What every transport has to do: one suite for ZeroMQ, plain and with CURVE, and for the fake."""
+"""Transport contract: one suite for ZeroMQ, plain and with CURVE, and for the in-process fake."""
 
 import functools
 
@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.core.messages import PART_BYTES, Credit, GivePart
-from copperfs.net.transport import Connected, Lost, Payload, Received
+from copperfs.node.peer.messages import PART_BYTES, Credit, DataReply
+from copperfs.transport.interface import Connected, Lost, Payload, ReceivedMessage
 from copperfs.wire.payload import payload_of
 from tests.net.world import MakeWorld, Node, World, ask, memory_world, part, trio_test, zero_world
 
@@ -39,10 +39,10 @@ async def test_messages_go_both_ways_over_the_connection_of_the_child(
     async with make_world(2) as world:
         parent, child = await two(world)
         assert child.send(parent, ask(1))
-        await parent.hears(Received(child.id, ask(1), None))
+        await parent.hears(ReceivedMessage(child.id, ask(1), None))
         answer, payload = part(1, b"some bytes")
         assert parent.send(child, answer, payload)
-        await child.hears(Received(parent.id, answer, payload))
+        await child.hears(ReceivedMessage(parent.id, answer, payload))
 
 
 @trio_test
@@ -68,7 +68,7 @@ async def test_a_node_may_connect_before_its_peer_listens(make_world: MakeWorld)
         parent = await world.start(0)
         await child.hears(Connected(parent.id))
         assert child.send(parent, ask(1))
-        await parent.hears(Received(child.id, ask(1), None))
+        await parent.hears(ReceivedMessage(child.id, ask(1), None))
         assert parent.heard[0] == Connected(child.id)
 
 
@@ -133,7 +133,7 @@ async def test_the_death_and_the_return_of_a_child_are_told(make_world: MakeWorl
         child.transport.connect(parent.id)
         await parent.hears(Connected(child.id), times=2)
         assert parent.send(child, Credit(2))
-        await child.hears(Received(parent.id, Credit(2), None))
+        await child.hears(ReceivedMessage(parent.id, Credit(2), None))
         assert parent.said_of(child) == [Connected(child.id), Lost(child.id), Connected(child.id)]
 
 
@@ -188,7 +188,8 @@ async def test_two_nodes_that_connect_to_each_other_keep_order_and_know_of_loss_
         assert one.received() == other.received() == [ask(number) for number in range(1000)]
         await other.stop()
         await one.hears(Lost(other.id))
-        # The first of two connections to be lost is a change to the second, not the end.
+        # The node hears the loss of the first of two connections as a change to the second, not as
+        # the end.
         told = one.said_of(other)
         assert told.count(Lost(other.id)) == 1
         assert told[-1] == Lost(other.id)
@@ -209,7 +210,7 @@ async def test_payloads_of_any_size_arrive_with_their_digest(
         assert parent.send(child, answer, payload)
         await child.until(child.received)
         arrival = child.heard[-1]
-        assert isinstance(arrival, Received)
+        assert isinstance(arrival, ReceivedMessage)
         assert arrival.payload is not None
         assert bytes(arrival.payload.data) == payload.data
         assert arrival.payload.digest == payload.digest
@@ -224,7 +225,7 @@ async def test_a_part_of_a_larger_buffer_is_sent_alone(make_world: MakeWorld) ->
         parent.send(child, answer, payload)
         await child.until(child.received)
         arrival = child.heard[-1]
-        assert isinstance(arrival, Received)
+        assert isinstance(arrival, ReceivedMessage)
         assert arrival.payload is not None
         assert bytes(arrival.payload.data) == b"x" * 100_000
 
@@ -239,7 +240,7 @@ async def test_a_payload_is_passed_on_with_its_digest(make_world: MakeWorld, siz
         await middle.hears(Connected(leaf.id))
 
         def pass_on(arrival: object) -> None:
-            if isinstance(arrival, Received):
+            if isinstance(arrival, ReceivedMessage):
                 assert middle.transport.send(leaf.id, arrival.message, arrival.payload)
 
         middle.answer = pass_on
@@ -247,7 +248,7 @@ async def test_a_payload_is_passed_on_with_its_digest(make_world: MakeWorld, siz
         for _ in range(20):
             root.send(middle, answer, payload)
         await leaf.until(lambda: len(leaf.received()) == 20)
-        expected = Received(middle.id, answer, Payload(payload.data, payload.digest))
+        expected = ReceivedMessage(middle.id, answer, Payload(payload.data, payload.digest))
         assert leaf.heard.count(expected) == 20
 
 
@@ -255,7 +256,7 @@ async def test_a_payload_is_passed_on_with_its_digest(make_world: MakeWorld, siz
 async def test_statistics_count_what_passed_and_can_be_reset(make_world: MakeWorld) -> None:
     async with make_world(2) as world:
         parent, child = await two(world)
-        parent.send(child, GivePart(1, 0, 0, 5), payload_of(b"12345"))
+        parent.send(child, DataReply(1, 0, 0, 5), payload_of(b"12345"))
         await child.until(child.received)
         sent, received = parent.transport.statistics(), child.transport.statistics()
         assert (sent.sent, sent.connections) == (1, 1)
@@ -302,7 +303,7 @@ async def test_what_is_done_while_delivering_is_said_afterwards(make_world: Make
             nonlocal deepest
             depth.append(1)
             deepest = max(deepest, len(depth))
-            if isinstance(arrival, Received):
+            if isinstance(arrival, ReceivedMessage):
                 child.transport.disconnect(parent.id)
                 child.transport.send(parent.id, ask(1))
                 child.transport.connect(parent.id)

@@ -1,4 +1,6 @@
-"""Peers that connect and say nothing take descriptors: not all, and from nobody who has greeted."""
+"""Silent connections: peers that connect and never greet take some descriptors, but never all, and
+none from peers that have greeted.
+"""
 
 import socket
 from collections.abc import Callable
@@ -6,21 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from copperfs.net.crowd import RESERVE_MAX, UNGREETED_MIN, room_for
-from copperfs.net.transport import Connected, Received
-from copperfs.roster import Member
+from copperfs.model.roster import Member
+from copperfs.node.peer.connection_limits import RESERVE_MAX, UNGREETED_MIN
+from copperfs.transport.interface import Connected, ReceivedMessage
+from copperfs.transport.ungreeted import room_for
 from tests.descriptors import no_descriptor_left
 from tests.net.raw import Tcp
 from tests.net.world import LIMITS, Node, ask, trio_test, zero_world
 
 PATIENT = replace(LIMITS, handshake_s=600.0)
-"""So that nobody is turned out for being silent."""
+"""Limits under which no peer is disconnected for being silent."""
 FULL = "too many connections that do not greet"
 
 
 async def is_served(node: Node, peer: Node, number: int) -> None:
     assert peer.send(node, ask(number))
-    await node.hears(Received(peer.id, ask(number), None))
+    await node.hears(ReceivedMessage(peer.id, ask(number), None))
 
 
 @trio_test
@@ -57,7 +60,8 @@ def has_ended(peer: Tcp) -> bool:
 @trio_test
 @pytest.mark.usefixtures("expects_a_crowd")
 async def test_who_comes_while_no_descriptor_is_left_is_turned_away_and_let_in_later() -> None:
-    """Else they wait, and ZeroMQ tries to accept them without a pause."""
+    """Otherwise connections would wait in the backlog, and ZeroMQ would retry accept without a
+    pause."""
     async with zero_world(3, limits=PATIENT) as world:
         node, honest, late = await world.start(0), await world.start(1), world.transport(2)
         honest.transport.connect(node.id)

@@ -1,8 +1,9 @@
-"""No message is left lying because a call swallowed the signal that it had come.
+"""Edge-triggered signals: no message stays unread because a call swallowed the signal of its
+arrival.
 
-Both ends of a connection send at once, from their own tasks and while they are being delivered to,
-and tasks are cancelled at random, the reactor's naps among them. Without the look at POLLIN after a
-send (``Pump.touched``) this stalls; that was tried, by emptying that method.
+Both ends of a connection send at once, from their own tasks and during deliveries. The test cancels
+tasks at random, the pump's waits among them. Without the check of POLLIN after a send (``touched``)
+this stalls; that was tried, by emptying that method.
 """
 
 import random
@@ -13,10 +14,10 @@ import trio
 import trio.testing
 import zmq
 
-from copperfs.core.messages import Credit
-from copperfs.net.reactor import Pump
-from copperfs.net.transport import Connected, Received
-from copperfs.net.zeromq import ZeroTransport
+from copperfs.node.peer.messages import Credit
+from copperfs.transport.interface import Connected, ReceivedMessage
+from copperfs.transport.zeromq import ZeroTransport
+from copperfs.transport.zmq_trio import Pump
 from tests.net.world import Node, trio_test, zero_world
 
 MESSAGES = 3000
@@ -28,8 +29,8 @@ MESSAGES = 3000
 async def test_a_flood_both_ways_with_random_cancellation_loses_and_doubles_nothing(
     seed: int, disturbed: bool
 ) -> None:
-    """Disturbed, the reactor's naps end at random as well; undisturbed, nothing but the signals
-    themselves brings it on."""
+    """With *disturbed*, the pump's waits end at random as well; without it, only the signals wake
+    the pump."""
     dice = random.Random(seed)
     async with zero_world(3) as world:
         parent, *children = [await world.start(i) for i in range(3)]
@@ -54,7 +55,7 @@ async def test_a_flood_both_ways_with_random_cancellation_loses_and_doubles_noth
 
 
 async def flood(sender: Node, receiver: Node, dice: random.Random) -> None:
-    """Send all, in bursts, by tasks that are cancelled at any checkpoint."""
+    """Sends all messages, in bursts, from tasks that are cancelled at any checkpoint."""
     number = 0
 
     async def some() -> None:
@@ -75,7 +76,7 @@ async def flood(sender: Node, receiver: Node, dice: random.Random) -> None:
 
 
 async def disturb(nodes: list[Node], dice: random.Random) -> None:
-    """Interrupt the reactor's naps."""
+    """Interrupts the pump's waits."""
     while True:
         transport = dice.choice(nodes).transport
         assert isinstance(transport, ZeroTransport)
@@ -86,14 +87,14 @@ async def disturb(nodes: list[Node], dice: random.Random) -> None:
 
 @trio_test
 async def test_two_nodes_that_answer_each_message_with_a_message_never_stall() -> None:
-    """One message on its way at most: whichever signal is lost, everything stops."""
+    """At most one message is on its way: if any signal is lost, everything stops."""
     async with zero_world(2) as world:
         parent, child = await world.start(0), await world.start(1)
 
         def echo(node: Node) -> Callable[[object], None]:
             def answer(arrival: object) -> None:
                 match arrival:
-                    case Received(peer, Credit(count), _) if count < MESSAGES:
+                    case ReceivedMessage(peer, Credit(count), _) if count < MESSAGES:
                         node.transport.send(peer, Credit(count + 1))
 
             return answer
@@ -107,7 +108,7 @@ async def test_two_nodes_that_answer_each_message_with_a_message_never_stall() -
 
 @trio_test
 async def test_a_send_that_takes_in_the_signal_of_a_message_wakes_the_pump() -> None:
-    """The hazard by itself: the message is there, its signal is gone, the pump sleeps."""
+    """The hazard in isolation: the message is there, its signal is gone, the pump sleeps."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     one.bind("inproc://pair")

@@ -1,4 +1,6 @@
-"""A message that is begun and never ended: who sends one is found, and nobody else is."""
+"""Unfinished messages: the node disconnects a peer that begins a message and never ends it, and no
+other peer.
+"""
 
 import socket
 from dataclasses import replace
@@ -6,11 +8,11 @@ from dataclasses import replace
 import pytest
 import trio
 
-from copperfs.core.messages import PART_BYTES, Credit, GivePart
-from copperfs.net.endless import GREETING_BYTES_MAX, MESSAGE_BYTES_MAX, Watch
-from copperfs.net.sockets import read_bytes
-from copperfs.net.transport import Connected, Lost, Received
-from copperfs.types import NodeId
+from copperfs.model.types import NodeId
+from copperfs.node.peer.messages import PART_BYTES, Credit, DataReply
+from copperfs.transport.interface import Connected, Lost, ReceivedMessage
+from copperfs.transport.message_size_guard import GREETING_BYTES_MAX, MESSAGE_BYTES_MAX, Watch
+from copperfs.transport.zmq_sockets import read_bytes
 from copperfs.wire.codec import encode
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from copperfs.wire.payload import payload_of
@@ -24,7 +26,7 @@ TOO_MUCH = MESSAGE_BYTES_MAX + 10_000
 
 
 async def send_all(peer: Tcp, data: bytes) -> None:
-    """At the speed of the other end; as much as it takes."""
+    """Sends at the speed of the other end, as much as it takes."""
     view = memoryview(data)
     while view:
         try:
@@ -36,7 +38,8 @@ async def send_all(peer: Tcp, data: bytes) -> None:
 
 
 async def flood(peer: Tcp, piece: bytes, node: Node) -> None:
-    """Until the node has turned it out; which the kernel may not tell who writes."""
+    """Sends until the node has disconnected the peer. The kernel may not report that to the
+    writer."""
 
     async def write() -> None:
         while True:
@@ -50,7 +53,7 @@ async def flood(peer: Tcp, piece: bytes, node: Node) -> None:
 
 
 async def shake_hands(peer: Tcp) -> None:
-    """ZeroMQ takes a message that comes before its own READY has gone for a fault."""
+    """Completes the handshake: ZeroMQ treats a message before its own READY as an error."""
     peer.send(NULL + READY)
     came = 0
     while came <= len(NULL) + len(b"\x04\x29\x05READY"):
@@ -81,7 +84,7 @@ async def test_who_never_ends_a_message_is_cut_off_and_others_are_not(greeted: b
         await polls(lambda: node.transport.statistics().connections == 1)
         peer.close()
         assert honest.send(node, Credit(1))
-        await node.hears(Received(honest.id, Credit(1), None))
+        await node.hears(ReceivedMessage(honest.id, Credit(1), None))
         assert node.said_of(honest) == [Connected(honest.id)]
 
 
@@ -111,14 +114,14 @@ async def test_a_message_that_comes_slowly_is_taken() -> None:
         await shake_hands(peer)
         peer.send(frame(greeting(world, node)))
         await node.hears(Connected(HOSTILE))
-        part, payload = GivePart(1, 0, 0, PART_BYTES), payload_of(bytes(PART_BYTES))
+        part, payload = DataReply(1, 0, 0, PART_BYTES), payload_of(bytes(PART_BYTES))
         whole = frame(encode(part, payload), more=True) + frame(bytes(payload.data))
         half = len(whole) // 2
         await send_all(peer, whole[:half])
         for _ in range(10):
             await trio.sleep(HASTY.look_s)
         await send_all(peer, whole[half:])
-        await node.hears(Received(HOSTILE, part, payload))
+        await node.hears(ReceivedMessage(HOSTILE, part, payload))
         peer.close()
 
 
@@ -154,7 +157,7 @@ def test_years_of_heartbeats_are_no_message() -> None:
 
 
 def test_the_kernel_says_what_was_read() -> None:
-    """Of a real connection: what waits in the kernel does not count."""
+    """On a real connection; bytes that wait in the kernel do not count."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as one,

@@ -1,7 +1,7 @@
-"""Peers that break the rules: nothing they send or do reaches others, or brings a node down.
+"""Hostile peers: nothing that a peer sends or does reaches others or brings a node down.
 
-Each of these tests has an honest child beside the hostile peer, and at the end the child is still
-served, over the connection that it had.
+Each test has an honest child beside the hostile peer. At the end the node still serves the child,
+over the connection that it had.
 """
 
 import os
@@ -16,10 +16,10 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from copperfs.core.messages import PART_BYTES, Credit, GivePart
-from copperfs.net.transport import Connected, Corrupt, Lost, Received, TransportStats
-from copperfs.net.zeromq import ZeroTransport
-from copperfs.types import NodeId
+from copperfs.model.types import NodeId
+from copperfs.node.peer.messages import PART_BYTES, Credit, DataReply
+from copperfs.transport.interface import Connected, Corrupt, Lost, ReceivedMessage, TransportStats
+from copperfs.transport.zeromq import ZeroTransport
 from copperfs.wire.codec import FRAME_BYTES_MAX, MAGIC, VERSION, encode
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from copperfs.wire.payload import payload_of
@@ -52,18 +52,18 @@ class Scene:
 
 @asynccontextmanager
 async def scene(*, hasty: bool = False) -> AsyncIterator[Scene]:
-    """A node with an honest child, which is served before and after. A hasty node does not wait
-    long for others to greet; the child is patient, so that a busy machine decides nothing."""
+    """A node with an honest child, which it serves before and after. With *hasty* the node waits
+    only briefly for a greeting; the child waits long, so that a busy machine decides nothing."""
     async with zero_world(3) as world:
         node, honest = await world.start(0, HASTY if hasty else None), await world.start(1)
         honest.transport.connect(node.id)
         await honest.hears(Connected(node.id))
         yield Scene(world, node, honest)
         assert honest.send(node, Credit(4711))
-        await node.hears(Received(honest.id, Credit(4711), None))
+        await node.hears(ReceivedMessage(honest.id, Credit(4711), None))
         answer, payload = part(1, b"x" * 100_000)
         assert node.send(honest, answer, payload)
-        await honest.hears(Received(node.id, answer, payload))
+        await honest.hears(ReceivedMessage(node.id, answer, payload))
         assert node.said_of(honest) == [Connected(honest.id)]
 
 
@@ -118,7 +118,7 @@ def test_nonsense_from_a_peer_disturbs_nobody(
                 peer.send(*each)
             if after_greeting:
                 peer.send(encode(Credit(9999)))
-                await the.node.hears(Received(HOSTILE, Credit(9999), None))
+                await the.node.hears(ReceivedMessage(HOSTILE, Credit(9999), None))
             else:
                 await polls(lambda: the.stats.malformed + the.stats.strangers >= 1)
                 await peer.ended()
@@ -148,7 +148,7 @@ async def test_malformed_messages_are_counted_and_dropped() -> None:
         for each in bad:
             peer.send(*each)
         peer.send(encode(Credit(1)))
-        await the.node.hears(Received(HOSTILE, Credit(1), None))
+        await the.node.hears(ReceivedMessage(HOSTILE, Credit(1), None))
         assert the.stats.malformed == len(bad)
         assert the.node.received() == [Credit(1)]
 
@@ -157,7 +157,7 @@ async def test_malformed_messages_are_counted_and_dropped() -> None:
 async def test_a_damaged_payload_is_told_as_such() -> None:
     async with scene() as the, the.hostile() as peer:
         await greeted(the, peer)
-        message = GivePart(1, 0, 0, PART_BYTES)
+        message = DataReply(1, 0, 0, PART_BYTES)
         whole = bytes(PART_BYTES)
         peer.send(encode(message, payload_of(whole)), whole[:-1] + b"\1")
         await the.node.hears(Corrupt(HOSTILE, message))
@@ -181,7 +181,7 @@ async def test_a_replayed_greeting_on_another_connection_replaces_only_its_own()
         second.send(the.greeting(serial=4))
         await second.ended()
         first.send(encode(Credit(1)))
-        await the.node.hears(Received(HOSTILE, Credit(1), None))
+        await the.node.hears(ReceivedMessage(HOSTILE, Credit(1), None))
 
 
 @trio_test
@@ -210,14 +210,14 @@ async def test_a_peer_that_never_reads_is_cut_off_and_costs_no_more() -> None:
             sent = 0
             while node.transport.send(HOSTILE, answer, payload):
                 sent += 1
-                # Far more than the buffers of the kernel at both ends.
+                # Far more than the buffers of the kernel at both ends hold.
                 assert sent < 10_000
                 await trio.lowlevel.checkpoint()
             await node.hears(Lost(HOSTILE))
             await polls(lambda: node.transport.statistics().connections == 1)
             assert node.transport.statistics().unsendable == 1
         assert node.send(honest, Credit(1))
-        await honest.hears(Received(node.id, Credit(1), None))
+        await honest.hears(ReceivedMessage(node.id, Credit(1), None))
 
 
 @pytest.mark.parametrize("greeted_at_all", [b"", struct.pack(">B", 255)])
@@ -239,7 +239,7 @@ async def test_a_peer_that_does_not_greet_is_turned_out() -> None:
 
 @trio_test
 async def test_a_node_that_does_not_greet_back_is_left() -> None:
-    """As a stopped process: the kernel still accepts for it."""
+    """The peer acts like a stopped process: the kernel still accepts connections for it."""
     async with zero_world(2, limits=HASTY) as world:
         stopped = world.listener(0)
         child = await world.start(1)

@@ -1,6 +1,6 @@
-"""What the fake can do to its nodes, so that tests of others may rely on it."""
+"""In-process transport: the faults that the fake can cause, so that other tests may rely on it."""
 
-from copperfs.net.transport import Connected, Corrupt, Lost, Received
+from copperfs.transport.interface import Connected, Corrupt, Lost, ReceivedMessage
 from tests.net.world import MemoryWorld, Node, ask, memory_world, part, trio_test
 
 
@@ -45,9 +45,9 @@ async def test_one_payload_is_damaged_and_the_next_is_whole() -> None:
         answer, payload = part(1, b"some bytes")
         parent.send(child, answer, payload)
         parent.send(child, answer, payload)
-        await child.hears(Received(parent.id, answer, payload))
+        await child.hears(ReceivedMessage(parent.id, answer, payload))
         assert child.heard[1:] == [
             Corrupt(parent.id, answer),
-            Received(parent.id, answer, payload),
+            ReceivedMessage(parent.id, answer, payload),
         ]
         assert child.transport.statistics().corrupt == 1

@@ -1,4 +1,6 @@
-"""Nodes that are named: where they are is looked up beside all that goes on, and may change."""
+"""Host names of nodes: the resolver looks them up beside all other work, and an address may
+change.
+"""
 
 import socket
 import threading
@@ -8,14 +10,14 @@ from dataclasses import replace
 import pytest
 import trio
 
-from copperfs.net import names
-from copperfs.net.transport import Connected, Lost, Received
-from copperfs.types import NodeId
+from copperfs.model.types import NodeId
+from copperfs.transport import resolver as names
+from copperfs.transport.interface import Connected, Lost, ReceivedMessage
 from tests.net.world import Node, ZeroWorld, ask, trio_test, zero_world
 
 
 class Resolver:
-    """Answers as it is told to. A name that is held is answered once it is let go of."""
+    """Answers as told. It answers a held name only once the test releases that name."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, list[str]] = {}
@@ -59,7 +61,7 @@ def name_all(world: ZeroWorld, resolver: Resolver, address: str = "127.0.0.1") -
 
 async def serves(node: Node, peer: Node, number: int) -> None:
     assert peer.send(node, ask(number))
-    await node.hears(Received(peer.id, ask(number), None))
+    await node.hears(ReceivedMessage(peer.id, ask(number), None))
 
 
 @trio_test
@@ -115,7 +117,7 @@ async def test_a_node_that_comes_back_elsewhere_is_found(resolver: Resolver) -> 
 async def moved(
     world: ZeroWorld, resolver: Resolver, address: str, family: int, child: Node
 ) -> None:
-    """Node 0 comes back at another address, and its child finds it there."""
+    """Node 0 restarts at another address, and its child finds it there."""
     port = int(world.roster.member(NodeId(0)).endpoint.rpartition(":")[2])
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Nodes as processes, which are killed, stopped, and started again."""
+"""Nodes as processes, which are killed, stopped and started again."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import trio
 
-from copperfs.core.messages import PART_BYTES, Ask, GivePart, What
-from copperfs.net.transport import Connected, Lost
-from copperfs.types import NodeId, Path, Version
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.peer.messages import PART_BYTES, ContentKind, DataReply, Request
+from copperfs.transport.interface import Connected, Lost
 from tests.net.process import Spec
 from tests.net.world import LIMITS, ZeroWorld, trio_test, zero_world
 
@@ -24,7 +24,7 @@ ANY = Version(1, 2, 3, 4)
 async def process(
     world: ZeroWorld, node: int, parent: int | None = None, silent_s: float = 10.0
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A node as a process, killed at the end. Entered when it listens."""
+    """A node process, killed at the end. The context begins when the node listens."""
     with world.listener(node) as listener:
         spec = Spec(
             world.roster.to_json(),
@@ -82,14 +82,16 @@ async def test_a_killed_parent_is_lost_and_its_successor_is_asked_afresh(curve: 
             await child.hears(Connected(root))
             os.kill(parent.pid, signal.SIGSTOP)
             for number in range(50):
-                child.transport.send(root, Ask(number, 0, What.OBJECT, Path(b"1"), ANY))
+                child.transport.send(root, Request(number, 0, ContentKind.OBJECT, Path(b"1"), ANY))
             parent.kill()
             await child.hears(Lost(root))
         async with process(world, 0):
             await child.hears(Connected(root), times=2)
-            child.transport.send(root, Ask(99, 0, What.OBJECT, Path(b"%d" % PART_BYTES), ANY))
+            child.transport.send(
+                root, Request(99, 0, ContentKind.OBJECT, Path(b"%d" % PART_BYTES), ANY)
+            )
             await child.until(child.received)
-            assert child.received() == [GivePart(99, 0, 0, PART_BYTES)]
+            assert child.received() == [DataReply(99, 0, 0, PART_BYTES)]
 
 
 @trio_test
@@ -107,7 +109,7 @@ async def test_a_stopped_process_is_lost_by_its_silence() -> None:
 
 @trio_test
 async def test_a_listening_socket_is_inherited_and_answers_what_connected_before() -> None:
-    """The kernel accepts from the moment that the launcher listens."""
+    """The kernel accepts connections from the moment that the launcher listens."""
     async with zero_world(2) as world:
         child = await world.start(1)
         child.transport.connect(NodeId(0))

@@ -1,4 +1,4 @@
-"""Who is let in, and in whose name they may speak."""
+"""Authentication: which peers a node lets in, and in whose name they may speak."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,12 +7,12 @@ import pytest
 import trio
 import zmq
 
-from copperfs.core.messages import Credit, Hello
-from copperfs.net.sockets import ZAP_ENDPOINT
-from copperfs.net.transport import Connected, Lost, Received
-from copperfs.net.zeromq import ZeroTransport
-from copperfs.roster import BadRoster, Member, Roster
-from copperfs.types import NodeId
+from copperfs.model.roster import BadRoster, Member, Roster
+from copperfs.model.types import NodeId
+from copperfs.node.peer.messages import Credit, Hello
+from copperfs.transport.interface import Connected, Lost, ReceivedMessage
+from copperfs.transport.zeromq import ZeroTransport
+from copperfs.transport.zmq_sockets import ZAP_ENDPOINT
 from copperfs.wire.codec import encode
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from tests.net.make_corpus import STREAMS
@@ -25,10 +25,11 @@ def greeting(roster: Roster, speaker: int, listener: int = 0, serial: int = 1) -
 
 
 async def refused(node: Node, peer: RawPeer, *, strangers: int = 1) -> None:
-    """The peer's connection ends, is counted, and nobody heard of it."""
+    """The node closes and counts the peer's connection, and delivers nothing from it."""
     await peer.ended()
     await polls(lambda: node.transport.statistics().strangers >= strangers)
-    assert node.transport.statistics().connections == 0
+    # The node counts the peer when it refuses the greeting, and only then closes the connection.
+    await polls(lambda: node.transport.statistics().connections == 0)
     assert not node.heard
 
 
@@ -50,13 +51,13 @@ async def test_a_client_without_curve_is_refused() -> None:
             peer.send(greeting(world.roster, 1))
             await peer.ended()
             assert not node.heard
-        # Whichever end notices first hangs up; this one leaves it to the node, which counts it.
+        # Either end may notice first and close. This end leaves it to the node, which counts it.
         plain = Tcp(member)
         plain.send(STREAMS["no-greeting"])
         await plain.ended()
         plain.close()
         await polls(lambda: node.transport.statistics().strangers >= 1)
-        assert node.transport.statistics().connections == 0
+        await polls(lambda: node.transport.statistics().connections == 0)
         assert not node.heard
 
 
@@ -79,7 +80,7 @@ async def test_a_node_that_connects_in_the_name_of_another_is_refused() -> None:
 
 @trio_test
 async def test_a_node_cannot_take_over_the_connection_of_another() -> None:
-    """Neither by its greeting nor by its routing id."""
+    """The test tries by its greeting and by its routing id."""
     async with zero_world(3, curve=True) as world:
         node, honest = await world.start(0), await world.start(1)
         honest.transport.connect(node.id)
@@ -90,7 +91,7 @@ async def test_a_node_cannot_take_over_the_connection_of_another() -> None:
             peer.send(greeting(world.roster, 1, serial=(1 << 64) - 1))
             await peer.ended()
         assert honest.send(node, Credit(5))
-        await node.hears(Received(honest.id, Credit(5), None))
+        await node.hears(ReceivedMessage(honest.id, Credit(5), None))
         assert node.said_of(honest) == [Connected(honest.id)]
 
 
@@ -110,7 +111,7 @@ async def test_a_hello_in_the_name_of_another_ends_the_connection() -> None:
 
 @trio_test
 async def test_the_server_has_to_have_its_key_too() -> None:
-    """Somebody else listens where a node of the roster should."""
+    """Another process listens at the address of a node of the roster."""
     async with zero_world(3, curve=True) as world:
         child = await world.start(1)
         wrong = ZeroTransport(
@@ -127,7 +128,7 @@ async def test_the_server_has_to_have_its_key_too() -> None:
 
 
 def swapped(roster: Roster) -> Roster:
-    """The roster as a liar would have it: node 2 at the place of node 0."""
+    """A forged roster: node 2 has the address of node 0."""
     members = list(roster.members)
     members[2] = dataclasses.replace(members[2], endpoint=members[0].endpoint)
     return Roster(roster.job, tuple(members))

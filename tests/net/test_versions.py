@@ -1,13 +1,13 @@
-"""Nodes that run different versions of the program: both learn it, and nothing else passes."""
+"""Version mismatch: nodes that run different versions both learn it, and exchange nothing else."""
 
 from dataclasses import replace
 
 import pytest
 import trio
 
-from copperfs.net.transport import Connected, Foreign, Received
-from copperfs.net.zeromq import ZeroTransport
-from copperfs.types import NodeId
+from copperfs.model.types import NodeId
+from copperfs.transport.interface import Connected, Foreign, ReceivedMessage
+from copperfs.transport.zeromq import ZeroTransport
 from copperfs.wire.codec import VERSION
 from copperfs.wire.greeting import decode_greeting, encode_greeting
 from tests.net.raw import polls
@@ -18,7 +18,7 @@ OTHER = VERSION + 1
 
 
 def make_other(node: Node) -> None:
-    """As far as its greetings go."""
+    """Makes the node another version, as far as its greetings show."""
     transport = node.transport
     assert isinstance(transport, ZeroTransport)
     greet = transport.greet
@@ -43,7 +43,7 @@ async def test_who_is_connected_to_learns_of_another_version_and_answers(curve: 
         await node.hears(Foreign(other.id, OTHER, "9.9.1"))
         assert Connected(other.id) not in node.heard
         assert honest.send(node, ask(1))
-        await node.hears(Received(honest.id, ask(1), None))
+        await node.hears(ReceivedMessage(honest.id, ask(1), None))
         other.transport.disconnect(node.id)
         await polls(lambda: node.transport.statistics().connections == 1)
 
@@ -69,7 +69,7 @@ async def test_one_of_another_job_is_not_taken_for_a_node() -> None:
         other.transport._roster = replace(  # type: ignore[attr-defined]
             elsewhere.roster, members=members
         )
-        # Their digests differ, and nothing vouches for who it is.
+        # Their digests differ, and nothing authenticates the sender.
         other.transport._job = b"another job here"  # type: ignore[attr-defined]
         other.transport.connect(NodeId(0))
         await polls(lambda: node.transport.statistics().strangers >= 1)

@@ -1,7 +1,7 @@
-"""Nodes for tests: their transports, what each of them heard, and waiting for it.
+"""Test nodes: their transports, the messages each received, and waiting for them.
 
-``ZeroWorld`` has them over ZeroMQ on loopback, ``MemoryWorld`` over the fake. No test here sleeps:
-it waits until something was heard, and a generous deadline says that it never will be.
+``ZeroWorld`` runs them over ZeroMQ on loopback, ``MemoryWorld`` over the in-process fake. No test
+sleeps: it waits for a message, and fails at a generous deadline.
 """
 
 import functools
@@ -13,34 +13,34 @@ from typing import ParamSpec, Protocol, TypeVar
 import trio
 import zmq
 
-from copperfs.core.messages import Ask, GivePart, Message, What
-from copperfs.net.memory import MemoryNetwork
-from copperfs.net.sockets import Limits
-from copperfs.net.transport import (
+from copperfs.model.roster import Member, Roster
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.peer.messages import ContentKind, DataReply, Message, Request
+from copperfs.transport.in_process import MemoryNetwork
+from copperfs.transport.interface import (
     Arrival,
     Connected,
     Lost,
     Payload,
-    Received,
+    ReceivedMessage,
     Transport,
 )
-from copperfs.net.zeromq import ZeroTransport
-from copperfs.roster import Member, Roster
-from copperfs.types import NodeId, Path, Version
+from copperfs.transport.zeromq import ZeroTransport
+from copperfs.transport.zmq_sockets import SocketLimits
 from copperfs.wire.payload import payload_of
 
 ANY = Version(1, 2, 3, 4)
 
 
 DEADLINE_S = 60.0
-LIMITS = Limits(backoff_first_s=0.01, backoff_last_s=0.1)
+LIMITS = SocketLimits(backoff_first_s=0.01, backoff_last_s=0.1)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def trio_test(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run an async test, with the deadline."""
+    """Runs an async test, with the deadline."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -53,24 +53,24 @@ def trio_test(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     return run
 
 
-def ask(number: int, path: bytes = b"etc/hosts") -> Ask:
-    return Ask(number, 0, What.OBJECT, Path(path), ANY)
+def ask(number: int, path: bytes = b"etc/hosts") -> Request:
+    return Request(number, 0, ContentKind.OBJECT, Path(path), ANY)
 
 
-def part(number: int, data: bytes | memoryview) -> tuple[GivePart, Payload]:
+def part(number: int, data: bytes | memoryview) -> tuple[DataReply, Payload]:
     """An object of one part, and its payload."""
-    return GivePart(number, 0, 0, len(data)), payload_of(data)
+    return DataReply(number, 0, 0, len(data)), payload_of(data)
 
 
 class Node:
-    """A node under test: its transport, and all that it heard."""
+    """A node under test: its transport, and all that it received."""
 
     def __init__(self, node: NodeId, transport: Transport) -> None:
         self.id = node
         self.transport = transport
         self.heard: list[Arrival] = []
         self.answer: Callable[[Arrival], None] | None = None
-        """What else to do with an arrival, while it is delivered."""
+        """An extra action for each arrival, called during its delivery."""
         self.ended = trio.Event()
         self._changed = trio.Event()
 
@@ -81,7 +81,7 @@ class Node:
         self._changed.set()
 
     async def until(self, holds: Callable[[], T]) -> T:
-        """Wait until *holds* is true of what was heard."""
+        """Waits until *holds* is true of what the node received."""
         while not (value := holds()):
             self._changed = trio.Event()
             await self._changed.wait()
@@ -94,11 +94,11 @@ class Node:
         return [
             arrival.message
             for arrival in self.heard
-            if isinstance(arrival, Received) and (peer is None or arrival.peer == peer.id)
+            if isinstance(arrival, ReceivedMessage) and (peer is None or arrival.peer == peer.id)
         ]
 
     def said_of(self, peer: "Node") -> list[Arrival]:
-        """Connected and Lost, in order."""
+        """The Connected and Lost arrivals of *peer*, in order."""
         return [
             arrival
             for arrival in self.heard
@@ -121,7 +121,7 @@ class Node:
 
 class World(Protocol):
     async def start(self, node: int) -> Node:
-        """Start a node, or start it again."""
+        """Starts a node, or starts it again."""
         ...
 
 
@@ -140,11 +140,16 @@ class MemoryWorld:
 
 
 class ZeroWorld:
-    """*count* nodes have a place in the roster and a port that is theirs but silent until they are
-    started."""
+    """*count* nodes, each with a place in the roster and a reserved port, silent until its
+    start."""
 
     def __init__(
-        self, nursery: trio.Nursery, count: int, *, curve: bool = False, limits: Limits = LIMITS
+        self,
+        nursery: trio.Nursery,
+        count: int,
+        *,
+        curve: bool = False,
+        limits: SocketLimits = LIMITS,
     ) -> None:
         self._nursery = nursery
         self._limits = limits
@@ -172,7 +177,7 @@ class ZeroWorld:
         port.listen(128)
         return port
 
-    def transport(self, node: int, limits: Limits | None = None) -> ZeroTransport:
+    def transport(self, node: int, limits: SocketLimits | None = None) -> ZeroTransport:
         return ZeroTransport(
             self.roster,
             NodeId(node),
@@ -181,7 +186,7 @@ class ZeroWorld:
             limits=limits or self._limits,
         )
 
-    async def start(self, node: int, limits: Limits | None = None) -> Node:
+    async def start(self, node: int, limits: SocketLimits | None = None) -> Node:
         started = Node(NodeId(node), self.transport(node, limits))
         self._nursery.start_soon(started.run)
         return started
@@ -207,7 +212,7 @@ async def memory_world(count: int) -> AsyncIterator[MemoryWorld]:
 
 @asynccontextmanager
 async def zero_world(
-    count: int, *, curve: bool = False, limits: Limits = LIMITS
+    count: int, *, curve: bool = False, limits: SocketLimits = LIMITS
 ) -> AsyncIterator[ZeroWorld]:
     async with trio.open_nursery() as nursery:
         world = ZeroWorld(nursery, count, curve=curve, limits=limits)

@@ -1,4 +1,4 @@
-"""``copperfs sim``: its commands, as they are typed."""
+"""The commands of ``copperfs sim``, as a user types them."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from copperfs.cli.main import main
-from copperfs.sim.crew import Broken, run_all
+from copperfs.lab.sim.process_pool import Broken, run_all
 
 
 def test_run_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,13 +35,17 @@ def test_seeds_are_swept_and_those_that_failed_once_come_first(
     found = json.loads(capsys.readouterr().out)
     assert found["seeds"] == 3
     assert found["failed"] == []
+    assert found["environments"]["clocks off"] in range(1, 4)
 
 
 def test_a_seed_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sim", "replay", "--seed", "2", "--last", "5"]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 5
-    assert err == "well\n"
+    environment, fault = err.splitlines()
+    assert environment.startswith("environment: ")
+    assert "a sick name: EIO" in environment
+    assert fault == "well"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""One seed gives one trace: in every process, with every hash seed, with the codec or without."""
+"""Determinism: one seed gives one trace, in every process, with every hash seed, with or without
+the codec.
+"""
 
 import os
 import subprocess
@@ -6,12 +8,12 @@ import sys
 
 import pytest
 
-from copperfs.sim.codec import transcode
-from copperfs.sim.random_run import RandomRun
+from copperfs.lab.sim.codec_check import transcode
+from copperfs.lab.sim.random_run import RandomRun
 
 PROGRAM = """
 import sys
-from copperfs.sim.random_run import RandomRun
+from copperfs.lab.sim.random_run import RandomRun
 run = RandomRun(int(sys.argv[1]))
 run.world.trace.hashing = True
 run.run()
@@ -39,8 +41,7 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize("seed", [3, 17, 20])
 def test_the_fast_path_is_equal(seed: int) -> None:
-    """Without codec and bytes a run has the trace that it has with them, when only the sizes of
-    messages are taken as the same."""
+    """Without codec and bytes a run has the same trace, if messages are given the same sizes."""
     digests = []
     for exact in (True, False):
         run = RandomRun(seed, exact)

@@ -1,11 +1,11 @@
-"""The simulated disk of the data tier."""
+"""The simulated disk of the chunk store."""
 
 import pytest
 
-from copperfs.sim.clock import Clock
-from copperfs.sim.disk import Disk, DiskCosts
-from copperfs.sim.pieces import Piece, piece_of
-from copperfs.types import ChunkKey, Path, Version
+from copperfs.lab.sim.payload_pieces import Piece, piece_of
+from copperfs.lab.sim.sim_disk import Disk, DiskCosts
+from copperfs.lab.sim.virtual_clock import VirtualClock
+from copperfs.model.types import ChunkKey, Path, Version
 
 COSTS = DiskCosts(latency_s=1e-3, read_bytes_per_s=1e6, write_bytes_per_s=5e5)
 
@@ -20,7 +20,7 @@ def chunk(size: int = 1000) -> tuple[Piece, ...]:
 
 @pytest.fixture
 def disk() -> Disk:
-    return Disk(Clock(), COSTS, budget_bytes=2500)
+    return Disk(VirtualClock(), COSTS, budget_bytes=2500)
 
 
 def test_reads_and_writes_wait_for_each_other(disk: Disk) -> None:
@@ -90,3 +90,35 @@ def test_it_is_outgrown_when_it_evicts_what_this_process_has_stored(disk: Disk) 
     assert disk.is_outgrown
     disk.process_ended()
     assert not disk.is_outgrown
+
+
+def test_a_disk_that_hangs_takes_as_much_longer(disk: Disk) -> None:
+    assert disk.store(key(0), chunk()) == pytest.approx(2e-3)
+    disk.hang(5.0)
+    assert disk.written_at(key(0)) == pytest.approx(5.0 + 2e-3)
+    assert disk.store(key(1), chunk()) == pytest.approx(5.0 + 4e-3)
+    disk.hang(4.0)
+    assert disk.written_at(key(1)) == pytest.approx(5.0 + 4e-3), "it hangs already"
+    disk.clock.run(5.1)
+    assert not disk.hangs
+    assert disk.load(key(0)) is not None
+
+
+def test_a_disk_that_hangs_for_too_long_takes_nothing_and_loses_what_waits(disk: Disk) -> None:
+    disk.store(key(0), chunk())
+    disk.clock.run(1.0)
+    disk.hang(20.0)
+    disk.store(key(1), chunk())
+    disk.clock.run(11.0)
+    assert disk.degrade()
+    assert list(disk.chunks) == [key(0)], "what is written stays"
+    assert disk.store(key(2), chunk()) is None
+    assert disk.takes_nothing
+    disk.process_ended()
+    assert not disk.takes_nothing, "another process tries it"
+
+
+def test_a_disk_that_hangs_and_has_nothing_to_write_is_not_given_up(disk: Disk) -> None:
+    disk.hang(20.0)
+    assert not disk.degrade()
+    assert not disk.takes_nothing

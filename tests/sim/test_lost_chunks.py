@@ -1,8 +1,9 @@
-"""What a node had owned that is gone is read from the source once more, and nothing else is.
+"""Lost chunks: the source is read once more for the chunks that a lost node owned, and for no
+others.
 
-As ``tests/cluster/test_dataset.py`` has it of real daemons, with the moments in which the others do
-not know yet what became of it. Memory is smaller than what a node owns, so what it did not keep on
-its disk is read again.
+``tests/cluster/test_dataset.py`` checks this with real daemons; here it includes the moments before
+the other nodes know of the loss. Memory is smaller than a node's own chunks, so a node reads again
+any chunk that its disk did not keep.
 """
 
 from collections import Counter
@@ -10,14 +11,14 @@ from random import Random
 
 import pytest
 
-from copperfs.core.suspicion import Patience
-from copperfs.sim.world import Job, World
-from copperfs.types import ChunkKey, Path
+from copperfs.lab.sim.world import Job, World
+from copperfs.model.types import ChunkKey, Path
+from copperfs.node.membership.failure_detector import Timeouts
 
 NODES = 6
 FILES = 120
 MIB = 1 << 20
-DEAD_S = 2 * Patience().dead_s
+DEAD_S = 2 * Timeouts().dead_s
 
 Chunks = Counter[tuple[Path, int]]
 
@@ -34,7 +35,7 @@ def dataset(seed: int) -> World:
 
 
 def read_epoch(world: World, random: Random) -> None:
-    """Each file once, by a node drawn anew; each node reads one file after the other."""
+    """Reads each file once, on a node drawn anew; each node reads one file after the other."""
     living, files = world.alive(), world.source.files()
     random.shuffle(files)
     while files:
@@ -52,7 +53,7 @@ def key_of(world: World, path: Path, offset: int) -> ChunkKey:
 
 
 def owned_by(world: World, node: int) -> Chunks:
-    """All chunks have been read, so the source has counted each."""
+    """The chunks that this node owns. All chunks have been read, so the source has counted each."""
     core = world[node].node
     return Chunks(
         each for each in world.source.chunk_counts if core.owns_chunk(key_of(world, *each))
@@ -83,4 +84,4 @@ def test_what_was_lost_is_read_once_more(seed: int, how: str) -> None:
             assert again - may_be_read == Chunks(), "what was lost, and that once"
             may_be_read -= again
         assert max(world.source.chunk_counts.values()) > 1, "others do not hold all of it"
-        world.run(DEAD_S)  # who is next in line is the owner by then, for all
+        world.run(DEAD_S)  # by then all nodes agree on the next owner

@@ -1,6 +1,6 @@
-"""What a failure looks like to the others: the times and signs that were measured of the transport.
+"""Simulated failures as peers observe them: the times and signals measured of the real transport.
 
-Two ports without a core, so that nothing reacts to what is said.
+Two ports have no node, so that nothing reacts to the messages.
 """
 
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from copperfs.core.messages import Message, Ping
-from copperfs.sim.clock import Clock
-from copperfs.sim.network import Network
-from copperfs.sim.pieces import Piece, content_of
-from copperfs.sim.port import Port
-from copperfs.sim.process import Process, State
-from copperfs.types import NodeId, Path, Version
+from copperfs.lab.sim.payload_pieces import Piece, content_of
+from copperfs.lab.sim.sim_process import Process, State
+from copperfs.lab.sim.sim_transport import Port
+from copperfs.lab.sim.virtual_clock import VirtualClock
+from copperfs.lab.sim.virtual_network import VirtualNetwork
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.peer.messages import Message, Ping
 
 A, B = NodeId(0), NodeId(1)
 ONE_MIB = content_of(Path(b"f"), Version(1 << 20, 0, 0, 1), with_bytes=True)
@@ -22,9 +22,9 @@ ONE_MIB = content_of(Path(b"f"), Version(1 << 20, 0, 0, 1), with_bytes=True)
 
 @dataclass
 class Listener:
-    """Writes down what it is told, and when."""
+    """Records each event and its time."""
 
-    clock: Clock
+    clock: VirtualClock
     heard: list[tuple[float, str | int]] = field(default_factory=list)
 
     def connected(self, peer: NodeId) -> None:
@@ -51,8 +51,8 @@ class Pair:
     """A has connected to B at second 1, and each will hear the other."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
-        self.network = Network(self.clock, Random(1))
+        self.clock = VirtualClock()
+        self.network = VirtualNetwork(self.clock, Random(1))
         self.ports: list[Port] = []
         for me in (A, B):
             self.start(me)
@@ -132,7 +132,7 @@ def test_a_mebibyte_takes_its_time(pair: Pair) -> None:
 
 def test_damaged_bytes_are_told_as_such(pair: Pair) -> None:
     pair.network.spoil_next(A, B)
-    pair.send(A, 1)  # has none
+    pair.send(A, 1)  # without a payload
     pair.send(A, 2, ONE_MIB)
     pair.send(A, 3, ONE_MIB)
     pair.run(1.0)
@@ -182,7 +182,7 @@ def test_a_short_stop_loses_nothing(pair: Pair) -> None:
     for number in range(100):
         pair.send(A, number, ONE_MIB)
     pair.run(0.02)
-    pair.stop(A, State.STOPPED)  # with most of it still in the process
+    pair.stop(A, State.STOPPED)  # most of it is still in the process
     pair.run(3.0)
     came = pair.heard_by(B).what()[1:]
     assert 10 < len(came) < 40

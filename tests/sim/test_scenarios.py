@@ -1,11 +1,11 @@
-"""Golden scenarios of several nodes: ``tests/scenarios/jobs/*.txt``, told in virtual time."""
+"""Golden scenarios of several nodes: ``tests/scenarios/jobs/*.txt``, replayed in virtual time."""
 
 from pathlib import Path
 
 import pytest
 
-from copperfs.sim.checkers import Violation
-from copperfs.sim.scenario import NotALine, Scenario, Unmet, needs
+from copperfs.lab.sim.checkers import Violation
+from copperfs.lab.sim.scenario import NotALine, Scenario, Unmet, needs
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios" / "jobs").glob("*.txt"))
 LINES_SHOWN = 80
@@ -21,7 +21,7 @@ def test_scenario(file: Path) -> None:
     try:
         scenario.tell(text)
     except AssertionError as fault:
-        print(f"python -m copperfs.sim {file} shows more:")
+        print(f"python -m copperfs.lab.sim {file} shows more:")
         print(*scenario.world.trace.lines()[-LINES_SHOWN:], sep="\n")
         pytest.fail(str(fault), pytrace=False)
 

@@ -1,13 +1,14 @@
 """Random runs, judged by the checkers; ``copperfs sim replay --seed N`` shows one.
 
-These are a few, and those that failed once (``failed-seeds.txt``); ``make sim`` makes 300."""
+This file runs a few seeds and those that failed once (``failed-seeds.txt``); ``make sim`` runs 300.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from copperfs.sim.night import read_seeds
-from copperfs.sim.random_run import RandomRun
+from copperfs.lab.sim.random_run import RandomRun
+from copperfs.lab.sim.seed_sweep import read_seeds
 
 SEEDS = range(12)
 FAILED_ONCE = read_seeds(str(Path(__file__).parent / "failed-seeds.txt"))

@@ -1,16 +1,16 @@
-"""Disks that are slower than the source: the source gives each chunk once all the same.
+"""Disks slower than the source: the source still gives each chunk only once.
 
-Memory is smaller than what a node owns, and little may be unwritten, so what a node did not keep on
-its disk has to be read again.
+Memory is smaller than a node's own chunks, and few may be unwritten, so a node reads again any
+chunk that its disk did not keep.
 """
 
 from random import Random
 
 import pytest
 
-from copperfs.sim.disk import DiskCosts
-from copperfs.sim.world import Job, World
-from copperfs.types import Path
+from copperfs.lab.sim.sim_disk import DiskCosts
+from copperfs.lab.sim.world import Job, World
+from copperfs.model.types import Path
 from tests.sim.test_lost_chunks import FILES, MIB, NODES, read_epoch
 
 SLOW = DiskCosts(write_bytes_per_s=10e6)

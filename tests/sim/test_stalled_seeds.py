@@ -1,9 +1,9 @@
-"""Schedules of faults, in virtual time, in which a read once waited for longer than it had to; what
-each of them found is told in ``docs/simulator.md``.
+"""Stalled seeds: schedules of faults, in virtual time, in which a read once waited longer than
+needed.
 
-A seed draws the schedule, what each of the 16 nodes reads, and when. So it shows what it once did
-for as long as no more and no less is drawn: whoever changes that takes the mending out again, and
-looks for other seeds (``python -m tests.chaos.simulated``).
+``docs/simulator.md`` tells what each of them found. A seed draws the schedule, what each of the 16
+nodes reads, and when. It shows its defect only while the run draws exactly the same numbers. A
+change of that has to undo the fix and find other seeds (``python -m tests.chaos.simulated``).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.chaos.simulated import SIMULATED, carry_out
 
 SETUP = Setup(nodes=16, fanout=3, rate=25.0)
 READS_MIN = 1000
-"""That count: of nodes that were there."""
+"""The least number of counted reads, of nodes that were there."""
 
 
 def read_stalled_seeds() -> list[tuple[int, float]]:

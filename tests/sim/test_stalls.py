@@ -1,8 +1,8 @@
-"""How long a read waits for one fault, in virtual time: a machine's noise does not come into it, so
-what decides here is nothing but the deadlines and who is asked in which order.
+"""Stalls: how long a read waits for one fault, in virtual time.
 
-Sixteen nodes read files that come up the tree and files that have owners, while one node is hurt
-and healed again. What ``tests/chaos`` reports of real nodes is this, and what the machine adds.
+A machine's noise plays no part, so only the deadlines and the order of requests decide. Sixteen
+nodes read files that come up the tree and files that have owners, while one node fails and
+recovers. ``tests/chaos`` reports this of real nodes, with the machine's share added.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from copperfs.sim.world import MIB, Job, World
-from copperfs.types import Path
+from copperfs.lab.sim.world import MIB, Job, World
+from copperfs.model.types import Path
 
 NODES, FILES = 16, 200
 RATE = 25.0
@@ -21,7 +21,7 @@ SIZES = (100, 1000, 10_000, 200_000)
 
 
 def reading(seed: int) -> World:
-    """Up, and every node reads until ``ENDS_S`` from now."""
+    """A running world in which every node reads until ``ENDS_S`` from now."""
     ring = Path(b"ring")
     world = World(seed, Job(NODES, fanout=3, chunk_bytes=MIB, ring=(ring,)), exact=False)
     world.trace.keep(0)

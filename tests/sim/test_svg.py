@@ -1,15 +1,15 @@
-"""Charts are XML, and every point is in them."""
+"""SVG charts: they are valid XML, and every point is in them."""
 
 from xml.etree import ElementTree
 
 import pytest
 
-from copperfs.sim.svg import Bars, Chart, Line, Log, bar_chart, line_chart
+from copperfs.lab.sim.svg_charts import Bars, Chart, ChartLine, Log, bar_chart, line_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 LINES = (
-    Line("ours & theirs", ((32, 1.5), (8300, 2.0))),
-    Line("published", ((2048, 120.0),), is_joined=False),
+    ChartLine("ours & theirs", ((32, 1.5), (8300, 2.0))),
+    ChartLine("published", ((2048, 120.0),), is_joined=False),
 )
 
 

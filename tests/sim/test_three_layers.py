@@ -1,16 +1,18 @@
-"""The three layers by which a failure is noticed: each sees one that the other two do not see, or
-not in time. Each test makes the others deaf; those that leave a layer out show what it is for."""
+"""Failure detection in three layers: each detects a failure that the other two miss or detect late.
+
+Each test disables the other layers; the tests that leave a layer out show its purpose.
+"""
 
 from dataclasses import replace
 
-from copperfs.core.suspicion import Patience
-from copperfs.sim.checkers import gone_in_view_of
-from copperfs.sim.reading import Reading
-from copperfs.sim.world import Job, World
-from copperfs.types import Path
+from copperfs.lab.sim.checkers import gone_in_view_of
+from copperfs.lab.sim.file_reader import Reading
+from copperfs.lab.sim.world import Job, World
+from copperfs.model.types import Path
+from copperfs.node.membership.failure_detector import Timeouts
 
 NEVER_S = 1000.0
-USUAL = Patience()
+USUAL = Timeouts()
 NO_HEDGING = replace(USUAL, probe_s=NEVER_S, silent_s=NEVER_S)
 NO_HEARTBEATS = replace(USUAL, dead_s=NEVER_S, heartbeat_s=NEVER_S / 2)
 NEITHER = replace(NO_HEDGING, dead_s=3 * NEVER_S, heartbeat_s=NEVER_S)
@@ -18,8 +20,8 @@ FILES = [Path(b"lib/0.py"), Path(b"lib/1.py")]
 PARENT, CHILD = 1, 3
 
 
-def job(patience: Patience) -> World:
-    """Of 7 nodes in two levels below the root, at rest."""
+def job(patience: Timeouts) -> World:
+    """A job of 7 nodes at rest, with two levels below the root."""
     world = World(1, Job(7, fanout=2, patience=patience))
     for path in FILES:
         world.source.add(path, 100)
@@ -44,7 +46,7 @@ def test_a_process_that_ends_is_noticed_by_its_connections_alone() -> None:
 
 
 def test_a_loop_that_hangs_is_noticed_by_what_it_owes_alone() -> None:
-    """Its connections stay, and nobody may be declared dead."""
+    """The node's connections stay, and no peer may be declared dead."""
     world = job(NO_HEARTBEATS)
     assert read(world, FILES[0]).is_well
     world.hang(PARENT)
@@ -61,7 +63,7 @@ def test_a_loop_that_hangs_is_not_noticed_by_its_connections() -> None:
 
 
 def test_a_machine_that_is_gone_is_noticed_by_heartbeats_though_nobody_asks_it_anything() -> None:
-    """And before anybody does: so no reader waits at all."""
+    """The others notice before any request, so no reader waits at all."""
     world = job(NO_HEDGING)
     world.power_off(PARENT)
     world.run(4.0)

@@ -6,13 +6,14 @@ from statistics import fmean
 
 import pytest
 
-from copperfs.errors import SimulationError
-from copperfs.sim import baselines, effects, workload
-from copperfs.sim.costs import PRESETS, Costs, costs_of
-from copperfs.sim.experiment import Experiment, run, weights_of
-from copperfs.sim.workload import MIB, Want
-from copperfs.sim.world import Job
-from copperfs.types import Path
+from copperfs.lab.sim import baselines, workload
+from copperfs.lab.sim import parameter_sweeps as effects
+from copperfs.lab.sim.costs import PRESETS, Costs, costs_of
+from copperfs.lab.sim.experiment import Experiment, run, weights_of
+from copperfs.lab.sim.workload import MIB, Want
+from copperfs.lab.sim.world import Job
+from copperfs.model.errors import SimulationError
+from copperfs.model.types import Path
 
 SLINGSHOT = PRESETS["slingshot"]
 
@@ -131,7 +132,7 @@ def test_those_who_stand_for_others_are_as_many_as_all(nodes: int, stand_for: in
 
 
 def test_a_job_in_which_some_stand_for_others_is_like_the_whole() -> None:
-    """Over five seeds; what it is for the large jobs is in docs/simulator.md."""
+    """Over five seeds; docs/simulator.md has the figures for the large jobs."""
     whole = Experiment(workload.mpi4py(), effects.job_of(400), SLINGSHOT)
     times: dict[int, list[float]] = {1: [], 4: []}
     messages: dict[int, list[int]] = {1: [], 4: []}

@@ -1,7 +1,7 @@
 """A source that can be slow, broken or hung on command, for tests.
 
-It is ``copperfs pfs-sim`` (``copperfs/pfs/``) without what makes that one slow by default: no
-latency, as many servers as needed, no limit of bandwidth, nothing cached. A test adds what it is
+It is ``copperfs pfs-sim`` (``copperfs/lab/pfs_sim/``) without what makes that one slow by default:
+no latency, as many servers as needed, no limit of bandwidth, nothing cached. A test adds what it is
 about:
 
     with StandIn(source) as slow:

@@ -1,8 +1,8 @@
-"""`StandIn`: a `pfs-sim` process of the test's own, which always gets rid of it.
+"""`StandIn`: a `pfs-sim` process of the test's own, which it always removes.
 
-Getting rid of it has three steps, each bounded in time: ask it to stop; kill the process by its
-pid, which closes `/dev/fuse` and so fails everything that waits on the mount; unmount lazily what
-is then left. If the test's process dies, the stand-in ends by itself.
+The removal has three steps, each bounded in time: ask the process to stop; kill it by its pid,
+which closes `/dev/fuse` and so fails every request that waits on the mount; unmount lazily what is
+then left. If the test's process dies, the stand-in ends by itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from copperfs.errors import ControlError, MountError
+from copperfs.fuse.daemon_start import Started, started
 from copperfs.fuse.mounting import absolute, mount_at, unmount
-from copperfs.fuse.starting import Started, started
-from copperfs.pfs.client import PfsSim
-from copperfs.pfs.settings import PfsSettings
+from copperfs.lab.pfs_sim.pfs_client import PfsSim
+from copperfs.lab.pfs_sim.pfs_settings import PfsSettings
+from copperfs.model.errors import ControlError, MountError
+from tests.patience import PATIENCE
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 20.0 * PATIENCE
+STOP_TIMEOUT_S = 5.0 * PATIENCE
 
 
 class StandIn(PfsSim):
@@ -101,7 +102,7 @@ class StandIn(PfsSim):
             with self._log.open("w") as log:
                 self._daemon = self._life.enter_context(
                     started(
-                        "copperfs.pfs.daemon",
+                        "copperfs.lab.pfs_sim.pfs_daemon",
                         [self._settings.to_json()],
                         shown=str(self.mountpoint),
                         stderr=log.fileno(),
@@ -121,17 +122,17 @@ class StandIn(PfsSim):
             self._daemon.process.wait()
 
     def unmount(self) -> None:
-        """Take the mount points away, whether or not anything answers behind them."""
+        """Unmount the mount points, whether or not any process answers behind them."""
         for mountpoint in map(absolute, self._settings.mountpoints):
             while mount_at(mountpoint) is not None:
                 try:
                     unmount(mountpoint, lazy=True)
                 except MountError:
-                    if mount_at(mountpoint) is not None:  # else it had just gone by itself
+                    if mount_at(mountpoint) is not None:  # otherwise it had just gone by itself
                         raise
 
     def stop(self) -> None:
-        """End it, however it is, and leave nothing behind."""
+        """End it in any state, and leave nothing behind."""
         if self._daemon is not None and self._daemon.process.poll() is None:
             with contextlib.suppress(ControlError):
                 super().stop()
@@ -141,7 +142,7 @@ class StandIn(PfsSim):
         self._life.close()
         self._daemon = None
         self.unmount()
-        # Never rmtree a directory on which something may be mounted.
+        # Never rmtree a directory on which a filesystem may be mounted.
         with contextlib.suppress(FileNotFoundError, OSError):
             (self._own / "mnt").rmdir()
         if not (self._own / "mnt").exists():

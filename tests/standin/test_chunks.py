@@ -1,4 +1,4 @@
-"""Chunks of a file on the stand-in: what reaches its servers, counted there."""
+"""Chunks of a file on the stand-in: the operations that reach its servers, counted there."""
 
 import errno
 import os
@@ -8,19 +8,14 @@ from pathlib import Path as FilePath
 import pytest
 import trio
 
-from copperfs.core.events import Failed
-from copperfs.source.fetcher import BlobRead
+from copperfs.node.events import Failed
+from copperfs.source.source_port import BlobRead
 from tests.standin import StandIn
-from tests.unit.test_source_contract import FETCHERS, Make, chunk_of, content_of, settled
+from tests.unit.test_source_contract import chunk_of, content_of, make, settled
 
 pytestmark = pytest.mark.mount
 
 MIB = 1 << 20
-
-
-@pytest.fixture(params=FETCHERS, ids=lambda kind: kind.__name__)
-def make(request: pytest.FixtureRequest) -> Make:
-    return Make(request.param)
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "cached"])
@@ -33,10 +28,8 @@ def standin(request: pytest.FixtureRequest, tmp_path: FilePath) -> Iterator[Stan
 
 @pytest.mark.parametrize("size", [64 * 1024, 256 * 1024, MIB])
 @pytest.mark.parametrize("order", [[3], [0], [5], [0, 1, 2], [4, 2, 0]])
-def test_nothing_but_the_chunks_is_read(
-    order: list[int], size: int, make: Make, standin: StandIn
-) -> None:
-    """The kernel would read on behind them, at once or when the next one follows."""
+def test_nothing_but_the_chunks_is_read(order: list[int], size: int, standin: StandIn) -> None:
+    """Reads after which the kernel would read ahead, at once or after the next one."""
     content = content_of(6 * MIB)
 
     async def main() -> None:
@@ -53,8 +46,8 @@ def test_nothing_but_the_chunks_is_read(
     trio.run(main)
 
 
-def test_a_whole_file_is_read_once(make: Make, standin: StandIn) -> None:
-    """What is asked for ahead goes to the page cache, where there is one."""
+def test_a_whole_file_is_read_once(standin: StandIn) -> None:
+    """Read-ahead goes to the page cache, where there is one."""
 
     async def main() -> None:
         async with make(standin.mountpoint) as source:
@@ -67,9 +60,9 @@ def test_a_whole_file_is_read_once(make: Make, standin: StandIn) -> None:
 
 
 def test_a_chunk_that_cannot_be_read_is_tried_once_more_with_a_new_descriptor(
-    make: Make, standin: StandIn
+    standin: StandIn,
 ) -> None:
-    """A client of Lustre that was evicted gets errors from what was open, and from nothing else."""
+    """An evicted client of Lustre gets errors from files that were open, and from nothing else."""
 
     async def main() -> None:
         async with make(standin.mountpoint) as source:
@@ -87,7 +80,7 @@ def test_a_chunk_that_cannot_be_read_is_tried_once_more_with_a_new_descriptor(
     trio.run(main)
 
 
-def test_descriptors_are_released_on_the_servers(make: Make, standin: StandIn) -> None:
+def test_descriptors_are_released_on_the_servers(standin: StandIn) -> None:
     async def main() -> None:
         async with make(standin.mountpoint) as source:
             version = await source.version(b"file")
@@ -108,7 +101,7 @@ def test_descriptors_are_released_on_the_servers(make: Make, standin: StandIn) -
     trio.run(main)
 
 
-def test_a_file_that_hangs_leaves_threads_for_the_others(make: Make, tmp_path: FilePath) -> None:
+def test_a_file_that_hangs_leaves_threads_for_the_others(tmp_path: FilePath) -> None:
     """Without a deadline that would replace them; then with one that is over at once."""
     settled(tmp_path / "hung", content_of(MIB))
     settled(tmp_path / "other", content_of(MIB))
@@ -127,7 +120,8 @@ def test_a_file_that_hangs_leaves_threads_for_the_others(make: Make, tmp_path: F
         async with make(slow.mountpoint, concurrency=4, deadline_s=0.0) as source:
             rule = slow.hang("hung", ops=["read"])
             chunks = []
-            for n in range(2):  # one after the other, since nobody waits for an open file either
+            # one after the other, since no request waits for an open file either
+            for n in range(2):
                 chunks.append(source.start(chunk_of(b"hung", hung, n * 4096, 4096)))
                 await trio.to_thread.run_sync(slow.wait_for_hanging, n + 1)
             for index in range(200):
@@ -145,9 +139,7 @@ def test_a_file_that_hangs_leaves_threads_for_the_others(make: Make, tmp_path: F
         trio.run(main)
 
 
-def test_chunks_that_wait_behind_some_that_hang_fail_with_them(
-    make: Make, tmp_path: FilePath
-) -> None:
+def test_chunks_that_wait_behind_some_that_hang_fail_with_them(tmp_path: FilePath) -> None:
     settled(tmp_path / "hung", content_of(MIB))
 
     async def main() -> None:

@@ -1,6 +1,6 @@
 """The contract of the source where it is slow, so that scans are shared between threads.
 
-The same suite in the same words as ``test_source_contract.py``, over the stand-in.
+This is the suite of ``test_source_contract.py``, in the same words, over the stand-in.
 """
 
 import errno
@@ -14,19 +14,19 @@ from pathlib import Path as FilePath
 import pytest
 import trio
 
-from copperfs.core.events import Scanned
-from copperfs.core.listing import Listing, checked_listing
-from copperfs.source.pool import STUCK_MAX
-from copperfs.source.watch import LEFT_MAX
-from copperfs.types import Attributes, Entry, Path
+from copperfs.model.listing import Listing, checked_listing
+from copperfs.model.types import Attributes, Entry, Path
+from copperfs.node.events import SourceListed
 from tests.standin import StandIn
-from tests.unit.test_source_contract import FETCHERS, Make, Source, look_at, scan_of, settled
+from tests.unit.test_source_contract import Source, look_at, make, scan_of, settled
 
 pytestmark = pytest.mark.mount
 
 NAMES = 60
 HANDS_MAX = 8
-"""That look at the names of one directory at a time: ``pool.c``."""
+"""The most threads that look up the names of one directory at a time: ``pool.c``."""
+STUCK_MAX, LEFT_MAX = 128, 4
+"""The values of ``pool.c`` and ``watch.c``."""
 
 
 @dataclass
@@ -35,11 +35,10 @@ class Slow:
 
     tree: FilePath
     standin: StandIn
-    make: Make
 
     @asynccontextmanager
     async def source(self, **settings: object) -> AsyncIterator[Source]:
-        async with self.make(self.standin.mountpoint, **settings) as source:  # type: ignore[arg-type]
+        async with make(self.standin.mountpoint, **settings) as source:  # type: ignore[arg-type]
             self.standin.set_latency(per_op_s=0.001)
             yield source
 
@@ -49,8 +48,8 @@ class Slow:
         without: frozenset[bytes] = frozenset(),
         unknown: frozenset[bytes] = frozenset(),
     ) -> None:
-        """It is what the system says, in the system's order; of *unknown* names no more than number
-        and type."""
+        """The scan equals the system's own, in its order; of *unknown* names it has only number and
+        type."""
         order = [os.fsencode(name) for name in sorted(os.listdir(self.tree / "d"))]
         assert [name for name, _ in listing.rows()] == [n for n in order if n not in without]
         checked_listing(listing.packed, None)
@@ -68,15 +67,15 @@ class Slow:
         await trio.to_thread.run_sync(self.standin.wait_for_hanging)
 
 
-@pytest.fixture(params=FETCHERS, ids=lambda kind: kind.__name__)
-def slow(request: pytest.FixtureRequest, tmp_path: FilePath) -> Iterator[Slow]:
+@pytest.fixture
+def slow(tmp_path: FilePath) -> Iterator[Slow]:
     (tmp_path / "d").mkdir()
     for number in range(NAMES):
         settled(tmp_path / "d" / f"n{number}", b"%d" % number)
     (tmp_path / "d" / "link").symlink_to("n7")
     settled(tmp_path / "quick", b"quick")
     with StandIn(tmp_path) as standin:
-        yield Slow(tmp_path, standin, Make(request.param))
+        yield Slow(tmp_path, standin)
 
 
 def test_a_slow_listing_is_the_listing(slow: Slow) -> None:
@@ -100,7 +99,7 @@ def test_many_scans_at_once_are_each_the_listing(slow: Slow) -> None:
             scans = [source.start(scan_of(b"d")) for _ in range(12)]
             for scan in scans:
                 outcome = await source.outcome(scan)
-                assert isinstance(outcome, Scanned)
+                assert isinstance(outcome, SourceListed)
                 slow.check(outcome.listing)
             assert source.fetcher.statistics().threads <= 6
             assert source.fetcher.counts()["stat"] == 12 * (NAMES + 1)
@@ -171,7 +170,7 @@ def test_a_name_that_hangs_is_left_behind_with_its_thread(slow: Slow) -> None:
             slow.check(await source.scan(b"d"), unknown=hung)
             assert slow.standin.counts().hanging == 1
             assert source.fetcher.statistics().stuck == 1
-            # nobody else hangs there while that one does
+            # no other thread hangs there while that one does
             slow.check(await source.scan(b"d"), unknown=hung)
             assert slow.standin.counts().total("lookup", "d/n30") == 1
             assert slow.standin.counts().hanging == 1
@@ -191,7 +190,7 @@ def test_a_name_that_hangs_is_skipped_however_often_its_thread_was_looked_at(slo
     async def main() -> None:
         async with slow.source() as source:
             slow.check(await source.scan(b"d"), unknown=hung)
-            # a scan with a name that hangs takes several looks at all threads
+            # a scan with a name that hangs takes several checks of all threads
             listing = await source.scan(b"other")
             assert [name for name, entry in listing.rows() if entry.unknown] == [b"hung"]
             slow.check(await source.scan(b"d"), unknown=hung)
@@ -254,7 +253,7 @@ def test_only_so_many_threads_hang_in_scans(slow: Slow) -> None:
                 return source.fetcher.statistics().stuck
 
             async def scan_one_more() -> None:
-                """Until it has ended, or one more thread hangs."""
+                """Wait until the scan has ended, or one more thread hangs."""
                 before, scan = stuck(), source.start(scan_of(names.pop()))
                 while scan not in source.arrived and stuck() <= before:
                     source.fetcher.replace_stuck()
@@ -278,7 +277,7 @@ def test_only_so_many_threads_hang_in_scans(slow: Slow) -> None:
 
 
 def test_what_opening_a_directory_takes_does_not_count_for_its_names(slow: Slow) -> None:
-    """Of two names one hangs and one is late: both are slow compared with the one that answers."""
+    """One of two names hangs and one is late: both are slow compared with the one that answers."""
     slow.standin.delay("late", 2.0, ops=["opendir"])
     slow.standin.delay("late/takes long", 6.0, ops=["lookup"])
     slow.standin.hang("late/hung", ops=["lookup"])
@@ -297,7 +296,7 @@ def test_what_opening_a_directory_takes_does_not_count_for_its_names(slow: Slow)
 
 
 def test_where_all_names_are_slow_none_is_left_behind(slow: Slow) -> None:
-    """Longer than what is waited for one that hangs, and as long as each other."""
+    """Longer than the scan waits for a name that hangs, and as long as each other."""
 
     async def main() -> None:
         async with slow.source() as source:
@@ -315,14 +314,14 @@ def test_threads_that_hang_in_a_scan_are_replaced(slow: Slow) -> None:
     rule = slow.standin.hang("d/n30", ops=["lookup"])
 
     async def main() -> None:
-        # no deadline at all: whatever is under way when something else begins, hangs
+        # no deadline at all: an operation counts as hung if it is under way when another one begins
         async with slow.source(concurrency=1, deadline_s=0.0) as source:
             version = await source.version(b"quick")
             scan = source.start(scan_of(b"d"))
             await slow.wait_for_hanging()
             assert await source.read(b"quick", version) == b"quick"
             outcome = await source.outcome(scan)
-            assert isinstance(outcome, Scanned)
+            assert isinstance(outcome, SourceListed)
             assert source.fetcher.statistics().stuck >= 1
             slow.standin.release(rule)
             with trio.fail_after(20):

@@ -1,4 +1,4 @@
-"""The stand-in does what tests will believe of it: same bytes, real latency, faults on command.
+"""The stand-in meets what tests assume of it: same bytes, real latency, faults on command.
 
 These tests mount for real.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.errors import ControlError
+from copperfs.model.errors import ControlError
 from tests.standin import StandIn
 
 pytestmark = pytest.mark.mount
@@ -183,6 +183,7 @@ def test_a_hung_standin_can_always_be_removed(source: Path) -> None:
         standin.wait_for_hanging(1)
         standin.kill()
         reader.join(5)
+        # The kernel decides whether it asks again for a page whose read was aborted.
         assert codes == [errno.ECONNABORTED] or codes == [errno.ENOTCONN]
         assert errno_of(lambda: os.listdir(standin.mountpoint)) == errno.ENOTCONN
     assert not is_mounted(standin.mountpoint)
@@ -200,7 +201,7 @@ def test_it_goes_away_with_the_process_that_started_it(source: Path, tmp_path: P
     done = subprocess.run(
         [sys.executable, "-c", script, str(source), str(mountpoint)],
         cwd=project,
-        # Its own small directory stays when it is killed; here it goes with the test's.
+        # When it is killed its own small directory stays; here it is removed with the test's.
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
@@ -220,5 +221,5 @@ def test_a_megabyte_is_read_at_once(source: Path) -> None:
         fd = os.open(standin.mountpoint / "dir" / "big", os.O_RDONLY)
         assert len(os.pread(fd, MIB, 0)) == MIB
         os.close(fd)
-        # and what was read ahead
+        # with the read-ahead
         assert standin.counts().total("read", "dir/big") <= 2

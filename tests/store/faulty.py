@@ -1,8 +1,8 @@
-"""The real files, with faults at exactly chosen moments.
+"""Faulty disk: the real file operations, with faults at exactly chosen moments.
 
-All operations are counted, in every thread. ``failing`` makes those of a name fail from now on,
-``at`` does something at the n-th of all, ``hold`` keeps those of a name waiting until they are let
-go. What is not hurt is done for real.
+It counts all operations, in every thread. ``failing`` makes operations of a name fail from now on.
+``at`` calls something at the n-th operation of all. ``hold`` keeps operations of a name waiting
+until the test releases them. Every other operation runs for real.
 """
 
 import os
@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from copperfs.store.files import RealFiles, load_in_steps
+from copperfs.chunkstore.disk_ops import READ, Files, RealFiles
 
 
 @dataclass
 class FaultyFiles(RealFiles):
     failing: dict[str, int] = field(default_factory=dict)
-    """By the name of an operation, the errno that it fails with."""
+    """The errno with which an operation fails, by the operation's name."""
     at: dict[int, Callable[[], None]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     """The names of all operations so far."""
@@ -104,3 +104,28 @@ class ShortFiles(RealFiles):
 
     def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
         return super().writev(fd, [memoryview(buffers[0])[: self.bytes_max]])
+
+
+def load_in_steps(
+    files: Files, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
+) -> bytes | None:
+    """``load`` by the other operations, so that each of them can be made to fail."""
+    fd = files.open(path, READ, directory)
+    try:
+        if files.stat(fd).st_size != size:
+            return None
+        head = bytearray(head_bytes)
+        buffers = [memoryview(head), rest] if head else [rest]
+        offset = 0
+        while offset < size:
+            got = files.preadv(fd, buffers, offset)
+            if not got:
+                return None
+            offset += got
+            while buffers and got >= len(buffers[0]):
+                got -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][got:]
+    finally:
+        files.close(fd)
+    return bytes(head)

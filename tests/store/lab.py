@@ -1,5 +1,8 @@
-"""Chunks whose bytes follow from their number, and stores that run for one test."""
+"""Store laboratory: chunks whose bytes follow from their number, and stores that run for one
+test.
+"""
 
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,19 +11,24 @@ from pathlib import Path as FilePath
 
 import trio
 
-from copperfs.blob import new_blob
-from copperfs.store.contract import Chunk, Store, in_pages
-from copperfs.store.disk import DiskLimits, DiskStore, open_store
-from copperfs.store.files import Files
-from copperfs.types import ChunkKey, Path, Version
+from copperfs.chunkstore.disk_ops import Files
+from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
+from copperfs.chunkstore.store import Chunk, Store, in_pages
+from copperfs.model.types import ChunkKey, Path, Version
+from copperfs.native.blob import new_blob
 from copperfs.wire.payload import digest
 
 SOURCE = b"/some/source"
 CHUNK_BYTES = 1 << 20
 SIZE = 10_000
 COST = in_pages(4096 + SIZE)
-"""Of a chunk of SIZE bytes on disk; in memory it is a page less."""
+"""The bytes that a chunk of SIZE bytes takes on disk; in memory it takes a page less."""
 AMPLE = DiskLimits(64 << 20, free_bytes_min=0, probe_min_s=0.01, probe_max_s=0.01)
+
+
+def many(times: int) -> int:
+    """*times*, scaled by the factor that ``make sanitize`` sets."""
+    return max(1, round(times * float(os.environ.get("COPPERFS_KILLS", "1"))))
 
 
 def key(number: int, version: int = 1) -> ChunkKey:
@@ -43,12 +51,12 @@ def chunk(number: int, size: int = SIZE, version: int = 1) -> Chunk:
 
 
 def limits(chunks: int, **others: int | float) -> DiskLimits:
-    """A budget for so many chunks of SIZE bytes on disk."""
+    """A budget for this many chunks of SIZE bytes on disk."""
     return replace(AMPLE, budget_bytes=chunks * COST, **others)  # type: ignore[arg-type]
 
 
 async def holds_bytes(store: Store, number: int, size: int = SIZE, version: int = 1) -> bool:
-    """Whether a read gives it; wrong bytes fail the test."""
+    """Whether a read returns the chunk; wrong bytes fail the test."""
     found = await store.read(key(number, version))
     if found is None:
         return False
@@ -76,7 +84,7 @@ async def disk_store(
     source: bytes = SOURCE,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> AsyncIterator[DiskStore]:
-    """One in *path*, as a daemon has it from its start to its end."""
+    """A store in *path*, run as a daemon runs it from its start to its end."""
     store = await open_store(str(path), budget, source=source, chunk_bytes=chunk_bytes, files=files)
     async with running(store):
         yield store
@@ -93,6 +101,6 @@ def chunk_files(path: FilePath) -> list[FilePath]:
 
 
 def disk_bytes(path: FilePath) -> int:
-    """What the files of chunks take, whole pages; also those that are being written."""
+    """Bytes that chunk files take, in whole pages, including files still being written."""
     files = [*chunk_files(path), *(path / "tmp").iterdir()]
     return sum(in_pages(file.stat().st_size) for file in files)

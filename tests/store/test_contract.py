@@ -1,4 +1,4 @@
-"""What a store does, as its contract says (``store/contract.py``)."""
+"""Store contract: the behaviour that ``chunkstore/store.py`` specifies."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.store.contract import Store
+from copperfs.chunkstore.store import Store
 from tests.net.world import trio_test
 from tests.store.lab import (
     COST,
@@ -25,7 +25,7 @@ from tests.store.lab import (
 )
 
 MakeStore = Callable[[int], AbstractAsyncContextManager[Store]]
-"""A store with room for so many chunks of SIZE bytes."""
+"""Makes a store with room for this many chunks of SIZE bytes."""
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ async def test_a_store_is_outgrown_when_what_was_put_has_to_go_for_more(
         assert store.statistics().is_outgrown
         store.reset_counts()
         assert store.statistics().is_outgrown
-    async with make_store(10) as store:  # of an earlier mount: there is still room for this one
+    async with make_store(10) as store:  # from an earlier mount: there is still room for this one
         await fill(store, range(20, 30))
         assert store.statistics().evictions == 10
         assert not store.statistics().is_outgrown
@@ -168,7 +168,7 @@ async def test_what_is_dropped_is_gone_and_can_be_put_again(make_store: MakeStor
     async with make_store(100) as store:
         assert not store.drop(key(1))
         for _ in range(2):
-            store.put_nowait(key(1), chunk(1))  # dropped before it can be written
+            store.put_nowait(key(1), chunk(1))  # dropped before the store can write it
             assert store.drop(key(1))
             assert not store.holds(key(1))
             await fill(store, range(1, 2))
@@ -185,7 +185,7 @@ async def test_what_is_dropped_is_gone_and_can_be_put_again(make_store: MakeStor
 async def test_scrub_drops_what_is_not_what_its_digest_says(make_store: MakeStore) -> None:
     async with make_store(100) as store:
         await fill(store, range(5))
-        # Whatever happened to it, the digest is of other bytes.
+        # However it came about, the digest does not match these bytes.
         wrong = chunk_of(data_of(9))
         good = chunk(8)
         store.put_nowait(key(8), type(good)(wrong.blob, good.digest))

@@ -1,14 +1,14 @@
-"""A store whose process has no descriptor left: what it asks of its disk waits a moment for one."""
+"""Descriptor exhaustion in a store: disk operations wait a moment for a free descriptor."""
 
 import os
 import threading
 from pathlib import Path
 
-from copperfs.store.files import DIRECTORY, READ, RealFiles
+from copperfs.chunkstore.disk_ops import DIRECTORY, READ, RealFiles
 from tests.descriptors import no_descriptor_left
 
 LONG_ENOUGH_S = 0.1
-"""To fail, if it does."""
+"""Seconds that suffice for a failure to show."""
 WITHIN_S = 20.0
 
 

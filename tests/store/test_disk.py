@@ -1,4 +1,4 @@
-"""The store on disk: restarts, directories that are refused, disks that are full, fail or hang."""
+"""Disk store: restarts, directories that it refuses, and disks that are full, fail or hang."""
 
 import errno
 import itertools
@@ -17,16 +17,15 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.core.actions import LoadChunk, StoreChunk
-from copperfs.core.events import DiskRecovered, Event, Loaded, Stored
-from copperfs.core.suspicion import Patience
-from copperfs.errors import StoreError
-from copperfs.runtime.peers import Blobs
-from copperfs.runtime.tier import TierDisk
-from copperfs.store.disk import PROBE_BYTES, DiskLimits, DiskStore, open_store
-from copperfs.store.files import Files, RealFiles
-from copperfs.store.layout import LOCK_TEXT
-from copperfs.types import FetchId
+from copperfs.chunkstore.disk_format import LOCK_TEXT
+from copperfs.chunkstore.disk_ops import Files, RealFiles
+from copperfs.chunkstore.disk_store import PROBE_BYTES, DiskLimits, DiskStore, open_store
+from copperfs.daemon.chunk_disk import ChunkDisk
+from copperfs.daemon.daemon_blobs import DaemonBlobs
+from copperfs.model.errors import StoreError
+from copperfs.model.types import FetchId
+from copperfs.node.events import DiskLoaded, DiskRecovered, Event, Stored
+from copperfs.node.membership.failure_detector import Timeouts
 from tests.bench.dataset import give_back
 from tests.net.world import trio_test
 from tests.store.faulty import FaultyFiles, ShortFiles
@@ -104,7 +103,7 @@ async def test_what_is_not_the_same_any_more_is_not_used(tmp_path: FilePath, cha
     version = 2 if changed == "version" else 1
     async with disk_store(tmp_path / "store", limits(5), source=source, chunk_bytes=size) as store:
         assert await store.read(key(1, version)) is None
-        store.put_nowait(key(1, version), chunk(1, version=version))  # it pushes an old one out
+        store.put_nowait(key(1, version), chunk(1, version=version))  # this evicts an old one
         await store.wait_moved()
         assert await holds_bytes(store, 1, version=version)
         assert store.statistics().held_chunks == 5
@@ -175,7 +174,7 @@ async def all_hold(path: FilePath, files: Files | None) -> None:
 
 
 def is_cached(file: FilePath) -> bool:
-    """Whether the kernel has the first page of *file*."""
+    """Whether the page cache holds the first page of *file*."""
     fd = os.open(file, os.O_RDONLY)
     try:
         os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
@@ -190,13 +189,13 @@ def is_cached(file: FilePath) -> bool:
 async def test_large_chunks_are_read_past_the_cache_of_the_kernel(tmp_path: FilePath) -> None:
     await all_hold(tmp_path / "store", None)
     assert [is_cached(each) for each in chunk_files(tmp_path / "store")] == [False] * len(LARGE)
-    await all_hold(tmp_path / "store", ShortFiles())  # as if it could not be built
+    await all_hold(tmp_path / "store", ShortFiles())  # as if the native load could not be built
     assert [is_cached(each) for each in chunk_files(tmp_path / "store")] == [True] * len(LARGE)
 
 
 @pytest.fixture
 def ramfs(tmp_path: FilePath) -> Iterator[FilePath]:
-    """A filesystem that keeps its files in the cache and nowhere else."""
+    """A filesystem that keeps its files in the page cache only."""
     subprocess.run(["mount", "-t", "ramfs", "none", tmp_path], check=True)
     yield tmp_path
     subprocess.run(["umount", tmp_path], check=True)
@@ -213,13 +212,13 @@ async def test_a_filesystem_that_has_no_way_past_the_cache_is_read_through_it(
 
     class Roomy(RealFiles):
         def free_bytes(self, fd: int) -> int:
-            return 1 << 40  # it does not say
+            return 1 << 40  # it does not report the space
 
     await all_hold(ramfs / "store", Roomy())
 
 
 def test_what_is_loaded_at_once_is_what_is_loaded_in_steps(tmp_path: FilePath) -> None:
-    """At all lengths around pages, in buffers that begin at a page and in others."""
+    """All lengths around page boundaries, in page-aligned buffers and in others."""
     raw = random.Random("load").randbytes(3 * 4096)
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -266,7 +265,8 @@ def flip(file: FilePath, offset: int) -> None:
 
 
 def put_a_link(file: FilePath) -> None:
-    """To what was there: sound, but reached in a way that others could choose."""
+    """Replaces the file by a link to it: the content is intact, but others could choose where it
+    leads."""
     file.rename(file.with_name("x"))
     file.symlink_to("x")
 
@@ -297,7 +297,7 @@ DAMAGE: dict[str, Callable[[FilePath], object]] = {
 async def test_a_damaged_chunk_is_an_erasure(
     tmp_path: FilePath, how: str, found_by: str, expected_warnings: ExpectWarning
 ) -> None:
-    if how == "a directory":  # which unlink does not remove: that is a disk gone wrong
+    if how == "a directory":  # unlink does not remove it, so the disk counts as broken
         expected_warnings(DEGRADED)
     path = tmp_path / "store"
     async with disk_store(path) as store:
@@ -329,7 +329,7 @@ async def test_the_file_of_another_chunk_is_an_erasure(tmp_path: FilePath) -> No
         (first,) = chunk_files(path)
         await fill(store, range(1, 2))
         (second,) = set(chunk_files(path)) - {first}
-        first.write_bytes(second.read_bytes())  # sound, and of the same size
+        first.write_bytes(second.read_bytes())  # intact, and of the same size
         assert await store.read(key(0)) is None
         assert store.statistics().erasures == 1
         await store.wait_moved()
@@ -339,8 +339,8 @@ async def test_the_file_of_another_chunk_is_an_erasure(tmp_path: FilePath) -> No
 
 
 def on_standing_clock(main: Callable[[], Awaitable[None]]) -> None:
-    """Time passes only while everything sleeps, and then at once. A disk that is waited for has no
-    deadline here, or its time would pass, too."""
+    """Runs *main* on a clock that jumps ahead whenever everything sleeps. A wait for the disk has
+    no deadline here, because its time would pass as well."""
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
 
 
@@ -427,7 +427,7 @@ async def test_what_is_being_read_is_not_evicted(tmp_path: FilePath) -> None:
 
             nursery.start_soon(read)
             await until(lambda: files.done[-1] == "preadv")
-            # Chunk 0 was used last before these, and they push out everything else.
+            # Chunk 0 was used last before these, and they evict everything else.
             for number in range(3, 9):
                 await fill(store, range(number, number + 1))
             assert store.holds(key(0))
@@ -497,7 +497,7 @@ async def test_what_has_to_stay_free_is_made_room_for(
     async with disk_store(tmp_path / "store", budget, files) as store:
         await fill(store, range(10))
         start = 1 << 30
-        # Others fill the disk; what we delete is free again.
+        # Others fill the disk; the chunks that the store deletes are free again.
         held = store.statistics().held_bytes
 
         def free_now() -> None:
@@ -509,7 +509,7 @@ async def test_what_has_to_stay_free_is_made_room_for(
         assert await holds_bytes(store, 10)
         assert [number for number in range(10) if store.holds(key(number))] == list(range(3, 10))
         assert store.statistics().degradations == 0
-        # There is nothing left to let go of, and still too little.
+        # No chunk is left to evict, and the room is still too little.
         files.at, files.free = {}, 0
         expected_warnings(DEGRADED + ".*others need")
         assert store.put_nowait(key(20), chunk(20))
@@ -537,7 +537,7 @@ async def test_a_write_without_room_that_nobody_foresaw_pushes_out_the_oldest(
         before = len(files.done)
         await fill(store, range(5, 6))
         steps = files.done[before:]
-        # The same steps come again for the next chunk; it fails once, and a chunk goes.
+        # The next chunk takes the same steps; writev fails once, and the store evicts a chunk.
         first = len(files.done) + steps.index("writev") + 1
         files.at = {first: fail}
         await fill(store, range(6, 7))
@@ -565,7 +565,7 @@ async def test_a_disk_that_others_fill_pushes_chunks_out_and_nobody_sees_an_erro
     small_disk: FilePath, expected_warnings: ExpectWarning
 ) -> None:
     path = small_disk / "store"
-    async with disk_store(path) as store:  # the budget is far above what there is
+    async with disk_store(path) as store:  # the budget is far above the filesystem's size
         for number in range(300):
             await fill(store, range(number, number + 1))
             assert await holds_bytes(store, number)
@@ -741,13 +741,13 @@ async def test_a_read_that_fails_is_an_erasure_unless_it_is_our_own_trouble(
 async def test_every_single_operation_may_fail_once(
     tmp_path: FilePath, expected_warnings: ExpectWarning
 ) -> None:
-    """The n-th, for every n of a short life: nobody gets an error or a wrong byte, and afterwards
-    what is counted is what is there."""
+    """Fails the n-th operation, for every n of a short life. No reader gets an error or a wrong
+    byte, and afterwards the counts match the disk."""
 
     def fail() -> None:
         raise OSError(errno.EIO, "at the chosen moment")
 
-    expected_warnings(DEGRADED)  # of some
+    expected_warnings(DEGRADED)  # for some of the steps
     step = 0
     while True:
         step += 1
@@ -809,34 +809,34 @@ async def test_a_disk_that_hangs_is_given_up_and_used_again_when_it_comes_back(
 def test_reads_of_a_disk_that_hangs_go_to_the_source_before_those_who_ask_turn_away(
     tmp_path: FilePath,
 ) -> None:
-    """As the core has it: of a chunk that is not loaded it reads the source."""
+    """As in the node, which reads a chunk from the source if it is not loaded."""
     files = FaultyFiles()
     loaded: list[tuple[Event, float]] = []
 
-    async def fetched(tier: TierDisk, *numbers: int) -> float:
-        """How long it took until these were given up, all of them."""
+    async def fetched(tier: ChunkDisk, *numbers: int) -> float:
+        """Seconds until all of these loads were given up."""
         loaded.clear()
         before = trio.current_time()
         for number in numbers:
-            tier.perform(LoadChunk(FetchId(number), key(number)))
+            tier.load(FetchId(number), key(number))
         await until(lambda: len(loaded) == len(numbers))
-        assert {event for event, _ in loaded} == {Loaded(FetchId(n), None) for n in numbers}
+        assert {event for event, _ in loaded} == {DiskLoaded(FetchId(n), None) for n in numbers}
         return max(at for _, at in loaded) - before
 
     async def main() -> None:
-        # As a daemon has it, but that what is written is waited for on a clock that jumps.
+        # A daemon's limits, but writes have no deadline, because this clock jumps.
         limits = DiskLimits(64 << 20, free_bytes_min=0, deadline_s=math.inf)
         store = await open_store(
             str(tmp_path / "store"), limits, source=SOURCE, chunk_bytes=CHUNK_BYTES, files=files
         )
         post = lambda event: loaded.append((event, trio.current_time()))  # noqa: E731
-        tier = TierDisk(store, Blobs(), post)
+        tier = ChunkDisk(store, DaemonBlobs(), post)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tier.run)
             await tier.wait_begun()
             await fill(store, range(12))
             files.hold("preadv")
-            assert await fetched(tier, *range(8)) < Patience().slow_s / 2
+            assert await fetched(tier, *range(8)) < Timeouts().slow_s / 2
             assert await fetched(tier, *range(8, 12)) < 0.1, "at once while it hangs"
             assert store.statistics().late == 12
             files.let_go("preadv")
@@ -857,19 +857,19 @@ async def test_the_core_is_told_in_order_what_was_written_and_whether_the_disk_t
     store = await open_store(
         str(tmp_path / "store"), hasty, source=SOURCE, chunk_bytes=CHUNK_BYTES, files=files
     )
-    blobs = Blobs()
-    tier = TierDisk(store, blobs, told.append)
+    blobs = DaemonBlobs()
+    tier = ChunkDisk(store, blobs, told.append)
 
     def give(number: int) -> None:
         each = chunk(number)
-        tier.perform(StoreChunk(key(number), blobs.keep(each.blob, each.digest)))
+        tier.save(key(number), blobs.keep_blob(each.blob, each.digest))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tier.run)
         await tier.wait_begun()
         await fill(store, range(1))
         give(0)
-        store.recovered()  # in the same step, as it may be
+        store.recovered()  # in the same step, as may happen
         await until(lambda: len(told) == 2)
         assert told == [Stored(key(0), written=True), DiskRecovered()]
         told.clear()
@@ -1030,7 +1030,10 @@ async def test_nothing_is_left_open(tmp_path: FilePath) -> None:
 
 
 def test_the_store_is_no_concern_of_anything_above_it() -> None:
-    """It can be loaded alone."""
-    code = "import sys, copperfs.store.disk; print([m for m in sys.modules if 'runtime' in m])"
+    """The store can be imported alone."""
+    code = (
+        "import sys, copperfs.chunkstore.disk_store\n"
+        "print([m for m in sys.modules if 'copperfs.daemon' in m])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert out.stdout.strip() == "[]"

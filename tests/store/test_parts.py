@@ -1,4 +1,4 @@
-"""Pace, hands and headers by themselves."""
+"""Parts of the store, tested alone: the rate limit, the disk threads and the headers of chunks."""
 
 import threading
 
@@ -6,10 +6,9 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.store.hands import Hands
-from copperfs.store.layout import (
+from copperfs.chunkstore.disk_format import (
+    ChunkPlace,
     Erasure,
-    Place,
     encoded,
     header,
     header_bytes,
@@ -19,14 +18,15 @@ from copperfs.store.layout import (
     scope_of,
     unpacked,
 )
-from copperfs.store.pace import Pace
-from copperfs.types import ChunkKey, Path, Version
+from copperfs.chunkstore.disk_threads import DiskThreads
+from copperfs.chunkstore.rate_limit import RateLimit
+from copperfs.model.types import ChunkKey, Path, Version
 from tests.net.world import trio_test
 from tests.store.lab import key
 
 
 def test_a_pace_keeps_its_rate_and_saves_nothing_up() -> None:
-    pace = Pace(100)
+    pace = RateLimit(100)
     assert pace.delay_s(0.0) == 0
     pace.spend(0.0, 50)
     assert pace.delay_s(0.0) == 0.5
@@ -36,7 +36,7 @@ def test_a_pace_keeps_its_rate_and_saves_nothing_up() -> None:
     assert pace.delay_s(1000.0) == 0
     pace.spend(1000.0, 100)
     assert pace.delay_s(1000.0) == 1.0
-    free = Pace(0)
+    free = RateLimit(0)
     free.spend(0.0, 1 << 40)
     assert free.delay_s(0.0) == 0
 
@@ -65,7 +65,7 @@ def test_the_header_of_a_very_long_path_has_more_pages() -> None:
 
 
 def test_names_say_all_that_a_restart_needs() -> None:
-    place = Place(name_of(b"some key"), 12345, 1 << 20)
+    place = ChunkPlace(name_of(b"some key"), 12345, 1 << 20)
     assert parsed(place.file) == (place.name, place.packed)
     assert unpacked(place.name, place.packed) == place
     assert place.path == f"{place.file[:2]}/{place.file}"
@@ -80,7 +80,7 @@ def test_another_source_or_size_of_chunks_means_other_keys(other: tuple[bytes, i
 
 @trio_test
 async def test_hands_give_what_work_returns_or_raises() -> None:
-    hands = Hands(2, "test")
+    hands = DiskThreads(2, "test")
     assert await hands.run(lambda: 5, 10) == 5
     with pytest.raises(ZeroDivisionError):
         await hands.run(lambda: 1 // 0, 10)
@@ -88,54 +88,93 @@ async def test_hands_give_what_work_returns_or_raises() -> None:
     await hands.wait_idle()
 
 
-@trio_test
-async def test_hung_hands_refuse_at_once_and_serve_again_when_they_come_back() -> None:
-    hands = Hands(2, "test")
+async def held(
+    hands: DiskThreads, gate: threading.Event, nursery: trio.Nursery
+) -> trio.CancelScope:
+    """A thread runs a job that may take 1 s and ends with the gate; returns the scope that cancels
+    it."""
+    begun = threading.Event()
+    scope = trio.CancelScope()
+
+    def work() -> None:
+        begun.set()
+        gate.wait(60.0)
+
+    async def run() -> None:
+        with scope, pytest.raises(TimeoutError):
+            await hands.run(work, 1.0)
+
+    nursery.start_soon(run)
+    # The clock stands still however long the thread takes to begin.
+    await trio.to_thread.run_sync(begun.wait, 60.0)
+    assert begun.is_set()
+    return scope
+
+
+def test_hung_hands_refuse_at_once_and_serve_again_when_they_come_back() -> None:
     gate = threading.Event()
-    over: list[int] = []
-    for number in range(2):
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        hands = DiskThreads(2, "test")
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                await held(hands, gate, nursery)
+            assert hands.late == 0
+            clock.jump(1.0)
+        assert hands.late == 2
+        over: list[int] = []
         with pytest.raises(TimeoutError):
-            await hands.run(gate.wait, 0.01, lambda number=number: over.append(number))  # type: ignore[misc]
-    assert hands.late == 2
-    assert over == [], "they are still at it"
-    with pytest.raises(TimeoutError), trio.fail_after(5):
-        await hands.run(lambda: 5, 1000, lambda: over.append(9))
-    assert over == [9], "never begun"
-    gate.set()
-    await hands.wait_idle()
-    assert sorted(over) == [0, 1, 9]
-    assert hands.late == 0
-    assert await hands.run(lambda: 5, 10) == 5
-    hands.close()
+            await hands.run(lambda: 5, 1000, lambda: over.append(9))
+        assert over == [9], "never begun, and the clock stood still"
+        gate.set()
+        await hands.wait_idle()
+        assert hands.late == 0
+        assert await hands.run(lambda: 5, 10, lambda: over.append(5)) == 5
+        assert over == [9, 5]
+        hands.close()
+
+    trio.run(main, clock=clock)
 
 
-@trio_test
-async def test_whoever_waits_in_vain_for_a_thread_has_the_others_refused_at_once() -> None:
+def test_whoever_waits_in_vain_for_a_thread_has_the_others_refused_at_once() -> None:
     """Cancelled readers are not late, and hold their threads all the same."""
-    hands = Hands(1, "test")
     gate = threading.Event()
-    with trio.move_on_after(0.01):
-        await hands.run(gate.wait, 1000)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(hands.run, lambda: 5, 1000)
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        hands = DiskThreads(1, "test")
+        async with trio.open_nursery() as nursery:
+            (await held(hands, gate, nursery)).cancel()
+        assert hands.late == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hands.run, lambda: 5, 1000)
+
+            async def in_vain() -> None:
+                with pytest.raises(TimeoutError):
+                    await hands.run(lambda: 5, 1.0)
+                nursery.cancel_scope.cancel()  # no thread has come back by then
+
+            nursery.start_soon(in_vain)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(1.0)
         with pytest.raises(TimeoutError):
-            await hands.run(lambda: 5, 0.01)
-        nursery.cancel_scope.cancel()  # no thread has come back by that
-    with pytest.raises(TimeoutError), trio.fail_after(5):
-        await hands.run(lambda: 5, 1000)
-    gate.set()
-    await hands.wait_idle()
-    assert await hands.run(lambda: 5, 10) == 5
-    hands.close()
+            await hands.run(lambda: 5, 1000)
+        gate.set()
+        await hands.wait_idle()
+        assert await hands.run(lambda: 5, 10) == 5
+        hands.close()
+
+    trio.run(main, clock=clock)
 
 
 def test_whoever_waits_in_a_queue_that_moves_is_not_given_up() -> None:
-    """Five jobs of 0.6 s and one thread: the last one has waited for twice what a job may take, and
-    then hangs for as long as that."""
+    """Five jobs of 0.6 s share one thread, so the last one waits for twice the time that a job may
+    take. A further job then hangs, and times out after that time."""
     gate = threading.Event()
 
     async def main() -> None:
-        hands = Hands(1, "test")
+        hands = DiskThreads(1, "test")
         steps = [threading.Event() for _ in range(5)]
         given: list[int] = []
 

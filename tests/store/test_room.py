@@ -1,4 +1,4 @@
-"""How much of a disk a store takes, if nobody says it."""
+"""Default budget: the share of a disk that a store takes without an option for it."""
 
 import errno
 import os
@@ -7,13 +7,13 @@ from pathlib import Path as FilePath
 import pytest
 import trio
 
-from copperfs.store.room import default_budget_bytes
+from copperfs.chunkstore.default_budget import default_budget_bytes
 from tests.store.lab import chunk, disk_store, key
 
 
 @pytest.fixture
 def free_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
-    """What every disk says that it has, as others write to this one meanwhile."""
+    """The free space that every disk reports here, since others write to the real one meanwhile."""
     real = os.statvfs("/")
 
     def statvfs(path: str) -> os.statvfs_result:

@@ -1,16 +1,20 @@
-"""A process that does nothing but use a store, until it is killed.
+"""Store writer: a process that only uses a store, until it is killed.
 
-``python -m tests.store.writer DIR CHUNKS SEED``: room for so many chunks; which are put, read and
-dropped, and when, follows from the seed. Prints ``ready``, then a dot whenever it has put some.
+``python -m tests.store.writer DIR CHUNKS SEED`` makes a store with room for CHUNKS chunks. The seed
+determines which chunks it puts, reads and drops, and when. It prints ``ready``, then a dot whenever
+it has put some.
 
-With further numbers it forks a process for each, in DIR with that number behind it, that kills
-itself just before that operation on the disk, counted from the first. It prints how each ended.
+For each further number it forks a process, in DIR with that number appended, which kills itself
+just before that operation on the disk, counted from the first. It prints how each ended.
 """
 
 import os
 import random
 import signal
 import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
 import trio
@@ -20,15 +24,36 @@ from tests.store.lab import chunk, disk_store, holds_bytes, key, limits
 
 KEYS = 60
 SIZE_MAX = 200_000
+HASTY = "COPPERFS_TEST_HASTY"
+"""An environment variable that plants a defect."""
+
+
+@dataclass
+class HastyFiles(FaultyFiles):
+    """A planted defect: a chunk gets its name before its bytes are written."""
+
+    _late: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """The writes still owed, by thread."""
+
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview]) -> int:
+        content = b"".join(buffers)
+        self._late[threading.get_ident()] = os.dup(fd), content
+        return len(content)
+
+    def rename(self, old: str, old_directory: int, new: str, new_directory: int) -> None:
+        super().rename(old, old_directory, new, new_directory)
+        fd, content = self._late.pop(threading.get_ident())
+        super().writev(fd, [content])
+        self.close(fd)
 
 
 def size_of(number: int) -> int:
-    """So that a chunk is written in a moment or in some."""
+    """Sizes differ, so that some chunks take longer to write than others."""
     return random.Random(number).choice([0, 100, 5_000, 50_000, SIZE_MAX])
 
 
 def say(text: bytes, step: int | None) -> None:
-    if step is None:  # nobody listens to the others, only to how they end
+    if step is None:  # the test reads only how the forked processes end
         os.write(1, text)
 
 
@@ -39,7 +64,8 @@ def die() -> None:
 async def main(path: FilePath, chunks: int, seed: int, step: int | None) -> None:
     rng = random.Random(seed)
     ready = {number: chunk(number, size_of(number)) for number in range(KEYS)}
-    files = FaultyFiles(at={} if step is None else {step: die})
+    kind = HastyFiles if HASTY in os.environ else FaultyFiles
+    files = kind(at={} if step is None else {step: die})
     async with disk_store(path, limits(chunks), files) as store:
         say(b"ready\n", step)
         while True:
@@ -56,7 +82,7 @@ async def main(path: FilePath, chunks: int, seed: int, step: int | None) -> None
 
 
 def killed_before(path: str, chunks: int, seed: int, step: int) -> int:
-    """How a process ended that was to do so."""
+    """Forks a process that kills itself before that step; returns how it ended."""
     pid = os.fork()
     if pid == 0:
         try:

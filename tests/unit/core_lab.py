@@ -1,6 +1,6 @@
-"""What tests of the core are built with: entries, listings, and a node that checks itself.
+"""Node laboratory: entries, listings, and a node that checks its invariants.
 
-``Lab`` numbers requests in the order in which they are asked, from 1, as the node numbers its
+``Lab`` numbers requests from 1 in the order in which a test makes them, as the node numbers its
 fetches, so a test can write both down.
 """
 
@@ -8,28 +8,8 @@ import stat
 import struct
 from dataclasses import dataclass, field
 
-from copperfs.core.actions import Action
-from copperfs.core.events import (
-    Clear,
-    Event,
-    Failed,
-    Fetched,
-    HaveRead,
-    List,
-    Listed,
-    Look,
-    Looked,
-    Opened,
-    Read,
-    Scanned,
-    Tick,
-    Used,
-)
-from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
-from copperfs.types import (
+from copperfs.model.listing import Listing, pack_listing
+from copperfs.model.types import (
     Attributes,
     BlobId,
     Entry,
@@ -39,8 +19,28 @@ from copperfs.types import (
     RequestId,
     Version,
 )
+from copperfs.node.actions import Action
+from copperfs.node.events import (
+    Clear,
+    Event,
+    Failed,
+    FrontListed,
+    FrontRead,
+    ListRequest,
+    LookupRequest,
+    ReadRequest,
+    SourceListed,
+    SourceLookedUp,
+    SourceOpened,
+    SourceRead,
+    Tick,
+    Used,
+)
+from copperfs.node.node import Node
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.state import Limits
 
-# Written out, because Lab has a method of the name of list.
+# A name of its own, because Lab has a method named list.
 Actions = list[Action]
 Held = list[object]
 
@@ -49,7 +49,7 @@ MIB = 1 << 20
 
 
 def entry(mode: int, size: int = 0, inode: int = 1, changed_s: int = 0) -> Entry:
-    """Something with these attributes; *changed_s* makes versions differ."""
+    """An entry with these attributes; *changed_s* makes versions differ."""
     return Entry(
         Attributes(
             struct.pack(
@@ -78,7 +78,7 @@ def files(*names: bytes, bare: bool = False) -> Listing:
 
 
 def with_unknown(listing: Listing, *names: bytes) -> Listing:
-    """The same, where these could not be looked at."""
+    """The same listing, with these names marked as failed lookups."""
     return pack_listing(
         (name, unknown(entry) if name in names else entry) for name, entry in listing.rows()
     )
@@ -95,7 +95,7 @@ def version(size: int, changed_s: int = 0) -> Version:
 
 @dataclass
 class Lab:
-    """A node, its clock, and shorthands for what happens to it."""
+    """A node, its clock, and shorthands for its events."""
 
     memory_bytes: int = MIB
     tree_max_bytes: int = MIB
@@ -130,36 +130,36 @@ class Lab:
     # --- questions -------------------------------------------------------------------------------
 
     def look(self, path: bytes) -> Actions:
-        return self.step(Look(self._number(), Path(path)))
+        return self.step(LookupRequest(self._number(), Path(path)))
 
     def list(self, path: bytes) -> Actions:
-        return self.step(List(self._number(), Path(path)))
+        return self.step(ListRequest(self._number(), Path(path)))
 
     def read(self, path: bytes, size: int = 10, changed_s: int = 0) -> Actions:
-        return self.step(Read(self._number(), Path(path), version(size, changed_s)))
+        return self.step(ReadRequest(self._number(), Path(path), version(size, changed_s)))
 
     # --- outcomes --------------------------------------------------------------------------------
 
     def scanned(self, fetch: int, listing: Listing) -> Actions:
-        return self.step(Scanned(FetchId(fetch), listing))
+        return self.step(SourceListed(FetchId(fetch), listing))
 
     def looked(self, fetch: int, found: Entry | None) -> Actions:
-        return self.step(Looked(FetchId(fetch), found))
+        return self.step(SourceLookedUp(FetchId(fetch), found))
 
     def have_read(self, fetch: int, blob: int) -> Actions:
-        return self.step(HaveRead(FetchId(fetch), BlobId(blob)))
+        return self.step(SourceRead(FetchId(fetch), BlobId(blob)))
 
     def opened(self, fetch: int, handle: int) -> Actions:
-        return self.step(Opened(FetchId(fetch), HandleId(handle)))
+        return self.step(SourceOpened(FetchId(fetch), HandleId(handle)))
 
     def failed(self, fetch: int, error: int) -> Actions:
         return self.step(Failed(FetchId(fetch), error))
 
     def fetched(self, path: bytes, size: int, blob: int) -> Actions:
-        return self.step(Fetched(Path(path), version(size), BlobId(blob)))
+        return self.step(FrontRead(Path(path), version(size), BlobId(blob)))
 
     def listed(self, path: bytes, listing: Listing, epoch: int = 1) -> Actions:
-        return self.step(Listed(Path(path), listing, epoch))
+        return self.step(FrontListed(Path(path), listing, epoch))
 
     # --- the rest --------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Lab:
         return self.step(Used(keys))
 
     def tick(self, after_s: float) -> Actions:
-        """What the node does after *after_s* more seconds, when it is woken."""
+        """The node's actions when it wakes *after_s* seconds later."""
         self.now += after_s
         return self.step(Tick())
 

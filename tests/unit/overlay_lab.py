@@ -1,97 +1,21 @@
-"""A job of several nodes in one process, without clocks or sockets: for tests of the overlay.
+"""Overlay laboratory: a job of several nodes in one process, without clocks or sockets.
 
-Every node is the real core. ``Job`` performs its actions: the source is a dict, messages wait in
-one queue for each directed pair of peers, as the transport promises, and which queue moves next is
-drawn from a seed. Bytes are kept as the daemon keeps them, so that a blob that is used after its
-release is a KeyError."""
+Every node is the real one. ``Job`` performs its actions. The source is a dict. Each directed pair
+of peers has one queue of messages, as the transport promises, and a seed draws which queue moves
+next. The lab keeps bytes as the daemon does, so the use of a released blob is a KeyError.
+"""
 
 import errno
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from copperfs.core.actions import (
-    Action,
-    AnswerChunk,
-    AnswerEntry,
-    AnswerError,
-    AnswerHandle,
-    AnswerListing,
-    AnswerObject,
-    Connect,
-    Disconnect,
-    DropCall,
-    EndCall,
-    Evict,
-    Happened,
-    LoadChunk,
-    LookAgain,
-    LookSource,
-    NewEpoch,
-    OpenSource,
-    PerformCall,
-    Probe,
-    Publish,
-    ReadChunk,
-    ReadSource,
-    ReleaseBlob,
-    ReleaseHandle,
-    ScanSource,
-    Send,
-    StoreChunk,
-)
-from copperfs.core.events import (
-    BatchTaken,
-    CallPerformed,
-    Clear,
-    Event,
-    Failed,
-    HaveRead,
-    Heard,
-    List,
-    ListingTaken,
-    Loaded,
-    Look,
-    Looked,
-    OfferTaken,
-    Opened,
-    PartPassed,
-    PartSpoiled,
-    PartTaken,
-    PeerDown,
-    PeerUp,
-    Probed,
-    PushBatch,
-    Pushed,
-    PushedListing,
-    Read,
-    Scanned,
-    Start,
-    StartCall,
-    Stored,
-    Tick,
-)
-from copperfs.core.links import part_size, parts_in
-from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.messages import (
-    PART_BYTES,
-    Batch,
-    Call,
-    Credit,
-    GivePart,
-    Item,
-    Message,
-    Offer,
-    Return,
-    What,
-)
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.ring import Ring
-from copperfs.core.state import Limits
-from copperfs.core.trees import Trees
-from copperfs.types import (
+from copperfs.driver.driver import Driver
+from copperfs.driver.ports import Ports
+from copperfs.model.listing import Listing, pack_listing
+from copperfs.model.types import (
     ROOT,
     BlobId,
     CallId,
@@ -101,32 +25,94 @@ from copperfs.types import (
     HandleId,
     NodeId,
     Path,
-    PeerRequest,
+    PayloadId,
     RequestId,
     Version,
     split,
 )
+from copperfs.node.actions import (
+    AnswerChunk,
+    AnswerEntry,
+    AnswerError,
+    AnswerHandle,
+    AnswerListing,
+    AnswerObject,
+    Fetch,
+    ListingKey,
+    LoadChunk,
+    LogEvent,
+    LookSource,
+    ObjectKey,
+    OpenSource,
+    PerformCall,
+    ReadChunk,
+    ReadSource,
+    ScanSource,
+)
+from copperfs.node.events import (
+    CallPerformed,
+    Clear,
+    ConnectionLost,
+    ConnectionMade,
+    DiskLoaded,
+    Event,
+    Failed,
+    ListRequest,
+    LookupRequest,
+    MessageCorrupt,
+    MessageReceived,
+    Probed,
+    PushBatch,
+    ReadRequest,
+    SourceListed,
+    SourceLookedUp,
+    SourceOpened,
+    SourceRead,
+    Start,
+    StartCall,
+    Stored,
+    Tick,
+)
+from copperfs.node.node import Node
+from copperfs.node.peer.flow_control import part_size
+from copperfs.node.peer.messages import (
+    PART_BYTES,
+    Batch,
+    CollectiveRequest,
+    ContentKind,
+    Credit,
+    DataReply,
+    Hello,
+    Item,
+    Message,
+    Offer,
+    Request,
+)
+from copperfs.node.peer.reassembly import Slice
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.hash_ring import Ring
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
 from tests.unit.core_lab import DEADLINE_S, directory, file, with_unknown
 
-AtSource = ScanSource | LookSource | ReadSource | OpenSource | ReadChunk
 MIB = 1 << 20
 ASK_DEADLINE_S = 30.0
 Outcome = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | bytes
-"""How a question ended; an object as its bytes."""
+"""The outcome of a request; an object as its bytes."""
 
 
 @dataclass
 class Tree:
-    """The source. Contents are made from the path and the version, so a mix of two shows."""
+    """The source. Contents follow from the path and the version, so that a mix of two shows."""
 
     files: dict[Path, Entry] = field(default_factory=dict)
     directories: set[Path] = field(default_factory=lambda: {ROOT})
     counts: Counter[tuple[str, Path]] = field(default_factory=Counter)
     failing: dict[Path, int] = field(default_factory=dict)
     mentions: dict[Path, set[bytes]] = field(default_factory=dict)
-    """Of compiled files: what they would be found to mention."""
+    """The names that a scan of each compiled file would find."""
     chunk_reads: Counter[tuple[Path, int]] = field(default_factory=Counter)
-    """By path and offset."""
+    """Counts by path and offset."""
 
     def add(self, path: bytes, size: int = 10, changed_s: int = 0) -> Version:
         where = Path(path)
@@ -153,7 +139,7 @@ class Tree:
 
 
 def content(path: Path, version: Version) -> bytes:
-    """What a file of this path and version has in it."""
+    """The content of a file with this path and version."""
     return (
         random.Random(repr((path, version)))
         .randbytes(min(version.size, 1 << 16))
@@ -161,28 +147,259 @@ def content(path: Path, version: Version) -> bytes:
     )
 
 
+class LabBlobs(dict[BlobId, bytearray]):
+    """The blob table of one node. The use of a released blob is a KeyError."""
+
+    daemon: "Daemon"
+    parts_given = 0
+    """Parts of objects that became payloads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.payloads: dict[PayloadId, bytes] = {}
+        self.held: set[PayloadId] = set()
+
+    def keep_blob(self, data: bytes) -> BlobId:
+        number = BlobId(self.daemon.number())
+        self[number] = bytearray(data)
+        return number
+
+    def content(self, blob: BlobId) -> bytes:
+        return bytes(self[blob])
+
+    def release(self, blob: BlobId) -> None:
+        del self[blob]
+
+    def part(self, content: BlobId | Listing, index: int, total_bytes: int) -> bytes:
+        start, size = index * PART_BYTES, part_size(index, total_bytes)
+        if isinstance(content, Listing):
+            payload = content.packed[start : start + size]
+        else:
+            self.parts_given += 1
+            payload = bytes(self[content][start : start + size])
+        assert len(payload) == size
+        return payload
+
+    def whole(self, blob: BlobId) -> bytes:
+        return bytes(self[blob])
+
+    def offer(self, offer: Offer, contents: tuple[BlobId | Listing, ...]) -> tuple[Offer, bytes]:
+        payload = b"".join(
+            each.packed if isinstance(each, Listing) else bytes(self[each]) for each in contents
+        )
+        assert len(payload) == sum(item.length for item in offer.items)
+        return offer, payload
+
+    # --- payloads of messages --------------------------------------------------------------------
+
+    def lend(self, payload: bytes) -> PayloadId:
+        number = PayloadId(self.daemon.number())
+        self.payloads[number] = payload
+        return number
+
+    def take_back(self, number: PayloadId) -> None:
+        if number not in self.held:
+            del self.payloads[number]
+
+    def size(self, payload: PayloadId) -> int:
+        return len(self.payloads[payload])
+
+    def hold(self, payload: PayloadId) -> None:
+        self.held.add(payload)
+
+    def drop(self, payload: PayloadId) -> None:
+        self.held.discard(payload)
+        del self.payloads[payload]
+
+    def take_part(
+        self, payload: PayloadId, blob: BlobId | None, index: int, total_bytes: int
+    ) -> BlobId:
+        data = self.payloads[payload]
+        if blob is None:
+            blob = self.keep_blob(b"")
+        assert len(self[blob]) == index * PART_BYTES
+        self[blob] += data
+        return blob
+
+    def keep(self, payload: PayloadId) -> BlobId:
+        return self.keep_blob(self.payloads[payload])
+
+    def empty(self) -> BlobId:
+        return self.keep_blob(b"")
+
+    def take_item(self, payload: PayloadId, where: Slice, blob: BlobId | None = None) -> BlobId:
+        if blob is None:
+            blob = self.keep_blob(b"")
+        assert len(self[blob]) == where.item.offset
+        self[blob] += self._slice(payload, where)
+        return blob
+
+    def blob_listing(self, blob: BlobId, directory: Version | None) -> Listing:
+        return Listing(bytes(self[blob]), directory)
+
+    def is_item(self, payload: PayloadId, where: Slice) -> bool:
+        return True
+
+    def item_listing(self, payload: PayloadId, where: Slice) -> Listing:
+        return Listing(self._slice(payload, where), where.item.version)
+
+    def listing(
+        self, payloads: Sequence[PayloadId], total_bytes: int, directory: Version | None
+    ) -> Listing:
+        packed = b"".join(self.payloads[each] for each in payloads)
+        assert len(packed) == total_bytes
+        return Listing(packed, directory)
+
+    def _slice(self, payload: PayloadId, where: Slice) -> bytes:
+        return self.payloads[payload][where.start : where.start + where.item.length]
+
+
 @dataclass
 class Daemon:
-    """What surrounds one node."""
+    """The surroundings of one node: all ports of its driver, which record their calls."""
 
+    job: "Job"
+    me: NodeId
     node: Node
-    blobs: dict[BlobId, bytearray] = field(default_factory=dict)
-    listings: dict[tuple[NodeId, int], bytes] = field(default_factory=dict)
+    driver: Driver[bytes, bytes] = field(init=False)
+    blobs: LabBlobs = field(default_factory=LabBlobs)
     handles: set[HandleId] = field(default_factory=set)
     answers: dict[RequestId, Outcome] = field(default_factory=dict)
-    fetches: list[AtSource] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
     loads: list[LoadChunk] = field(default_factory=list)
     disk: dict[ChunkKey, bytes] = field(default_factory=dict)
     stored: list[ChunkKey] = field(default_factory=list)
-    """Written, and not told so."""
+    """Chunks written, but not yet reported as written."""
     next: int = 1
     epochs: list[int] = field(default_factory=list)
     calls: list[tuple[CallId, str, bytes]] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
-    """Sequence numbers, as they came."""
+    """Sequence numbers, in order of arrival."""
     called: dict[RequestId, bytes] = field(default_factory=dict)
     probes: list[NodeId] = field(default_factory=list)
-    happened: list[Happened] = field(default_factory=list)
+    happened: list[LogEvent] = field(default_factory=list)
+    published: list[ObjectKey | ChunkKey | ListingKey] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ports = Ports[bytes, bytes](
+            clock=self,
+            source=self,
+            frontend=self,
+            operations=self,
+            event_log=self,
+            network=self,
+            chunk_store=self,
+            observer=self,
+        )
+        self.driver = Driver(self.node, ports, self.blobs)
+        self.blobs.daemon = self
+        self.node.attach(self.blobs)
+
+    def number(self) -> int:
+        """A fresh number for a request, a blob or a handle."""
+        self.next += 1
+        return self.next
+
+    def now(self) -> float:
+        return self.job.now
+
+    def wake_at(self, deadline: float | None) -> None:
+        """``Job.tick`` wakes it."""
+
+    def posted(self, event: Event) -> None: ...
+    def performs(self, action: object) -> None: ...
+
+    def stepped(self) -> None:
+        self.node.check_invariants()
+
+    def note(self, happened: LogEvent) -> None:
+        self.happened.append(happened)
+
+    def disagree(self, peer: NodeId, sentence: str) -> None:
+        raise AssertionError(sentence)
+
+    # --- the source and the disk -----------------------------------------------------------------
+
+    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+        self.fetches.append(fetch)
+
+    def close_handle(self, handle: HandleId) -> None:
+        self.handles.remove(handle)
+
+    def load(self, fetch: FetchId, key: ChunkKey) -> None:
+        self.loads.append(LoadChunk(fetch, key))
+
+    def save(self, key: ChunkKey, blob: BlobId) -> None:
+        assert key not in self.disk
+        self.disk[key] = bytes(self.blobs[blob])
+        self.stored.append(key)
+
+    # --- applications ----------------------------------------------------------------------------
+
+    def answer(self, request: RequestId, answer: AnswerEntry | AnswerListing) -> None:
+        self._answered(request, answer)
+
+    def answer_object(self, answer: AnswerObject, content: bytes) -> None:
+        self._answered(answer.request, content)
+
+    def answer_chunk(self, answer: AnswerChunk, content: bytes) -> None:
+        self._answered(answer.request, content)
+
+    def answer_handle(self, answer: AnswerHandle) -> None:
+        self._answered(answer.request, answer)
+
+    def answer_error(self, request: RequestId, error: int) -> None:
+        self._answered(request, AnswerError(request, error))
+
+    def _answered(self, request: RequestId, outcome: Outcome) -> None:
+        assert request not in self.answers
+        self.answers[request] = outcome
+
+    def publish_object(self, key: ObjectKey, content: bytes) -> None:
+        self._published(key)
+
+    def publish_chunk(self, key: ChunkKey, chunk_bytes: int, content: bytes) -> None:
+        self._published(key)
+
+    def publish_listing(self, path: Path, listing: Listing) -> None:
+        self._published(ListingKey(path))
+
+    def _published(self, key: ObjectKey | ChunkKey | ListingKey) -> None:
+        self.published.append(key)
+
+    def withdraw(self, key: ListingKey | ObjectKey | ChunkKey) -> None: ...
+    def look_again(self, path: Path) -> None: ...
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def begin(self, call: PerformCall) -> None:
+        self.calls.append((call.call, call.operation, call.argument))
+
+    def stop(self, call: CallId) -> None:
+        self.calls = [each for each in self.calls if each[0] != call]
+
+    def merge(self, results: tuple[bytes, ...]) -> bytes:
+        return b" ".join(sorted(b" ".join(results).split()))
+
+    def end(self, request: RequestId, result: bytes) -> None:
+        self.called[request] = result
+
+    # --- peers -----------------------------------------------------------------------------------
+
+    def send(self, peer: NodeId, message: Message, payload: bytes | None) -> None:
+        self.job.send(self.me, peer, message, payload)
+
+    def connect(self, peer: NodeId) -> None:
+        self.job.wants.add((self.me, peer))
+
+    def disconnect(self, peer: NodeId) -> None:
+        self.job.drop(self.me, peer)
+
+    def probe(self, peer: NodeId) -> None:
+        self.probes.append(peer)
 
 
 @dataclass
@@ -194,7 +411,7 @@ class Job:
     count: int = 1
     memory_bytes: int = 64 * MIB
     memory_bytes_of: dict[int, int] = field(default_factory=dict)
-    """Of nodes that have another size."""
+    """Memory of the nodes whose size differs."""
     tree_max_bytes: int = 10 * MIB
     revalidate_s: float | None = None
     ahead_max: int = 0
@@ -202,40 +419,38 @@ class Job:
     tree: Tree = field(default_factory=Tree)
     now: float = 0.0
     daemons: list[Daemon] = field(default_factory=list)
-    queues: dict[tuple[NodeId, NodeId], deque[tuple[Message, bytes | Listing | None]]] = field(
+    queues: dict[tuple[NodeId, NodeId], deque[tuple[Message, bytes | None]]] = field(
         default_factory=dict
     )
     sent: Counter[str] = field(default_factory=Counter)
-    gave: Counter[NodeId] = field(default_factory=Counter)
-    """Parts of objects, by who gave them."""
     in_flight: Counter[tuple[NodeId, NodeId]] = field(default_factory=Counter)
     """Bytes of payload that were sent and not yet credited."""
     in_flight_max: int = 0
     within_s: list[float] = field(default_factory=list)
-    """What calls were given, in the order in which they were sent."""
+    """The time limits of collectives, in the order in which they were sent."""
     wants: set[tuple[NodeId, NodeId]] = field(default_factory=set)
-    """Who keeps a connection to whom."""
+    """Pairs: the first node keeps a connection to the second."""
     severed: set[frozenset[NodeId]] = field(default_factory=set)
     crashed: set[NodeId] = field(default_factory=set)
     frozen: set[NodeId] = field(default_factory=set)
-    """Stopped: connected, and doing nothing."""
+    """Stopped nodes: connected, and doing nothing."""
     no_source: set[NodeId] = field(default_factory=set)
-    """Whose reads of the source do not end."""
+    """Nodes whose reads of the source do not end."""
     fallbacks_max: int = 4
     deadline_s: float = DEADLINE_S
     chunk_bytes: int = 0
-    """Of the data tier; 0: there is none."""
+    """The chunk size of the data tier; 0 disables the tier."""
     tier_memory_bytes: int = 64 * MIB
     disks: bool = False
     disks_write: bool = True
-    """False: what they are given they do not say to have written."""
+    """If False, disks never report a chunk as written."""
     tier_waits: bool = True
     tier_backlog_bytes: int = 64 * MIB
     ring: tuple[bytes, ...] = ()
     lost_from_source: bool = False
     crowds_above: int = 256
     spoil: Counter[NodeId] = field(default_factory=Counter)
-    """How many of the parts that a node receives next are spoiled on the way."""
+    """How many of the parts that a node receives next arrive corrupt."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -268,7 +483,8 @@ class Job:
                 crowds_above=self.crowds_above,
             )
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
-            self.daemons.append(Daemon(Node(policy, limits, trees, placement=placement)))
+            node = Node(policy, limits, trees, placement=placement)
+            self.daemons.append(Daemon(self, NodeId(number), node))
         for number in range(self.nodes):
             self.happen(NodeId(number), Start())
         for number, daemon in enumerate(self.daemons):
@@ -278,7 +494,7 @@ class Job:
         while self._connectable():
             self.connect(*self._connectable()[0])
 
-    # --- what a test does ------------------------------------------------------------------------
+    # --- actions of a test -----------------------------------------------------------------------
 
     def connect(self, one: NodeId, other: NodeId) -> None:
         self.severed.discard(frozenset((one, other)))
@@ -286,15 +502,24 @@ class Job:
             self.queues[me, peer] = deque()
             self.in_flight[me, peer] = 0
         for me, peer in ((one, other), (other, one)):
-            self.happen(me, PeerUp(peer))
+            self.happen(me, ConnectionMade(peer))
+        while any(self._pass_greeting(*pair) for pair in ((one, other), (other, one))):
+            pass  # both have greeted when this returns
+
+    def _pass_greeting(self, sender: NodeId, receiver: NodeId) -> bool:
+        queue = self.queues.get((sender, receiver))
+        if not queue or not isinstance(queue[0][0], Hello):
+            return False
+        self._arrive(sender, receiver, *queue.popleft())
+        return True
 
     def cut(self, one: NodeId, other: NodeId) -> None:
-        """Until they are connected again; whoever listens goes on to listen."""
+        """Disconnects two nodes until ``connect``; both keep listening."""
         self.severed.add(frozenset((one, other)))
         self._sever(one, other)
 
     def crash(self, number: int) -> None:
-        """Its process ends; nobody listens there any more."""
+        """Ends the node's process, and with it its listening socket."""
         dead = NodeId(number)
         self.crashed.add(dead)
         daemon = self.daemons[number]
@@ -313,7 +538,7 @@ class Job:
             del self.queues[me, peer]
         for me, peer in ((one, other), (other, one)):
             if me not in self.crashed:
-                self.happen(me, PeerDown(peer))
+                self.happen(me, ConnectionLost(peer))
 
     def _connectable(self) -> list[tuple[NodeId, NodeId]]:
         return [
@@ -325,14 +550,16 @@ class Job:
             and frozenset((me, peer)) not in self.severed
         ]
 
-    def ask(self, number: int, question: type[Look] | type[List], path: bytes) -> RequestId:
+    def ask(
+        self, number: int, question: type[LookupRequest] | type[ListRequest], path: bytes
+    ) -> RequestId:
         request = self._request(number)
         self.happen(NodeId(number), question(request, Path(path)))
         return request
 
     def read(self, number: int, path: bytes, version: Version, offset: int = 0) -> RequestId:
         request = self._request(number)
-        self.happen(NodeId(number), Read(request, Path(path), version, offset=offset))
+        self.happen(NodeId(number), ReadRequest(request, Path(path), version, offset=offset))
         return request
 
     def call(self, number: int, operation: str, within_s: float = 10.0) -> RequestId:
@@ -346,15 +573,24 @@ class Job:
     def answer(self, number: int, request: RequestId) -> Outcome:
         return self.daemons[number].answers[request]
 
+    def asked(self, number: int, what: ContentKind) -> list[Request]:
+        """Requests that this node has sent and the other ends have not received yet."""
+        return [
+            message
+            for (me, _), queue in self.queues.items()
+            for message, _ in queue
+            if me == number and isinstance(message, Request) and message.what is what
+        ]
+
     def run(self, steps: int = 1_000_000) -> None:
-        """Until nothing is left to happen, in an order that the seed draws."""
+        """Runs until nothing is left to happen, in an order that the seed draws."""
         for _ in range(steps):
             if not self.move():
                 return
         raise AssertionError("it does not come to an end")
 
     def move(self) -> bool:
-        """One message arrives, or one fetch of the source ends."""
+        """Delivers one message, or ends one fetch of the source."""
         ready: list[tuple[NodeId, NodeId] | int] = [
             key for key, queue in self.queues.items() if queue and key[1] not in self.frozen
         ]
@@ -382,7 +618,7 @@ class Job:
                 load = daemon.loads.pop()
                 data = daemon.disk.get(load.key)
                 blob = None if data is None else self._keep(chosen, data)
-                self.happen(NodeId(chosen), Loaded(load.fetch, blob))
+                self.happen(NodeId(chosen), DiskLoaded(load.fetch, blob))
                 return True
             if daemon.stored and self.disks_write:
                 self.happen(NodeId(chosen), Stored(daemon.stored.pop(0), written=True))
@@ -402,7 +638,7 @@ class Job:
         return True
 
     def pass_time(self, seconds: float, step_s: float = 0.05) -> None:
-        """All that happens in so long."""
+        """Runs everything that happens within this time."""
         for _ in range(round(seconds / step_s)):
             self.tick(step_s)
             self.run()
@@ -413,187 +649,57 @@ class Job:
             if number not in self.crashed | self.frozen:
                 self.happen(NodeId(number), Tick())
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def _request(self, number: int) -> RequestId:
         return RequestId(self._number(number))
 
     def _number(self, number: int) -> int:
-        self.daemons[number].next += 1
-        return self.daemons[number].next
+        return self.daemons[number].number()
 
     def happen(self, number: NodeId, event: Event) -> None:
-        node = self.daemons[number].node
-        actions = node.step(self.now, event)
-        node.check_invariants()
-        for action in actions:
-            self._perform(number, action)
+        self.daemons[number].driver.post(event)
 
-    def _perform(self, number: NodeId, action: Action) -> None:
-        daemon = self.daemons[number]
-        match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource() | ReadChunk():
-                daemon.fetches.append(action)
-            case LoadChunk():
-                daemon.loads.append(action)
-            case StoreChunk(key, blob):
-                assert key not in daemon.disk
-                daemon.disk[key] = bytes(daemon.blobs[blob])
-                daemon.stored.append(key)
-            case Send(peer, message, content):
-                self._send(number, peer, message, content)
-            case AnswerObject(request, _, blob) | AnswerChunk(request, _, blob):
-                daemon.answers[request] = bytes(daemon.blobs[blob])
-            case AnswerEntry() | AnswerListing() | AnswerHandle() | AnswerError():
-                assert action.request not in daemon.answers
-                daemon.answers[action.request] = action
-            case ReleaseBlob(blob):
-                del daemon.blobs[blob]
-            case ReleaseHandle(handle):
-                daemon.handles.remove(handle)
-            case NewEpoch(epoch):
-                daemon.epochs.append(epoch)
-            case PerformCall(call, operation, argument):
-                daemon.calls.append((call, operation, argument))
-            case EndCall(_, asker, _, results):
-                merged = b" ".join(sorted(b" ".join(results).split()))
-                if isinstance(asker, PeerRequest):
-                    self._send(number, asker.peer, Return(asker.number, merged), None)
-                else:
-                    daemon.called[asker] = merged
-            case DropCall(call):
-                daemon.calls = [each for each in daemon.calls if each[0] != call]
-            case Connect(peer):
-                self.wants.add((number, peer))
-            case Disconnect(peer):
-                self.wants.discard((number, peer))
-                if (number, peer) in self.queues and (peer, number) not in self.wants:
-                    self._sever(number, peer)
-            case Probe(peer):
-                daemon.probes.append(peer)
-            case Happened():
-                daemon.happened.append(action)
-            case Evict() | LookAgain() | Publish():
-                pass
+    def drop(self, me: NodeId, peer: NodeId) -> None:
+        """*me* stops keeping a connection to *peer*."""
+        self.wants.discard((me, peer))
+        if (me, peer) in self.queues and (peer, me) not in self.wants:
+            self._sever(me, peer)
 
-    def _send(
-        self,
-        me: NodeId,
-        peer: NodeId,
-        message: Message,
-        content: BlobId | Listing | tuple[BlobId | Listing, ...] | None,
-    ) -> None:
+    def send(self, me: NodeId, peer: NodeId, message: Message, payload: bytes | None) -> None:
         if (me, peer) not in self.queues:
             return
-        self.sent[type(message).__name__] += 1
-        if isinstance(message, Call):
+        if not isinstance(message, Hello):
+            self.sent[type(message).__name__] += 1
+        if isinstance(message, CollectiveRequest):
             self.within_s.append(message.within_s)
-        payload: bytes | None = None
-        if isinstance(message, GivePart):
-            assert content is not None
-            assert not isinstance(content, tuple)
-            start = message.index * PART_BYTES
-            size = part_size(message.index, message.total_bytes)
-            if isinstance(content, Listing):
-                payload = content.packed[start : start + size]
-            else:
-                self.gave[me] += 1
-                payload = bytes(self.daemons[me].blobs[content][start : start + size])
-            assert len(payload) == size
-            self.in_flight[me, peer] += size
-            self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
-        elif isinstance(message, Offer):
-            assert isinstance(content, tuple)
-            blobs = self.daemons[me].blobs
-            payload = b"".join(
-                each.packed if isinstance(each, Listing) else bytes(blobs[each]) for each in content
-            )
-            assert len(payload) == sum(item.length for item in message.items)
-            self.in_flight[me, peer] += len(payload)
-            self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
-        elif isinstance(message, Batch):
-            assert not isinstance(content, Listing | tuple)
-            assert content is not None
-            payload = bytes(self.daemons[me].blobs[content])
-            self.in_flight[me, peer] += len(payload)
-            self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
         elif isinstance(message, Credit):
             self.in_flight[peer, me] -= message.count_bytes
             assert self.in_flight[peer, me] >= 0
+        if payload is not None:
+            self.in_flight[me, peer] += len(payload)
+            self.in_flight_max = max(self.in_flight_max, self.in_flight[me, peer])
         self.queues[me, peer].append((message, payload))
 
-    def _arrive(
-        self, sender: NodeId, me: NodeId, message: Message, payload: bytes | Listing | None
-    ) -> None:
-        daemon = self.daemons[me]
-        if isinstance(message, Batch | Offer):
-            assert isinstance(payload, bytes)
-            if isinstance(message, Offer):
-                self.happen(me, OfferTaken(sender, len(payload), message.epoch))
-            else:
-                self._take_batch(sender, me, message, payload)
-            at = 0
-            for item in message.items:
-                self._take_item(me, message, item, payload[at : at + item.length])
-                at += item.length
-            return
-        if not isinstance(message, GivePart):
-            self.happen(me, Heard(sender, message))
-            return
-        assert isinstance(payload, bytes)
-        if self.spoil[me]:
+    def _arrive(self, sender: NodeId, me: NodeId, message: Message, payload: bytes | None) -> None:
+        if isinstance(message, Batch):
+            self.daemons[me].batches.append(message.sequence)
+        if isinstance(message, DataReply) and self.spoil[me]:
             self.spoil[me] -= 1
-            self.happen(me, PartSpoiled(sender, message))
-            return
-        wanted = daemon.node.wanted(sender, message)
-        if wanted is None:
-            self.happen(me, PartPassed(sender, message))
-            return
-        what, blob = wanted
-        last = message.index + 1 == parts_in(message.total_bytes)
-        if what is What.CHUNK:
-            self.happen(me, PartTaken(sender, message, self._keep(me, payload)))
-            return
-        if what is What.OBJECT:
-            if blob is None:
-                blob = BlobId(self._number(me))
-                daemon.blobs[blob] = bytearray()
-            assert len(daemon.blobs[blob]) == message.index * PART_BYTES
-            daemon.blobs[blob] += payload
-            self.happen(me, PartTaken(sender, message, blob))
-            return
-        so_far = daemon.listings.pop((sender, message.number), b"") + payload
-        if last:
-            self.happen(me, ListingTaken(sender, message, Listing(so_far, message.directory)))
+            self.happen(me, MessageCorrupt(sender, message))
+        elif payload is None:
+            self.happen(me, MessageReceived(sender, message))
         else:
-            daemon.listings[sender, message.number] = so_far
-            self.happen(me, PartPassed(sender, message))
-
-    def _take_batch(self, sender: NodeId, me: NodeId, batch: Batch, payload: bytes) -> None:
-        daemon = self.daemons[me]
-        taken = BlobId(self._number(me))
-        daemon.blobs[taken] = bytearray(payload)
-        daemon.batches.append(batch.sequence)
-        self.happen(me, BatchTaken(sender, batch, taken, len(payload)))
-
-    def _take_item(self, me: NodeId, batch: Batch | Offer, item: Item, data: bytes) -> None:
-        """Only whole objects: how pieces become one is the daemon's."""
-        assert item.length == item.total_bytes
-        if item.what is What.LISTING:
-            listing = Listing(data, item.version)
-            left, offered = item.fresh_for_s, isinstance(batch, Offer)
-            self.happen(me, PushedListing(item.path, listing, batch.epoch, left, offered))
-            return
-        assert item.version is not None
-        blob = BlobId(self._number(me))
-        self.daemons[me].blobs[blob] = bytearray(data)
-        self.happen(me, Pushed(item.path, item.version, blob, isinstance(batch, Offer)))
+            blobs = self.daemons[me].blobs
+            number = blobs.lend(payload)
+            self.happen(me, MessageReceived(sender, message, number))
+            blobs.take_back(number)
 
     def push(self, number: int, tree: int, sequence: int, items: dict[Path, Version]) -> None:
-        """One batch of these files, from the root of *tree*."""
+        """Pushes one batch of these files, from the root of *tree*."""
         data = [content(path, wanted) for path, wanted in items.items()]
         shown = [
-            Item(What.OBJECT, path, wanted, wanted.size, 0, wanted.size)
+            Item(ContentKind.OBJECT, path, wanted, wanted.size, 0, wanted.size)
             for path, wanted in items.items()
         ]
         batch = Batch(1, tree, 1, sequence, tuple(shown))
@@ -602,14 +708,14 @@ class Job:
         size = sum(map(len, data))
         self.happen(NodeId(number), PushBatch(batch, blob, size))
 
-    def _read_source(self, number: int, fetch: AtSource) -> None:
+    def _read_source(self, number: int, fetch: Fetch) -> None:
         kind = type(fetch).__name__.removesuffix("Source").lower()
         self.tree.counts[kind, fetch.path] += 1
         if isinstance(fetch, ReadChunk):
             self.tree.chunk_reads[fetch.path, fetch.offset] += 1
         self.happen(NodeId(number), self._outcome(number, fetch))
 
-    def _outcome(self, number: int, fetch: AtSource) -> Event:
+    def _outcome(self, number: int, fetch: Fetch) -> Event:
         daemon, path = self.daemons[number], fetch.path
         failing = self.tree.failing.get(path)
         if failing is not None:
@@ -617,54 +723,58 @@ class Job:
         found = self.tree.entry(path)
         match fetch:
             case LookSource():
-                return Looked(fetch.fetch, found)
+                return SourceLookedUp(fetch.fetch, found)
             case _ if found is None:
                 return Failed(fetch.fetch, errno.ENOENT)
             case ScanSource():
-                return Scanned(fetch.fetch, self.tree.listing(path))
+                return SourceListed(fetch.fetch, self.tree.listing(path))
             case ReadChunk(_, _, version, offset, length):
                 if found.attributes.version != version:
                     return Failed(fetch.fetch, errno.ESTALE)
                 data = self.tree.content(path, version)[offset : offset + length]
                 assert len(data) == length
-                return HaveRead(fetch.fetch, self._keep(number, data))
+                return SourceRead(fetch.fetch, self._keep(number, data))
             case ReadSource(_, _, version) | OpenSource(_, _, version):
                 if found.attributes.version != version:
                     return Failed(fetch.fetch, errno.ESTALE)
                 if isinstance(fetch, OpenSource):
                     handle = HandleId(self._number(number))
                     daemon.handles.add(handle)
-                    return Opened(fetch.fetch, handle)
+                    return SourceOpened(fetch.fetch, handle)
                 blob = BlobId(self._number(number))
                 daemon.blobs[blob] = bytearray(self.tree.content(path, version))
                 mentions = self.tree.mentions.get(path, set())
                 looked_for = daemon.node.looks_for(fetch.fetch)
                 there = tuple(each for each in looked_for if each in mentions)
-                return HaveRead(FetchId(fetch.fetch), blob, there)
+                return SourceRead(FetchId(fetch.fetch), blob, there)
         raise AssertionError("unreachable")
 
     def _keep(self, number: int, data: bytes) -> BlobId:
-        blob = BlobId(self._number(number))
-        self.daemons[number].blobs[blob] = bytearray(data)
-        return blob
+        return self.daemons[number].blobs.keep_blob(data)
 
-    # --- what a test looks at --------------------------------------------------------------------
+    # --- observations of a test ------------------------------------------------------------------
+
+    @property
+    def gave(self) -> Counter[NodeId]:
+        """Parts of objects, by the node that sent them."""
+        return Counter({each.me: each.blobs.parts_given for each in self.daemons})
 
     def source_reads(self) -> Counter[tuple[str, Path]]:
         return self.tree.counts
 
     def check_at_rest(self) -> None:
-        """When nothing is under way, nothing is kept that is not held."""
+        """When nothing is under way, a node keeps only what it holds."""
         for daemon in self.daemons:
             stats = daemon.node.statistics()
             assert stats.fetching == 0
+            assert not daemon.blobs.payloads
             held = [key for key, _ in daemon.node.held() if hasattr(key, "version")]
             assert len(daemon.blobs) == len(held) + len(daemon.node.held_chunks())
             assert stats.reserved_bytes == 0
 
 
 class Never(deque[Any]):
-    """A queue whose messages stay in it."""
+    """A queue that never delivers its messages."""
 
     def __bool__(self) -> bool:
         return False

@@ -1,13 +1,16 @@
-"""What has to be the same on all nodes: the digest of it, and the sentence that names it."""
+"""Agreement: the digest of the settings that must be equal on all nodes, and the error that names
+one.
+"""
 
 from dataclasses import replace
 
 import pytest
 
-from copperfs.config import Settings
-from copperfs.core.policy import Policy
-from copperfs.runtime.agreement import AGREED, agreed_flags, agreement_of, difference, shown_places
-from copperfs.types import Path
+from copperfs.config.settings import Settings
+from copperfs.daemon.agreement import AGREED, agreed_flags, digest_of, shown_places
+from copperfs.model.types import Path
+from copperfs.node.peer.session import difference
+from copperfs.node.requests.path_policy import Policy
 
 ALONE = Settings(mountpoint="/mnt", memory_bytes=1 << 30)
 OTHERS: dict[str, object] = {
@@ -29,12 +32,12 @@ OTHERS: dict[str, object] = {
 @pytest.mark.parametrize("name", AGREED)
 def test_nodes_with_another_value_do_not_agree(name: str) -> None:
     other = replace(ALONE, **{name: OTHERS[name]})  # type: ignore[arg-type]  # each by its name
-    assert agreement_of(other) != agreement_of(ALONE)
+    assert digest_of(other) != digest_of(ALONE)
 
 
 def test_what_each_node_decides_for_itself_is_not_agreed_on() -> None:
     other = replace(ALONE, mountpoint="/other", memory_bytes=1, tier_memory_bytes=5, tier_dir="/n")
-    assert agreement_of(other) == agreement_of(ALONE)
+    assert digest_of(other) == digest_of(ALONE)
 
 
 def test_the_sentence_names_all_of_it() -> None:

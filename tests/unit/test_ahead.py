@@ -1,4 +1,6 @@
-"""What is read ahead follows from what was asked for, and takes nothing from anybody."""
+"""Prefetch of the files that a directory or an import needs next. It follows from the requests of
+applications, and takes no resource from them.
+"""
 
 import errno
 
@@ -6,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from copperfs.core.actions import (
+from copperfs.model.listing import Listing, ending_of, pack_listing
+from copperfs.model.types import BlobId, Entry, FetchId, Path, Version
+from copperfs.node.actions import (
     Action,
     AnswerError,
     AnswerListing,
@@ -18,7 +22,9 @@ from copperfs.core.actions import (
     ReleaseBlob,
     ScanSource,
 )
-from copperfs.core.ahead import (
+from copperfs.node.events import FrontRead, LookupRequest, SourceRead
+from copperfs.node.fetch.fetch import Received
+from copperfs.node.prefetch.python_imports import (
     BESIDE_MAX,
     BYTES_MAX,
     FILE_BYTES_MAX,
@@ -26,10 +32,7 @@ from copperfs.core.ahead import (
     LIBRARY_BYTES_MAX,
     NOBODY,
 )
-from copperfs.core.events import Fetched, HaveRead, Look
-from copperfs.core.listing import Listing, ending_of, pack_listing
-from copperfs.core.policy import Policy
-from copperfs.types import BlobId, Entry, FetchId, Path, Version
+from copperfs.node.requests.path_policy import Policy
 from tests.unit.core_lab import DEADLINE_S, MIB, Lab, directory, file, files, unknown, version
 from tests.unit.overlay_lab import Job, content
 
@@ -61,7 +64,7 @@ def test_the_second_file_of_an_ending_has_the_others_read_a_few_at_a_time() -> N
         b"d/003.p", b"d/001.p", b"d/002.p", b"d/004.p", b"d/005.p",
     ]  # fmt: skip
     ahead = {b"d/006.p", b"d/007.p", b"d/008.p"}
-    for number in (5, 6, 7):  # of what is read ahead
+    for number in (5, 6, 7):  # of the prefetched files
         ahead -= set(read(lab.have_read(number, number)))
     assert not ahead
 
@@ -135,10 +138,10 @@ def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
             for number in range(how_many):
                 if number == 0 or job.random.random() < 0.6:
                     at = (place + number) % how_many
-                    job.ask(at, Look, path)
+                    job.ask(at, LookupRequest, path)
                     for _ in range(job.random.randrange(6)):
                         job.move()
-                    job.run()  # who reads has looked
+                    job.run()  # the reader has looked the path up
                     job.read(at, path, versions[path])
         job.run()
         job.check_at_rest()
@@ -147,7 +150,7 @@ def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
     assert set(counts[0].values()) <= {1}
 
 
-# --- what Python does -----------------------------------------------------------------------------
+# --- requests of Python ---------------------------------------------------------------------------
 
 
 def package_lab(
@@ -214,7 +217,7 @@ def test_what_a_package_mentions_is_listed_and_read() -> None:
     lab = package_lab(BESIDE, {b"__init__.x.pyc": 10})
     assert read(lab.read(INIT)) == [INIT]
     assert set(lab.node.looks_for(FetchId(3))) == {b"sub", b"other", b"lib", b"more"}
-    actions = lab.step(HaveRead(FetchId(3), BlobId(3), (b"sub", b"lib")))
+    actions = lab.step(SourceRead(FetchId(3), BlobId(3), (b"sub", b"lib")))
     assert (scans(actions), read(actions)) == ([b"p/sub"], [b"p/lib.x.so"])
 
 
@@ -256,10 +259,11 @@ def test_of_what_cannot_be_read_ahead_the_parts_that_have_come_are_let_go_of() -
     lab = package_lab(BESIDE, {b"__init__.x.pyc": 10})
     lab.read(INIT)
     assert b"lib" in lab.node.looks_for(FetchId(3))
-    assert read(lab.step(HaveRead(FetchId(3), BlobId(3), (b"lib",)))) == [b"p/lib.x.so"]
+    assert read(lab.step(SourceRead(FetchId(3), BlobId(3), (b"lib",)))) == [b"p/lib.x.so"]
     fetch = lab.node._fetches.get(FetchId(4))
     assert fetch is not None
-    fetch.blob = BlobId(4)  # of a peer that was asked before the source, and is gone
+    # This part came from a peer that was asked before the source, and is gone.
+    fetch.received = Received(BlobId(4), 1)
     assert lab.failed(4, errno.EIO) == [ReleaseBlob(BlobId(4))]
 
 
@@ -315,11 +319,11 @@ def test_what_is_read_of_packages_is_the_same_for_one_node_and_for_many_in_any_o
                     at = (place + node) % how_many
                     above = b""
                     for part in path.split(b"/"):
-                        job.ask(at, Look, above + part)
+                        job.ask(at, LookupRequest, above + part)
                         above += part + b"/"
                         for _ in range(job.random.randrange(6)):
                             job.move()
-                        job.run()  # who goes on has looked
+                        job.run()  # the reader has looked the path up
                     job.read(at, path, versions[path])
         job.run()
         job.check_at_rest()
@@ -328,7 +332,7 @@ def test_what_is_read_of_packages_is_the_same_for_one_node_and_for_many_in_any_o
     assert set(counts[0].values()) <= {1}
 
 
-# --- who asks for it ------------------------------------------------------------------------------
+# --- requests for prefetched files ----------------------------------------------------------------
 
 
 def test_who_asks_for_what_is_being_read_ahead_waits_for_that() -> None:
@@ -384,7 +388,7 @@ def test_nothing_goes_for_what_is_read_ahead_and_it_goes_first() -> None:
     lab = lab_of(sizes, memory_bytes=100_000)
     running = [*read(lab.read(b"d/000.p", 20_000)), *read(lab.read(b"d/001.p", 20_000))]
     number = 2
-    while number < 2 + len(running):  # fetches come in their order
+    while number < 2 + len(running):  # fetches arrive in their order
         running += read(lab.have_read(number, number))
         number += 1
     asked = {Path(b"d/000.p"), Path(b"d/001.p")}
@@ -402,7 +406,7 @@ def test_what_the_front_read_ahead_is_dropped_where_there_is_no_room() -> None:
     lab = Lab(memory_bytes=40_000, credit_bytes=10_000)
     lab.fetched(b"d/asked", 29_000, 1)
     key = ObjectKey(Path(b"d/ahead"), version(2000))
-    came = Fetched(key.path, key.version, BlobId(2), ahead=True, used=False)
+    came = FrontRead(key.path, key.version, BlobId(2), ahead=True, used=False)
     assert lab.step(came) == [Evict(key), ReleaseBlob(BlobId(2))]
 
 
@@ -410,7 +414,7 @@ def test_what_the_front_read_ahead_counts_as_used_when_it_is() -> None:
     lab = Lab(credit_bytes=10_000)
     keys = [ObjectKey(Path(b"d/%d" % n), version(2000)) for n in range(3)]
     for number, key in enumerate(keys):
-        lab.step(Fetched(key.path, key.version, BlobId(number), ahead=True, used=number == 0))
+        lab.step(FrontRead(key.path, key.version, BlobId(number), ahead=True, used=number == 0))
     stats = lab.node.statistics()
     assert (stats.fetched_on_credit, stats.read_ahead, stats.read_ahead_used) == (3, 3, 1)
     lab.used(*keys[:2])
@@ -425,27 +429,27 @@ def test_only_who_reads_the_source_reads_ahead_and_offers_what_came() -> None:
     job = Job(3, fanout=16, ahead_max=4)
     names = [b"d/%02d.p" % n for n in range(30)]
     versions: dict[bytes, Version] = {name: job.tree.add(name) for name in names}
-    job.ask(1, Look, names[0])
+    job.ask(1, LookupRequest, names[0])
     job.run()
     for path in names[:2]:
         job.read(1, path, versions[path])
         job.run()
     assert [each.node.stats.read_ahead for each in job.daemons] == [28, 0, 0]
     came = [key.path for key, _ in job.daemons[0].node.held()]
-    job.ask(2, Look, names[0])
+    job.ask(2, LookupRequest, names[0])
     job.run()
-    asks = job.sent["Ask"]
-    in_order = [*names[:2], *reversed(came)]  # what nobody asked for is held as the oldest
+    asks = job.sent["Request"]
+    in_order = [*names[:2], *reversed(came)]  # prefetched files without a request are the oldest
     for path in [each for each in in_order if each != b"d"]:
         request = job.read(2, path, versions[path])
         job.run()
         assert job.answer(2, request) == content(Path(path), versions[path])
-    assert job.sent["Ask"] - asks <= 4, "the rest was offered"
+    assert job.sent["Request"] - asks <= 4, "the rest was offered"
     assert set(job.source_reads().values()) == {1}
     job.check_at_rest()
 
 
-# --- how much is looked at ------------------------------------------------------------------------
+# --- cost of the scans ----------------------------------------------------------------------------
 
 MANY = 50_000
 
@@ -461,14 +465,14 @@ def test_many_endings_in_one_directory_are_gone_through_once(
         looked_at += 1
         return ending_of(name)
 
-    monkeypatch.setattr("copperfs.core.listing.ending_of", counting)
-    monkeypatch.setattr("copperfs.core.ahead.ending_of", counting)
+    monkeypatch.setattr("copperfs.model.listing.ending_of", counting)
+    monkeypatch.setattr("copperfs.node.prefetch.python_imports.ending_of", counting)
     names = [b"%d.%d" % (number % files, number // files) for number in range(MANY)]
     lab = lab_of(dict.fromkeys(names, 10), memory_bytes=256 * MIB)
     for name in names:
         lab.node._ahead.asked(ObjectKey(Path(b"d/" + name), version(10)))
     assert len(lab.node._ahead._queue) == read_ahead, "each second one has both read"
-    # once for each row, once for each that is asked for, and by halving for each ending
+    # once for each row, once for each request, and a binary search for each ending
     assert looked_at <= MANY * (1 + 1 + 2) + MANY // 2 * 17
 
 
@@ -481,7 +485,7 @@ def test_libraries_of_a_package_are_looked_at_once(monkeypatch: pytest.MonkeyPat
         return True
 
     lab = lab_of(named(50, b".so"))
-    monkeypatch.setattr("copperfs.core.ahead._has_compiled", counting)
+    monkeypatch.setattr("copperfs.node.prefetch.python_imports._has_compiled", counting)
     for name in named(50, b".so"):
         assert read(lab.read(b"d/" + name)) == [b"d/" + name]
     assert looked_at == 1

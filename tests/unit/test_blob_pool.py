@@ -1,4 +1,6 @@
-"""Blobs of the size of chunks use the memory of those that were let go of, and not much of it."""
+"""Blob pool: chunk-sized blobs reuse the memory of released ones, and the pool keeps little of
+it.
+"""
 
 import resource
 import threading
@@ -7,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.blob import BLOBS_ARE_SHARED, adopted, new_blob
-
-pytestmark = pytest.mark.skipif(not BLOBS_ARE_SHARED, reason="the C extension is not there")
+from copperfs.native.blob import adopted, new_blob
 
 MIB = 1 << 20
 POOL_BYTES = 16 * MIB
@@ -76,7 +76,7 @@ def test_threads_that_take_and_let_go_never_share_one() -> None:
 
 
 class Lender(bytearray):
-    """Whether it is still there can be asked."""
+    """A bytearray that supports weak references, so a test can see whether it still exists."""
 
 
 def test_an_adopted_blob_has_the_bytes_of_another_object_and_keeps_it() -> None:

@@ -1,23 +1,23 @@
-"""The board, with a front that only notes what it is asked."""
+"""Publication index, with a front end that only records its calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
-from copperfs.blob import Blob
-from copperfs.core.actions import ObjectKey
-from copperfs.fuse.board import ASKED_ABOUT_MAX, Board
-from copperfs.types import Path, Version
+from copperfs.fuse.publication_index import ASKED_ABOUT_MAX, PublicationIndex
+from copperfs.model.types import Path, Version
+from copperfs.native.blob import Blob
+from copperfs.node.actions import ObjectKey
 
 if TYPE_CHECKING:
-    from copperfs.fuse._front import Front
+    from copperfs.native import Front
 
 FILES = 2 * ASKED_ABOUT_MAX + 5
 
 
 class NotingFront:
-    """Takes everything, and was asked by the kernel for all that it has."""
+    """Accepts everything, and reports that the kernel has asked for all of it."""
 
     def __init__(self) -> None:
         self.asked_about: list[int] = []
@@ -42,7 +42,7 @@ def key(number: int) -> ObjectKey:
 
 def test_the_front_is_asked_about_some_at_a_time_and_in_turn_about_all() -> None:
     front = NotingFront()
-    board = Board(cast("Front", front))
+    board = PublicationIndex(cast("Front", front))
     blob = cast(Blob, None)
     for number in range(FILES):
         board.publish_object_for(number, key(number), blob)
@@ -56,7 +56,7 @@ def test_the_front_is_asked_about_some_at_a_time_and_in_turn_about_all() -> None
 
 def test_what_was_withdrawn_meanwhile_is_not_asked_about() -> None:
     front = NotingFront()
-    board = Board(cast("Front", front))
+    board = PublicationIndex(cast("Front", front))
     for number in range(FILES):
         board.publish_object_for(number, key(number), cast(Blob, None))
     board.used()

@@ -1,5 +1,6 @@
-"""Three engines in a chain, each a real core with a real source below it: what arrives is what the
-source had, whatever happens to it on the way."""
+"""Three engines in a chain, each a real node with a real source: the bytes that arrive are the
+source's bytes, whatever happens on the way.
+"""
 
 import os
 import random
@@ -12,21 +13,22 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.core.actions import AnswerListing, AnswerObject
-from copperfs.core.events import List, Read
-from copperfs.core.listing import Listing
-from copperfs.core.messages import PART_BYTES
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
-from copperfs.core.trees import Trees
-from copperfs.errors import MountError
-from copperfs.fuse.answers import Answered, Content
-from copperfs.net.memory import MemoryNetwork
-from copperfs.runtime.engine import Engine
-from copperfs.runtime.peers import Peers
-from copperfs.source.threads import ThreadFetcher
-from copperfs.types import NodeId, Path, Version
+from copperfs.daemon.engine import Engine
+from copperfs.daemon.peers import Peers
+from copperfs.fuse.node_port import Answered, Content
+from copperfs.model.errors import MountError
+from copperfs.model.listing import Listing
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.actions import AnswerListing, AnswerObject
+from copperfs.node.events import ListRequest, ReadRequest
+from copperfs.node.node import Node
+from copperfs.node.peer.messages import PART_BYTES
+from copperfs.node.peer.session import Agreement
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
+from copperfs.source.source_pool import PoolFetcher
+from copperfs.transport.in_process import MemoryNetwork
 from copperfs.wire.payload import digest
 from tests.unit.test_engine import FakePublications
 
@@ -44,7 +46,9 @@ class Chain:
             assert isinstance(answer, AnswerListing)
             return answer.listing
 
-        return await self.engines[number].ask(lambda request: List(request, Path(path)), take)
+        return await self.engines[number].ask(
+            lambda request: ListRequest(request, Path(path)), take
+        )
 
     async def read(self, number: int, name: bytes) -> bytes:
         entry = (await self.listing(number, b"")).find(name)
@@ -58,7 +62,7 @@ class Chain:
             return bytes(content.view)
 
         return await self.engines[number].ask(
-            lambda request: Read(request, Path(name), version), take
+            lambda request: ReadRequest(request, Path(name), version), take
         )
 
     def source_reads(self) -> list[int]:
@@ -85,7 +89,7 @@ async def chain(
             Limits(64 * MIB, 10 * MIB, None, 30.0),
             Trees(3, NodeId(number), fanout=1),
         )
-        fetcher = ThreadFetcher(
+        fetcher = PoolFetcher(
             os.fsencode(tree),
             listing_max=4096,
             concurrency=2,
@@ -93,14 +97,13 @@ async def chain(
             untouchable=frozenset,
         )
         engine = Engine(node, fetcher, FakePublications())
-        engine.peers = Peers(
+        engine.peers = peers = Peers(
             network.transport(NodeId(number)),
             node,
             engine.blobs,
             engine.post,
-            "job",
-            agreements[number],
         )
+        peers.session.agreement = Agreement("job", agreements[number])
         engines.append(engine)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -119,7 +122,7 @@ async def _connected(scene: Chain) -> None:
         peers = scene.engines[number].peers
         assert peers is not None
         await peers.wait_in_touch()
-        assert NodeId(number - 1) in peers.connected
+        assert NodeId(number - 1) in peers.session.connected
 
 
 def run(test: Callable[[], object]) -> None:
@@ -186,7 +189,7 @@ def test_the_digest_is_taken_once_where_the_source_was_read(
                 taken.append(len(data))
                 return digest(data)
 
-            monkeypatch.setattr("copperfs.runtime.peers.digest", counting)
+            monkeypatch.setattr("copperfs.daemon.daemon_blobs.digest", counting)
             await scene.read(LEAF, b"large")
 
     run(main)

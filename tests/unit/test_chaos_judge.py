@@ -1,4 +1,4 @@
-"""What counts as an error, and what a stall is put down to."""
+"""Chaos judge: what counts as an error, and to which fault a stall is attributed."""
 
 from __future__ import annotations
 
@@ -40,23 +40,36 @@ def labels(found: Outcome) -> list[tuple[str, str]]:
     return [key for key, reads in stalls(found).items() for _ in reads]
 
 
-@pytest.mark.parametrize("kind", ["kill", "stop", "stick"])
-def test_an_error_counts_unless_the_readers_own_daemon_was_not_there(kind: str) -> None:
-    fault = applied(kind, 3, 2.0, 4.0)
+def test_an_error_counts_unless_it_tells_of_the_death_of_the_readers_own_daemon() -> None:
+    fault = applied("kill", 3, 2.0, 4.0)
     own = read(3, 3.9, code=errno.ENOTCONN)
-    over = read(3, 1.0, 1.5, code=errno.EIO)
-    after = read(3, 4.1, code=errno.EIO)
-    other = read(4, 3.0, code=errno.EIO)
-    verdict = judge(outcome(fault, reads=[own, over, after, other]))
-    assert verdict.errors == [after, other]
-    assert verdict.excused == {"ENOTCONN": 1, "EIO": 1}
+    over = read(3, 1.0, 1.5, code=errno.ECONNABORTED)
+    bare = read(3, 3.95, code=errno.ENOENT)
+    excused = judge(outcome(fault, reads=[own, over, bare]))
+    assert excused.is_good
+    assert excused.excused == {"ENOTCONN": 1, "ECONNABORTED": 1, "ENOENT": 1}
+    wrong = read(3, 3.0, code=errno.EIO)
+    after = read(3, 4.1, code=errno.ENOTCONN)
+    other = read(4, 3.0, code=errno.ENOTCONN)
+    verdict = judge(outcome(fault, reads=[own, wrong, after, other]))
+    assert verdict.errors == [wrong, after, other]
     assert not verdict.is_good
 
 
-@pytest.mark.parametrize("kind", ["cut", "drop"])
-def test_a_bad_link_excuses_nothing(kind: str) -> None:
-    fails = read(3, 3.0, code=errno.EIO)
-    assert judge(outcome(applied(kind, 3, 2.0, 4.0), reads=[fails])).errors == [fails]
+@pytest.mark.parametrize("kind", ["stop", "stick", "cut", "drop"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOTCONN])
+def test_a_daemon_that_is_there_again_and_a_bad_link_excuse_nothing(kind: str, code: int) -> None:
+    fails = read(3, 3.0, code=code)
+    verdict = judge(outcome(applied(kind, 3, 2.0, 4.0), reads=[fails]))
+    assert verdict.errors == [fails]
+    assert not verdict.is_good
+
+
+def test_a_schedule_in_which_nothing_was_read_is_bad() -> None:
+    assert judge(outcome(reads=[read(1, 1.0)])).is_good
+    verdict = judge(outcome(reads=[]))
+    assert verdict.problems == ["nothing was read"]
+    assert not verdict.is_good
 
 
 def test_wrong_bytes_count_wherever_they_are_read() -> None:
@@ -68,8 +81,12 @@ def test_wrong_bytes_count_wherever_they_are_read() -> None:
 
 def test_an_import_is_judged_as_a_read_is() -> None:
     fails = [Imported(node, BEGAN + 3, BEGAN + 3.5, 1, "ImportError") for node in (3, 4)]
-    verdict = judge(outcome(applied("kill", 3, 2.0, 4.0), reads=[], imports=fails))
+    well = Imported(5, BEGAN + 3, BEGAN + 3.5, 0, "")
+    verdict = judge(
+        outcome(applied("kill", 3, 2.0, 4.0), reads=[read(1, 1.0)], imports=[*fails, well])
+    )
     assert [each.node for each in verdict.imports] == [4]
+    assert not verdict.is_good
 
 
 def test_a_tree_that_does_not_become_whole_is_bad() -> None:
@@ -89,7 +106,7 @@ def test_a_stall_is_put_down_to_the_fault_in_force_when_it_began() -> None:
         read(9, 1.0),
         read(9, 2.5),
         read(9, 3.9),  # it has just returned
-        read(9, 4.5, 2.0),  # it waited, and then came the fault
+        read(9, 4.5, 2.0),  # it was waiting when the fault began
         read(9, 6.5, 3.0),
     ]
     assert labels(outcome(kill, cut, reads=reads)) == [

@@ -1,4 +1,4 @@
-"""Schedules of faults: each follows from its seed, keeps to the rules, and can be written down."""
+"""Chaos schedules: each follows from its seed, keeps to the rules, and can be written down."""
 
 from __future__ import annotations
 

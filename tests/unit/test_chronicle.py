@@ -1,4 +1,4 @@
-"""What ``--events`` writes, and what becomes of it where it cannot be written."""
+"""Event log: the contents of ``--events``, and the behaviour when it cannot be written."""
 
 import json
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.core.actions import Happened
-from copperfs.errors import MountError
-from copperfs.roster import Member, Roster
-from copperfs.runtime import chronicle
-from copperfs.runtime.chronicle import Chronicle
-from copperfs.types import NodeId
+from copperfs.daemon import event_log as chronicle
+from copperfs.daemon.event_log import EventLogWriter
+from copperfs.model.errors import MountError
+from copperfs.model.roster import Member, Roster
+from copperfs.model.types import NodeId
+from copperfs.node.actions import LogEvent
 
 
 def roster() -> Roster:
@@ -24,10 +24,10 @@ def test_a_line_for_each_thing_that_happened(tmp_path: Path) -> None:
     file = tmp_path / "events"
     file.write_text("")
     for seconds in (0.0021, None):
-        events = Chronicle(NodeId(2), roster(), str(file))
+        events = EventLogWriter(NodeId(2), roster(), str(file))
         events.open()
-        events.note(Happened("gone", NodeId(0), "nobody listens", seconds))
-        events.note(Happened("refutes its end"))
+        events.note(LogEvent("gone", NodeId(0), "nobody listens", seconds))
+        events.note(LogEvent("refutes its end"))
         events.close()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["what"], line["name"], line["took_ms"]) for line in lines] == [
@@ -43,7 +43,7 @@ def test_a_line_for_each_thing_that_happened(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_said_before_anything_else(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="missing/events cannot be written: No such file"):
-        Chronicle(NodeId(0), roster(), str(tmp_path / "missing" / "events")).open()
+        EventLogWriter(NodeId(0), roster(), str(tmp_path / "missing" / "events")).open()
 
 
 def test_a_job_that_is_very_unwell_does_not_fill_the_disk(
@@ -54,10 +54,10 @@ def test_a_job_that_is_very_unwell_does_not_fill_the_disk(
 ) -> None:
     expected_warnings("is full")
     monkeypatch.setattr(chronicle, "FILE_BYTES_MAX", 1000)
-    events = Chronicle(NodeId(0), roster(), str(tmp_path / "events"))
+    events = EventLogWriter(NodeId(0), roster(), str(tmp_path / "events"))
     events.open()
     for _ in range(100):
-        events.note(Happened("silent", NodeId(1)))
+        events.note(LogEvent("silent", NodeId(1)))
     events.close()
     assert 1000 < (tmp_path / "events").stat().st_size < 1300
     assert "is full: what happens is only logged now" in caplog.text

@@ -1,4 +1,4 @@
-"""Large files and datasets: each chunk has an owner, and is read from the source once."""
+"""Chunks of large files and datasets: each has an owner, and the source is read once for it."""
 
 import errno
 
@@ -6,20 +6,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from copperfs.core import company
-from copperfs.core.actions import AnswerChunk, AnswerError, AnswerHandle, Publish, StoreChunk
-from copperfs.core.events import HaveRead, Heard, Loaded, Read, WantChunk
-from copperfs.core.messages import Ask, Redirect
-from copperfs.core.owners import GROUP_BYTES, TIMEOUTS_MAX, Owners
-from copperfs.core.ring import Ring
-from copperfs.core.state import NodeStats
-from copperfs.core.suspicion import Patience
-from copperfs.types import ChunkKey, NodeId, Path, RequestId, Version
+from copperfs.model.types import ChunkKey, NodeId, Path, RequestId, Version
+from copperfs.node.actions import AnswerChunk, AnswerError, AnswerHandle, Publish, StoreChunk
+from copperfs.node.events import ChunkRequest, DiskLoaded, PeerMessage, ReadRequest, SourceRead
+from copperfs.node.membership import connection_plan as company
+from copperfs.node.membership.failure_detector import Timeouts
+from copperfs.node.peer.messages import (
+    ChunkAskMode,
+    ContentKind,
+    ErrorReply,
+    Heartbeat,
+    MembershipUpdate,
+    MemberStatus,
+    Redirect,
+    Request,
+)
+from copperfs.node.requests.chunk_layout import GROUP_BYTES
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing import hot_files as crowds
+from copperfs.node.routing import redirects as takers
+from copperfs.node.routing.chunk_owners import TIMEOUTS_MAX, Owners
+from copperfs.node.routing.hash_ring import Ring
+from copperfs.node.state import NodeStats
+from tests.unit.core_lab import file
 from tests.unit.overlay_lab import Job, content
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK = 4 * KIB
-PATIENCE = Patience()
+PATIENCE = Timeouts()
 HEDGED_S = PATIENCE.probe_s + PATIENCE.silent_s + 0.1
 DOUBTED_S = PATIENCE.doubt_s + 0.1
 SLOW_S = PATIENCE.slow_s + 0.1
@@ -29,7 +43,7 @@ SIZE = 10 * CHUNK + 100
 
 
 def tiered(nodes: int = 8, **more: object) -> Job:
-    """Files above 8 KiB are read in chunks of 4 KiB."""
+    """A job that reads files above 8 KiB in chunks of 4 KiB."""
     job = Job(nodes, tree_max_bytes=2 * CHUNK, chunk_bytes=CHUNK, deadline_s=60.0, **more)  # type: ignore[arg-type]
     job.tree.add(LARGE, SIZE)
     return job
@@ -44,7 +58,7 @@ def begin(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
 
 
 def has(job: Job, number: int, request: RequestId, index: int, path: bytes = LARGE) -> bool:
-    """Whether it was answered, and with the right bytes."""
+    """Whether the request was answered, and with the right bytes."""
     answers = job.daemons[number].answers
     if request not in answers:
         return False
@@ -71,7 +85,7 @@ def owner(job: Job, path: bytes = LARGE, index: int = 0, gone: tuple[int, ...] =
 
 
 def reads(job: Job) -> list[int]:
-    """How often each chunk that was read from the source was."""
+    """How many times the source was read for each chunk that was read at all."""
     return sorted(job.tree.chunk_reads.values())
 
 
@@ -79,7 +93,7 @@ def not_owner(job: Job, *others: int) -> int:
     return next(n for n in range(job.nodes) if n != owner(job) and n not in others)
 
 
-# --- who reads what -------------------------------------------------------------------------------
+# --- readers of chunks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -129,6 +143,35 @@ def test_small_files_of_a_dataset_go_to_their_owners_and_others_up_the_tree() ->
     }
 
 
+def test_a_node_says_what_it_reads_in_chunks() -> None:
+    job = tiered()
+    small = job.tree.add(b"lib/small", 10)
+    for node in (each.node for each in job.daemons):
+        assert node.is_chunked(LARGE, version(job))
+        assert node.is_chunked(LARGE, version(job)) is not node.is_chunked(
+            Path(b"lib/small"), small
+        )
+    assert not Job(2).daemons[0].node.is_chunked(LARGE, version(job))
+
+
+def test_a_node_that_ignores_inode_numbers_gives_a_chunk_of_a_version_that_has_one() -> None:
+    """A node that has just returned opens a file before it hears that inode numbers do not
+    count."""
+    job = tiered()
+    job.tree.files[LARGE] = file(SIZE, 0)
+    numbered = version(job)._replace(inode=77)
+    for index in chunks(job):
+        key = ChunkKey(LARGE, numbered, index)
+        owners = Owners(Ring([f"n{n}" for n in range(8)]), NodeId(0), CHUNK, NodeStats())
+        returned = next(n for n in range(job.nodes) if n != owners.owner(key, ()))
+        for each in job.daemons:
+            each.node.ignore_inodes()
+        request = job.read(returned, LARGE, numbered, index * CHUNK)
+        job.run()
+        assert has(job, returned, request, index), "and no ESTALE"
+    assert reads(job) == [1] * len(chunks(job))
+
+
 def test_what_is_above_the_bypass_is_opened_by_each_reader() -> None:
     job = tiered(2)
     limits = job.daemons[1].node.limits
@@ -173,18 +216,26 @@ def test_a_chunk_beyond_the_end_is_refused() -> None:
     job = tiered()
     request = job.read(2, LARGE, version(job), 1 << 40)
     job.run()
-    assert has(job, 2, request, len(chunks(job)) - 1)  # the last one is what there is
+    assert has(job, 2, request, len(chunks(job)) - 1)  # the last chunk answers it
 
 
-# --- what is had in advance -----------------------------------------------------------------------
+# --- prefetch -------------------------------------------------------------------------------------
 
 
 def keep(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
-    """The node is told to have a chunk before somebody wants it."""
+    """Tells the node to fetch a chunk before a reader wants it."""
     request = job._request(number)
     key = ChunkKey(Path(path), version(job, path), index)
-    job.happen(NodeId(number), WantChunk(request, key, keeps=True))
+    job.happen(NodeId(number), ChunkRequest(request, key, keeps=True))
     return request
+
+
+def test_a_node_says_how_much_memory_it_has_for_chunks_of_its_own() -> None:
+    """The prefetch is sized by it: more would evict chunks read before."""
+    job = tiered(2, tier_memory_bytes=256 * MIB)
+    room = job.daemons[0].node.chunks_budget_bytes()
+    assert 128 * MIB <= room < 256 * MIB, "some is left for chunks of others"
+    assert Job(2).daemons[0].node.chunks_budget_bytes() == 0
 
 
 def test_an_owner_that_is_told_to_has_a_chunk_and_its_readers_cost_nothing() -> None:
@@ -199,6 +250,15 @@ def test_an_owner_that_is_told_to_has_a_chunk_and_its_readers_cost_nothing() -> 
         read(job, n, 0)
     assert reads(job) == [1]
     job.check_at_rest()
+
+
+def test_nothing_behind_the_last_chunk_is_had_in_advance() -> None:
+    job = tiered()
+    path = b"data/whole"
+    job.tree.add(path, 3 * CHUNK)
+    node = owner(job, path, 3)
+    request = keep(job, node, 3, path)
+    assert job.daemons[node].answers[request] == AnswerError(request, errno.EXDEV)
 
 
 def test_whoever_does_not_own_a_chunk_does_not_get_it_in_advance() -> None:
@@ -237,7 +297,7 @@ def test_a_guest_stays_when_its_owner_is_gone_and_goes_to_the_disk() -> None:
 
 
 def disk_job() -> Job:
-    """Chunks of 1 MiB, of which memory has room for some 60."""
+    """A job with chunks of 1 MiB, of which memory holds some 60."""
     return Job(
         2,
         tree_max_bytes=1,
@@ -272,9 +332,9 @@ def test_a_chunk_is_given_before_it_is_stored() -> None:
     node = job.daemons[0].node
     job.read(0, LARGE, version(job))
     load = job.daemons[0].loads.pop()
-    node.step(0.0, Loaded(load.fetch, None))
+    node.step(0.0, DiskLoaded(load.fetch, None))
     blob = job._keep(0, content(LARGE, version(job))[:CHUNK])
-    actions = node.step(0.0, HaveRead(load.fetch, blob))
+    actions = node.step(0.0, SourceRead(load.fetch, blob))
     kinds = [type(each) for each in actions]
     assert kinds.index(AnswerChunk) < kinds.index(StoreChunk)
 
@@ -329,6 +389,15 @@ def test_who_comes_later_is_sent_to_one_that_has_it() -> None:
     assert sum(each.node.stats.redirected for each in job.daemons) == 6
 
 
+def test_who_is_sent_to_another_is_not_waited_for_by_one_that_leaves() -> None:
+    job = tiered(4, fanout=1)
+    for n in range(4):
+        if n != owner(job):
+            read(job, n, 0)
+    assert job.daemons[owner(job)].node.stats.redirects
+    assert not job.daemons[owner(job)].node.links.is_serving_any()
+
+
 def test_who_was_sent_in_vain_is_given_it_by_the_owner() -> None:
     job = tiered(4, fanout=1)
     one, other = not_owner(job), not_owner(job, not_owner(job))
@@ -337,7 +406,7 @@ def test_who_was_sent_in_vain_is_given_it_by_the_owner() -> None:
     assert tier is not None
     for key, _ in list(tier.held()):
         for action in tier._gone(tier._guests.drop(key), None):
-            job._perform(NodeId(one), action)
+            job.daemons[one].driver.perform(action)
     read(job, other, 0)
     assert job.gave[NodeId(owner(job))] == 2
     assert reads(job) == [1]
@@ -375,11 +444,98 @@ def test_one_that_is_sent_to_a_node_that_is_gone_asks_the_owner() -> None:
     job.frozen.add(NodeId(owner(job)))
     request = begin(job, node, 5)
     asked = job.queues[NodeId(node), NodeId(owner(job))][-1][0]
-    assert isinstance(asked, Ask)
-    job.happen(NodeId(node), Heard(NodeId(owner(job)), Redirect(asked.number, 1, NodeId(gone))))
+    assert isinstance(asked, Request)
+    job.happen(
+        NodeId(node), PeerMessage(NodeId(owner(job)), Redirect(asked.number, 1, NodeId(gone)))
+    )
     job.frozen.clear()
     job.run()
     assert has(job, node, request, 5)
+
+
+def test_one_that_is_sent_to_an_owner_that_it_has_passed_over_has_it_given_instead() -> None:
+    job = tiered(8)
+    slow = owner(job)
+    second, reader = owner(job, gone=(slow,)), not_owner(job, owner(job, gone=(slow,)))
+    job.no_source.add(NodeId(slow))
+    request = begin(job, reader, 0)
+    job.run()
+    way = job.queues[NodeId(reader), NodeId(second)]
+    while not (asked := [each for each, _ in way if isinstance(each, Request)]):
+        job.run()
+        assert job.now < 60.0
+        job.tick(0.05)
+    redirect = Redirect(asked[0].number, 1, NodeId(slow))
+    job.happen(NodeId(reader), PeerMessage(NodeId(second), redirect))
+    assert [each.how for each, _ in way if isinstance(each, Request)] == [
+        ChunkAskMode.ANY,
+        ChunkAskMode.DIRECT,
+    ]
+    assert job.daemons[reader].node.stats.redirected == 0
+    job.run()
+    assert has(job, reader, request, 0)
+
+
+def test_one_that_was_named_and_is_the_next_owner_is_asked_once() -> None:
+    """A fetch withdraws one request to each node: a second one would outlast the fetch."""
+    job = tiered(8, fanout=1)
+    first = owner(job)
+    second = owner(job, gone=(first,))
+    third = owner(job, gone=(first, second))
+    reader = not_owner(job, second, third)
+    job.no_source.add(NodeId(first))
+    begin(job, third, 0)
+    job.run()
+    request = begin(job, reader, 0)
+    job.run()  # the owner has redirected it to the earlier reader
+    fetch = job.daemons[reader].node._fetches.running()[0]
+    while job.now < fetch.timers.slow_at - 0.1:
+        job.pass_time(0.05)
+    job.frozen.add(NodeId(third))
+    while fetch.plan.redirected_to is not None:
+        job.tick(0.01)
+        assert job.now < 60.0
+    for other in (first, second):  # they are overloaded
+        number = fetch.asks[NodeId(other)].number
+        job.happen(NodeId(reader), PeerMessage(NodeId(other), ErrorReply(number, 1, errno.EBUSY)))
+    job.tree.failing[LARGE] = errno.EIO
+    job.no_source.clear()
+    job.run()
+    way = job.queues[NodeId(reader), NodeId(third)]
+    assert [each.how for each, _ in way if isinstance(each, Request)] == [ChunkAskMode.DIRECT]
+    job.frozen.clear()
+    job.pass_time(1.0)
+    assert isinstance(job.answer(reader, request), AnswerError)
+    job.cut(NodeId(reader), NodeId(third))
+
+
+def test_who_reads_as_the_next_owner_goes_on_when_the_one_that_was_named_refuses() -> None:
+    job = tiered(8, fanout=1)
+    first = owner(job)
+    reader = owner(job, gone=(first,))
+    named = not_owner(job, reader)
+    job.no_source |= {NodeId(first), NodeId(reader)}
+    begin(job, named, 0)
+    job.run()
+    request = begin(job, reader, 0)
+    job.run()  # the owner has redirected it to the earlier reader
+    fetch = job.daemons[reader].node._fetches.running()[0]
+    while job.now < fetch.timers.slow_at - 0.1:
+        job.pass_time(0.05)
+    leaves = MembershipUpdate(
+        (MemberStatus(NodeId(first), 0, True),)
+    )  # the others have not received it yet
+    job.happen(NodeId(reader), PeerMessage(NodeId(first), leaves))
+    while not fetch.phase.is_reading:
+        job.tick(0.01)
+        assert job.now < 60.0
+    assert not fetch.phase.is_fallback
+    number = fetch.asks[NodeId(named)].number
+    job.happen(NodeId(reader), PeerMessage(NodeId(named), ErrorReply(number, 1, errno.EIO)))
+    assert not fetch.asks
+    job.no_source.clear()
+    job.run()
+    assert has(job, reader, request, 0)
 
 
 # --- crowds ---------------------------------------------------------------------------------------
@@ -411,7 +567,7 @@ def test_who_reads_what_nobody_else_does_soon_asks_the_owner() -> None:
         for index in range(0, 100, 2):
             read(job, n, index, path)
     assert reads(job) == [1] * len(far) * 50
-    # 16 chunks of each file come through up to three others; the rest straight from the owner
+    # 16 chunks of each file come through up to three others, the rest directly from the owner
     assert sum(job.gave.values()) < len(far) * (50 + 3 * 17)
 
 
@@ -426,9 +582,35 @@ def test_who_waits_for_a_parent_that_hangs_asks_another() -> None:
     leaf = next(n for n in (12, 11, 10) if n != owner(job))
     job.frozen.add(NodeId(3))
     request = begin(job, leaf, 0)
-    job.pass_time(2 * HEDGED_S)  # the next one asks it as well
+    job.pass_time(2 * HEDGED_S)  # the next peer asks the owner as well
     assert owner(job) != 3
     assert has(job, leaf, request, 0)
+
+
+def test_what_is_known_of_the_readers_of_one_file_outlasts_a_read_of_another() -> None:
+    known = crowds.HotFileDetector(Policy(source=b"/s", mountpoint=b"/m"), is_large=True)
+    alone, other = Path(b"alone"), Path(b"other")
+    for _ in range(crowds.JUDGED_AFTER - 1):
+        assert known.asked(0.0, alone, shared=False), "that is too early to tell"
+    known.asked(0.0, other, shared=True)
+    assert not known.asked(0.0, alone, shared=False)
+    assert known.asked(crowds.FORGOTTEN_AFTER_S, alone, shared=False)
+
+
+def test_who_waits_for_a_parent_that_lives_and_gives_nothing_asks_the_owner() -> None:
+    """Also if the reader has to connect to the owner first; that once doubled the wait."""
+    job = tiered(13, fanout=3, crowds_above=4)
+    node = next(n for n in range(12, 0, -1) if n != owner(job))
+    request = begin(job, node, 0)
+    assert [each.how for each in job.asked(node, ContentKind.CHUNK)] == [ChunkAskMode.TREE]
+    for (me, _), way in job.queues.items():
+        if me == node:
+            way.clear()  # its parent never receives it
+    job.pass_time(PATIENCE.slow_s - 1.0, step_s=0.25)
+    assert not has(job, node, request, 0)
+    job.pass_time(1.0 + DOUBTED_S, step_s=0.25)
+    assert has(job, node, request, 0)
+    assert job.daemons[node].node.stats.fallbacks == 0
 
 
 def test_the_root_of_a_crowd_ends() -> None:
@@ -461,7 +643,7 @@ def test_who_reads_in_a_row_is_read_ahead_for() -> None:
 
 
 def test_what_is_held_and_read_ahead_is_counted_as_found_in_memory() -> None:
-    """Published ahead of its reader, it is not asked for; each chunk counts all the same."""
+    """The reader never requests a chunk published ahead of it; each chunk counts all the same."""
     job = tiered()
     for index in chunks(job):
         read(job, owner(job), index)
@@ -471,7 +653,7 @@ def test_what_is_held_and_read_ahead_is_counted_as_found_in_memory() -> None:
     for index in chunks(job):
         if index in published:
             continue
-        question = Read(RequestId(1000 + index), LARGE, version(job), offset=index * CHUNK)
+        question = ReadRequest(RequestId(1000 + index), LARGE, version(job), offset=index * CHUNK)
         actions = node.step(0.0, question)
         published |= {
             each.key.index
@@ -483,17 +665,17 @@ def test_what_is_held_and_read_ahead_is_counted_as_found_in_memory() -> None:
 
 
 def test_one_read_of_the_whole_first_chunk_brings_the_next_ones() -> None:
-    """Most files of a dataset have few chunks: the reader of one asks once."""
+    """Most files of a dataset have few chunks, so their reader sends one request."""
     for offset, size, brought in ((0, CHUNK, 3), (0, CHUNK - 1, 1), (CHUNK, CHUNK, 1)):
         job = tiered()
-        question = Read(RequestId(1), LARGE, version(job), offset=offset, size=size)
+        question = ReadRequest(RequestId(1), LARGE, version(job), offset=offset, size=size)
         job.happen(NodeId(not_owner(job)), question)
         job.run()
         assert len(job.tree.chunk_reads) == brought
 
 
 def test_less_is_read_ahead_when_memory_does_not_hold_it() -> None:
-    """Eight files at the same time, with 32 MiB for what others own."""
+    """Eight files at the same time, with 32 MiB for chunks that others own."""
     job = disk_job()
     files = [p for n in range(300) if owner_of(job, p := b"data/%d" % n) == 1][:16]
     for path in files:
@@ -530,7 +712,10 @@ def test_what_a_dead_owner_had_is_read_once_more_and_no_oftener() -> None:
     job.pass_time(1.0)
     assert all(has(job, n, request, i) for n, i, request in requests)
     assert max(reads(job)) <= 2
-    assert job.daemons[owner(job, gone=(dead,))].node.stats.tier_from_source > 0
+    again = sum(reads(job)) - len(chunks(job))
+    assert job.daemons[owner(job, gone=(dead,))].node.stats.tier_from_source == again > 0
+    assert sum(each.node.stats.took_over for each in job.daemons) == again
+    assert not any(each.node.stats.fallbacks for each in job.daemons)
 
 
 def test_an_owner_that_ends_while_it_is_asked() -> None:
@@ -552,13 +737,13 @@ def test_an_owner_that_hangs_costs_a_moment() -> None:
     read(job, node, 0)  # they are in touch
     job.frozen.add(NodeId(owner(job)))
     request = begin(job, node, 5)
-    job.pass_time(DOUBTED_S + HEDGED_S)  # the next one finds out by itself
+    job.pass_time(DOUBTED_S + HEDGED_S)  # the next owner detects the hang on its own
     assert has(job, node, request, 5)
 
 
 @pytest.mark.parametrize("how", ["hangs", "lives"])
 def test_who_reads_in_the_place_of_an_owner_keeps_what_it_read(how: str) -> None:
-    """Before all believe that the owner is gone, or while nobody does."""
+    """Before all nodes believe that the owner is gone, or while none of them does."""
     job = tiered(disks=True)
     absent = owner(job)
     heir = owner(job, gone=(absent,))
@@ -599,7 +784,7 @@ def test_an_owner_that_lives_and_does_not_answer_is_done_without() -> None:
     stats = job.daemons[node].node.stats
     assert stats.tier_timeouts == TIMEOUTS_MAX
     assert stats.tier_exclusions == 1
-    read(job, node, 7)  # at once, by the next one
+    read(job, node, 7)  # at once, from the next owner
     assert stats.deaths == 0, "nobody takes it for gone"
     other = not_owner(job, node, owner(job, gone=(stuck,)))
     assert job.daemons[owner(job, gone=(stuck,))].node.stats.fallbacks > 0
@@ -622,7 +807,7 @@ def test_an_owner_that_hangs_is_done_without_also_by_who_reads_one_after_the_oth
 
 
 def files_of(job: Job, first: int, second: int, count: int) -> list[Path]:
-    """Files that *first* owns, and *second* if that one is gone."""
+    """Files that *first* owns, and that *second* owns if *first* is gone."""
     found = []
     for n in range(10_000):
         path = Path(b"lib/file%d" % n)
@@ -632,6 +817,41 @@ def files_of(job: Job, first: int, second: int, count: int) -> list[Path]:
             if len(found) == count:
                 return found
     raise AssertionError("there are not so many")
+
+
+def test_a_reader_that_slept_has_not_waited_for_its_owner() -> None:
+    job = tiered(8)
+    reader = not_owner(job)
+    job.no_source.add(NodeId(owner(job)))
+    begin(job, reader, 0)
+    job.pass_time(PATIENCE.slow_s - 2.0, step_s=0.25)
+    job.tick(20.0)
+    job.pass_time(1.0, step_s=0.25)
+    stats = job.daemons[reader].node.stats
+    assert stats.tier_timeouts == 0
+    job.pass_time(2.0, step_s=0.25)
+    assert stats.tier_timeouts == 1
+
+
+def test_the_next_owner_is_asked_for_a_sign_of_life_once_however_often_the_first_is() -> None:
+    job = tiered()
+    reader, slow, following = NodeId(3), NodeId(5), NodeId(6)
+    (path,) = files_of(job, slow, following, 1)
+    assert not {(reader, slow), (reader, following)} & set(job.queues), "they are strangers"
+    for each in (slow, following):
+        read(job, reader, 1, files_of(job, each, 7, 1)[0])  # they are in touch
+    job.pass_time(1.0)
+    job.no_source.add(slow)
+    begin(job, reader, 0, path)
+    beats = {slow: 0, following: 0}
+    for _ in range(20):
+        job.tick(0.05)
+        for peer in beats:
+            sent = [message for message, _ in job.queues[reader, peer]]
+            beats[peer] += sum(isinstance(each, Heartbeat) for each in sent)
+        job.run()
+    assert beats[slow] > 3, "it gives one each time, and goes on to owe an answer"
+    assert beats[following] == 1
 
 
 def test_who_does_without_an_owner_says_so_to_the_next_whichever_it_is() -> None:
@@ -656,7 +876,7 @@ def test_nobody_does_without_an_owner_because_others_say_so_for_longer_than_they
         begin(job, one, 0, path)
     job.pass_time(SLOW_S, step_s=0.25)
     job.no_source.clear()
-    for n in range(3, 16):  # they ask each other what is of the one that was stuck
+    for n in range(3, 16):  # they ask each other for chunks of the stuck owner
         job.pass_time(10.0, step_s=1.0)
         read(job, one, n % 10, files_of(job, stuck, other, 1)[0])
         read(job, other, n % 10, files_of(job, stuck, one, 1)[0])
@@ -675,7 +895,7 @@ def test_one_that_waits_for_a_slow_owner_is_not_taken_for_another() -> None:
         begin(job, taker, index)
     job.run()
     for index in range(0, 8, 2):
-        begin(job, node, index)  # and is sent to the taker
+        begin(job, node, index)  # the owner redirects it to the taker
     job.pass_time(SLOW_S, step_s=0.25)
     owners = job.daemons[node].node._routing.owners
     assert owners is not None
@@ -697,10 +917,10 @@ def test_one_that_sends_others_round_and_round_is_passed_over(to_itself: bool) -
     asks = 0
     while queue and asks < 100:
         message, _ = queue.popleft()
-        if isinstance(message, Ask):
+        if isinstance(message, Request):
             asks += 1
             job.happen(
-                NodeId(node), Heard(NodeId(sick), Redirect(message.number, 1, NodeId(named)))
+                NodeId(node), PeerMessage(NodeId(sick), Redirect(message.number, 1, NodeId(named)))
             )
             job.run()
     assert asks <= 2
@@ -735,7 +955,7 @@ def test_nobody_waits_longer_because_many_owners_are_asked(
     for path in paths:
         job.tree.add(path, SIZE)
     requests = [(n, path, begin(job, n, 0, path)) for n in range(12) for path in paths]
-    job.run()  # without any time
+    job.run()  # without any time passing
     assert all(has(job, n, request, 0, path) for n, path, request in requests)
     assert reads(job) == [1] * len(paths)
 
@@ -769,6 +989,33 @@ def test_for_comparison_each_reads_by_itself_what_was_lost() -> None:
     for n in living:
         read(job, n, 1)
     assert job.tree.chunk_reads[LARGE, CHUNK] == len(living)
+    assert all(job.daemons[n].node.stats.fallbacks for n in living), "it is in another's place"
+
+
+# --- holders of a chunk ---------------------------------------------------------------------------
+
+
+def test_of_whom_nobody_was_sent_anything_lately_is_the_first_that_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(takers, "CHUNKS_MAX", 2)
+    kept = takers.RedirectTree(takers_max=1)
+    old, new, other = (ChunkKey(Path(b"f"), Version(9, 0, 0, 0), index) for index in range(3))
+    later = takers.HAVE_IT_S + 1.0
+    kept.other_for(0.0, old, NodeId(1))
+    kept.other_for(1.0, new, NodeId(1))
+    kept.other_for(later, old, NodeId(2))  # the first one has had it for too long
+    kept.other_for(later, other, NodeId(1))
+    assert kept.other_for(later, old, NodeId(3)) == 2
+    assert kept.other_for(later, new, NodeId(3)) is None
+
+
+def test_without_a_disk_nothing_is_stored() -> None:
+    job = tiered(2)
+    for index in chunks(job):
+        read(job, 0, index)
+    assert not any(each.disk for each in job.daemons)
+    assert not any(each.node.statistics().tier_owed for each in job.daemons)
 
 
 # --- alone ----------------------------------------------------------------------------------------
@@ -783,9 +1030,8 @@ def test_a_node_alone_reads_in_chunks_as_well() -> None:
 
 
 def test_without_a_tier_a_large_file_is_opened_by_each_reader() -> None:
-    job = tiered(2)
-    for daemon in job.daemons:
-        daemon.node._questions.chunks = None
+    job = Job(2, tree_max_bytes=2 * CHUNK)
+    job.tree.add(LARGE, SIZE)
     request = begin(job, 1, 0)
     job.run()
     assert isinstance(job.daemons[1].answers[request], AnswerHandle)

@@ -1,7 +1,9 @@
-"""The command line: exit codes, where sentences go, and ``copperfs config show``."""
+"""Command line: exit codes, the stream of each message, and ``copperfs config show``."""
 
 import argparse
+import inspect
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from copperfs import __version__
 from copperfs.cli import main as cli
 from copperfs.cli.output import printable
-from copperfs.config import OPTIONS
-from copperfs.errors import LaunchError, MountError
+from copperfs.config.settings import OPTIONS
+from copperfs.model.errors import LaunchError, MountError
+from tests.mount.helpers import run
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,11 @@ class Failing:
         raise self.error
 
 
+def only_command(monkeypatch: pytest.MonkeyPatch, command: cli.Command) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (command.NAME,))
+    monkeypatch.setattr(cli, "command_named", lambda name: command)
+
+
 def config_show(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, object]]:
     assert cli.main(["config", "show", "--json", *flags]) == 0
     shown: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
@@ -52,7 +60,7 @@ def test_an_error_is_one_sentence_and_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = MountError("/mnt is in use; unmount it first")
-    monkeypatch.setattr(cli, "COMMANDS", (Failing(error),))
+    only_command(monkeypatch, Failing(error))
     assert cli.main(["fail"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "copperfs: /mnt is in use; unmount it first\n")
@@ -61,13 +69,13 @@ def test_an_error_is_one_sentence_and_exit_code_1(
 def test_an_error_that_another_process_tells_is_silent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", (Failing(LaunchError("")),))
+    only_command(monkeypatch, Failing(LaunchError("")))
     assert cli.main(["fail"]) == 1
     assert capsys.readouterr() == ("", "")
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", (Failing(KeyboardInterrupt()),))
+    only_command(monkeypatch, Failing(KeyboardInterrupt()))
     assert cli.main(["fail"]) == 130
 
 
@@ -78,7 +86,7 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
         (["nonsense"], "invalid choice: 'nonsense'"),
         (["config"], "required: COMMAND"),
         (["config", "show", "--memory", "lots"], "argument --memory: 'lots' is not a size; write"),
-        (["config", "show", "--front-threads", "x"], "is not a whole number from 0 to 64"),
+        (["config", "show", "--front-threads", "x"], "is not a whole number from 1 to 64"),
         (["config", "show", "--revalidate", "-1"], "argument --revalidate"),
     ],
 )
@@ -92,11 +100,39 @@ def test_wrong_usage_is_exit_code_2(
 
 
 def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in cli.COMMANDS:
+    for command in map(cli.command_named, cli.COMMANDS):
         with pytest.raises(SystemExit) as caught:
             cli.main([*command.NAME.split(), "--help"])
         assert caught.value.code == 0
         assert command.HELP in capsys.readouterr().out.replace("\n", " ").lower()
+
+
+def test_every_module_that_is_a_command_is_listed() -> None:
+    modules = Path(cli.__file__).parent.glob("*.py")
+    commands = {each.stem for each in modules if "\nNAME = " in each.read_text()}
+    listed = {each.replace(" ", "_").replace("-", "_"): each for each in cli.COMMANDS}
+    assert commands == set(listed)
+    for name in cli.COMMANDS:
+        command = cli.command_named(name)
+        assert name == command.NAME
+        assert [*inspect.signature(command.add_arguments).parameters] == ["parser"]
+        assert [*inspect.signature(command.run).parameters] == ["arguments"]
+
+
+@pytest.mark.parametrize(
+    "words", [["stats", "--json", "/"], ["cluster", "down", "--json", "--dir", "/nowhere"]]
+)
+def test_a_command_imports_no_other_and_what_prints_only_to_print(words: list[str]) -> None:
+    """Thousands of nodes import a command at once, from a filesystem that is as loaded as they
+    are."""
+    script = (
+        "from copperfs.cli.main import main\nimport sys\nmain(sys.argv[1:])\nprint(*sys.modules)"
+    )
+    done = run([sys.executable, "-P", "-c", script, *words])
+    imported = set(done.stdout.splitlines()[-1].split())
+    others = {f"copperfs.cli.{each}" for each in ("top", "mount", "sim_run", "bugreport", "doctor")}
+    assert "copperfs.cli.main" in imported, done.stderr
+    assert not imported & (others | {"rich", "trio", "importlib.metadata", "tomllib"})
 
 
 def test_config_show_names_the_origin_of_each_setting(

@@ -1,4 +1,6 @@
-"""Whether the nodes' clients give files the same inode numbers: the sample, and who does what."""
+"""Inode comparison: whether the nodes' clients number files alike; the sample, and each node's
+part.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,21 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.core.messages import (
+from copperfs.daemon import inode_comparison as comparing
+from copperfs.daemon.inode_comparison import LOOKS_S, WITHIN_S, Comparison
+from copperfs.model.types import ROOT, NodeId, Path, Version, is_below
+from copperfs.node.node import Node
+from copperfs.node.peer.inode_numbers import COMPARED_MAX
+from copperfs.node.peer.messages import (
     SAMPLE_MAX,
     SAMPLE_PATH_BYTES_MAX,
     Hello,
     Seen,
 )
-from copperfs.core.node import Node
-from copperfs.core.peering import EPOCH_LEAP_MAX
-from copperfs.core.policy import Policy
-from copperfs.runtime import comparison as comparing
-from copperfs.runtime.comparison import COMPARED_MAX, LOOKS_S, WITHIN_S, Comparison
-from copperfs.source import sample as sampling
-from copperfs.source.sample import (
+from copperfs.node.peer.protocol import EPOCH_LEAP_MAX
+from copperfs.node.requests.path_policy import Policy
+from copperfs.source import inode_sample as sampling
+from copperfs.source.inode_sample import (
     NAMES_IN_ALL,
     NAMES_OF_EACH,
     PREFIXES_MAX,
@@ -34,7 +38,6 @@ from copperfs.source.sample import (
     other_number,
     take_names,
 )
-from copperfs.types import ROOT, NodeId, Path, Version, is_below
 
 EPOCH = 7
 
@@ -50,14 +53,14 @@ def fill(top: FilePath, count: int = 10) -> bytes:
 
 
 def take_sample(root: bytes) -> tuple[Seen, ...]:
-    """Of a source that is one filesystem."""
+    """A sample of a source that is one filesystem."""
     names = take_names(root, ROOT, everything, names_of_each(1))
     assert names is not None
     return names
 
 
 def renumbered(sample: tuple[Seen, ...]) -> tuple[Seen, ...]:
-    """As another client sees the same files."""
+    """The same files as another client numbers them."""
     return tuple(
         Seen(each.path, each.version._replace(inode=each.version.inode + 1)) for each in sample
     )
@@ -138,7 +141,7 @@ def test_another_number_is_found_only_where_all_else_is_the_same(tmp_path: FileP
 def test_clients_that_number_files_as_they_see_them_are_told_apart(
     tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of them that looked in the same order would have given the same numbers."""
+    """Two clients that saw files in the same order would have given the same numbers."""
     root = fill(tmp_path)
     versions: dict[tuple[int, ...], int] = {}
 
@@ -152,7 +155,7 @@ def test_clients_that_number_files_as_they_see_them_are_told_apart(
     assert other_number(root, sample, everything) is not None
 
 
-# ---- what a node does ----------------------------------------------------------------------------
+# ---- actions of a node ---------------------------------------------------------------------------
 
 
 class FakeNode:
@@ -161,13 +164,17 @@ class FakeNode:
     def __init__(self, root: bytes) -> None:
         self.policy = Policy(root, b"/mnt")
         self.lost: frozenset[NodeId] = frozenset()
+        self.ignores_inodes = False
+
+    def ignore_inodes(self) -> None:
+        self.ignores_inodes = True
 
     def gone(self) -> frozenset[NodeId]:
         return self.lost
 
 
 class Lab:
-    """One node's comparison, and in which order it did what."""
+    """One node's comparison, and its actions in order."""
 
     def __init__(self, root: bytes, me: int, *, is_wanted: bool = True) -> None:
         self.did: list[object] = []
@@ -208,7 +215,7 @@ class Lab:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Of the comparison; it wakes whoever waits whenever something has changed."""
+        """Waits for a condition of the comparison, which wakes its waiters at each change."""
         with trio.fail_after(5 + 2 * WITHIN_S):
             while not condition():
                 await self.comparison._woken.wait()
@@ -221,7 +228,8 @@ class Lab:
             nursery.cancel_scope.cancel()
 
     async def settled(self) -> None:
-        """As long as it takes, and no longer than a node waits before it says that it is ready."""
+        """Waits for the comparison, at most as long as a node waits before it reports that it is
+        ready."""
         with trio.fail_after(5):
             await self.comparison.wait()
 
@@ -268,7 +276,8 @@ def test_a_node_that_sees_other_numbers_has_all_leave_them_out(
         async with lab.running():
             lab.hear(sample)
             await lab.settled()
-            # what is listed from now on has none; all know before they hear of the new epoch
+            # listings from now on have no numbers; all nodes know that before they hear of the new
+            # epoch
             new = EPOCH + 1
             assert lab.did[1:] == ["ignore", ("say", new, sample), ("begin", new)]
 
@@ -324,7 +333,7 @@ def test_only_so_many_samples_are_kept(tmp_path: FilePath) -> None:
 
 
 def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> None:
-    """Nodes learn that from the first one, and say it to those behind them."""
+    """The first node tells the others, and each passes it on to its children."""
 
     async def main() -> None:
         first, second = Lab(bytes(tmp_path / "gone"), 0), Lab(bytes(tmp_path), 1)
@@ -333,7 +342,7 @@ def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> N
             assert first.comparison.is_sampled
             second.hear(is_sampled=True)
             assert second.did == [("say", EPOCH, ())]
-            assert not second.comparison._is_pending()
+            assert not second.comparison.is_pending()
             second.hear(is_sampled=True)
             assert second.did == [("say", EPOCH, ())], "once"
 
@@ -343,11 +352,11 @@ def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> N
 def test_with_a_hostfile_nobody_waits_for_a_node_that_may_never_come(tmp_path: FilePath) -> None:
     async def main() -> None:
         lab = Lab(fill(tmp_path), 1)
-        assert lab.comparison._is_pending()
+        assert lab.comparison.is_pending()
         lab.comparison.all_have_met = False
-        assert not lab.comparison._is_pending()
+        assert not lab.comparison.is_pending()
         lab.hear(take_sample(bytes(tmp_path)))
-        assert lab.comparison._is_pending(), "what was heard is compared first"
+        assert lab.comparison.is_pending(), "what was heard is compared first"
         async with lab.running():
             await lab.settled()
 
@@ -358,10 +367,10 @@ def test_with_a_hostfile_nobody_waits_for_a_node_that_may_never_come(tmp_path: F
 
 
 class Hanging:
-    """Work below ``sick`` ends when it may."""
+    """Work below ``sick`` ends when the test allows it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.may_go = threading.Event()
+        self.is_drained = threading.Event()
 
         def take(root: bytes, prefix: Path, *others: object) -> tuple[Seen, ...] | None:
             self.pass_by(prefix)
@@ -376,14 +385,14 @@ class Hanging:
 
     def pass_by(self, path: Path) -> None:
         if is_below(path, Path(b"sick")):
-            self.may_go.wait(60)
+            self.is_drained.wait(60)
 
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     found = Hanging(monkeypatch)
     yield found
-    found.may_go.set()
+    found.is_drained.set()
 
 
 def two_filesystems(top: FilePath) -> tuple[Path, ...]:
@@ -413,7 +422,7 @@ def test_a_filesystem_that_hangs_does_not_take_the_others_from_the_sample(
             clock.jump(LOOKS_S)
             await lab.until(lambda: lab.comparison.is_sampled)
             assert places_of(lab.comparison.sample) == {b"well"}
-            hanging.may_go.set()
+            hanging.is_drained.set()
             await lab.until(lambda: len(places_of(lab.comparison.sample)) == 2)
             assert len(lab.did) == 2, "what came later is said, too"
 
@@ -479,8 +488,8 @@ def test_what_could_not_be_compared_in_time_is_said_and_is_not_taken_for_compare
             clock.jump(WITHIN_S)
             await trio.testing.wait_all_tasks_blocked()
             assert not nursery.child_tasks, "it waits no longer"
-            assert lab.comparison._is_pending()
-            hanging.may_go.set()
+            assert lab.comparison.is_pending()
+            hanging.is_drained.set()
             await lab.until(lambda: lab.comparison.ignoring)
 
     trio.run(main, clock=clock)

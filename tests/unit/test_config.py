@@ -1,4 +1,4 @@
-"""Settings: how values are written, which origin wins, and what is said when one is wrong."""
+"""Settings: the syntax of values, the precedence of origins, and the errors for wrong values."""
 
 from typing import get_type_hints
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from copperfs.cli import docs
-from copperfs.config import (
+from copperfs.config.settings import (
     GIB,
     KIB,
     MIB,
@@ -27,7 +27,7 @@ from copperfs.config import (
     resolve,
     settings_of,
 )
-from copperfs.errors import ConfigError
+from copperfs.model.errors import ConfigError
 from tests.unit.test_layers import ROOT
 
 BY_NAME = {option.name: option for option in OPTIONS}
@@ -57,7 +57,7 @@ EXAMPLES: dict[str, Value] = {
     "listen": "hsn0",
     "port": 5000,
     "security": "none",
-    "front_threads": 0,
+    "front_threads": 7,
     "fanout": "copper",
     "push_fanout": 3,
     "trees": 4,
@@ -290,7 +290,7 @@ def test_variables_of_others_are_left_alone() -> None:
     resolve_with(environ={"COPPERFS_CONFIG": "x", "COPPERFS_UNKNOWN": "x"})
 
 
-# ---- what has to fit together --------------------------------------------------------------------
+# ---- settings that have to fit together ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(

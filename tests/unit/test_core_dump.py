@@ -1,4 +1,4 @@
-"""A core dump of a daemon holds neither cached files nor keys."""
+"""Core dumps: a daemon's dump holds neither cached files nor keys."""
 
 import resource
 import subprocess
@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.blob import BLOBS_ARE_SHARED
-
 HEAP, SMALL, LARGE = b"in the heap of Python ", b"in a small blob ", b"in a mapping of its own "
 
-# The markers are put together there, so that its code has none of them.
+# The script assembles the markers at run time, so that its code contains none of them.
 SCRIPT = """if True:
     import ctypes, os, sys
-    from copperfs.blob import new_blob
-    from copperfs.runtime.coredump import leave_out_memory
+    from copperfs.native.blob import new_blob
+    from copperfs.daemon.core_dump import leave_out_memory
     def holding(word, size):
         blob = new_blob(size)
         blob.view[: len(word)] = word
@@ -40,7 +38,7 @@ SCRIPT = """if True:
 
 
 def crash(how: str, directory: Path) -> tuple[list[str], bytes | None]:
-    """What it said, and its core if the kernel writes one where it crashed."""
+    """The output of the crashed process, and its core if the kernel wrote one beside it."""
 
     def allow() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
@@ -55,7 +53,6 @@ def crash(how: str, directory: Path) -> tuple[list[str], bytes | None]:
     return done.stdout.split(), cores[0].read_bytes() if cores else None
 
 
-@pytest.mark.skipif(not BLOBS_ARE_SHARED, reason="needs the C extensions")
 @pytest.mark.parametrize("how", ["left out", "as usual"])
 def test_a_core_holds_no_memory_and_a_usual_one_no_mapping_of_a_blob(
     how: str, tmp_path: Path
@@ -65,7 +62,7 @@ def test_a_core_holds_no_memory_and_a_usual_one_no_mapping_of_a_blob(
     (is_left_out, filtered), core = crash(how, tmp_path)
     assert is_left_out == "True"
     assert (int(filtered, 16) == 0x10) is (how == "left out")
-    if core is None:  # core_pattern has them written elsewhere
+    if core is None:  # core_pattern writes them elsewhere
         return
     held = [each + b"2026" in core for each in (HEAP, SMALL, LARGE)]
     assert held == ([False] * 3 if how == "left out" else [True, True, False])

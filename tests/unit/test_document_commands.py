@@ -1,9 +1,9 @@
-"""Every command that a document tells its reader to type exists, as it is written.
+"""Commands in documents: every command that a document tells its reader to type exists as written.
 
-Of the README, the guide and the examples: what stands in blocks of code is given to the parser; of
-what is a synopsis, or stands within a sentence, the command and its flags are looked up. ``make``
-targets have to be in the Makefile. ``tests/mount/test_document_commands.py`` executes what can be
-executed on one machine.
+The test reads the README, the guide and the examples. The parser gets the commands in blocks of
+code. For a synopsis, or a command within a sentence, the test looks up the command and its flags.
+``make`` targets have to be in the Makefile. ``tests/mount/test_document_commands.py`` executes the
+commands that one machine can execute.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from copperfs.cli.command_tree import Page, pages
 from copperfs.cli.main import _parse, build_parser
-from copperfs.cli.pages import Page, pages
 from tests.unit.test_layers import ROOT
 
 DOCUMENTS = [
@@ -25,11 +25,11 @@ DOCUMENTS = [
     *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "commands.md"),
 ]
 PAGES = {page.name: page for page in pages(build_parser())}
-# A block of some language, or one that is indented; the latter is a paragraph of its own.
+# A block of some language, or an indented block, which is a paragraph of its own.
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    .*\n)+)")
 _INLINE = re.compile(r"`(copperfs [^`]+)`")
-# What stands for something else, in a synopsis.
+# Placeholders in a synopsis.
 _PLACEHOLDER = re.compile(r"\.\.\.|\[(?!\d)|\b(MNT|MOUNTPOINT|COMMAND|DIR|FILE|PORT|REQUEST)\b")
 
 
@@ -38,7 +38,7 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def blocks(text: str) -> Iterator[str]:
-    """What is there to be typed: shell, and what is shown with a prompt."""
+    """The text that a reader types: shell blocks, and console lines after a prompt."""
     for language, block in _FENCED.findall(text):
         if language == "sh":
             yield block
@@ -49,17 +49,17 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def commands(text: str, program: str) -> Iterator[list[str]]:
-    """The words after *program*, wherever it is in a line: behind a launcher, or in quotes."""
+    """The words after *program*, wherever it stands in a line: behind a launcher, or in quotes."""
     for block in blocks(text):
-        # What a variable holds does not matter here, but that it can be a path does.
+        # A variable's value does not matter here, but it may be a path.
         whole = re.sub(r"(\w?)\$(?:\w+|\{\w+\})", _value, block.replace("\\\n", " "))
         for line in whole.splitlines():
             line = re.sub(r"(^|\s)#.*", "", line)
             for part in re.split(r"&&|\|\||[|;&](?!\w)|\$\(|\bdo\b", line):
                 found = re.search(rf"(?:^|[\s']|^\S*bin/){program}( .*)?$", part)
-                if found and not re.match(r"[A-Za-z ]+: ", part):  # a message, quoted
+                if found and not re.match(r"[A-Za-z ]+: ", part):  # a quoted message
                     rest = (found[1] or "").removesuffix(")")
-                    if rest.count("'") % 2:  # the quote began before it
+                    if rest.count("'") % 2:  # the quote began earlier
                         rest = rest.replace("'", "")
                     yield _words(rest)
 
@@ -105,7 +105,7 @@ def test_what_a_sentence_names_exists(document: Path) -> None:
 
 
 def assert_is_known(line: str) -> None:
-    """The command is one, or names a group of them, and has these flags."""
+    """Fails unless the line names a command or a group of commands, and its flags exist."""
     line = line.partition(" -- ")[0]
     words = re.findall(r"[\w.-]+", line)
     if words[0].startswith("-") or words[0].isupper():
@@ -137,7 +137,7 @@ def test_the_readme_has_the_two_commands_of_a_fresh_machine() -> None:
 
 
 def test_something_is_found_in_most_documents() -> None:
-    """Else the patterns above would find nothing, and all would be well."""
+    """Otherwise the patterns above could match nothing, and every test would pass."""
     found = {
         str(path.relative_to(ROOT)): len(list(commands(path.read_text(), "copperfs")))
         for path in DOCUMENTS

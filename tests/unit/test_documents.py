@@ -1,4 +1,4 @@
-"""The documents lead where they say they do."""
+"""Documents: their links lead where they say."""
 
 import re
 from collections.abc import Iterator
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.config import MIB
-from copperfs.core.pins import Pins
-from copperfs.core.state import Limits, NodeStats
-from copperfs.core.tier import Tier
-from copperfs.runtime.daemon import KEPT_FREE_BYTES
-from copperfs.store.disk import BACKLOG_BYTES_MAX
+from copperfs.chunkstore.disk_store import BACKLOG_BYTES_MAX
+from copperfs.config.settings import MIB
+from copperfs.daemon.process import KEPT_FREE_BYTES
+from copperfs.node.cache.blob_refs import BlobRefs
+from copperfs.node.cache.chunk_cache import ChunkCache
+from copperfs.node.state import Limits, NodeStats
 from tests.unit.test_layers import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def headings(document: Path) -> set[str]:
-    """As GitHub makes them into anchors."""
+    """Anchors of the headings, as GitHub makes them."""
     found = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text in found}
 
@@ -53,13 +53,13 @@ def test_the_list_of_decisions_names_every_decision() -> None:
 
 
 def test_the_promise_of_resident_memory_is_the_sum_of_what_the_tier_may_take() -> None:
-    """A node alone has two shelves as well, also with ``--tier-memory 0``."""
+    """A node alone has both LRUs as well, also with ``--tier-memory 0``."""
     promise = (ROOT / "docs" / "promises.md").read_text().partition("**Resident memory**")[2]
     promise = " ".join(promise.partition("\n- **")[0].split())
     for tier_memory in (0, 40 * MIB, 64 * MIB, 100 * MIB, 512 * MIB):
         limits = Limits(MIB, MIB, None, 1.0, chunk_bytes=MIB, tier_memory_bytes=tier_memory)
         stats = NodeStats()
-        tier = Tier(limits, stats, Pins())
+        tier = ChunkCache(limits, stats, BlobRefs())
         tier.count()
         assert stats.tier_memory_budget_bytes == max(tier_memory, 64 * MIB)
     assert (

@@ -1,7 +1,8 @@
-"""The engine: the core's actions are done, in order, and everybody gets their answer."""
+"""Engine: performs the node's actions in order, and every application gets its answer."""
 
 import errno
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,8 +11,20 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.blob import Blob, FileBlob, PlainBlob, new_blob
-from copperfs.core.actions import (
+from copperfs.daemon.engine import (
+    CLEARS_AT_ONCE,
+    EIO_EVERY_S,
+    HOUSEKEEPING_S,
+    KERNEL_TOLD_S,
+    Alarm,
+    Engine,
+)
+from copperfs.daemon.kernel_notifications import THREADS_MAX
+from copperfs.fuse.node_port import Answered, Content, SourceError
+from copperfs.model.listing import Listing
+from copperfs.model.types import ChunkKey, HandleId, Path, RequestId
+from copperfs.native.blob import Blob, FileBlob, new_blob
+from copperfs.node.actions import (
     Action,
     AnswerHandle,
     AnswerListing,
@@ -25,27 +38,23 @@ from copperfs.core.actions import (
     ReadSource,
     ScanSource,
 )
-from copperfs.core.events import (
+from copperfs.node.events import (
     Clear,
     Event,
     Failed,
-    HaveRead,
-    List,
-    Look,
-    Looked,
-    Opened,
-    Read,
-    Scanned,
+    ListRequest,
+    LookupRequest,
+    ReadRequest,
+    SourceListed,
+    SourceLookedUp,
+    SourceOpened,
+    SourceRead,
 )
-from copperfs.core.listing import Listing
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
-from copperfs.fuse.answers import Answered, Content, SourceError
-from copperfs.runtime.engine import HOUSEKEEPING_S, KERNEL_TOLD_S, Engine
-from copperfs.runtime.notifications import THREADS_MAX
-from copperfs.source.fetcher import Arrive, BlobRead, PoolStats
-from copperfs.types import ChunkKey, HandleId, Path, RequestId
+from copperfs.node.node import Node
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Limits
+from copperfs.source.source_port import Arrive, BlobRead, PoolStats
+from tests.conftest import LogWatch
 from tests.unit.core_lab import file, files, version
 
 ABC = files(b"a", b"b", b"c")
@@ -53,7 +62,7 @@ Remaining = Callable[[float | None], float | None]
 
 
 class FakeFetcher:
-    """A source whose outcomes the test hands over."""
+    """A source whose outcomes come from the test."""
 
     def __init__(self) -> None:
         self.started: list[Fetch] = []
@@ -101,7 +110,7 @@ class FakeFetcher:
 
 @dataclass
 class FakePublications:
-    """Notes what was withdrawn, beside what the tests publish themselves."""
+    """Records withdrawals, beside the publications that tests make themselves."""
 
     told: list[tuple[str, object]] = field(default_factory=list)
     in_use: list[CacheKey] = field(default_factory=list)
@@ -138,7 +147,7 @@ class FakePublications:
 
 @dataclass
 class Scene:
-    """An engine that runs, with a fake on either side."""
+    """A running engine, with a fake on either side."""
 
     engine: Engine
     fetcher: FakeFetcher
@@ -152,10 +161,10 @@ class Scene:
     async def asking(
         self,
         who: str,
-        question: Callable[[RequestId], Look | List | Read],
+        question: Callable[[RequestId], LookupRequest | ListRequest | ReadRequest],
         scope: trio.CancelScope | None = None,
     ) -> None:
-        """Have *who* ask, in the background; what comes of it is in ``answers``."""
+        """Makes *who* send a request in the background; ``answers`` gets the outcome."""
 
         def publish(answer: Answered, content: Content, _: Remaining) -> object:
             self.publications.told.append((f"publish to {who}", answer))
@@ -202,16 +211,16 @@ def run(play: Callable[[Scene], object], **limits: int) -> None:
     trio.run(main)
 
 
-def looking(path: bytes) -> Callable[[RequestId], Look]:
-    return lambda request: Look(request, Path(path))
+def looking(path: bytes) -> Callable[[RequestId], LookupRequest]:
+    return lambda request: LookupRequest(request, Path(path))
 
 
-def listing(path: bytes) -> Callable[[RequestId], List]:
-    return lambda request: List(request, Path(path))
+def listing(path: bytes) -> Callable[[RequestId], ListRequest]:
+    return lambda request: ListRequest(request, Path(path))
 
 
-def reading(path: bytes, size: int = 5) -> Callable[[RequestId], Read]:
-    return lambda request: Read(request, Path(path), version(size))
+def reading(path: bytes, size: int = 5) -> Callable[[RequestId], ReadRequest]:
+    return lambda request: ReadRequest(request, Path(path), version(size))
 
 
 def blob_of(content: bytes) -> FileBlob:
@@ -229,7 +238,7 @@ def test_a_question_is_fetched_and_answered() -> None:
         await scene.asking("me", listing(b"d"))
         (fetch,) = scene.fetcher.started
         assert isinstance(fetch, ScanSource)
-        scene.arrive(Scanned(fetch.fetch, ABC))
+        scene.arrive(SourceListed(fetch.fetch, ABC))
         await scene.settle()
         answer = scene.answers["me"]
         assert isinstance(answer, AnswerListing)
@@ -241,7 +250,7 @@ def test_a_question_is_fetched_and_answered() -> None:
 def test_what_is_held_is_answered_without_the_source() -> None:
     async def play(scene: Scene) -> None:
         await scene.asking("me", listing(b"d"))
-        scene.arrive(Scanned(scene.fetcher.started[0].fetch, ABC))
+        scene.arrive(SourceListed(scene.fetcher.started[0].fetch, ABC))
         await scene.asking("you", looking(b"d/a"))
         assert isinstance(scene.answers["you"], AnswerListing)
         assert len(scene.fetcher.started) == 1
@@ -264,8 +273,16 @@ def test_the_bytes_of_an_object_come_with_its_answer() -> None:
     run(play)
 
 
-class LookedThrough(PlainBlob):
-    """A file that is looked through where it was read, and not where it is answered."""
+class LookedThrough:
+    """A file that is scanned where it was read, and not where it is answered."""
+
+    view = memoryview(b"bytes")
+
+    def seal(self, size: int, /) -> None:
+        raise AssertionError("it is sealed")
+
+    def __len__(self) -> int:
+        return len(self.view)
 
     def mentioned(self, names: tuple[bytes, ...], /) -> tuple[bytes, ...]:
         raise AssertionError(f"{names} are looked for on trio's thread")
@@ -274,18 +291,17 @@ class LookedThrough(PlainBlob):
 def test_a_file_is_looked_through_by_the_thread_that_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    heard: list[HaveRead] = []
+    heard: list[SourceRead] = []
     step = Node.step
 
     def hear(node: Node, now: float, event: Event) -> list[Action]:
-        heard.extend([event] if isinstance(event, HaveRead) else [])
+        heard.extend([event] if isinstance(event, SourceRead) else [])
         return step(node, now, event)
 
     async def play(scene: Scene) -> None:
         await scene.asking("me", reading(b"f"))
         assert scene.fetcher.looked_for == (b"sub", b"lib")
-        blob = LookedThrough(5)
-        blob.seal(5)
+        blob = LookedThrough()
         scene.arrive(BlobRead(scene.fetcher.started[0].fetch, blob, (b"lib",)))
         await scene.settle()
         assert scene.answers["me"] is blob
@@ -296,7 +312,11 @@ def test_a_file_is_looked_through_by_the_thread_that_reads_it(
     run(play)
 
 
-def test_an_error_is_raised_where_it_was_asked() -> None:
+def test_an_error_is_raised_where_it_was_asked_and_logged(
+    expected_warnings: Callable[[str], None],
+) -> None:
+    expected_warnings("the source gave EIO, .* for 1 names, the last of them b''")
+
     async def play(scene: Scene) -> None:
         await scene.asking("me", looking(b""))
         (fetch,) = scene.fetcher.started
@@ -308,20 +328,40 @@ def test_an_error_is_raised_where_it_was_asked() -> None:
     run(play)
 
 
+def test_errors_of_a_source_that_fails_are_logged_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, log_watch: LogWatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(Alarm, "now", staticmethod(lambda: now))
+    log_watch.expected.append("the source gave EIO")
+
+    async def play(scene: Scene) -> None:
+        nonlocal now
+        for count in range(4):
+            await scene.asking(f"{count}", looking(b""))
+            scene.arrive(Failed(scene.fetcher.started[-1].fetch, errno.EIO))
+            await scene.settle()
+            now += EIO_EVERY_S / 2
+        said = "".join(log_watch.messages)
+        assert re.findall(r"for (\d) names", said) == ["1", "2"]
+
+    run(play)
+
+
 def test_times_are_turned_into_seconds_from_now() -> None:
     async def play(scene: Scene) -> None:
         found: list[float | None] = []
 
         def deliver(answer: Answered, _: Content, remaining: Remaining) -> None:
             assert isinstance(answer, AnswerListing)
-            found.extend([remaining(None), remaining(scene.engine._now() + 100.0)])
+            found.extend([remaining(None), remaining(scene.engine.alarm.now() + 100.0)])
 
         async def ask() -> None:
             await scene.engine.ask(listing(b"d"), deliver)
 
         scene.nursery.start_soon(ask)
         await scene.settle()
-        scene.arrive(Scanned(scene.fetcher.started[0].fetch, ABC))
+        scene.arrive(SourceListed(scene.fetcher.started[0].fetch, ABC))
         await scene.settle()
         assert found[0] is None
         assert found[1] == pytest.approx(100.0, abs=30.0)
@@ -345,7 +385,7 @@ def test_a_bug_in_publishing_is_an_error_for_one_and_not_for_others(
 
         scene.nursery.start_soon(ask)
         await scene.asking("you", listing(b"d"))
-        scene.arrive(Scanned(scene.fetcher.started[0].fetch, ABC))
+        scene.arrive(SourceListed(scene.fetcher.started[0].fetch, ABC))
         await scene.settle()
         assert scene.answers["me"] == errno.EIO
         assert isinstance(scene.answers["you"], AnswerListing)
@@ -357,14 +397,15 @@ def test_a_bug_in_publishing_is_an_error_for_one_and_not_for_others(
 
 
 def test_what_is_evicted_was_published_before() -> None:
-    """Room for one: the answer is published, and then withdrawn, never the other way round."""
+    """Memory holds one listing: the engine publishes an answer before it withdraws it, never
+    after."""
 
     async def play(scene: Scene) -> None:
         await scene.asking("me", listing(b"d"))
         await scene.asking("you", listing(b"e"))
         first, second = scene.fetcher.started
-        scene.arrive(Scanned(first.fetch, ABC))
-        scene.arrive(Scanned(second.fetch, ABC))
+        scene.arrive(SourceListed(first.fetch, ABC))
+        scene.arrive(SourceListed(second.fetch, ABC))
         assert scene.verbs == ["publish to me", "publish to you", "withdraw"]
         assert scene.publications.told[-1][1] == ListingKey(Path(b"d"))
 
@@ -402,7 +443,7 @@ def test_the_kernel_hears_of_a_new_epoch_however_much_else_it_is_told() -> None:
                 Path(b"%d/name" % number), lambda: os.read(reading_end, 1)
             )
         await scene.settle()
-        scene.engine.post(Clear(7))  # as heard from a peer
+        scene.engine.post(Clear(7))  # as received from a peer
         await scene.settle()
         assert told == [("withdraw all", None)]
         os.write(writing_end, b"x" * THREADS_MAX)
@@ -429,7 +470,7 @@ def test_a_new_epoch_is_told_though_the_last_names_of_the_one_before_still_wait(
             scene.engine.post(Clear(6 + count))
             while scene.verbs != ["withdraw all", "invalidate all"] * count:
                 await trio.lowlevel.checkpoint()
-        # one is under way, and one more for all that have come since
+        # one is under way, and one more stands for all requests since
         while scene.engine.notifications.waiting != 2:
             await trio.lowlevel.checkpoint()
         assert not told
@@ -445,15 +486,37 @@ def test_a_new_epoch_is_told_though_the_last_names_of_the_one_before_still_wait(
     run(play)
 
 
-def test_what_the_engine_does_not_know_is_a_bug() -> None:
+def test_clears_that_hang_leave_the_threads_to_others() -> None:
     async def play(scene: Scene) -> None:
-        with pytest.raises(AssertionError):
-            scene.engine._perform("no action at all")  # type: ignore[arg-type]  # that is the point
+        reading_end, writing_end = os.pipe()
+        scene.publications.tell_last = lambda: len(os.read(reading_end, 1))
+        limiter = trio.to_thread.current_default_thread_limiter()
+        for _ in range(2 * CLEARS_AT_ONCE):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    told = len(scene.verbs)
+                    nursery.start_soon(scene.engine.clear)
+                    while len(scene.verbs) < told + 2:
+                        await trio.lowlevel.checkpoint()
+                    await scene.settle()
+                    assert limiter.borrowed_tokens == 0
+                    scope.cancel()
+        os.write(writing_end, b"x" * (CLEARS_AT_ONCE + 1))
+        assert await scene.engine.clear() >= 3, "threads that no longer hang are used again"
+        os.close(writing_end)
 
     run(play)
 
 
-# ---- those who do not wait -----------------------------------------------------------------------
+def test_what_the_engine_does_not_know_is_a_bug() -> None:
+    async def play(scene: Scene) -> None:
+        with pytest.raises(AssertionError):
+            scene.engine.driver.perform("no action at all")  # type: ignore[arg-type]  # that is the point
+
+    run(play)
+
+
+# ---- readers that do not wait --------------------------------------------------------------------
 
 
 def test_an_answer_for_one_who_went_away_is_still_kept_for_others() -> None:
@@ -476,7 +539,7 @@ def test_a_handle_belongs_to_who_asked() -> None:
         await scene.asking("me", reading(b"f", 5000))
         (fetch,) = scene.fetcher.started
         assert isinstance(fetch, OpenSource)
-        scene.arrive(Opened(fetch.fetch, HandleId(42)))
+        scene.arrive(SourceOpened(fetch.fetch, HandleId(42)))
         await scene.settle()
         assert scene.answers == {"me": 42}
         assert scene.fetcher.closed == []
@@ -490,19 +553,21 @@ def test_a_handle_that_nobody_waits_for_is_closed() -> None:
         await scene.asking("me", reading(b"f", 5000), scope)
         scope.cancel()
         await scene.settle()
-        scene.arrive(Opened(scene.fetcher.started[0].fetch, HandleId(42)))
+        scene.arrive(SourceOpened(scene.fetcher.started[0].fetch, HandleId(42)))
         assert scene.fetcher.closed == [42]
 
     run(play)
 
 
-def test_an_outcome_that_nobody_knows_is_let_go() -> None:
+def test_an_outcome_that_nobody_knows_is_let_go(expected_warnings: Callable[[str], None]) -> None:
+    expected_warnings("the source gave EIO")
+
     async def play(scene: Scene) -> None:
         await scene.asking("me", looking(b""))
         number = scene.fetcher.started[0].fetch
         scene.arrive(Failed(number, errno.EIO))
-        scene.arrive(Looked(number, file()))
-        scene.arrive(Opened(number, HandleId(42)))
+        scene.arrive(SourceLookedUp(number, file()))
+        scene.arrive(SourceOpened(number, HandleId(42)))
         scene.arrive(BlobRead(number, blob_of(b"hello")))
         await scene.settle()
         assert scene.answers == {"me": "EIO"}
@@ -522,7 +587,7 @@ def test_use_reports_keep_what_is_in_use() -> None:
         async with running() as scene:
             for number, name in enumerate([b"d", b"e"]):
                 await scene.asking(name.decode(), listing(name))
-                scene.arrive(Scanned(scene.fetcher.started[number].fetch, ABC))
+                scene.arrive(SourceListed(scene.fetcher.started[number].fetch, ABC))
             held = [key for key, _ in scene.engine.node.held()]
             scene.publications.in_use = [ListingKey(Path(b"d"))]
             clock.jump(HOUSEKEEPING_S)

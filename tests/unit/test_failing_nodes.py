@@ -1,28 +1,38 @@
-"""Nodes that end, hang or are cut off: whoever asks the others gets what it wants, and in time."""
+"""Failing nodes: while nodes end, hang or are cut off, requests at the others succeed in time."""
 
 import errno
 from itertools import combinations
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from copperfs.core.actions import AnswerError
-from copperfs.core.events import Leave, List
-from copperfs.core.messages import PART_BYTES
-from copperfs.core.suspicion import Patience
-from copperfs.types import NodeId, Path
+from copperfs.model.types import NodeId, Path, RequestId
+from copperfs.node.actions import AnswerError, Send
+from copperfs.node.events import Leave, ListRequest, PeerMessage, Probed
+from copperfs.node.membership.failure_detector import Timeouts
+from copperfs.node.peer.messages import (
+    PART_BYTES,
+    CollectiveReply,
+    EntryReply,
+    ErrorReply,
+    Heartbeat,
+    MembershipUpdate,
+    MemberStatus,
+    Message,
+)
 from tests.unit.overlay_lab import ASK_DEADLINE_S, MIB, Job, content
 
 ROOT, PARENT, LEAF = 0, 3, 7
-PATIENCE = Patience()
+PATIENCE = Timeouts()
 HEDGED_S = PATIENCE.probe_s + PATIENCE.silent_s + 0.1
 DOUBTED_S = PATIENCE.doubt_s + 0.1
 DEAD_S = PATIENCE.dead_s + 0.2
 
 
 def eight(count: int = 1, seed: int = 0) -> Job:
-    """7 asks 3, 3 asks 1, 1 asks 0."""
+    """A job of eight: 7 asks 3, 3 asks 1, 1 asks 0."""
     job = Job(8, count=count, seed=seed, deadline_s=60.0)
     for name in (b"lib/a", b"lib/b", b"lib/c", b"lib/d"):
         job.tree.add(name, 100)
@@ -66,6 +76,129 @@ def test_a_node_that_hangs_is_asked_around(who: int, within_s: float) -> None:
     assert not any(daemon.node.membership.view.gone for daemon in job.daemons)  # type: ignore[union-attr]
     assert read(job, LEAF, b"lib/b"), "it is asked nothing new"
     assert sum(job.source_reads().values()) == 2
+
+
+def test_one_that_is_doubted_is_told_of_as_such_until_it_is_found_to_be_gone() -> None:
+    job = eight()
+    membership = job.daemons[LEAF].node.membership
+    assert membership is not None
+    job.frozen.add(NodeId(PARENT))
+    begin(job, LEAF, b"lib/a")
+    job.pass_time(HEDGED_S)
+    assert membership.suspects() == [PARENT]
+    job.pass_time(10.0, step_s=0.25)
+    assert (membership.suspects(), set(membership.view.gone)) == ([], {PARENT})
+
+
+@pytest.mark.parametrize(
+    ("message", "is_doubted"),
+    [
+        (EntryReply(999, 1, None, None), False),
+        (ErrorReply(999, 1, errno.EIO), False),
+        (CollectiveReply(999, b""), False),
+        (Heartbeat(1, 0, wants_answer=False), False),
+        (Heartbeat(1, 0, wants_answer=True), True),
+        (MembershipUpdate(()), True),
+    ],
+)
+def test_only_what_answers_is_a_sign_that_the_other_hears_this_node(
+    message: Message, is_doubted: bool
+) -> None:
+    """A peer that no longer receives still sends its own messages."""
+    job = eight()
+    membership = job.daemons[LEAF].node.membership
+    assert membership is not None
+    job.frozen.add(NodeId(PARENT))
+    begin(job, LEAF, b"lib/a")
+    job.pass_time(HEDGED_S)
+    assert membership.suspects() == [PARENT]
+    job.happen(NodeId(LEAF), PeerMessage(NodeId(PARENT), message))
+    assert membership.suspects() == ([PARENT] if is_doubted else [])
+
+
+def test_those_that_are_gone_are_tried_however_often_something_happens_to_others() -> None:
+    membership = eight().daemons[LEAF].node.membership
+    assert membership is not None
+    company, first, wait_s = membership.company, 1.0, PATIENCE.try_gone_s
+    for part in (0.0, 0.3, 0.6, 0.9):
+        company.view_changed(first + part * wait_s)
+        assert company.try_gone_at == first + wait_s
+
+
+def test_one_that_believes_otherwise_is_told_all_again_after_two_heartbeats() -> None:
+    job = eight()
+    job.crash(4)
+    job.pass_time(10.0, step_s=0.25)
+    node, began = job.daemons[LEAF].node, job.now + 10.0
+    assert node.gone() == {4}
+    beat = PeerMessage(NodeId(PARENT), Heartbeat(1, 12345, wants_answer=False))
+
+    def is_told(now: float) -> bool:
+        sent = [each.message for each in node.step(now, beat) if isinstance(each, Send)]
+        return any(isinstance(each, MembershipUpdate) for each in sent)
+
+    assert is_told(began)
+    assert not is_told(began + 1.5 * PATIENCE.heartbeat_s)
+    assert is_told(began + 2.0 * PATIENCE.heartbeat_s)
+
+
+def test_one_that_is_said_to_be_back_and_is_not_is_found_to_be_gone_again() -> None:
+    job = Job(3, fanout=1)
+    job.crash(1)
+    job.pass_time(10.0, step_s=0.25)
+    membership = job.daemons[2].node.membership
+    assert membership is not None
+    assert membership.view.gone == {1}
+    job.happen(
+        NodeId(2),
+        PeerMessage(NodeId(0), MembershipUpdate((MemberStatus(NodeId(1), 1, is_gone=False),))),
+    )
+    assert membership.view.gone == set()
+    job.crash(0)  # no other node could tell
+    job.pass_time(20.0, step_s=0.25)
+    assert NodeId(1) in membership.view.gone
+
+
+def test_two_that_have_nothing_to_do_ask_each_other_for_a_sign_of_life_each_heartbeat() -> None:
+    job = Job(2)
+    membership = job.daemons[0].node.membership
+    assert membership is not None
+    job.pass_time(5.0)
+    beats = 5.0 / membership.patience.heartbeat_s
+    assert beats / 2 <= job.sent["Heartbeat"] <= 4 * beats, "a question and an answer of each"
+
+
+def test_a_node_that_is_late_again_and_again_gives_the_others_as_much_more_time() -> None:
+    """One late wakeup is a standstill of this node, and its time was taken off. Two are a load."""
+    membership = eight().daemons[LEAF].node.membership
+    assert membership is not None
+    late_s = 0.5
+    assert membership.patience.silent_s < late_s < membership.patience.nap_s
+    untils = []
+    for now in (1.0, 2.0):
+        membership.woke(now, late_s)
+        untils.append(membership.doubted_until(NodeId(PARENT)))
+    assert untils[1] - untils[0] == late_s + late_s - membership.patience.silent_s
+
+
+def test_the_next_root_waits_for_two_above_it_no_longer_than_for_one() -> None:
+    """The node loses its connection to one of them while it is already waiting for the other."""
+    job = Job(3, fanout=1)
+    job.tree.add(b"lib/a", 100)
+    root, parent, leaf = map(NodeId, range(3))
+    membership = job.daemons[leaf].node.membership
+    assert membership is not None
+    job.frozen.add(parent)
+    request = begin(job, leaf, b"lib/a")
+    job.pass_time(0.3)
+    assert membership.suspects() == []
+    job.cut(leaf, root)
+    job.pass_time(0.2)
+    assert membership.suspects() == [root, parent]
+    assert not has(job, leaf, request, b"lib/a"), "they may yet answer"
+    job.pass_time(DOUBTED_S - 0.5)
+    assert has(job, leaf, request, b"lib/a")
+    assert job.daemons[leaf].node.stats.fallbacks == 1
 
 
 def test_a_node_that_answers_again_is_asked_again() -> None:
@@ -181,7 +314,7 @@ def test_as_long_as_one_is_left_it_gets_everything(seed: int, data: st.DataObjec
     job.run()
     job.pass_time(1.5)
     assert all(has(job, survivor, request, path) for path, request in requests.items())
-    listed = job.ask(survivor, List, b"lib")
+    listed = job.ask(survivor, ListRequest, b"lib")
     job.run()
     assert job.answer(survivor, listed) is not None
 
@@ -221,7 +354,7 @@ def test_a_network_that_falls_apart_becomes_whole_again() -> None:
                     job.cut(*pair)
                 else:
                     job.severed.add(frozenset(pair))
-    job.pass_time(3 * DEAD_S)  # one level after the other is missed
+    job.pass_time(3 * DEAD_S)  # nodes miss one level after the other
     for number in range(8):
         assert gone(job, number) == (set(range(8)) - side if number in side else side)
     assert read(job, LEAF, b"lib/a")
@@ -244,11 +377,25 @@ def test_who_leaves_has_told_before_and_nobody_waits() -> None:
     job.happen(NodeId(1), Leave())
     job.run()
     assert all(has(job, number, request, b"lib/large") for number, request in requests.items())
-    assert job.daemons[1].node.may_go()
+    assert job.daemons[1].node.is_drained()
     job.pass_time(0.1)
     assert [gone(job, number) for number in range(8)] == [{1}] * 8
     assert job.daemons[3].node.membership.parents == [0]  # type: ignore[union-attr]
     assert sum(daemon.node.stats.deaths for daemon in job.daemons) == 0
+
+
+def test_a_stranger_that_was_lost_and_still_listens_is_forgotten_as_soon_as_that_is_seen() -> None:
+    job = eight()
+    node, stranger = NodeId(5), NodeId(LEAF)
+    membership = job.daemons[node].node.membership
+    assert membership is not None
+    assert (node, stranger) not in job.queues, "neither is above the other"
+    job.connect(stranger, node)
+    job.run()
+    job.cut(stranger, node)
+    assert membership.suspects() == [stranger], "its process may have ended"
+    job.happen(node, Probed(job.daemons[node].probes.pop(), refused=False))
+    assert membership.suspects() == []
 
 
 # --- the last resort ------------------------------------------------------------------------------
@@ -304,7 +451,7 @@ def test_who_is_not_answered_for_too_long_reads_the_source() -> None:
 
 
 def test_an_error_of_ones_own_source_lets_the_next_have_its_turn() -> None:
-    """Who reads in the place of others, and fails for good, makes room for those that wait."""
+    """A fallback that fails for good makes room for the fetches that wait."""
     job = Job(8, fallbacks_max=1, deadline_s=60.0)
     for number in range(3):
         job.tree.add(b"lib/%d" % number, 10)
@@ -332,14 +479,69 @@ def test_an_error_of_ones_own_source_is_not_believed_while_another_may_answer() 
 
 
 def test_a_process_that_still_listens_while_it_ends_is_found_out_soon() -> None:
-    """What is killed closes one descriptor after the other."""
+    """A killed process closes one descriptor after the other."""
     job = eight()
     job.severed |= {frozenset((NodeId(0), NodeId(other))) for other in range(1, 8)}
     for one, other in [each for each in job.queues if each[0] == 0]:
         job._sever(one, other)
     request = begin(job, LEAF, b"lib/a")
-    job.run()  # nobody refuses yet
+    job.run()  # no connection is refused yet
     assert not has(job, LEAF, request, b"lib/a")
     job.crash(0)
     job.pass_time(0.1, step_s=0.02)
     assert has(job, LEAF, request, b"lib/a")
+
+
+# --- cost of suspicions to the source -------------------------------------------------------------
+
+
+def doubted_at_random(seed: int) -> tuple[int, int]:
+    """Runs a job whose nodes hang repeatedly, for a moment or until they are declared dead, while
+    files and chunks are read. Returns two counts: reads of the source beyond the first of each
+    content, and reads that the nodes counted as fallbacks."""
+    draw = Random(seed)
+    job = Job(
+        8, count=draw.choice((1, 3)), seed=seed, deadline_s=60.0, tree_max_bytes=8192,
+        chunk_bytes=4096,
+    )  # fmt: skip
+    paths = [b"d%d/%d.p" % (each % 4, each) for each in range(24)]
+    for path in paths:
+        job.tree.add(path, 100)
+    job.tree.add(b"lib/large", 40_000)
+    version = job.tree.files[Path(b"lib/large")].attributes.version
+    asked: list[tuple[NodeId, RequestId]] = []
+    for _ in range(80):
+        node = NodeId(draw.randrange(8))
+        match draw.randrange(8):
+            case 0 | 1 if len(job.frozen) < 3:
+                job.frozen.add(node)
+            case 2:
+                job.frozen.clear()
+            case 3:
+                job.pass_time(draw.choice((0.2, 0.5, 4.0)))
+            case _ if node in job.frozen:
+                continue
+            case 4 | 5:
+                at = draw.randrange(10) * 4096
+                asked.append((node, job.read(node, b"lib/large", version, at)))
+            case _:
+                path = draw.choice(paths)
+                wanted = job.tree.files[Path(path)].attributes.version
+                asked.append((node, job.read(node, path, wanted)))
+        job.run()
+    job.frozen.clear()
+    job.pass_time(60.0, step_s=0.2)
+    stats = [daemon.node.statistics() for daemon in job.daemons]
+    for node, request in asked:
+        assert not isinstance(job.daemons[node].answers[request], AnswerError)
+    assert not any(each.evictions + each.tier_evictions for each in stats)
+    counts = [n for (kind, _), n in job.source_reads().items() if kind != "readchunk"]
+    counts += job.tree.chunk_reads.values()
+    again = sum(counts) - len(counts)
+    return again, sum(each.fallbacks + each.took_over for each in stats)
+
+
+def test_each_read_of_the_source_that_is_not_the_first_is_counted() -> None:
+    found = [doubted_at_random(seed) for seed in range(24)]
+    assert all(again <= counted for again, counted in found), found
+    assert sum(again for again, _ in found) > 20, "or it would show nothing"

@@ -1,5 +1,6 @@
-"""Which chunks a node takes for its own when it fills the data tier, and that others have their
-turn while it looks."""
+"""Warm-up fill: the chunks that a node takes as its own when it fills the data tier; the walk lets
+other tasks run.
+"""
 
 from random import Random
 from types import SimpleNamespace
@@ -8,15 +9,15 @@ from typing import cast
 import pytest
 import trio
 
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.ring import Ring
-from copperfs.core.state import Limits
-from copperfs.core.suspicion import Patience
-from copperfs.core.trees import Trees
-from copperfs.runtime.engine import Engine
-from copperfs.runtime.filling import Filling
-from copperfs.types import ChunkKey, NodeId, Path, Version
+from copperfs.daemon.engine import Engine
+from copperfs.daemon.warmup_fill import Filling
+from copperfs.model.types import ChunkKey, NodeId, Path, Version
+from copperfs.node.membership.failure_detector import Timeouts
+from copperfs.node.node import Node
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.hash_ring import Ring
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
 
 MIB = 1 << 20
 PATH = Path(b"data/file")
@@ -26,7 +27,7 @@ def filling(nodes: int, chunk_bytes: int) -> tuple[Filling, Node]:
     limits = Limits(1 << 30, MIB, None, 60.0, chunk_bytes=chunk_bytes, tier_memory_bytes=1 << 30)
     trees = Trees(nodes, NodeId(1))
     ring = Ring([f"n{number}" for number in range(nodes)])
-    node = Node(Policy(b"/source", b"/mnt"), limits, trees, Patience(), Random(1), ring)
+    node = Node(Policy(b"/source", b"/mnt"), limits, trees, Timeouts(), Random(1), ring)
     engine = SimpleNamespace(node=node, nursery=None, tier=None)
     return Filling(cast(Engine, engine)), node
 

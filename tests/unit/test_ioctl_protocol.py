@@ -1,4 +1,4 @@
-"""The ioctl protocol: what the kernel sends is taken apart, and what is sent back fits."""
+"""Ioctl protocol: the daemon parses what the kernel sends, and the kernel accepts its replies."""
 
 import errno
 import fcntl
@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.errors import ControlError
 from copperfs.fuse.ioctl import (
     BUFFER_BYTES,
     DATA_BYTES,
     HEADER,
     VERSION,
     Asked,
-    Malformed,
-    Request,
+    IoctlRequest,
+    MalformedIoctl,
     ask_mount,
     number,
     parse,
     refusal,
     reply,
 )
+from copperfs.model.errors import ControlError
 
 IN = struct.Struct("<IIQQIIIHH")
 IOCTL_IN = struct.Struct("<QIIQII")
@@ -34,7 +34,7 @@ IOCTL_OUT = struct.Struct("<iIII")
 
 
 def message(
-    request: int = Request.STATISTICS,
+    request: int = IoctlRequest.STATISTICS,
     *,
     version: int = VERSION,
     unique: int = 7,
@@ -45,7 +45,7 @@ def message(
     data: bytes | None = None,
     in_size: int | None = None,
 ) -> bytes:
-    """A FUSE_IOCTL as the kernel makes it."""
+    """A FUSE_IOCTL request as the kernel makes it."""
     if data is None:
         data = HEADER.pack(version, 0, 0, 0, token, offset, 0).ljust(BUFFER_BYTES, b"\0")
     said = len(data) if in_size is None else in_size
@@ -68,36 +68,36 @@ def parts_of(answer: bytes) -> tuple[int, int, int, bytes]:
 
 def test_the_numbers_are_what_c_makes_of_them() -> None:
     # _IOWR(0xC7, 0x10, char[8192])
-    assert number(Request.STATISTICS) == 0xE000C710
-    assert number(Request.HELLO) == 0xE000C700
+    assert number(IoctlRequest.STATISTICS) == 0xE000C710
+    assert number(IoctlRequest.HELLO) == 0xE000C700
 
 
-@pytest.mark.parametrize("request_", Request)
-def test_every_request_is_understood(request_: Request) -> None:
+@pytest.mark.parametrize("request_", IoctlRequest)
+def test_every_request_is_understood(request_: IoctlRequest) -> None:
     asked = parse(message(request_, unique=9, uid=5, token=3, offset=100))
     assert asked == Asked(9, 5, request_, 3, 100, DATA_BYTES)
 
 
 def test_the_numbers_of_others_are_not_for_this() -> None:
-    for request in {*range(256)} - {*Request}:
-        with pytest.raises(Malformed) as refused:
+    for request in {*range(256)} - {*IoctlRequest}:
+        with pytest.raises(MalformedIoctl) as refused:
             parse(message(request))
         assert (refused.value.errno, refused.value.unique) == (errno.ENOTTY, 7)
 
 
 def test_another_version_is_refused_but_for_hello() -> None:
-    for request in Request:
-        if request is Request.HELLO:
-            assert parse(message(request, version=2)).request is Request.HELLO
+    for request in IoctlRequest:
+        if request is IoctlRequest.HELLO:
+            assert parse(message(request, version=2)).request is IoctlRequest.HELLO
         else:
-            with pytest.raises(Malformed) as refused:
+            with pytest.raises(MalformedIoctl) as refused:
                 parse(message(request, version=2))
             assert refused.value.errno == errno.EPROTO
 
 
 @pytest.mark.parametrize("length", range(IN.size + IOCTL_IN.size))
 def test_a_message_without_all_headers_is_refused_and_nobody_told(length: int) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(MalformedIoctl) as refused:
         parse(message()[:length])
     assert (refused.value.errno, refused.value.unique) == (errno.EINVAL, None)
 
@@ -111,7 +111,7 @@ def test_a_buffer_without_a_whole_header_is_refused(size: int) -> None:
         message(in_size=BUFFER_BYTES + 1),
         message(in_size=0xFFFF_FFFF),
     ):
-        with pytest.raises(Malformed) as refused:
+        with pytest.raises(MalformedIoctl) as refused:
             parse(broken)
         assert (refused.value.errno, refused.value.unique) == (errno.EINVAL, 7)
 
@@ -120,7 +120,7 @@ def test_a_buffer_without_a_whole_header_is_refused(size: int) -> None:
 def test_any_bytes_are_a_request_or_malformed(garbage: bytes) -> None:
     try:
         parse(garbage)
-    except Malformed as refused:
+    except MalformedIoctl as refused:
         assert refused.errno in (errno.EINVAL, errno.ENOTTY, errno.EPROTO)  # noqa: PT017
 
 
@@ -128,7 +128,7 @@ def test_any_bytes_are_a_request_or_malformed(garbage: bytes) -> None:
 def test_any_data_is_a_request_or_malformed(data: bytes, out_size: int, request: int) -> None:
     try:
         asked = parse(message(request, data=data, out_size=out_size))
-    except Malformed as refused:
+    except MalformedIoctl as refused:
         assert refused.unique == 7  # noqa: PT017
     else:
         assert len(reply(asked, 1, b"x" * 1000)) <= OUT.size + IOCTL_OUT.size + out_size
@@ -198,7 +198,7 @@ def test_the_client_fetches_all_parts(
     value = "x" * length
     whole = json.dumps(value).encode()
     served = serve(monkeypatch, Served(whole))
-    assert ask_mount(str(tmp_path), Request.STATISTICS) == value
+    assert ask_mount(str(tmp_path), IoctlRequest.STATISTICS) == value
     assert served.calls == -(-len(whole) // DATA_BYTES)
 
 
@@ -207,7 +207,7 @@ def test_an_answer_that_breaks_off_is_an_error(
 ) -> None:
     serve(monkeypatch, Served(b"x" * 2 * DATA_BYTES, keeps=False))
     with pytest.raises(ControlError, match="broke off its answer"):
-        ask_mount(str(tmp_path), Request.STATISTICS)
+        ask_mount(str(tmp_path), IoctlRequest.STATISTICS)
 
 
 @pytest.mark.parametrize(
@@ -227,17 +227,17 @@ def test_a_refusal_is_told_in_a_sentence(
 ) -> None:
     serve(monkeypatch, Served(error=error))
     with pytest.raises(ControlError, match=sentence):
-        ask_mount(str(tmp_path), Request.STATISTICS)
+        ask_mount(str(tmp_path), IoctlRequest.STATISTICS)
 
 
 def test_a_file_on_no_mount_of_ours_is_told_so(tmp_path: FilePath) -> None:
     with pytest.raises(ControlError, match="is not on a mount of copperfs"):
-        ask_mount(str(tmp_path), Request.HELLO)
+        ask_mount(str(tmp_path), IoctlRequest.HELLO)
     with pytest.raises(ControlError, match="cannot be opened: No such file"):
-        ask_mount(str(tmp_path / "missing"), Request.HELLO)
+        ask_mount(str(tmp_path / "missing"), IoctlRequest.HELLO)
 
 
 def test_a_fifo_does_not_make_the_client_wait(tmp_path: FilePath) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ControlError, match="is not on a mount of copperfs"):
-        ask_mount(str(tmp_path / "fifo"), Request.HELLO)
+        ask_mount(str(tmp_path / "fifo"), IoctlRequest.HELLO)

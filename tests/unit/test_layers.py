@@ -1,47 +1,51 @@
-"""Imports point down only, and ``core`` decides without touching the world.
+"""Layers: imports point down only, ``node`` decides without I/O, and one driver performs its
+actions.
 
-The table is the one of docs/develop.md. The checker reads the source, so that an import inside a
-function or under TYPE_CHECKING counts as well: knowing about a higher layer is the fault, not the
-cost of loading it.
+docs/develop.md has the table. The checker reads the source, so it also counts an import inside a
+function or under TYPE_CHECKING: the fault is to know of a higher layer, not the cost of loading it.
 """
 
 import ast
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from copperfs.node import actions
+
 ROOT = Path(__file__).parents[2]
 
-# "pfs", the stand-in for a parallel filesystem, is beside the runtime: a filesystem of its own that
-# knows nothing of the core or the daemon, and needs mounting from the edge "fuse". So is "cluster",
-# which starts daemons as a user would.
+# The lab is beside the daemon. It has a simulator, a filesystem of its own that knows nothing of
+# the node (and needs mounting from the edge "fuse"), and a cluster that starts daemons as a user
+# would.
 LAYERS = {
-    **dict.fromkeys(("types", "errors", "config", "blob", "compiled", "roster"), 0),
-    **dict.fromkeys(("core",), 1),
-    **dict.fromkeys(("wire",), 2),
-    **dict.fromkeys(("fuse", "net", "store", "source", "bootstrap"), 3),
-    **dict.fromkeys(("runtime", "sim", "pfs", "cluster"), 4),
+    **dict.fromkeys(("model", "config", "native"), 0),
+    **dict.fromkeys(("node",), 1),
+    **dict.fromkeys(("wire", "driver"), 2),
+    **dict.fromkeys(("fuse", "transport", "chunkstore", "source", "launch"), 3),
+    **dict.fromkeys(("daemon", "lab.sim", "lab.pfs_sim", "lab.local_cluster"), 4),
     **dict.fromkeys(("cli",), 5),
 }
 
-# Below the edges nobody knows about these.
+# Only the edges may use these.
 EDGES_ONLY = {"pyfuse3", "trio", "zmq", "mpi4py", "asyncio", "socket", "subprocess", "threading"}
 
-# What core may use beyond the standard library, and what of that library it may not: clocks,
-# files, processes, threads, the log, and randomness that nobody passed in.
-CORE_THIRD_PARTY = {"xxhash"}
-CORE_FORBIDDEN_MODULES = EDGES_ONLY | {
+# Third-party modules that the node may use, and standard modules that it may not: clocks, files,
+# processes, threads, the log, and any randomness that no caller passed in.
+NODE_THIRD_PARTY = {"xxhash"}
+NODE_FORBIDDEN_MODULES = EDGES_ONLY | {
     *("time", "datetime", "sched", "timeit", "calendar"),
     *("os", "io", "shutil", "tempfile", "glob", "fileinput", "mmap", "fcntl", "posix", "linecache"),
     *("select", "selectors", "signal", "multiprocessing", "concurrent", "queue", "ctypes"),
     *("secrets", "uuid", "logging", "sys", "http", "urllib", "socketserver", "sqlite3"),
 }
-CORE_FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
-# Of these modules, only these names: types without state and without I/O.
-CORE_ALLOWED_NAMES = {
+NODE_FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
+# Only these names of these modules: types without state and without I/O.
+NODE_ALLOWED_NAMES = {
     "random": {"Random"},
     "pathlib": {"PurePath", "PurePosixPath"},
 }
@@ -65,58 +69,66 @@ def imported_modules(tree: ast.AST, module: str, is_package: bool) -> Iterator[t
             yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
 
 
+def area_of(module: str) -> str:
+    """The package below ``copperfs``; in the lab, each package is an area."""
+    parts = [*module.split("."), "", ""]
+    return ".".join(parts[1:3]) if parts[1] == "lab" and parts[2] else parts[1]
+
+
 def layer_faults(source: str, module: str, *, is_package: bool = False) -> list[Fault]:
-    """What is wrong with a module of copperfs, given its dotted name."""
+    """The faults of a module of copperfs, given its dotted name."""
     tree = ast.parse(source)
-    area = module.split(".")[1] if "." in module else ""
+    area = area_of(module)
     layer = LAYERS.get(area)
+    if module == "copperfs.lab" and not tree.body:
+        return []
     if not area:
         layer = 0  # copperfs/__init__.py: the version, usable by all
     elif layer is None:
         return [Fault(1, f"{module} is in no layer; add it to the table")]
     faults = []
     for line, name in imported_modules(tree, module, is_package):
-        top, _, rest = name.partition(".")
+        top = name.partition(".")[0]
         if top == "copperfs":
-            faults += _internal_fault(line, area, layer, rest.split(".")[0])
+            faults += _internal_fault(line, area, layer, area_of(name))
         elif layer <= 2 and top in EDGES_ONLY:
             faults.append(Fault(line, f"{top} belongs to the edges"))
-    if area == "core":
-        faults += _core_faults(tree, module, is_package)
+    if area == "node":
+        faults += _node_faults(tree, module, is_package)
     return sorted(set(faults))
 
 
 def _internal_fault(line: int, area: str, layer: int, target: str) -> list[Fault]:
     if target not in LAYERS:  # "from copperfs import __version__"
         return []
-    # Within layer 0 modules may use each other, as one vocabulary.
+    # Modules of layer 0 may use each other, as one vocabulary.
     if target == area or LAYERS[target] < layer or LAYERS[target] == layer == 0:
         return []
     return [Fault(line, f"{area or 'copperfs'} imports {target}, which is not below it")]
 
 
-def _core_faults(tree: ast.AST, module: str, is_package: bool) -> Iterator[Fault]:
+def _node_faults(tree: ast.AST, module: str, is_package: bool) -> Iterator[Fault]:
     for line, name in imported_modules(tree, module, is_package):
         top, _, rest = name.partition(".")
         if top == "copperfs":
             continue
-        if top in CORE_ALLOWED_NAMES:
-            if rest and rest not in CORE_ALLOWED_NAMES[top]:
-                yield Fault(line, f"core uses {name}")
-        elif top in CORE_FORBIDDEN_MODULES:
-            yield Fault(line, f"core imports {top}")
-        elif top not in sys.stdlib_module_names | CORE_THIRD_PARTY:
-            yield Fault(line, f"core imports {top}, which is neither stdlib nor xxhash")
+        if top in NODE_ALLOWED_NAMES:
+            if rest and rest not in NODE_ALLOWED_NAMES[top]:
+                yield Fault(line, f"the node uses {name}")
+        elif top in NODE_FORBIDDEN_MODULES:
+            yield Fault(line, f"the node imports {top}")
+        elif top not in sys.stdlib_module_names | NODE_THIRD_PARTY:
+            yield Fault(line, f"the node imports {top}, which is neither stdlib nor xxhash")
     for node in ast.walk(tree):
         match node:
             case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
-                yield Fault(node.lineno, "core is async")
-            case ast.Call(func=ast.Name(id=name)) if name in CORE_FORBIDDEN_CALLS:
-                yield Fault(node.lineno, f"core calls {name}()")
+                yield Fault(node.lineno, "the node is async")
+            case ast.Call(func=ast.Name(id=name)) if name in NODE_FORBIDDEN_CALLS:
+                yield Fault(node.lineno, f"the node calls {name}()")
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if (
-                name in CORE_ALLOWED_NAMES and attribute not in CORE_ALLOWED_NAMES[name]
+                name in NODE_ALLOWED_NAMES and attribute not in NODE_ALLOWED_NAMES[name]
             ):
-                yield Fault(node.lineno, f"core uses {name}.{attribute}")
+                yield Fault(node.lineno, f"the node uses {name}.{attribute}")
 
 
 def modules() -> list[Path]:
@@ -138,28 +150,28 @@ def test_module_keeps_to_its_layer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source", "fault"),
     [
-        ("copperfs.core.node", "import copperfs.fuse.handlers", "not below"),
-        ("copperfs.core.node", "from copperfs import runtime", "not below"),
-        ("copperfs.core.node", "from ..store import memory", "not below"),
-        ("copperfs.core.node", "def f():\n    from copperfs.wire import codec", "not below"),
-        ("copperfs.runtime.daemon", "from copperfs.sim import world", "not below"),
-        ("copperfs.sim.world", "from copperfs.runtime import daemon", "not below"),
-        ("copperfs.pfs.loop", "from copperfs.runtime import engine", "not below"),
-        ("copperfs.store.memory", "from copperfs.source import scan", "not below"),
-        ("copperfs.errors", "from copperfs.core import node", "not below"),
+        ("copperfs.node.node", "import copperfs.fuse.handlers", "not below"),
+        ("copperfs.node.node", "from copperfs import daemon", "not below"),
+        ("copperfs.node.node", "from ..chunkstore import memory", "not below"),
+        ("copperfs.node.node", "def f():\n    from copperfs.wire import codec", "not below"),
+        ("copperfs.daemon.process", "from copperfs.lab.sim import world", "not below"),
+        ("copperfs.lab.sim.world", "from copperfs.daemon import daemon", "not below"),
+        ("copperfs.lab.pfs_sim.request_loop", "from copperfs.daemon import engine", "not below"),
+        ("copperfs.chunkstore.memory", "from copperfs.source import scan", "not below"),
+        ("copperfs.model.errors", "from copperfs.node import node", "not below"),
         ("copperfs", "from copperfs.cli import main", "not below"),
         ("copperfs.attic.node", "", "in no layer"),
-        ("copperfs.config", "import trio", "belongs to the edges"),
+        ("copperfs.config.settings", "import trio", "belongs to the edges"),
         ("copperfs.wire.codec", "from socket import socket", "belongs to the edges"),
-        ("copperfs.core.node", "import time", "imports time"),
-        ("copperfs.core.node", "from time import monotonic", "imports time"),
-        ("copperfs.core.node", "import os.path", "imports os"),
-        ("copperfs.core.node", "import numpy", "neither stdlib nor xxhash"),
-        ("copperfs.core.node", "import random\nx = random.random()", "random.random"),
-        ("copperfs.core.node", "from random import choice", "random.choice"),
-        ("copperfs.core.node", "from pathlib import Path", "pathlib.Path"),
-        ("copperfs.core.node", "x = open('f')", "calls open()"),
-        ("copperfs.core.node", "async def f(): pass", "async"),
+        ("copperfs.node.node", "import time", "imports time"),
+        ("copperfs.node.node", "from time import monotonic", "imports time"),
+        ("copperfs.node.node", "import os.path", "imports os"),
+        ("copperfs.node.node", "import numpy", "neither stdlib nor xxhash"),
+        ("copperfs.node.node", "import random\nx = random.random()", "random.random"),
+        ("copperfs.node.node", "from random import choice", "random.choice"),
+        ("copperfs.node.node", "from pathlib import Path", "pathlib.Path"),
+        ("copperfs.node.node", "x = open('f')", "calls open()"),
+        ("copperfs.node.node", "async def f(): pass", "async"),
     ],
 )
 def test_the_checker_finds(module: str, source: str, fault: str) -> None:
@@ -171,14 +183,14 @@ def test_the_checker_finds(module: str, source: str, fault: str) -> None:
     ("module", "source"),
     [
         (
-            "copperfs.core.node",
-            "from copperfs.types import Path\nfrom . import cache\nimport heapq",
+            "copperfs.node.node",
+            "from copperfs.model.types import Path\nfrom . import cache\nimport heapq",
         ),
-        ("copperfs.core.node", "import random\ndef f(rng: random.Random): rng.random()"),
-        ("copperfs.core.node", "import xxhash\nfrom random import Random"),
-        ("copperfs.cli.main", "from copperfs import __version__\nimport copperfs.runtime.daemon"),
-        ("copperfs.config", "from copperfs.errors import ConfigError"),
-        ("copperfs.fuse.handlers", "import trio, pyfuse3, os\nfrom copperfs.core import node"),
+        ("copperfs.node.node", "import random\ndef f(rng: random.Random): rng.random()"),
+        ("copperfs.node.node", "import xxhash\nfrom random import Random"),
+        ("copperfs.cli.main", "from copperfs import __version__\nimport copperfs.daemon.process"),
+        ("copperfs.config.settings", "from copperfs.model.errors import ConfigError"),
+        ("copperfs.fuse.handlers", "import trio, pyfuse3, os\nfrom copperfs.node import node"),
     ],
 )
 def test_the_checker_accepts(module: str, source: str) -> None:
@@ -186,5 +198,93 @@ def test_the_checker_accepts(module: str, source: str) -> None:
 
 
 def test_a_relative_import_in_a_package_is_resolved_from_the_package() -> None:
-    assert layer_faults("from .node import Node", "copperfs.core", is_package=True) == []
-    assert layer_faults("from ..cli import main", "copperfs.core", is_package=True) != []
+    assert layer_faults("from .node import Node", "copperfs.node", is_package=True) == []
+    assert layer_faults("from ..cli import main", "copperfs.node", is_package=True) != []
+
+
+# ---- actions are interpreted in one place --------------------------------------------------------
+
+# A port may distinguish the actions of its own family: a source the kinds of fetches, a handler the
+# kinds of answers. Code that distinguishes actions of several families interprets them.
+FAMILY = {
+    **{each.__name__: "at the source" for each in get_args(actions.Fetch)},
+    **{each.__name__: "at the disk" for each in get_args(actions.AtDisk)},
+    **{each.__name__: "at the peers" for each in get_args(actions.AtPeers)},
+    **{each.__name__: "answer" for each in get_args(actions.Answer)},
+    **{each.__name__: "letting go" for each in get_args(actions.LettingGo)},
+    "Publish": "publish",
+    **{each.__name__: "for people" for each in get_args(actions.ForPeople)},
+}
+INTERPRETER = "copperfs/driver/driver.py"
+
+
+def interpreters(source: str) -> list[int]:
+    """The lines that distinguish actions of several families: by a ``match``, or by one function's
+    ``if isinstance`` tests of one object."""
+    tree = ast.parse(source)
+    imported = {
+        name.rpartition(".")[2]
+        for _, name in imported_modules(tree, "copperfs", is_package=True)
+        if name.startswith("copperfs.node.actions.")
+    }
+
+    def families(nodes: Iterator[ast.AST]) -> set[str]:
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        return {FAMILY[name] for name in names & imported & FAMILY.keys()}
+
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Match):
+            patterns = [each.pattern for each in node.cases]
+            if len(families(n for each in patterns for n in ast.walk(each))) > 1:
+                lines.append(node.lineno)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found: defaultdict[str, set[str]] = defaultdict(set)
+            tests = [each.test for each in ast.walk(node) if isinstance(each, ast.If)]
+            for call in (each for test in tests for each in ast.walk(test)):
+                match call:
+                    case ast.Call(func=ast.Name(id="isinstance"), args=[subject, kinds]):
+                        found[ast.dump(subject)] |= families(ast.walk(kinds))
+            if any(len(each) > 1 for each in found.values()):
+                lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*modules(), *sorted((ROOT / "tests").rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_the_driver_interprets_actions(path: Path) -> None:
+    lines = interpreters(path.read_text())
+    if str(path.relative_to(ROOT)) == INTERPRETER:
+        assert len(lines) == 1
+    else:
+        assert not lines, f"{path} tells actions apart at lines {lines}: give the driver a port"
+
+
+PERFORM = "from copperfs.node.actions import ReleaseBlob, ScanSource, Send\ndef perform(action):\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        " match action:\n  case ScanSource(): pass\n  case Send(): pass",
+        " if isinstance(action, ReleaseBlob): pass\n elif isinstance(action, Send): pass",
+    ],
+)
+def test_a_second_interpreter_is_found(body: str) -> None:
+    assert interpreters(PERFORM + body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        " if isinstance(action, ScanSource): pass",
+        " return [each for each in action if isinstance(each, Send)]",
+        " return [each for each in action if isinstance(each, Send)], [\n"
+        "  each for each in action if isinstance(each, ScanSource)]",
+    ],
+)
+def test_who_looks_for_one_kind_of_action_is_no_interpreter(body: str) -> None:
+    assert not interpreters(PERFORM + body)

@@ -1,4 +1,4 @@
-"""Listings: what is packed comes out again, and bytes from elsewhere can do no harm."""
+"""Listings: unpacking restores what was packed, and bytes from elsewhere do no harm."""
 
 import random
 import struct
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.listing import (
+from copperfs.model.listing import (
     NAME_MAX,
     Listing,
     MalformedListing,
@@ -19,8 +19,8 @@ from copperfs.core.listing import (
     index_slots,
     pack_listing,
 )
-from copperfs.core.state import SLOT_BYTES
-from copperfs.types import ATTRIBUTES_BYTES, Attributes, Entry
+from copperfs.model.types import ATTRIBUTES_BYTES, Attributes, Entry
+from copperfs.node.state import SLOT_BYTES
 from tests.unit.core_lab import directory, file, files, link, unknown
 
 names = st.binary(min_size=1, max_size=NAME_MAX)
@@ -89,6 +89,17 @@ def test_of_a_name_that_is_given_twice_the_first_one_counts() -> None:
         listing.check()
 
 
+@pytest.mark.parametrize("told", [0, 2])
+def test_a_wrong_count_of_absolute_links_is_noticed(told: int) -> None:
+    """The count decides whether a listing is shown as it is, or with links that lead into the
+    mount."""
+    packed = bytearray(pack_listing([(b"a", link(b"/t")), (b"b", link(b"t"))]).packed)
+    Listing(bytes(packed)).check()
+    struct.pack_into("<I", packed, 12, told)
+    with pytest.raises(MalformedListing, match="absolute links"):
+        Listing(bytes(packed)).check()
+
+
 def test_rows_begin_at_multiples_of_eight_bytes() -> None:
     for length in range(1, 20):
         assert len(files(b"n" * length).packed) % 8 == 0
@@ -134,17 +145,17 @@ def test_a_walk_goes_on_in_another_listing_with_what_both_have(
 
 
 def examine(packed: bytes) -> None:
-    """Everything that a reader of a listing does."""
+    """Does everything that a reader of a listing does."""
     listing = Listing(packed)
     for name, entry in listing.rows():
         assert 1 <= len(name) <= NAME_MAX
         assert len(entry.attributes.packed) == ATTRIBUTES_BYTES
         assert listing.find(name) is not None
-    assert b"missing" not in listing or listing.find(b"missing") is not None
-    assert listing.count >= 0
-    assert listing.absolute_symlinks >= 0
-    assert listing.bare in (False, True)
+    assert (listing.find(b"missing") is not None) is (b"missing" in dict(listing.rows()))
+    assert listing.count == len(list(listing.rows()))
     listing.check()
+    absolute = sum(entry.target.startswith(b"/") for _, entry in listing.rows())
+    assert listing.absolute_symlinks == absolute
     for _, entry in listing.rows():
         assert not entry.unknown or (entry.attributes.size, entry.target) == (0, b"")
 
@@ -228,7 +239,7 @@ def test_impossible_lengths_are_noticed(at: int, layout: str, value: int) -> Non
         (replace(file(5), unknown=True), False),  # it has a size
         (replace(link(b"target"), unknown=True), False),
         (Entry(unknown(link(b"t")).attributes, b"target", unknown=True), False),
-        (unknown(file(5)), True),  # no row of a bare listing needs it
+        (unknown(file(5)), True),  # a bare listing has no use for such a row
     ],
     ids=["a size", "a link", "a target", "twice"],
 )

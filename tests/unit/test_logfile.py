@@ -1,4 +1,4 @@
-"""A log that is rotated, and one that somebody else has prepared."""
+"""Log file: rotation, and paths that another user has prepared."""
 
 import logging
 import os
@@ -16,15 +16,15 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.cli.this_node import at_mountpoint, on_this_node
-from copperfs.config import Settings
-from copperfs.errors import MountError
+from copperfs.cli.preflight import at_mountpoint, on_this_node
+from copperfs.config.settings import Settings
+from copperfs.daemon import log_file as logfile
+from copperfs.daemon.event_log import EventLogWriter
+from copperfs.daemon.log_file import LogFile
+from copperfs.daemon.process import Daemon
 from copperfs.fuse.own_files import open_to_append
-from copperfs.runtime import logfile
-from copperfs.runtime.chronicle import Chronicle
-from copperfs.runtime.daemon import Daemon
-from copperfs.runtime.logfile import LogFile
-from copperfs.types import NodeId
+from copperfs.model.errors import MountError
+from copperfs.model.types import NodeId
 from tests.unit.test_chronicle import roster
 
 NOBODY = 65534
@@ -91,7 +91,7 @@ def test_standard_error_moves_along(tmp_path: Path) -> None:
     """libfuse and Python itself write there."""
     script = """if True:
         import logging, os, sys
-        from copperfs.runtime.logfile import LogFile
+        from copperfs.daemon.log_file import LogFile
         log = logging.Logger("test")
         handler = LogFile(sys.argv[1])
         log.addHandler(handler)
@@ -113,7 +113,7 @@ def test_standard_error_moves_along(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFile]:
-    """The log of this process, whose name nobody can ask for until the end of the test."""
+    """The log of this process; lookups of its name hang until the end of the test."""
     path = tmp_path / "log"
     handler, over = LogFile(str(path)), threading.Event()
 
@@ -164,7 +164,7 @@ def test_a_log_that_hangs_holds_up_neither_messages_nor_sigterm(
 
 @pytest.fixture(params=["link", "dangling link", "another user's", "hard link", "fifo"])
 def prepared(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """What somebody else has put where the log is to be."""
+    """An object that another user has put at the path of the log."""
     path, precious = tmp_path / "log", tmp_path / "precious"
     precious.write_text("precious")
     match request.param:
@@ -188,7 +188,7 @@ def test_what_somebody_else_has_prepared_is_not_written_to(prepared: Path) -> No
         open_to_append(str(prepared))
     with pytest.raises(MountError, match="cannot be written: "):
         LogFile(str(prepared))
-    events = Chronicle(NodeId(0), roster(), str(prepared))
+    events = EventLogWriter(NodeId(0), roster(), str(prepared))
     with pytest.raises(MountError, match="cannot be written: "):
         events.open()
     assert sorted(os.listdir(prepared.parent)) == before

@@ -1,5 +1,6 @@
-"""What one peer costs must not grow with how many others there are: an owner of chunks that all
-nodes want has thousands of connections. Counted are lines of Python, not time."""
+"""Cost of one peer: it must not grow with the number of the others, because an owner of chunks that
+all nodes want has thousands of connections. The tests count lines of Python, not time.
+"""
 
 import sys
 from collections.abc import Callable
@@ -8,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from copperfs.core.events import Event, Heard, PeerDown, PeerUp, Probed, Start
-from copperfs.core.messages import Heartbeat
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
-from copperfs.core.trees import Trees
-from copperfs.types import NodeId
+from copperfs.model.types import NodeId
+from copperfs.node.events import Event, PeerDown, PeerMessage, PeerUp, Probed, Start
+from copperfs.node.node import Node
+from copperfs.node.peer.messages import Heartbeat
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
 
 NODES = 5000
 LIMITS = Limits(1 << 30, 1 << 20, None, 60.0, chunk_bytes=1 << 20, tier_memory_bytes=1 << 30)
 
 
 def lines_of(work: Callable[[], object]) -> int:
-    """How many lines of Python *work* takes."""
+    """The number of lines of Python that *work* executes."""
     count = 0
 
     def trace(frame: FrameType, what: str, _: Any) -> Any:
@@ -39,7 +40,7 @@ def lines_of(work: Callable[[], object]) -> int:
 
 
 def node_with(peers: int) -> Node:
-    """The root of a large job, to which so many others are connected."""
+    """The root of a large job, connected to this many others."""
     node = Node(Policy(b"/source", b"/mnt"), LIMITS, Trees(NODES, NodeId(0), fanout=2))
     node.step(1.0, Start())
     for number in range(1, peers + 1):
@@ -56,7 +57,7 @@ LAST = NodeId(NODES - 1)
         [PeerUp(LAST)],
         [PeerUp(LAST), PeerDown(LAST)],
         [PeerUp(LAST), PeerDown(LAST), Probed(LAST, refused=True)],
-        [PeerUp(LAST), Heard(LAST, Heartbeat(1, 0, wants_answer=True))],
+        [PeerUp(LAST), PeerMessage(LAST, Heartbeat(1, 0, wants_answer=True))],
     ],
     ids=["comes", "goes", "has ended", "says something"],
 )

@@ -1,4 +1,4 @@
-"""How much memory there is for a process whose cgroup has a limit."""
+"""Memory limit: the memory available to a process whose cgroup has a limit."""
 
 import json
 import os
@@ -21,7 +21,7 @@ NO_LIMIT_V1 = 0x7FFFFFFFFFFFF000
 def machine(
     at: Path, mounts: str, groups: str, files: dict[str, int | str], top: str = "/sys/fs/cgroup"
 ) -> str:
-    """A tree of files as /proc and /sys have them."""
+    """A tree of files like /proc and /sys."""
     (at / "proc/self").mkdir(parents=True)
     (at / "proc/self/mountinfo").write_text(OTHER + mounts)
     (at / "proc/self/cgroup").write_text("12:cpuset:/wrong\n" + groups)
@@ -129,7 +129,7 @@ def test_without_cgroups_it_is_what_the_machine_has(tmp_path: Path) -> None:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A cgroup of a limit, with one below it, of whichever version limits memory here."""
+    """A cgroup with a limit and another below it, of the version that limits memory here."""
     tops = [
         (Path("/sys/fs/cgroup"), "memory.max"),
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
@@ -155,7 +155,7 @@ def group() -> Iterator[Path]:
 
 
 def shown_in(group: Path) -> dict[str, dict[str, object]]:
-    """What ``copperfs config show`` says there."""
+    """The output of ``copperfs config show`` in that cgroup."""
     script = (
         "import os, sys\n"
         "open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"

@@ -1,4 +1,4 @@
-"""Which names a compiled Python file mentions; in C and in Python alike."""
+"""Scan of compiled Python files for the names they mention: in C, and in Python for comparison."""
 
 import marshal
 import shutil
@@ -12,12 +12,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.blob import BLOBS_ARE_SHARED, FileBlob, PlainBlob, new_blob
-from copperfs.compiled import DEPTH_MAX, walked
+from copperfs.native import Blob
+from tests.unit.compiled import DEPTH_MAX, names_in, walked
 
-Kind = Callable[[int], FileBlob]
-KINDS: list[Kind] = [PlainBlob, new_blob] if BLOBS_ARE_SHARED else [PlainBlob]
-kinds = pytest.mark.parametrize("kind", KINDS, ids=["Python", "C"][: len(KINDS)])
+Mentioned = Callable[[bytes, tuple[bytes, ...]], tuple[bytes, ...]]
+
+
+def blob_of(data: bytes) -> Blob:
+    blob = Blob(len(data))
+    blob.view[:] = data
+    blob.seal(len(data))
+    return blob
+
+
+def in_c(data: bytes, names: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return blob_of(data).mentioned(names)
+
+
+def in_python(data: bytes, names: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    there = names_in(data)
+    return tuple(name for name in names if name in there)
+
+
+both = pytest.mark.parametrize("mentioned", [in_python, in_c])
 
 SOURCE = """
 '''About this package: it has words.'''
@@ -58,20 +75,15 @@ NOT_THERE = (
 VERSIONS = [f"python3.{minor}" for minor in range(8, 15)]
 
 
-def blob_of(kind: Kind, data: bytes) -> FileBlob:
-    blob = kind(len(data))
-    blob.view[:] = data
-    blob.seal(len(data))
-    return blob
-
-
 def compiled(source: str) -> bytes:
     return MAGIC_NUMBER + bytes(12) + marshal.dumps(compile(source, "x.py", "exec"))
 
 
-@kinds
-def test_what_a_module_imports_is_mentioned_and_not_what_its_functions_do(kind: Kind) -> None:
-    assert blob_of(kind, compiled(SOURCE)).mentioned(NAMES + NOT_THERE) == NAMES
+@both
+def test_what_a_module_imports_is_mentioned_and_not_what_its_functions_do(
+    mentioned: Mentioned,
+) -> None:
+    assert mentioned(compiled(SOURCE), NAMES + NOT_THERE) == NAMES
 
 
 def pythons() -> list[str]:
@@ -80,8 +92,10 @@ def pythons() -> list[str]:
     return found or [sys.executable]
 
 
-@kinds
-def test_files_of_other_versions_of_python_are_understood(kind: Kind, tmp_path: Path) -> None:
+@both
+def test_files_of_other_versions_of_python_are_understood(
+    mentioned: Mentioned, tmp_path: Path
+) -> None:
     module = tmp_path / "module.py"
     module.write_text(SOURCE)
     understood = 0
@@ -94,12 +108,12 @@ def test_files_of_other_versions_of_python_are_understood(kind: Kind, tmp_path: 
         )
         if done.stdout.strip() != "True":
             continue  # it is no Python, or older
-        assert blob_of(kind, file.read_bytes()).mentioned(NAMES + NOT_THERE) == NAMES, python
+        assert mentioned(file.read_bytes(), NAMES + NOT_THERE) == NAMES, python
         understood += 1
     assert understood
 
 
-@kinds
+@both
 @pytest.mark.parametrize(
     ("data", "found"),
     [
@@ -127,19 +141,19 @@ def test_files_of_other_versions_of_python_are_understood(kind: Kind, tmp_path: 
     ],
 )
 def test_a_name_is_a_whole_string_or_a_part_between_dots(
-    kind: Kind, data: bytes, found: bool
+    mentioned: Mentioned, data: bytes, found: bool
 ) -> None:
     names_of_a_module = MAGIC_NUMBER + bytes(12) + b"c" + bytes(20) + b"NN" + data
-    assert bool(blob_of(kind, names_of_a_module).mentioned((b"abc",))) is found
+    assert bool(mentioned(names_of_a_module, (b"abc",))) is found
 
 
-@kinds
-def test_a_constant_is_a_mention_only_in_a_tuple(kind: Kind) -> None:
+@both
+def test_a_constant_is_a_mention_only_in_a_tuple(mentioned: Mentioned) -> None:
     constants = MAGIC_NUMBER + bytes(12) + b"c" + bytes(20) + b"N"
-    blob = blob_of(kind, constants + b")\3\xda\x03abc)\1\xda\x03xyz<\1\0\0\0z\x03set)\1r\1\0\0\0")
-    assert blob.mentioned((b"abc", b"xyz", b"set")) == (b"xyz",)
-    blob = blob_of(kind, constants + b")\1\xda\x03abc)\1r\0\0\0\0")
-    assert blob.mentioned((b"abc",)) == (b"abc",), "it is used by name, too"
+    data = constants + b")\3\xda\x03abc)\1\xda\x03xyz<\1\0\0\0z\x03set)\1r\1\0\0\0"
+    assert mentioned(data, (b"abc", b"xyz", b"set")) == (b"xyz",)
+    data = constants + b")\1\xda\x03abc)\1r\0\0\0\0"
+    assert mentioned(data, (b"abc",)) == (b"abc",), "it is used by name, too"
 
 
 PIECES = st.sampled_from(
@@ -151,7 +165,7 @@ PIECES = st.sampled_from(
 def test_c_and_python_agree_about_what_is_malformed(data: bytes, recent: bool) -> None:
     whole = (MAGIC_NUMBER if recent else bytes(4)) + bytes(12) + b"c" + bytes(20) + b"N" + data
     names = (b"x", b"_", b"b", b"xb", b"N")
-    assert len({blob_of(kind, whole).mentioned(names) for kind in KINDS}) == 1
+    assert in_c(whole, names) == in_python(whole, names)
 
 
 @given(st.data())
@@ -161,7 +175,7 @@ def test_c_and_python_agree_about_what_was_damaged(data: st.DataObject) -> None:
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     del whole[data.draw(st.integers(0, len(whole))) :]
     names = NAMES + NOT_THERE
-    assert len({blob_of(kind, bytes(whole)).mentioned(names) for kind in KINDS}) == 1
+    assert in_c(bytes(whole), names) == in_python(bytes(whole), names)
 
 
 SIZE = 1 << 20
@@ -169,13 +183,11 @@ BEFORE = MAGIC_NUMBER + bytes(12) + b"c" + bytes(20) + b"NN"
 MANY = tuple(b"%x" % number for number in range(4096))
 
 
-def steps_for(kind: Kind, data: bytes, names: tuple[bytes, ...]) -> int:
-    """Bytes of strings that are looked at, and in C names that are compared with."""
-    if kind is PlainBlob:
+def steps_for(mentioned: Mentioned, data: bytes, names: tuple[bytes, ...]) -> int:
+    """Bytes of the strings that the scan reads; in C also the names that it compares with."""
+    if mentioned is in_python:
         return walked(data).steps
-    steps = blob_of(kind, data).steps_for(names)  # type: ignore[attr-defined]  # for tests
-    assert isinstance(steps, int)
-    return steps
+    return blob_of(data).steps_for(names)
 
 
 def sized(kind: bytes, text: bytes) -> bytes:
@@ -183,14 +195,15 @@ def sized(kind: bytes, text: bytes) -> bytes:
 
 
 def crafted() -> dict[str, tuple[bytes, tuple[bytes, ...]]]:
-    """Files of 1 MiB that take as much looking as one can think of; and what they mention."""
+    """Files of 1 MiB made to be as slow to scan as we could think of, and the names they
+    mention."""
     long = sized(b"\xe1", b"abc." * (SIZE // 16))
     count = (SIZE - len(long) - 100) // 5
     many = b"(" + (1 + count).to_bytes(4, "little")
     refs = b"r\0\0\0\0" * count
     return {
         "references to one long string": (BEFORE + many + long + refs, (b"abc",)),
-        # kept where it is no mention, and referred to where it is one
+        # stored where it is no mention, and referred to where it is one
         "and from names to constants": (BEFORE[:-1] + b")\1" + long + many + refs, (b"abc",)),
         "short parts between dots": (
             BEFORE + b")\1" + sized(b"a", b"7." * (SIZE // 2 - 32)),
@@ -200,26 +213,28 @@ def crafted() -> dict[str, tuple[bytes, tuple[bytes, ...]]]:
     }
 
 
-@kinds
+@both
 @pytest.mark.parametrize("case", list(crafted()))
 def test_a_file_that_was_made_to_be_slow_takes_no_more_than_its_bytes(
-    kind: Kind, case: str
+    mentioned: Mentioned, case: str
 ) -> None:
-    data, mentioned = crafted()[case]
+    data, found = crafted()[case]
     assert SIZE - 128 < len(data) <= SIZE
-    # each byte is looked at twice at most, and each part compared with log2 of the names
-    assert steps_for(kind, data, MANY) <= 2 * len(data) + len(data) // 2 * 13
-    assert blob_of(kind, data).mentioned((*MANY, b"zzz")) == mentioned
+    # the scan reads each byte twice at most, and compares each part with log2 of the names
+    assert steps_for(mentioned, data, MANY) <= 2 * len(data) + len(data) // 2 * 13
+    assert mentioned(data, (*MANY, b"zzz")) == found
 
 
-@kinds
-def test_a_name_that_is_looked_for_more_than_once_is_found_each_time(kind: Kind) -> None:
+@both
+def test_a_name_that_is_looked_for_more_than_once_is_found_each_time(mentioned: Mentioned) -> None:
     data = BEFORE + b")\1z\x05b.abc"
-    assert blob_of(kind, data).mentioned((b"b", b"abc", b"x", b"abc")) == (b"b", b"abc", b"abc")
+    assert mentioned(data, (b"b", b"abc", b"x", b"abc")) == (b"b", b"abc", b"abc")
 
 
-def test_what_is_mentioned_again_by_reference_is_found_where_it_is_a_mention() -> None:
-    # kept as no mention, referred to where it is one, and once more
+@both
+def test_what_is_mentioned_again_by_reference_is_found_where_it_is_a_mention(
+    mentioned: Mentioned,
+) -> None:
+    # stored as no mention, referred to where it is one, and once more
     data = BEFORE[:-1] + b")\1\xda\x03abc)\2r\0\0\0\0r\0\0\0\0"
-    for kind in KINDS:
-        assert blob_of(kind, data).mentioned((b"abc",)) == (b"abc",)
+    assert mentioned(data, (b"abc",)) == (b"abc",)

@@ -1,4 +1,4 @@
-"""Metrics that cannot be had, or written, are no reason for a mount to end or to stay."""
+"""Metrics: a failure to collect or write them neither ends a mount nor keeps it alive."""
 
 import errno
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from copperfs.runtime import metrics
-from copperfs.runtime.metrics import open_port, serve, write
+from copperfs.daemon import prometheus as metrics
+from copperfs.daemon.prometheus import open_port, serve, write
 
 WITHIN_S = 20.0
 
@@ -22,7 +22,7 @@ def no_descriptors() -> str:
 
 
 class Sometimes:
-    """Fails as often as it is told to, then has something to say."""
+    """Fails a given number of times, then returns text."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -104,7 +104,7 @@ def test_a_filesystem_that_hangs_does_not_keep_the_daemon_from_ending(
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """A directory that everybody may write in, as /tmp is without its bit."""
+    """A directory that all users may write in, like /tmp without its sticky bit."""
     path = tmp_path / "theirs"
     path.mkdir()
     path.chmod(0o777)
@@ -116,12 +116,12 @@ def test_a_temporary_name_that_somebody_else_has_foreseen_is_not_written_through
 ) -> None:
     path, precious = theirs / "metrics", tmp_path / "precious"
     precious.write_text("precious")
-    monkeypatch.setattr("copperfs.runtime.metrics.secrets.token_hex", lambda _: "drawn")
+    monkeypatch.setattr("copperfs.daemon.prometheus.secrets.token_hex", lambda _: "drawn")
     foreseen = Path(f"{path}.{os.getpid()}.drawn")
     foreseen.symlink_to(precious)
     assert metrics._write_once(str(path), "there\n", metrics._Ended()) == "File exists"
     foreseen.unlink()
-    # a file that another keeps open, to read and change what is written
+    # a file that another user keeps open, to read and change what is written
     foreseen.write_text("prepared")
     assert metrics._write_once(str(path), "there\n", metrics._Ended()) == "File exists"
     assert (precious.read_text(), foreseen.read_text()) == ("precious", "prepared")

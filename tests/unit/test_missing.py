@@ -1,4 +1,6 @@
-"""Who did not answer, and behind whom: found without keeping the node from its other work."""
+"""Missing nodes: which nodes did not answer, and behind which others; the search does not hold up
+the node's other work.
+"""
 
 import threading
 from types import SimpleNamespace
@@ -6,18 +8,19 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from copperfs.core.trees import Trees
-from copperfs.roster import Member, Roster
-from copperfs.runtime import job as module
-from copperfs.runtime.job import Job
-from copperfs.runtime.shape import way_between
-from copperfs.types import NodeId
+from copperfs.daemon import job_member as module
+from copperfs.daemon.job_member import JobMember
+from copperfs.daemon.tree_report import way_between
+from copperfs.model.roster import Member, Roster
+from copperfs.model.types import NodeId
+from copperfs.node.routing.overlay import Trees
 
 
 def test_a_node_that_is_cut_off_from_thousands_still_answers_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """9,000 missing ones take a second, after which the rest would call it silent."""
+    """A search for 9,000 missing nodes takes a second, after which the others would suspect this
+    node."""
     nodes = 600
     threads = set()
 
@@ -30,7 +33,7 @@ def test_a_node_that_is_cut_off_from_thousands_still_answers_others(
     node = SimpleNamespace(
         trees=Trees(nodes, NodeId(0), fanout=16), gone=lambda: frozenset([NodeId(1)])
     )
-    job = object.__new__(Job)
+    job = object.__new__(JobMember)
     job.engine = SimpleNamespace(node=node)  # type: ignore[assignment]  # all that is asked
     job.roster = Roster("job", members)
 

@@ -1,4 +1,4 @@
-"""The core's node: what it answers, fetches, holds and lets go, one path of each question each.
+"""Node: what it answers, fetches, holds and releases, with one path of each kind of request.
 
 ``test_node_machine.py`` drives it at random; ``test_scenarios.py`` tells longer stories.
 """
@@ -7,7 +7,9 @@ import errno
 
 import pytest
 
-from copperfs.core.actions import (
+from copperfs.model.listing import Listing, index_slots, pack_listing
+from copperfs.model.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
+from copperfs.node.actions import (
     Action,
     AnswerEntry,
     AnswerError,
@@ -16,8 +18,8 @@ from copperfs.core.actions import (
     AnswerObject,
     EntryKey,
     Evict,
+    InvalidateName,
     ListingKey,
-    LookAgain,
     LookSource,
     NewEpoch,
     ObjectKey,
@@ -27,12 +29,10 @@ from copperfs.core.actions import (
     ReleaseHandle,
     ScanSource,
 )
-from copperfs.core.cache import UNLISTABLE_MAX, Held, cost_of_listing
-from copperfs.core.events import MountsMoved, WarmedUp
-from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.policy import LOCAL_FRESH_S, Policy
-from copperfs.core.state import OBJECT_OVERHEAD_BYTES, Limits
-from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, RequestId
+from copperfs.node.cache.metadata_cache import UNLISTABLE_MAX, Held, cost_of_listing
+from copperfs.node.events import Event, GrantsRevoked, Leave, RefusedPathsChanged, Start
+from copperfs.node.requests.path_policy import LOCAL_FRESH_S, Policy
+from copperfs.node.state import OBJECT_OVERHEAD_BYTES, SLOT_BYTES, Limits
 from tests.unit.core_lab import (
     DEADLINE_S,
     MIB,
@@ -315,6 +315,19 @@ def test_an_empty_file_is_an_object() -> None:
     assert lab.have_read(1, blob=7) == [bytes_of(1, b"f", 7, size=0)]
 
 
+def test_what_is_held_counts_each_time_as_answered_from_there() -> None:
+    lab = Lab()
+    lab.list(b"d")
+    lab.scanned(1, ABC)
+    lab.read(b"d/a")
+    lab.have_read(2, blob=7)
+    for times in (1, 2, 3):
+        lab.look(b"d/a")
+        lab.list(b"d")
+        lab.read(b"d/a")
+        assert lab.node.statistics().answered_from_shelf == 3 * times
+
+
 def test_each_reader_of_a_large_file_gets_a_handle_of_its_own() -> None:
     lab = Lab(tree_max_bytes=100)
     assert lab.read(b"f", size=100) == [read(1, b"f", size=100)]
@@ -349,7 +362,7 @@ def test_a_file_that_is_not_what_was_said_of_it_is_looked_up_again(number: int) 
     lab.read(b"d/f")
     assert lab.failed(2, number) == [
         Evict(ListingKey(Path(b"d"))),
-        LookAgain(Path(b"d/f")),
+        InvalidateName(Path(b"d/f")),
         error(2, number),
         error(3, number),
     ]
@@ -360,7 +373,7 @@ def test_a_file_that_is_not_what_was_said_of_it_is_looked_up_again(number: int) 
 def test_a_large_file_that_changed_is_looked_up_again() -> None:
     lab = Lab(tree_max_bytes=0)
     lab.read(b"f")
-    assert lab.failed(1, errno.ESTALE) == [LookAgain(Path(b"f")), error(1, errno.ESTALE)]
+    assert lab.failed(1, errno.ESTALE) == [InvalidateName(Path(b"f")), error(1, errno.ESTALE)]
 
 
 def test_an_entry_that_was_looked_up_by_itself_is_forgotten_too() -> None:
@@ -369,7 +382,7 @@ def test_an_entry_that_was_looked_up_by_itself_is_forgotten_too() -> None:
     lab.failed(1, errno.EACCES)
     lab.looked(2, file(10))
     lab.read(b"d/a")
-    assert lab.failed(3, errno.ESTALE) == [LookAgain(Path(b"d/a")), error(2, errno.ESTALE)]
+    assert lab.failed(3, errno.ESTALE) == [InvalidateName(Path(b"d/a")), error(2, errno.ESTALE)]
     assert lab.look(b"d/a") == [look(4, b"d/a")]
 
 
@@ -380,7 +393,7 @@ def test_a_directory_that_vanished_is_looked_up_again() -> None:
     lab.look(b"d/a")
     assert lab.failed(2, errno.ENOENT) == [
         Evict(ListingKey(Path(b""))),
-        LookAgain(Path(b"d")),
+        InvalidateName(Path(b"d")),
         error(2, errno.ENOENT),
     ]
 
@@ -400,7 +413,7 @@ def test_other_errors_are_answered_and_not_remembered(number: int) -> None:
 # ---- memory --------------------------------------------------------------------------------------
 
 ROOM = 100 + OBJECT_OVERHEAD_BYTES
-"""What a file of 100 bytes takes."""
+"""The bytes that a file of 100 bytes takes in memory."""
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -478,7 +491,8 @@ def test_who_finds_no_room_waits_until_some_is_made() -> None:
         bytes_of(1, b"f", 1, 100),
         read(3, b"h", 100),
     ]
-    assert lab.node.statistics().waited_for_room == 3  # twice two, less who got it
+    # two waited twice, except the one that got room
+    assert lab.node.statistics().waited_for_room == 3
 
 
 def test_a_failure_makes_room() -> None:
@@ -494,10 +508,11 @@ def test_running_out_of_time_makes_room() -> None:
         read(3, b"h", 100),
         read(4, b"i", 100),
     ]
+    assert lab.node.statistics().overdue == 2
 
 
 def test_who_finds_no_room_for_long_is_told_so() -> None:
-    """Those who want less may take what is made, again and again."""
+    """Smaller reads may take the freed room again and again."""
     lab = Lab(memory_bytes=8 * ROOM)
     for number in range(8):
         lab.read(b"%d" % number, 100)
@@ -509,6 +524,7 @@ def test_who_finds_no_room_for_long_is_told_so() -> None:
         assert lab.read(b"small%d" % fetch, 100)[-1] == read(8 + fetch, b"small%d" % fetch, 100)
     lab.have_read(8, blob=8)
     assert lab.tick(DEADLINE_S / 8) == [error(9, errno.ETIMEDOUT)]
+    assert lab.node.statistics().overdue == 1
     lab.node.check_invariants()
 
 
@@ -595,7 +611,7 @@ def test_what_was_warmed_up_is_not_granted_nor_what_is_above_it_with_all_below()
         lab.list(path)
         lab.scanned(number, ABC)
     taken_back = [Evict(ListingKey(Path(path))) for path in (b"d", b"d/e")]
-    actions = lab.step(WarmedUp((Path(b"d/e"),)))
+    actions = lab.step(GrantsRevoked((Path(b"d/e"),)))
     assert sorted(actions, key=repr) == taken_back
     for path, granted, below in (
         (b"d", True, False),
@@ -646,6 +662,24 @@ def test_what_is_listed_on_credit_makes_room_for_itself() -> None:
     lab = Lab(memory_bytes=room + 1024, credit_bytes=1024)
     gone = [lab.listed(name, ABC) for name in (b"d", b"e", b"f")]
     assert gone == [[], [], [Evict(ListingKey(Path(b"d")))]]
+
+
+def test_a_listing_that_is_shown_otherwise_costs_the_bytes_of_another_copy() -> None:
+    other = files(b"a", b"b", b"d")
+    as_it_is = cost_of_listing(Path(b"d"), Held(ABC, None, ABC))
+    otherwise = cost_of_listing(Path(b"d"), Held(other, None, ABC))
+    assert otherwise == as_it_is + len(ABC.packed) + index_slots(ABC.count) * SLOT_BYTES
+    assert as_it_is > 2 * len(ABC.packed)
+    far = cost_of_listing(Path(b"d" * 101), Held(ABC, None, ABC))
+    assert far == as_it_is + 2 * 100, "its path is the key, and where it is published"
+
+
+# ---- a node alone --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", [Start(), Leave()])
+def test_a_node_alone_begins_and_ends_without_a_word(event: Event) -> None:
+    assert Lab().step(event) == []
 
 
 # ---- deadlines -----------------------------------------------------------------------------------
@@ -867,7 +901,7 @@ def test_a_reset_keeps_what_is_held_and_the_epoch() -> None:
 def test_a_path_that_begins_to_lead_back_into_the_mount_is_refused_from_then_on() -> None:
     lab = Lab()
     assert lab.list(b"d/mnt/x") == [scan(1, b"d/mnt/x")]
-    assert lab.step(MountsMoved(frozenset({Path(b"d/mnt")}))) == []
+    assert lab.step(RefusedPathsChanged(frozenset({Path(b"d/mnt")}))) == []
     assert lab.list(b"d/mnt/y") == [AnswerError(RequestId(2), errno.ELOOP)]
-    lab.step(MountsMoved(frozenset()))
+    lab.step(RefusedPathsChanged(frozenset()))
     assert lab.list(b"d/mnt/z") == [scan(2, b"d/mnt/z")]

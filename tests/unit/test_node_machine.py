@@ -1,8 +1,7 @@
-"""The node against a simulated source: anything may happen at any time, and every answer is right.
+"""Node against a simulated source: events come in any order at any time, and every answer is right.
 
-The source here is as bad as it may be: it takes as long as it likes, ends fetches in any order,
-fails at will, delivers after everybody has given up, and shows the tree as it was when the fetch
-began.
+The source here is as bad as possible. It takes any time, ends fetches in any order, fails at will,
+and delivers after all requests have timed out. It shows the tree as it was when the fetch began.
 """
 
 import errno
@@ -18,64 +17,58 @@ from hypothesis.stateful import (
     rule,
 )
 
-from copperfs.core.actions import (
-    Action,
+from copperfs.model.listing import Listing, pack_listing
+from copperfs.model.types import (
+    BlobId,
+    ChunkKey,
+    Entry,
+    FetchId,
+    HandleId,
+    Path,
+    PeerRequest,
+    RequestId,
+    split,
+)
+from copperfs.node.actions import (
     Answer,
-    AnswerChunk,
     AnswerEntry,
     AnswerError,
     AnswerHandle,
     AnswerListing,
     AnswerObject,
     CacheKey,
-    Connect,
-    Disconnect,
-    DropCall,
-    EndCall,
-    Evict,
     Fetch,
-    Happened,
     ListingKey,
-    LoadChunk,
-    LookAgain,
+    LogEvent,
     LookSource,
-    NewEpoch,
     ObjectKey,
     OpenSource,
-    PerformCall,
-    Probe,
-    Publish,
     ReadChunk,
     ReadSource,
-    ReleaseBlob,
-    ReleaseHandle,
     ScanSource,
-    Send,
-    StoreChunk,
 )
-from copperfs.core.events import (
+from copperfs.node.events import (
     Clear,
     Event,
     Failed,
-    Fetched,
-    HaveRead,
-    List,
-    Listed,
-    Look,
-    Looked,
-    Opened,
+    FrontListed,
+    FrontRead,
+    ListRequest,
+    LookupRequest,
     Question,
-    Read,
-    Scanned,
+    ReadRequest,
+    SourceListed,
+    SourceLookedUp,
+    SourceOpened,
+    SourceRead,
     Tick,
     Used,
 )
-from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
-from copperfs.types import BlobId, Entry, FetchId, HandleId, Path, PeerRequest, RequestId, split
+from copperfs.node.node import Node
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.state import Limits
 from tests.unit.core_lab import DEADLINE_S, directory, file
+from tests.unit.ports_lab import NoPorts
 
 BIG, SEARCH_ONLY, MOUNT = Path(b"big"), Path(b"search"), Path(b"mnt")
 SIZES = {b"empty": 0, b"small": 10, b"middle": 700, b"large": 2000}
@@ -94,7 +87,7 @@ FILES = [path for path in PATHS if split(path)[1] in SIZES]
 
 @dataclass(frozen=True)
 class Tree:
-    """What the source shows; another *turn*, other versions, and a name that comes and goes."""
+    """The source's tree; *turn* changes the versions, and makes a name come and go."""
 
     turn: int = 0
 
@@ -119,6 +112,49 @@ class Began:
     tree: Tree
 
 
+class Surroundings(NoPorts):
+    """The ports of the machine's node, which report to the machine."""
+
+    def __init__(self, machine: "NodeMachine") -> None:
+        self.machine = machine
+
+    def now(self) -> float:
+        return self.machine.now
+
+    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+        assert fetch.fetch not in self.machine.began
+        self.machine.began[fetch.fetch] = Began(fetch, self.machine.tree)
+
+    def close_handle(self, handle: HandleId) -> None:
+        del self.machine.handles[handle]
+
+    def release(self, blob: BlobId) -> None:
+        del self.machine.blobs[blob]
+
+    def withdraw(self, key: ListingKey | ObjectKey | ChunkKey) -> None:
+        assert not isinstance(key, ChunkKey), "it has no data tier"
+        self.machine.published.discard(key)
+
+    def look_again(self, path: Path) -> None: ...
+    def begin_epoch(self, epoch: int) -> None: ...
+    def note(self, happened: LogEvent) -> None: ...
+
+    def answer(self, request: RequestId, answer: AnswerEntry | AnswerListing) -> None:
+        self._answered(answer)
+
+    def answer_object(self, answer: AnswerObject, content: object) -> None:
+        self._answered(answer)
+
+    def answer_handle(self, answer: AnswerHandle) -> None:
+        self._answered(answer)
+
+    def answer_error(self, request: RequestId, error: int) -> None:
+        self._answered(AnswerError(request, error))
+
+    def _answered(self, answer: Answer) -> None:
+        self.machine.check(self.machine.asked.pop(answer.request), answer)
+
+
 class NodeMachine(RuleBasedStateMachine):
     @initialize(
         memory=st.sampled_from([0, 600, 1500, 3000, 6000, 100_000]),
@@ -134,6 +170,7 @@ class NodeMachine(RuleBasedStateMachine):
             revalidate_s=revalidate_s,
         )
         self.node = Node(policy, Limits(memory, tree_max, None, DEADLINE_S, memory // 4 * credit))
+        self.driver = Surroundings(self).drive(self.node)
         self.now = 0.0
         self.number = 0
         self.tree = Tree()
@@ -143,21 +180,21 @@ class NodeMachine(RuleBasedStateMachine):
         self.handles: dict[HandleId, OpenSource] = {}
         self.published: set[CacheKey] = set()
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     @rule(path=st.sampled_from(PATHS))
     def look(self, path: Path) -> None:
-        self.ask(Look(RequestId(self.next()), path))
+        self.ask(LookupRequest(RequestId(self.next()), path))
 
     @rule(path=st.sampled_from(DIRECTORIES))
     def list_names(self, path: Path) -> None:
-        self.ask(List(RequestId(self.next()), path))
+        self.ask(ListRequest(RequestId(self.next()), path))
 
     @rule(path=st.sampled_from(FILES), turns_ago=st.integers(0, 1))
     def read(self, path: Path, turns_ago: int) -> None:
         entry = Tree(max(0, self.tree.turn - turns_ago)).entry(path)
         assert entry is not None
-        self.ask(Read(RequestId(self.next()), path, entry.attributes.version))
+        self.ask(ReadRequest(RequestId(self.next()), path, entry.attributes.version))
 
     @rule(path=st.sampled_from(FILES))
     def the_front_reads_on_credit(self, path: Path) -> None:
@@ -167,7 +204,7 @@ class NodeMachine(RuleBasedStateMachine):
         if version.size <= self.node.limits.credit_bytes:
             blob = BlobId(self.next())
             self.blobs[blob] = ReadSource(FetchId(0), path, version)
-            self.happen(Fetched(path, version, blob))
+            self.happen(FrontRead(path, version, blob))
 
     @rule(path=st.sampled_from(DIRECTORIES), epochs_ago=st.integers(0, 1))
     def the_front_lists_on_credit(self, path: Path, epochs_ago: int) -> None:
@@ -176,7 +213,7 @@ class NodeMachine(RuleBasedStateMachine):
         tree = Tree(max(0, self.tree.turn - epochs_ago))
         epoch = self.node.statistics().epoch - epochs_ago
         held_before = set(self.node.held())
-        self.happen(Listed(path, tree.listing(path), epoch))
+        self.happen(FrontListed(path, tree.listing(path), epoch))
         if epochs_ago:
             assert set(self.node.held()) == held_before
         elif self.in_shelf(path):
@@ -216,7 +253,7 @@ class NodeMachine(RuleBasedStateMachine):
         keys = data.draw(st.lists(st.sampled_from(known)))
         self.happen(Used(tuple(keys)))
 
-    # --- what must hold --------------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------
 
     @invariant()
     def the_node_is_sound(self) -> None:
@@ -259,9 +296,9 @@ class NodeMachine(RuleBasedStateMachine):
             case ScanSource(number, path) if path == SEARCH_ONLY:
                 return Failed(number, errno.EACCES)
             case ScanSource(number, path):
-                return Scanned(number, tree.listing(path))
+                return SourceListed(number, tree.listing(path))
             case LookSource(number, path):
-                return Looked(number, tree.entry(path))
+                return SourceLookedUp(number, tree.entry(path))
             case ReadSource(number, path, version) | OpenSource(number, path, version):
                 entry = tree.entry(path)
                 if entry is None or entry.attributes.version != version:
@@ -269,14 +306,14 @@ class NodeMachine(RuleBasedStateMachine):
                 if isinstance(fetch, ReadSource):
                     blob = BlobId(self.next())
                     self.blobs[blob] = fetch
-                    return HaveRead(number, blob)
+                    return SourceRead(number, blob)
                 handle = HandleId(self.next())
                 self.handles[handle] = fetch
-                return Opened(number, handle)
+                return SourceOpened(number, handle)
             case ReadChunk():
                 raise AssertionError("it has no data tier")
 
-    # --- performing ------------------------------------------------------------------------------
+    # --- driving ---------------------------------------------------------------------------------
 
     def next(self) -> int:
         self.number += 1
@@ -288,53 +325,30 @@ class NodeMachine(RuleBasedStateMachine):
         self.happen(question)
 
     def happen(self, event: Event) -> None:
-        for action in self.node.step(self.now, event):
-            self.perform(action)
-
-    def perform(self, action: Action) -> None:
-        match action:
-            case ScanSource() | LookSource() | ReadSource() | OpenSource():
-                assert action.fetch not in self.began
-                self.began[action.fetch] = Began(action, self.tree)
-            case ReleaseBlob(blob):
-                del self.blobs[blob]
-            case ReleaseHandle(handle):
-                del self.handles[handle]
-            case Evict(key):
-                self.published.discard(key)
-            case LookAgain() | NewEpoch() | Happened():
-                pass
-            case Send() | Connect() | Disconnect() | Probe():
-                raise AssertionError("it has no peers")
-            case LoadChunk() | StoreChunk() | ReadChunk() | AnswerChunk():
-                raise AssertionError("it has no data tier")
-            case PerformCall() | EndCall() | DropCall() | Publish():
-                raise AssertionError("it has no peers")
-            case _:
-                self.check(self.asked.pop(action.request), action)
+        self.driver.post(event)
 
     def check(self, question: Question, answer: Answer) -> None:
         path = question.path
         match question, answer:
             case _, AnswerError(_, error):
                 assert error in self.errors(question)
-            case Look(), AnswerEntry(_, entry, fresh_until):
+            case LookupRequest(), AnswerEntry(_, entry, fresh_until):
                 assert entry == self.tree.entry(path)
                 assert fresh_until is None or fresh_until >= self.now
-            case Look(), AnswerListing(_, above, listing, _):
+            case LookupRequest(), AnswerListing(_, above, listing, _):
                 assert above == split(path)[0]
                 self.check_listing(above, listing)
                 expected = self.tree.entry(path)
                 assert listing.find(split(path)[1]) == expected
                 assert expected is None or not listing.bare
-            case List(), AnswerListing(_, above, listing, _):
+            case ListRequest(), AnswerListing(_, above, listing, _):
                 assert above == path
                 self.check_listing(above, listing)
-            case Read(_, _, version), AnswerObject(_, key, blob):
+            case ReadRequest(_, _, version), AnswerObject(_, key, blob):
                 assert key == ObjectKey(path, version)
                 assert (self.blobs[blob].path, self.blobs[blob].version) == (path, version)
                 self.published.add(key)
-            case Read(_, _, version), AnswerHandle(_, handle):
+            case ReadRequest(_, _, version), AnswerHandle(_, handle):
                 opened = self.handles.pop(handle)
                 assert (opened.path, opened.version) == (path, version)
             case _:

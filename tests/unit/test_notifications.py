@@ -1,4 +1,6 @@
-"""Notifications: in order for each directory, none waits for another directory, all is bounded."""
+"""Kernel notifications: ordered within each directory, independent between directories, and
+bounded.
+"""
 
 import errno
 import os
@@ -10,20 +12,20 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.runtime.notifications import (
+from copperfs.daemon.kernel_notifications import (
     EACH_DIRECTORY_MAX,
     THREADS_MAX,
     WAITING_MAX,
     Notifications,
 )
-from copperfs.types import Path
+from copperfs.model.types import Path
 
 WITHIN_S = 30.0
 
 
 @dataclass
 class Kernel:
-    """Takes notifications; those about a name that hangs when the test lets it."""
+    """Accepts notifications; one about a hanging name returns only when the test allows it."""
 
     notifications: Notifications
     told: list[bytes] = field(default_factory=list)
@@ -33,7 +35,7 @@ class Kernel:
         self.notifications.add(Path(path), lambda: self.told.append(said or path))
 
     async def hang(self, path: bytes) -> None:
-        """A notification about *path* that is under way when this returns."""
+        """Returns once a notification about *path* is under way."""
         reading_end, self._pipes[path] = os.pipe()
 
         def tell() -> None:
@@ -53,7 +55,7 @@ class Kernel:
 
     def close(self) -> None:
         for writing_end in self._pipes.values():
-            os.close(writing_end)  # which lets go of what still hangs
+            os.close(writing_end)  # which releases the calls that still hang
 
 
 @asynccontextmanager
@@ -184,7 +186,7 @@ def test_one_that_fails_is_said_and_ends_nothing(
             assert kernel.notifications.late == 0
             await kernel.settle()
             assert kernel.told == [b"d/hung", b"d/after it"]
-            for _ in range(THREADS_MAX + 1):  # as many as send
+            for _ in range(THREADS_MAX + 1):  # one more than the threads that send
                 kernel.notifications.add(Path(b"d/failing"), fail)
                 await kernel.settle()
 

@@ -1,4 +1,4 @@
-"""How the results of many nodes become one."""
+"""Merging: how a collective combines the results of many nodes."""
 
 import random
 import zlib
@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.runtime.operations import PACKED_BYTES_MAX, Operations, added, pack, unpack
+from copperfs.daemon.collective_ops import (
+    PACKED_BYTES_MAX,
+    CollectiveOperations,
+    added,
+    pack,
+    unpack,
+)
 
 NUMBERS = st.dictionaries(st.sampled_from(["a", "max_b", "min_c"]), st.integers(0, 99))
 
@@ -33,9 +39,11 @@ def test_in_which_order_results_come_does_not_matter(
 
 
 def test_a_result_that_is_none_is_left_out() -> None:
-    merged = Operations({}).merge([pack({"nodes": 1}), b"nonsense", b"", pack({"nodes": 1})])
+    merged = CollectiveOperations({}).merge(
+        [pack({"nodes": 1}), b"nonsense", b"", pack({"nodes": 1})]
+    )
     assert unpack(merged) == {"nodes": 2}
-    assert Operations({}).merge([b""]) == b""
+    assert CollectiveOperations({}).merge([b""]) == b""
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, pack({"a": 1})[:-3] + b"xyz"])
@@ -64,11 +72,11 @@ def test_a_small_message_cannot_fill_the_memory() -> None:
 )
 def test_whatever_a_peer_returns_there_is_one_result_that_can_be_sent(other: bytes) -> None:
     ours = pack({"nodes": 1, "x": 1.5})
-    merged = Operations({}).merge([ours, other, other, other])
+    merged = CollectiveOperations({}).merge([ours, other, other, other])
     assert len(merged) <= PACKED_BYTES_MAX
 
 
 def test_of_results_that_are_too_large_it_is_still_said_whose_they_are() -> None:
     noise = random.Random(1)
     results = [pack({"answered": [n], "text": [noise.randbytes(200_000).hex()]}) for n in range(8)]
-    assert unpack(Operations({}).merge(results)) == {"answered": list(range(8))}
+    assert unpack(CollectiveOperations({}).merge(results)) == {"answered": list(range(8))}

@@ -1,4 +1,4 @@
-"""A sign of life is shown to whoever waits at a terminal, and to nobody else."""
+"""Progress messages: a user who waits at a terminal sees them, and other output does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print("done")
 
 
 def on_terminal(seconds: float, **variables: str) -> str:
-    """What a terminal is given on standard error; standard output is a pipe."""
+    """The standard error of a terminal; standard output is a pipe."""
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Man pages, docs/commands.md and shell completion say what ``--help`` says."""
+"""Command pages: man pages, docs/commands.md and shell completion agree with ``--help``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from copperfs.cli import docs, man
+from copperfs.cli.command_tree import Page, pages
 from copperfs.cli.completion import SHELLS
 from copperfs.cli.main import build_parser
-from copperfs.cli.pages import Page, pages
 from tests.unit.test_layers import ROOT
 
 PAGES = list(pages(build_parser()))
@@ -30,7 +30,7 @@ def has(shell: str) -> str:
     return found
 
 
-# ---- what is kept is what would be made ----------------------------------------------------------
+# ---- kept pages equal generated ones -------------------------------------------------------------
 
 
 def test_the_document_of_commands_is_current() -> None:
@@ -53,7 +53,7 @@ def test_every_command_says_its_exit_codes_and_explains_its_arguments(page: Page
         assert each.help or each.metavar in ("MNT", "MOUNTPOINT", "COMMAND", "DIR"), each
 
 
-# What prints nothing of its own, or what it was asked to print as it is.
+# Commands that print nothing of their own, or print requested data as it is.
 WITHOUT_JSON = {
     *("mount", "run", "record", "keygen", "completion", "pfs-sim"),
     *(f"cluster {word}" for word in ("kill", "start", "stop", "cont", "cut", "drop", "heal")),
@@ -107,7 +107,8 @@ ASKED = [
 
 @pytest.fixture
 def script(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Of the shell, made by the command; there is a file to be named."""
+    """The shell's completion script, made by the command, in a directory with a file to
+    complete."""
     (tmp_path / "file-of-mine").touch()
     path = tmp_path / "script"
     done = subprocess.run(
@@ -150,7 +151,7 @@ def test_fish_completes(script: Path, words: list[str], expected: str) -> None:
 @pytest.mark.parametrize("script", ["zsh"], indirect=True)
 @pytest.mark.parametrize(("words", "expected"), ASKED)
 def test_zsh_completes(script: Path, words: list[str], expected: str) -> None:
-    """It can only be asked by pressing a key."""
+    """zsh completes only on a key press."""
     zsh = has("zsh")
     pid, terminal = pty.fork()
     if not pid:

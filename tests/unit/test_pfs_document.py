@@ -1,4 +1,4 @@
-"""docs/pfs-sim.md has every option of ``copperfs pfs-sim`` and every request of ``pfs-ask``."""
+"""docs/pfs-sim.md: it has every option of ``copperfs pfs-sim`` and every request of ``pfs-ask``."""
 
 import argparse
 import re

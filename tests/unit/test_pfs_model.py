@@ -1,4 +1,6 @@
-"""The servers of the stand-in, in virtual time, and the rules and counts beside them."""
+"""Model of a parallel filesystem: its servers in virtual time, and the rules and counts beside
+them.
+"""
 
 import heapq
 
@@ -6,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.pfs.faults import Counts, Rules
-from copperfs.pfs.model import Pipes, Servers
-from copperfs.pfs.settings import PfsSettings, format_duration, parse_duration
+from copperfs.lab.pfs_sim.pfs_faults import OperationCounts, Rules
+from copperfs.lab.pfs_sim.pfs_settings import PfsSettings, format_duration, parse_duration
+from copperfs.lab.pfs_sim.server_model import Pipes, Servers
 
 MIB = 1 << 20
 
 
 def finished_at(servers: Servers, clients: int, each: int, service_s: float) -> float:
-    """When so many clients are done, each of which asks again as soon as it has its answer."""
+    """The time at which all clients are done, each of which asks again as soon as it has its
+    answer."""
     asking = [(0.0, client, each) for client in range(clients)]
     last = 0.0
     while asking:
@@ -175,7 +178,7 @@ def test_a_rule_that_makes_no_sense_is_refused(details: dict[str, object], sente
 
 
 def test_counts_are_by_operation_and_path_and_start_again() -> None:
-    counts = Counts()
+    counts = OperationCounts()
     for path in ("a", "a", "b"):
         counts.count("open", path)
     counts.missed("c")

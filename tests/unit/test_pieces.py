@@ -1,4 +1,4 @@
-"""A read is put together from an object or from chunks, and asks for those that it spans."""
+"""Read assembly: a read is assembled from an object or from chunks, and requests those it spans."""
 
 import errno
 
@@ -8,17 +8,17 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as some
 
-from copperfs.blob import new_blob
-from copperfs.core.actions import AnswerChunk, AnswerObject, ObjectKey
-from copperfs.fuse.answers import SourceError
-from copperfs.fuse.pieces import Pieces, ask_at_each
-from copperfs.types import BlobId, ChunkKey, Path, RequestId, Version
+from copperfs.fuse.node_port import SourceError
+from copperfs.fuse.read_assembly import Pieces, ask_at_each
+from copperfs.model.types import BlobId, ChunkKey, Path, RequestId, Version
+from copperfs.native.blob import new_blob
+from copperfs.node.actions import AnswerChunk, AnswerObject, ObjectKey
 
 PATH, REQUEST, BLOB = Path(b"large"), RequestId(1), BlobId(1)
 
 
 def give(pieces: Pieces, content: bytes, chunk_bytes: int, at: int) -> None:
-    """What the core answers to who asks there."""
+    """Delivers the node's answer to a request at *at*."""
     version = Version(len(content), 0, 0, 0)
     index = min(at, len(content) - 1) // chunk_bytes
     part = content[index * chunk_bytes :][:chunk_bytes]
@@ -38,7 +38,7 @@ def test_whatever_is_read_is_what_lies_there(
     content: bytes, chunk_bytes: int, offset: int, size: int
 ) -> None:
     pieces = Pieces(offset, size, len(content))
-    assert pieces.missing() == []  # nobody knows yet that there are chunks
+    assert pieces.missing() == []  # no chunks are known yet
     give(pieces, content, chunk_bytes, pieces.first_byte)
     asked = pieces.missing()
     assert all(offset < at < offset + size for at in asked)

@@ -1,5 +1,6 @@
-"""Who owns what: one suite for every kind of placement, which is an order of the nodes for each
-key, and what follows from that; then what is the ring's alone."""
+"""Placement: one suite for every kind, which orders the nodes for each key; then tests of the ring
+alone.
+"""
 
 import json
 import os
@@ -14,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from copperfs.core.placement import Placement, chunk_key, weights_of
-from copperfs.core.rendezvous_hashing import RendezvousHashing
-from copperfs.core.ring import Ring
-from copperfs.roster import NODES_MAX
-from copperfs.types import NodeId, Path, Version
+from copperfs.model.roster import NODES_MAX
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.routing.hash_ring import Ring
+from copperfs.node.routing.placement import Placement, chunk_key, weights_of
+from copperfs.node.routing.rendezvous_hashing import RendezvousHashing
 
 KINDS: dict[str, Callable[[Sequence[str], Sequence[float] | None], Placement]] = {
     "ring": lambda names, weights: Ring(names, weights, vnodes=20),
@@ -36,7 +37,7 @@ class Job:
 
     @property
     def there(self) -> set[NodeId]:
-        """Those that may own something."""
+        """The nodes that may own a key."""
         return {NodeId(n) for n, weight in enumerate(self.weights) if weight} - self.gone
 
 
@@ -72,7 +73,7 @@ def test_all_that_have_room_have_a_place_in_the_order(kind: str, job: Job) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @given(job=jobs())
 def test_who_is_gone_is_left_out_and_nobody_else_moves(kind: str, job: Job) -> None:
-    """So only the keys of a node that goes move, and when it returns it gets exactly them back."""
+    """Only the keys of a lost node move, and it gets exactly these back when it returns."""
     placement = KINDS[kind](job.names, job.weights)
     for key in job.keys:
         order = placement.owners(key, len(job.names))
@@ -109,7 +110,7 @@ def test_a_place_in_the_roster_makes_no_difference(
 @pytest.mark.parametrize("kind", KINDS)
 @given(job=jobs())
 def test_whoever_was_never_there_makes_no_difference_either(kind: str, job: Job) -> None:
-    """Two jobs whose rosters differ place alike what belongs to nodes that both have."""
+    """Two jobs with different rosters place keys alike that belong to nodes of both."""
     kept = [n for n in range(len(job.names)) if n not in job.gone]
     names = [job.names[n] for n in kept]
     whole = KINDS[kind](job.names, job.weights)
@@ -167,7 +168,7 @@ def test_the_keys_of_a_lost_node_are_spread_over_many(kind: str) -> None:
 
 @pytest.mark.parametrize("vnodes", [100, 1000])
 def test_the_shares_of_a_ring_deviate_as_its_virtual_nodes_let_expect(vnodes: int) -> None:
-    """A share is the sum of so many arcs, which deviate by their own length each."""
+    """A share is the sum of this many arcs, each of which deviates by its own length."""
     weights = [1.0, 2.0] * 100
     shares = Ring([f"n{n}" for n in range(200)], weights, vnodes).shares()
     off = [shares[NodeId(n)] * 300 / weight - 1 for n, weight in enumerate(weights)]
@@ -178,8 +179,8 @@ def test_the_shares_of_a_ring_deviate_as_its_virtual_nodes_let_expect(vnodes: in
 
 # ---- the same everywhere ------------------------------------------------------------------------
 
-# Whoever has to change this lets nodes of two versions of copperfs ask different owners for a key,
-# and a tier that outlives its job be filled again.
+# A change of these lets nodes of two versions of copperfs ask different owners for a key, and makes
+# a tier that outlives its job refill.
 EXPECTED = {
     "ring": [1, 3, 5, 1, 5, 1, 0, 4],
     "rendezvous": [5, 5, 0, 5, 3, 0, 5, 1],
@@ -270,7 +271,7 @@ class CountingSet(set[NodeId]):
 
 @pytest.mark.parametrize(("every", "steps"), [(2, 2), (10, 10)])
 def test_a_lookup_passes_by_only_so_many_as_are_gone(every: int, steps: float) -> None:
-    """However large the ring is; and that is all that a death or a return costs."""
+    """However large the ring is; a death or a return costs no more than that."""
     ring = Ring([f"n{n}" for n in range(1000)])
     gone = CountingSet(NodeId(n) for n in range(1000) if n % every)
     for number in range(2000):
@@ -280,7 +281,7 @@ def test_a_lookup_passes_by_only_so_many_as_are_gone(every: int, steps: float) -
 
 @pytest.mark.parametrize("name", ["{}", "n{}", "nid{:05}", "x1000c0s{}b0n0"])
 def test_nodes_whose_names_are_alike_have_points_of_their_own(name: str) -> None:
-    """Seeded with the index, xxh3 gave n12 and n13 the same points but for two."""
+    """Seeded with the index, xxh3 gave n12 and n13 the same points except for two."""
     shares = Ring([name.format(n) for n in range(100)]).shares().values()
     assert len(shares) == 100
     assert max(shares) < 1.5 / 100

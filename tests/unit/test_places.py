@@ -1,4 +1,4 @@
-"""Which paths are what, from the settings and the mounts of a machine."""
+"""Path policy: the class of each path, from the settings and the mounts of a machine."""
 
 import os
 from collections.abc import Callable
@@ -7,12 +7,8 @@ from pathlib import Path as FilePath
 
 import pytest
 
-from copperfs.config import ConfigFile, Settings, resolve, settings_of
-from copperfs.core.policy import Place, Policy
-from copperfs.errors import MountError
-from copperfs.fuse.mounting import FSTYPE, Mount, mounts
-from copperfs.roster import Member, Roster
-from copperfs.runtime.places import (
+from copperfs.config.settings import ConfigFile, Settings, resolve, settings_of
+from copperfs.daemon.path_policy_from_mounts import (
     NETWORK_FILESYSTEMS,
     OwnMounts,
     are_apart,
@@ -22,7 +18,11 @@ from copperfs.runtime.places import (
     policy_for,
     ring_prefix,
 )
-from copperfs.types import Path
+from copperfs.fuse.mounting import FSTYPE, Mount, mounts
+from copperfs.model.errors import MountError
+from copperfs.model.roster import Member, Roster
+from copperfs.model.types import Path
+from copperfs.node.requests.path_policy import Place, Policy
 from tests.descriptors import no_descriptor_left
 
 
@@ -127,7 +127,7 @@ def test_what_an_automounter_has_mounted_at_the_moment_makes_no_difference() -> 
 
 
 def test_a_direct_automount_is_shared_whether_or_not_it_was_triggered() -> None:
-    """Each line of fstab with ``x-systemd.automount``, each direct map."""
+    """Each line of fstab with ``x-systemd.automount``, and each direct map."""
     data = Mount(b"/data", "0:4", "autofs", "systemd-1", "rw,fd=59,direct")
     below = Mount(b"/lus/tools", "0:5", "autofs", "auto.direct", "rw,fd=6,direct")
     machine = [*APART[:4], data, below]
@@ -218,8 +218,7 @@ def test_prefixes_that_were_named_are_the_shared_ones() -> None:
 def test_inode_numbers_are_compared_in_what_is_shared(
     source: str, shared: str, expected: tuple[Path, ...]
 ) -> None:
-    """Also where that is a directory in the middle of a filesystem; and nothing is mounted to do
-    it."""
+    """Also for a directory in the middle of a filesystem; the comparison mounts nothing."""
     machine = [*APART, mount(b"/auto", "autofs")]
     chosen = apart(source, machine, shared=(shared,))
     assert compared_prefixes(machine, chosen) == expected
@@ -312,7 +311,7 @@ def test_other_mounts_of_copperfs_may_lead_back_as_well(monkeypatch: pytest.Monk
         return Mount(mountpoint, device, FSTYPE, "none", "ro")
 
     found = [*MACHINE, ours(b"/mnt", "0:7"), ours(b"/other", "0:8"), ours(b"/lus", "0:9")]
-    monkeypatch.setattr("copperfs.runtime.places.mounts", lambda _: found)
+    monkeypatch.setattr("copperfs.daemon.path_policy_from_mounts.mounts", lambda _: found)
     for source, wanted in ((b"/", {b"mnt", b"other", b"lus"}), (b"/lus", set())):
         own = OwnMounts(source, "0:7", lambda _: None)
         try:

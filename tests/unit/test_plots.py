@@ -1,5 +1,6 @@
-"""Pictures of measurements show what was measured: those of the documents are made from the JSON
-beside them, and nothing in them is from elsewhere."""
+"""Plots: pictures show what was measured. Those of the documents are made from the JSON beside
+them, and contain nothing from elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What is shown, and how."""
+"""Path policy: which paths the mount shows, and how."""
 
 import stat
 
 import pytest
 
-from copperfs.core.listing import pack_listing
-from copperfs.core.policy import LOCAL_FRESH_S, Place, Policy
-from copperfs.types import ROOT, Path
+from copperfs.model.listing import pack_listing
+from copperfs.model.types import ROOT, Path
+from copperfs.node.requests.path_policy import LOCAL_FRESH_S, Place, Policy
 from tests.unit.core_lab import directory, file, link
 
 

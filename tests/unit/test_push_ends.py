@@ -1,4 +1,6 @@
-"""Pushes end, whatever becomes of those who read for all: three real engines with a real source."""
+"""Pushes end, whatever becomes of the nodes that read for all: three real engines with a real
+source.
+"""
 
 import json
 import os
@@ -12,14 +14,14 @@ from typing import Any
 import pytest
 import trio
 
-from copperfs.blob import Blob
-from copperfs.config import Settings
-from copperfs.roster import Member, Roster
-from copperfs.runtime.job import Job
-from copperfs.runtime.operations import Operations, Result, pack
-from copperfs.runtime.warmup import Warmup
-from copperfs.runtime.workingset import ARGUMENT_BYTES_MAX
-from copperfs.types import Path, Version
+from copperfs.config.settings import Settings
+from copperfs.daemon.collective_ops import CollectiveOperations, Result, pack
+from copperfs.daemon.job_member import JobMember
+from copperfs.daemon.warmup_coordinator import ARGUMENT_BYTES_MAX
+from copperfs.daemon.warmup_push import Warmup
+from copperfs.model.roster import Member, Roster
+from copperfs.model.types import Path, Version
+from copperfs.native.blob import Blob
 from tests.unit.test_chain import chain
 
 ROOT, LEAF = 0, 2
@@ -39,11 +41,11 @@ def source(tmp_path: FilePath) -> FilePath:
 class Set:
     """A job of three whose leaf was asked for a warm-up."""
 
-    jobs: list[Job]
+    jobs: list[JobMember]
     request: FilePath
 
     async def warm_up(self) -> Result:
-        """How it ended."""
+        """Runs the warm-up and returns its result."""
         job = self.jobs[LEAF]
         async with trio.open_nursery() as nursery:
             await job.working_sets.start(nursery, str(self.request))
@@ -59,7 +61,7 @@ async def job_of_three(source: FilePath, silence_s: float) -> AsyncIterator[Set]
         jobs = []
         for engine in scene.engines:
             settings = Settings(mountpoint="/mnt", memory_bytes=64 << 20)
-            jobs.append(Job(engine, settings, dict, lambda: None, Roster("job", members)))
+            jobs.append(JobMember(engine, settings, dict, lambda: None, Roster("job", members)))
             warmup = jobs[-1].working_sets.warmup
             warmup.silence_s, warmup.alive_every_s = silence_s, 0.1
         for job in jobs:
@@ -67,8 +69,10 @@ async def job_of_three(source: FilePath, silence_s: float) -> AsyncIterator[Set]
         yield Set(jobs, request)
 
 
-def replaced(job: Job, name: str, operation: Callable[[Result], Any]) -> None:
-    job.engine.operations = Operations({**job.engine.operations.by_name, name: operation})
+def replaced(job: JobMember, name: str, operation: Callable[[Result], Any]) -> None:
+    job.engine.calls.operations = CollectiveOperations(
+        {**job.engine.calls.operations.by_name, name: operation}
+    )
 
 
 def test_nobody_waits_for_a_root_that_does_nothing(
@@ -114,7 +118,7 @@ def test_a_root_that_fails_on_the_way_tells_the_others_at_once(
             state = await jobs.warm_up()
             assert (state["phase"], state["unread"]) == ("done", ["n0"])
             assert state["nodes_complete"] == 0
-            assert not jobs.jobs[LEAF].working_sets.warmup._pushes
+            assert not jobs.jobs[LEAF].engine.node.pushes.running
 
     trio.run(main)
 
@@ -160,7 +164,8 @@ def test_who_is_held_up_by_its_own_children_does_not_call_it_silence(source: Fil
 
 
 def test_directories_apart_are_looked_up_in_calls_that_can_be_sent(source: FilePath) -> None:
-    """Those on the way that no listing of the set tells of: here they may only be searched."""
+    """Directories on the way that no listing of the set contains: here they may only be
+    searched."""
     draw = random.Random(1)
     paths = [draw.randbytes(100).hex() for _ in range(3000)]
     looked: list[str] = []

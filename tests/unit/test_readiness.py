@@ -1,5 +1,6 @@
-"""When all nodes of a job are ready: a hundred engines that wait for each other, over a transport
-that loses nothing but what a test cuts."""
+"""Readiness: when all nodes of a job are ready. A hundred engines wait for each other, over a
+transport that loses only what a test cuts.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -8,20 +9,21 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.config import Settings
-from copperfs.core.calls import CALLS_MAX
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
-from copperfs.core.trees import Trees
-from copperfs.errors import MountError
-from copperfs.net.memory import MemoryNetwork
-from copperfs.roster import Member, Roster
-from copperfs.runtime.engine import Engine
-from copperfs.runtime.job import Job
-from copperfs.runtime.operations import Operation, Operations, Result
-from copperfs.runtime.peers import Peers
-from copperfs.types import NodeId
+from copperfs.config.settings import Settings
+from copperfs.daemon.collective_ops import CollectiveOperations, Operation, Result
+from copperfs.daemon.engine import Engine
+from copperfs.daemon.job_member import JobMember
+from copperfs.daemon.peers import Peers
+from copperfs.model.errors import MountError
+from copperfs.model.roster import Member, Roster
+from copperfs.model.types import NodeId
+from copperfs.node.node import Node
+from copperfs.node.peer.collectives import CALLS_MAX
+from copperfs.node.peer.session import Agreement
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
+from copperfs.transport.in_process import MemoryNetwork
 from tests.unit.test_engine import FakeFetcher, FakePublications
 
 MANY = 2 * CALLS_MAX
@@ -30,23 +32,23 @@ Scene = Callable[["Waiting"], Awaitable[None]]
 
 
 class Clocked(Engine):
-    """Its core, too, has the time of trio's clock, which a test need not wait for."""
+    """An engine whose node takes its time from trio's clock as well, so a test need not wait."""
 
     _now = staticmethod(trio.current_time)
 
 
 class Waiting:
-    """Engines whose jobs wait; what came of it, by node: None for ready, or the sentence."""
+    """Engines whose jobs wait; their outcomes by node: None for ready, or the message."""
 
-    def __init__(self, network: MemoryNetwork, jobs: list[Job]) -> None:
+    def __init__(self, network: MemoryNetwork, jobs: list[JobMember]) -> None:
         self.network = network
         self.jobs = jobs
         self.outcomes: dict[int, str | None] = {}
         self.asked = [0] * len(jobs)
-        """How often each node was asked to do something."""
+        """How often each node ran an operation."""
         for number, job in enumerate(jobs):
-            of = job.engine.operations.by_name
-            job.engine.operations = Operations(
+            of = job.engine.calls.operations.by_name
+            job.engine.calls.operations = CollectiveOperations(
                 {name: self._counted(number, operation) for name, operation in of.items()}
             )
 
@@ -80,8 +82,11 @@ async def engines(nodes: int, agreements: dict[int, bytes]) -> AsyncIterator[Wai
         )
         engine = Clocked(node, FakeFetcher(), FakePublications())
         transport, agreement = network.transport(NodeId(number)), agreements.get(number, b"same")
-        engine.peers = Peers(transport, node, engine.blobs, engine.post, "job", agreement)
-        jobs.append(Job(engine, settings, dict, node.reset_statistics, Roster("job", members)))
+        engine.peers = peers = Peers(transport, node, engine.blobs, engine.post)
+        peers.session.agreement = Agreement("job", agreement)
+        jobs.append(
+            JobMember(engine, settings, dict, node.reset_statistics, Roster("job", members))
+        )
     waiting = Waiting(network, jobs)
     async with trio.open_nursery() as nursery:
         for job in jobs:
@@ -167,7 +172,7 @@ def test_all_say_which_node_is_missing_or_why(expected_warnings: Callable[[str],
 
 def test_who_hears_nothing_of_node_0_says_so() -> None:
     async def scene(waiting: Waiting) -> None:
-        await all_wait(waiting, but=0)  # as if it was not given --wait-all
+        await all_wait(waiting, but=0)  # as if node 0 had not been given --wait-all
         assert set(waiting.outcomes) == {1, 2, 3}
         for said in waiting.outcomes.values():
             assert said is not None
@@ -180,7 +185,7 @@ def test_who_hears_nothing_of_node_0_says_so() -> None:
 @pytest.mark.parametrize("told", [{"missing": "x"}, {"missing": 3, "some": [[1], "n", 10**9, 2]}])
 def test_what_a_peer_makes_up_is_no_end_of_the_daemon(told: Result) -> None:
     async def scene(waiting: Waiting) -> None:
-        operations = waiting.jobs[2].engine.operations.by_name
+        operations = waiting.jobs[2].engine.calls.operations.by_name
         assert await operations["all-ready"](told) == {"answered": [2]}
         await waiting.wait(2)
         assert waiting.outcomes == {2: None}

@@ -1,34 +1,35 @@
-"""The core, when a directory was replaced: it asks anew for what leads there, and does not give the
-names of one directory for those of the other."""
+"""Replaced directories: the node asks again for the names on the way there, and never gives the
+names of one directory for those of the other.
+"""
 
 import errno
 from dataclasses import replace
 
 import pytest
 
-from copperfs.core.actions import (
+from copperfs.model.listing import Listing, pack_listing
+from copperfs.model.types import Entry, FetchId, Path, RequestId, Version
+from copperfs.node.actions import (
     Action,
     AnswerError,
     AnswerListing,
     EntryKey,
     Evict,
+    InvalidateName,
     ListingKey,
-    LookAgain,
     LookSource,
     ScanSource,
 )
-from copperfs.core.cache import REPLACED_AGAIN_S
-from copperfs.core.events import Replaced
-from copperfs.core.listing import Listing, pack_listing
-from copperfs.core.policy import Policy
-from copperfs.types import Entry, FetchId, Path, RequestId, Version
+from copperfs.node.cache.metadata_cache import REPLACED_AGAIN_S
+from copperfs.node.events import Replaced
+from copperfs.node.requests.path_policy import Policy
 from tests.unit.core_lab import Lab, directory, entry, file
 
 OLD, NEW = 7, 8
 
 
 def listing_of(inode: int, *names: tuple[bytes, Entry], bare: bool = False) -> Listing:
-    """Of the directory with that inode number."""
+    """The listing of the directory with that inode number."""
     return replace(pack_listing(names, bare=bare), directory=Version(4096, 0, 0, inode))
 
 
@@ -48,9 +49,9 @@ def lab_that_knows_the_directory(policy: Policy | None = None) -> Lab:
 
 FORGOTTEN: list[Action] = [
     Evict(ListingKey(Path(b"a"))),
-    LookAgain(Path(b"a/b")),
+    InvalidateName(Path(b"a/b")),
     Evict(ListingKey(Path(b""))),
-    LookAgain(Path(b"a")),
+    InvalidateName(Path(b"a")),
 ]
 
 
@@ -73,7 +74,7 @@ def test_another_directory_has_all_that_leads_there_looked_up_again(asked: str) 
     getattr(lab, asked)(b"a/b/c" if asked == "look" else b"a/b")
     actions = lab.scanned(3, listing_of(NEW, (b"c", file())))
     assert actions[:4] == FORGOTTEN
-    # who asked compares it with what the kernel knows
+    # the front end compares it with what the kernel knows
     assert isinstance(actions[-1], AnswerListing)
     assert lab.look(b"a/b") == [ScanSource(FetchId(4), Path(b"a"))]
 
@@ -89,12 +90,12 @@ def test_the_same_directory_with_other_names_is_the_same() -> None:
     lab = lab_that_knows_the_directory()
     lab.list(b"a/b")
     actions = lab.scanned(3, replace(listing_of(OLD), directory=Version(8192, 5, 5, OLD)))
-    assert [each for each in actions if isinstance(each, LookAgain)] == []
+    assert [each for each in actions if isinstance(each, InvalidateName)] == []
     assert lab.node.statistics().version_changes == 0
 
 
 def test_a_name_in_another_directory_is_not_looked_up_by_itself() -> None:
-    """Which of the two it is in, nobody could tell from its entry."""
+    """Its entry would not tell which of the two directories it is in."""
     lab = lab_that_knows_the_directory()
     lab.look(b"a/b/c")
     actions = lab.scanned(3, listing_of(NEW, (b"c", file()), bare=True))
@@ -103,13 +104,13 @@ def test_a_name_in_another_directory_is_not_looked_up_by_itself() -> None:
 
 
 def test_a_number_from_a_bare_listing_does_not_say_which_directory_it_is() -> None:
-    """Of a mount point it is that of the directory that is covered."""
+    """For a mount point it is the number of the directory that the mount covers."""
     lab = Lab()
     lab.list(b"a")
     bare = entry(0o040000, 0, OLD)
     lab.scanned(1, listing_of(2, (b"b", Entry(bare.attributes.bare(OLD, 0o040000))), bare=True))
     lab.list(b"a/b")
-    assert not any(isinstance(each, LookAgain) for each in lab.scanned(2, listing_of(NEW)))
+    assert not any(isinstance(each, InvalidateName) for each in lab.scanned(2, listing_of(NEW)))
 
 
 def test_a_listing_from_before_the_directory_was_replaced_is_listed_again() -> None:
@@ -137,14 +138,14 @@ def test_what_the_kernel_knows_as_another_is_forgotten_with_all_that_leads_there
     assert EntryKey(Path(b"a/b")) not in lab.held()
 
 
-# ---- who stays in the old one --------------------------------------------------------------------
+# ---- processes in the old directory --------------------------------------------------------------
 
 
 def test_a_directory_that_was_replaced_is_news_once_however_often_it_is_found_out() -> None:
     lab = lab_that_knows_the_directory()
     lab.list(b"a/b")
     lab.scanned(3, listing_of(NEW))
-    assert LookAgain(Path(b"a")) in lab.step(Replaced(Path(b"a/b")))
+    assert InvalidateName(Path(b"a")) in lab.step(Replaced(Path(b"a/b")))
     lab.list(b"a/b")
     lab.scanned(4, listing_of(NEW))
     lab.look(b"a")
@@ -154,7 +155,7 @@ def test_a_directory_that_was_replaced_is_news_once_however_often_it_is_found_ou
         lab.now += 0.1
         assert lab.step(Replaced(Path(b"a/b"))) == []
     assert lab.held() == held
-    assert lab.node.statistics().version_changes == 2  # once by itself, once by the kernel
+    assert lab.node.statistics().version_changes == 2  # once from the node, once from the kernel
 
 
 @pytest.mark.parametrize("asked", ["look", "list"])
@@ -181,8 +182,22 @@ def test_the_next_replacement_and_a_late_one_are_news_again() -> None:
         assert Evict(ListingKey(Path(b"a/b"))) in lab.step(Replaced(Path(b"a/b")))
         assert lab.step(Replaced(Path(b"a/b"))) == []
     lab.now += REPLACED_AGAIN_S
-    assert lab.step(Replaced(Path(b"a/b"))) == [LookAgain(Path(b"a/b")), LookAgain(Path(b"a"))]
+    assert lab.step(Replaced(Path(b"a/b"))) == [
+        InvalidateName(Path(b"a/b")),
+        InvalidateName(Path(b"a")),
+    ]
     lab.failed(_fetch_of(lab.look(b"a/b/c")), errno.ENOTDIR)
     lab.scanned(_fetch_of(lab.list(b"a/b")), listing_of(NEW))
     actions = lab.failed(_fetch_of(lab.list(b"a/b/c")), errno.ENOTDIR)
-    assert LookAgain(Path(b"a/b")) in actions
+    assert InvalidateName(Path(b"a/b")) in actions
+
+
+def test_a_directory_that_is_back_and_gone_again_is_news_each_time() -> None:
+    lab = lab_that_knows_the_directory()
+    for times in (1, 2):
+        lab.now += REPLACED_AGAIN_S / 10
+        lab.step(Replaced(Path(b"elsewhere")))  # which concerns another path
+        actions = lab.failed(_fetch_of(lab.read(b"a/b/f", 10)), errno.ENOTDIR)
+        assert InvalidateName(Path(b"a/b/f")) in actions
+        assert lab.node.statistics().version_changes == 1 + times
+        lab.scanned(_fetch_of(lab.list(b"a/b")), listing_of(OLD))

@@ -1,21 +1,23 @@
-"""What a review of the failure handling found; each of these failed before it was mended."""
+"""Findings of a review of the failure handling; each test failed before the fix."""
 
 import errno
 from dataclasses import replace
 
 import pytest
 
-from copperfs.core.asking import Asking
-from copperfs.core.events import Failed, Start
-from copperfs.core.messages import Batch
-from copperfs.core.node import Node
-from copperfs.core.trees import Trees
-from copperfs.types import NodeId
+from copperfs.model.types import NodeId
+from copperfs.node.actions import Action
+from copperfs.node.events import Failed, Start
+from copperfs.node.fetch.fetch import Fetch
+from copperfs.node.fetch.machine import FetchMachine
+from copperfs.node.node import Node
+from copperfs.node.peer.messages import Batch
+from copperfs.node.routing.overlay import Trees
 from copperfs.wire.payload import Payload, digest
 from tests.unit.core_lab import version
 from tests.unit.overlay_lab import Daemon, Job
 from tests.unit.test_failing_nodes import begin, cut_off, eight, gone, has
-from tests.unit.test_warmup import piece, receiver
+from tests.unit.test_warmup import piece, receive, receiver
 
 LEAF = 7
 
@@ -24,12 +26,13 @@ def restart(job: Job, number: int) -> None:
     node = job.daemons[number].node
     job.crash(number)
     job.crashed.discard(NodeId(number))
-    job.daemons[number] = Daemon(Node(node.policy, node.limits, node.trees))
+    again = Node(node.policy, node.limits, node.trees)
+    job.daemons[number] = Daemon(job, NodeId(number), again)
     job.happen(NodeId(number), Start())
 
 
 def test_what_falls_back_is_begun_once() -> None:
-    """Twice, and NativeFetcher._arrived ends the daemon with a KeyError."""
+    """Otherwise ``NativeFetcher`` ends the daemon with a KeyError."""
     job = Job(8, deadline_s=60.0)
     for daemon in job.daemons:
         asking = daemon.node._fetches.asking
@@ -57,26 +60,26 @@ def test_what_falls_back_is_begun_once() -> None:
 
 
 def test_without_falling_back_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``Asking.tick`` never returns once ``ask_deadline_s`` is over."""
+    """Before the fix, ``FetchMachine.tick`` never returned once ``ask_deadline_s`` was over."""
     job = Job(40, fallbacks_max=0, deadline_s=60.0)
     job.tree.add(b"lib/a", 10)
     job.no_source |= {NodeId(number) for number in range(40)}
     begin(job, 39, b"lib/a")
-    look, looks = Asking._look, 0
+    on_timer, timers = FetchMachine._on_timer, 0
 
-    def counted(self: Asking, now: float, fetch: object) -> object:
-        nonlocal looks
-        looks += 1
-        assert looks < 10_000, "it looks at the same fetch without end"
-        return look(self, now, fetch)  # type: ignore[arg-type]
+    def counted(self: FetchMachine, now: float, fetch: Fetch) -> list[Action]:
+        nonlocal timers
+        timers += 1
+        assert timers < 10_000, "it looks at the same fetch without end"
+        return on_timer(self, now, fetch)
 
-    monkeypatch.setattr(Asking, "_look", counted)
+    monkeypatch.setattr(FetchMachine, "_on_timer", counted)
     job.pass_time(45.0, step_s=0.25)
 
 
 def test_who_was_never_asked_after_all_is_not_declared_dead() -> None:
-    """A node that starts before the others wants up to four of them for a while; those that it
-    drops before they are reached keep their clock."""
+    """A node that starts before the others wants up to four of them for a while. It drops some
+    before it reaches them; these keep their clock."""
     job = Job(20, fanout=16)
     for other in set(range(20)) - {5}:
         job.severed.add(frozenset((NodeId(5), NodeId(other))))
@@ -102,7 +105,8 @@ def test_who_is_cut_off_for_long_comes_back_though_its_parent_is_dead() -> None:
 
 @pytest.mark.parametrize("how", ["hangs", "fails"])
 def test_a_source_in_the_place_of_others_is_not_the_last_word(how: str) -> None:
-    """A blip of 1 s: the parent is back, has the file, and is never asked again."""
+    """The parent is back after 1 s and has the file. Before the fix, the node never asked it
+    again."""
     job = eight()
     begin(job, 0, b"lib/a")
     job.run()
@@ -121,12 +125,10 @@ def test_a_source_in_the_place_of_others_is_not_the_last_word(how: str) -> None:
 
 
 def test_a_batch_of_who_pushes_now_is_taken_in() -> None:
-    """The core passes batches to whom it believes to be its push children now, ``take_batch`` drops
-    them, and the credit of the link never goes back: after 8 MiB it is dead for reads as well."""
-    warmup = receiver()
-    node = warmup.engine.node = Node(
-        warmup.engine.node.policy, warmup.engine.node.limits, Trees(3, NodeId(2), 2, 2)
-    )
+    """The node passes batches on to the push children of its current view, and ``Pushes`` dropped
+    them. The credit then never returned: after 8 MiB the connection was dead for reads as well."""
+    warmup = receiver(number=2)
+    node = warmup.engine.node
     assert node.trees is not None
     assert node.membership is not None
     view = node.membership.view
@@ -136,7 +138,7 @@ def test_a_batch_of_who_pushes_now_is_taken_in() -> None:
     node.links.up(instead)
     data = b"x" * 10
     batch = Batch(1, 0, 1, 0, (piece(b"lib/a", version(10)),))
-    warmup.take_batch(instead, batch, Payload(data, digest(data)))
+    receive(warmup, instead, batch, Payload(data, digest(data)))
     assert node.links[instead].owed_bytes == 10
 
 
@@ -159,7 +161,8 @@ def test_finding_ones_place_costs_little_when_many_are_gone(dead: int, me: int) 
 
 
 def test_two_roots_become_one_when_the_one_above_both_is_dead() -> None:
-    """Nobody tries to reach a node that it believes to be gone, unless the roster has it above."""
+    """No node connects to a node that it believes to be gone, unless the roster has that one above
+    it."""
     job = Job(3, fanout=2)
     job.crash(0)
     job.pass_time(1.0)

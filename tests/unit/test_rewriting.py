@@ -1,15 +1,15 @@
-"""Which entries of an environment ``copperfs run`` leads through its mount."""
+"""Rewriting: the entries of an environment that ``copperfs run`` leads through its mount."""
 
 from dataclasses import replace
 
 import pytest
 
 from copperfs.cli.rewriting import Rewriter
-from copperfs.core.policy import Policy
-from copperfs.types import Path
+from copperfs.model.types import Path
+from copperfs.node.requests.path_policy import Policy
 
 MNT = "/tmp/mnt"
-# What realpath says of what is seen in the mount: where links there lead.
+# realpath within the mount: where links there lead.
 LINKS = {f"{MNT}/home/me": f"{MNT}/lus/home/me", f"{MNT}/lus/tools": "/opt/tools"}
 
 
@@ -36,8 +36,8 @@ REWRITER = Rewriter(MNT, "/", "/", POLICY, realpath=real)
         ("/lus/local/a", "/lus/local/a"),
         ("/usr/../lus/a", f"{MNT}/lus/a"),
         (f"{MNT}/lus/a", f"{MNT}/lus/a"),
-        ("/home/me/env", f"{MNT}/home/me/env"),  # a link to what is shared
-        ("/lus/tools/bin", "/lus/tools/bin"),  # a link to what is of this node
+        ("/home/me/env", f"{MNT}/home/me/env"),  # a link to a shared path
+        ("/lus/tools/bin", "/lus/tools/bin"),  # a link to a path of this node
     ],
 )
 def test_what_is_shared_is_led_through_the_mount(value: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Which directory may come in the place of another under the number that the kernel knows."""
+"""Replacement of a directory: which directory may take over the number that the kernel knows."""
 
 import stat
 import struct
@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from copperfs.fuse.handlers import is_as_open, may_become
-from copperfs.types import Attributes
+from copperfs.model.types import Attributes
 
 USER = 1000
 
@@ -21,7 +21,7 @@ def owned(mode: int, user: int = 0, kind: int = stat.S_IFDIR) -> Attributes:
     [
         (owned(0o755), owned(0o755), True),
         (owned(0o1777), owned(0o755), True),
-        (owned(0o555), owned(0o755), True),  # nobody may write anyway
+        (owned(0o555), owned(0o755), True),  # other users may not write either way
         (owned(0o700), owned(0o755), False),
         (owned(0o750), owned(0o755), False),
         (owned(0o711), owned(0o755), False),

@@ -1,51 +1,50 @@
-"""Golden scenarios: what the core does, told in ``tests/scenarios/*.txt``, one story each.
+"""Golden scenarios: the node's actions, told in ``tests/scenarios/*.txt``, one story each.
 
 A scenario opens with a sentence of intent (``# ...``). Then come lines in any number of
 
-    given SETTING VALUE     memory, tree-max, revalidate, shared, local, refused; before all else
-    ask look|list PATH      questions are numbered q1, q2, ... as they come; / is the root
+    given SETTING VALUE     memory, tree-max, revalidate, shared, local, refused; before all others
+    ask look|list PATH      requests are numbered q1, q2, ... in order; / is the root
     ask read PATH SIZE@T    the version of *SIZE* bytes, changed at time T
-    scanned 1: a b          outcomes of fetch 1; "scanned 1 bare: a b", "scanned 1: a b?" where b
-                            could not be looked at, "looked 1 file|directory|nothing", "have read 1
-                            as blob 7", "opened 1 as handle 7", "failed 1 EACCES"
+    scanned 1: a b          outcomes of fetch 1; "scanned 1 bare: a b", "scanned 1: a b?" where the
+                            lookup of b failed, "looked 1 file|directory|nothing", "have read 1 as
+                            blob 7", "opened 1 as handle 7", "failed 1 EACCES"
     clear                   a new epoch
-    used listing PATH       used without the node being asked; "used object PATH SIZE@T"
-    after SECONDS           time passes, and the node is woken
+    used listing PATH       used without a request to the node; "used object PATH SIZE@T"
+    after SECONDS           time passes, and the node wakes
 
-and after each of them ``> ...`` for every action that the node then wants, in order. To write a new
-one, leave those out and copy what the failing test shows.
+Each line is followed by ``> ...`` for every action that the node then takes, in order. To write a
+new scenario, omit these and copy what the failing test shows.
 """
 
 import errno
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
 import pytest
 
-from copperfs.core.actions import (
-    Action,
+from copperfs.driver.driver import Driver
+from copperfs.model.listing import Listing
+from copperfs.model.types import BlobId, ChunkKey, Entry, HandleId, Path, RequestId, Version
+from copperfs.node.actions import (
     AnswerEntry,
-    AnswerError,
     AnswerHandle,
     AnswerListing,
     AnswerObject,
-    Evict,
+    Fetch,
     ListingKey,
-    LookAgain,
     LookSource,
-    NewEpoch,
     ObjectKey,
     OpenSource,
+    ReadChunk,
     ReadSource,
-    ReleaseBlob,
-    ReleaseHandle,
     ScanSource,
 )
-from copperfs.core.listing import Listing
-from copperfs.core.policy import Policy
-from copperfs.types import Entry, Path, Version
+from copperfs.node.events import Event
+from copperfs.node.requests.path_policy import Policy
 from tests.unit.core_lab import Actions, Lab, directory, file, files, version, with_unknown
+from tests.unit.ports_lab import NoPorts
 
 SCENARIOS = sorted((FilePath(__file__).parent.parent / "scenarios").glob("*.txt"))
 FOUND = {"file": file(), "directory": directory(), "nothing": None}
@@ -103,43 +102,91 @@ def happen(lab: Lab, line: str) -> Actions:
     raise ValueError(f"not a line of a scenario: {line}")
 
 
-# --- the actions that follow ----------------------------------------------------------------------
+# --- actions of the node --------------------------------------------------------------------------
 
 
-def told(action: Action) -> str:
-    """An action as a line."""
-    match action:
-        case ScanSource(fetch, path):
-            return f"{fetch} scan {shown(path)}"
-        case LookSource(fetch, path):
-            return f"{fetch} look {shown(path)}"
-        case ReadSource(fetch, path, wanted):
-            return f"{fetch} read {shown(path)} {shown_version(wanted)}"
-        case OpenSource(fetch, path, wanted):
-            return f"{fetch} open {shown(path)} {shown_version(wanted)}"
-        case AnswerEntry(request, entry, until):
-            return f"q{request} is {shown_entry(entry)}{shown_time(until)}"
-        case AnswerListing(request, path, listing, until):
-            return f"q{request} is in {shown(path)}: {shown_names(listing)}{shown_time(until)}"
-        case AnswerObject(request, _, blob):
-            return f"q{request} is blob {blob}"
-        case AnswerHandle(request, handle):
-            return f"q{request} is handle {handle}"
-        case AnswerError(request, error):
-            return f"q{request} fails {errno.errorcode[error]}"
-        case Evict(ListingKey(path)):
-            return f"evict listing {shown(path)}"
-        case Evict(ObjectKey(path, wanted)):
-            return f"evict object {shown(path)} {shown_version(wanted)}"
-        case ReleaseBlob(blob):
-            return f"release blob {blob}"
-        case ReleaseHandle(handle):
-            return f"release handle {handle}"
-        case NewEpoch(number):
-            return f"new epoch {number}"
-        case LookAgain(path):
-            return f"look again {shown(path)}"
-    raise AssertionError(f"scenarios have no word for {action}")
+class Telling(NoPorts):
+    """Ports that write a line for each action of the node."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.lines: list[str] = []
+
+    def now(self) -> float:
+        return self.lab.now
+
+    def tell(self, line: str) -> None:
+        self.lines.append(line)
+
+    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+        match fetch:
+            case ScanSource(number, path):
+                self.tell(f"{number} scan {shown(path)}")
+            case LookSource(number, path):
+                self.tell(f"{number} look {shown(path)}")
+            case ReadSource(number, path, wanted):
+                self.tell(f"{number} read {shown(path)} {shown_version(wanted)}")
+            case OpenSource(number, path, wanted):
+                self.tell(f"{number} open {shown(path)} {shown_version(wanted)}")
+            case ReadChunk():
+                raise AssertionError(f"scenarios have no word for {fetch}")
+
+    def close_handle(self, handle: HandleId) -> None:
+        self.tell(f"release handle {handle}")
+
+    def release(self, blob: BlobId) -> None:
+        self.tell(f"release blob {blob}")
+
+    def answer(self, request: RequestId, answer: AnswerEntry | AnswerListing) -> None:
+        until = shown_time(answer.fresh_until)
+        if isinstance(answer, AnswerEntry):
+            self.tell(f"q{request} is {shown_entry(answer.entry)}{until}")
+        else:
+            names = shown_names(answer.listing)
+            self.tell(f"q{request} is in {shown(answer.directory)}: {names}{until}")
+
+    def answer_object(self, answer: AnswerObject, content: object) -> None:
+        self.tell(f"q{answer.request} is blob {answer.blob}")
+
+    def answer_handle(self, answer: AnswerHandle) -> None:
+        self.tell(f"q{answer.request} is handle {answer.handle}")
+
+    def answer_error(self, request: RequestId, error: int) -> None:
+        self.tell(f"q{request} fails {errno.errorcode[error]}")
+
+    def withdraw(self, key: ListingKey | ObjectKey | ChunkKey) -> None:
+        if isinstance(key, ListingKey):
+            self.tell(f"evict listing {shown(key.path)}")
+        else:
+            self.tell(f"evict object {shown(key.path)} {shown_version(key.version)}")
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.tell(f"new epoch {epoch}")
+
+    def look_again(self, path: Path) -> None:
+        self.tell(f"look again {shown(path)}")
+
+
+@dataclass
+class StoryLab(Lab):
+    """A lab that drives its node and tells its actions."""
+
+    telling: Telling = field(init=False)
+    driver: Driver[object, object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.telling = Telling(self)
+        self.driver = self.telling.drive(self.node)
+
+    def step(self, event: Event) -> Actions:
+        self.driver.post(event)
+        self.node.check_invariants()
+        return []
+
+    def take_lines(self) -> list[str]:
+        lines, self.telling.lines = self.telling.lines, []
+        return lines
 
 
 def shown(path: Path) -> str:
@@ -166,7 +213,7 @@ def shown_time(until: float | None) -> str:
 # --- running --------------------------------------------------------------------------------------
 
 
-def lab_with(given: dict[str, str]) -> Lab:
+def lab_with(given: dict[str, str]) -> StoryLab:
     def prefixes(name: str, default: str = "") -> tuple[Path, ...]:
         return tuple(path_of(each) for each in given.get(name, default).split())
 
@@ -179,7 +226,7 @@ def lab_with(given: dict[str, str]) -> Lab:
         revalidate_s=float(given["revalidate"]) if "revalidate" in given else None,
     )
     memory, tree_max = (int(given.get(name, 1 << 20)) for name in ("memory", "tree-max"))
-    return Lab(memory, tree_max, policy=policy)
+    return StoryLab(memory, tree_max, policy=policy)
 
 
 def replay(text: str) -> str:
@@ -193,7 +240,8 @@ def replay(text: str) -> str:
     for line in lines:
         told_lines.append(line)
         if line and not line.startswith(("#", "given ")):
-            told_lines += [f"> {told(action)}" for action in happen(lab, line)]
+            happen(lab, line)
+            told_lines += [f"> {each}" for each in lab.take_lines()]
     return "\n".join(told_lines) + "\n"
 
 

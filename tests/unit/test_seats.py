@@ -1,9 +1,9 @@
-"""The tree among those that are there: all reach the root, nobody gets too many children."""
+"""K-ary tree of the nodes present: all reach the root, and no node gets too many children."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.seats import children_among, parent_among, parent_position
+from copperfs.node.routing.kary_tree import children_among, parent_among, parent_position
 
 SHAPES = st.tuples(st.integers(1, 90), st.integers(1, 9)).flatmap(
     lambda shape: st.tuples(
@@ -42,7 +42,7 @@ def test_a_parent_knows_its_children(shape: Shape) -> None:
 
 @given(SHAPES)
 def test_a_parent_is_lower_whatever_its_child_believes(shape: Shape) -> None:
-    """So two who believe different things never wait for each other."""
+    """So two nodes with different views never wait for each other."""
     nodes, fanout, gone = shape
     for position in range(nodes):
         above = parent_among(position, fanout, nodes, gone.__contains__)

@@ -1,13 +1,13 @@
-"""The shelf: a budget that holds, and the least recently used goes first."""
+"""LRU: the budget holds, and the least recently used item is evicted first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.shelf import Shelf
+from copperfs.node.cache.lru import LruBudget
 
 
-def shelf_with(budget_bytes: int, **sizes: int) -> Shelf[str, str]:
-    shelf: Shelf[str, str] = Shelf(budget_bytes)
+def shelf_with(budget_bytes: int, **sizes: int) -> LruBudget[str, str]:
+    shelf: LruBudget[str, str] = LruBudget(budget_bytes)
     for key, size in sizes.items():
         assert shelf.admit(key, key.upper(), size) == []
     return shelf
@@ -101,7 +101,7 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=60))
 def test_nothing_is_lost_and_the_budget_holds(taken: list[tuple[str, int, int]]) -> None:
-    shelf: Shelf[int, int] = Shelf(100)
+    shelf: LruBudget[int, int] = LruBudget(100)
     held: dict[int, int] = {}
     reserved: list[int] = []
     for number, (what, key, size) in enumerate(taken):

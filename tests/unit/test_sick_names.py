@@ -1,64 +1,69 @@
-"""What a node believes of names that cannot be looked at."""
+"""Failed names: what a node remembers of names whose lookup fails."""
 
 import errno
 
 import pytest
 
-from copperfs.core.actions import AnswerError, LookSource
-from copperfs.core.events import Heard, List, Look
-from copperfs.core.messages import Ask, Refuse
-from copperfs.core.sick_names import BELIEVED_S, SICK_MAX, WITNESSES_ENOUGH, SickNames
-from copperfs.types import NodeId, Path
+from copperfs.model.types import NodeId, Path, Version
+from copperfs.node.actions import AnswerError, LookSource, ReadSource
+from copperfs.node.cache.failed_names import BELIEVED_S, SICK_MAX, WITNESSES_ENOUGH, FailedNames
+from copperfs.node.events import ListRequest, LookupRequest, PeerMessage
+from copperfs.node.peer.messages import ErrorReply, Request
+from copperfs.node.state import Kind, Subject
 from tests.unit.overlay_lab import Job
 
 
+def of(path: bytes) -> Subject:
+    return (Kind.LOOK, Path(path), None)
+
+
 def test_an_error_is_believed_for_a_moment() -> None:
-    names = SickNames(remembers=True)
-    names.note(10.0, Path(b"d/f"), errno.EIO, 1)
-    found = names.get(10.0 + BELIEVED_S / 2, Path(b"d/f"))
+    names = FailedNames(remembers=True)
+    names.note(10.0, of(b"d/f"), errno.EIO, 1)
+    found = names.get(10.0 + BELIEVED_S / 2, of(b"d/f"))
     assert found is not None
     assert (found.error, found.witnesses) == (errno.EIO, 1)
-    assert names.get(10.0, Path(b"d/g")) is None
-    assert names.get(10.0 + BELIEVED_S, Path(b"d/f")) is None
+    assert names.get(10.0, of(b"d/g")) is None
+    assert names.get(10.0 + BELIEVED_S, of(b"d/f")) is None
 
 
 def test_a_node_alone_remembers_nothing() -> None:
-    names = SickNames(remembers=False)
-    names.note(0.0, Path(b"f"), errno.EIO, 1)
-    assert names.get(0.0, Path(b"f")) is None
+    names = FailedNames(remembers=False)
+    names.note(0.0, of(b"f"), errno.EIO, 1)
+    assert names.get(0.0, of(b"f")) is None
 
 
 def test_only_so_many_errors_are_remembered_and_none_after_a_clear() -> None:
-    names = SickNames(remembers=True)
+    names = FailedNames(remembers=True)
     for number in range(SICK_MAX + 1):
-        names.note(0.0, Path(b"%d" % number), errno.EIO, 1)
-    assert names.get(0.0, Path(b"0")) is None
-    assert names.get(0.0, Path(b"1")) is not None
+        names.note(0.0, of(b"%d" % number), errno.EIO, 1)
+    assert names.get(0.0, of(b"0")) is None
+    assert names.get(0.0, of(b"1")) is not None
     names.clear()
-    assert names.get(0.0, Path(b"1")) is None
+    assert names.get(0.0, of(b"1")) is None
 
 
-# --- what nodes tell each other -------------------------------------------------------------------
+# --- messages between nodes -----------------------------------------------------------------------
 
 SICK = Path(b"lib/sick")
 
 
 def job_with_a_sick_name(nodes: int) -> Job:
-    """All have the listing of its directory."""
+    """A job in which all nodes have the listing of the name's directory."""
     job = Job(nodes, fanout=2)
     job.tree.add(SICK)
     job.tree.add(b"lib/well")
     job.tree.failing[SICK] = errno.EIO
     for number in range(nodes):
-        job.ask(number, List, b"lib")
+        job.ask(number, ListRequest, b"lib")
     job.run()
     assert job.tree.counts["scan", Path(b"lib")] == 1
     return job
 
 
 def look(job: Job, *nodes: int) -> set[int]:
-    """All of these nodes at once; the errors that they are told."""
-    requests = [(number, job.ask(number, Look, SICK)) for number in nodes]
+    """Looks the name up on all of these nodes at once; returns the errors, 0 for an entry."""
+    requests = [(number, job.ask(number, LookupRequest, SICK)) for number in nodes]
     job.run()
     answers = [job.answer(number, request) for number, request in requests]
     return {each.error if isinstance(each, AnswerError) else 0 for each in answers}
@@ -101,21 +106,150 @@ def test_a_clear_has_the_name_looked_at_again() -> None:
 def test_a_name_that_hangs_costs_each_node_one_look_in_its_deadline() -> None:
     job = job_with_a_sick_name(7)
     job.no_source |= {NodeId(number) for number in range(7)}
-    requests = [(number, job.ask(number, Look, SICK)) for number in range(7)]
+    requests = [(number, job.ask(number, LookupRequest, SICK)) for number in range(7)]
     job.pass_time(job.deadline_s + 1.0)
     for number, request in requests:
         assert job.answer(number, request) == AnswerError(request, errno.ETIMEDOUT)
     assert looks(job) <= 7
 
 
+def test_a_node_that_has_looked_does_not_look_again_when_its_parent_fails_as_well() -> None:
+    job = job_with_a_sick_name(2)
+    job.frozen.add(NodeId(0))
+    request = job.ask(1, LookupRequest, SICK)
+    job.pass_time(1.0)
+    assert looks(job) == 1, "in the place of the parent, which says nothing"
+    assert request not in job.daemons[1].answers, "the parent may know better"
+    job.frozen.clear()
+    job.no_source.add(NodeId(0))  # its lookup takes longer than an error stays valid
+    job.pass_time(2 * BELIEVED_S)
+    job.no_source.clear()
+    job.pass_time(1.0)
+    assert job.answer(1, request) == AnswerError(request, errno.EIO)
+    assert looks(job) == 2, "each has looked once"
+
+
 @pytest.mark.parametrize("witnesses", range(WITNESSES_ENOUGH + 1))
 def test_a_node_looks_unless_enough_others_above_it_have(witnesses: int) -> None:
     job = job_with_a_sick_name(2)
     child = job.daemons[1].node
-    job.ask(1, Look, SICK)
+    job.ask(1, LookupRequest, SICK)
     sent = [message for message, _ in job.queues[NodeId(1), NodeId(0)]]
-    ask = next(message for message in sent if isinstance(message, Ask))
-    actions = child.step(job.now, Heard(NodeId(0), Refuse(ask.number, 1, errno.EIO, witnesses)))
+    ask = next(message for message in sent if isinstance(message, Request))
+    actions = child.step(
+        job.now, PeerMessage(NodeId(0), ErrorReply(ask.number, 1, errno.EIO, witnesses))
+    )
     told = [each for each in actions if isinstance(each, AnswerError)]
     looked = [each for each in actions if isinstance(each, LookSource)]
     assert (len(told), len(looked)) == ((1, 0) if witnesses >= WITNESSES_ENOUGH else (0, 1))
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+WELL = Path(b"lib/well")
+
+
+def job_that_cannot_read(nodes: int) -> tuple[Job, Version]:
+    """A job in which all nodes know the file, and its data server is gone."""
+    job = Job(nodes, fanout=2)
+    wanted = job.tree.add(WELL)
+    for number in range(nodes):
+        job.ask(number, ListRequest, b"lib")
+    job.run()
+    job.tree.failing[WELL] = errno.EIO
+    return job, wanted
+
+
+def read(job: Job, wanted: Version, *nodes: int) -> set[int]:
+    """Reads the file on all of these nodes at once; returns the errors, 0 for the bytes."""
+    requests = [(number, job.read(number, WELL, wanted)) for number in nodes]
+    job.run()
+    answers = [job.answer(number, request) for number, request in requests]
+    return {each.error if isinstance(each, AnswerError) else 0 for each in answers}
+
+
+def reads(job: Job) -> int:
+    return job.tree.counts["read", WELL]
+
+
+def refuse(job: Job, number: int, peer: int, error: int, witnesses: int) -> None:
+    """*peer* refuses the last request."""
+    sent = [message for message, _ in job.queues[NodeId(number), NodeId(peer)]]
+    ask = [message for message in sent if isinstance(message, Request)][-1]
+    job.happen(
+        NodeId(number), PeerMessage(NodeId(peer), ErrorReply(ask.number, 1, error, witnesses))
+    )
+
+
+def test_few_nodes_of_many_read_what_cannot_be_read_however_often_it_is_asked_for() -> None:
+    job, wanted = job_that_cannot_read(40)
+    assert read(job, wanted, 39) == {errno.EIO}
+    assert reads(job) <= 3, "the root, one below it, and one that is asked for a second opinion"
+    for _ in range(10):
+        assert read(job, wanted, *range(40)) == {errno.EIO}
+    assert reads(job) <= 1 + 2 + 4
+    job.check_at_rest()
+
+
+def test_a_file_that_is_well_again_is_read_by_one_for_all_after_a_moment() -> None:
+    job, wanted = job_that_cannot_read(40)
+    read(job, wanted, *range(40))
+    before = reads(job)
+    job.tree.failing.clear()
+    job.pass_time(BELIEVED_S)
+    assert read(job, wanted, *range(40)) == {0}
+    assert reads(job) == before + 1
+
+
+def test_a_clear_has_the_file_read_again() -> None:
+    job, wanted = job_that_cannot_read(3)
+    read(job, wanted, 0, 1, 2)
+    job.tree.failing.clear()
+    for number in range(3):
+        job.clear(number)
+    job.run()
+    assert read(job, wanted, 0, 1, 2) == {0}
+
+
+def test_another_version_of_the_file_is_read() -> None:
+    job, wanted = job_that_cannot_read(3)
+    read(job, wanted, 0, 1, 2)
+    job.tree.failing.clear()
+    newer = job.tree.add(WELL, changed_s=1)
+    assert read(job, newer, 0, 1, 2) == {0}
+
+
+@pytest.mark.parametrize("witnesses", range(WITNESSES_ENOUGH + 1))
+def test_a_node_reads_unless_enough_others_above_it_have(witnesses: int) -> None:
+    job, wanted = job_that_cannot_read(2)
+    request = job.read(1, WELL, wanted)
+    refuse(job, 1, 0, errno.EIO, witnesses)
+    reading = [each for each in job.daemons[1].fetches if isinstance(each, ReadSource)]
+    told = request in job.daemons[1].answers
+    assert (told, len(reading)) == ((True, 0) if witnesses >= WITNESSES_ENOUGH else (False, 1))
+
+
+def test_what_a_node_got_from_another_although_its_own_read_had_failed_is_no_sick_file() -> None:
+    job, wanted = job_that_cannot_read(2)
+    job.frozen.add(NodeId(0))
+    request = job.read(1, WELL, wanted)
+    job.pass_time(1.0)
+    assert reads(job) == 1, "in the place of the parent, which says nothing"
+    job.tree.failing.clear()
+    job.frozen.clear()
+    job.pass_time(0.1)
+    assert isinstance(job.answer(1, request), bytes)
+    assert job.daemons[1].node._questions.sick.get(job.now, (Kind.READ, WELL, wanted)) is None
+
+
+@pytest.mark.parametrize("has_read", [False, True])
+def test_only_a_peer_that_has_read_has_the_last_word_on_a_file(has_read: bool) -> None:
+    job, wanted = job_that_cannot_read(4)
+    job.frozen |= {NodeId(0), NodeId(1), NodeId(2)}
+    request = job.read(3, WELL, wanted)  # its parent is 1, and the one above that is 0
+    refuse(job, 3, 1, errno.EFBIG, 0)
+    job.run()
+    assert reads(job) == 1
+    assert request not in job.daemons[3].answers
+    refuse(job, 3, 0, errno.EIO if has_read else errno.EBUSY, int(has_read))
+    assert (request in job.daemons[3].answers) == has_read

@@ -1,4 +1,4 @@
-"""The documents build as a site, and a link that leads nowhere fails that."""
+"""Documentation site: the documents build, and a broken link fails the build."""
 
 from __future__ import annotations
 

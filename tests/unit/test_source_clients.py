@@ -1,8 +1,7 @@
-"""The contract of the source where its filesystem is mounted by clients of their own, whose device
-numbers differ: what is compared knows nothing of them, and what is shown is the same on all.
+"""Source contract for a filesystem that several clients mount, with differing device numbers.
+Versions do not contain device numbers, and every client shows the same attributes.
 
-A part of ``test_source_contract.py``, on both implementations. The clients are mounts of one
-stand-in.
+A part of ``test_source_contract.py``. The clients are mounts of one stand-in.
 """
 
 import errno
@@ -14,25 +13,17 @@ from pathlib import Path as FilePath
 import pytest
 import trio
 
-from copperfs.core.events import Scanned
-from copperfs.source.fetcher import Fetcher
-from copperfs.source.filesystems import Filesystems
-from copperfs.types import FILESYSTEM, Entry
+from copperfs.model.types import FILESYSTEM, Entry
+from copperfs.node.events import SourceListed
 from tests.descriptors import no_descriptor_left
 from tests.mount.helpers import run
 from tests.standin import StandIn
-from tests.unit.test_source_contract import FETCHERS, Make, Source, read_of, scan_of, settled
+from tests.unit.test_source_contract import Source, make, read_of, scan_of, settled
 
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount"),
 ]
-
-
-@pytest.fixture(params=FETCHERS, ids=lambda kind: kind.__name__)
-def make(request: pytest.FixtureRequest) -> Make:
-    kind: type[Fetcher] = request.param
-    return Make(kind)
 
 
 class Lab:
@@ -55,7 +46,7 @@ class Lab:
         return self.sources[source] / name
 
     def mount(self, client: int, at: FilePath) -> None:
-        """This client takes the place of the one that was there."""
+        """Mounts this client over the earlier one."""
         if at in self._at:
             self._at[at].close()
         self._at[at] = self._stack.enter_context(ExitStack())
@@ -76,7 +67,7 @@ def tag(entry: Entry | None) -> int:
 
 
 async def seen(source: Source) -> list[object]:
-    """All that is known of the filesystem; access times apart, which reading changes."""
+    """All metadata of the filesystem, except access times, which reading changes."""
     listings = [await source.scan(b"a b/fs"), await source.scan(b"a b/fs/d")]
     rows = [(name, entry) for each in listings for name, entry in each.rows()]
     rows += [(name, entry) for name, _ in rows[:1] if (entry := await source.look(b"a b/fs"))]
@@ -84,7 +75,7 @@ async def seen(source: Source) -> list[object]:
     return [*sorted(told), *[each.directory for each in listings]]
 
 
-def test_all_clients_see_the_same_versions_and_the_same_filesystem(make: Make, lab: Lab) -> None:
+def test_all_clients_see_the_same_versions_and_the_same_filesystem(lab: Lab) -> None:
     lab.mount(0, lab.at(0))
     lab.mount(1, lab.at(1))
     assert os.stat(lab.at(0)).st_dev != os.stat(lab.at(1)).st_dev
@@ -97,7 +88,7 @@ def test_all_clients_see_the_same_versions_and_the_same_filesystem(make: Make, l
     trio.run(main)
 
 
-def test_what_one_client_has_seen_another_one_reads(make: Make, lab: Lab) -> None:
+def test_what_one_client_has_seen_another_one_reads(lab: Lab) -> None:
     lab.mount(0, lab.at(0))
     lab.mount(1, lab.at(1))
 
@@ -112,7 +103,7 @@ def test_what_one_client_has_seen_another_one_reads(make: Make, lab: Lab) -> Non
     trio.run(main)
 
 
-def test_a_remount_changes_nothing(make: Make, lab: Lab) -> None:
+def test_a_remount_changes_nothing(lab: Lab) -> None:
     lab.mount(0, lab.at(0))
 
     async def main() -> None:
@@ -126,7 +117,7 @@ def test_a_remount_changes_nothing(make: Make, lab: Lab) -> None:
     trio.run(main)
 
 
-def test_the_source_itself_may_be_mounted_anew(make: Make, lab: Lab) -> None:
+def test_the_source_itself_may_be_mounted_anew(lab: Lab) -> None:
     at = lab.sources[0]
     lab.mount(0, at)
 
@@ -144,7 +135,7 @@ def test_the_source_itself_may_be_mounted_anew(make: Make, lab: Lab) -> None:
     trio.run(main)
 
 
-def test_filesystems_are_told_apart(make: Make, lab: Lab) -> None:
+def test_filesystems_are_told_apart(lab: Lab) -> None:
     for name, client in (("x", 0), ("y", 1)):
         lab.at(0, name).mkdir()
         lab.mount(client, lab.at(0, name))
@@ -153,7 +144,7 @@ def test_filesystems_are_told_apart(make: Make, lab: Lab) -> None:
         async with make(lab.sources[0]) as source:
             x, y = await source.look(b"x/file"), await source.look(b"y/file")
             assert 0 != tag(x) != tag(y) != 0
-            # the second place of a filesystem is no other filesystem
+            # the same filesystem at a second place is not another one
             lab.at(0, "z").mkdir()
             lab.mount(0, lab.at(0, "z"))
             assert tag(await source.look(b"z/file")) == tag(x)
@@ -163,9 +154,7 @@ def test_filesystems_are_told_apart(make: Make, lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("left", range(1, 5))
-def test_a_filesystem_keeps_its_tag_where_descriptors_are_used_up(
-    left: int, make: Make, lab: Lab
-) -> None:
+def test_a_filesystem_keeps_its_tag_where_descriptors_are_used_up(left: int, lab: Lab) -> None:
     lab.mount(0, lab.at(0, "a b"))
 
     async def main() -> None:
@@ -177,51 +166,13 @@ def test_a_filesystem_keeps_its_tag_where_descriptors_are_used_up(
                     while scan not in source.arrived:  # noqa: ASYNC110 - a thread's
                         await trio.sleep(0.001)
             outcome = await source.outcome(scan)
-            assert isinstance(outcome, Scanned)
+            assert isinstance(outcome, SourceListed)
             assert [tag(entry) for _, entry in outcome.listing.rows()] == expected != [0]
 
     trio.run(main)
 
 
-def test_the_table_of_mounts_is_read_once_for_all_filesystems(tmp_path: FilePath) -> None:
-    with ExitStack() as stack:
-        devices = []
-        for number in range(80):
-            at = tmp_path / f"{number}"
-            at.mkdir()
-            assert run(["mount", "-t", "tmpfs", "none", at]).returncode == 0
-            stack.callback(run, ["umount", "-l", at])
-            devices.append(at.stat().st_dev)
-        known = Filesystems(bytes(tmp_path), tmp_path.stat().st_dev)
-        reads: list[int] = []
-        table = known._read_table
-
-        def read_table() -> tuple[int, dict[int, int]]:
-            reads.append(1)
-            return table()
-
-        known._read_table = read_table  # type: ignore[method-assign]
-        assert len({known.flags(device) for _ in range(2) for device in devices}) == 80
-        assert len(reads) == 1
-
-
-def test_both_implementations_say_the_same(lab: Lab) -> None:
-    lab.mount(0, lab.at(0))
-
-    async def main() -> list[list[object]]:
-        said = []
-        for kind in FETCHERS:
-            async with Make(kind)(lab.sources[0]) as source:
-                said.append(await seen(source))
-        return said
-
-    said = trio.run(main)
-    assert all(each == said[0] for each in said)
-
-
-def test_inode_numbers_are_left_out_where_each_client_has_its_own(
-    make: Make, tmp_path: FilePath
-) -> None:
+def test_inode_numbers_are_left_out_where_each_client_has_its_own(tmp_path: FilePath) -> None:
     async def main(lab: Lab) -> None:
         async with make(lab.sources[0]) as one, make(lab.sources[1]) as other:
             version = await one.version(b"a b/fs/file")
@@ -234,7 +185,7 @@ def test_inode_numbers_are_left_out_where_each_client_has_its_own(
             assert await other.read(b"a b/fs/file", shared) == b"hello"
             assert await other.chunk(b"a b/fs/file", shared, 0, 5) == b"hello"
             os.close(await other.open(b"a b/fs/file", shared))
-            # who still has a version with a number in it is told the truth
+            # a reader with an older version, which contains a number, still gets the file
             assert await one.read(b"a b/fs/file", version) == b"hello"
             found = await one.look(b"a b/fs/file")
             assert found is not None

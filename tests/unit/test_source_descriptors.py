@@ -1,5 +1,6 @@
-"""The contract of the source where the daemon itself has run out of descriptors: no reader is told
-of it. Of both implementations, as ``test_source_contract.py``."""
+"""Source contract without free descriptors: no reader gets an error when the daemon has run out of
+them. ``play_without_descriptors`` in ``stress_source.c`` has a file whose closing hangs.
+"""
 
 import errno
 from collections.abc import Callable
@@ -8,16 +9,15 @@ from pathlib import Path as FilePath
 import pytest
 import trio
 
-from copperfs.core.actions import Fetch
-from copperfs.core.events import Failed
-from copperfs.types import FetchId
+from copperfs.model.types import FetchId
+from copperfs.node.actions import Fetch
+from copperfs.node.events import Failed
 from tests.descriptors import no_descriptor_left
 from tests.unit.test_source_contract import (
-    FETCHERS,
-    Make,
     Source,
     chunk_of,
     look_at,
+    make,
     open_of,
     read_of,
     scan_of,
@@ -25,7 +25,7 @@ from tests.unit.test_source_contract import (
 )
 
 LONG_ENOUGH_S = 0.3
-"""To fail, if it does. What does not fail is not waited for to happen."""
+"""Seconds that suffice for a failure to show; the tests do not wait for the absence of one."""
 
 Want = Callable[[FetchId], Fetch]
 
@@ -41,14 +41,13 @@ async def all_that_open(source: Source) -> list[Want]:
     ]
 
 
-@pytest.fixture(params=FETCHERS, ids=lambda kind: kind.__name__)
-def make(request: pytest.FixtureRequest, tmp_path: FilePath) -> Make:
+@pytest.fixture(autouse=True)
+def names(tmp_path: FilePath) -> None:
     settled(tmp_path / "file", b"hello")
     (tmp_path / "directory").mkdir()
-    return Make(request.param)
 
 
-def test_what_needs_a_descriptor_waits_until_there_is_one(make: Make, tmp_path: FilePath) -> None:
+def test_what_needs_a_descriptor_waits_until_there_is_one(tmp_path: FilePath) -> None:
     async def main() -> None:
         async with make(tmp_path, concurrency=8) as source:
             wanted = await all_that_open(source)
@@ -64,9 +63,7 @@ def test_what_needs_a_descriptor_waits_until_there_is_one(make: Make, tmp_path: 
     trio.run(main)
 
 
-def test_who_waits_in_vain_is_late_and_not_told_of_descriptors(
-    make: Make, tmp_path: FilePath
-) -> None:
+def test_who_waits_in_vain_is_late_and_not_told_of_descriptors(tmp_path: FilePath) -> None:
     async def main() -> None:
         async with make(tmp_path, concurrency=8, deadline_s=0.05) as source:
             wanted = await all_that_open(source)
@@ -77,7 +74,7 @@ def test_who_waits_in_vain_is_late_and_not_told_of_descriptors(
     trio.run(main)
 
 
-def test_files_that_are_kept_open_are_given_up_for_others(make: Make, tmp_path: FilePath) -> None:
+def test_files_that_are_kept_open_are_given_up_for_others(tmp_path: FilePath) -> None:
     kept = (b"kept", b"kept too")  # an open needs one for the root, and one for the file
     for name in kept:
         settled(tmp_path / name.decode(), b"hello")

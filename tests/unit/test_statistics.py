@@ -1,10 +1,10 @@
-"""Quantiles from counts by bucket."""
+"""Statistics: quantiles from counts by bucket."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.runtime.statistics import quantile
+from copperfs.daemon.statistics import quantile
 
 buckets = st.dictionaries(st.integers(1, 10**12), st.integers(1, 1000), min_size=1, max_size=30)
 shares = st.floats(0.01, 1.0)

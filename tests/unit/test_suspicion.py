@@ -1,23 +1,23 @@
-"""What is believed of a peer, as a function of what was seen of it."""
+"""Failure detector: the state of a peer as a function of the observations of it."""
 
 import pytest
 
-from copperfs.core.suspicion import (
-    Patience,
-    Seen,
-    Standing,
+from copperfs.node.membership.failure_detector import (
+    PeerObservations,
+    PeerState,
+    Timeouts,
     asks_for_sign,
     doubted_until,
     next_look,
     standing,
 )
 
-PATIENCE = Patience()
+PATIENCE = Timeouts()
 BEAT_S = PATIENCE.heartbeat_s
 
 
-def up(**seen: float | None) -> Seen:
-    return Seen(0.0, up=True, was_up=True, **seen)  # type: ignore[arg-type]
+def up(**seen: float | None) -> PeerObservations:
+    return PeerObservations(0.0, up=True, was_up=True, **seen)  # type: ignore[arg-type]
 
 
 def test_who_owes_nothing_is_asked_for_a_sign_of_life_each_heartbeat() -> None:
@@ -37,52 +37,59 @@ def test_who_owes_an_answer_is_asked_sooner_and_only_once() -> None:
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        (5.0, Standing.GOOD),
-        (5.24, Standing.GOOD),
-        (5.26, Standing.SILENT),
-        (7.49, Standing.SILENT),
-        (7.51, Standing.GONE),
+        (5.0, PeerState.GOOD),
+        (5.24, PeerState.GOOD),
+        (5.26, PeerState.SILENT),
+        (7.49, PeerState.SILENT),
+        (7.51, PeerState.GONE),
     ],
 )
-def test_who_gives_no_sign_of_life_is_silent_and_then_gone(now: float, expected: Standing) -> None:
+def test_who_gives_no_sign_of_life_is_silent_and_then_gone(now: float, expected: PeerState) -> None:
     seen = up(heard_at=4.5, asked_at=5.0)
     assert standing(now, seen, PATIENCE, 0.0) is expected
 
 
 def test_a_source_that_takes_half_a_minute_makes_nobody_suspect() -> None:
-    """Its reader gives signs of life: each one begins the wait anew."""
+    """Its reader sends signs of life, each of which restarts the wait."""
     for second in range(30):
         seen = up(heard_at=float(second), owed_since=float(second), asked_at=None)
-        assert standing(second + 0.2, seen, PATIENCE, 0.0) is Standing.GOOD
+        assert standing(second + 0.2, seen, PATIENCE, 0.0) is PeerState.GOOD
 
 
 def test_a_heartbeat_that_is_one_and_a_half_seconds_late_is_silence_and_no_death() -> None:
     seen = up(heard_at=0.0, asked_at=0.5)
-    assert standing(2.0, seen, PATIENCE, 0.0) is Standing.SILENT
+    assert standing(2.0, seen, PATIENCE, 0.0) is PeerState.SILENT
 
 
 def test_ones_own_lateness_is_no_reason_to_suspect_others() -> None:
     seen = up(heard_at=0.0, asked_at=0.5)
-    assert standing(1.2, seen, PATIENCE, 0.0) is Standing.SILENT
-    assert standing(1.2, seen, PATIENCE, 0.8) is Standing.GOOD
+    assert standing(1.2, seen, PATIENCE, 0.0) is PeerState.SILENT
+    assert standing(1.2, seen, PATIENCE, 0.8) is PeerState.GOOD
 
 
 def test_who_refuses_after_it_was_connected_is_gone_at_once() -> None:
-    assert standing(0.0, Seen(0.0, was_up=True), PATIENCE, 0.0) is Standing.LOST
-    assert standing(0.0, Seen(0.0, was_up=True, refused=True), PATIENCE, 0.0) is Standing.GONE
+    assert standing(0.0, PeerObservations(0.0, was_up=True), PATIENCE, 0.0) is PeerState.LOST
+    assert (
+        standing(0.0, PeerObservations(0.0, was_up=True, refused=True), PATIENCE, 0.0)
+        is PeerState.GONE
+    )
 
 
 def test_who_was_lost_is_gone_after_a_while_and_who_was_never_there_much_later() -> None:
-    assert standing(2.9, Seen(0.0, was_up=True), PATIENCE, 0.0) is Standing.LOST
-    assert standing(3.0, Seen(0.0, was_up=True), PATIENCE, 0.0) is Standing.GONE
-    assert standing(100.0, Seen(0.0), PATIENCE, 0.0) is Standing.LOST
-    assert standing(120.0, Seen(0.0), PATIENCE, 0.0) is Standing.GONE
+    assert standing(2.9, PeerObservations(0.0, was_up=True), PATIENCE, 0.0) is PeerState.LOST
+    assert standing(3.0, PeerObservations(0.0, was_up=True), PATIENCE, 0.0) is PeerState.GONE
+    assert standing(100.0, PeerObservations(0.0), PATIENCE, 0.0) is PeerState.LOST
+    assert standing(120.0, PeerObservations(0.0), PATIENCE, 0.0) is PeerState.GONE
 
 
 def test_the_source_is_not_read_in_the_place_of_one_that_may_yet_answer() -> None:
     assert doubted_until(up(owed_since=1.0), PATIENCE, 0.0) == pytest.approx(1.6)
-    assert doubted_until(Seen(1.0, was_up=True), PATIENCE, 0.5) == pytest.approx(2.1)
-    assert doubted_until(Seen(1.0), PATIENCE, 0.0) == pytest.approx(1.35)
+    assert doubted_until(PeerObservations(1.0, was_up=True), PATIENCE, 0.5) == pytest.approx(2.1)
+    assert doubted_until(PeerObservations(1.0), PATIENCE, 0.0) == pytest.approx(1.35)
+
+
+def test_of_one_that_owes_nothing_and_was_not_asked_counts_when_it_was_heard() -> None:
+    assert doubted_until(up(heard_at=3.0), PATIENCE, 0.5) == 3.0 + PATIENCE.doubt_s + 0.5
 
 
 def test_an_application_waits_less_than_a_second_for_a_peer_that_is_stuck() -> None:
@@ -92,10 +99,16 @@ def test_an_application_waits_less_than_a_second_for_a_peer_that_is_stuck() -> N
 
 @pytest.mark.parametrize(
     "seen",
-    [up(), up(owed_since=0.3), up(asked_at=0.2), Seen(0.0), Seen(0.0, was_up=True)],
+    [
+        up(),
+        up(owed_since=0.3),
+        up(asked_at=0.2),
+        PeerObservations(0.0),
+        PeerObservations(0.0, was_up=True),
+    ],
 )
-def test_nothing_changes_before_the_next_look(seen: Seen) -> None:
-    """Whoever looks again only then misses nothing."""
+def test_nothing_changes_before_the_next_look(seen: PeerObservations) -> None:
+    """A node that checks again only at that time misses nothing."""
     now = 0.31
     at = next_look(now, seen, PATIENCE, BEAT_S, 0.0)
     assert at is not None

@@ -1,4 +1,4 @@
-"""Rates of ``copperfs top``, from documents of two moments."""
+"""``copperfs top``: rates from documents of two moments."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_of_many_nodes_those_that_are_remarkable_are_shown() -> None:
 
 @pytest.mark.parametrize("total", [{}, None])
 def test_nodes_that_cannot_be_asked_have_no_rates(total: Any) -> None:
-    state = job({"number": 0}) | {"total": total}
+    state = job() | {"total": total}
     view = of_job(state, state, 1.0, tree(1))
     assert view["total"] is None
     assert view["by_node"][0]["rates"] is None

@@ -1,4 +1,6 @@
-"""Who follows the trail gets what comes next before asking; nobody else does."""
+"""Access history: a node that follows a known sequence gets the next files before it asks; no other
+node does.
+"""
 
 import errno
 import random
@@ -7,23 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from copperfs.core.actions import AnswerError, AnswerListing, ListingKey, ObjectKey, ReleaseBlob
-from copperfs.core.events import Failed, Heard, Look, Pushed, PushedListing
-from copperfs.core.messages import PATH_BYTES_MAX, Hello
-from copperfs.core.node import Node
-from copperfs.core.offers import DELAY_S
-from copperfs.core.policy import Policy
-from copperfs.core.trail import (
+from copperfs.model.types import BlobId, NodeId, Path, Version
+from copperfs.node.actions import AnswerError, AnswerListing, ListingKey, ObjectKey, ReleaseBlob
+from copperfs.node.events import (
+    Failed,
+    ListRequest,
+    LookupRequest,
+    PeerMessage,
+    Pushed,
+    PushedListing,
+)
+from copperfs.node.node import Node
+from copperfs.node.peer.messages import PATH_BYTES_MAX, Hello
+from copperfs.node.prefetch.access_history import (
     FOLLOWS_AFTER,
     LEADS_MAX,
     OFFER_BYTES_MAX,
     SILENT_BYTES_MAX,
     STEP_MAX,
     TRAIL_MAX,
-    Trail,
+    AccessHistory,
 )
-from copperfs.core.trees import Trees
-from copperfs.types import BlobId, NodeId, Path, Version
+from copperfs.node.prefetch.speculative_push import DELAY_S, MESSAGES_MAX
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.overlay import Trees
 from tests.unit.core_lab import version
 from tests.unit.overlay_lab import MIB, Job, content
 
@@ -34,14 +43,14 @@ def key(number: int) -> ObjectKey:
     return ObjectKey(Path(b"d/%d" % number), version(10))
 
 
-def trail_of(count: int) -> Trail:
-    trail = Trail()
+def trail_of(count: int) -> AccessHistory:
+    trail = AccessHistory()
     for number in range(count):
         trail.note(key(number))
     return trail
 
 
-# --- who follows ----------------------------------------------------------------------------------
+# --- followers ------------------------------------------------------------------------------------
 
 
 def test_a_few_steps_along_the_trail_make_a_follower() -> None:
@@ -89,6 +98,15 @@ def test_an_ask_that_crosses_an_offer_leaves_its_asker_a_follower() -> None:
     assert trail.ahead(CHILD, key(FOLLOWS_AFTER + 5)), "it was offered this a moment ago"
 
 
+def test_who_begins_anew_elsewhere_is_offered_also_what_it_had_once() -> None:
+    trail = trail_of(1000)
+    found = [trail.ahead(CHILD, key(number)) for number in (0, 1, 2, 8)][-1]
+    assert key(8) not in found
+    assert key(9) in found
+    found = [trail.ahead(CHILD, key(number)) for number in (900, 0, 1, 2)][-1]
+    assert key(8) in found
+
+
 def test_what_it_led_to_is_not_offered_to_who_asked_for_it() -> None:
     trail = trail_of(10)
     for number in range(10):
@@ -129,12 +147,42 @@ def test_what_comes_for_one_is_offered_to_the_others_after_a_moment() -> None:
     walk(job, 1, first)
     walk(job, 2, first)
     walk(job, 1, last)
-    asks, offers = job.sent["Ask"], job.sent["Offer"]
+    asks, offers = job.sent["Request"], job.sent["Offer"]
     job.tick(DELAY_S)
     job.run()
     assert job.sent["Offer"] == offers + 1, "in one message"
     walk(job, 2, last)
-    assert job.sent["Ask"] == asks
+    assert job.sent["Request"] == asks
+
+
+def test_what_is_too_much_for_a_moment_is_offered_in_the_next_ones() -> None:
+    job = Job(3, fanout=16)
+    versions = files(job, 1, 500, 10)
+    first, last = dict(list(versions.items())[:8]), dict(list(versions.items())[8:])
+    walk(job, 1, first)
+    walk(job, 2, first)
+    walk(job, 1, last)
+    asks, offers = job.sent["Request"], job.sent["Offer"]
+    job.tick(DELAY_S)
+    job.run()
+    assert job.sent["Offer"] == offers + MESSAGES_MAX
+    job.pass_time(10 * DELAY_S, step_s=DELAY_S)
+    assert job.sent["Offer"] > offers + MESSAGES_MAX
+    walk(job, 2, last)
+    assert job.sent["Request"] == asks
+
+
+def test_who_was_started_anew_is_offered_nothing_until_it_follows_again() -> None:
+    job = Job(3, fanout=16)
+    versions = files(job, 1, 12)
+    first, last = dict(list(versions.items())[:8]), dict(list(versions.items())[8:])
+    walk(job, 1, first)
+    walk(job, 2, first)
+    job.connect(NodeId(0), NodeId(2))
+    walk(job, 1, last)
+    offered = job.daemons[2].node.stats.offered
+    job.pass_time(5 * DELAY_S, step_s=DELAY_S)
+    assert job.daemons[2].node.stats.offered == offered
 
 
 def test_who_reads_its_own_part_of_everything_is_never_offered_much() -> None:
@@ -146,7 +194,8 @@ def test_who_reads_its_own_part_of_everything_is_never_offered_much() -> None:
 
 def test_the_trail_is_bounded() -> None:
     trail = trail_of(TRAIL_MAX + 5)
-    assert len(trail.ahead(CHILD, key(0))) == 0
+    for number in range(10):
+        assert trail.ahead(CHILD, key(number)) == [], "of these nothing is known any more"
     for number in range(TRAIL_MAX, TRAIL_MAX + 2):
         trail.ahead(CHILD, key(number))
     assert trail.ahead(CHILD, key(TRAIL_MAX + 2)) == [key(TRAIL_MAX + 3), key(TRAIL_MAX + 4)]
@@ -156,9 +205,9 @@ def test_the_trail_is_bounded() -> None:
 
 
 def walk(job: Job, number: int, versions: dict[bytes, Version]) -> None:
-    """As a program does: one thing after the other."""
+    """Reads as a program does, one file after the other."""
     for path, wanted in versions.items():
-        looked = job.ask(number, Look, path)
+        looked = job.ask(number, LookupRequest, path)
         job.run()
         assert isinstance(job.answer(number, looked), AnswerListing)
         request = job.read(number, path, wanted)
@@ -178,9 +227,9 @@ def test_who_comes_later_asks_for_little_of_what_the_first_asked_for() -> None:
     job = Job(3, fanout=16)
     versions = files(job, 10, 20)
     walk(job, 1, versions)
-    assert job.sent["Ask"] == 210
+    assert job.sent["Request"] == 210
     walk(job, 2, versions)
-    assert job.sent["Ask"] - 210 < 20
+    assert job.sent["Request"] - 210 < 20
     assert job.daemons[0].node.stats.offers == job.daemons[2].node.stats.offered > 190
     assert set(job.source_reads().values()) == {1}
     job.check_at_rest()
@@ -206,12 +255,30 @@ def test_an_offer_takes_nothing_from_what_is_held() -> None:
     job.check_at_rest()
 
 
+def test_a_listing_that_is_offered_takes_nothing_from_what_is_held() -> None:
+    job = Job(3, fanout=16, memory_bytes_of={2: 300_000})
+    versions = files(job, 12, 1, 60)
+    for number in range(12):
+        for each in range(200):
+            job.tree.add(b"d%d/more%03d" % (number, each))
+    for number in (1, 2):
+        for path in versions:
+            job.ask(number, ListRequest, path.partition(b"/")[0])
+            job.run()
+    stats = job.daemons[2].node.statistics()
+    assert job.daemons[0].node.stats.offers > stats.offered, "there was no room for all"
+    assert stats.held_bytes <= stats.budget_bytes
+    job.check_at_rest()
+
+
 def test_large_objects_are_not_offered() -> None:
     job = Job(3, fanout=16)
     versions = files(job, 1, 20, MIB)
     walk(job, 1, versions)
+    sent = job.sent["Offer"]
     walk(job, 2, versions)
     assert job.daemons[0].node.stats.offers == 0
+    assert job.sent["Offer"] == sent == 0, "nor is an empty offer sent"
 
 
 def test_one_offer_is_bounded() -> None:
@@ -262,7 +329,7 @@ def test_nodes_that_walk_at_the_same_time_all_get_what_the_source_has(seed: int)
 
 
 def test_listings_are_part_of_the_trail() -> None:
-    trail = Trail()
+    trail = AccessHistory()
     trail.note(ListingKey(Path(b"d")))
     trail.note(key(1))
     trail.note(ListingKey(Path(b"e")))
@@ -298,7 +365,7 @@ def test_what_is_local_to_this_node_is_not_taken_from_an_offer() -> None:
 
 def test_nobody_leaps_to_the_last_epoch() -> None:
     job = Job(2)
-    far = Heard(NodeId(0), Hello(NodeId(0), "j", b"", (1 << 63) - 1))
+    far = PeerMessage(NodeId(0), Hello(NodeId(0), "j", b"", (1 << 63) - 1))
     assert job.daemons[1].node.step(0, far) == []
     assert job.daemons[1].node.stats.epoch == 1
 

@@ -1,4 +1,4 @@
-"""Who asks whom, in every shape of job."""
+"""Overlay trees: which node asks which, in every shape of job."""
 
 from collections import Counter
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.trees import Trees, copper_fanout
-from copperfs.types import NodeId, Path
+from copperfs.model.types import NodeId, Path
+from copperfs.node.routing.overlay import Trees, copper_fanout
 
 SIZES = st.tuples(st.integers(1, 70), st.integers(1, 9), st.integers(1, 6))
 

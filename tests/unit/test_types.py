@@ -1,4 +1,4 @@
-"""Paths, attributes and versions."""
+"""Basic types: paths, attributes and versions."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.types import (
+from copperfs.model.types import (
     ATTRIBUTES_BYTES,
     OWN_INODE,
     ROOT,

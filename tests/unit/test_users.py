@@ -1,4 +1,6 @@
-"""When the daemon of ``copperfs run`` ends: its users are sockets, and nothing is mounted."""
+"""Users of a shared mount: when the daemon of ``copperfs run`` ends. Users are sockets here, and
+nothing is mounted.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,20 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.bootstrap import users as said
-from copperfs.bootstrap.users import Ending, First, Line, Use, Vanished, come, counter_name
-from copperfs.config import MIB, Settings
-from copperfs.errors import MountError
-from copperfs.runtime import users as module
-from copperfs.runtime.users import Users
+from copperfs.config.settings import MIB, Settings
+from copperfs.daemon import shared_mount_server as module
+from copperfs.daemon.shared_mount_server import Users
+from copperfs.launch import shared_mount_client as said
+from copperfs.launch.shared_mount_client import (
+    Ending,
+    First,
+    Line,
+    Use,
+    Vanished,
+    come,
+    counter_name,
+)
+from copperfs.model.errors import MountError
 
 WITHIN_S = 20.0
 
@@ -46,7 +56,7 @@ class Counter:
         self.greet(self.first)
 
     def _end(self) -> None:
-        """As the end of the daemon's process does."""
+        """Ends as the daemon's process does."""
         for each in self.users._parting:
             each.close()
 
@@ -99,7 +109,7 @@ def test_the_last_one_is_told_so_and_waits_for_the_end() -> None:
 
 
 def test_who_comes_when_the_last_one_was_told_is_not_let_in() -> None:
-    """Else that one would wait for an end that does not come."""
+    """Otherwise it would wait for an end that does not come."""
     late: list[Line] = []
 
     class Watched(Users):
@@ -206,7 +216,7 @@ def test_a_mount_that_fails_is_told_to_all() -> None:
 
 def test_who_comes_while_there_is_no_descriptor_is_let_in_later() -> None:
     class Exhausted:
-        """The counter of a process that has no descriptor left, for a moment."""
+        """The counter of a process that is out of descriptors for a moment."""
 
         def __init__(self, counter: socket.socket) -> None:
             self.fileno, self._accept, self._failures = counter.fileno, counter.accept, 2
@@ -294,7 +304,7 @@ def test_who_finds_the_backlog_full_is_let_in_later() -> None:
 def test_a_daemon_that_is_slow_is_not_taken_for_one_that_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``copperfs run`` takes the mount of a daemon down that it believes to be gone."""
+    """``copperfs run`` unmounts the mount of a daemon that it believes to be gone."""
     monkeypatch.setattr(said, "ANSWERS_BYE_WITHIN_S", 0.01)
     monkeypatch.setattr(said, "ENDS_WITHIN_S", 0.01)
     ours, theirs = socket.socketpair()

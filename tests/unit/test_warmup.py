@@ -1,4 +1,4 @@
-"""Pushes taken apart: what is packed, what is taken in of what comes, and what a set is."""
+"""Warm-up push in parts: how batches are packed, what a node accepts of them, and what a set is."""
 
 import os
 import random
@@ -21,23 +21,11 @@ from copperfs.cli.warmup import (
     is_filled,
     read_manifest,
 )
-from copperfs.core.actions import ObjectKey
-from copperfs.core.events import Heard, PeerDown, PeerUp, Tick
-from copperfs.core.listing import pack_listing
-from copperfs.core.messages import PART_BYTES, PATH_BYTES_MAX, Batch, Call, Item, What
-from copperfs.core.node import Node
-from copperfs.core.policy import Policy
-from copperfs.core.state import Limits
-from copperfs.core.trees import Trees
-from copperfs.errors import ControlError
-from copperfs.net.memory import MemoryNetwork
-from copperfs.runtime.engine import Engine
-from copperfs.runtime.operations import Operations, Result, pack
-from copperfs.runtime.peers import Peers
-from copperfs.runtime.ringwarmup import RingState
-from copperfs.runtime.warmup import (
-    UNCALLED_MAX,
-    UNFINISHED_SHARE,
+from copperfs.daemon.collective_ops import CollectiveOperations, Result, pack
+from copperfs.daemon.engine import Engine
+from copperfs.daemon.peers import Peers
+from copperfs.daemon.warmup_coordinator import ARGUMENT_BYTES_MAX, Plan, WarmupState, in_messages
+from copperfs.daemon.warmup_push import (
     Directories,
     Warmup,
     _Content,
@@ -46,10 +34,29 @@ from copperfs.runtime.warmup import (
     octets,
     text,
 )
-from copperfs.runtime.workingset import ARGUMENT_BYTES_MAX, Plan, State, in_messages
-from copperfs.types import Attributes, NodeId, Path, Version
+from copperfs.daemon.warmup_ring import RingState
+from copperfs.model.errors import ControlError
+from copperfs.model.listing import pack_listing
+from copperfs.model.types import Attributes, NodeId, Path, Version
+from copperfs.node.actions import ObjectKey
+from copperfs.node.events import PeerDown, PeerMessage, PeerUp, Tick
+from copperfs.node.node import Node
+from copperfs.node.peer.messages import (
+    PART_BYTES,
+    PATH_BYTES_MAX,
+    Batch,
+    CollectiveRequest,
+    ContentKind,
+    Item,
+)
+from copperfs.node.peer.push import UNCALLED_MAX, UNFINISHED_SHARE, Push
+from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
+from copperfs.transport.in_process import MemoryNetwork
+from copperfs.transport.interface import ReceivedMessage
 from copperfs.wire.codec import decode, encode
-from copperfs.wire.payload import payload_of
+from copperfs.wire.payload import Payload, payload_of
 from tests.unit.core_lab import file, unknown, version
 from tests.unit.test_engine import FakeFetcher, FakePublications
 
@@ -57,33 +64,46 @@ MIB = 1 << 20
 PARENT = NodeId(0)
 
 
-def receiver(memory_bytes: int = 64 * MIB, local: tuple[Path, ...] = ()) -> Warmup:
-    """Node 1 of 3, a leaf."""
+def receiver(memory_bytes: int = 64 * MIB, local: tuple[Path, ...] = (), number: int = 1) -> Warmup:
+    """Node 1 of 3, or node 2, a leaf."""
     policy = Policy(source=b"/src", mountpoint=b"/mnt", local=local)
     limits = Limits(memory_bytes, 10 * MIB, None, 30.0)
-    node = Node(policy, limits, Trees(3, NodeId(1), fanout=2, push_fanout=2))
+    node = Node(policy, limits, Trees(3, NodeId(number), fanout=2, push_fanout=2))
     engine = Engine(node, FakeFetcher(), FakePublications())
-    transport = MemoryNetwork().transport(NodeId(1))
-    engine.peers = Peers(transport, node, engine.blobs, engine.post, "job", b"")
+    transport = MemoryNetwork().transport(NodeId(number))
+    engine.peers = Peers(transport, node, engine.blobs, engine.post)
     return Warmup(engine)
 
 
 def piece(path: bytes, wanted: Version, offset: int = 0, length: int | None = None) -> Item:
     length = min(PART_BYTES, wanted.size - offset) if length is None else length
-    return Item(What.OBJECT, Path(path), wanted, wanted.size, offset, length)
+    return Item(ContentKind.OBJECT, Path(path), wanted, wanted.size, offset, length)
 
 
 def take(warmup: Warmup, *items: Item, push: int = 1, data: bytes | None = None, last: bool = False,
          peer: int = PARENT, tree: int = 0) -> None:  # fmt: skip
     size = sum(item.length for item in items)
     payload = payload_of(b"x" * size if data is None else data)
-    known = warmup._pushes.get(push)
+    known = pushes(warmup).get(push)
     sequence = 0 if known is None else len(known.sequences)
     batch = Batch(push, tree, 1, sequence, items, last)
-    header = encode(batch, payload)  # what the codec would not let pass is no test of ours
+    header = encode(batch, payload)  # a batch that the codec rejects would test nothing here
     assert decode([header, payload.data])[0] == batch
-    warmup.take_batch(NodeId(peer), batch, payload)
+    receive(warmup, NodeId(peer), batch, payload)
     warmup.engine.node.check_invariants()
+
+
+def receive(warmup: Warmup, peer: NodeId, batch: Batch, payload: Payload) -> None:
+    """Delivers the batch as if the peers had exchanged greetings."""
+    node, peers = warmup.engine.node, warmup.engine.peers
+    assert node.session is not None
+    assert peers is not None
+    node.session.connected.add(peer)
+    peers.arrived(ReceivedMessage(peer, batch, payload))
+
+
+def pushes(warmup: Warmup) -> dict[int, Push]:
+    return warmup.engine.node.pushes.running
 
 
 def held(warmup: Warmup) -> dict[bytes, bytes]:
@@ -98,7 +118,7 @@ def held(warmup: Warmup) -> dict[bytes, bytes]:
     return found
 
 
-# --- what comes -----------------------------------------------------------------------------------
+# --- received batches -----------------------------------------------------------------------------
 
 
 def test_whole_objects_and_pieces_in_order_are_held() -> None:
@@ -132,13 +152,16 @@ def test_pieces_of_different_versions_are_never_one_object() -> None:
 @pytest.mark.parametrize(
     "item",
     [
-        Item(What.OBJECT, Path(b"a"), version(5), 10, 0, 10),  # not the size of its version
-        Item(What.OBJECT, Path(b"a"), version(0), 0, 0, 0),
-        Item(What.OBJECT, Path(b"a"), version(11 * MIB), 11 * MIB, 0, 10),  # beyond --tree-max
-        Item(What.OBJECT, Path(b"etc/a"), version(10), 10, 0, 10),  # this node's own
-        Item(What.OBJECT, Path(b"a"), version(1 << 40), 1 << 40, 0, 10),
-        Item(What.LISTING, Path(b"a"), None, 1 << 40, 0, 10),
-        Item(What.LISTING, Path(b"a"), None, 10, 0, 10),  # malformed
+        # differs from the size of its version
+        Item(ContentKind.OBJECT, Path(b"a"), version(5), 10, 0, 10),
+        Item(ContentKind.OBJECT, Path(b"a"), version(0), 0, 0, 0),
+        Item(
+            ContentKind.OBJECT, Path(b"a"), version(11 * MIB), 11 * MIB, 0, 10
+        ),  # beyond --tree-max
+        Item(ContentKind.OBJECT, Path(b"etc/a"), version(10), 10, 0, 10),  # this node's own
+        Item(ContentKind.OBJECT, Path(b"a"), version(1 << 40), 1 << 40, 0, 10),
+        Item(ContentKind.LISTING, Path(b"a"), None, 1 << 40, 0, 10),
+        Item(ContentKind.LISTING, Path(b"a"), None, 10, 0, 10),  # malformed
     ],
 )
 def test_what_cannot_be_or_is_not_for_this_node_is_passed_on_and_not_taken_in(item: Item) -> None:
@@ -153,19 +176,19 @@ def test_only_the_one_above_may_push() -> None:
     take(warmup, piece(b"a", version(3)), peer=2)
     take(warmup, piece(b"a", version(3)), tree=7)
     assert held(warmup) == {}
-    assert not warmup._pushes
+    assert not pushes(warmup)
 
 
 def test_what_is_unfinished_in_many_pushes_is_bounded() -> None:
     warmup = receiver()
     for push in range(100):
         take(warmup, piece(b"a%d" % push, version(9 * MIB), length=1), push=push)
-    unfinished = [p.unfinished.first.total_bytes for p in warmup._pushes.values() if p.unfinished]
+    unfinished = [p.unfinished.first.total_bytes for p in pushes(warmup).values() if p.unfinished]
     assert sum(unfinished) <= max(10 * MIB, 64 * MIB // UNFINISHED_SHARE)
-    assert len(warmup._pushes) <= UNCALLED_MAX
-    assert warmup._pushes[99].unfinished is not None, "the latest is not the one to suffer"
+    assert len(pushes(warmup)) <= UNCALLED_MAX
+    assert pushes(warmup)[99].unfinished is not None, "the latest is not the one to suffer"
     take(warmup, push=99, last=True)
-    assert not any(p.unfinished for p in warmup._pushes.values())
+    assert not any(p.unfinished for p in pushes(warmup).values())
 
 
 def test_what_is_pushed_makes_older_things_go() -> None:
@@ -212,14 +235,14 @@ def test_a_large_listing_comes_in_pieces() -> None:
     assert len(packed) > 2 * PART_BYTES
     for start in range(0, len(packed), PART_BYTES):
         part = packed[start : start + PART_BYTES]
-        item = Item(What.LISTING, Path(b"d"), version(1), len(packed), start, len(part))
+        item = Item(ContentKind.LISTING, Path(b"d"), version(1), len(packed), start, len(part))
         take(warmup, item, data=part)
     found = warmup.engine.node.held_listing(Path(b"d"))
     assert found is not None
     assert found[0].packed == packed
 
 
-# --- what is packed -------------------------------------------------------------------------------
+# --- packing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path_bytes", [1, 256, PATH_BYTES_MAX])
@@ -229,7 +252,7 @@ def test_every_batch_can_be_sent(path_bytes: int, size: int) -> None:
     wanted = Version(size, (1 << 62) - 1, (1 << 62) - 1, (1 << 64) - 1)
     packed = _Packed()
     while not packed.is_full:
-        packed.add(_Content(What.OBJECT, path, wanted, b"x" * size, 1, 1e9), 0)
+        packed.add(_Content(ContentKind.OBJECT, path, wanted, b"x" * size, 1, 1e9), 0)
     batch = Batch((1 << 62) - 1, 0, 1 << 40, 1 << 40, tuple(packed.items))
     encode(batch, payload_of(packed.blob().view))
 
@@ -238,7 +261,7 @@ def test_every_batch_can_be_sent(path_bytes: int, size: int) -> None:
 
 
 class Hanging:
-    """An operation that does not end by itself."""
+    """An operation that ends only when cancelled."""
 
     def __init__(self) -> None:
         self.begun, self.ended = trio.Event(), trio.Event()
@@ -265,28 +288,28 @@ def run_with(engine: Engine, scene: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_part_of_a_call_ends_with_the_call() -> None:
     engine, hanging = receiver().engine, Hanging()
-    engine.operations = Operations({"hang": hanging})
+    engine.calls.operations = CollectiveOperations({"hang": hanging})
 
     async def scene() -> None:
         assert await engine.call("hang", {}, 0.05) == {}
         await hanging.ended.wait()
-        assert not engine._doing
+        assert not engine.calls.scopes
 
     run_with(engine, scene)
 
 
 def test_a_part_of_a_call_ends_with_its_asker() -> None:
     engine, hanging = receiver().engine, Hanging()
-    engine.operations = Operations({"hang": hanging})
+    engine.calls.operations = CollectiveOperations({"hang": hanging})
 
     async def scene() -> None:
         engine.post(PeerUp(PARENT))
-        engine.post(Heard(PARENT, Call(1, "hang", b"", 3000.0)))
+        engine.post(PeerMessage(PARENT, CollectiveRequest(1, "hang", b"", 3000.0)))
         await hanging.begun.wait()
-        for event in (PeerDown(PARENT), PeerUp(PARENT)):  # it was started anew
+        for event in (PeerDown(PARENT), PeerUp(PARENT)):  # the peer restarted
             engine.post(event)
         await hanging.ended.wait()
-        assert not engine._doing
+        assert not engine.calls.scopes
 
     run_with(engine, scene)
 
@@ -306,7 +329,7 @@ def test_all_who_wait_for_the_backlog_go_on() -> None:
     run_with(engine, scene)
 
 
-# --- what a set is --------------------------------------------------------------------------------
+# --- sets -----------------------------------------------------------------------------------------
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=30) | st.binary(max_size=30).map(text)
 
@@ -359,7 +382,7 @@ def test_files_that_may_not_be_read_are_not_of_a_set(monkeypatch: pytest.MonkeyP
     def owned(mode: int, uid: int, gid: int) -> Attributes:
         values = list(file(5).attributes.with_mode(stat.S_IFREG | mode).unpack())
         values[11:13] = uid, gid
-        from copperfs.types import _ATTRIBUTES
+        from copperfs.model.types import _ATTRIBUTES
 
         return Attributes(_ATTRIBUTES.pack(*values))
 
@@ -416,7 +439,7 @@ def test_links_are_followed_and_the_way_is_wanted_too(tmp_path: FilePath) -> Non
 
 
 def test_of_a_push_that_broke_off_it_says_who_got_how_much_and_whose_fault_it_was() -> None:
-    state = State(objects=120, roster=4, nodes=3, lacking=["n1", "n2", "n3"], unread=["n2"])
+    state = WarmupState(objects=120, roster=4, nodes=3, lacking=["n1", "n2", "n3"], unread=["n2"])
     state.nodes_complete, state.least_objects = 1, 40
     assert _sentence(asdict(state)) == (
         "120 files, 0.0 MiB: held by 1 of 4 nodes, not by n1, n2, n3; who answered has at least "

@@ -1,4 +1,4 @@
-"""Messages to headers and back, and everything that is refused on the way."""
+"""Wire codec: messages to headers and back, and every refusal on the way."""
 
 import math
 import struct
@@ -10,31 +10,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.core.messages import (
+from copperfs.model.types import Attributes, Entry, NodeId, Path, Version
+from copperfs.node.peer.messages import (
     PART_BYTES,
     PASSED_MAX,
     SAMPLE_MAX,
     SAMPLE_PATH_BYTES_MAX,
-    Ask,
     Batch,
-    Call,
+    Cancel,
+    ChunkAskMode,
+    CollectiveReply,
+    CollectiveRequest,
+    ContentKind,
     Credit,
+    DataReply,
     Delayed,
-    GiveEntry,
-    GivePart,
+    EntryReply,
+    ErrorReply,
+    Heartbeat,
     Hello,
-    How,
     Item,
+    MembershipUpdate,
+    MemberStatus,
     Message,
     Offer,
+    Ping,
+    Pong,
     Redirect,
-    Refuse,
-    Return,
+    Request,
     Seen,
-    What,
-    Withdraw,
 )
-from copperfs.types import Attributes, Entry, NodeId, Path, Version
 from copperfs.wire import codec
 from copperfs.wire.codec import (
     BESIDE_BYTES_MAX,
@@ -75,7 +80,7 @@ entries = st.builds(
 def parts(draw: st.DrawFn) -> tuple[Message, Payload | None]:
     index = draw(st.integers(0, 3))
     last = draw(st.binary(min_size=1 if index else 0, max_size=500))
-    message = GivePart(
+    message = DataReply(
         draw(numbers),
         draw(numbers),
         index,
@@ -93,8 +98,8 @@ def batches(draw: st.DrawFn) -> tuple[Message, Payload | None]:
     for content in contents:
         offset = draw(st.integers(0, 1000))
         rest = draw(st.integers(0, 1000))
-        what = draw(st.sampled_from((What.LISTING, What.OBJECT)))
-        version = draw(versions if what is What.OBJECT else maybe_versions)
+        what = draw(st.sampled_from((ContentKind.LISTING, ContentKind.OBJECT)))
+        version = draw(versions if what is ContentKind.OBJECT else maybe_versions)
         total = offset + len(content) + rest
         fresh = draw(st.none() | st.floats(0, 1e9))
         items.append(Item(what, draw(paths), version, total, offset, len(content), fresh))
@@ -121,27 +126,34 @@ bare: st.SearchStrategy[Message] = st.one_of(
         st.booleans(),
     ),
     st.builds(
-        Ask, numbers, numbers, st.sampled_from((What.ENTRY, What.LISTING)), paths, maybe_versions
-    ).filter(lambda ask: ask.what is not What.OBJECT or ask.version is not None),
+        Request,
+        numbers,
+        numbers,
+        st.sampled_from((ContentKind.ENTRY, ContentKind.LISTING)),
+        paths,
+        maybe_versions,
+    ).filter(lambda ask: ask.what is not ContentKind.OBJECT or ask.version is not None),
     st.builds(
-        Ask,
+        Request,
         numbers,
         numbers,
-        st.sampled_from((What.OBJECT, What.CHUNK)),
+        st.sampled_from((ContentKind.OBJECT, ContentKind.CHUNK)),
         paths,
         versions,
         st.integers(0, INDEX_MAX),
-        st.sampled_from(How),
+        st.sampled_from(ChunkAskMode),
         st.lists(node_ids, max_size=PASSED_MAX).map(tuple),
     ),
     st.builds(Redirect, numbers, numbers, node_ids),
     st.builds(Delayed, numbers, numbers),
-    st.builds(GiveEntry, numbers, numbers, st.none() | entries, seconds),
-    st.builds(Refuse, numbers, numbers, st.integers(1, 4095), st.integers(0, 3)),
+    st.builds(EntryReply, numbers, numbers, st.none() | entries, seconds),
+    st.builds(ErrorReply, numbers, numbers, st.integers(1, 4095), st.integers(0, 3)),
     st.builds(Credit, st.integers(0, OBJECT_BYTES_MAX)),
-    st.builds(Withdraw, numbers),
-    st.builds(Call, numbers, st.sampled_from(("stats", "clear")), st.binary(max_size=100)),
-    st.builds(Return, numbers, st.binary(max_size=100)),
+    st.builds(Cancel, numbers),
+    st.builds(
+        CollectiveRequest, numbers, st.sampled_from(("stats", "clear")), st.binary(max_size=100)
+    ),
+    st.builds(CollectiveReply, numbers, st.binary(max_size=100)),
 )
 sent = st.one_of(bare.map(lambda message: (message, None)), parts(), batches())
 
@@ -156,7 +168,7 @@ def with_body(code: int, body: bytes) -> bytes:
 
 @given(sent)
 def test_what_is_sent_is_what_arrives(pair: tuple[Message, Payload | None]) -> None:
-    """Whether its payload has a frame of its own or follows the header."""
+    """Whether the payload has a frame of its own or follows the header."""
     assert decode(frames_of(*pair)) == pair
     frame, rest = encode_frames(*pair)
     assert rest is None
@@ -165,7 +177,7 @@ def test_what_is_sent_is_what_arrives(pair: tuple[Message, Payload | None]) -> N
 
 def test_a_short_payload_follows_its_header_and_a_long_one_is_not_copied() -> None:
     for size in (BESIDE_BYTES_MAX, BESIDE_BYTES_MAX + 1):
-        part, payload = GivePart(1, 2, 0, size), payload_of(bytes(size))
+        part, payload = DataReply(1, 2, 0, size), payload_of(bytes(size))
         header, rest = encode_frames(part, payload)
         assert (len(header) > size) is (rest is None) is (size == BESIDE_BYTES_MAX)
         assert rest is None or rest.data is payload.data
@@ -179,7 +191,7 @@ def test_a_payload_in_both_frames_or_beside_a_message_without_one_is_refused() -
         [frame + b"d"],
         [frame[:-1]],
         [encode(ASK) + b"x"],
-        [encode(GivePart(1, 2, 0, 0)) + b"x"],
+        [encode(DataReply(1, 2, 0, 0)) + b"x"],
     ):
         with pytest.raises(Malformed):
             decode(frames)
@@ -191,7 +203,8 @@ def test_a_payload_in_both_frames_or_beside_a_message_without_one_is_refused() -
 def test_damage_to_a_header_is_noticed_or_gives_a_valid_message(
     pair: tuple[Message, Payload | None], data: st.DataObject
 ) -> None:
-    """Never another error than Malformed or CorruptPayload, and what is taken can be sent."""
+    """Decoding fails only with Malformed or CorruptPayload, and every decoded message can be
+    sent."""
     header, *rest = frames_of(*pair)
     damaged = bytearray(header)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -241,9 +254,9 @@ def test_every_message_and_every_field_has_its_layout() -> None:
         assert [name for name, _ in layout.fields] == [each.name for each in fields(layout.kind)]
 
 
-ASK = Ask(1, 2, What.OBJECT, Path(b"a/b"), Version(3, 4, 5, 6))
-PART = GivePart(1, 2, 0, 3)
-ITEM = Item(What.OBJECT, Path(b"f"), Version(3, 4, 5, 6), 3, 0, 3)
+ASK = Request(1, 2, ContentKind.OBJECT, Path(b"a/b"), Version(3, 4, 5, 6))
+PART = DataReply(1, 2, 0, 3)
+ITEM = Item(ContentKind.OBJECT, Path(b"f"), Version(3, 4, 5, 6), 3, 0, 3)
 BATCH = Batch(1, 0, 2, 0, (ITEM,))
 
 
@@ -259,32 +272,116 @@ BATCH = Batch(1, 0, 2, 0, (ITEM,))
         replace(ASK, number=1 << 63),
         replace(ASK, epoch=True),
         replace(ASK, what=5),  # type: ignore[arg-type]
-        replace(ASK, first=INDEX_MAX + 1),
+        replace(ASK, first=(1 << 48) + 1),
         replace(ASK, how=4),  # type: ignore[arg-type]
         replace(ASK, passed=(NodeId(200_000),)),
         Redirect(1, 2, NodeId(200_000)),
         replace(ASK, version=Version(1 << 63, 0, 0, 0)),
-        Refuse(1, 2, 0),
-        Refuse(1, 2, 4096),
-        Refuse(1, 2, 5, 4),
-        Refuse(1, 2, 5, -1),
-        Refuse(1, 2, -5),
+        ErrorReply(1, 2, 0),
+        ErrorReply(1, 2, 4096),
+        ErrorReply(1, 2, 5, 4),
+        ErrorReply(1, 2, 5, -1),
+        ErrorReply(1, 2, -5),
         Hello(NodeId(200_000), "job", b"", 0),
         Hello(NodeId(0), "j" * 257, b"", 0),
         Hello(NodeId(0), "job", b"x" * 65, 0),
-        GiveEntry(1, 2, Entry(Attributes(b"short")), None),
-        GiveEntry(1, 2, None, math.nan),
+        EntryReply(1, 2, Entry(Attributes(b"short")), None),
+        EntryReply(1, 2, None, math.nan),
         Credit(-1),
-        Credit(OBJECT_BYTES_MAX + 1),
-        Call(1, "o" * 65),
-        Call(1, "stats", b"x" * (codec.ARGUMENT_BYTES_MAX + 1)),
-        Return(1, b"x" * (codec.RESULT_BYTES_MAX + 1)),
+        Credit((1 << 40) + 1),
+        CollectiveRequest(1, "o" * 65),
+        CollectiveRequest(1, "stats", b"x" * ((64 << 10) + 1)),
+        CollectiveReply(1, b"x" * ((1 << 20) + 1)),
+        CollectiveRequest(1, "stats", within_s=0.0),
+        CollectiveRequest(1, "stats", within_s=3600.5),
+        CollectiveRequest(1, "stats", identity=-1),
+        EntryReply(1, 2, Entry(Attributes(bytes(88)), b"a\0b"), None),
+        replace(ASK, version=None),
+        replace(ASK, passed=(NodeId(1),) * 5),
+        replace(ASK, passed=(NodeId(-1),)),
+        Ping(-1),
+        Pong(1 << 63),
+        Heartbeat(-1, 0, wants_answer=False),
+        Heartbeat(0, -1, wants_answer=False),
+        Heartbeat(0, 0, wants_answer=1),  # type: ignore[arg-type]
+        MembershipUpdate((MemberStatus(NodeId(200_000), 0, is_gone=True),)),
+        MembershipUpdate((MemberStatus(NodeId(0), 1 << 63, is_gone=True),)),
+        MembershipUpdate((MemberStatus(NodeId(0), -1, is_gone=True),)),
+        MembershipUpdate((MemberStatus(NodeId(0), 0, is_gone=0),)),  # type: ignore[arg-type]
+        MembershipUpdate((MemberStatus(NodeId(0), 0, is_gone=True),) * 4097),
     ],
     ids=lambda message: repr(message)[:70],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused(message: Message) -> None:
     with pytest.raises(Malformed):
         decode([encode(message)])
+
+
+FAR = Version((1 << 63) - 1, -(1 << 62), 1 << 62, (1 << 64) - 1)
+NODE, NUMBER = NodeId(199_999), (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Request(
+            NUMBER,
+            NUMBER,
+            ContentKind.CHUNK,
+            Path(b"p" * 4096),
+            FAR,
+            1 << 48,
+            ChunkAskMode.TREE,
+            (NODE,) * 4,
+        ),
+        EntryReply(NUMBER, NUMBER, Entry(Attributes(bytes(88)), b"t" * 4096), 1e9),
+        EntryReply(0, 0, Entry(Attributes(bytes(88)), b""), 0.0),
+        ErrorReply(1, 2, 1, 0),
+        ErrorReply(1, 2, 4095, 3),
+        Redirect(NUMBER, NUMBER, NODE),
+        Credit(1 << 40),
+        Cancel(NUMBER),
+        CollectiveRequest(NUMBER, "o" * 64, bytes(64 << 10), 3600.0, (1 << 64) - 1),
+        CollectiveReply(NUMBER, bytes(1 << 20)),
+        Ping(NUMBER),
+        Pong(NUMBER),
+        Heartbeat(NUMBER, (1 << 64) - 1, wants_answer=True),
+        Heartbeat(0, 0, wants_answer=False),
+        MembershipUpdate((MemberStatus(NODE, NUMBER, is_gone=True),) * 4096),
+        MembershipUpdate((MemberStatus(NodeId(0), 0, is_gone=False),)),
+    ],
+    ids=lambda message: repr(message)[:70],
+)
+def test_what_is_at_its_limit_travels(message: Message) -> None:
+    """The limits are written out: to change one is to change the protocol."""
+    assert decode([encode(message)]) == (message, None)
+
+
+def test_a_batch_and_an_offer_at_their_limits_travel() -> None:
+    last = Item(ContentKind.OBJECT, Path(b"p"), FAR, 1 << 40, (1 << 40) - (2 << 20), 2 << 20, 1e9)
+    none = Item(ContentKind.LISTING, Path(b""), None, 0, 0, 0)
+    payload = payload_of(bytes(2 << 20))
+    batch = Batch(NUMBER, 63, NUMBER, NUMBER, (none,) * 4095 + (last,), last=True)
+    path = Path(b"p" * 4096)
+    told = replace(last, path=path, digest=bytes(16))
+    offer = Offer(NUMBER, (replace(none, path=path),) * 3 + (none,) * 60 + (told,))
+    for message in (batch, offer):
+        assert decode([encode(message, payload), payload.data]) == (message, payload)
+    for message in (
+        replace(batch, tree=64),
+        replace(batch, items=(none,) * 4097),
+        replace(batch, items=(replace(last, length=(2 << 20) + 1),)),
+        replace(offer, items=(none,) * 65),
+        replace(offer, items=(replace(told, digest=bytes(17)),)),
+    ):
+        with pytest.raises(Malformed):
+            decode([encode(message, payload), payload.data])
+
+
+def test_the_last_part_of_the_largest_object_travels() -> None:
+    part = DataReply(NUMBER, NUMBER, (1 << 20) - 1, 1 << 40, FAR, 1e9)
+    payload = payload_of(bytes(1 << 20))
+    assert decode([encode(part, payload), payload.data]) == (part, payload)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +396,7 @@ def test_a_value_out_of_range_is_refused(message: Message) -> None:
         (BATCH, 2),
         (replace(BATCH, items=(replace(ITEM, offset=1),)), 3),
         (replace(BATCH, items=(replace(ITEM, version=None),)), 3),
-        (replace(BATCH, items=(replace(ITEM, what=What.ENTRY),)), 3),
+        (replace(BATCH, items=(replace(ITEM, what=ContentKind.ENTRY),)), 3),
         (replace(BATCH, items=(replace(ITEM, length=0),) * (ITEMS_MAX + 1)), 0),
         (ASK, 1),
     ],
@@ -328,7 +425,7 @@ def test_damaged_bytes_are_told_apart_from_a_malformed_message() -> None:
 
 
 def test_an_empty_object_may_come_with_or_without_its_empty_payload() -> None:
-    empty = GivePart(1, 2, 0, 0)
+    empty = DataReply(1, 2, 0, 0)
     assert decode([encode(empty)]) == (empty, None)
     assert decode([encode(empty, payload_of(b"")), b""]) == (empty, payload_of(b""))
 
@@ -391,7 +488,7 @@ def test_a_path_or_target_that_nobody_would_take_cannot_be_sent() -> None:
         encode(replace(ASK, path=Path(b"a" * 4097)))
     entry = Entry(Attributes.bare(1, 0o120777), b"t" * 4097)
     with pytest.raises(Malformed):
-        encode(GiveEntry(1, 2, entry, None))
+        encode(EntryReply(1, 2, entry, None))
     assert decode([encode(replace(ASK, path=Path(b"a" * 4096)))])
 
 
@@ -402,7 +499,7 @@ def test_an_ask_for_an_object_names_its_version() -> None:
 
 
 def test_values_that_have_no_end_are_refused_like_any_other() -> None:
-    nested = b"\x91" * 900 + b"\xc0"  # arrays of one, in each other
+    nested = b"\x91" * 900 + b"\xc0"  # arrays of one element, nested
     header = with_body(11, b"\x93\xc0\x00" + nested)
     with pytest.raises(Malformed):
         decode([header])
@@ -413,8 +510,15 @@ def test_a_time_beyond_64_bits_of_nanoseconds_travels() -> None:
     assert decode([encode(far)]) == (far, None)
 
 
+@pytest.mark.parametrize("seconds", [-1.0, 1e9 + 1, math.inf, -math.inf, math.nan, 1, "1"])
+def test_seconds_that_nobody_sends_are_refused(seconds: object) -> None:
+    with pytest.raises(Malformed):
+        decode([with_body(3, msgpack.packb([None, 0, 1, 2, None, seconds]))])
+    assert decode([with_body(3, msgpack.packb([None, 0, 1, 2, None, 1e9]))])
+
+
 def test_freshness_is_cut_to_what_can_be_said() -> None:
-    sent_message = GiveEntry(1, 2, None, 1e12)
+    sent_message = EntryReply(1, 2, None, 1e12)
     assert decode([encode(sent_message)])[0] == replace(sent_message, fresh_for_s=SECONDS_MAX)
 
 
@@ -430,7 +534,7 @@ def test_a_greeting_travels_and_nothing_else_is_one() -> None:
 
 
 def test_the_greeting_of_any_version_says_who_speaks_and_what_it_runs() -> None:
-    """These bytes are what other versions send; they are never to be changed."""
+    """Other versions send these bytes; they must never change."""
     fixed = bytes(range(16)) + b"\3\0\0\0" + b"\4\0\0\0" + b"\5" + bytes(7)
     third = decode_greeting(b"cpf\3\0" + fixed)
     later = decode_greeting(b"cpf\x63\0" + fixed + b"\x05" + b"9.9.1" + b"whatever comes then")

@@ -1,11 +1,15 @@
-"""A disk that is slower than the source: who waits for it, and what it is given later."""
+"""Write-back to a disk that is slower than the source: which reads wait for it, and which chunks it
+receives later.
+"""
 
 import pytest
 
-from copperfs.core import fetches, writeback
-from copperfs.core.events import DiskRecovered, Stored
-from copperfs.core.writeback import PAYS_AT_ONCE
-from copperfs.types import ChunkKey, NodeId, Path, RequestId
+from copperfs.model.types import ChunkKey, NodeId, Path, RequestId
+from copperfs.node.actions import AnswerError
+from copperfs.node.cache import write_back as writeback
+from copperfs.node.cache.write_back import PAYS_AT_ONCE
+from copperfs.node.events import DiskRecovered, Stored
+from copperfs.node.fetch import table as fetches
 from tests.unit.overlay_lab import Job, content
 from tests.unit.test_chunks import (
     CHUNK,
@@ -30,7 +34,7 @@ FILES = [b"data/%d" % n for n in range(90)]
 
 
 def slow_disk(nodes: int = 1, **more: object) -> Job:
-    """Nothing is written until the test says so; two chunks may wait for it."""
+    """A job whose disks write nothing until the test allows it; two chunks may be unwritten."""
     return tiered(nodes, disks=True, disks_write=False, tier_backlog_bytes=2 * CHUNK, **more)
 
 
@@ -66,7 +70,7 @@ def read_all(job: Job) -> None:
 
 
 def all_stored(job: Job) -> None:
-    """The disks write, and go on to."""
+    """Makes the disks write, now and from now on."""
     job.disks_write = True
     job.run()
 
@@ -132,7 +136,7 @@ def test_a_reader_elsewhere_waits_with_the_owner_and_reads_nothing_in_its_place(
     reader = not_owner(job)
     requests = [(i, begin(job, reader, i)) for i in of_owner]
     job.run()
-    # Far longer than an owner has that does not answer; and than it is asked for at all.
+    # Far longer than the timeout of a silent owner, and longer than any request to an owner lasts.
     job.pass_time(HELD_UP_S - 2.0, step_s=0.5)
     assert is_read_from_source(job) == 2
     stats = [each.node.statistics() for each in job.daemons]
@@ -150,7 +154,7 @@ def test_one_who_comes_later_is_told_as_well_and_so_are_those_who_wait_for_the_r
         begin(job, readers[0], index)
     job.run()
     last = of_owner[-1]
-    later = [(n, begin(job, n, last)) for n in readers[1:]]  # sent to the one that came before
+    later = [(n, begin(job, n, last)) for n in readers[1:]]  # redirected to the earlier reader
     job.run()
     job.pass_time(HELD_UP_S - 2.0, step_s=0.5)
     assert is_read_from_source(job) == 2
@@ -161,8 +165,9 @@ def test_one_who_comes_later_is_told_as_well_and_so_are_those_who_wait_for_the_r
 
 
 def one_slow_owner() -> tuple[Job, int, list[bytes], list[bytes]]:
-    """A reader, in whose memory 31 chunks of others may be on their way. The first files are those
-    of an owner whose disk writes nothing; of the second ones their owner's disk has all."""
+    """A reader whose memory may hold 31 incoming chunks of others, and two lists of files. The
+    owner of the first list has a disk that writes nothing. The owner of the second list has all of
+    it on disk."""
     job = Job(
         3,
         tree_max_bytes=1,
@@ -221,6 +226,20 @@ def test_no_more_than_so_many_wait_for_other_nodes_without_room(
     job.check_at_rest()
 
 
+def test_who_waited_for_the_disk_of_an_owner_that_died_waits_for_its_own() -> None:
+    job, reader, of_slow, _ = one_slow_owner()
+    slow = begin_files(job, reader, of_slow[:12])
+    job.run()
+    assert job.daemons[reader].node._fetches._outside
+    job.crash(1)
+    job.pass_time(10.0, step_s=0.25)
+    all_stored(job)
+    for path, request in zip(of_slow, slow, strict=False):
+        found = job.daemons[reader].answers[request]
+        assert found == content(Path(path), version(job, path))
+    assert not job.daemons[reader].node._fetches._outside
+
+
 def test_nothing_is_read_ahead_of_an_owner_that_waits_for_its_disk() -> None:
     job = tiered(4, disks=True, disks_write=False, tier_backlog_bytes=CHUNK)
     reader = not_owner(job)
@@ -257,7 +276,7 @@ def test_an_owner_that_says_delayed_without_end_is_passed_over_in_time() -> None
     job = slow_disk(4)
     of_owner = [i for i in chunks(job) if owner(job, index=i) == owner(job)]
     reader = not_owner(job)
-    # As one that is wrong, or hostile: it never stops to wait.
+    # A faulty or hostile owner: it never stops waiting.
     object.__setattr__(job.daemons[owner(job)].node.limits, "fetch_deadline_s", 1e6)
     requests = [(i, begin(job, reader, i)) for i in of_owner]
     job.run()
@@ -275,7 +294,8 @@ def test_what_a_reader_waited_for_before_counts_in_half_of_its_deadline() -> Non
     request = begin(job, 0, 6)
     job.tick(0.2)
     for _ in range(100):
-        job.tick(0.2)  # its disk is asked first, and takes 20 s to say that it does not have it
+        # the node asks its disk first, which takes 20 s to report that it lacks the chunk
+        job.tick(0.2)
     job.run()
     job.pass_time(39.0 - job.now, step_s=0.5)
     assert request not in job.daemons[0].answers
@@ -295,7 +315,7 @@ def test_a_node_that_slept_has_not_waited_for_its_disk() -> None:
 
 
 def begun_row() -> Job:
-    """Somebody has two chunks of a row; one that is ahead waits, since another is unwritten."""
+    """A reader has two chunks of a stream; one that is ahead waits, since another is unwritten."""
     job = tiered(1, disks=True, disks_write=False, tier_backlog_bytes=CHUNK)
     job.tree.add(b"other", SIZE)
     for index in (0, 1):
@@ -365,7 +385,7 @@ def test_a_disk_that_recovers_is_given_what_memory_still_has() -> None:
     for index in chunks(job):
         begin(job, 0, index)
     job.run()
-    while daemon.stored:  # as a store does that is degraded: it refuses all that it is given
+    while daemon.stored:  # like a degraded store, which refuses every chunk
         key = daemon.stored.pop(0)
         del daemon.disk[key]
         job.happen(NodeId(0), Stored(key, written=False, is_degraded=True))
@@ -388,7 +408,7 @@ def test_a_chunk_that_a_disk_refuses_which_takes_others_lets_readers_wait_on() -
         begin(job, 0, index)
     job.run()
     refused = daemon.stored.pop(0)
-    del daemon.disk[refused]  # as a store does of which all is being read
+    del daemon.disk[refused]  # like a store whose chunks are all being read
     job.happen(NodeId(0), Stored(refused, written=False))
     job.run()
     assert is_read_from_source(job) == 3, "one more, in its place"
@@ -458,6 +478,19 @@ def test_an_error_of_the_source_makes_room_for_the_next() -> None:
     assert not job.daemons[0].stored
 
 
+def test_what_found_no_room_until_its_deadline_waits_no_more() -> None:
+    """It waited for the disk until that limit, and then for memory."""
+    job = large_job(waits=True)
+    job.no_source.add(NodeId(0))
+    requests = begin_files(job, 0, FILES)
+    job.pass_time(HELD_UP_S + 1.0, step_s=1.0)
+    daemon = job.daemons[0]
+    assert daemon.node.statistics().tier_waiting > 0
+    job.pass_time(HELD_UP_S, step_s=1.0)
+    assert all(isinstance(daemon.answers[each], AnswerError) for each in requests)
+    assert daemon.node.statistics().tier_waiting == 0
+
+
 # --- later ----------------------------------------------------------------------------------------
 
 
@@ -514,6 +547,23 @@ def test_few_are_read_again_at_once() -> None:
     job.no_source.add(NodeId(0))
     all_stored(job)
     assert len(job.daemons[0].fetches) == PAYS_AT_ONCE
+
+
+def test_nothing_is_read_again_while_readers_take_half_of_the_memory() -> None:
+    job = large_job(waits=False)
+    read_all(job)
+    job.no_source.add(NodeId(0))
+    fetches = job.daemons[0].fetches
+    new = [b"data/new%d" % n for n in range(17)]
+    for path in new:
+        job.read(0, path, job.tree.add(path, MIB))
+    job.run()
+    assert len(fetches) == len(new)
+    all_stored(job)
+    assert len(fetches) == len(new), "these would take room that a reader waits for"
+    job.no_source.clear()
+    job.run()
+    assert job.daemons[0].node.statistics().tier_owed == 0
 
 
 def test_what_has_changed_since_is_owed_no_more() -> None:

@@ -1,10 +1,11 @@
-"""Which connection to a peer is used, and what is said when they come and go."""
+"""Connection choice: which of several connections to a peer carries messages, and the events when
+connections come and go.
+"""
 
 from dataclasses import dataclass
 
-from copperfs.net.links import Links
-from copperfs.net.transport import Connected, Lost, Payload
-from copperfs.types import NodeId
+from copperfs.model.types import NodeId
+from copperfs.node.peer.connection_choice import ConnectionChoice
 
 PEER = NodeId(7)
 
@@ -16,16 +17,18 @@ class FakeLink:
     peer: NodeId = PEER
     was_cut: bool = False
 
-    def transmit(self, header: bytes, payload: Payload | None) -> bool:
-        return True
-
     def cut(self) -> None:
         self.was_cut = True
 
 
-def made() -> tuple[Links, list[Connected | Lost]]:
-    said: list[Connected | Lost] = []
-    return Links(said.append), said
+def made() -> tuple[ConnectionChoice[FakeLink], list[tuple[str, NodeId]]]:
+    said: list[tuple[str, NodeId]] = []
+    choice = ConnectionChoice[FakeLink](
+        lambda peer: said.append(("connected", peer)),
+        lambda peer: said.append(("lost", peer)),
+        FakeLink.cut,
+    )
+    return choice, said
 
 
 def test_the_first_link_is_used_until_it_is_lost() -> None:
@@ -34,14 +37,14 @@ def test_the_first_link_is_used_until_it_is_lost() -> None:
     assert links.up(first)
     assert links.up(second)
     assert links.current(PEER) is first
-    assert said == [Connected(PEER)]
+    assert said == [("connected", PEER)]
     links.down(first)
     assert links.current(PEER) is second
-    assert said == [Connected(PEER)] * 2
+    assert said == [("connected", PEER)] * 2
     links.down(second)
     links.down(second)
     assert links.current(PEER) is None
-    assert said[2:] == [Lost(PEER)]
+    assert said[2:] == [("lost", PEER)]
     assert len(links) == 0
 
 
@@ -52,10 +55,10 @@ def test_a_later_link_of_the_same_direction_is_a_renewal() -> None:
     links.up(new)
     assert old.was_cut
     assert links.current(PEER) is new
-    assert said == [Connected(PEER)] * 2
+    assert said == [("connected", PEER)] * 2
     assert not links.hears(old)
     links.down(old)
-    assert said == [Connected(PEER)] * 2
+    assert said == [("connected", PEER)] * 2
 
 
 def test_a_link_that_was_replaced_before_it_was_noticed_is_refused() -> None:
@@ -64,7 +67,7 @@ def test_a_link_that_was_replaced_before_it_was_noticed_is_refused() -> None:
     links.up(new)
     assert not links.up(old)
     assert links.current(PEER) is new
-    assert said == [Connected(PEER)]
+    assert said == [("connected", PEER)]
 
 
 def test_a_peer_that_speaks_over_another_link_has_lost_the_first() -> None:
@@ -78,7 +81,7 @@ def test_a_peer_that_speaks_over_another_link_has_lost_the_first() -> None:
     assert first.was_cut
     assert links.current(PEER) is second
     assert not links.hears(first), "or its messages would come behind later ones"
-    assert said == [Connected(PEER)] * 2
+    assert said == [("connected", PEER)] * 2
 
 
 def test_two_peers_do_not_mix() -> None:
@@ -88,4 +91,4 @@ def test_two_peers_do_not_mix() -> None:
     links.up(other)
     links.down(one)
     assert links.current(NodeId(8)) is other
-    assert said == [Connected(PEER), Connected(NodeId(8)), Lost(PEER)]
+    assert said == [("connected", PEER), ("connected", NodeId(8)), ("lost", PEER)]

@@ -1,0 +1,114 @@
+"""Steps of ``make sanitize``: programs of this directory under clang's sanitizers and its fuzzer.
+
+A step is built once and then runs for a given time. It fails if a sanitizer reports anything, or if
+the program itself finds an error. ``test_planted.py`` shows for each step that it finds a defect
+planted into the C that it is built from.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.front.build import (
+    FUZZERS,
+    HERE,
+    STRESS,
+    STRESS_SOURCE,
+    build,
+    failed_before,
+    run,
+)
+from tests.front.seeds import write_seeds
+
+PROJECT = HERE.parents[1]
+MEMORY, THREADS = "address,undefined", "thread"
+FUZZING = f"fuzzer,{MEMORY}"
+STRESS_REQUESTS, SOURCE_ROUNDS = 20_000, 40
+"""Work for some seconds; repeated as long as there is time."""
+AT_ONCE_S = 600.0
+"""The time that one run may take on a busy machine before it counts as hung."""
+
+Parts = list[str | Path]
+Play = Callable[[Path, Path, float], str]
+"""Runs the program in a directory for some seconds; returns its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    name: str
+    sanitizers: str
+    parts: Parts
+    play: Play
+
+    def program(self, directory: Path, root: Path = PROJECT) -> Path:
+        """Built from the tree at *root*."""
+        parts = [
+            each if isinstance(each, str) else root / each.relative_to(PROJECT)
+            for each in self.parts
+        ]
+        return build("clang", self.sanitizers, parts, directory / "program")
+
+
+def _again(within_s: float, once: Callable[[], str]) -> str:
+    """Run the step until the time is over; at least once."""
+    deadline = time.monotonic() + within_s
+    said: list[str] = []
+    while not said or time.monotonic() < deadline:
+        said.append(once())
+    return f"{len(said)} times {said[0].splitlines()[0]}"
+
+
+def _stress(program: Path, _: Path, seconds: float) -> str:
+    def once() -> str:
+        output = run([program, str(STRESS_REQUESTS)], timeout_s=AT_ONCE_S)
+        assert output.startswith(f"{STRESS_REQUESTS} requests"), output
+        assert "WARNING" not in output, output  # reports of ThreadSanitizer begin so
+        return output
+
+    return _again(seconds, once)
+
+
+def _stress_source(program: Path, directory: Path, seconds: float) -> str:
+    source = directory / "source"
+
+    def once() -> str:
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        output = run([program, source, str(SOURCE_ROUNDS)], timeout_s=AT_ONCE_S)
+        assert output == f"{SOURCE_ROUNDS} rounds\n", output
+        return output
+
+    return _again(seconds, once)
+
+
+def _fuzz(fuzzer: str) -> Play:
+    def play(program: Path, directory: Path, seconds: float) -> str:
+        # libFuzzer keeps new inputs in the first directory, for the next run.
+        found, seeds = directory / "found", directory / "seeds"
+        found.mkdir(exist_ok=True)
+        shutil.rmtree(seeds, ignore_errors=True)
+        write_seeds(fuzzer, seeds)
+        for path in failed_before(fuzzer):
+            shutil.copy(path, seeds)
+        limits = [f"-max_total_time={max(1, round(seconds))}", "-max_len=1500", "-timeout=20"]
+        artifacts = f"-artifact_prefix={directory}/"
+        command: list[str | Path] = [program, *limits, artifacts, found, seeds]
+        output = run(command, timeout_s=seconds + AT_ONCE_S)
+        done = [line for line in output.splitlines() if line.startswith("Done ")]
+        assert done, output[-6000:]
+        return done[-1]
+
+    return play
+
+
+STEPS: list[Step] = [
+    Step("front-threads", THREADS, STRESS, _stress),
+    Step("source-threads", THREADS, STRESS_SOURCE, _stress_source),
+    Step("front-memory", MEMORY, STRESS, _stress),
+    Step("source-memory", MEMORY, STRESS_SOURCE, _stress_source),
+    *(Step(f"fuzz-{name}", FUZZING, parts, _fuzz(name)) for name, parts in sorted(FUZZERS.items())),
+]

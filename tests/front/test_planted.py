@@ -1,0 +1,96 @@
+"""Each step of ``make sanitize`` reports a defect that is planted into the C that it is built from.
+
+Review and the sanitizers have found such defects before: a use after free, a lock that is not
+taken, a length that is not checked.
+"""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.front.steps import PROJECT, STEPS, Step
+
+pytestmark = pytest.mark.long
+
+WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    file: str
+    sound: str
+    planted: str
+    reported: str
+    """A pattern."""
+
+
+COUNT = (
+    "\t\tfront_count(a->front, a->in,\n"
+    "\t\t\t    a->retried ? a->retried->answer : ANSWER_HIT, a->started_ns);\n"
+)
+FREE = "\t\tfree(a->retried);\n"
+FREED_REQUEST = Defect(
+    "copperfs/native/front/requests.c", COUNT + FREE, FREE + COUNT, "heap-use-after-free"
+)
+UNCHECKED_LENGTH = Defect(
+    "copperfs/native/front/tables.c",
+    "\tif (length > room || length % 8)\n",
+    "\tif (length % 8)\n",
+    "heap-buffer-overflow",
+)
+DEFECTS = {
+    "front-threads": Defect(
+        "copperfs/native/front/requests.c",
+        "\tatomic_fetch_add_explicit(&f->statistics.forgets, 1, memory_order_relaxed);\n"
+        "\ttables_lock(&f->tables);\n",
+        "\ttables_lock(&f->tables);\n\ttables_unlock(&f->tables);\n",
+        "ThreadSanitizer",
+    ),
+    "source-threads": Defect(
+        "copperfs/native/source/pool.c",
+        "\t\tpthread_mutex_lock(&pool->lock);\n\t\twatch_skip(pool, job);\n"
+        "\t\tpthread_mutex_unlock(&pool->lock);\n",
+        "\t\twatch_skip(pool, job);\n",
+        "ThreadSanitizer: data race",
+    ),
+    "front-memory": FREED_REQUEST,
+    "source-memory": Defect(
+        "copperfs/native/source/pool.c",
+        "\t\tstruct job *next = job->next;\n\n\t\tjob_free(job);\n\t\tjob = next;\n",
+        "\t\tjob_free(job);\n\t\tjob = job->next;\n",
+        "heap-use-after-free",
+    ),
+    "fuzz-requests": FREED_REQUEST,
+    "fuzz-replies": Defect(
+        "copperfs/native/front/misses.c",
+        "\tfree(pending);\n}\n\nstatic bool drain_socket(",
+        "\tfree(pending);\n\tpending->tries++;\n}\n\nstatic bool drain_socket(",
+        "heap-use-after-free",
+    ),
+    "fuzz-listing": UNCHECKED_LENGTH,
+    "fuzz-collisions": UNCHECKED_LENGTH,
+}
+
+
+def tree_with(defect: Defect, root: Path) -> Path:
+    for pattern in ("copperfs/**/*.[ch]", "tests/front/*.[ch]"):
+        for path in PROJECT.glob(pattern):
+            copy = root / path.relative_to(PROJECT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    text = (root / defect.file).read_text()
+    assert text.count(defect.sound) == 1, "the code has changed; plant it anew"
+    (root / defect.file).write_text(text.replace(defect.sound, defect.planted))
+    return root
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_planted_defect_is_reported(step: Step, tmp_path: Path) -> None:
+    defect = DEFECTS[step.name]
+    program = step.program(tmp_path, tree_with(defect, tmp_path / "tree"))
+    with pytest.raises(AssertionError) as failed:
+        step.play(program, tmp_path, WITHIN_S)
+    assert re.search(defect.reported, str(failed.value)), failed.value

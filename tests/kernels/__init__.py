@@ -1,0 +1,1 @@
+"""Runs the mount suite under other kernels: ``make test-kernels``, see docs/kernels.md."""
