@@ -5,13 +5,18 @@ ARGS ?=
 SEED ?= 1
 SCHEDULES ?= 1
 SEEDS ?= 300
-export PYTHON
+MINUTES ?= 6
+VENV ?= .venv
+PYTHONS ?= 3.12 3.13
+export PYTHON VENV
 
 setup = tests/setup.sh
-bin = .venv/bin
+bin = $(VENV)/bin
+# Files as a whole, in the order of tests/conftest.py, which also says how many workers and when none.
+workers = -n auto --dist loadfile --no-loadscope-reorder
 c_flags = -std=gnu11 -O2 -Wall -Wextra -Werror -fsyntax-only
 
-.PHONY: help demo docs test test-long check chaos sim sim-night bench clean setup
+.PHONY: help demo docs test test-long test-kernels test-pythons check chaos sanitize sim sim-night bench clean setup
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,21 +27,32 @@ demo: ## four nodes import a package at once, cold and warm: who had what from w
 
 test: ## the test suite, but for what takes long (ARGS='-k ...' is passed to pytest)
 	@$(setup) test
-	$(bin)/pytest -m 'not long' $(ARGS)
+	$(bin)/pytest $(workers) -m 'not long' $(ARGS)
 
 test-long: ## the whole test suite: sanitizers, fuzzing, other people's test suites
 	@$(setup) test-long
-	$(bin)/pytest $(ARGS)
+	$(bin)/pytest $(workers) $(ARGS)
+
+test-kernels: ## a part of the mount tests under Debian's kernels, by QEMU (ARGS='--only 6.1')
+	@$(setup) test-kernels
+	$(bin)/python -m tests.kernels $(ARGS)
+
+test-pythons: ## the test suite under other Pythons (PYTHONS='3.12 3.13'), each with its .venv-
+	@tests/pythons.sh $(PYTHONS)
 
 check: ## format, lint, types, layers, C warnings; needs no /dev/fuse
 	@$(setup) check
 	$(bin)/ruff format --check
 	$(bin)/ruff check
 	$(bin)/mypy
-	$(bin)/pytest -q tests/unit/test_layers.py
+	$(bin)/pytest -q tests/unit/test_layers.py tests/unit/test_names.py
 	@# One compiler for each file: gcc then also reports on the others.
 	find copperfs -name '*.c' -print0 | xargs -0 -n 1 gcc $(c_flags) \
 	    -I "$$($(bin)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+
+sanitize: ## sanitizers, fuzzers, kill -9: 6 minutes on two cores; MINUTES=60: longer
+	@$(setup) sanitize
+	$(bin)/python -m tests.sanitize --minutes $(MINUTES) $(ARGS)
 
 chaos: ## hurt a cluster at random, and judge it: make chaos SEED=1 SCHEDULES=200
 	@$(setup) test
@@ -62,6 +78,6 @@ setup: ## only make this machine ready for the tests
 	@$(setup) test
 
 clean: ## remove what the other targets made
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find copperfs tests -name __pycache__ -prune -exec rm -rf {} +
 	find copperfs -name '*.so' -delete
