@@ -267,6 +267,12 @@ class _Party:
         name."""
         if self.card in cards:
             return
+        # That process writes its own card next, on a busy filesystem much later. A failure that did
+        # not name the card would leave the process waiting for nodes that have already ended.
+        deadline = time.monotonic() + self._leave_within_s()
+        while all(each.name != self.card.name for each in cards) and time.monotonic() < deadline:
+            time.sleep(POLL_MIN_S)
+            cards = self._cards()
         raise self._fail(
             cards,
             f"a second process came to {self.top} as {self.card.name}: two nodes have one name, "

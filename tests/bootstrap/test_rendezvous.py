@@ -6,6 +6,8 @@ import os
 import signal
 import stat
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -280,6 +282,47 @@ def test_two_nodes_with_one_name_are_told_so(nodes: Nodes, directory: Path, rank
     (told,) = [each for each in errors if each]
     assert "as n0: two nodes have one name, or two processes were started on one node" in told
     assert list(directory.iterdir()) == []
+
+
+def test_a_process_whose_card_is_written_late_hears_of_the_failure(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process misses its card before the second one has written its own; the second one
+    waited until the launch timeout."""
+    meeting = Meeting(str(directory), "job", 3, timeout_s=60)
+    first, second, other = (
+        _Party(meeting, Card(_unranked, name, nonce), Member(name, "tcp://h:1"), print)
+        for name, nonce in (("n0", "one"), ("n0", "two"), ("n1", "three"))
+    )
+    first._enter()
+    other._enter()
+    failures: list[str] = []
+
+    def poll() -> None:
+        with pytest.raises(LaunchError) as raised:
+            first._poll()
+        failures.append(str(raised.value))
+        first.leave()
+
+    polling = threading.Thread(target=poll)
+    write = second._write
+
+    def write_late(path: Path, content: object) -> None:
+        polling.start()
+        polling.join(0.3)
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(second, "_write", write_late)
+        second._enter()
+    for each in (other, second):
+        deadline = time.monotonic() + 2
+        with pytest.raises(LaunchError, match="^$"):
+            while time.monotonic() < deadline:
+                each._poll()
+        each.leave()
+    polling.join()
+    assert ["two nodes have one name" in each for each in failures] == [True]
 
 
 def test_nodes_that_expect_different_numbers_are_told_so(nodes: Nodes, directory: Path) -> None:
