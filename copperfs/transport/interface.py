@@ -5,8 +5,8 @@ A node is reached through a *connection*. This node keeps one to each peer for w
 called (its parents); it replies to peers that connected here (its children) over theirs. ``send``
 never blocks: the node's credit limits how much is under way, not a socket's high-water mark.
 
-Implementations: ``zeromq.py``, and ``in_process.py`` for tests and for a whole job in one process.
-One contract suite checks both.
+``zeromq.py`` implements it. The tests have an implementation within one process; one contract suite
+checks both.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,6 @@ import zmq
 from copperfs.model.roster import Member, Roster
 from copperfs.model.types import NodeId, Path, Version
 from copperfs.node.peer.messages import ContentKind, DataReply, Message, Request
-from copperfs.transport.in_process import MemoryNetwork
 from copperfs.transport.interface import (
     Arrival,
     Connected,
@@ -28,6 +27,7 @@ from copperfs.transport.interface import (
 from copperfs.transport.zeromq import ZeroTransport
 from copperfs.transport.zmq_sockets import SocketLimits
 from copperfs.wire.payload import payload_of
+from tests.net.memory_network import MemoryNetwork
 
 ANY = Version(1, 2, 3, 4)
 

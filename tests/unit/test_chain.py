@@ -28,8 +28,8 @@ from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import Limits
 from copperfs.source.source_pool import PoolFetcher
-from copperfs.transport.in_process import MemoryNetwork
 from copperfs.wire.payload import digest
+from tests.net.memory_network import MemoryNetwork
 from tests.unit.test_engine import FakePublications
 
 MIB = 1 << 20

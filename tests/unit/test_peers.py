@@ -22,9 +22,9 @@ from copperfs.node.peer.messages import (
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import Limits
-from copperfs.transport.in_process import MemoryNetwork
 from copperfs.transport.interface import Connected, ReceivedMessage
 from copperfs.wire.payload import Payload, digest
+from tests.net.memory_network import MemoryNetwork
 
 PARENT, ME = NodeId(0), NodeId(1)
 

@@ -23,7 +23,7 @@ from copperfs.node.peer.session import Agreement
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import Limits
-from copperfs.transport.in_process import MemoryNetwork
+from tests.net.memory_network import MemoryNetwork
 from tests.unit.test_engine import FakeFetcher, FakePublications
 
 MANY = 2 * CALLS_MAX

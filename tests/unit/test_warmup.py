@@ -53,10 +53,10 @@ from copperfs.node.peer.push import UNCALLED_MAX, UNFINISHED_SHARE, Push
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import Limits
-from copperfs.transport.in_process import MemoryNetwork
 from copperfs.transport.interface import ReceivedMessage
 from copperfs.wire.codec import decode, encode
 from copperfs.wire.payload import Payload, payload_of
+from tests.net.memory_network import MemoryNetwork
 from tests.unit.core_lab import file, unknown, version
 from tests.unit.test_engine import FakeFetcher, FakePublications
 

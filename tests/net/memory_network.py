@@ -1,4 +1,4 @@
-"""In-process transport: connects nodes within one process, for tests and for a whole job in one.
+"""In-process transport: connects nodes within one process.
 
 A ``MemoryNetwork`` makes one transport for each node and injects faults: cables are pulled
 (``sever``), connections break (``break_connection``), bytes are corrupted (``damage_next``). It
@@ -137,7 +137,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """See ``interface.Transport``."""
+    """See ``copperfs.transport.interface.Transport``."""
 
     def __init__(self, network: MemoryNetwork, me: NodeId) -> None:
         self.me = me
