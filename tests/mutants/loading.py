@@ -21,7 +21,7 @@ from tests.mutants.operators import Mutation, statements
 
 ROOT = Path(__file__).parents[2]
 AREAS = ("copperfs/node", "copperfs/wire")
-VALUES = ("copperfs/model/listing.py", "copperfs/model/settling.py")
+VALUES = ("copperfs/model/listing.py", "copperfs/lab/sim/settling.py")
 """The modules of values that decide something."""
 _PROBES = "__probes__"
 

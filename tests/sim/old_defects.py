@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
+from copperfs.lab.sim import settling
 from copperfs.lab.sim.directory_walker import Walk
 from copperfs.lab.sim.sim_source import Arrived, Operation, SimulatedSource
 from copperfs.lab.sim.source_client import SimulatedClient
-from copperfs.model import settling
 from copperfs.model.listing import Listing
 from copperfs.model.types import Path, split
 from copperfs.node.actions import ScanSource

@@ -2,13 +2,13 @@
 
 Each mount has a device number of its own, which no other node sees. Its inode numbers are the
 server's, or its own (sshfs). Each node also has a wall clock, which is some seconds off the
-server's: it tells the node how old a version is (``model/settling.py``).
+server's: it tells the node how old a version is (``lab/sim/settling.py``).
 """
 
 from dataclasses import dataclass, field
 
+from copperfs.lab.sim.settling import settles_ns
 from copperfs.model.listing import Listing, pack_listing
-from copperfs.model.settling import settles_ns
 from copperfs.model.types import OWN_INODE, Attributes, Entry, Path, Version
 
 EPOCH_S = 1_700_000_000

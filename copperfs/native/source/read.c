@@ -31,7 +31,7 @@ enum {
  * in the version. Ticks are 4 ms and rarely 10. */
 static const int64_t tick_ns = 20000000;
 /* The source's clock may be this far behind ours. Clocks kept by NTP are closer, but there is
- * always one that is not (model/settling.py). */
+ * always one that is not (lab/sim/settling.py). */
 static const int64_t behind_ns = 2000000000;
 
 static int64_t nanoseconds(const struct timespec *time)

@@ -5,7 +5,7 @@ recent version waits for a tick before it reads: from then on every change shows
 clock tells how old a version is, and no call returns that clock. If it is ahead of ours, the change
 lies in the future; if it is behind, the change seems older than it is.
 
-``native/source/read.c`` does the same in C.
+The daemon does this in ``native/source/read.c``; here it is for simulated sources.
 """
 
 from copperfs.model.types import Version
