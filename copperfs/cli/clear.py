@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from copperfs.cli.output import ask, console, missing_names, print_json
+from copperfs.fuse.ioctl import IoctlRequest
 from copperfs.model.errors import ControlError
 
 NAME = "clear"
@@ -21,8 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest
-
     request = IoctlRequest.CLEAR_LOCAL if arguments.local else IoctlRequest.CLEAR
     cleared: Any = ask(arguments.path, request)
     if arguments.json:

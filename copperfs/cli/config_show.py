@@ -9,6 +9,7 @@ from typing import Any
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_json, print_table
 from copperfs.config.settings import OPTIONS, Origin, Resolved
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 
 NAME = "config show"
 HELP = "print each setting with its value and origin"
@@ -37,8 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_mount(path: str, *, as_json: bool) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     told: Any = ask_mount(path, IoctlRequest.CONFIGURATION)
     values = {option.key: (option, told[option.name]) for option in OPTIONS if option.name in told}
     if as_json:

@@ -21,6 +21,7 @@ from copperfs.cli.output import (
     table,
     waiting,
 )
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "profile"
@@ -76,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _profile(arguments: argparse.Namespace) -> int:
     from copperfs.cli.profile_analysis import analyse, rows_of, whole
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
     from copperfs.fuse.mounting import absolute
 
     mountpoint = absolute(arguments.mountpoint)

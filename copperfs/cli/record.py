@@ -11,6 +11,7 @@ import json
 import subprocess
 
 from copperfs.cli.output import print_progress
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "record"
@@ -31,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
     from copperfs.fuse.mounting import absolute
 
     command: list[str] = arguments.program

@@ -16,6 +16,7 @@ from copperfs.cli.output import (
     printable,
     table,
 )
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "ring"
@@ -37,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest
-
     document: Any = ask(arguments.mountpoint, IoctlRequest.RING)
     if document["placement"] is None and not document["chunk_bytes"]:
         raise ControlError(
@@ -58,8 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _owners(mountpoint: str, path: str) -> dict[str, Any]:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     top = os.path.realpath(mountpoint)
     full = os.path.realpath(path if os.path.isabs(path) else os.path.join(top, path))
     if not full.startswith(f"{top}/"):

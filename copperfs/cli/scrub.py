@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from copperfs.cli.output import console, missing_names, print_json
 from copperfs.config.settings import parse_size
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "scrub"
@@ -33,8 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     request = json.dumps({"all": arguments.all, "rate": arguments.rate}).encode()
     state: Any = ask_mount(arguments.path, IoctlRequest.SCRUB, request)
     if not state["disks"]:

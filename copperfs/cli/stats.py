@@ -16,6 +16,7 @@ from copperfs.cli.output import (
     table,
     waiting,
 )
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "stats"
@@ -45,8 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest
-
     if arguments.reset:
         return _reset(arguments)
     if arguments.objects:
@@ -71,15 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace) -> Any:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     request = IoctlRequest.ALL_STATISTICS if arguments.all else IoctlRequest.STATISTICS
     return ask_mount(arguments.path, request)
 
 
 def _reset(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest
-
     request = IoctlRequest.RESET_ALL if arguments.all else IoctlRequest.RESET
     outcome: Any = ask(arguments.path, request)
     if arguments.json:

@@ -19,6 +19,7 @@ from rich.live import Live
 from copperfs.cli.output import console, print_json
 from copperfs.cli.top_rates import of_job, of_node
 from copperfs.cli.top_view import frame
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "top"
@@ -122,14 +123,10 @@ class _Look:
         return of_node(now, before, seconds)
 
     def _ask(self) -> Any:
-        from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
         request = IoctlRequest.ALL_STATISTICS if self.all_nodes else IoctlRequest.STATISTICS
         return ask_mount(self.path, request)
 
     def _ask_tree(self) -> Any:
-        from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
         if self._tree is None or time.monotonic() - self._tree_at > TREE_EVERY_S:
             self._tree = ask_mount(self.path, IoctlRequest.TREE)
             self._tree_at = time.monotonic()

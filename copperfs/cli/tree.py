@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from copperfs.cli.output import answered_text, ask, console, names_of, print_json, printable
+from copperfs.fuse.ioctl import IoctlRequest
 
 NAME = "tree"
 HELP = "show the nodes of the job: who asks whom, their addresses and round trips"
@@ -37,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest
-
     document = ask(arguments.path, IoctlRequest.TREE)
     if arguments.json:
         print_json(document)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from copperfs.cli.output import console, print_json, printable
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "warmup"
@@ -60,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
     from copperfs.fuse.mounting import absolute
 
     mountpoint = absolute(arguments.mountpoint)
@@ -99,8 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     state = _begin(mountpoint, request)
     number = state["number"]
     with _progress(quiet) as progress:
@@ -121,8 +119,6 @@ def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[s
 
 def _begin(mountpoint: str, request: dict[str, Any]) -> dict[str, Any]:
     """Make the daemon read the request; returns its state."""
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     with tempfile.NamedTemporaryFile("w", prefix="copperfs-warmup-", encoding="ascii") as file:
         json.dump(request, file)
         file.flush()
@@ -207,8 +203,6 @@ def is_filled(outcome: dict[str, Any]) -> bool:
 
 
 def _wait_filled(mountpoint: str, state: dict[str, Any]) -> dict[str, Any]:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     number, said = state["number"], False
     errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
     with Progress(
