@@ -3,7 +3,8 @@
 A command is a module with the four names of ``Command``, listed by its name in ``COMMANDS``. Only
 the module of the requested command is imported, which halves the cost of a short command;
 ``--help`` and an unknown command need all of them. Command modules import heavy packages (pyfuse3,
-the daemon, rich) inside ``run``.
+the daemon, rich) inside ``run``. The commands of the lab follow those of the product; only ``LAB``
+names their package, which no command of the product imports.
 
 Exit codes: 0 done; 1 an error, told in one sentence on standard error; 2 wrong usage, as argparse
 reports it; 130 interrupted.
@@ -56,30 +57,21 @@ COMMANDS: tuple[str, ...] = (
     "bugreport",
     "keygen",
     "completion",
-    "cluster up",
-    "cluster status",
-    "cluster down",
-    "cluster kill",
-    "cluster start",
-    "cluster stop",
-    "cluster cont",
-    "cluster cut",
-    "cluster drop",
-    "cluster heal",
-    "pfs-sim",
-    "pfs-ask",
-    "sim run",
-    "sim sweep",
-    "sim replay",
-    "sim calibrate",
-    "sim ring",
 )
+LAB = "copperfs.lab.commands"
+
+
+def command_names() -> tuple[str, ...]:
+    """The commands of the product, then those of the lab, in the order of ``--help``."""
+    return (*COMMANDS, *import_module(LAB).COMMANDS)
 
 
 def command_named(name: str) -> Command:
     """The module of a command, which has the same name."""
-    module = name.replace(" ", "_").replace("-", "_")
-    found: Command = cast(Any, import_module(f"copperfs.cli.{module}"))
+    if name in COMMANDS:
+        found: Command = cast(Any, import_module(f"copperfs.cli.{name.replace(' ', '_')}"))
+    else:
+        found = import_module(LAB).command_named(name)
     return found
 
 
@@ -92,7 +84,7 @@ def build_parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"copperfs {__version__}")
     top = parser.add_subparsers(metavar="COMMAND", required=True)
     groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
-    for command in map(command_named, COMMANDS if names is None else names):
+    for command in map(command_named, command_names() if names is None else names):
         group, _, name = command.NAME.rpartition(" ")
         if group and group not in groups:
             group_parser = top.add_parser(group, help=f"commands about the {group}")
@@ -108,11 +100,14 @@ def build_parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def _requested(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    return [name for name in names if words[: name.count(" ") + 1] == name.split()]
+
+
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the words, and pass those after ``--`` to ``profile`` unparsed: argparse takes an
     optional positional as missing once an option precedes it."""
-    names = [name for name in COMMANDS if words[: name.count(" ") + 1] == name.split()]
-    parser = build_parser(names or None)
+    parser = build_parser(_requested(words, COMMANDS) or _requested(words, command_names()) or None)
     if words[:1] != ["profile"] or "--" not in words:
         return parser.parse_args(words)
     end = words.index("--")

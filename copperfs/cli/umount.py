@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 
 from copperfs.cli.output import console, print_json, printable, waiting
+from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError, MountError
 from copperfs.model.types import is_below
 
@@ -80,6 +81,7 @@ def _unmount_stale(within: str | None, *, as_json: bool) -> int:
 
 
 def _unmount(arguments: argparse.Namespace) -> int:
+    from copperfs.fuse.daemon_start import start_of
     from copperfs.fuse.mounting import (
         FSTYPE,
         PFS_SIM_FSTYPE,
@@ -88,7 +90,6 @@ def _unmount(arguments: argparse.Namespace) -> int:
         mount_at,
         unmount,
     )
-    from copperfs.lab.local_cluster.cluster_state import start_of
 
     mountpoint = absolute(arguments.mountpoint)
     mounted = mount_at(mountpoint)
@@ -107,8 +108,6 @@ def _unmount(arguments: argparse.Namespace) -> int:
 
 
 def _daemon_of(mountpoint: str) -> int | None:
-    from copperfs.fuse.ioctl import IoctlRequest, ask_mount
-
     try:
         hello = ask_mount(mountpoint, IoctlRequest.HELLO)
     except ControlError:
@@ -118,7 +117,7 @@ def _daemon_of(mountpoint: str) -> int | None:
 
 def _wait_for_end(pid: int, started: int) -> None:
     """Wait until the daemon has ended, so that nothing is left when this command returns."""
-    from copperfs.lab.local_cluster.cluster_state import start_of
+    from copperfs.fuse.daemon_start import start_of
 
     deadline = time.monotonic() + DAEMON_ENDS_WITHIN_S
     while start_of(pid) == started and pid != os.getpid() and time.monotonic() < deadline:

@@ -150,6 +150,16 @@ def let_live(daemon: Starting | Started) -> None:
     daemon.process.returncode = 0
 
 
+def start_of(pid: int) -> int | None:
+    """When a process started; None if there is none, or only a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            values = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if values[0] in "ZX" else int(values[19])
+
+
 # ---- our own daemon ------------------------------------------------------------------------------
 
 

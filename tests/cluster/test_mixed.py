@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from copperfs.lab.local_cluster.cluster_state import start_of
+from copperfs.fuse.daemon_start import start_of
 from copperfs.lab.local_cluster.conditions import draw_conditions
 from copperfs.lab.pfs_sim.pfs_client import PfsSim
 from tests.cluster.helpers import PATIENT, Cluster

@@ -12,6 +12,8 @@ from copperfs import __version__
 from copperfs.cli import main as cli
 from copperfs.cli.output import printable
 from copperfs.config.settings import OPTIONS
+from copperfs.lab import commands
+from copperfs.lab.commands import cluster_nodes
 from copperfs.model.errors import LaunchError, MountError
 from tests.mount.helpers import run
 
@@ -100,7 +102,7 @@ def test_wrong_usage_is_exit_code_2(
 
 
 def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in map(cli.command_named, cli.COMMANDS):
+    for command in map(cli.command_named, cli.command_names()):
         with pytest.raises(SystemExit) as caught:
             cli.main([*command.NAME.split(), "--help"])
         assert caught.value.code == 0
@@ -108,11 +110,14 @@ def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_every_module_that_is_a_command_is_listed() -> None:
-    modules = Path(cli.__file__).parent.glob("*.py")
-    commands = {each.stem for each in modules if "\nNAME = " in each.read_text()}
-    listed = {each.replace(" ", "_").replace("-", "_"): each for each in cli.COMMANDS}
-    assert commands == set(listed)
-    for name in cli.COMMANDS:
+    for file, names in ((cli.__file__, cli.COMMANDS), (cluster_nodes.__file__, commands.COMMANDS)):
+        modules = Path(file).parent.glob("*.py")
+        found = {each.stem for each in modules if "\nNAME = " in each.read_text()}
+        of_nodes = {f"cluster {each}" for each in cluster_nodes.COMMANDS}
+        listed = {each.replace(" ", "_").replace("-", "_") for each in {*names} - of_nodes}
+        assert found == listed
+    assert [*cluster_nodes.COMMANDS] == [*commands.NODE_COMMANDS]
+    for name in cli.command_names():
         command = cli.command_named(name)
         assert name == command.NAME
         assert [*inspect.signature(command.add_arguments).parameters] == ["parser"]
@@ -130,9 +135,22 @@ def test_a_command_imports_no_other_and_what_prints_only_to_print(words: list[st
     )
     done = run([sys.executable, "-P", "-c", script, *words])
     imported = set(done.stdout.splitlines()[-1].split())
-    others = {f"copperfs.cli.{each}" for each in ("top", "mount", "sim_run", "bugreport", "doctor")}
+    others = {f"copperfs.cli.{each}" for each in ("top", "mount", "bugreport", "doctor")}
+    others |= {"copperfs.lab.commands.sim_run", "copperfs.lab.commands.cluster_up"}
     assert "copperfs.cli.main" in imported, done.stderr
     assert not imported & (others | {"rich", "trio", "importlib.metadata", "tomllib"})
+
+
+def test_a_command_of_the_product_imports_nothing_of_the_lab() -> None:
+    script = (
+        "from copperfs.cli.main import COMMANDS, _parse, build_parser\nimport sys\n"
+        "build_parser(COMMANDS)\n_parse(['mount', '--source', '/', '/mnt'])\n"
+        "import copperfs.daemon.process\nprint(*sys.modules)"
+    )
+    done = run([sys.executable, "-P", "-c", script])
+    imported = set(done.stdout.split())
+    assert {"copperfs.cli.mount", "copperfs.daemon.process"} <= imported, done.stderr
+    assert not {each for each in imported if each.startswith("copperfs.lab")}
 
 
 def test_config_show_names_the_origin_of_each_setting(

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.cli import docs
 from copperfs.config.settings import (
     GIB,
     KIB,
@@ -27,6 +26,7 @@ from copperfs.config.settings import (
     resolve,
     settings_of,
 )
+from copperfs.lab.manual import markdown
 from copperfs.model.errors import ConfigError
 from tests.unit.test_layers import ROOT
 
@@ -182,7 +182,9 @@ def test_an_option_reads_back_its_default_and_other_values(option: Option) -> No
 
 def test_the_document_is_the_table() -> None:
     written = (ROOT / "docs" / "options.md").read_text()
-    assert written == docs.render(), "run: python -m copperfs.cli.docs > docs/options.md"
+    assert written == markdown.render(), (
+        "run: python -m copperfs.lab.manual.markdown > docs/options.md"
+    )
 
 
 # ---- origins -------------------------------------------------------------------------------------

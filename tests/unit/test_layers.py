@@ -1,5 +1,5 @@
-"""Layers: imports point down only, ``node`` decides without I/O, and one driver performs its
-actions.
+"""Layers: imports point down only, the product knows nothing of the lab, ``node`` decides without
+I/O, and one driver performs its actions.
 
 docs/develop.md has the table. The checker reads the source, so it also counts an import inside a
 function or under TYPE_CHECKING: the fault is to know of a higher layer, not the cost of loading it.
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 # The lab is beside the daemon. It has a simulator, a filesystem of its own that knows nothing of
 # the node (and needs mounting from the edge "fuse"), and a cluster that starts daemons as a user
-# would.
+# would. Its commands, and the generators of the manual, are above the commands of the product.
 LAYERS = {
     **dict.fromkeys(("model", "config", "native"), 0),
     **dict.fromkeys(("node",), 1),
@@ -29,7 +29,12 @@ LAYERS = {
     **dict.fromkeys(("fuse", "transport", "chunkstore", "source", "launch"), 3),
     **dict.fromkeys(("daemon", "lab.sim", "lab.pfs_sim", "lab.local_cluster"), 4),
     **dict.fromkeys(("cli",), 5),
+    **dict.fromkeys(("lab.commands", "lab.manual"), 6),
 }
+# The product imports nothing of the lab. This module alone names one of its packages, for commands
+# that are not the product's.
+LAB = "copperfs.lab"
+FINDER_OF_LAB_COMMANDS = ("copperfs.cli.main", "copperfs.lab.commands")
 
 # Only the edges may use these.
 EDGES_ONLY = {"pyfuse3", "trio", "zmq", "mpi4py", "asyncio", "socket", "subprocess", "threading"}
@@ -95,10 +100,28 @@ def layer_faults(source: str, module: str, *, is_package: bool = False) -> list[
             faults.append(Fault(line, f"{top} belongs to the edges"))
     if area == "node":
         faults += _node_faults(tree, module, is_package)
+    if not _is_of_lab(area):
+        faults += _words_about_lab(tree, module)
     return sorted(set(faults))
 
 
+def _is_of_lab(area: str) -> bool:
+    return area == "lab" or area.startswith("lab.")
+
+
+def _words_about_lab(tree: ast.AST, module: str) -> Iterator[Fault]:
+    """A module can also be imported, or started, by its name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if (
+                text.startswith(LAB) and (module, text) != FINDER_OF_LAB_COMMANDS
+            ):
+                yield Fault(node.lineno, f"the product names {text}, which is of the lab")
+
+
 def _internal_fault(line: int, area: str, layer: int, target: str) -> list[Fault]:
+    if _is_of_lab(target) and not _is_of_lab(area):
+        return [Fault(line, f"{area or 'copperfs'} is the product and imports {target}")]
     if target not in LAYERS:  # "from copperfs import __version__"
         return []
     # Modules of layer 0 may use each other, as one vocabulary.
@@ -154,7 +177,15 @@ def test_module_keeps_to_its_layer(path: Path) -> None:
         ("copperfs.node.node", "from copperfs import daemon", "not below"),
         ("copperfs.node.node", "from ..chunkstore import memory", "not below"),
         ("copperfs.node.node", "def f():\n    from copperfs.wire import codec", "not below"),
-        ("copperfs.daemon.process", "from copperfs.lab.sim import world", "not below"),
+        ("copperfs.daemon.process", "from copperfs.lab.sim import world", "is the product"),
+        ("copperfs.cli.umount", "from copperfs.lab.sim import world", "is the product"),
+        ("copperfs.cli.umount", "def f():\n    import copperfs.lab", "is the product"),
+        ("copperfs.cli.umount", "from copperfs import lab", "is the product"),
+        ("copperfs.cli.main", "import copperfs.lab.commands", "is the product"),
+        ("copperfs.cli.main", "LAB = 'copperfs.lab.sim.world'", "names copperfs.lab.sim.world"),
+        ("copperfs.cli.mount", "LAB = 'copperfs.lab.commands'", "names copperfs.lab.commands"),
+        ("copperfs.lab.sim.world", "from copperfs.lab.commands import sim_run", "not below"),
+        ("copperfs.lab.sim.world", "from copperfs.cli.output import console", "not below"),
         ("copperfs.lab.sim.world", "from copperfs.daemon import daemon", "not below"),
         ("copperfs.lab.pfs_sim.request_loop", "from copperfs.daemon import engine", "not below"),
         ("copperfs.chunkstore.memory", "from copperfs.source import scan", "not below"),
@@ -189,6 +220,9 @@ def test_the_checker_finds(module: str, source: str, fault: str) -> None:
         ("copperfs.node.node", "import random\ndef f(rng: random.Random): rng.random()"),
         ("copperfs.node.node", "import xxhash\nfrom random import Random"),
         ("copperfs.cli.main", "from copperfs import __version__\nimport copperfs.daemon.process"),
+        ("copperfs.cli.main", "LAB = 'copperfs.lab.commands'"),
+        ("copperfs.lab.commands.sim_run", "from copperfs.cli.output import console"),
+        ("copperfs.lab.commands.sim_run", "def f():\n    from copperfs.lab.sim import world"),
         ("copperfs.config.settings", "from copperfs.model.errors import ConfigError"),
         ("copperfs.fuse.handlers", "import trio, pyfuse3, os\nfrom copperfs.node import node"),
     ],

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.cli import docs, man
 from copperfs.cli.command_tree import Page, pages
 from copperfs.cli.completion import SHELLS
 from copperfs.cli.main import build_parser
+from copperfs.lab.manual import man, markdown
 from tests.unit.test_layers import ROOT
 
 PAGES = list(pages(build_parser()))
@@ -35,14 +35,14 @@ def has(shell: str) -> str:
 
 def test_the_document_of_commands_is_current() -> None:
     written = (ROOT / "docs" / "commands.md").read_text()
-    assert written == docs.render_commands(), (
-        "run: python -m copperfs.cli.docs commands > docs/commands.md"
+    assert written == markdown.render_commands(), (
+        "run: python -m copperfs.lab.manual.markdown commands > docs/commands.md"
     )
 
 
 def test_the_man_pages_are_current() -> None:
     written = {path.name: path.read_text() for path in (ROOT / "man").glob("*.1")}
-    assert written == man.render_all(), "run: python -m copperfs.cli.man man"
+    assert written == man.render_all(), "run: python -m copperfs.lab.manual.man man"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,7 +4,7 @@ import argparse
 import re
 from pathlib import Path
 
-from copperfs.cli import pfs_ask, pfs_sim
+from copperfs.lab.commands import pfs_ask, pfs_sim
 from tests.unit.test_layers import ROOT
 
 DOCUMENT = Path(ROOT / "docs" / "pfs-sim.md").read_text()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from copperfs.fuse.daemon_start import start_of
 from copperfs.fuse.mounting import FSTYPE, mount_at
 from copperfs.lab.local_cluster.conditions import USUAL, Conditions
 from copperfs.model.errors import ClusterError
@@ -194,13 +195,3 @@ def locked(directory: str) -> Iterator[None]:
         ) from None
     finally:
         os.close(fd)
-
-
-def start_of(pid: int) -> int | None:
-    """When a process started; None if there is none, or only a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            values = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if values[0] in "ZX" else int(values[19])

@@ -20,10 +20,11 @@ from copperfs.fuse.daemon_start import (
     Starting,
     check_answers,
     let_live,
+    start_of,
     starting_daemon,
 )
 from copperfs.lab.local_cluster import surroundings
-from copperfs.lab.local_cluster.cluster_state import Cluster, ClusterNode, start_of
+from copperfs.lab.local_cluster.cluster_state import Cluster, ClusterNode
 from copperfs.lab.local_cluster.node_networks import NodeNetworks
 from copperfs.launch.launch_method import Launch, line_of
 from copperfs.launch.launcher_variables import without_mpi

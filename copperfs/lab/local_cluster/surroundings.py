@@ -29,9 +29,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
 
-from copperfs.fuse.daemon_start import let_live, started
+from copperfs.fuse.daemon_start import let_live, start_of, started
 from copperfs.fuse.mounting import PFS_SIM_FSTYPE, mount_at, unmount
-from copperfs.lab.local_cluster.cluster_state import Cluster, ClusterNode, Helper, start_of
+from copperfs.lab.local_cluster.cluster_state import Cluster, ClusterNode, Helper
 from copperfs.lab.local_cluster.node_networks import NodeNetworks
 from copperfs.model.errors import ClusterError, MountError
 

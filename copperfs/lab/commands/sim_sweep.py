@@ -5,7 +5,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_json, print_progress, print_table
-from copperfs.cli.sim_parts import add_costs, add_workload, progress_bar, workload_of, write
+from copperfs.lab.commands.sim_parts import (
+    add_costs,
+    add_workload,
+    progress_bar,
+    workload_of,
+    write,
+)
 from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_json, print_table
-from copperfs.cli.sim_parts import progress_bar, write
+from copperfs.lab.commands.sim_parts import progress_bar, write
 from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:

@@ -5,8 +5,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_json, print_table
-from copperfs.cli.sim_parts import add_costs, add_workload, progress_bar, workload_of, write
 from copperfs.config.settings import format_size, parse_size
+from copperfs.lab.commands.sim_parts import (
+    add_costs,
+    add_workload,
+    progress_bar,
+    workload_of,
+    write,
+)
 from copperfs.model.errors import SimulationError
 from copperfs.model.types import FANOUT
 

@@ -1,7 +1,7 @@
 """Generator of the documents made from the program's own texts; tests compare them.
 
-python -m copperfs.cli.docs > docs/options.md
-python -m copperfs.cli.docs commands > docs/commands.md
+python -m copperfs.lab.manual.markdown > docs/options.md
+python -m copperfs.lab.manual.markdown commands > docs/commands.md
 """
 
 import sys
@@ -14,8 +14,8 @@ from copperfs.config.settings import OPTIONS, SWITCH, Option
 HEADER = f"""\
 # Options
 
-<!-- Made by `python -m copperfs.cli.docs > docs/options.md`; change copperfs/config/settings.py
-instead. -->
+<!-- Made by `python -m copperfs.lab.manual.markdown > docs/options.md`; change
+copperfs/config/settings.py instead. -->
 
 A setting can be given in four places; the later one wins:
 
@@ -59,7 +59,8 @@ def _section(option: Option) -> str:
 COMMANDS_HEADER = """\
 # Commands
 
-<!-- Made by `python -m copperfs.cli.docs commands > docs/commands.md` from what --help says. -->
+<!-- Made by `python -m copperfs.lab.manual.markdown commands > docs/commands.md` from what --help
+says. -->
 
 Every command has `--help` and a man page (`man copperfs-mount`), and ends with one sentence on
 standard error if it cannot do what it was asked for. Those that print have `--json`. Colours are

@@ -5,11 +5,11 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from copperfs.cli.cluster_status import as_json, show
 from copperfs.cli.options import add_option_flags, resolve_options
-from copperfs.cli.output import print_json, waiting
+from copperfs.cli.output import waiting
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import MIB, Origin, check_tier, settings_of
+from copperfs.lab.commands.cluster_status import report
 from copperfs.model.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ def run(arguments: argparse.Namespace) -> int:
     if differing.clients_at == "":
         differing = replace(differing, clients_at=settings.source)
     from copperfs.lab.local_cluster.bring_up import up
-    from copperfs.lab.local_cluster.cluster_health import status_of
 
     with ended_by_sigterm(), waiting(f"0 of {nodes} nodes are up") as say:
         cluster = up(
@@ -122,11 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
             environ=os.environ,
             tell=lambda ready: say(f"{ready} of {nodes} nodes are up"),
         )
-    found = status_of(cluster)
-    if arguments.json:
-        print_json(as_json(cluster, found))
-    else:
-        show(cluster, found)
+    report(cluster, as_json=arguments.json)
     return 0
 
 

@@ -22,28 +22,38 @@ exit codes: 0 if all are; 1 if one of them is not, or an error; 2 wrong usage; 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    add_directory(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.lab.local_cluster.cluster_health import status_of
     from copperfs.lab.local_cluster.cluster_state import running
 
-    cluster = running(arguments.dir)
+    return 0 if report(running(arguments.dir), as_json=arguments.json) else 1
+
+
+def report(cluster: "Cluster", *, as_json: bool) -> bool:
+    """Print the state of the nodes; returns whether all of them are well."""
+    from copperfs.lab.local_cluster.cluster_health import status_of
+
     found = status_of(cluster)
-    if arguments.json:
-        print_json(as_json(cluster, found))
+    is_well = cluster.complete and all(each.is_well for each in found)
+    if as_json:
+        print_json(_document(cluster, found, is_well=is_well))
     else:
-        show(cluster, found)
-    return 0 if cluster.complete and all(each.is_well for each in found) else 1
+        _show(cluster, found)
+    return is_well
 
 
-def as_json(cluster: "Cluster", found: "list[NodeStatus]") -> dict[str, object]:
+def _document(cluster: "Cluster", found: "list[NodeStatus]", *, is_well: bool) -> dict[str, object]:
     return {
         "directory": cluster.directory,
         "complete": cluster.complete,
-        "well": cluster.complete and all(each.is_well for each in found),
+        "well": is_well,
         "network": cluster.network,
         "mixed": cluster.mixed,
         "clients_at": cluster.clients_at,
@@ -70,7 +80,7 @@ def as_json(cluster: "Cluster", found: "list[NodeStatus]") -> dict[str, object]:
     }
 
 
-def show(cluster: "Cluster", found: "list[NodeStatus]") -> None:
+def _show(cluster: "Cluster", found: "list[NodeStatus]") -> None:
     from copperfs.lab.local_cluster.conditions import USUAL
 
     if not cluster.complete:

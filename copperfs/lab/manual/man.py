@@ -1,4 +1,4 @@
-"""Man page generator: ``python -m copperfs.cli.man man`` makes them from what ``--help`` says.
+"""Man page generator: ``python -m copperfs.lab.manual.man man`` makes them.
 
 The pages are kept in ``man/``, so that the package can ship them; a test compares them.
 """

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_table, waiting
-from copperfs.cli.sim_parts import write
+from copperfs.lab.commands.sim_parts import write
 from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.text import Text
 
 from copperfs.cli.output import console, print_json, table
-from copperfs.cli.pfs_sim import add_speed
+from copperfs.lab.commands.pfs_sim import add_speed
 from copperfs.lab.pfs_sim.pfs_faults import OPERATIONS
 from copperfs.lab.pfs_sim.pfs_settings import format_duration, parse_duration
 from copperfs.model.errors import ControlError

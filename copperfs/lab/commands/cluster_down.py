@@ -3,13 +3,14 @@
 import argparse
 
 from copperfs.cli.output import console, print_json, waiting
+from copperfs.lab.commands.cluster_status import add_directory
 
 NAME = "cluster down"
 HELP = "end a cluster on this machine, and remove all that it made; also what a killed one has left"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    add_directory(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -1,0 +1,24 @@
+"""Commands of the lab: ``copperfs cluster``, ``pfs-sim``, ``pfs-ask`` and ``sim``.
+
+``cli/main.py`` finds them here by name. As in ``cli/``, a command is the module of that name; those
+about single nodes of a cluster share ``cluster_nodes.py``.
+"""
+
+from importlib import import_module
+from typing import Any
+
+NODE_COMMANDS = ("kill", "start", "stop", "cont", "cut", "drop", "heal")
+COMMANDS = (
+    *("cluster up", "cluster status", "cluster down"),
+    *(f"cluster {each}" for each in NODE_COMMANDS),
+    *("pfs-sim", "pfs-ask"),
+    *("sim run", "sim sweep", "sim replay", "sim calibrate", "sim ring"),
+)
+
+
+def command_named(name: str) -> Any:
+    """The ``copperfs.cli.main.Command`` of this name."""
+    group, _, word = name.partition(" ")
+    if group == "cluster" and word in NODE_COMMANDS:
+        return import_module(f"{__name__}.cluster_nodes").COMMANDS[word]
+    return import_module(f"{__name__}.{name.replace(' ', '_').replace('-', '_')}")
