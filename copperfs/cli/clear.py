@@ -3,9 +3,8 @@
 import argparse
 from typing import Any
 
-from copperfs.cli.output import ask, console, missing_names, print_json
+from copperfs.cli.output import ask, print_document, refuse_missing
 from copperfs.fuse.ioctl import IoctlRequest
-from copperfs.model.errors import ControlError
 
 NAME = "clear"
 HELP = "drop all caches, the daemons' and the kernels', on all nodes of the job"
@@ -24,22 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     request = IoctlRequest.CLEAR_LOCAL if arguments.local else IoctlRequest.CLEAR
     cleared: Any = ask(arguments.path, request)
-    if arguments.json:
-        print_json(cleared)
-    else:
-        console().print(
-            f"cleared {_where(cleared)}; epoch {cleared['epoch']}, "
-            f"{cleared['names_invalidated']} names are looked up again"
-        )
-    if missing := cleared.get("missing"):
-        raise ControlError(
-            f"{len(missing)} of {cleared['roster']} nodes did not say that they cleared, and may "
-            f"go on with what they hold: {missing_names(missing)}"
-        )
+    print_document(cleared, _sentence, as_json=arguments.json)
+    refuse_missing(cleared, "say that they cleared, and may go on with what they hold")
     return 0
 
 
-def _where(cleared: Any) -> str:
-    if cleared.get("roster", 1) > 1:
-        return f"{cleared['nodes']} of {cleared['roster']} nodes"
-    return "this node"
+def _sentence(cleared: Any) -> str:
+    several = cleared.get("roster", 1) > 1
+    where = f"{cleared['nodes']} of {cleared['roster']} nodes" if several else "this node"
+    return (
+        f"cleared {where}; epoch {cleared['epoch']}, {cleared['names_invalidated']} names are "
+        "looked up again"
+    )

@@ -47,35 +47,6 @@ class Page:
     arguments: tuple[Argument, ...]
     epilog: str
 
-    @property
-    def takes_command(self) -> bool:
-        """Whether a separate command follows ``--``."""
-        return any(each.metavar == "COMMAND" for each in self.arguments)
-
-    @property
-    def usage(self) -> str:
-        """The usage in one line; the options are listed below it."""
-        required = [
-            f"{each.flags[0]} {each.metavar}"
-            for each in self.arguments
-            if each.flags and not each.optional
-        ]
-        words = [_usage_of(each) for each in self.arguments if not each.flags]
-        return " ".join(["copperfs", self.name, "[OPTIONS]", *required, *words])
-
-    @property
-    def paragraphs(self) -> tuple[str, str]:
-        """The epilog in two parts: the text, and the exit codes."""
-        text, _, codes = self.epilog.partition("exit codes:")
-        return text.strip(), codes.strip()
-
-
-def _usage_of(argument: Argument) -> str:
-    word = f"{argument.metavar}..." if argument.repeated else argument.metavar
-    if argument.metavar == "COMMAND":
-        return f"-- {word}"
-    return f"[{word}]" if argument.optional else word
-
 
 def pages(parser: argparse.ArgumentParser) -> Iterator[Page]:
     """All commands, in the order of ``--help``, each group together."""

@@ -8,6 +8,7 @@ import argparse
 import os
 from collections.abc import Callable, Container
 from pathlib import Path
+from typing import Any, TypeVar
 
 from copperfs.cli.memory_limit import memory_for_us
 from copperfs.config.settings import (
@@ -22,6 +23,8 @@ from copperfs.config.settings import (
     settings_of,
 )
 from copperfs.model.errors import ConfigError
+
+Parsed = TypeVar("Parsed")
 
 FILE_VARIABLE = "COPPERFS_CONFIG"
 FILE_DEFAULT = "~/.config/copperfs.toml"
@@ -68,48 +71,29 @@ def resolve_settings(mountpoint: str, arguments: argparse.Namespace) -> Settings
 def _add_flag(parser: argparse._ArgumentGroup, option: Option) -> None:
     # argparse expands % in help texts.
     text = f"{option.help} Default: {default_text(option)}.".replace("%", "%%")
+    how: dict[str, Any]
     if option.kind is SWITCH:
-        parser.add_argument(
-            option.flag,
-            dest=option.name,
-            action=argparse.BooleanOptionalAction,
-            default=argparse.SUPPRESS,
-            help=text,
-        )
-    elif option.multi:
-        parser.add_argument(
-            option.flag,
-            dest=option.name,
-            action="extend",
-            nargs="+",
-            default=argparse.SUPPRESS,
-            type=_argument_type(option),
-            metavar=option.kind.metavar,
-            help=text,
-        )
+        how = {"action": argparse.BooleanOptionalAction}
     else:
-        parser.add_argument(
-            option.flag,
-            dest=option.name,
-            type=_argument_type(option),
-            default=argparse.SUPPRESS,
-            metavar=option.kind.metavar,
-            help=text,
-        )
+        how = {"type": argument_type(option.parse), "metavar": option.kind.metavar}
+        how |= {"action": "extend", "nargs": "+"} if option.multi else {}
+    parser.add_argument(option.flag, dest=option.name, default=argparse.SUPPRESS, help=text, **how)
 
 
 def default_text(option: Option) -> str:
     return option.default_text or option.format(option.default)
 
 
-def _argument_type(option: Option) -> Callable[[str], Value]:
-    def parse(text: str) -> Value:
+def argument_type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
+    """*parse* for argparse, which then reports what its ValueError says."""
+
+    def parsed(text: str) -> Parsed:
         try:
-            return option.parse(text)
+            return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return parse
+    return parsed
 
 
 def _read_file(flag: str | None) -> ConfigFile | None:

@@ -15,9 +15,11 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from copperfs.config.settings import KIB, format_size
+from copperfs.model.errors import ControlError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TextColumn
     from rich.table import Table
     from rich.text import Text
 
@@ -71,13 +73,22 @@ def table(
 
 
 def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    title: str | None = None,
-    right: Sequence[str] = (),
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
-    console().print(table(columns, rows, title=title, right=right))
+    console().print(table(columns, rows, right=right))
+
+
+def transfer_progress(console: "Console", *columns: "TextColumn", shown: bool) -> "Progress":
+    """A bar with bytes and their rate, on terminals only; *columns* stand behind the bar."""
+    from rich import progress
+
+    return progress.Progress(
+        *(progress.TextColumn("{task.description}"), progress.BarColumn(), *columns),
+        *(progress.DownloadColumn(), progress.TransferSpeedColumn()),
+        console=console,
+        transient=True,
+        disable=not shown or not console.file.isatty(),
+    )
 
 
 def bytes_text(count: int) -> str:
@@ -106,6 +117,14 @@ def answered_text(document: Any) -> "Text":
     return text
 
 
+def refuse_missing(document: Any, what: str) -> None:
+    """Raise ControlError if some nodes did not do *what*."""
+    if missing := document.get("missing"):
+        raise ControlError(
+            f"{len(missing)} of {document['roster']} nodes did not {what}: {missing_names(missing)}"
+        )
+
+
 def missing_names(missing: Sequence[Any]) -> str:
     """The silent nodes, and separately those that they cut off."""
     silent = [each for each in missing if each["behind"] is None]
@@ -117,6 +136,22 @@ def missing_names(missing: Sequence[Any]) -> str:
 def print_json(data: object) -> None:
     """One document, keys in the order given, undecodable bytes as escaped surrogates."""
     print(json.dumps(data, indent=2))
+
+
+def print_document(document: Any, shown: Callable[[Any], object], *, as_json: bool) -> None:
+    """As JSON, or as *shown* makes it for people."""
+    if as_json:
+        print_json(document)
+    else:
+        console().print(shown(document))
+
+
+def write_file(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        raise ControlError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

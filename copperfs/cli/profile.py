@@ -20,6 +20,7 @@ from copperfs.cli.output import (
     print_progress,
     table,
     waiting,
+    write_file,
 )
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
@@ -82,7 +83,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     mountpoint = absolute(arguments.mountpoint)
     for path in (arguments.html, arguments.json):
         if path not in (None, "-"):
-            _write(path, "")  # better fail now than after the command
+            write_file(path, "")  # better fail now than after the command
     wholes = [_inside(each, mountpoint) for each in arguments.whole]
     if not arguments.warm and arguments.attach is None:
         ask_mount(mountpoint, IoctlRequest.CLEAR_LOCAL)
@@ -99,13 +100,13 @@ def _profile(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         from copperfs.cli.profile_html import render
 
-        _write(arguments.html, render(report))
+        write_file(arguments.html, render(report))
     if arguments.json == "-":
         print_json(report)
     elif arguments.json is not None:
         import json
 
-        _write(arguments.json, json.dumps(report, indent=1) + "\n")
+        write_file(arguments.json, json.dumps(report, indent=1) + "\n")
     if arguments.json != "-":
         console().print(shown(report))
     if report["lost"]:
@@ -137,14 +138,6 @@ def _watch(seconds: float) -> int:
     except KeyboardInterrupt:
         return 0
     return 0
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-    except OSError as error:
-        raise ControlError(f"{path} cannot be written: {error.strerror}") from None
 
 
 # ---- for people ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import argparse
 import json
 import subprocess
 
-from copperfs.cli.output import print_progress
+from copperfs.cli.output import print_progress, write_file
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     command: list[str] = arguments.program
     mountpoint = absolute(arguments.mountpoint)
-    _write(arguments.output, [])  # better fail now than after the command
+    write_file(arguments.output, "")  # better fail now than after the command
     ask_mount(mountpoint, IoctlRequest.CLEAR_LOCAL)
     evicted = _evictions(ask_mount(mountpoint, IoctlRequest.STATISTICS))
     try:
@@ -48,22 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     lines = sorted(
         (each["path"], each["kind"]) for each in held if each["kind"] in ("object", "listing")
     )
-    _write(arguments.output, lines)
+    manifest = (json.dumps({"path": path, "kind": kind}) + "\n" for path, kind in lines)
+    write_file(arguments.output, "".join(manifest))
     files = sum(kind == "object" for _, kind in lines)
     print_progress(f"{files:,} files and {len(lines) - files:,} directories in {arguments.output}")
     if _evictions(ask_mount(mountpoint, IoctlRequest.STATISTICS)) > evicted:
         print_progress("not all of it: some was evicted again; give the mount a larger --memory")
     return code if code >= 0 else 128 - code
-
-
-def _write(output: str, lines: list[tuple[str, str]]) -> None:
-    try:
-        with open(output, "w", encoding="ascii") as manifest:
-            manifest.writelines(
-                json.dumps({"path": path, "kind": kind}) + "\n" for path, kind in lines
-            )
-    except OSError as error:
-        raise ControlError(f"{output} cannot be written: {error.strerror}") from None
 
 
 def _evictions(statistics: object) -> int:

@@ -7,15 +7,7 @@ from typing import Any
 
 from rich.console import Group
 
-from copperfs.cli.output import (
-    answered_text,
-    ask,
-    bytes_text,
-    console,
-    print_json,
-    printable,
-    table,
-)
+from copperfs.cli.output import answered_text, ask, bytes_text, print_document, printable, table
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
@@ -46,13 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     document |= imbalance(document["members"])
     if arguments.paths:
         document["paths"] = [_owners(arguments.mountpoint, each) for each in arguments.paths]
-    if arguments.json:
-        print_json(document)
-    elif arguments.paths:
-        names = {each["number"]: each["name"] for each in document["members"]}
-        console().print(Group(*(_path_table(each, names) for each in document["paths"])))
-    else:
-        console().print(_tables(document))
+    print_document(document, _path_tables if arguments.paths else _tables, as_json=arguments.json)
     return 0
 
 
@@ -106,6 +92,11 @@ def _row(each: Any) -> tuple[str, ...]:
         f"{bytes_text(each['memory_bytes'])}, {each['memory_chunks']} chunks",
         f"{bytes_text(each['disk_bytes'])}, {each['disk_chunks']} chunks",
     )
+
+
+def _path_tables(document: Any) -> Group:
+    names = {each["number"]: each["name"] for each in document["members"]}
+    return Group(*(_path_table(each, names) for each in document["paths"]))
 
 
 def _path_table(found: Any, names: dict[int, str]) -> Group:

@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import sys
 import time
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-from copperfs.cli.output import console, missing_names, print_json
+from copperfs.cli.options import argument_type
+from copperfs.cli.output import console, print_document, refuse_missing, transfer_progress
 from copperfs.config.settings import parse_size
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
@@ -25,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="the disks of all nodes of the job")
     parser.add_argument(
         "--rate",
-        type=_rate,
+        type=argument_type(parse_size),
         default=0,
         metavar="SIZE",
         help="read at most so many bytes a second from each disk; by default as fast as it goes",
@@ -39,21 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not state["disks"]:
         who = "no node of this job" if arguments.all else "this node does not"
         raise ControlError(f"{who} keep{'s' * arguments.all} chunks on a disk (--tier-dir)")
-    quiet = arguments.json or not sys.stdout.isatty()
-    with _progress(quiet) as progress:
+    with transfer_progress(console(), shown=not arguments.json) as progress:
         task = progress.add_task("checking", total=None)
         while state["busy"]:
             time.sleep(POLL_ALL_EVERY_S if arguments.all else POLL_EVERY_S)
             state = ask_mount(arguments.path, IoctlRequest.SCRUB_STATE, request)
             progress.update(task, total=state["total_bytes"], completed=state["done_bytes"])
-    if arguments.json:
-        print_json(state)
-    else:
-        console().print(_sentence(state))
-    if missing := state.get("missing"):
-        raise ControlError(
-            f"{len(missing)} of {state['roster']} nodes did not answer: {missing_names(missing)}"
-        )
+    print_document(state, _sentence, as_json=arguments.json)
+    refuse_missing(state, "answer")
     return 0
 
 
@@ -64,22 +55,3 @@ def _sentence(state: Any) -> str:
     if not damaged:
         return f"{said}: all are as they were written"
     return f"{said}: {damaged:,} damaged, dropped; they are read from the source when wanted again"
-
-
-def _progress(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console(),
-        transient=True,
-        disable=quiet,
-    )
-
-
-def _rate(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

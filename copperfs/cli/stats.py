@@ -5,19 +5,24 @@ The JSON is the daemon's own document; ``docs/statistics.md`` explains its keys.
 
 import argparse
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from copperfs.cli.output import (
     ask,
     bytes_text,
     console,
-    missing_names,
+    print_document,
     print_json,
+    refuse_missing,
     table,
     waiting,
 )
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
 
 NAME = "stats"
 HELP = "show what a mount, or a job, did: operations, hits, bytes, what reached the source"
@@ -49,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.reset:
         return _reset(arguments)
     if arguments.objects:
-        _show_objects(ask(arguments.path, IoctlRequest.OBJECTS), as_json=arguments.json)
+        objects = ask(arguments.path, IoctlRequest.OBJECTS)
+        print_document(objects, _objects, as_json=arguments.json)
         return 0
     if arguments.watch and not arguments.json:
         _watch(arguments)
@@ -60,13 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(document)
         time.sleep(WATCH_INTERVAL_S)
         document = _ask(arguments)
-    if arguments.json:
-        print_json(document)
-    else:
-        from copperfs.cli.stats_view import shown
-
-        console().print(shown(document))
+    print_document(document, _shown, as_json=arguments.json)
     return 0
+
+
+def _shown(document: Any) -> "Group":
+    from copperfs.cli.stats_view import shown
+
+    return shown(document)
 
 
 def _ask(arguments: argparse.Namespace) -> Any:
@@ -79,31 +86,22 @@ def _reset(arguments: argparse.Namespace) -> int:
     outcome: Any = ask(arguments.path, request)
     if arguments.json:
         print_json(outcome)
-    if missing := outcome.get("missing"):
-        raise ControlError(
-            f"{len(missing)} of {outcome['roster']} nodes did not say that they count anew: "
-            f"{missing_names(missing)}"
-        )
+    refuse_missing(outcome, "say that they count anew")
     return 0
 
 
 def _watch(arguments: argparse.Namespace) -> None:
     from rich.live import Live
 
-    from copperfs.cli.stats_view import shown
-
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
             try:
-                live.update(shown(_ask(arguments)), refresh=True)
+                live.update(_shown(_ask(arguments)), refresh=True)
             except ControlError:
                 return  # unmounted
             time.sleep(WATCH_INTERVAL_S)
 
 
-def _show_objects(objects: Any, *, as_json: bool) -> None:
-    if as_json:
-        print_json(objects)
-        return
+def _objects(objects: Any) -> "Table":
     rows = [(each["kind"], bytes_text(each["bytes"]), "/" + each["path"]) for each in objects]
-    console().print(table(("kind", "size", "path"), rows, right=("size",)))
+    return table(("kind", "size", "path"), rows, right=("size",))

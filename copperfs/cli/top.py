@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from copperfs.cli.output import console, print_json
+from copperfs.cli.output import console, print_json, write_file
 from copperfs.cli.top_rates import of_job, of_node
 from copperfs.cli.top_view import frame
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
@@ -195,8 +195,4 @@ def _write_svg(path: str, shown: Any) -> None:
     picture = re.sub(
         r"@font-face \{.*?\}", "", recorder.export_svg(title="copperfs top"), flags=re.DOTALL
     )
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(picture)
-    except OSError as error:
-        raise ControlError(f"{path} cannot be written: {error.strerror}") from None
+    write_file(path, picture)

@@ -13,7 +13,9 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from copperfs.cli.output import answered_text, ask, console, names_of, print_json, printable
+from copperfs.cli.options import argument_type
+from copperfs.cli.output import answered_text, ask, names_of, print_document, printable
+from copperfs.config.settings import whole_number
 from copperfs.fuse.ioctl import IoctlRequest
 
 NAME = "tree"
@@ -22,6 +24,7 @@ HELP = "show the nodes of the job: who asks whom, their addresses and round trip
 # A job of at most this many lines is shown whole, unless it is a chain too deep for the screen.
 LINES_MAX = 40
 DEPTH_MAX = 12
+HOPS_MAX = 10**6
 TREES_MAX = 4
 
 
@@ -30,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--depth",
-        type=_depth,
+        type=argument_type(whole_number(0, HOPS_MAX)),
         metavar="N",
         help=f"show all nodes up to N hops from the root (all; of more than {LINES_MAX} nodes, as "
         f"many as fit {LINES_MAX} lines)",
@@ -38,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    document = ask(arguments.path, IoctlRequest.TREE)
-    if arguments.json:
-        print_json(document)
-    else:
-        console().print(shown(document, arguments.depth))
+    print_document(
+        ask(arguments.path, IoctlRequest.TREE),
+        lambda document: shown(document, arguments.depth),
+        as_json=arguments.json,
+    )
     return 0
 
 
@@ -167,9 +170,3 @@ def _depth_that_fits(at_depth: dict[int, int]) -> int:
 
 def _address(endpoint: str | None) -> str:
     return "no address" if endpoint is None else endpoint.removeprefix("tcp://")
-
-
-def _depth(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)

@@ -8,16 +8,16 @@ the paths in a file that only this user can read.
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import Progress, TextColumn
 
-from copperfs.cli.output import console, print_json, printable
+from copperfs.cli.output import console, print_document, printable, transfer_progress
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
@@ -81,39 +81,40 @@ def run(arguments: argparse.Namespace) -> int:
     if not (wanted.paths or wanted.files or wanted.listings):
         raise ControlError("nothing to warm up; name paths, or a --manifest that is not empty")
     if arguments.ring:
-        return _fill(
-            mountpoint,
-            {"ring": True, "paths": wanted.paths, "check": arguments.check},
-            as_json=arguments.json,
-        )
-    request = asdict(wanted) | {"check": arguments.check, "evict": arguments.evict}
-    quiet = arguments.json or not sys.stdout.isatty()
-    outcome = _warm_up(mountpoint, request, quiet=quiet)
-    if outcome["phase"] == "failed":
-        raise ControlError(outcome["error"])
-    if arguments.json:
-        print_json(outcome)
+        outcome = _fill(mountpoint, {"ring": True, "paths": wanted.paths, "check": arguments.check})
+        is_done = is_filled(outcome)
     else:
-        console().print(_sentence(outcome))
-    return 0 if outcome["nodes_complete"] == outcome["roster"] else 1
+        request = asdict(wanted) | {"check": arguments.check, "evict": arguments.evict}
+        bar = transfer_progress(console(), shown=not arguments.json)
+        outcome = _wait_done(mountpoint, _begin(mountpoint, request), bar)
+        is_done = outcome["nodes_complete"] == outcome["roster"]
+    print_document(outcome, _ring_sentence if arguments.ring else _sentence, as_json=arguments.json)
+    return 0 if is_done else 1
 
 
-def _warm_up(mountpoint: str, request: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    state = _begin(mountpoint, request)
+def _wait_done(
+    mountpoint: str,
+    state: dict[str, Any],
+    bar: Progress,
+    files_of: Callable[[dict[str, Any]], str] = lambda state: "",
+) -> dict[str, Any]:
     number = state["number"]
-    with _progress(quiet) as progress:
-        task = progress.add_task("planning", total=None)
+    with bar:
+        task = bar.add_task("planning", total=None, files="0/0")
         while state["phase"] not in ("done", "failed"):
             time.sleep(POLL_EVERY_S)
             state = _state(ask_mount(mountpoint, IoctlRequest.WARM_UP_STATE))
             if state["number"] != number:
                 raise ControlError("somebody began another warm-up; --check tells how this went")
-            progress.update(
+            bar.update(
                 task,
                 description=state["phase"],
                 total=state["total_bytes"] or None,
                 completed=state["done_bytes"],
+                files=files_of(state),
             )
+    if state["phase"] == "failed":
+        raise ControlError(state["error"])
     return state
 
 
@@ -124,18 +125,6 @@ def _begin(mountpoint: str, request: dict[str, Any]) -> dict[str, Any]:
         file.flush()
         named = json.dumps({"file": file.name}).encode()
         return _state(ask_mount(mountpoint, IoctlRequest.WARM_UP, named))
-
-
-def _progress(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console(),
-        transient=True,
-        disable=quiet,
-    )
 
 
 def _state(answer: object) -> dict[str, Any]:
@@ -181,57 +170,29 @@ _LEFT = {
 # --- the data tier -------------------------------------------------------------------------------
 
 
-def _fill(mountpoint: str, request: dict[str, Any], *, as_json: bool) -> int:
-    outcome = _begin(mountpoint, request)
+def _fill(mountpoint: str, request: dict[str, Any]) -> dict[str, Any]:
+    begun = _begin(mountpoint, request)
+    errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    said = False
+
+    def files_of(state: dict[str, Any]) -> str:
+        nonlocal said
+        if state["phase"] in ("filling", "done") and state["left_bytes"] and not said:
+            said = True
+            errors.print(_no_room(state))
+        return f"{state['files_done']:,}/{state['files']:,}"
+
+    bar = transfer_progress(errors, TextColumn("{task.fields[files]} files"), shown=True)
     try:
-        outcome = _wait_filled(mountpoint, outcome)
+        return _wait_done(mountpoint, begun, bar, files_of)
     except KeyboardInterrupt:
-        _begin(mountpoint, {"paths": [], "stop": outcome["number"]})
+        _begin(mountpoint, {"paths": [], "stop": begun["number"]})
         raise
-    if outcome["phase"] == "failed":
-        raise ControlError(outcome["error"])
-    if as_json:
-        print_json(outcome)
-    else:
-        console().print(_ring_sentence(outcome))
-    return 0 if is_filled(outcome) else 1
 
 
 def is_filled(outcome: dict[str, Any]) -> bool:
     """Whether the live nodes hold all of it."""
     return outcome["held_chunks"] == outcome["chunks"] and not outcome["unheard"]
-
-
-def _wait_filled(mountpoint: str, state: dict[str, Any]) -> dict[str, Any]:
-    number, said = state["number"], False
-    errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[files]} files"),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=errors,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
-        task = progress.add_task("planning", total=None, files="0/0")
-        while state["phase"] not in ("done", "failed"):
-            time.sleep(POLL_EVERY_S)
-            state = _state(ask_mount(mountpoint, IoctlRequest.WARM_UP_STATE))
-            if state["number"] != number:
-                raise ControlError("somebody began another warm-up; --check tells how this went")
-            if state["phase"] in ("filling", "done") and state["left_bytes"] and not said:
-                said = True
-                errors.print(_no_room(state))
-            progress.update(
-                task,
-                description=state["phase"],
-                total=state["total_bytes"] or None,
-                completed=state["done_bytes"],
-                files=f"{state['files_done']:,}/{state['files']:,}",
-            )
-    return state
 
 
 def _no_room(state: dict[str, Any]) -> str:

@@ -76,6 +76,18 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def whole_number(at_least: int, at_most: int) -> Callable[[str], int]:
+    """A parser of whole numbers in these bounds; ValueError otherwise."""
+
+    def parse(text: str) -> int:
+        # ASCII digits only, and few: int() takes other scripts, and refuses 5,000 digits.
+        if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or not at_least <= int(text) <= at_most:
+            raise ValueError(f"{text!r} is not a whole number from {at_least} to {at_most}")
+        return int(text)
+
+    return parse
+
+
 def format_seconds(seconds: float) -> str:
     """``"60 s"``; exact, so that ``parse_seconds`` gives the same number back."""
     return f"{seconds!r}".removesuffix(".0") + " s"
@@ -143,13 +155,7 @@ def _parse_chunk(text: str) -> int:
 
 
 def _count(at_least: int, at_most: int) -> OptionKind:
-    def parse(text: str) -> int:
-        # ASCII digits only, and few: int() takes other scripts, and refuses 5,000 digits.
-        if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or not at_least <= int(text) <= at_most:
-            raise ValueError(f"{text!r} is not a whole number from {at_least} to {at_most}")
-        return int(text)
-
-    return OptionKind("N", parse, toml_types=(str, int))
+    return OptionKind("N", whole_number(at_least, at_most), toml_types=(str, int))
 
 
 def _choice(*choices: str) -> OptionKind:

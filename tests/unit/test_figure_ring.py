@@ -106,7 +106,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         ("--nodes 4 --trials 20 --rings 4", "4 rings of 4 nodes are enough for 16 trials"),
         ("--nodes 200000 --vnodes 100 101", "--vnodes has 101; with 200000 nodes give 1 to 100"),
         ("--vnodes 0", "--vnodes has 0"),
-        ("--svg /nowhere/ring.svg", "/nowhere/ring.svg could not be written: No such file"),
+        ("--svg /nowhere/ring.svg", "/nowhere/ring.svg cannot be written: No such file"),
     ],
 )
 def test_what_cannot_be_simulated_is_told_in_a_sentence(

@@ -17,6 +17,7 @@ from copperfs.cli.command_tree import Page, pages
 from copperfs.cli.completion import SHELLS
 from copperfs.cli.main import build_parser
 from copperfs.lab.manual import man, markdown
+from copperfs.lab.manual.page_texts import paragraphs
 from tests.unit.test_layers import ROOT
 
 PAGES = list(pages(build_parser()))
@@ -48,7 +49,7 @@ def test_the_man_pages_are_current() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_says_its_exit_codes_and_explains_its_arguments(page: Page) -> None:
     assert page.summary
-    assert page.paragraphs[1], "exit codes"
+    assert paragraphs(page)[1], "exit codes"
     for each in page.arguments:
         assert each.help or each.metavar in ("MNT", "MOUNTPOINT", "COMMAND", "DIR"), each
 

@@ -5,10 +5,10 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from copperfs.cli.options import add_option_flags, resolve_options
+from copperfs.cli.options import add_option_flags, argument_type, resolve_options
 from copperfs.cli.output import waiting
 from copperfs.cli.sigterm import ended_by_sigterm
-from copperfs.config.settings import MIB, Origin, check_tier, settings_of
+from copperfs.config.settings import MIB, Origin, check_tier, settings_of, whole_number
 from copperfs.lab.commands.cluster_status import report
 from copperfs.model.errors import ClusterError
 
@@ -19,6 +19,7 @@ NAME = "cluster up"
 HELP = "start a whole job on this machine, each node a daemon with a mount, for trying it out"
 
 NODES_MAX = 256
+SEED_MAX = 10**12 - 1
 MEMORY_MIN_BYTES = 64 * MIB
 # The cluster sets these itself: how nodes find each other, and what each node has for itself.
 OWN = frozenset(
@@ -31,7 +32,14 @@ OWN = frozenset(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--nodes", type=_nodes, required=True, metavar="N", help="how many")
+    parser.add_argument(
+        "-n",
+        "--nodes",
+        type=argument_type(whole_number(1, NODES_MAX)),
+        required=True,
+        metavar="N",
+        help="how many",
+    )
     parser.add_argument(
         "--dir",
         required=True,
@@ -48,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     differing = parser.add_argument_group("nodes that differ, as those of a real cluster do")
     differing.add_argument(
         "--mixed",
-        type=_number,
+        type=argument_type(whole_number(0, SEED_MAX)),
         nargs="?",
         const=1,
         metavar="NUMBER",
@@ -153,15 +161,3 @@ def _tier_size_bytes(tier_dir: str | None, given: int | None, nodes: int) -> int
     from copperfs.chunkstore.default_budget import default_budget_bytes
 
     return default_budget_bytes(tier_dir) // nodes
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
-    return int(text)
-
-
-def _nodes(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:6]) <= NODES_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes from 1 to {NODES_MAX}")
-    return int(text)

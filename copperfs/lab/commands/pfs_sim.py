@@ -9,8 +9,9 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import fields
 
+from copperfs.cli.options import argument_type
 from copperfs.cli.output import console
-from copperfs.config.settings import parse_size
+from copperfs.config.settings import parse_size, whole_number
 from copperfs.lab.pfs_sim.pfs_settings import PfsSettings, format_duration, parse_duration
 
 NAME = "pfs-sim"
@@ -20,6 +21,10 @@ START_TIMEOUT_S = 30.0
 SERVERS_MAX = 100_000
 SPEED = ("latency", "servers", "read_latency", "bandwidth", "data_servers")
 DEFAULTS = {field.name: field.default for field in fields(PfsSettings)}
+
+
+_duration: Callable[[str], float] = argument_type(parse_duration)
+_size: Callable[[str], float] = argument_type(parse_size)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +82,7 @@ def add_speed(parser: argparse.ArgumentParser, *, with_defaults: bool = True) ->
         "what an operation on metadata takes one server: 1ms, 500us",
     )  # fmt: skip
     _add(
-        speed, "servers", "N", _count,
+        speed, "servers", "N", argument_type(whole_number(0, SERVERS_MAX)),
         "metadata servers, each busy with one operation at a time; 0 for as many as needed",
     )  # fmt: skip
     _add(
@@ -89,7 +94,7 @@ def add_speed(parser: argparse.ArgumentParser, *, with_defaults: bool = True) ->
         "bytes a second of all data servers together, 1GB; 0 for no limit",
     )  # fmt: skip
     _add(
-        speed, "data_servers", "N", _count_from_1,
+        speed, "data_servers", "N", argument_type(whole_number(1, SERVERS_MAX)),
         "data servers; each file lies on one, which has its share of the bandwidth",
     )  # fmt: skip
     if not with_defaults:
@@ -152,30 +157,3 @@ def _shown(default: float, kind: Callable[[str], float]) -> str:
     if kind is _duration:
         return format_duration(default)
     return "1 GB" if kind is _size else str(default)
-
-
-def _duration(text: str) -> float:
-    return _understood(parse_duration, text)
-
-
-def _size(text: str) -> float:
-    return _understood(parse_size, text)
-
-
-def _understood(parse: Callable[[str], float], text: str) -> float:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(text: str, at_least: int = 0) -> int:
-    if not (text.isascii() and text.isdigit()) or not at_least <= int(text[:12]) <= SERVERS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number from {at_least} to {SERVERS_MAX}"
-        )
-    return int(text)
-
-
-def _count_from_1(text: str) -> int:
-    return _count(text, 1)

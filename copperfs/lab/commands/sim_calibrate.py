@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from copperfs.cli.output import print_table, waiting
-from copperfs.lab.commands.sim_parts import write
+from copperfs.cli.output import print_table, waiting, write_file
 from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.files < 100 or arguments.repeats < 1:
         raise SimulationError("give at least 100 --files and 1 of --repeats")
     if arguments.output is not None:
-        write(arguments.output, "")
+        write_file(arguments.output, "")
     rounds = []
     with waiting("two nodes are started") as say:
         for number in range(arguments.repeats):
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     measured = _median(rounds)
     costs = _costs(measured)
     if arguments.output is not None:
-        write(arguments.output, costs.to_json())
+        write_file(arguments.output, costs.to_json())
     if arguments.json:
         print(costs.to_json(), end="")
     else:

@@ -122,11 +122,3 @@ def progress_bar(*, quiet: bool) -> Progress:
         transient=True,
         disable=quiet or not terminal.is_terminal,
     )
-
-
-def write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise SimulationError(f"{path} could not be written: {error.strerror}") from None

@@ -5,8 +5,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from copperfs.cli.output import print_json, print_table
-from copperfs.lab.commands.sim_parts import progress_bar, write
+from copperfs.cli.output import print_json, print_table, write_file
+from copperfs.lab.commands.sim_parts import progress_bar
 from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
     )
     check(experiment)
     if arguments.svg is not None:
-        write(arguments.svg, "")  # better fail now than after all the work
+        write_file(arguments.svg, "")  # better fail now than after all the work
     with progress_bar(quiet=arguments.json) as progress:
         task = progress.add_task("rings", total=experiment.steps)
         outcomes = run(experiment, lambda: progress.advance(task))
     if arguments.svg is not None:
         from copperfs.lab.sim.figure_ring_svg import picture
 
-        write(arguments.svg, picture(experiment, outcomes))
+        write_file(arguments.svg, picture(experiment, outcomes))
     if arguments.json:
         print_json(asdict(experiment) | {"outcomes": [asdict(each) for each in outcomes]})
     else:

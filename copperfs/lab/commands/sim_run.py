@@ -4,15 +4,9 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from copperfs.cli.output import print_json, print_table
+from copperfs.cli.output import print_json, print_table, write_file
 from copperfs.config.settings import format_size, parse_size
-from copperfs.lab.commands.sim_parts import (
-    add_costs,
-    add_workload,
-    progress_bar,
-    workload_of,
-    write,
-)
+from copperfs.lab.commands.sim_parts import add_costs, add_workload, progress_bar, workload_of
 from copperfs.model.errors import SimulationError
 from copperfs.model.types import FANOUT
 
@@ -110,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         import json
 
-        write(arguments.output, json.dumps(told, indent=2) + "\n")
+        write_file(arguments.output, json.dumps(told, indent=2) + "\n")
     if arguments.json:
         print_json(told)
     else:

@@ -4,14 +4,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from copperfs.cli.output import print_json, print_progress, print_table
-from copperfs.lab.commands.sim_parts import (
-    add_costs,
-    add_workload,
-    progress_bar,
-    workload_of,
-    write,
-)
+from copperfs.cli.output import print_json, print_progress, print_table, write_file
+from copperfs.lab.commands.sim_parts import add_costs, add_workload, progress_bar, workload_of
 from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -65,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     effect = _effect(arguments)
     if arguments.svg is not None:
-        write(arguments.svg, "")  # better fail now than after all the work
+        write_file(arguments.svg, "")  # better fail now than after all the work
     results = {}
     with progress_bar(quiet=arguments.json) as progress:
         task = progress.add_task(effect.name, total=len(effect.points))
@@ -85,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.svg is not None:
         from copperfs.lab.sim.svg_charts import line_chart
 
-        write(arguments.svg, line_chart(chart))
+        write_file(arguments.svg, line_chart(chart))
     rows = [(line.name, f"{x:g}", f"{y:.3f}") for line in chart.lines for x, y in line.points]
     if arguments.json:
         points = [
@@ -144,7 +138,7 @@ def _seeds(arguments: argparse.Namespace) -> int:
                     print_progress(f"  environment: {', '.join(verdict.environment)}")
     if arguments.failed is not None and bad:
         new = sorted({each.seed for each in bad} - set(kept))
-        write(arguments.failed, "".join(f"{seed}\n" for seed in [*kept, *new]))
+        write_file(arguments.failed, "".join(f"{seed}\n" for seed in [*kept, *new]))
     summary = night.summary()
     if arguments.json:
         print_json(asdict(summary) | {"failed": [asdict(each) for each in bad]})

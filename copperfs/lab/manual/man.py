@@ -11,6 +11,7 @@ from copperfs import __version__
 from copperfs.cli.command_tree import Argument, Page, pages
 from copperfs.cli.main import build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE
+from copperfs.lab.manual.page_texts import paragraphs, usage
 
 
 def render_all() -> dict[str, str]:
@@ -49,10 +50,10 @@ def _overview(description: str, found: list[Page]) -> str:
 
 
 def _page(page: Page) -> str:
-    text, codes = page.paragraphs
+    text, codes = paragraphs(page)
     lines = [
         *_head(_title(page), page.summary),
-        *(".SH SYNOPSIS", _roff(page.usage)),
+        *(".SH SYNOPSIS", _roff(usage(page))),
         *(".SH DESCRIPTION", _roff(page.summary) + "."),
         *([".PP", *_paragraph(text)] if text else []),
     ]

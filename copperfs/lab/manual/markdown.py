@@ -10,6 +10,7 @@ from copperfs.cli.command_tree import Argument, Page, pages
 from copperfs.cli.main import build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE, default_text
 from copperfs.config.settings import OPTIONS, SWITCH, Option
+from copperfs.lab.manual.page_texts import paragraphs, usage
 
 HEADER = f"""\
 # Options
@@ -80,7 +81,7 @@ def render_commands() -> str:
 
 
 def _command_section(page: Page) -> str:
-    text, codes = page.paragraphs
+    text, codes = paragraphs(page)
     own = [each for each in page.arguments if each.group == "" and each.flags != ("-h", "--help")]
     rows = "".join(
         f"| `{_cell(_spelled(each))}` | {_cell(each.help or 'the command, after --')} |\n"
@@ -89,7 +90,7 @@ def _command_section(page: Page) -> str:
     table = f"| | |\n| --- | --- |\n{rows}" if rows else ""
     options = any(each.group for each in page.arguments)
     return (
-        f"\n## copperfs {page.name}\n\n`{page.usage}`\n\n{page.summary}.\n"
+        f"\n## copperfs {page.name}\n\n`{usage(page)}`\n\n{page.summary}.\n"
         + (f"\n{' '.join(text.split())}\n" if text else "")
         + (f"\n{table}" if table else "")
         + ("\nIt also takes the [options](options.md) of a mount.\n" if options else "")
