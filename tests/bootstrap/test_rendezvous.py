@@ -284,6 +284,12 @@ def test_two_nodes_with_one_name_are_told_so(nodes: Nodes, directory: Path, rank
     assert list(directory.iterdir()) == []
 
 
+def poll_for_s(party: _Party, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        party._poll()
+
+
 def test_a_process_whose_card_is_written_late_hears_of_the_failure(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,10 +322,8 @@ def test_a_process_whose_card_is_written_late_hears_of_the_failure(
         patched.setattr(second, "_write", write_late)
         second._enter()
     for each in (other, second):
-        deadline = time.monotonic() + 2
-        with pytest.raises(LaunchError, match="^$"):
-            while time.monotonic() < deadline:
-                each._poll()
+        with pytest.raises(LaunchError, match=r"^$"):
+            poll_for_s(each, 2)
         each.leave()
     polling.join()
     assert ["two nodes have one name" in each for each in failures] == [True]
