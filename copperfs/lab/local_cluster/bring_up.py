@@ -1,11 +1,8 @@
 """Bring-up: starts the daemons of a cluster, and waits until all have mounted.
 
-This process draws the keys and binds the sockets, so the roster exists before the first daemon does
-and no node searches for the others. It starts the daemons one after the other without waiting,
-since a node is ready only when the nodes that it asks are ready; then it waits for all. A daemon
-takes a quarter of a second of computing time to start, so 32 take a few seconds on two cores.
-
-If one fails, or this process is told to end, all are taken down again.
+This process draws the keys and binds the sockets, so the roster exists before the first daemon
+does. It starts the daemons without waiting for each, since a node is ready only when the nodes that
+it asks are. If one fails, or this process is told to end, all are taken down again.
 """
 
 import os
@@ -35,14 +32,12 @@ from copperfs.model.types import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """How the nodes differ from each other; by default they do not."""
-
     mixed: int | None = None
     conditions: Sequence[Conditions] = ()
     clients_at: str | None = None
-    """The directory of which each node has a client of its own."""
+    """Each node has a client of its own of this directory."""
     own_inodes: bool = False
-    """These clients also number the files by themselves."""
+    """These clients number files differently."""
 
 
 ALIKE = Differing()
@@ -58,7 +53,6 @@ def up(
     environ: Mapping[str, str],
     tell: Tell,
 ) -> Cluster:
-    """Bring up a cluster of *nodes* nodes, which share *settings*."""
     if own_networks:
         check_possible()
     directory = os.path.realpath(directory)
@@ -103,7 +97,7 @@ def _check_possible(cluster: Cluster, settings: Settings) -> None:
 
 
 def _part(whole_bytes: int, node: ClusterNode) -> int:
-    """This node's part of the memory that each node is given."""
+    """This node's share of the memory that the nodes get."""
     part = int(whole_bytes * node.conditions.memory)
     return whole_bytes if part == whole_bytes else part // MIB * MIB
 
@@ -130,12 +124,11 @@ def _make_room(directory: str) -> bool:
             f"{directory} has a cluster of {len(found.nodes)} nodes already; end it with: "
             f"copperfs cluster down --dir {directory}"
         )
-    take_down(replace(found, made_directory=False))  # it is needed again right now
+    take_down(replace(found, made_directory=False))  # it is needed again
     return found.made_directory
 
 
 def _place_tiers(cluster: Cluster, tier_dir: str) -> None:
-    """Give each node a directory: the one that the path names for it, or one below."""
     if "%h" not in tier_dir:
         if not os.path.isdir(tier_dir):
             cluster.made_tier_top = tier_dir
@@ -146,7 +139,6 @@ def _place_tiers(cluster: Cluster, tier_dir: str) -> None:
 
 
 def _make_tier_top(cluster: Cluster) -> None:
-    """Make the directory above the nodes' own, which the nodes make."""
     if cluster.made_tier_top is None:
         return
     try:
@@ -172,7 +164,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
     with ExitStack() as stack:
         launches = _launches(cluster, settings, network, stack)
         surroundings.start_name_server(cluster)
-        # The addresses differ, but the disk is one: what one node sees, all see.
+        # The addresses differ, but the nodes share one disk.
         alike = network is None and cluster.clients_at is None
         shared = settings.shared if alike else settings.shared or (settings.source,)
         own = [
@@ -207,7 +199,7 @@ def _start(cluster: Cluster, settings: Settings, environ: Mapping[str, str], tel
 def _launches(
     cluster: Cluster, settings: Settings, network: NodeNetworks | None, stack: ExitStack
 ) -> list[Launch | None]:
-    """The description of the others that each node gets; None if it is the only node."""
+    """Each node's launch; None for a single node."""
     if len(cluster.nodes) == 1 and network is None:
         cluster.nodes[0].parents, cluster.nodes[0].depths = [None], [0]
         return [None]

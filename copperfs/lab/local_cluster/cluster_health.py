@@ -1,4 +1,4 @@
-"""Health of a cluster's nodes, observed from outside: it sends no node a request."""
+"""Health of a cluster's nodes, observed from outside, without a request."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,13 +12,11 @@ from copperfs.lab.local_cluster.node_networks import NodeNetworks
 class NodeStatus:
     node: ClusterNode
     alive: bool
-    """Its daemon runs."""
     mounted: bool
     answers: bool
     cut: bool
-    """Its link is cut, which only ``--netns`` can do."""
+    """Only with ``--netns``."""
     loses: bool
-    """Its link loses packets on purpose."""
 
     @property
     def is_well(self) -> bool:

@@ -1,8 +1,8 @@
 """Cluster state: one JSON file in the cluster's directory, replaced as a whole.
 
-It is written before anything is made, and again with each daemon that is started. So ``cluster
-down`` finds what to clean up, whatever ended ``cluster up``. A process is recognised by its id and
-its start time, because the kernel uses ids again.
+It is written before anything is made, and again for each daemon, so ``cluster down`` finds what to
+clean up whatever ended ``cluster up``. A process is recognised by its id and its start time,
+because the kernel reuses ids.
 """
 
 import fcntl
@@ -24,35 +24,28 @@ VERSION = 2
 
 @dataclass(slots=True)
 class ClusterNode:
-    """One daemon and its mount."""
-
     name: str
     directory: str
     """Where ``mnt`` and ``log`` are."""
     endpoint: str = ""
-    """Where the other nodes reach it."""
     parents: list[str | None] = field(default_factory=list)
-    """Its parent in each tree; None where it is the root and reads the source."""
+    """By tree; None where it is the root and reads the source."""
     depths: list[int] = field(default_factory=list)
     """Hops to the root, by tree."""
     tier_dir: str | None = None
-    """Where it keeps chunks."""
     made_tier_dir: bool = False
-    """It was not there before."""
     conditions: Conditions = USUAL
-    """How its surroundings differ from those of the others."""
     pid: int = 0
     started: int = 0
-    """In the kernel's clock ticks."""
+    """In clock ticks."""
 
     @property
     def client(self) -> str:
-        """Where its own client of the source is mounted, with ``--own-clients``."""
+        """Where its client of the source is mounted, with ``--own-clients``."""
         return os.path.join(self.directory, "client")
 
     @property
     def etc(self) -> str:
-        """What it sees in ``/etc`` in place of the machine's, if it resolves names."""
         return os.path.join(self.directory, "etc")
 
     @property
@@ -65,24 +58,22 @@ class ClusterNode:
 
     @property
     def events(self) -> str:
-        """The log of events, as this node saw them."""
         return os.path.join(self.directory, "events")
 
     @property
     def told(self) -> str:
-        """The file with the input of its daemon, from which it can be started again."""
+        """The input of its daemon, for a later start."""
         return os.path.join(self.directory, "told")
 
     @property
     def index(self) -> int:
-        """Its place in the roster."""
         return int(self.name.removeprefix("node"))
 
     def is_alive(self) -> bool:
         return self.pid != 0 and start_of(self.pid) == self.started
 
     def is_mounted(self) -> bool:
-        """Read from the kernel's table: a mount whose daemon hangs is not touched."""
+        """By the kernel's table, without touching a mount that may hang."""
         mounted = mount_at(self.mountpoint)
         return mounted is not None and mounted.fstype == FSTYPE
 
@@ -99,27 +90,23 @@ class Helper:
 @dataclass(slots=True)
 class Cluster:
     directory: str
-    """Absolute and without symbolic links, as the kernel's table of mounts has it."""
     nodes: list[ClusterNode]
     made_directory: bool
     settings: dict[str, Any] = field(default_factory=dict)
-    """The settings that all nodes share."""
     made_tier_top: str | None = None
-    """The directory above the nodes' chunk directories, if the cluster made it."""
+    """The parent of the nodes' chunk directories, if the cluster made it."""
     network: str | None = None
-    """The prefix of the names of its network namespaces."""
+    """The prefix of its network namespaces."""
     mixed: int | None = None
-    """The seed from which the conditions of the nodes were drawn."""
+    """The seed of the nodes' conditions."""
     clients_at: str | None = None
-    """The directory at or below the source of which each node has a client of its own."""
+    """The directory of which each node has a client."""
     is_shared_mount: bool = False
-    """Its directory was mounted on itself, so that what nodes mount comes out."""
+    """Mounted on itself, so that the nodes' mounts are seen outside."""
     helpers: list[Helper] = field(default_factory=list)
     complete: bool = False
-    """All daemons have mounted."""
 
     def node(self, name: str) -> ClusterNode:
-        """The node of that name: ``node3`` or just 3."""
         for each in self.nodes:
             if name in (each.name, each.name.removeprefix("node")):
                 return each
@@ -147,7 +134,6 @@ class Cluster:
 
 
 def load(directory: str) -> Cluster | None:
-    """The cluster in *directory*, in whatever state; None if there is none."""
     path = os.path.join(directory, FILE_NAME)
     try:
         with open(path, encoding="utf-8") as file:
@@ -169,7 +155,6 @@ def load(directory: str) -> Cluster | None:
 
 
 def running(directory: str) -> Cluster:
-    """The cluster in *directory*; ClusterError if there is none."""
     found = load(os.path.realpath(directory))
     if found is None:
         raise ClusterError(
@@ -181,7 +166,6 @@ def running(directory: str) -> Cluster:
 
 @contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Hold the cluster's lock, so that no other command brings it up or down meanwhile."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,10 +1,8 @@
 """Conditions: how the surroundings of one node differ from those of the others, as on a real
 cluster.
 
-A node may have a wrong clock, few descriptors, little memory, a resolver that is slow or fails, or
-a late start. Conditions are drawn from a seed, so that the same seed gives the same cluster again,
-or given for single nodes, as ``3:skew=-1.5,descriptors=256``. A client of the source for each node
-is a setting of the whole cluster (``surroundings.py``).
+Conditions follow from a seed, or are given for a node: ``3:skew=-1.5,descriptors=256``
+(docs/cluster.md).
 """
 
 import random
@@ -19,7 +17,7 @@ DESCRIPTORS_FEW = 256
 MEMORY_SHARES = (0.5, 1.0)
 RESOLVERS = ("quick", "slow", "failing")
 STARTS_WITHIN_S = 1.0
-# The share of the nodes that get what is unusual.
+# The share of nodes that get the unusual value.
 FEW_SHARE = 0.4
 SMALL_SHARE = 0.4
 BAD_RESOLVER_SHARE = 0.5
@@ -27,28 +25,25 @@ BAD_RESOLVER_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The conditions of one node. The defaults are those of a cluster that is not mixed."""
+    """Defaults are those of a cluster that is not mixed."""
 
     skew: float = 0.0
-    """Seconds by which its wall clock is ahead; below 0 it is behind."""
+    """Seconds by which its wall clock is ahead."""
     descriptors: int | None = None
-    """The limit on the descriptors of its daemon; None: that of this process."""
+    """Its daemon's limit; None: this process's."""
     memory: float = 1.0
-    """Its share of the ``--memory`` and ``--tier-memory`` of the others."""
+    """Its share of ``--memory`` and ``--tier-memory``."""
     resolver: str | None = None
-    """How the name server answers it; None: the node gets the addresses of the others, not names.
-    """
+    """How the name server answers it; None: it gets addresses."""
     start: float = 0.0
-    """Seconds from the start of the first node to its own."""
+    """Seconds from the first node's start to its own."""
 
     def __str__(self) -> str:
-        """The text that ``parse_conditions`` reads."""
         values = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
         said = [f"{name}={value}" for name, value, usual in values if value != usual]
         return ",".join(said) or "as usual"
 
     def check(self) -> None:
-        """Raise ClusterError if no node can have these conditions."""
         if not abs(self.skew) <= 86_400.0:
             raise ClusterError(f"a clock cannot be wrong by {self.skew} s; a day is the most")
         if self.descriptors is not None and not 64 <= self.descriptors <= 1 << 20:
@@ -67,8 +62,8 @@ USUAL = Conditions()
 
 
 def draw_conditions(number: int, nodes: int) -> list[Conditions]:
-    """The conditions that follow from the seed *number*. Either all names are resolved or none is,
-    since the roster is one for all; every other condition is drawn for each node by itself."""
+    """Conditions by the seed *number*. Either all nodes have a resolver or none, since they share
+    the roster; all else is drawn for each node."""
     numbers = random.Random(f"conditions {number} {nodes}")
     named = numbers.random() < 0.5
     drawn = []
@@ -89,7 +84,7 @@ def draw_conditions(number: int, nodes: int) -> list[Conditions]:
 
 
 def parse_conditions(words: Sequence[str], drawn: list[Conditions]) -> list[Conditions]:
-    """*drawn*, changed for each node that *words* (``NODE:NAME=VALUE,...``) name."""
+    """*drawn* with the changes of *words* (``NODE:NAME=VALUE,...``)."""
     kinds: dict[str, type[Any]] = {
         "skew": float, "descriptors": int, "memory": float, "resolver": str, "start": float
     }  # fmt: skip

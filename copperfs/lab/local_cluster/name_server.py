@@ -1,11 +1,10 @@
 """Name server of the lab: ``python -m copperfs.lab.local_cluster.name_server``, a DNS server with a
 socket for each node.
 
-It reads one JSON object on standard input: the address of each name, and for each socket that it
-inherited how it answers there. *quick*: at once. *slow*: after ``SLOW_S``, which is longer than
-anything in a job may wait for a name. *failing*: mostly with SERVFAIL, by numbers drawn from a
-seed, so that many attempts pass until all names are known. It has addresses (A) only, and no
-records of other types. It does not answer a message that is no DNS query.
+Standard input has one JSON object: the address of each name, and how each inherited socket answers.
+*quick*: at once. *slow*: after ``SLOW_S``, longer than any wait for a name in a job. *failing*:
+mostly with SERVFAIL, drawn from a seed. It has only addresses (A), and ignores messages that are no
+DNS query.
 """
 
 import heapq
@@ -36,7 +35,7 @@ _NAME_OF_QUESTION = 0xC000 | _HEADER.size
 
 
 def reply_to(message: bytes, addresses: dict[str, str], *, fails: bool = False) -> bytes | None:
-    """The answer to one query; None if *message* is none."""
+    """None if *message* is no query."""
     try:
         number, flags, questions, *_ = _HEADER.unpack_from(message)
         if flags & _RESPONSE or questions != 1:
@@ -61,15 +60,12 @@ def reply_to(message: bytes, addresses: dict[str, str], *, fails: bool = False) 
 
 @dataclass(slots=True)
 class Desk:
-    """The socket of one node, and how the server answers there."""
-
     socket: socket.socket
     how: str
     numbers: random.Random
 
 
 def serve(addresses: dict[str, str], desks: list[Desk]) -> None:
-    """Serve until the process is ended."""
     due: list[tuple[float, int, Desk, bytes, Any]] = []
     order = count()
     with selectors.DefaultSelector() as selector:

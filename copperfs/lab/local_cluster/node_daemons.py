@@ -1,8 +1,7 @@
 """Node daemons: starts the daemon of a node, and waits until all that were started have mounted.
 
-The input of a daemon (settings, roster, secret key) also goes into a file beside its log. So
-``cluster start`` can bring back a killed node as the very same node, whatever became of the process
-that started it first. Only its owner may read that file.
+The daemon's input (settings, roster, secret key) is also kept in a file beside its log, which only
+its owner may read, so ``cluster start`` can bring a killed node back with the same identity.
 """
 
 import os
@@ -50,8 +49,8 @@ def start_daemon(
     environ: Mapping[str, str],
     stack: ExitStack,
 ) -> StartingNode:
-    """Start the daemon of *node*, and write its process into the cluster's state at once. An error
-    that leaves *stack* ends the daemon again."""
+    """Start the daemon, and write its process into the state at once. An error that leaves *stack*
+    ends it again."""
     daemon = stack.enter_context(
         starting_daemon(
             settings,
@@ -67,8 +66,7 @@ def start_daemon(
 
 
 def wait_mounted(started: Sequence[StartingNode], tell: Tell = lambda _: None) -> None:
-    """Wait until all have mounted and answer; they then live on. The first that reports a failure
-    ends the wait."""
+    """Wait until all have mounted and answer; the first reported failure ends the wait."""
     within_s = DAEMON_STARTS_WITHIN_S + max(each.settings.launch_timeout_s for each in started)
     try:
         _wait(started, within_s, tell)
@@ -113,7 +111,7 @@ def _wait(started: Sequence[StartingNode], within_s: float, tell: Tell) -> None:
 
 
 def _last_line(log: str) -> str:
-    """The last line of the log, which may be removed with the cluster."""
+    """Call it before the log is removed with the cluster."""
     try:
         with open(log, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file if line.strip()]
@@ -122,15 +120,14 @@ def _last_line(log: str) -> str:
     return lines[-1] if lines else "nothing"
 
 
-# ---- what a daemon was told ----------------------------------------------------------------------
+# ---- daemon input --------------------------------------------------------------------------------
 
 
 def keep_told(node: ClusterNode, settings: Settings, launch: Launch | None) -> None:
-    """Write the file that ``told`` reads at a later start."""
     try:
         fd = os.open(node.told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as file:
-            os.fchmod(fd, 0o600)  # an older file may have had other modes
+            os.fchmod(fd, 0o600)  # an older file may have other modes
             file.write(f"{settings.to_json()}\n{line_of(launch)}\n")
     except OSError as error:
         raise ClusterError(f"{node.told} cannot be written: {error.strerror}") from None

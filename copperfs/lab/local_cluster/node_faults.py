@@ -1,7 +1,7 @@
 """Node faults: kills and restarts, or stops and continues, single nodes of a cluster.
 
-A restarted node keeps its name, place in the roster, address and keys; it has lost only what it
-held. ``node_networks.py`` injects the faults of links.
+A restarted node keeps its name, place in the roster, address and keys. ``node_networks.py`` has the
+faults of links.
 """
 
 import os
@@ -20,14 +20,14 @@ from copperfs.lab.local_cluster.teardown import (
 )
 from copperfs.model.errors import ClusterError
 
-# Another command that starts a daemon holds the cluster's lock until that daemon has begun.
+# Another command holds the cluster's lock until the daemon that it starts has begun.
 LOCKED_FOR_S = 10.0
 POLL_S = 0.02
 
 
 def kill(directory: str, names: Sequence[str], *, leave: bool = False) -> None:
-    """Kill the daemons, as a crash would, and unmount the dead mounts. With *leave* these stay, and
-    answer every application with an error."""
+    """Kill the daemons and unmount the dead mounts. With *leave* these stay and answer with an
+    error."""
     cluster = running(directory)
     nodes = [cluster.node(name) for name in names]
     for each in nodes:
@@ -41,12 +41,10 @@ def kill(directory: str, names: Sequence[str], *, leave: bool = False) -> None:
 
 
 def start(directory: str, names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Start the daemons of nodes that have ended, and wait until they have mounted. It first cleans
-    up what a killed one left of its mount."""
+    """Start ended daemons again, clean up their mounts first, and wait until they have mounted."""
     with ExitStack() as stack:
         with ExitStack() as lock:
-            # The lock is not held during the wait: a node that returns may need another that
-            # returns, too.
+            # The lock is not held during the wait: a node may need another that returns, too.
             _lock(directory, lock)
             cluster = running(directory)
             nodes = list({each.name: each for each in map(cluster.node, names)}.values())
@@ -58,12 +56,10 @@ def start(directory: str, names: Sequence[str], environ: Mapping[str, str]) -> N
 
 
 def stop(directory: str, names: Sequence[str]) -> None:
-    """Send the daemons SIGSTOP: they do nothing more, and send nothing."""
     _signal(directory, names, signal.SIGSTOP)
 
 
 def cont(directory: str, names: Sequence[str]) -> None:
-    """Send the daemons SIGCONT: they go on where they were."""
     _signal(directory, names, signal.SIGCONT)
 
 

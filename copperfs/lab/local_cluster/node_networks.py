@@ -1,11 +1,10 @@
 """Node networks: a network namespace with one address for each node, and a switch between them.
 
-The switch is a bridge in a namespace of its own. So the machine's interfaces, addresses and routes
-do not change, and no range of addresses can collide with one in use. It also means that the nodes
-reach each other and nothing else.
+The switch is a bridge in a namespace of its own, so the machine's interfaces, addresses and routes
+do not change, and the nodes reach each other and nothing else.
 
-A daemon enters only the network of its node (``nsenter --net``). ``ip netns exec`` would also give
-it another view of the mounts, in which no other process could see what it mounts.
+A daemon enters only its network (``nsenter --net``). ``ip netns exec`` would also hide its mounts
+from other processes.
 """
 
 import ctypes
@@ -38,7 +37,6 @@ def draw_name() -> str:
 
 
 def check_possible() -> None:
-    """Raise ClusterError, one sentence, if this user or this machine cannot."""
     if os.geteuid() != 0:
         raise ClusterError("--netns makes network namespaces, which needs root; leave it out")
     for tool, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
@@ -48,7 +46,7 @@ def check_possible() -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeNetworks:
-    """The namespaces of one cluster; their names all begin with ``name``."""
+    """The namespaces of one cluster, whose names begin with ``name``."""
 
     name: str
 
@@ -68,7 +66,7 @@ class NodeNetworks:
             f"link add switch netns {self.switch} type bridge",
         ]
         lines += [f"netns add {self.namespace(index)}" for index in range(nodes)]
-        # Make one link after the other, each with both ends where they belong.
+        # One by one, each with both ends where they belong.
         lines += [
             f"link add eth0 netns {self.namespace(index)} type veth peer name port{index} "
             f"netns {self.switch}"
@@ -86,7 +84,7 @@ class NodeNetworks:
         _ip_batch(lines, namespace=self.switch)
 
     def remove(self) -> None:
-        """Remove whatever exists of it. Processes in its namespaces have to have ended."""
+        """Remove what exists of it, once the processes in it have ended."""
         if not os.path.isdir(_NAMESPACES):
             return
         mine = [each for each in os.listdir(_NAMESPACES) if each.startswith(f"{self.name}-")]
@@ -94,11 +92,10 @@ class NodeNetworks:
             _run(["ip", "netns", "delete", each])
 
     def listen(self, index: int, port: int = 0) -> socket.socket:
-        """A socket that listens on the address of this node, in its namespace; port 0 takes any."""
+        """A socket on this node's address, in its namespace; port 0 takes any."""
         return self.within(index, lambda: open_listener(self.address(index), port))
 
     def within(self, index: int, do: Callable[[], Made]) -> Made:
-        """What *do* makes in the namespace of this node, a socket for instance."""
         made: list[Made] = []
         failed: list[Exception] = []
 
@@ -118,16 +115,14 @@ class NodeNetworks:
         return made[0]
 
     def inside(self, index: int) -> list[str]:
-        """The command that runs another one in the namespace of a node."""
         return ["nsenter", f"--net={_NAMESPACES}/{self.namespace(index)}", "--"]
 
     def cut(self, index: int) -> None:
-        """Cut its link, as if the cable had been pulled at the switch."""
         _run(["ip", "-n", self.switch, "link", "set", f"port{index}", "down"])
 
     def drop(self, index: int, share: float, *, towards: bool, away: bool) -> None:
-        """Lose packets, as a bad cable does: the switch drops that share of the packets *towards*
-        the node, of those that come *away* from it, or of both. This replaces an earlier loss."""
+        """Drop this share of the packets *towards* the node, *away* from it, or both; replaces an
+        earlier loss."""
         port = f"port{index}"
         of_thousand = max(1, round(share * 1000))
         lost = f"numgen random mod 1000 < {of_thousand} drop" if of_thousand < 1000 else "drop"
@@ -143,13 +138,11 @@ class NodeNetworks:
         )
 
     def heal(self, index: int) -> None:
-        """Undo all faults of its link."""
         _run(["ip", "-n", self.switch, "link", "set", f"port{index}", "up"])
         if index in self.bad_links():
             self._nft(f"delete table bridge port{index}")
 
     def cut_links(self) -> set[int]:
-        """The nodes whose link is cut."""
         shown = json.loads(_run(["ip", "-n", self.switch, "-json", "link", "show"]) or "[]")
         ports = {each["ifname"]: each.get("flags", []) for each in shown if "ifname" in each}
         return {
@@ -159,26 +152,23 @@ class NodeNetworks:
         }
 
     def bad_links(self) -> set[int]:
-        """The nodes whose link loses packets."""
         if shutil.which("nft") is None:
             return set()  # so no command can have set a loss
         tables = self._nft("list tables").split()
         return {int(each.removeprefix("port")) for each in tables if each.startswith("port")}
 
     def _nft(self, *lines: str) -> str:
-        # Not "ip netns exec", which would also make mounts each time.
+        # "ip netns exec" would also make mounts each time.
         inside = ["nsenter", f"--net={_NAMESPACES}/{self.switch}", "--"]
         return _run([*inside, "nft", "-f", "-"], "".join(f"{line}\n" for line in lines))
 
 
 def check_drop_possible() -> None:
-    """Raise ClusterError, one sentence, if this machine cannot drop packets on purpose."""
     if shutil.which("nft") is None:
         raise ClusterError("losing packets needs the command nft; install the package nftables")
 
 
 def network_of(cluster: Cluster, node: str) -> tuple[NodeNetworks, int]:
-    """The network of *cluster*, and the index of *node* in it."""
     index = cluster.nodes.index(cluster.node(node))
     if cluster.network is None:
         raise ClusterError(
@@ -209,7 +199,7 @@ def _run(command: Sequence[str], text: str = "") -> str:
 
 
 def _enter(namespace: str) -> None:
-    """Move this thread into the network *namespace*; os.setns came with 3.12."""
+    """os.setns came with 3.12."""
     library = ctypes.CDLL(None, use_errno=True)
     fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,10 +1,8 @@
 /* A wall clock that is wrong by COPPER_LAB_SKEW_NS nanoseconds, for one process: LD_PRELOAD.
  *
- * Time namespaces shift the monotonic clocks and not this one, and the wall clock is what a node
- * compares with the times that the source's server gives. libc tells the wrong time, to Python and
- * to C alike, so no program has to be changed for it. The kernel keeps the right
- * one: a deadline of the wall clock that a program has reckoned is shifted back before the kernel
- * gets it. Monotonic clocks, and the times of files, are left alone. */
+ * A node compares the wall clock with the times that the source's server gives. libc gives the
+ * wrong time to Python and C alike. The kernel keeps the right one, so a wall-clock deadline is
+ * shifted back before the kernel gets it. Monotonic clocks and file times are left alone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,18 +1,14 @@
 """Surroundings: the lab's processes, mounts and namespaces that make the nodes of a cluster differ.
 
-Each node may have a *client of the source of its own*, as on a cluster each mounts the parallel
-filesystem for itself. One ``pfs-sim`` shows the directory at one mount point for each node, with a
-device number of its own. Each daemon runs in a mount namespace in which its node's mount lies over
-that directory. All clients share one count of operations, so that a test can judge "read once".
-Applications are outside of these namespaces. They see what a daemon mounts, since the cluster's
-directory is a shared mount. They do not see the client that lies over the source, since its mount
-point is made private there.
+Each node may have *its own client of the source*: one ``pfs-sim`` shows the directory at a mount
+point for each node, and the node's daemon runs in a mount namespace in which that mount lies over
+the directory. Applications run outside of these namespaces. They see what a daemon mounts, since
+the cluster's directory is a shared mount, but not the client over the source, whose mount point is
+private there.
 
-A library for LD_PRELOAD (``skewed_clock.c``) shifts a node's *wall clock*. Time namespaces shift
-only the monotonic clocks. A setting in the daemon would be product code that only the lab uses, and
-that each new place which reads the clock could forget. ``prlimit`` limits the *descriptors*.
-*Names* are looked up with glibc's own resolver, by the files in ``/etc`` that the node sees, at a
-server of the lab (``name_server.py``).
+A library for LD_PRELOAD (``skewed_clock.c``) shifts a node's *wall clock*; time namespaces shift
+only the monotonic ones. ``prlimit`` limits its *descriptors*. glibc's resolver looks up *names* at
+``name_server.py``, by the ``/etc`` that the node sees.
 """
 
 import importlib.util
@@ -38,7 +34,6 @@ from copperfs.model.errors import ClusterError, MountError
 SKEW_VARIABLE = "COPPER_LAB_SKEW_NS"
 CLOCK_MODULE = "copperfs.lab.local_cluster._skewed_clock"
 CLIENTS, NAMES = "clients", "names"
-"""The helpers, by what they give the nodes."""
 DOMAIN = "copperfs.test"
 NAME_SERVER = "127.0.53.53"
 WITHIN_S = 30.0
@@ -46,7 +41,6 @@ POLL_S = 0.02
 
 
 def check_possible(cluster: Cluster) -> None:
-    """Raise ClusterError, one sentence, if this user or this machine cannot."""
     if needs_namespaces(cluster):
         if os.geteuid() != 0:
             raise ClusterError(
@@ -83,12 +77,11 @@ def host_of(node: ClusterNode) -> str:
     return f"{node.name}.{DOMAIN}"
 
 
-# ---- making, and removing ------------------------------------------------------------------------
+# ---- all nodes -----------------------------------------------------------------------------------
 
 
 def make(cluster: Cluster, own_inodes: bool) -> None:
-    """Make the surroundings before the first node is started; ``remove`` undoes whatever exists of
-    it."""
+    """Call it before the first node starts; ``remove`` undoes whatever exists."""
     if not needs_namespaces(cluster):
         return
     cluster.is_shared_mount = True
@@ -103,7 +96,7 @@ def _start_clients(cluster: Cluster, own_inodes: bool) -> None:
     assert cluster.clients_at is not None
     for each in cluster.nodes:
         os.makedirs(each.client, exist_ok=True)
-    # It is as fast as the directory itself; ``copperfs pfs-ask`` makes it slow or faulty.
+    # As fast as the directory itself; ``copperfs pfs-ask`` makes it slow or faulty.
     settings = {
         "directory": cluster.clients_at,
         "mountpoints": [each.client for each in cluster.nodes],
@@ -126,7 +119,7 @@ def _start_clients(cluster: Cluster, own_inodes: bool) -> None:
 
 
 def start_name_server(cluster: Cluster) -> None:
-    """Start it once the addresses are known. It has a socket in the network of each node."""
+    """Call it once the addresses are known. The server has a socket in the network of each node."""
     if not is_named(cluster):
         return
     addresses = {host_of(each): _address_of(each.endpoint) for each in cluster.nodes}
@@ -189,7 +182,7 @@ def _keep_helper(cluster: Cluster, what: str, pid: int) -> None:
 
 
 def end_helpers(cluster: Cluster) -> None:
-    """End them; a process that waits for one of them gets an error."""
+    """Processes that wait for a helper get an error."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         alive = [each for each in cluster.helpers if start_of(each.pid) == each.started]
         for each in alive:
@@ -203,10 +196,10 @@ def end_helpers(cluster: Cluster) -> None:
 
 
 def remove(cluster: Cluster) -> None:
-    """Remove the mounts and files that exist, when all processes have ended."""
+    """Call when all processes have ended."""
     for node in cluster.nodes:
         while (found := mount_at(node.client)) is not None and found.fstype == PFS_SIM_FSTYPE:
-            with suppress(MountError):  # it may just have gone by itself
+            with suppress(MountError):  # it may be gone by now
                 unmount(node.client, lazy=True)
         for name in ("hosts", "nsswitch.conf", "resolv.conf"):
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -218,11 +211,11 @@ def remove(cluster: Cluster) -> None:
         _run("umount", "--lazy", cluster.directory)
 
 
-# ---- a node --------------------------------------------------------------------------------------
+# ---- one node ------------------------------------------------------------------------------------
 
 
 def inside(cluster: Cluster, node: ClusterNode) -> list[str]:
-    """The command that runs another one in the surroundings of a node."""
+    """The command prefix to run another command in a node's surroundings."""
     words = [] if cluster.network is None else NodeNetworks(cluster.network).inside(node.index)
     over: dict[str, str] = {}
     if cluster.clients_at is not None:
@@ -234,7 +227,7 @@ def inside(cluster: Cluster, node: ClusterNode) -> list[str]:
         lines = [["mount", "--make-private", each] for each in sorted(set(map(_mount_of, over)))]
         lines += [["mount", "--bind", ours, theirs] for theirs, ours in over.items()]
         script = " && ".join(shlex.join(each) for each in lines)
-        # The shell replaces itself, so the process keeps the id by which it is known.
+        # The shell replaces itself, so the process keeps its known id.
         words += ["unshare", "--mount", "--propagation", "unchanged"]
         words += ["sh", "-c", f'{script} && exec "$@"', "sh"]
     if node.conditions.descriptors is not None:
@@ -244,7 +237,6 @@ def inside(cluster: Cluster, node: ClusterNode) -> list[str]:
 
 
 def environment(node: ClusterNode, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with which its daemon is started."""
     if not node.conditions.skew:
         return dict(environ)
     before = environ.get("LD_PRELOAD", "")
@@ -266,7 +258,6 @@ def _clock_library() -> str:
 
 
 def _mount_of(path: str) -> str:
-    """The topmost mount on which *path* is."""
     while mount_at(path) is None and path != "/":
         path = os.path.dirname(path)
     return path

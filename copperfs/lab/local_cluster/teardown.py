@@ -19,8 +19,7 @@ POLL_S = 0.02
 
 
 def down(directory: str) -> int | None:
-    """End the cluster in *directory* and remove what it made; how many nodes it had, None if there
-    is no cluster."""
+    """Returns the number of nodes it had; None if there is no cluster."""
     directory = os.path.realpath(directory)
     if not os.path.isdir(directory):
         return None
@@ -34,8 +33,7 @@ def down(directory: str) -> int | None:
 
 
 def take_down(cluster: Cluster) -> None:
-    """End all processes and remove all files. The state goes last: if a removal fails, the command
-    can be tried again."""
+    """The state goes last, so that the command can be repeated if a removal fails."""
     for each in cluster.nodes:
         signal_node(each, signal.SIGTERM)
         signal_node(each, signal.SIGCONT)  # a stopped process would not handle the next signal
@@ -67,7 +65,7 @@ def take_down(cluster: Cluster) -> None:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove the mounts of a cluster whose state is gone. ClusterError if one of them is alive."""
+    """Remove the mounts of a cluster whose state is gone. ClusterError if one is alive."""
     below = os.fsencode(directory) + b"/node"
     for each in mounts():
         if each.fstype == FSTYPE and each.mountpoint.startswith(below):
@@ -103,16 +101,15 @@ def wait_for_end(nodes: list[ClusterNode], within_s: float) -> None:
 
 
 def unmount_node(node: ClusterNode) -> None:
-    """Detach its mounts at once, also if they are in use."""
     _unmount(node.mountpoint)
 
 
 def _unmount(mountpoint: str, fstype: str = FSTYPE) -> None:
-    """Remove every mount of ours there: crashes can leave one on top of another."""
+    """Remove every mount of ours there; crashes can leave several."""
     wanted = os.fsencode(mountpoint)
     for each in mounts():
         if each.mountpoint == wanted and each.fstype == fstype:
-            with suppress(MountError):  # it may just have gone by itself
+            with suppress(MountError):  # it may be gone by now
                 unmount(mountpoint, lazy=True)
     if any(each.mountpoint == wanted and each.fstype == fstype for each in mounts()):
         raise ClusterError(
@@ -121,7 +118,7 @@ def _unmount(mountpoint: str, fstype: str = FSTYPE) -> None:
 
 
 def _remove_tier(node: ClusterNode) -> None:
-    """Remove its chunk directory, unless it existed before: then it stays for the next cluster."""
+    """Remove its chunk directory, unless it existed before the cluster."""
     if node.tier_dir is None or not node.made_tier_dir:
         return
     try:
@@ -135,7 +132,7 @@ def _remove_tier(node: ClusterNode) -> None:
 
 
 def _remove_directory(directory: Path) -> None:
-    """Remove only our own files from it."""
+    """Remove only our own files."""
     for name in ("log", "events", "told"):
         with suppress(FileNotFoundError, IsADirectoryError):
             (directory / name).unlink()

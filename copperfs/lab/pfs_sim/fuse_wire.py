@@ -1,8 +1,6 @@
-"""FUSE wire format: the kernel's messages (<linux/fuse.h>), as far as a read-only filesystem needs
-them.
+"""FUSE wire format: the kernel's messages (<linux/fuse.h>) that a read-only filesystem needs.
 
-It parses requests in the buffer in which they arrived, and builds whole replies. It speaks protocol
-7.31 and asks for no later feature; the kernel speaks every older version.
+It speaks protocol 7.31; the kernel speaks every older version.
 """
 
 import os
@@ -40,7 +38,7 @@ class Op(IntEnum):
     RENAME2 = 45
 
 
-# The mount is read-only, so only a process that remounts it sends these.
+# Only a process that remounts the read-only mount sends these.
 WRITES = frozenset(
     (Op.SETATTR, Op.SYMLINK, Op.MKNOD, Op.MKDIR, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.LINK, Op.WRITE)
 ) | {Op.CREATE, Op.RENAME2}
@@ -85,7 +83,6 @@ def error(unique: int, code: int) -> bytes:
 
 
 def data_header(unique: int, size_bytes: int) -> bytes:
-    """The header of a reply that is nothing but bytes."""
     return OUT_HEADER.pack(OUT_HEADER.size + size_bytes, 0, unique)
 
 
@@ -101,8 +98,7 @@ def init(unique: int, max_readahead: int, flags: int) -> bytes:
 def entry(
     unique: int, node: int, status: os.stat_result, inode: int, valid: tuple[int, int]
 ) -> bytes:
-    """Reply to a lookup that found a name, as *inode*; *valid* is how long the kernel may cache it,
-    in s and ns."""
+    """Reply to a lookup that found *inode*; the kernel may cache it for *valid* (s, ns)."""
     seconds, nanoseconds = valid
     return _ENTRY_OUT.pack(
         *(_ENTRY_OUT.size, 0, unique, node, 0, seconds, seconds, nanoseconds, nanoseconds),
@@ -111,7 +107,7 @@ def entry(
 
 
 def no_entry(unique: int, valid: tuple[int, int]) -> bytes:
-    """Reply for a missing name, which the kernel may cache for *valid*."""
+    """Reply for a missing name, cached for *valid*."""
     return _ENTRY_OUT.pack(_ENTRY_OUT.size, 0, unique, 0, 0, valid[0], 0, valid[1], 0, *([0] * 16))
 
 
@@ -133,7 +129,7 @@ def statfs(unique: int, found: os.statvfs_result) -> bytes:
 
 
 def dirent(inode: int, following: int, name: bytes, kind: int) -> bytes:
-    """One name of a listing; *following* is the offset of the next."""
+    """One row of a listing; *following* is the next row's offset."""
     packed = DIRENT.pack(inode, following, len(name), kind) + name
     return packed + bytes(-len(packed) % 8)
 

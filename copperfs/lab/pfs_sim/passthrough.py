@@ -1,18 +1,14 @@
 """One client: a mount point, its tables of nodes and handles, and the reply to each request.
 
-The kernel caches here what Lustre's client caches under the locks that the servers grant: names,
-attributes, link targets, listings and pages, for `cache_s`. A missing name is cached only below a
-directory that this client has listed, because only then it holds the lock that covers names to
-come. Opens and closes are never cached. There is no readdirplus, as Lustre has none: after a
-listing the kernel looks up each name by itself.
+The kernel caches here what Lustre's client caches under its locks, for `cache_s`. A missing name is
+cached only below a directory that this client has listed, because the lock on the listing covers
+it. Opens and closes are never cached. There is no readdirplus, as in Lustre.
 
-Without a cache (`cache_s` 0) and pages (`page_cache` off) the kernel sends a request for everything
-every time, and a read of 1 MiB arrives as one request of 1 MiB. (A private mapping of such a
-direct-I/O file works, a shared one gives ENODEV; with pages the kernel requests 128 KiB at once,
-unless root allowed more.)
+Without a cache (`cache_s` 0) and pages (`page_cache` off) every operation becomes a request, and a
+read of 1 MiB arrives as one. A private mapping of such a direct-I/O file works, a shared one gives
+ENODEV.
 
-The loop itself makes the calls to the directory's files: they are local, and a thread costs more
-than the call. No call here waits.
+The loop itself makes the calls to the local files, since a thread costs more than the call.
 """
 
 import bisect
@@ -29,7 +25,7 @@ from copperfs.lab.pfs_sim.fuse_wire import Op
 from copperfs.lab.pfs_sim.pfs_faults import OperationCounts
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# A readdir of Lustre's brings up to 1 MiB of names at once; the kernel requests them page by page.
+# Lustre's readdir brings up to 1 MiB of names at once; the kernel requests them by pages.
 READDIR_RPC_BYTES = 1 << 20
 
 NodeKey = tuple[int, int, int]
@@ -48,8 +44,7 @@ COSTED = {
 
 @dataclass(slots=True)
 class PassthroughNode:
-    """The file or directory that the kernel knows under one number: its last path, and its lookup
-    count."""
+    """Known to the kernel by number: its last path and its lookup count."""
 
     path: str
     key: NodeKey
@@ -73,24 +68,21 @@ class OpenFile:
 
 @dataclass(slots=True)
 class DirectorySnapshot:
-    """Snapshot of a directory when it was opened, so that paging through it is consistent."""
+    """A directory as it was opened, so that paging through it is consistent."""
 
     path: str
     packed: bytes
     ends: list[int]
-    """Where each name ends in *packed*."""
     paid: int = -1
-    """The last piece of READDIR_RPC_BYTES that was charged for."""
+    """The last piece of READDIR_RPC_BYTES that was charged."""
 
     def begin(self, offset: int) -> int:
-        """Where the name at this offset begins; a program may seek to any offset."""
+        """Where the name at this offset begins; programs may seek anywhere."""
         return self.ends[min(offset, len(self.ends)) - 1] if offset else 0
 
 
 @dataclass(slots=True, eq=False)
 class FuseRequest:
-    """A request that has to wait for its server before it is performed."""
-
     client: "PassthroughClient"
     opcode: int
     unique: int
@@ -104,12 +96,10 @@ class FuseRequest:
     name: str = ""
     delayed: bool = False
     gone: bool = False
-    """It was answered already, because its process is being killed."""
+    """Its process is being killed, and it was answered."""
 
 
 class PassthroughClient:
-    """One mount of the directory; `fuse_fd` is the kernel's end of it."""
-
     def __init__(
         self,
         directory: str,
@@ -151,10 +141,10 @@ class PassthroughClient:
             Op.STATFS: self._statfs,
         }
 
-    # --- from the kernel -------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
     def parse(self, message: memoryview) -> FuseRequest | None:
-        """The request that has to be paid for and performed; None if it was answered at once."""
+        """None if it was answered at once."""
         _, opcode, unique, number, _, _, pid, _, _ = wire.IN_HEADER.unpack_from(message)
         op = COSTED.get(opcode)
         if op is None:
@@ -208,9 +198,9 @@ class PassthroughClient:
     def _is_tail(self, file: OpenFile, offset: int, size: int) -> bool:
         """Whether this request is the end of the read() call that made the one before.
 
-        FUSE takes 256 pages at once, and 1 MiB into a buffer that does not start on a page (as
-        Python's never do) touches 257: the kernel makes a second request of less than a page. No
-        network filesystem does that, so it is neither counted nor delayed.
+        FUSE takes 256 pages at once, and 1 MiB into an unaligned buffer (as Python's are) touches
+        257. No network filesystem makes a second request for that, so it is neither counted nor
+        delayed.
         """
         tail = (
             not self._page_cache
@@ -246,8 +236,7 @@ class PassthroughClient:
         elif opcode == Op.DESTROY:
             self.reply(wire.error(unique, 0))
         elif opcode != Op.INTERRUPT:  # the loop handles these
-            # extended attributes, locks, fsync, statx, ...: after ENOSYS the kernel sends no more
-            # of them
+            # extended attributes, locks, fsync, ...: after ENOSYS the kernel sends no more
             self.reply(wire.error(unique, errno.ENOSYS))
 
     def _init(self, unique: int, body: memoryview) -> None:
@@ -258,7 +247,7 @@ class PassthroughClient:
         self.reply(wire.init(unique, max_readahead, offered & wanted))
         self._ready()
 
-    # --- to the kernel ---------------------------------------------------------------------------
+    # --- replies ---------------------------------------------------------------------------------
 
     def reply(self, message: bytes) -> None:
         if self.fuse_fd < 0:
@@ -266,12 +255,11 @@ class PassthroughClient:
         try:
             os.write(self.fuse_fd, message)
         except OSError as error:
-            # ENOENT: the request was interrupted and is gone; ENODEV: unmounted
+            # ENOENT: the request was interrupted; ENODEV: unmounted
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
 
     def perform(self, request: FuseRequest) -> None:
-        """Perform the request now, and reply."""
         try:
             message = self._perform[request.opcode](request)
         except KeyError:
@@ -282,7 +270,6 @@ class PassthroughClient:
             self.reply(message)
 
     def close(self) -> None:
-        """Close the connection to the kernel: every request that waits gets an error."""
         os.close(self.fuse_fd)
         self.fuse_fd = -1
         for fd in self._files:
@@ -292,7 +279,7 @@ class PassthroughClient:
         self.waiting.clear()
         self._files.clear()
 
-    # --- names and nodes -------------------------------------------------------------------------
+    # --- names -----------------------------------------------------------------------------------
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -334,15 +321,14 @@ class PassthroughClient:
         return wire.attributes(request.unique, status, self._inode(status.st_ino), self._valid)
 
     def _inode(self, number: int) -> int:
-        """The inode number that this client shows."""
         return number ^ self._inodes_of
 
     def _status(self, request: FuseRequest) -> os.stat_result:
         if request.handle in self._files:
             return os.fstat(request.handle)
         node = self._nodes[request.node]
-        # fstat of a file that was replaced while it was open has to describe the old file, but the
-        # kernel does not say for which handle it asks.
+        # fstat of a file that was replaced while open has to describe the old file, but the kernel
+        # does not name the handle.
         if node.open_fds:
             return os.fstat(node.open_fds[0])
         status = os.lstat(self._full(node.path))
@@ -376,13 +362,12 @@ class PassthroughClient:
         return wire.opened(request.unique, fd, kept)
 
     def bytes_wanted(self, request: FuseRequest) -> tuple[int, int]:
-        """The bytes that a read will move, as far as is known before it is done, and the number of
-        its file."""
+        """The bytes that a read will move, as far as is known, and its file's number."""
         file = self._files[request.handle]
         return max(0, min(request.size, file.size_bytes - request.offset)), file.number
 
     def number_of(self, request: FuseRequest) -> int | None:
-        """The number of the file that is read; None if its handle was closed meanwhile."""
+        """None if the handle was closed."""
         file = self._files.get(request.handle)
         return None if file is None else file.number
 
@@ -450,13 +435,11 @@ class PassthroughClient:
 
 
 def key_of(status: os.stat_result) -> NodeKey:
-    """The identity of a file. It includes the type: a reused inode number must not change the type
-    of a node."""
+    """Includes the type: a reused inode number must not change the type of a node."""
     return status.st_ino, status.st_dev, stat.S_IFMT(status.st_mode)
 
 
 def kind_of(entry: "os.DirEntry[str]") -> int:
-    """The type of a name as listings have it (DT_...)."""
     if entry.is_symlink():
         return 10
     if entry.is_dir():

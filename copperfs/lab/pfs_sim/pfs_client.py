@@ -1,4 +1,4 @@
-"""Client of the control socket: queries and steers a running stand-in, from Python.
+"""Client of the control socket: queries and steers a running stand-in.
 
     from copperfs.lab.pfs_sim.pfs_client import PfsSim
 
@@ -11,9 +11,9 @@
     ...
     sim.release(rule)
 
-Paths are relative to the shown directory ("." is itself); in rules, "x/**" is x and all below it,
-"**" everything. The client finds the control socket in the mount's own line of mountinfo, and never
-touches the mount: queries work while everything hangs, and count nothing.
+Paths are relative to the shown directory ("." is itself); in rules, "x/**" is x and all below it.
+The client finds the control socket in mountinfo and never touches the mount, so queries work while
+everything hangs, and are not counted.
 """
 
 import json
@@ -34,8 +34,6 @@ POLL_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class ReportedLoad:
-    """Load of some servers: operations, time used, time spent waiting."""
-
     operations: int
     served_s: float
     queued_s: float
@@ -44,8 +42,6 @@ class ReportedLoad:
 
 @dataclass(frozen=True, slots=True)
 class ReportedCounts:
-    """Operations since the last reset, by kind and path ("." is the directory itself)."""
-
     operations: dict[str, dict[str, int]]
     not_found: dict[str, int]
     """Lookups that found nothing, by path."""
@@ -55,10 +51,9 @@ class ReportedCounts:
     metadata: ReportedLoad
     data: ReportedLoad
     hanging: int
-    """Operations that wait on a hang rule now."""
 
     def total(self, op: str | None = None, path: str | None = None) -> int:
-        """How many operations of this kind on this path; None means any."""
+        """None means any."""
         return sum(
             count
             for kind, paths in self.operations.items()
@@ -72,14 +67,13 @@ class ReportedCounts:
 
 
 class PfsSim:
-    """A running stand-in, by its control socket. Failures raise ControlError."""
+    """A running stand-in. Failures raise ControlError."""
 
     def __init__(self, control: str | os.PathLike[str]) -> None:
         self.control = os.fspath(control)
 
     @classmethod
     def at(cls, mountpoint: str | os.PathLike[str]) -> "PfsSim":
-        """The stand-in that is mounted there."""
         path = absolute(os.fspath(mountpoint))
         mounted = mount_at(path)
         if mounted is None or mounted.fstype != PFS_SIM_FSTYPE:
@@ -87,7 +81,6 @@ class PfsSim:
         return cls(mounted.source)
 
     def hello(self) -> dict[str, Any]:
-        """Its pid, directory, mount points and settings."""
         return self.ask("hello")
 
     def counts(self) -> ReportedCounts:
@@ -103,7 +96,6 @@ class PfsSim:
         )
 
     def reset(self) -> None:
-        """Count from zero again."""
         self.ask("reset")
 
     def set(
@@ -115,7 +107,7 @@ class PfsSim:
         bandwidth_bytes: float | None = None,
         data_servers: int | None = None,
     ) -> None:
-        """Change these for later operations. Servers and bandwidth: 0 is no limit."""
+        """Change these for later operations; 0 means no limit."""
         chosen = {
             "latency_s": latency_s,
             "servers": servers,
@@ -134,10 +126,10 @@ class PfsSim:
         times: int | None = None,
         server: int | None = None,
     ) -> int:
-        """From now on (or for the next `times`) these operations fail; returns the rule.
+        """Fail these operations from now on, or the next `times`; returns the rule.
 
-        With *server* only reads of files that lie on that data server (inode number modulo
-        ``data_servers``); the same for ``hang`` and ``delay``.
+        With *server* only reads of files on that data server (inode number modulo ``data_servers``)
+        match; the same for ``hang`` and ``delay``.
         """
         return self._rule("fail", path=path, errno=errno, ops=list(ops), times=times, server=server)
 
@@ -149,7 +141,7 @@ class PfsSim:
         times: int | None = None,
         server: int | None = None,
     ) -> int:
-        """From now on these operations wait until the rule is released."""
+        """Let these operations wait until the rule is released."""
         return self._rule("hang", path=path, ops=list(ops), times=times, server=server)
 
     def delay(
@@ -161,13 +153,11 @@ class PfsSim:
         times: int | None = None,
         server: int | None = None,
     ) -> int:
-        """From now on these operations take `seconds` longer."""
         return self._rule(
             "delay", path=path, seconds=seconds, ops=list(ops), times=times, server=server
         )
 
     def rules(self) -> list[dict[str, Any]]:
-        """The rules that are in force, oldest first."""
         return list(self.ask("rules")["rules"])
 
     def release(self, rule: int) -> None:
@@ -175,11 +165,10 @@ class PfsSim:
         self.ask("release", rule=rule)
 
     def heal(self) -> None:
-        """Remove all rules."""
         self.ask("heal")
 
     def stop(self) -> None:
-        """Tell it to release what hangs, unmount and end; returns when it has unmounted."""
+        """Returns when it has unmounted."""
         self.ask("stop")
         deadline = time.monotonic() + STOPS_WITHIN_S
         while os.path.exists(self.control):
@@ -188,7 +177,6 @@ class PfsSim:
             time.sleep(POLL_S)
 
     def wait_for_hanging(self, at_least: int = 1, timeout_s: float = 30.0) -> None:
-        """Return when at least *at_least* operations hang."""
         deadline = time.monotonic() + timeout_s
         while self.counts().hanging < at_least:
             if time.monotonic() > deadline:
@@ -196,7 +184,6 @@ class PfsSim:
             time.sleep(POLL_S)
 
     def ask(self, do: str, **details: object) -> dict[str, Any]:
-        """One request of the protocol."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(CONTROL_TIMEOUT_S)

@@ -1,9 +1,9 @@
 """Control server: the daemon's end of the control socket, with one JSON object a line each way.
 
-Every request has "do"; every reply has "ok", and "error" when that is false. The loop itself serves
-it and never blocks, so it answers however hung the mount is. It answers only root and the user that
-the daemon runs as: the socket lies in a directory of theirs, and the kernel reports the user of a
-connection.
+Every request has "do"; every reply has "ok", and "error" when that is false. The loop serves it
+without blocking, so it answers however hung the mount is. It answers only root and the user that
+the daemon runs as: only they can enter the socket's directory, and the kernel reports the peer's
+user.
 """
 
 import json
@@ -24,8 +24,6 @@ Answerer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class PfsControlServer:
-    """Listens at a path for as long as the loop runs."""
-
     def __init__(self, loop: Loop, path: str, stop: Callable[[], None]) -> None:
         self.path = path
         self._loop = loop
@@ -62,7 +60,6 @@ class PfsControlServer:
             os.unlink(self.path)
 
     def answer(self, line: bytes) -> bytes:
-        """The reply to one request."""
         try:
             request = json.loads(line)
             answerer = self._answerers.get(request["do"])
@@ -178,8 +175,7 @@ class PfsControlServer:
 
 
 class _Connection:
-    """A client's connection. Replies that it has not read yet wait here, and so do its next
-    requests."""
+    """Replies that the client has not read yet wait here, and so do its next requests."""
 
     def __init__(
         self,
@@ -207,7 +203,7 @@ class _Connection:
         except BlockingIOError:
             pass
         except OSError:
-            self.close()  # the client has closed it and needs no reply
+            self.close()  # the client has closed it
 
     def _receive(self) -> bool:
         piece = self._socket.recv(LINE_BYTES_MAX)

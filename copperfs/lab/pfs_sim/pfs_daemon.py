@@ -1,12 +1,10 @@
-"""Process of the stand-in: its parts list, and the order in which the parts start and stop.
+"""Process of the stand-in: starts and stops its parts.
 
-``copperfs pfs-sim`` starts it as ``python -m copperfs.lab.pfs_sim.pfs_daemon FD``, in the same way
-as the daemon of ``copperfs mount`` (``copperfs/fuse/daemon_start.py``). It ends when its last mount
-is gone, and on SIGTERM, SIGINT and SIGHUP. It then releases what hangs and detaches a mount that is
-in use, whose users get ENOTCONN.
+``copperfs pfs-sim`` starts it as ``python -m copperfs.lab.pfs_sim.pfs_daemon FD``
+(``copperfs/fuse/daemon_start.py``). It ends when its last mount is gone, and on SIGTERM, SIGINT and
+SIGHUP. It then releases what hangs and detaches mounts in use, whose users get ENOTCONN.
 
-The kernel lists the mounts under the path of the control socket, so a process that knows a mount
-point finds it.
+The mounts are listed under the path of the control socket, so a mount point leads to it.
 """
 
 import json
@@ -37,31 +35,26 @@ from copperfs.lab.pfs_sim.pfs_settings import PfsSettings
 from copperfs.lab.pfs_sim.request_loop import Loop
 from copperfs.model.errors import CopperError, MountError
 
-# Lustre's client reads this much at once; the kernel reads 128 KiB unless root raises it.
+# Lustre's client reads this much at once; the kernel's default is 128 KiB.
 READ_AHEAD_KIB = 1024
 SOCKET_PATH_MAX = 107
 
 
 class PfsDaemon:
-    """One stand-in, from the settings to its end."""
-
     def __init__(self, settings: PfsSettings) -> None:
         self.settings = settings
         self._directory = os.path.realpath(settings.directory)
         self._mountpoints = [absolute(each) for each in settings.mountpoints]
         self._loop = Loop(settings)
         self._devices: dict[str, str] = {}
-        """The devices of the mounts that it made: another mount may lie over them by now."""
+        """The devices of its own mounts: another mount may lie over them."""
         self._unmounting: threading.Thread | None = None
         self._wake, self._woken = socket.socketpair()
 
     def run(
         self, ready: Callable[[dict[str, object]], None], starter: socket.socket | None = None
     ) -> None:
-        """Mount, serve until unmounted or told to end, and leave nothing behind.
-
-        *starter* is watched if the settings say so: the daemon ends when it closes.
-        """
+        """The daemon ends when *starter* closes, if the settings say so."""
         _raise_descriptor_limit()
         with ExitStack() as cleanup:
             cleanup.callback(self._loop.close)
@@ -90,7 +83,7 @@ class PfsDaemon:
                 self._unmounting.join()
 
     def stop(self) -> None:
-        """Unmount, which ends the loop. It runs in a thread: the kernel may need replies."""
+        """Unmount in a thread, which ends the loop: the kernel may need replies."""
         self._loop.heal()
         if self._unmounting is None:
             self._unmounting = threading.Thread(target=self._unmount_and_end)
@@ -124,8 +117,7 @@ class PfsDaemon:
         self._devices[mountpoint] = found.device
 
     def _ready(self, mountpoint: str, mounted: Callable[[str], None]) -> None:
-        """Set the read-ahead once the kernel has been greeted; before that, it would set it back to
-        128 KiB."""
+        """The kernel's greeting resets the read-ahead to 128 KiB."""
         with suppress(OSError):
             knob = FilePath(f"/sys/class/bdi/{self._devices[mountpoint]}/read_ahead_kb")
             knob.write_text(str(READ_AHEAD_KIB))
@@ -147,8 +139,7 @@ class PfsDaemon:
 
     def _unmount_and_end(self) -> None:
         self._unmount()
-        # A process that uses a detached mount keeps the connection open, so nothing would end the
-        # loop.
+        # A user of a detached mount keeps the connection open, so nothing else would end the loop.
         self._wake.send(b"\0")
 
     def _check(self) -> None:
@@ -185,7 +176,7 @@ class PfsDaemon:
             )
         return path
 
-    # --- being told to end -----------------------------------------------------------------------
+    # --- ending ----------------------------------------------------------------------------------
 
     def _watch_signals(self, cleanup: ExitStack) -> None:
         self._wake.setblocking(False)
@@ -193,7 +184,7 @@ class PfsDaemon:
         before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         cleanup.callback(signal.set_wakeup_fd, before)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # any handler makes Python write the number to the descriptor
+            # with any handler Python writes the number to the descriptor
             cleanup.callback(signal.signal, number, signal.signal(number, lambda *_: None))
         self._loop.watch(self._woken.fileno(), lambda _: self._wake_up())
 
@@ -213,7 +204,7 @@ SOCKET_PREFIX = "pfs-sim-"
 
 
 def runtime_directory() -> str:
-    """The directory of control sockets, which only this user may enter. Cleans it up, too."""
+    """The directory of control sockets, for this user alone; cleans it up."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     path = f"{base}/copperfs" if os.path.isdir(base) else f"/tmp/copperfs-{os.geteuid()}"
     with suppress(FileExistsError):
@@ -230,7 +221,6 @@ def runtime_directory() -> str:
 
 
 def _remove_if_dead(path: str) -> None:
-    """Remove the socket of a stand-in that was killed."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -250,7 +240,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def main() -> int:
-    """``python -m copperfs.lab.pfs_sim.pfs_daemon FD``: settings in, one line of outcome out."""
+    """Settings in on descriptor FD, one line of outcome out."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("r", encoding="ascii") as lines:
         settings = PfsSettings.from_json(lines.readline())
@@ -274,6 +264,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    # All that others see is cleaned up. Python would now take its modules apart, which takes a
-    # third of the time of importing them.
+    # All that others see is cleaned up, and the interpreter would take long to end.
     os._exit(code)

@@ -1,9 +1,8 @@
-"""Fault rules and counts: what was requested, by operation and path, and what fails, waits or
-hangs.
+"""Fault rules and operation counts of the stand-in.
 
-It has no clock and no I/O. Within one operation the order is: it is counted, waits for its server,
-then for the delays that match, then hangs, then fails. After a hang is released, the operation
-meets the failure that is set at that moment, as with a server that comes back and answers ESTALE.
+It has no clock and no I/O. An operation is counted, waits for its server, then for the delays that
+match, then hangs, then fails. So an operation that is released from a hang meets the failure that
+is set at that moment, as with a server that comes back and answers ESTALE.
 """
 
 import itertools
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass
 from errno import errorcode as errno_names
 from typing import Literal, get_args
 
-# Without release and releasedir: no process waits for these, and they are never delayed or failed.
+# Without release and releasedir, for which no process waits.
 OPERATIONS = frozenset(
     {"lookup", "getattr", "readlink", "open", "read", "opendir", "readdir", "statfs"}
 )
@@ -22,10 +21,7 @@ RuleKind = Literal["fail", "hang", "delay"]
 
 @dataclass(slots=True)
 class Rule:
-    """One instruction: for `ops` on `path`, do `kind`.
-
-    `path` is relative to the directory ("." is itself); "x/**" means x and all below it, "**" all.
-    """
+    """One instruction: for `ops` on `path`, do `kind`."""
 
     rule: int
     kind: RuleKind
@@ -57,8 +53,6 @@ class Rule:
 
 
 class Rules:
-    """All rules, by number."""
-
     def __init__(self) -> None:
         self._rules: dict[int, Rule] = {}
         self._numbers = itertools.count(1)
@@ -103,7 +97,6 @@ class Rules:
         return rule.rule
 
     def remove(self, number: int) -> None:
-        """Remove a rule; KeyError if there is none."""
         del self._rules[number]
 
     def clear(self) -> None:
@@ -112,8 +105,7 @@ class Rules:
     def matching(
         self, kind: RuleKind, op: str, path: str, server: int | None = None
     ) -> Iterator[Rule]:
-        """The rules that apply, each of which uses up one of its times; *server* keeps the file
-        that is read."""
+        """Each rule that applies uses up one of its times. *server* keeps the file."""
         for rule in list(self._rules.values()):
             if rule.kind == kind and rule.matches(op, path, server):
                 rule.consume()
@@ -121,8 +113,6 @@ class Rules:
 
 
 class OperationCounts:
-    """Operations by kind and path, the lookups that found nothing, and bytes read by path."""
-
     def __init__(self) -> None:
         self.operations: dict[str, dict[str, int]] = {}
         self.not_found: dict[str, int] = {}

@@ -1,15 +1,4 @@
-"""Settings of a stand-in, and their defaults: a loaded Lustre.
-
-The sources of the defaults (docs/pfs-sim.md has more):
-
-- 1 ms for a metadata operation: public figures for an idle Lustre are about 0.5 ms for each stat of
-  one thread.
-- 4 servers, so 4,000 operations a second: `import horovod` with PyTorch took 603 s on 512 nodes of
-  12 processes (Copper's paper); with the 4,700 operations of a node's first process alone that is
-  512 * 4,700 / 603 s = 4,000/s. With what the 11 others repeat (some 1,300 each) it would be
-  16,000/s: the lower figure stands for what other jobs leave.
-- 65 minutes in the client's caches: after that time Lustre gives back an unused lock.
-"""
+"""Settings of a stand-in; the defaults are a loaded Lustre's (docs/pfs-sim.md has the sources)."""
 
 import json
 import re
@@ -21,8 +10,6 @@ UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PfsSettings:
-    """Everything that the daemon is told."""
-
     directory: str
     mountpoints: tuple[str, ...]
     latency_s: float = 0.001
@@ -35,11 +22,10 @@ class PfsSettings:
     permissions: bool = True
     allow_other: bool = False
     own_inodes: bool = False
-    """Each client gives a file another inode number, as sshfs does."""
+    """Clients number files differently, as sshfs does."""
     control: str | None = None
-    """The path of the control socket; by default in the runtime directory."""
+    """The control socket's path; by default in the runtime directory."""
     tied: bool = False
-    """End with the process that started it."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -59,7 +45,6 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """``"1 ms"``, for people."""
     if seconds and seconds < 1e-3:
         return f"{seconds * 1e6:g} us"
     return f"{seconds * 1e3:g} ms" if 0 < seconds < 1 else f"{seconds:g} s"

@@ -1,9 +1,8 @@
 """Request loop: reads requests, holds each until its servers are done with it, and performs it.
 
-It has one thread and one epoll. It counts a request on arrival and reserves its time at a server at
-once (``server_model.py``). The request then waits in a heap until it is due, and after that for the
-rules that match it. So latencies run concurrently, and are as accurate as a timerfd; epoll's own
-timeout counts in milliseconds.
+On arrival it counts a request and reserves its time at a server (``server_model.py``). The request
+then waits in a heap until it is due, and after that for matching rules. So latencies run
+concurrently. They are as accurate as a timerfd, since epoll's own timeout counts in milliseconds.
 """
 
 import ctypes
@@ -23,14 +22,12 @@ from copperfs.lab.pfs_sim.pfs_faults import OperationCounts, Rules
 from copperfs.lab.pfs_sim.pfs_settings import PfsSettings
 from copperfs.lab.pfs_sim.server_model import Load, Pipes, Servers
 
-# How often it checks whether the process of an interrupted request is being killed.
+# How often it checks whether an interrupted request's process is being killed.
 KILLED_EVERY_S = 0.1
 SIGKILL_BIT = 1 << 8
 
 
 class Loop:
-    """The servers, the requests that wait for them, and the descriptors that it watches."""
-
     def __init__(self, settings: PfsSettings) -> None:
         self.settings = settings
         self.latency_s = settings.latency_s
@@ -50,10 +47,9 @@ class Loop:
         self._message = memoryview(bytearray(wire.REQUEST_MAX))
         self.watch(self._timer.fd, lambda _: self._timer.fired())
 
-    # --- what is waited for ----------------------------------------------------------------------
+    # --- descriptors -----------------------------------------------------------------------------
 
     def watch(self, fd: int, callback: Callable[[int], None], events: int = select.EPOLLIN) -> None:
-        """Call *callback* with the events when there are any; a second call changes which."""
         if fd in self._callbacks:
             self._epoll.modify(fd, events)
         else:
@@ -61,7 +57,6 @@ class Loop:
         self._callbacks[fd] = callback
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching, before the descriptor is closed."""
         del self._callbacks[fd]
         self._epoll.unregister(fd)
 
@@ -70,7 +65,6 @@ class Loop:
         self.watch(client.fuse_fd, lambda _: self._take(client))
 
     def run(self) -> None:
-        """Serve until every client is gone, or `ended` is set."""
         due, callbacks, poll = self._due, self._callbacks, self._epoll.poll
         while self.clients and not self.ended:
             if due:
@@ -95,13 +89,13 @@ class Loop:
         del self.clients[client.fuse_fd]
         client.close()
 
-    # --- the life of a request -------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
     def _take(self, client: PassthroughClient) -> None:
         try:
             size = os.readv(client.fuse_fd, [self._message])
         except OSError as error:
-            # ENOENT: the request was interrupted; EAGAIN: the event was another's
+            # ENOENT: the request was interrupted; EAGAIN: no request is left
             if error.errno in (errno.ENOENT, errno.EAGAIN, errno.EINTR):
                 return
             self._drop(client)  # ENODEV: unmounted
@@ -132,7 +126,6 @@ class Loop:
             self._served(request)
 
     def _served(self, request: FuseRequest) -> None:
-        """Handle the end of its time at the server; rules may still hold it."""
         if self.rules:
             server = self._data_server_of(request)
             if not request.delayed:
@@ -155,7 +148,6 @@ class Loop:
         request.client.perform(request)
 
     def _data_server_of(self, request: FuseRequest) -> int | None:
-        """The data server on which the file lies that is read."""
         number = request.client.number_of(request) if request.op == "read" else None
         return None if number is None else number % self.data.count
 
@@ -167,11 +159,9 @@ class Loop:
         request.client.waiting.pop(request.unique, None)
 
     def _end_if_killed(self, request: FuseRequest) -> None:
-        """Release the request of a process that is being killed; any other signal waits, as on a
-        real mount that hangs.
-
-        The kernel sends one interrupt, for the first signal of any kind, hence the repeated check.
-        """
+        """Release the request of a process that is being killed; other signals wait, as on a real
+        mount that hangs. The kernel sends one interrupt, for the first signal, hence the repeated
+        check."""
         if request.client.waiting.get(request.unique) is not request:
             return
         if not _is_being_killed(request.pid):
@@ -181,20 +171,18 @@ class Loop:
         self._forget(request)
         request.client.reply(wire.error(request.unique, errno.EINTR))
 
-    # --- what can be asked for -------------------------------------------------------------------
+    # --- control ---------------------------------------------------------------------------------
 
     @property
     def hanging(self) -> int:
-        """Operations that wait on a hang rule now."""
         return sum(not each.gone for waiting in self._hung.values() for each in waiting)
 
     def release(self, number: int) -> None:
-        """Remove one rule; operations that hang on it go on. KeyError if there is none."""
+        """Operations that hang on it go on. KeyError if there is none."""
         self.rules.remove(number)
         self._go_on(self._hung.pop(number, []))
 
     def heal(self) -> None:
-        """Remove all rules."""
         hung = [each for waiting in self._hung.values() for each in waiting]
         self._hung.clear()
         self.rules.clear()
@@ -213,7 +201,6 @@ class Loop:
 
 
 def _is_being_killed(thread: int) -> bool:
-    """Whether SIGKILL is pending; a thread that is gone waits for nothing."""
     try:
         with open(f"/proc/{thread}/status", encoding="ascii", errors="replace") as lines:
             pending = [int(each.split()[1], 16) for each in lines if each[:6] in _PENDING]
@@ -226,7 +213,7 @@ _PENDING = ("SigPnd", "ShdPnd")
 
 
 class _Timer:
-    """A timerfd: readable from a time on. (Python has its own from 3.13.)"""
+    """A timerfd, which Python has from 3.13."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None, use_errno=True)
@@ -240,7 +227,6 @@ class _Timer:
         self._set.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 
     def arm(self, when: float) -> None:
-        """Set it; a timer that is set to that time already is left alone."""
         if when == self._armed:
             return
         self._armed = when
@@ -249,7 +235,7 @@ class _Timer:
         self._set(self.fd, 1, self._when, None)  # TFD_TIMER_ABSTIME
 
     def fired(self) -> None:
-        """Read it: it stays readable until it is read, or armed again."""
+        """Read it, or it stays readable until armed again."""
         self._armed = 0.0
         with suppress(BlockingIOError):
             os.read(self.fd, 8)

@@ -1,8 +1,7 @@
 """Server model: how long the operations of a loaded parallel filesystem take, by queues and pipes.
 
-It has no clock: the caller passes the time, and gets the time at which the work will be done. The
-work is *reserved*, in the order of the calls, so the throughput is exactly that of the servers
-however late the replies are delivered.
+The caller passes the time, and gets the time at which the work will be done. Work is *reserved* in
+the order of the calls, so the throughput is exactly that of the servers.
 """
 
 import heapq
@@ -11,18 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Load:
-    """Load of some servers since the counts were reset."""
-
     operations: int = 0
     served_s: float = 0.0
-    """Time of servers that was used."""
     queued_s: float = 0.0
-    """Time that operations waited for a free server, all together."""
+    """Summed over all operations."""
     queued_max_s: float = 0.0
 
 
 class Servers:
-    """Some servers, each busy with one operation at a time; 0 stands for as many as needed."""
+    """Servers, each busy with one operation at a time; 0 stands for as many as needed."""
 
     def __init__(self, count: int) -> None:
         self.load = Load()
@@ -34,13 +30,13 @@ class Servers:
         return len(self._free_at)
 
     def resize(self, count: int) -> None:
-        """Change their number: it takes away idle servers first; new ones are free at once."""
+        """Takes away idle servers first; new ones are free at once."""
         kept = heapq.nlargest(count, self._free_at)
         self._free_at = kept + [0.0] * (count - len(kept))
         heapq.heapify(self._free_at)
 
     def reserve(self, now: float, service_s: float) -> float:
-        """When an operation that arrives now and takes *service_s* is done."""
+        """When an operation that arrives now ends."""
         load = self.load
         load.operations += 1
         load.served_s += service_s
@@ -74,13 +70,12 @@ class Pipes:
         return len(self._free_at)
 
     def resize(self, count: int) -> None:
-        """Change their number. Files move; a read in a queue that is gone keeps the end that it was
-        given."""
+        """Files move; a read whose server is gone keeps its end."""
         old = self._free_at
         self._free_at = [old[index] if index < len(old) else 0.0 for index in range(max(count, 1))]
 
     def reserve(self, now: float, size_bytes: int, file: int) -> float:
-        """When *size_bytes* of this file, requested now, have been moved."""
+        """When *size_bytes* of this file have been moved."""
         load = self.load
         load.operations += 1
         if self.bytes_per_s <= 0:

@@ -1,5 +1,4 @@
-"""Replay a scenario or a seed, and print the trace: the same as ``copperfs sim replay``, without
-what the rest of the commands needs."""
+"""Replay a scenario or a seed, and print the trace: ``copperfs sim replay`` with fewer imports."""
 
 import argparse
 import sys

@@ -1,17 +1,15 @@
 """Baselines: models, not simulations, of how long the same workload takes without copperfs.
 
 Both are the asymptotic bounds of a closed network of queues. A job takes as long as one process
-that never waits for another, or as long as the busiest server takes for all of them, whichever is
-more. The truth lies above, mostly where the two are about equal; so these models flatter what
-copperfs is compared with.
+that never waits for another, or as long as the busiest server works for all, whichever is more. The
+truth lies above, so these models favour the systems that copperfs is compared with.
 
-*Lustre alone.* A node's client caches pages, and names that one of its processes has looked up.
-Each open and each close of each process goes to a metadata server.
+*Lustre alone.* A node's client caches pages, and names that its processes have looked up. Each open
+and each close goes to a metadata server.
 
-*Copper*, as its paper and its 1.0 release have it: all requests of all processes go through FUSE to
-the daemon of the node, because its mount turns off the kernel's caches. The daemon requests what it
-lacks by path, one after the other, up a tree of fan-out 2 to 7 with one root. Every node opens
-files above 10 MB on Lustre itself, and reads them there.
+*Copper*, by its paper and its 1.0 release: its mount turns off the kernel's caches, so all requests
+go through FUSE to the node's daemon. The daemon requests each path in turn, up a tree of fan-out 2
+to 7 with one root. Every node reads files above 10 MB on Lustre itself.
 """
 
 from dataclasses import dataclass
@@ -22,12 +20,11 @@ from copperfs.node.routing.overlay import copper_fanout
 
 LARGE_BYTES = 10 * MIB
 COPPER_THREADS = 4
-"""Cores that Copper's daemon uses (section V of its paper)."""
+"""By section V of its paper."""
 COPPER_REQUEST_S = 20e-6
-"""A request through libfuse whose answer is in a hash table: measured of ``passthrough_hp``
-(docs/performance.md, 10 to 22 us)."""
+"""libfuse, answered from a hash table (``passthrough_hp``: 10 to 22 us, docs/performance.md)."""
 REQUESTS_PER_LOOKUP = 18
-"""In an import without kernel caching: 42,500 requests for 2,346 different names."""
+"""42,500 requests for 2,346 names in an import without kernel caching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,6 @@ def copper(workload: Workload, nodes: int, costs: Costs) -> Modelled:
     asked = workload.lookups + workload.opens - len(large)
     requests = workload.lookups * REQUESTS_PER_LOOKUP * workload.processes
     here_s = requests * COPPER_REQUEST_S / COPPER_THREADS
-    # A root answers each of its children, and sends the bytes to each.
     root_s = fanout * (asked * hop_s / 2 + small_bytes / network.bytes_per_s)
     way_s = asked * (depth * hop_s + trip_s) + small_bytes / source.client_bytes_per_s
     opens = 2 * len(large) * workload.processes
@@ -75,8 +71,6 @@ def copper(workload: Workload, nodes: int, costs: Costs) -> Modelled:
 
 
 def _read_bytes(workload: Workload, above: int) -> float:
-    """Bytes that one node reads of files larger than *above*; of large ones only what is
-    touched."""
     sizes = [w.size for w in workload.wants if w.size is not None and w.size > above]
     return sum(size * (workload.touched if size > LARGE_BYTES else 1.0) for size in sizes)
 
@@ -91,10 +85,9 @@ def _depth(nodes: int, fanout: int) -> int:
 
 
 LUSTRE_PUBLISHED_COLD = ((2048, 120.0),)
-"""Figure 4 of the Copper paper: Copper takes 60 s less at 2,048 nodes, which halves it."""
+"""Figure 4 of the Copper paper: Copper takes 60 s less at 2,048 nodes, half the time."""
 COPPER_PUBLISHED_COLD = ((32, 60.0), (2048, 60.0), (8300, 60.0))
-"""The same; "constant load times when scaling from 32 to 8,300 nodes"."""
+"""Figure 4, too."""
 LUSTRE_PUBLISHED_WARM = ((2048, 180.0),)
 """Figure 5."""
 COPPER_PUBLISHED_WARM = ((32, 2.0), (2048, 2.0), (8300, 30.0))
-"""The same: about 2 s, and 30 s at 8,300."""

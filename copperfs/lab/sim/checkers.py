@@ -1,10 +1,7 @@
 """Checkers: the promises that a simulated job has to keep, whatever faults it had.
 
-While it runs, the hosts check what they can see by themselves: the core's invariants after every
-step, that no blob is used after its release, that no peer is sent more than its credit, that bytes
-are the source's, and that every answer comes before its deadline. This module has the checks that
-need a view of the whole job, mostly at the end. A ``Violation`` has the seed and the trace that
-leads to it.
+Each host checks invariants, blobs, credit, bytes and deadlines by itself while it runs. This module
+has the checks that need a view of the whole job, mostly at the end.
 """
 
 import errno
@@ -18,11 +15,11 @@ from copperfs.node.actions import ObjectKey
 from copperfs.node.cache.failed_names import BELIEVED_S
 
 Excused = Set[tuple[Path | None, int | None]]
-"""Paths for which, or nodes to which, the source gave errors at some time."""
+"""Paths for which, or nodes to which, the source gave errors."""
 
 
 Sick = Mapping[Path, Set[int]]
-"""Names that the source could not stat at some time, with its errors."""
+"""Names that the source could not stat, with its errors."""
 NONE_SICK: Sick = {}
 
 
@@ -36,7 +33,6 @@ def check(world: World, holds: bool, what: str) -> None:
 
 
 def check_answered(world: World) -> None:
-    """No application has waited for longer than the deadline."""
     for host in world.hosts:
         if host.process.runs:
             late = host.overdue()
@@ -51,9 +47,8 @@ def check_errors(
     sick: Sick = NONE_SICK,
 ) -> None:
     """No application on a live node waits, or got an error. Four errors are allowed: an EIO that
-    the source gave to this node, or to all; ESTALE of a file that changed; the error of a sick
-    name, that one and no other; and ESTALE on a node whose client numbers files differently, until
-    it has found that out."""
+    the source gave to this node or to all; ESTALE of a file that changed; a sick name's own error;
+    and ESTALE until a node has found out that its client numbers files differently."""
     differ = world.numbers_differ
     for reading in readings:
         if not reading.host.process.is_alive or reading.is_well:
@@ -68,7 +63,6 @@ def check_errors(
 
 
 def check_newest(world: World, readings: Sequence[Reading]) -> None:
-    """After a clear, every reader has the source's latest version."""
     for reading in readings:
         entry = world.source.entry(reading.path)
         assert entry is not None
@@ -80,14 +74,14 @@ def check_newest(world: World, readings: Sequence[Reading]) -> None:
 
 
 def check_epochs(world: World) -> None:
-    """A node that was away during a clear has cleared since."""
+    """A node that missed a clear has cleared since."""
     epochs = {host.me: host.node.epoch for host in world.hosts if host.process.runs}
     check(world, len(set(epochs.values())) <= 1, f"the epochs are {epochs}")
 
 
 def check_source_reads(world: World, most: int, sick: Sick = NONE_SICK) -> None:
-    """No object was read, no directory scanned, and no name looked up more than *most* times. Sick
-    names are exempt: each node that wants one looks it up."""
+    """No object was read, directory scanned, or name looked up more than *most* times, except sick
+    names, which each node that wants one looks up."""
     for (kind, path), count in world.source.counts.items():
         if kind in ("read", "scan", "look") and path not in sick:
             check(world, count <= most, f"{kind} of {path.decode() or '/'}: {count} times")
@@ -102,7 +96,6 @@ TROUBLES = ("deaths", "fallbacks", "spoiled", "overdue", "failures", "reparentin
 
 
 def check_untroubled(world: World, besides: Sequence[str] = ()) -> None:
-    """In a job without faults no node has counted one, *besides* the named counters."""
     for host in world.hosts:
         stats = host.node.statistics()
         for trouble in [each for each in TROUBLES if each not in besides]:
@@ -111,7 +104,6 @@ def check_untroubled(world: World, besides: Sequence[str] = ()) -> None:
 
 
 def check_at_rest(world: World) -> None:
-    """When no request is open, a node keeps only what it holds on purpose."""
     for host in world.hosts:
         if not host.process.runs:
             continue
@@ -133,16 +125,14 @@ def check_at_rest(world: World) -> None:
 
 
 def check_reads_bounded(world: World, lives: int, excused: Excused = frozenset()) -> None:
-    """However many nodes failed: no life of a node read an object from the source more than twice,
-    once as the root and once as a fallback. *lives* is how many there were."""
+    """No life of a node read an object more than twice: as the root, and as a fallback."""
     for (kind, path), count in world.source.counts.items():
         if kind in ("read", "scan") and (path, None) not in excused:
             check(world, count <= 2 * lives, f"{kind} of {path.decode() or '/'}: {count} times")
 
 
 def check_overlay(world: World) -> None:
-    """When all nodes believe the truth: in each tree the parents of every live node lead to one
-    root, over live nodes, and never in a circle."""
+    """In each tree, the parents of every live node lead over live nodes to one root."""
     living = {host.me: host for host in world.hosts if host.process.runs}
     for tree in range(world.job.trees):
         roots = set()
@@ -162,11 +152,10 @@ def check_overlay(world: World) -> None:
 
 
 def check_limits(world: World) -> None:
-    """No node holds more than it may."""
     for host in world.hosts:
         stats = host.node.statistics()
         who = f"node {host.me}"
-        # An object is held even if it alone is larger than the budget.
+        # An object larger than the budget may be held alone.
         budget = host.node.limits.memory_bytes
         most = max(budget, stats.held_bytes if stats.held_count == 1 else 0)
         check(world, stats.held_bytes <= most, f"{who} holds {stats.held_bytes} bytes")
@@ -175,15 +164,14 @@ def check_limits(world: World) -> None:
 
 
 def gone_in_view_of(world: World, node: int) -> set[int]:
-    """The nodes that this node believes to be gone."""
     membership = world[node].node.membership
     assert membership is not None
     return set(membership.view.gone)
 
 
 def check_views(world: World) -> None:
-    """When the faults have been over for long enough, all nodes believe the truth. If no live node
-    ever connected to a dead one, none can tell whether it is gone or not there yet."""
+    """All nodes believe the truth. If no live node ever connected to a dead one, none can tell
+    whether it is gone or not started."""
     living = [host for host in world.hosts if host.process.runs]
     met = set().union(*(host.peers.met for host in living))
     dead = {host.me for host in world.hosts if not host.process.is_alive}
@@ -212,8 +200,7 @@ STARVED_S_MAX = 1.0
 
 
 def check_descriptors(world: World) -> None:
-    """However many connections come without a key: their descriptors are bounded, and the source
-    does not wait for descriptors."""
+    """Connections without a key have few descriptors, and the source does not wait for any."""
     for host in world.hosts:
         port, starved_s = host.port, host.hands.starved_s
         most = port.descriptors
@@ -223,7 +210,7 @@ def check_descriptors(world: World) -> None:
 
 
 def check_walks(world: World, kept: Set[bytes], excused: Excused = frozenset()) -> None:
-    """Each walk gets every name that was there all the time, once, and no name twice."""
+    """Each walk gets every name that was always there once, and no name twice."""
     for walk in world.walks:
         if not walk.host.process.is_alive:
             continue
@@ -238,8 +225,7 @@ def check_walks(world: World, kept: Set[bytes], excused: Excused = frozenset()) 
 
 
 def check_looks(world: World, sick: Sick) -> None:
-    """However often a sick name is requested: each life of a node looks it up once in the time for
-    which it believes an error."""
+    """A life of a node looks a sick name up once in the time for which it believes an error."""
     times = world.lives * (2 + world.clock.now / BELIEVED_S)
     for path in sick:
         count = world.source.counts["look", path]

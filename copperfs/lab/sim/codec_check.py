@@ -1,11 +1,8 @@
 """Codec check: passes every message through the real codec, as its receiver would read it.
 
 So no node can send here what no node would accept, and a value outside of a message's layout does
-not arrive. Runs for which that costs too much leave it out: ``tests/sim/test_determinism.py`` shows
-that a run has the same trace without it.
-
-Most messages of a quiet job are equal heartbeats. So the result for a message is kept; a message
-cannot be changed, and its receiver has the decoded one.
+not arrive. Costly runs leave it out, and have the same trace (``tests/sim/test_determinism.py``).
+The result for a message is kept, since most messages of a quiet job are equal heartbeats.
 """
 
 from collections.abc import Sequence
@@ -19,8 +16,6 @@ REMEMBERED_MAX = 1000
 
 
 class Transcoder:
-    """Transcoder of one network."""
-
     def __init__(self) -> None:
         self._heartbeats: dict[Message, tuple[Message, int]] = {}
 
@@ -36,7 +31,6 @@ class Transcoder:
 
 
 def transcode(message: Message, pieces: Sequence[Piece]) -> tuple[Message, int]:
-    """The message as the other end reads it, and the size of both frames."""
     payload = None
     if len(pieces) == 1 and pieces[0].data is not None:
         payload = Payload(pieces[0].data, pieces[0].digest)

@@ -1,19 +1,7 @@
 """Costs: how long operations take on the machine that a run models.
 
-They are a preset, or a file that ``copperfs sim calibrate`` wrote. The sources of the presets:
-
-* the data rate of Slingshot is that of one port in one direction, 200 Gbit/s (De Sensi and others,
-  "An In-Depth Analysis of the Slingshot Interconnect", SC20, arXiv:2008.08886); its daemons speak
-  TCP, whose stack is most of the latency here: 10 us one way are assumed, where the paper has about
-  2 us for MPI;
-* 10 GbE carries 1.25 GB/s by definition; 25 us one way through two stacks and a switch are assumed;
-* the filesystem of ``slingshot`` is the one of the Copper paper (section V: 40 metadata targets,
-  650 GB/s); the time of an operation is from the public figures for Lustre (0.5 ms per stat for one
-  client thread, 400,000 stats a second at best in aggregate);
-* that of ``10gbe`` is a busy one of a small cluster: 1 ms an operation on 4 servers, as in ``make
-  bench``'s stand-in;
-* ``sim calibrate`` measured the daemon's time for a message, a byte and a miss on the machine that
-  this was built on, with CURVE (docs/simulator.md); both presets use these.
+They are a preset, or a file that ``copperfs sim calibrate`` wrote. docs/simulator.md has the
+sources of the presets.
 """
 
 import json
@@ -30,14 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """Costs that an application notices of its own node."""
-
     miss_s: float = 300e-6
-    """From a request that the front cannot answer to the core, and from its answer back."""
+    """From a request that the front cannot answer to the core, and back."""
     miss_cpu_s: float = 230e-6
-    """Computing time of the daemon within that; it does nothing else meanwhile."""
+    """Computing time of the daemon within that."""
     byte_s: float = 0.0
-    """For each byte that the application then reads, beyond the cost of reading it directly."""
+    """For each byte that the application then reads, beyond a direct read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +54,7 @@ PRESETS = {
 
 
 def costs_of(name: str) -> Costs:
-    """A preset, or the costs in the file of this name. SimulationError if there is neither."""
+    """A preset, or a file's costs. SimulationError if there is neither."""
     preset = PRESETS.get(name)
     if preset is not None:
         return preset
@@ -86,7 +72,7 @@ def costs_of(name: str) -> Costs:
 
 
 def _parsed(kind: type[T], found: object, where: str) -> T:
-    """A dataclass of numbers; one that *found* lacks keeps its default."""
+    """Missing numbers keep their defaults."""
     if not isinstance(found, dict):
         raise SimulationError(f"{where} is not an object")
     assert is_dataclass(kind)

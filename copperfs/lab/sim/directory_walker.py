@@ -1,9 +1,7 @@
-"""Directory walker: an application that lists a directory in pieces, while names are removed from
-it.
+"""Directory walker: an application that lists a directory in pieces, while names are removed.
 
-It continues as the kernel does: each piece begins behind the cookie of the last name of the piece
-before, in the listing that the node then has. Cookies belong to names (``model/listing.py``), so
-removing a name does not hide another.
+As in the kernel, each piece begins behind the last name's cookie, in the listing that the node then
+has. Cookies belong to names (``model/listing.py``), so removing a name does not hide another.
 """
 
 import errno
@@ -23,9 +21,8 @@ class Walk:
     directory: Path
     names_at_once: int
     pause_s: float
-    """The time between two pieces."""
+    """Between two pieces."""
     names: list[bytes] = field(default_factory=list)
-    """All names, in the order in which they came."""
     error: int = 0
     is_over: bool = False
     _cookie: int = 0
@@ -51,7 +48,7 @@ class Walk:
         self.host.ask(lambda request: ListRequest(request, self.directory), self._answered)
 
     def _answered(self, answer: Answered) -> None:
-        """Take an answer, in the middle of the core's step: the walk continues after it."""
+        """Take an answer, in the middle of the core's step; the walk continues after it."""
         match answer:
             case AnswerListing():
                 self._take(answer.listing)
@@ -74,7 +71,6 @@ class Walk:
             self._end(0)
 
     def rest(self, listing: Listing) -> list[tuple[int, bytes]]:
-        """The names still to come, each with the cookie behind it."""
         return [(cookie, name) for cookie, name, _ in listing.after(self._cookie)]
 
     def _end(self, error: int) -> None:

@@ -1,13 +1,8 @@
 """Experiment: measures how long a job of a given number of nodes takes for a workload.
 
-All programs begin within ``skew_s``, as launchers start them. The first time is *cold*: no cache
-holds anything. The second is *warm*. For a *push* the root of the tree reads the set and spreads
-it, and the programs begin when all nodes have all of it.
-
-Every node can be simulated. For the largest jobs time and memory are short. Then only every *n*-th
-of siblings is simulated (``stand_for``), with the nodes below it. It stands for *n* that do the
-same at the same time, and messages between them and their parent cost the parent *n* times.
-docs/simulator.md has measurements of the error.
+The first time is *cold*: no cache holds anything. The second is *warm*. For a *push* the root of
+the tree reads the set and spreads it before the programs begin. For the largest jobs some nodes
+stand for others (docs/simulator.md has the error).
 """
 
 import gc
@@ -24,9 +19,8 @@ from copperfs.node.routing.kary_tree import child_positions
 
 SETTLE_S = 1.0
 WHOLE_LEVEL_MAX = 300
-"""A level of the tree with at most this many seats is simulated whole."""
+"""Levels of at most this many seats are simulated whole."""
 STEP_S = 0.05
-"""The interval at which the progress is reported."""
 LIMIT_S = 3600.0
 Tell = Callable[[float], None]
 
@@ -45,7 +39,7 @@ class Experiment:
     """The Copper paper found 0.1 to 0.3 s for ``mpiexec`` (section V)."""
     push: bool = False
     by_name: bool = False
-    """Directories cannot be listed, only searched: names are looked up one by one."""
+    """Directories can only be searched: names are looked up one by one."""
     stand_for: int = 1
 
 
@@ -53,19 +47,18 @@ class Experiment:
 class Result:
     nodes: int
     cold_s: float
-    """From the first program's beginning to the last one's end."""
+    """From the first program's start to the last one's end."""
     warm_s: float
     pushed_s: float | None
-    """Until all nodes had all files, before the programs began."""
+    """Until all nodes had all files."""
     messages: dict[str, int]
     message_bytes: int
     source: dict[str, int]
-    """Operations by kind."""
     source_most: int
     """The most operations of one kind on one path."""
     streamed_bytes: int
     misses: float
-    """Misses that a program had to wait for, in the mean."""
+    """The mean number of misses that a program waited for."""
     simulated: int
     """Nodes that were simulated by themselves."""
     cpu_s: float
@@ -78,10 +71,10 @@ class Result:
 
 
 def run(experiment: Experiment, tell: Tell = lambda _: None) -> Result:
-    """*tell* is called with the share of the programs that have ended."""
+    """*tell* gets the share of the programs that have ended."""
     began = time.process_time()
     collects = gc.isenabled()
-    gc.disable()  # there is no garbage, and a scan is long
+    gc.disable()  # there is no garbage, and a scan takes long
     try:
         return _Run(experiment, tell).run(began)
     finally:
@@ -154,7 +147,7 @@ class _Run:
         self.left -= 1
 
     def _all(self) -> float:
-        """Run all programs, from beginning to end; how long that took."""
+        """How long all programs took."""
         world, began = self.world, self.world.clock.now
         self.left = len(self.programs)
         for program in self.programs:
@@ -174,7 +167,7 @@ class _Run:
             self.tell(1 - self.left / max(1, len(self.programs)))
 
     def _push(self) -> float:
-        """Have the root read the set and spread it; how long that took."""
+        """Returns how long it took until all nodes had all."""
         world = self.world
         files = world.hosts[0].node.files
         sizes = [(w.path, w.size) for w in self.plan.workload.wants if w.size is not None]
@@ -209,9 +202,8 @@ def weights_of(job: Job, stand_for: int) -> dict[int, int]:
     """The nodes to simulate, and how many each stands for.
 
     Of siblings with equally many nodes below them in the pull tree, one stands for up to
-    *stand_for*, and the nodes below it for those below the others. A level of the tree with few
-    nodes is simulated whole: leaving some out would save nothing, and the paths to the root begin
-    there.
+    *stand_for*, and the nodes below it for those below the others. Messages between it and its
+    parent cost the parent as many times. A level with few nodes is simulated whole.
     """
     fanout, nodes = job.fanout, job.nodes
     weights, level, width = {0: 1}, [0], 1
@@ -228,7 +220,7 @@ def weights_of(job: Job, stand_for: int) -> dict[int, int]:
 
 
 def _alike(siblings: Iterable[int], job: Job, most: int) -> list[list[int]]:
-    """Neighbours with as many nodes below them, in groups of at most *most*."""
+    """Neighbours with as many nodes below them, at most *most* in a group."""
     groups: list[list[int]] = []
     size = -1
     for each in siblings:
@@ -241,7 +233,6 @@ def _alike(siblings: Iterable[int], job: Job, most: int) -> list[list[int]]:
 
 
 def _below(position: int, job: Job) -> int:
-    """How many nodes are in its branch, itself included."""
     count, low, high = 0, position, position
     while low < job.nodes:
         count += min(high + 1, job.nodes) - low

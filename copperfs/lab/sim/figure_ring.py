@@ -1,15 +1,8 @@
 """Where a lost node's files go: Figure 6(b) of the FT-Cache paper, with our own placements.
 
-A trial takes one node away, and counts the nodes that receive its files and how many each gets. The
-code that daemons run does all placing: ``owner`` places every file, and those of the lost node
-again without it. Only these move (``tests/unit/test_placement.py`` holds placements to that), so
-all files are placed once for a ring, and a trial costs one node's files.
-
-One ring serves many trials, since the points of one lost node depend next to nothing on those of
-another. But a ring can be uneven as a whole, so several are drawn (``rings``), by names of their
-nodes. Everything follows from the seed.
-
-``expected_receivers`` derives the expected number without a simulation.
+A trial removes one node, and counts the nodes that receive its files and how many each gets. Only
+the lost node's files move, so all files are placed once for a ring, which serves many trials. A
+ring can be uneven as a whole, so several are drawn (``rings``).
 """
 
 from collections import Counter
@@ -27,8 +20,7 @@ from copperfs.node.routing.rendezvous_hashing import RendezvousHashing
 
 @dataclass(frozen=True, slots=True)
 class RingExperiment:
-    """Parameters; the defaults are the paper's, which does not give its numbers of
-    virtual nodes."""
+    """The defaults are the paper's, which does not give its numbers of virtual nodes."""
 
     nodes: int = 1024
     files: int = 524_288
@@ -37,39 +29,36 @@ class RingExperiment:
     vnodes: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1000, 2000)
     seed: int = 1
     rendezvous: bool = False
-    """Rendezvous hashing as well, on as many sets of nodes as there are rings."""
+    """Rendezvous hashing as well, on one set of nodes for each ring."""
 
     @property
     def steps(self) -> int:
-        """How often ``advance`` is called."""
         return self.rings * (len(self.vnodes) + self.rendezvous)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of all trials with one placement. Deviations are of the whole population."""
+    """Deviations are of the whole population."""
 
     vnodes: int | None
     """None for rendezvous hashing."""
     trials: int
     expected: float
-    """``expected_receivers``."""
     receivers: float
     receivers_deviation: float
-    """From trial to trial."""
     receivers_least: int
     receivers_most: int
     files: float
-    """Files that a receiver gets: of all receivers in all trials."""
+    """A receiver's files, over all receivers and trials."""
     files_deviation: float
     files_most: float
-    """Files that the busiest receiver of a trial gets: the mean of the trials."""
+    """The mean over the trials."""
     imbalance: float
-    """Before a node is lost: the most files of a node to the mean; the mean of the rings."""
+    """Before the loss: a node's most files divided by the mean; the mean over the rings."""
 
 
 def run(experiment: RingExperiment, advance: Callable[[], None] = lambda: None) -> list[Outcome]:
-    """One outcome for each number of virtual nodes; *advance* is called after every step."""
+    """One outcome for each number of virtual nodes; *advance* follows every step."""
     kinds: list[int | None] = [*experiment.vnodes]
     if experiment.rendezvous:
         kinds.append(None)
@@ -79,11 +68,10 @@ def run(experiment: RingExperiment, advance: Callable[[], None] = lambda: None) 
 def expected_receivers(nodes: int, files: int, vnodes: int | None) -> float:
     """How many nodes receive a file, for any good hash.
 
-    The lost node had ``files / nodes`` files on ``vnodes`` arcs, a mean of ``m`` on each. The
-    lengths of arcs are distributed exponentially, so the number of files of one is geometric, and
-    it is zero with probability ``1 / (1 + m)``. Every other arc goes to one of the other nodes,
-    each equally likely. For rendezvous hashing every file does: that is the limit of a ring with
-    infinitely many arcs.
+    The lost node had ``files / nodes`` files on ``vnodes`` arcs, a mean of ``m`` on each. Lengths
+    of arcs are distributed exponentially, so an arc's number of files is geometric, and zero with
+    probability ``1 / (1 + m)``. Every other arc goes to one of the other nodes, each equally
+    likely. Rendezvous hashing is the limit of infinitely many arcs: every file goes by itself.
     """
     mean = files / nodes
     moved = mean if vnodes is None else mean / (1 + mean / vnodes)
@@ -93,7 +81,6 @@ def expected_receivers(nodes: int, files: int, vnodes: int | None) -> float:
 @dataclass(frozen=True, slots=True)
 class _Trial:
     received: tuple[int, ...]
-    """The files that each receiver gets."""
 
 
 def _outcome(
@@ -128,7 +115,6 @@ def _outcome(
 
 
 def _share(experiment: RingExperiment, ring: int) -> int:
-    """How many of the trials are on this ring."""
     return (experiment.trials + ring) // experiment.rings
 
 
@@ -142,7 +128,6 @@ def _paths(files: int) -> Iterator[bytes]:
 
 
 def _held(placement: Placement, experiment: RingExperiment) -> Sequence[list[bytes]]:
-    """The files of each node before a loss."""
     held: list[list[bytes]] = [[] for _ in range(experiment.nodes)]
     for path in _paths(experiment.files):
         owner = placement.owner(path)

@@ -1,5 +1,4 @@
-"""The outcomes of ``figure_ring`` as a picture: bars for receivers, a line for files
-per receiver."""
+"""The outcomes of ``figure_ring`` as a picture."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +20,6 @@ BAR, LINE = BLUE, ORANGE
 
 
 def picture(experiment: RingExperiment, outcomes: Sequence[Outcome]) -> str:
-    """A whole SVG document."""
     return "\n".join(_elements(experiment, outcomes)) + "\n"
 
 

@@ -1,10 +1,9 @@
 """File reader: an application that reads one file as the kernel would, name by name, then its
 bytes.
 
-It looks up every directory on the way, then the file, and requests the bytes of the version that it
-found. If the file was replaced in between it gets ESTALE, and looks up again, once, as the kernel
-does. It compares the bytes with those that the source has, or had, in that version: a mix of two
-versions never passes.
+It requests the bytes of the version that it found. If the file was replaced in between it gets
+ESTALE, and looks up again, once, as the kernel does. It compares the bytes with those that the
+source has, or had, in that version, so a mix of two versions never passes.
 """
 
 import errno
@@ -30,11 +29,10 @@ class Reading:
     error: int = 0
     has_bytes: bool = False
     looked: int = 0
-    """The number of names on the way that were found."""
     left_numbers_out: bool = False
-    """Its node left inode numbers out when it began."""
+    """Its node left inode numbers out at the start."""
     stall_s: float = 0.0
-    """The longest time that one of its requests took."""
+    """The longest time of one of its requests."""
     _tried: int = 1
     _version: Version | None = None
     _asked_at: float = 0.0
@@ -57,12 +55,10 @@ class Reading:
 
     @property
     def version(self) -> Version | None:
-        """The version that was found, and is or was read."""
         return self._version
 
     @property
     def is_over(self) -> bool:
-        """It has ended, or its node is gone."""
         return self.ended is not None or not self.host.process.is_alive
 
     @property
@@ -70,8 +66,7 @@ class Reading:
         return self.ended is not None and not self.error
 
     def waits_s(self) -> float:
-        """How long its present request has waited, without the time in which its node
-        stood still."""
+        """The wait for its present request, without the time in which its node stood still."""
         if self.is_over:
             return 0.0
         still_s = self.host.process.still_s() - self._still_s
@@ -85,7 +80,7 @@ class Reading:
             how = "died with its node"
         return f"the reading of {self.path.decode()} on node {self.node} {how}"
 
-    # --- its steps -------------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self.left_numbers_out = self.host.hands.client.ignores_numbers
@@ -107,7 +102,7 @@ class Reading:
         self._asked_at, self._still_s = self.host.clock.now, self.host.process.still_s()
 
     def _answered(self, answer: Answered) -> None:
-        """Take an answer, in the middle of the core's step: the reader continues after it."""
+        """Take an answer, in the middle of the core's step; the reader continues after it."""
         self.stall_s = max(self.stall_s, self.waits_s())
         match answer:
             case AnswerEntry():
@@ -140,7 +135,6 @@ class Reading:
         self._end()
 
     def _compare_chunk(self, chunk: ChunkGiven) -> None:
-        """Compare a chunk and request the next one, to the end."""
         key = chunk.key
         assert key.version == self._version
         layout = ChunkLayout(key.version.size, chunk.chunk_bytes)

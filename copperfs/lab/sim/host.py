@@ -1,11 +1,8 @@
 """Host: one node of a simulated job, the driver in virtual time.
 
-Host is the driver's port to the applications, the source and the operations of collectives. The
-clock, the disk and the network have modules of their own (``node_clock.py``, ``sim_chunk_disk.py``,
-``sim_peers.py``). A restarted node is another host with the same number.
-
-It checks the deadline of each request, and compares the bytes of the answer with the source's; an
-error in either is an AssertionError here, where it happens.
+It is the driver's port to the applications, the source and the operations of collectives. A
+restarted node is another host with the same number. A late answer or wrong bytes are an
+AssertionError where they happen.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,17 +76,17 @@ class ChunkGiven:
 
 
 Answered = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | ChunkGiven | Sequence[Piece]
-"""The answer to a request; an object comes as its pieces."""
+"""An object comes as its pieces."""
 
 EPOCH_WITHIN_S, CLEAR_WITHIN_S = 5.0, 15.0
 LEAVES_WITHIN_S = 1.0
 COMPARES_WITHIN_S = 10.0
 SLACK_S = 0.01
-"""How much later than its deadline an answer may be: the node is woken for it at that time."""
+"""An answer may come this much after its deadline, when the node is woken for it."""
 
 
 class Front(Protocol):
-    """Front: answers requests for published content itself."""
+    """Answers requests for published content itself."""
 
     def publish(self, key: ListingKey | ObjectKey) -> None: ...
     def forget(self, key: ListingKey | ObjectKey | ChunkKey) -> None: ...
@@ -101,7 +98,6 @@ class _Waiting:
     deliver: Callable[[Answered], None]
     asked_at: float
     still_s: float
-    """The time for which the process had stood still before the request."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -113,7 +109,7 @@ class Host:
     hands: SourceWorkers
     trace: Trace
     check_every: int = 1
-    """The core's invariants are checked once in this many steps; 0: never."""
+    """Steps between checks of the core's invariants; 0: never."""
     with_bytes: bool = True
     port: Port = field(init=False)
     peers: SimulatedPeers = field(init=False)
@@ -122,21 +118,18 @@ class Host:
     driver: Driver[tuple[Piece, ...], tuple[Piece, ...]] = field(init=False)
     disk_port: DiskPort = field(init=False)
     front: Front | None = None
-    """The front between applications and the daemon, if there is one."""
     handles: set[HandleId] = field(default_factory=set)
     happened: list[tuple[float, LogEvent]] = field(default_factory=list)
-    """The core's log of events."""
     is_late: bool = False
-    """It is still to be started, for the first time."""
+    """It is still to be started for the first time."""
     slowest_s: float = 0.0
-    """The longest time that an answer took."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
     _calls: dict[RequestId, Callable[[bytes], None]] = field(default_factory=dict)
     _at_source: dict[FetchId, tuple[bytes, ...]] = field(default_factory=dict)
     _doing: set[CallId] = field(default_factory=set)
     _steps: int = 0
     _gone: Callable[[], None] | None = None
-    """Called when this node, which leaves, may go."""
+    """Called when this leaving node may go."""
     _next: int = 1
 
     def __post_init__(self) -> None:
@@ -144,7 +137,7 @@ class Host:
         self.own_clock = NodeClock(self.clock, self.process, self.node, self.post)
 
     def attach(self, network: VirtualNetwork, random: Random, disk: Disk) -> None:
-        """*disk* is that of the data tier; it outlives the process."""
+        """*disk* is the data tier's; it outlives the process."""
         self.peers = SimulatedPeers(self.node, self.blobs, self.post)
         self.port = self.peers.port = Port(self.me, network, self.process, random, self.peers)
         self.disk_port = DiskPort(disk, self.clock, self.process, self.blobs, self.post)
@@ -170,7 +163,6 @@ class Host:
             self.peers.numbers.wake()
 
     def compare_numbers(self, *, is_wanted: bool, ignoring: bool, all_have_met: bool) -> None:
-        """Compare inode numbers with those that other nodes see."""
         client = self.hands.client
         self.peers.numbers = self.peers.session.numbers = Numbers(
             self.node,
@@ -189,7 +181,7 @@ class Host:
             self.node.ignore_inodes()
 
     def when_ready(self, do: Callable[[], None], waited_s: float = 0.0) -> None:
-        """Begin an application: when its node has compared, or has waited long enough for that."""
+        """Begin an application once its node has compared, or has waited long enough for that."""
         if self.has_compared or waited_s > COMPARES_WITHIN_S:
             self.process.take(do)
         else:
@@ -198,12 +190,10 @@ class Host:
 
     @property
     def has_compared(self) -> bool:
-        """Whether it has compared inode numbers; applications may then begin."""
         return self.peers.numbers is None or not self.peers.numbers.is_pending()
 
     def leave(self, gone: Callable[[], None]) -> None:
-        """Tell the other nodes and finish the replies to requests under way; then call *gone*, at
-        the latest after a moment."""
+        """Tell the other nodes and finish replies under way; then call *gone*, soon in any case."""
         self._gone = gone
         self.process.after(LEAVES_WITHIN_S, self._go)
         self.post(Leave())
@@ -214,7 +204,6 @@ class Host:
 
     @property
     def is_upright(self) -> bool:
-        """It is alive, runs, and is not leaving."""
         return self.process.runs and not self.is_leaving
 
     def _go(self) -> None:
@@ -236,13 +225,13 @@ class Host:
     def call(
         self, operation: str, argument: bytes, within_s: float, deliver: Callable[[bytes], None]
     ) -> None:
-        """Start a collective on all nodes; it delivers the numbers that they return, in order."""
+        """It delivers the numbers that the nodes return, in order."""
         request = RequestId(self._number())
         self._calls[request] = deliver
         self.post(StartCall(request, operation, argument, within_s))
 
     def clear(self) -> None:
-        """Clear all nodes, in two collectives as ``daemon/job_member.py`` does it."""
+        """In two collectives, as ``daemon/job_member.py`` does it."""
 
         def begin(epochs: bytes) -> None:
             latest = max([self.node.epoch, *map(int, epochs.split())])
@@ -253,7 +242,7 @@ class Host:
 
     def push(self, number: int, tree: int, files: Sequence[tuple[Path, Version]]) -> None:
         """Spread files that this node, the root of *tree*, has read, in batches of a part or more.
-        It sends all at once, where ``daemon/warmup_push.py`` waits for its backlog."""
+        It does not wait for a backlog, as ``daemon/warmup_push.py`` does."""
         items: list[Item] = []
         pieces: list[Piece] = []
         left = [
@@ -278,13 +267,11 @@ class Host:
 
     @property
     def calls(self) -> int:
-        """How many collectives have no result yet."""
         return len(self._calls)
 
     # --- the core --------------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
-        """Take one step of the core, and perform its actions."""
         self.driver.post(event)
         if self._gone is not None and self.node.is_drained():
             self.process.after(0.0, self._go)
@@ -337,15 +324,14 @@ class Host:
         assert took_s <= limit_s, f"{waiting.question} was answered after {took_s:.3f} s"
         waiting.deliver(answer)
 
-    # --- what was published ----------------------------------------------------------------------
+    # --- publications ----------------------------------------------------------------------------
 
     def publish_object(self, key: ObjectKey, content: tuple[Piece, ...]) -> None:
         if self.front is not None:
             self.front.publish(key)
 
     def publish_chunk(self, key: ChunkKey, chunk_bytes: int, content: tuple[Piece, ...]) -> None:
-        """Ignored: the front has no table of chunks, so chunks that are read ahead are requested as
-        well."""
+        """The front has no table of chunks."""
 
     def publish_listing(self, path: Path, listing: Listing) -> None:
         if self.front is not None:
@@ -356,10 +342,10 @@ class Host:
             self.front.forget(key)
 
     def look_again(self, path: Path) -> None:
-        """Ignored: there is no kernel to notify."""
+        """There is no kernel to notify."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Ignored: there is no kernel to notify."""
+        """There is no kernel to notify."""
 
     # --- the source ------------------------------------------------------------------------------
 
@@ -397,7 +383,6 @@ class Host:
         self._doing.discard(call)
 
     def merge(self, results: tuple[bytes, ...]) -> bytes:
-        """The numbers that nodes return, in order."""
         return b" ".join(sorted(b" ".join(results).split(), key=int))
 
     def end(self, request: RequestId, result: bytes) -> None:
@@ -416,7 +401,6 @@ class Host:
     # --- for checkers ----------------------------------------------------------------------------
 
     def overdue(self) -> list[Question]:
-        """Requests that should have been answered."""
         limit_s = self.node.limits.fetch_deadline_s + SLACK_S
         still_s = self.process.still_s()
         return [

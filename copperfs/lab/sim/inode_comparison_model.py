@@ -1,9 +1,7 @@
-"""Inode comparison in virtual time: the counterpart of the threads in
-``daemon/inode_comparison.py``.
+"""Inode comparison in virtual time: the counterpart of ``daemon/inode_comparison.py``.
 
-The decision is the daemon's own (``node/peer/inode_numbers.py``). This module models how long a
-lookup takes, and what a client shows. A sample leaves out names that hang, and nothing is concluded
-from them.
+The decision is the daemon's own (``node/peer/inode_numbers.py``). This module models the time of
+lookups, and what a client shows. A sample leaves out names that hang.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +15,7 @@ from copperfs.node.peer.messages import Seen
 
 LOOKS_S, AGAIN_S = 4.0, 60.0
 NAMES_IN_ALL, NAMES_OF_EACH = 8, 3
-"""In a sample (``source/inode_sample.py``): names in all, and names of each filesystem."""
+"""In a sample (``source/inode_sample.py``): in all, and of each filesystem."""
 
 
 @dataclass(slots=True)
@@ -59,7 +57,6 @@ class Numbers(InodeNumbers):
             self.sampled()
 
     def _names(self) -> tuple[Seen, ...]:
-        """A few names of each filesystem."""
         source = self._hands.source
         tops = [Path(b""), *source.filesystems]
         found: dict[Path, list[Seen]] = {top: [] for top in tops}

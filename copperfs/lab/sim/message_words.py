@@ -1,7 +1,5 @@
-"""Message words: what the scenario language and the documents of the simulator call messages.
-
-These are outside names, which stay when the code renames a message.
-"""
+"""Message words: the scenario language's names of messages, which stay when the code renames
+one."""
 
 from copperfs.node.peer.messages import (
     Batch,
@@ -42,5 +40,5 @@ _WORD_OF: dict[type, str] = {kind: word for word, kind in WORDS.items()}
 
 
 def word_of(kind: type) -> str:
-    """The word for messages of this class; any other class is called by its own name."""
+    """Other classes keep their names."""
     return _WORD_OF.get(kind, kind.__name__)

@@ -1,8 +1,7 @@
 """Node clock: the driver's port to virtual time, for the clock of one node.
 
-No other node can read it. It began at some number and may run a little fast or slow. It wakes the
-node at the deadline that the node gave last, and checks that the node then has no overdue work
-left.
+It began at some number and may run a little fast or slow. It wakes the node at its last deadline,
+and checks that the node then has no overdue work left.
 """
 
 from collections.abc import Callable
@@ -23,9 +22,9 @@ class NodeClock:
     node: Node
     post: Callable[[Event], None]
     boot_s: float = 0.0
-    """What it showed when virtual time began,"""
+    """Its reading when virtual time began,"""
     rate: float = 1.0
-    """and how many seconds pass on it in one."""
+    """and how many of its seconds pass in one."""
     _alarm: float | None = None
 
     def now(self) -> float:
@@ -37,7 +36,7 @@ class NodeClock:
             self.clock.at(self._comes_at(deadline), self.process.take, self._wake, deadline)
 
     def _comes_at(self, mine: float) -> float:
-        """The virtual time at which this clock shows *mine*; never a moment earlier."""
+        """The virtual time at which this clock shows *mine*; not before now."""
         if not self.boot_s and self.rate == 1.0:
             return mine
         at = (mine - self.boot_s) / self.rate

@@ -1,7 +1,6 @@
 """Parameter sweeps: change one parameter and keep all others; each sweep becomes one chart.
 
-Every point is a whole simulated job, so a sweep is a list of experiments with the place of each in
-the chart, and can be spread over processes.
+Every point is a whole simulated job, so a sweep can be spread over processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ MEMORY_BYTES = 1024 * MIB
 AHEAD_MAX, CHUNK_BYTES, TIER_MEMORY_BYTES = 8, MIB, 512 * MIB
 """The daemon's."""
 ALL_MAX = 600
-"""Jobs of at most this many nodes simulate each node by itself; larger ones only on request."""
+"""Larger jobs simulate each node by itself only on request."""
 STAND_FOR = 8
 
 
@@ -113,7 +112,6 @@ def trees(workload: Workload, costs: Costs, nodes: int, counts: Sequence[int]) -
 
 
 def pushes(workload: Workload, costs: Costs, counts: Sequence[int]) -> Effect:
-    """The same files at all nodes, pushed or requested."""
     one = replace(workload, compute_s=0.0)
     points = []
     for count in counts:
@@ -126,7 +124,7 @@ def pushes(workload: Workload, costs: Costs, counts: Sequence[int]) -> Effect:
 
 
 def cut_through(costs: Costs, nodes: int, sizes_mib: Sequence[int]) -> Effect:
-    """One file, by its size."""
+    """One file, by size."""
     points = []
     for size in sizes_mib:
         path, length = Path(b"d/large"), size * MIB

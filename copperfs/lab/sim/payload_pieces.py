@@ -1,11 +1,11 @@
 """Payload pieces: bytes in the simulator, as pieces that all nodes share.
 
-A piece is what one message carries of an object or a listing. It is made once, with its digest,
-where the source is read, and nodes hand it on as it is. So a part that a node holds costs one
-reference, and a mix of two versions shows as a piece that is not the source's.
+A piece is what one message carries of an object or a listing. It is made once, where the source is
+read, with its digest. So a held part costs one reference, and a mix of two versions shows as a
+piece that is not the source's.
 
-With *bytes* a piece has the real ones, and their real digest, which every arrival checks. Without,
-for the largest runs, it has only its size, and a digest that names its file, version and part.
+With *bytes* a piece has the real ones, and every arrival checks their digest. Without, for the
+largest runs, it has only its size, and a digest that names its file, version and part.
 """
 
 from collections.abc import Sequence
@@ -25,29 +25,26 @@ class Piece:
     size: int
     digest: bytes
     data: bytes | None = None
-    """None where only sizes are simulated."""
     listing: Listing | None = None
-    """Where only sizes are simulated: the listing that this is a part of, which all nodes share."""
+    """Where only sizes are simulated: the listing of which this is a part."""
     _alone: "tuple[Piece, ...]" = ()
 
     @property
     def alone(self) -> "tuple[Piece, ...]":
-        """A tuple of this piece alone; always the same one, so that a node that holds it has no
-        more than a reference."""
+        """Always the same tuple: a holder needs only a reference."""
         if not self._alone:
             self._alone = (self,)
         return self._alone
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is what its digest says."""
         if self.data is None:
             return self.digest is not _SPOILED
         return digest(self.data) == self.digest
 
     def spoiled(self) -> "Piece":
-        """The piece with one bit flipped on the way. Its digest travelled beside it, and is
-        unchanged; without bytes the piece itself says that it is corrupt."""
+        """The piece with one bit flipped and its digest unchanged; without bytes it is marked
+        corrupt."""
         if self.data is None:
             return Piece(self.size, _SPOILED)
         return Piece(self.size, self.digest, bytes((self.data[0] ^ 1,)) + self.data[1:])
@@ -62,14 +59,14 @@ def piece_of(data: bytes) -> Piece:
 
 
 def content_of(path: Path, version: Version, *, with_bytes: bool) -> tuple[Piece, ...]:
-    """The content of a file of this path and version. Every part of every file is different."""
+    """Every part of every file is different."""
     made = []
     for index in range(parts_in(version.size)):
         size = part_size(index, version.size)
         name = b"%d %s %s" % (index, repr(tuple(version)).encode(), path)
         seed = digest(name)
         if with_bytes:
-            # These bytes are enough to differ; more would only cost memory bandwidth.
+            # These bytes are enough to differ; more would cost memory bandwidth.
             head = b"".join(digest(seed + bytes((n,))) for n in range(_DIFFERENT_BYTES // 16))
             made.append(piece_of(head[:size].ljust(size, seed[:1])))
         else:
@@ -78,14 +75,14 @@ def content_of(path: Path, version: Version, *, with_bytes: bool) -> tuple[Piece
 
 
 def chunk_of(path: Path, version: Version, offset: int, length: int, *, with_bytes: bool) -> Piece:
-    """A chunk of such a file; one piece, since it travels in one message."""
+    """One piece, since it travels in one message."""
     seed = digest(b"chunk %d %s %s" % (offset, repr(tuple(version)).encode(), path))
     return piece_of(seed[:length].ljust(length, seed[:1])) if with_bytes else Piece(length, seed)
 
 
 def listing_piece(listing: Listing, index: int, *, with_bytes: bool) -> Piece:
-    """A part of a listing. Its digest is computed once and kept with the listing, as in the daemon.
-    Without bytes the listing itself goes from node to node, since the core reads it."""
+    """Its digest is kept with the listing, as in the daemon. Without bytes the listing itself goes
+    from node to node, since the core reads it."""
     start = index * PART_BYTES
     if not with_bytes:
         return Piece(part_size(index, len(listing.packed)), b"", listing=listing)
@@ -105,7 +102,6 @@ def size_of(pieces: Sequence[Piece]) -> int:
 
 
 def same(some: Sequence[Piece], others: Sequence[Piece]) -> bool:
-    """Whether these are the same bytes, piece by piece."""
     return len(some) == len(others) and all(
         one is other or (one.digest == other.digest and one.data == other.data)
         for one, other in zip(some, others, strict=True)

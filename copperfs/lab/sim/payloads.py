@@ -1,4 +1,4 @@
-"""Payloads: the blob table of a simulated node; a blob is the list of its pieces that have come.
+"""Payloads: the blob table of a simulated node; a blob is a list of pieces.
 
 Use of a blob after its release is a KeyError.
 """
@@ -22,7 +22,6 @@ class SimulatedBlobs:
     held: dict[BlobId, Pieces] = field(default_factory=dict)
     _lent: dict[PayloadId, Pieces] = field(default_factory=dict)
     _held: set[PayloadId] = field(default_factory=set)
-    """The payloads that outlive an event."""
     _next: int = 0
 
     def keep_blob(self, pieces: Pieces) -> BlobId:
@@ -58,11 +57,11 @@ class SimulatedBlobs:
             return listing_piece(content, index, with_bytes=self.with_bytes)
         return self.held[content][index]
 
-    # --- payloads of messages --------------------------------------------------------------------
+    # --- payloads --------------------------------------------------------------------------------
 
     def lend(self, pieces: Pieces) -> PayloadId:
-        """Lend a payload to the event that names it; until ``take_back``, or longer if the node
-        holds it."""
+        """Lend a payload to the event that names it, until ``take_back`` unless the node holds
+        it."""
         self._next += 1
         number = PayloadId(self._next)
         self._lent[number] = pieces
@@ -73,7 +72,6 @@ class SimulatedBlobs:
             del self._lent[number]
 
     def lent(self) -> int:
-        """How many payloads there are."""
         return len(self._lent)
 
     def size(self, payload: PayloadId) -> int:
@@ -131,8 +129,7 @@ class SimulatedBlobs:
 
 
 def listing_of(pieces: Sequence[Piece], directory: Version | None) -> Listing:
-    """The listing that these pieces encode; without bytes, the listing itself, which the source
-    gave."""
+    """Without bytes, the listing that the source gave."""
     if pieces[0].listing is not None:
         return pieces[0].listing
     packed = b"".join(each.data or b"" for each in pieces)

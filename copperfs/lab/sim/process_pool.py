@@ -1,7 +1,7 @@
 """Process pool: runs several simulations at once, each in a process of its own.
 
-A simulation uses one core, and leaves memory behind. So each runs in a fork, which has its input
-without pickling, and sends back its result. Results come in the order in which they are ready.
+A simulation uses one core, and leaves memory behind. Each fork has its input without pickling, and
+sends back its result. Results come in the order in which they are ready.
 """
 
 import multiprocessing
@@ -15,14 +15,13 @@ T = TypeVar("T")
 
 
 class Broken(RuntimeError):
-    """A simulation ended without a result; its traceback."""
+    """The traceback of a simulation that ended without a result."""
 
 
 def run_all(
     tasks: Sequence[Callable[[], T]], processes: int | None = None
 ) -> Iterator[tuple[int, T]]:
-    """The number of each task and its result. Closing the iterator ends the tasks that
-    still run."""
+    """Each task's number and result. Closing the iterator ends the tasks that still run."""
     crew = _Crew(tasks)
     at_once = max(1, processes or os.cpu_count() or 1)
     try:

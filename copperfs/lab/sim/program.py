@@ -1,16 +1,13 @@
 """Program: the processes of one node that carry out a workload, with the kernel and the front
 between them and the daemon.
 
-An answer of the node stays in the front's tables or in the kernel, and is not requested again; so
-does what the node *publishes* after an offer or a prefetch. All processes of a node want the same
-in the same order: the first to want something waits for it, and the others with it (the front keeps
-one pending for all). They therefore advance together, and are one program here.
+An answer of the node stays in the front's tables or in the kernel, and so does what the node
+*publishes*. All processes of a node want the same in the same order, and the front keeps one
+request pending for all. They advance together, and are one program here, which costs one entry on
+the clock for each wait.
 
-It costs one entry on the clock for each wait, and none for what is already there: until the next
-missing want nothing can happen to the program.
-
-The node reads a file that is too large to hold from the source itself, as far as it is touched, or
-chunk by chunk through the data tier.
+A file that is too large to hold is read from the source as far as it is touched, or chunk by chunk
+through the data tier.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,13 +29,10 @@ class ProgramFailed(AssertionError):
 
 @dataclass(slots=True, repr=False)
 class ProgramPlan:
-    """A workload as all nodes of a run share it."""
-
     workload: Workload
     source: SimulatedSource
     node_costs: NodeCosts
     number_of: dict[Path, int] = field(default_factory=dict)
-    """The number of the want for each file."""
     number_of_listing: dict[Path, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,7 +57,7 @@ class Program:
     ended_at: float | None = None
     misses: int = 0
     _there: bytearray = field(init=False)
-    """For each want, whether the node has it for its processes."""
+    """Whether the node's processes have each want."""
     _think_s: float = field(init=False)
     _next: int = 0
 
@@ -75,16 +69,14 @@ class Program:
         self.host.front = self
 
     def start(self) -> None:
-        """Start the processes, also for the second time: what is cached stays cached."""
         self.began_at, self.ended_at, self._next = self.host.clock.now, None, 0
         self._go_on()
 
     def mark(self, path: Path) -> None:
-        """Record that the node was pushed this file, which is in the front's tables from
-        then on."""
+        """The node was pushed this file, which is in the front's tables from then on."""
         self._there[self.plan.number_of[path]] = True
 
-    # --- what the node tells the front -----------------------------------------------------------
+    # --- publications ----------------------------------------------------------------------------
 
     def publish(self, key: ListingKey | ObjectKey) -> None:
         number = self.plan.number(key)
@@ -97,13 +89,12 @@ class Program:
             if number is not None:
                 self._there[number] = False
 
-    # --- its way ---------------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
     def _number(self, at: int) -> int:
         return at if self.order is None else self.order[at]
 
     def _go_on(self) -> None:
-        """Go on to the next missing want."""
         end = len(self._there) if self.order is None else len(self.order)
         at, there = self._next, self._there
         while at < end and there[self._number(at)]:
@@ -126,7 +117,6 @@ class Program:
         if want.size == NAME:
             self.host.ask(lambda request: LookupRequest(request, want.path), self._answered)
         elif want.size is None:
-            # A directory is listed because a process looks up a name in it.
             self.host.ask(
                 lambda request: LookupRequest(request, join(want.path, b"?")), self._answered
             )
@@ -142,7 +132,7 @@ class Program:
         )
 
     def _answered(self, answer: Answered) -> None:
-        """Take an answer, in the middle of the core's step: the program continues after it."""
+        """Take an answer, in the middle of the core's step; the program continues after it."""
         later, want = self.host.process.after, self.plan.workload.wants[self._number(self._next)]
         if isinstance(answer, AnswerError):
             raise ProgramFailed(f"node {self.host.me} was told {answer.error} for {want.path!r}")
@@ -157,7 +147,7 @@ class Program:
             later(self.plan.node_costs.byte_s * max(0, want.size or 0), self._have, want)
 
     def _chunk_read(self, want: Want, chunk: ChunkGiven) -> None:
-        """Go on to the next chunk that is touched, as if these were evenly spread over the file."""
+        """The touched chunks are spread evenly over the file."""
         assert want.size is not None
         step = max(1, round(1 / self.plan.workload.chunks))
         layout = ChunkLayout(want.size, chunk.chunk_bytes)
@@ -169,6 +159,6 @@ class Program:
 
     def _have(self, want: Want) -> None:
         number = self._number(self._next)
-        # A large file stays in the kernel's pages; small ones stay until they are evicted.
+        # A large file stays in the kernel's pages, small ones until they are evicted.
         self._there[number] = True
         self._go_on()

@@ -1,8 +1,7 @@
 """Random environment: draws how the machines of a random run differ, and what is wrong around them.
 
-It uses a random stream of its own, so a seed keeps the faults that it had before environments were
-drawn. A calm seed differs only in what no job should notice. It may have a sick name, whose error
-only those get that ask for it.
+Its own random stream keeps a seed's faults unchanged. A calm seed differs only in what no job
+should notice, and may have a sick name, whose error only those get that ask for it.
 """
 
 import errno
@@ -16,14 +15,14 @@ from copperfs.model.types import Path, split
 AHEAD_S_MAX = 2.0
 BOOT_S_MAX = 1e5
 RATE_MAX = 50e-6
-"""The error of a crystal. An answer may be late by 10 ms in a minute (``SLACK_S``)."""
+"""A crystal's error. An answer may be late by 10 ms in a minute (``SLACK_S``)."""
 TICKS_S = (0.004, 0.004, 0.01)
 SMALL_BYTES = 24 << 20
 RESOLVERS_S = (0.3, 3.0)
 FAILS_UNTIL_S = (0.0, 2.0, 10.0)
 SPREADS_S = (0.3, 1.0, 5.0)
 HANGS = 0
-"""Stands for an errno, where a name does not answer."""
+"""In place of an errno: a name that does not answer."""
 WALKED = Path(b"walked")
 
 
@@ -36,12 +35,12 @@ class Environment:
     """A directory on a filesystem of its own."""
     tick_s: float
     sick: dict[Path, int]
-    """Names that give this error from the start until the faults end, or hang."""
+    """Names with this error until the faults end, or that hang."""
     walked: int
-    """The number of names in a directory that nodes walk through while names are removed from it;
-    0: there is none."""
+    """The number of names in a directory that nodes walk through while names are removed; 0:
+    none."""
     drawn: list[str] = field(default_factory=list)
-    """Short descriptions of what was drawn, for people and for counting."""
+    """For people and for counting."""
 
     def __str__(self) -> str:
         return ", ".join(self.drawn) or "nothing"
@@ -99,7 +98,6 @@ class _Draw:
         )
 
     def _of(self, what: str, share: float) -> bool:
-        """Draw whether *what* is so."""
         is_so = self.random.random() < share
         if is_so:
             self.drawn.append(what)
@@ -154,7 +152,6 @@ class _Draw:
         return dict.fromkeys(sorted(some), how)
 
     def _sick(self) -> dict[Path, int]:
-        """A name beside others that are well."""
         beside = self.random.choice(self.files)
         error = self.random.choice((errno.EIO, errno.ENOTCONN, HANGS))
         if not self._of("a sick name", 0.3):

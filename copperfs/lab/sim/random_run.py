@@ -1,27 +1,15 @@
 """Random run: a job of 5 to 60 nodes that read and suffer faults, drawn from one seed.
 
-First come rounds of reads and faults: of one node, of whole racks, and in some runs at random times
-all the while (Poisson, with a mean time between failures). Then the faults end, and every live node
-has to get every file. ``checkers.py`` has the promises that hold meanwhile and at the end. Beyond
-those:
+docs/simulator.md says what is drawn. First come rounds of reads and faults. Then the faults end,
+and every live node has to get every file. Beyond the promises of ``checkers.py``:
 
-* no application on a live node gets an error: a deadline is a minute, and no fault that is drawn
-  here lasts for longer than a third of it. Only where the source itself gave errors, to this node
-  or for this file, may the application get them;
-* no reader ever gets wrong bytes, and data that is damaged on the way or on a disk is requested
-  again;
-* without faults every object is read from the source once, and every directory scanned once; so is
-  every chunk, also where disks are slower than the source and memory is small.
+* no application on a live node gets an error, unless the source itself gave one to this node or for
+  this file: no fault that is drawn here lasts a third of the deadline of a minute;
+* no reader ever gets wrong bytes; damaged data is requested again;
+* without faults every object and chunk is read from the source once, and every directory scanned
+  once, also where disks are slower than the source and memory is small.
 
-A message that comes twice, or overtakes another on one connection, is not drawn: TCP lies below, so
-no node can ever see it. What a node sees of both is drawn: connections that break and are made
-anew, with repeated requests while the first reply may still come, and two connections to one peer.
-
-Differences of machines, and troubles around them, are drawn from streams of their own
-(``random_environment.py``, ``troubles.py``), so a seed keeps the faults that it had before these
-came.
-
-The run is the same for a seed wherever it is made; ``copperfs sim replay --seed N`` shows it.
+Environments and troubles have streams of their own, so a seed keeps its faults.
 """
 
 import errno
@@ -37,15 +25,14 @@ from copperfs.lab.sim.world import MIB, Job, World
 from copperfs.model.types import Path
 
 SIZES = (0, 1, 300, 4096, 70_000, 1 << 20, (1 << 20) + 1, 3 * MIB + 17, 9 * MIB, 12 * MIB)
-"""Some of several parts, some at the edges, and one that is too large for the tree."""
+"""Some of several parts, some at the edges, one too large for the tree."""
 FAULT_S_MAX = 20.0
 MTBF_S = (1.0, 5.0, 20.0)
-"""Of the whole job, in the runs in which nodes fail at random times."""
+"""Of the whole job, where nodes fail at random times."""
 REPAIRED_S = 5.0
 CHECKED_ALWAYS_MAX, CHECK_EVERY = 12, 10
-"""In jobs of more nodes invariants are checked after every tenth step of a node: the checks are
-half of a run's time, and a core that broke an invariant mostly still has it broken ten steps later.
-"""
+"""Larger jobs check invariants after every tenth step of a node: the checks are half of a run's
+time, and a broken invariant mostly stays broken."""
 CHUNKS_BYTES = (256 << 10, 1 << 20)
 TIER_AMPLE_BYTES = 64 * MIB
 """An owner of what is read here keeps all of it."""
@@ -55,7 +42,6 @@ DISK_WRITES_BYTES_S = (1.5e9, 1.5e9, 100e6, 20e6)
 TOLD_OF_SICK = ("fallbacks", "overdue", "failures")
 """Counters that grow when an application requests a sick name."""
 CALM = 0.15
-"""The share of seeds without faults."""
 
 
 @dataclass(slots=True, repr=False)
@@ -72,12 +58,10 @@ class RandomRun:
     _lame: dict[int, float] = field(default_factory=dict)
     """Nodes that stand still, and until when."""
     _excused: set[tuple[Path | None, int | None]] = field(default_factory=set)
-    """Files and nodes for which the source gave errors."""
+    """Where the source gave errors."""
     _mtbf_s: float | None = None
     _changes: bool = False
-    """Whether the source may be written to while the job reads it."""
     _at_once: int = 3
-    """At most this many faults between two rounds of reads."""
     _changed: set[Path] = field(default_factory=set)
     _clears: int = 0
     _pushes: int = 0
@@ -130,12 +114,10 @@ class RandomRun:
         self._set_up(sizes)
 
     def _set_up(self, sizes: dict[Path, int]) -> None:
-        """Set up the environment."""
         world, nodes = self.world, self.world.job.nodes
         found = draw_environment(self.seed, nodes, self._files, calm=self._calm)
         self.environment, world.machines = found, found.machines
-        # A directory that may not be listed is not sampled, so no comparison finds a difference
-        # there.
+        # A directory that may not be listed is not sampled, so no comparison finds a difference.
         is_blind = world.source.only_searched and world.numbers_differ
         world.job = replace(
             world.job,
@@ -148,7 +130,7 @@ class RandomRun:
         self.troubles.begin()
 
     def run(self) -> None:
-        """Run it all; a broken promise raises Violation, with the seed and the time."""
+        """A broken promise raises Violation, with the seed and the time."""
         try:
             self._run()
         except checkers.Violation:
@@ -191,7 +173,6 @@ class RandomRun:
         self._judge(before)
 
     def _await_all(self) -> None:
-        """Wait until all are started, are in touch, and have compared what they see."""
         self.world.run(self.environment.starts_within_s)
 
         def is_over() -> bool:
@@ -203,8 +184,7 @@ class RandomRun:
         self.world.run(1.0)
 
     def _judge(self, before: int) -> None:
-        """Check all promises. *before*: the number of reads that began before the faults
-        were over."""
+        """*before*: the number of reads that began before the faults were over."""
         world, job = self.world, self.world.job
         checkers.check_answered(world)
         sick = self.troubles.sick
@@ -239,9 +219,8 @@ class RandomRun:
                 checkers.check_chunk_reads(world, 2 * times)
 
     def _judge_views(self) -> None:
-        """Check that all nodes believe the truth. If a node died while no other was connected to
-        it, that takes longer: those that want it wait as long as for a node that is not started
-        yet."""
+        """If a node died while no other was connected to it, the truth takes longer: those that
+        want the node wait as long as for one that is not started yet."""
         try:
             checkers.check_views(self.world)
             checkers.check_overlay(self.world)
@@ -258,12 +237,10 @@ class RandomRun:
                 world.read(node, path)
 
     def _living(self) -> list[int]:
-        """Live nodes, and those still to be started, so that the draw does not depend on when they
-        start."""
+        """The draw must not depend on when late nodes start."""
         return [host.me for host in self.world.hosts if host.process.is_alive or host.is_late]
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass, in which some of the nodes that stand still go on."""
         world, until = self.world, self.world.clock.now + seconds
         for node, when in sorted(self._lame.items(), key=lambda each: each[1]):
             if when > until:
@@ -307,13 +284,11 @@ class RandomRun:
             self._draw.choice(hurts)()
 
     def _upright(self) -> list[int]:
-        """Nodes that are alive, run and are not leaving, or are still to be started."""
         hosts = self.world.hosts
         well = [host for host in hosts if host.is_upright]
         return [host.me for host in hosts if host.is_late or host in well]
 
     def _one(self) -> int:
-        """One of those that is started by now."""
         node = self._draw.choice(self._upright())
         self.world.start_late(self.world[node])
         return node
@@ -361,7 +336,6 @@ class RandomRun:
         self.world.part(set(self._draw.sample(range(nodes), self._draw.randint(1, nodes - 1))))
 
     def _isolate(self) -> None:
-        """Cut off a node that wants many files."""
         node = self._one()
         for path in self._files:
             self.world.read(node, path)
@@ -393,7 +367,6 @@ class RandomRun:
         self.world.source.slow[path] = self._draw.choice((0.05, 1.0, FAULT_S_MAX))
 
     def _lose_rack(self) -> None:
-        """Fail a rack: its power, its switch, or all that runs there."""
         nodes = self.world.rack(self._one())
         how = self._draw.random()
         if how < 0.3:
@@ -407,7 +380,6 @@ class RandomRun:
                     self.world.crash(node)
 
     def _part_one_way(self) -> None:
-        """Cut one direction: the others do not hear some nodes, which still hear them."""
         nodes = range(self.world.job.nodes)
         group = set(self._draw.sample(nodes, self._draw.randint(1, len(nodes) // 2)))
         for one in sorted(group):
@@ -439,13 +411,11 @@ class RandomRun:
             self.world.damage_disk(node)
 
     def _clear(self) -> None:
-        """Clear all nodes. That is no fault, but all that is under way then belongs to an older
-        epoch."""
+        """No fault, but all that is under way then belongs to an older epoch."""
         self._clears += 1
         self.world.clear(self._one())
 
     def _push(self) -> None:
-        """Push a working set, from a node that takes itself for a root."""
         job, source = self.world.job, self.world.source
         roots = [node for node in self._upright() if self._is_push_root(node)]
         files = self.world.hosts[0].node.files
@@ -474,7 +444,6 @@ class RandomRun:
             self.world.clock.after(wait_s, self._fail_some)
 
     def _fail_some(self) -> None:
-        """Fail a node, and repair it after a while."""
         if self._mtbf_s is None:
             return  # the faults have ended
         if len(self._upright()) > 2:

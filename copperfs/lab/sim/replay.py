@@ -16,9 +16,8 @@ class Replayed:
     world: World | None
     """None if it could not begin."""
     fault: str | None
-    """The promise that was broken."""
+    """The broken promise."""
     environment: str | None = None
-    """The environment that was drawn."""
 
     def lines(self, node: int | None, last: int) -> list[str]:
         """The end of the trace, of one node or of all."""

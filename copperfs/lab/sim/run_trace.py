@@ -1,8 +1,8 @@
 """Run trace: the events of each node and the actions that it returned, as lines.
 
-A line is formatted only when it is read: a run of a hundred nodes has a million of them, and mostly
-none is read. Only the last *most* are kept. The digest of a trace tells two runs apart. It covers
-the text of all lines, so nothing in a line may depend on anything but the seed.
+A line is formatted only when it is read: a run of a hundred nodes has a million of them. Only the
+last *most* are kept. The digest of a trace covers the text of all lines, so nothing in a line may
+depend on anything but the seed.
 """
 
 import errno
@@ -29,7 +29,6 @@ class Trace:
 
     @property
     def is_on(self) -> bool:
-        """Whether lines are kept at all."""
         return self.most > 0 or self.hashing
 
     def event(self, now: float, node: NodeId, event: object) -> None:
@@ -50,16 +49,14 @@ class Trace:
             self._digest.update(_line(*line).encode() + b"\n")
 
     def last_node(self) -> NodeId | None:
-        """The node that the last line is about."""
         return next((line[1] for line in reversed(self._lines) if line[1] is not None), None)
 
     def keep(self, most: int) -> None:
-        """Keep the last *most* lines from now on."""
         self.most = most
         self._lines = deque(self._lines, maxlen=most)
 
     def lines(self, node: int | None = None) -> list[str]:
-        """The lines of one node and of the whole job's faults, or all lines."""
+        """All lines, or those of one node and of the whole job's faults."""
         return [_line(*each) for each in self._lines if node is None or each[1] in (None, node)]
 
     def hexdigest(self) -> str:
@@ -72,7 +69,7 @@ def _line(now: float, node: NodeId | None, mark: str, what: object) -> str:
 
 
 def told(what: object) -> str:
-    """A value as text for people, without long parts."""
+    """As text for people, without long parts."""
     match what:
         case str():
             return what

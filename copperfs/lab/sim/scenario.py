@@ -1,9 +1,8 @@
 """Scenario language: golden scenarios of several nodes, as plain text, in virtual time.
 
 A scenario opens with a sentence of intent (``# ...``). Then come the settings, the events and the
-expectations, one line each. ``VERBS`` and ``EXPECTATIONS`` are the whole language, and
-docs/develop.md shows how to write one. Times are in seconds, a path is below the source. ``N`` is
-the number of a node, ``all`` every live one::
+expectations, one line each (``VERBS``, ``EXPECTATIONS``; docs/develop.md). Times are in seconds,
+paths below the source::
 
     # A child whose parent dies while it waits asks elsewhere, and its reader sees no error.
     nodes 8 fanout 2
@@ -14,9 +13,9 @@ the number of a node, ``all`` every live one::
     finish
     expect node 3 has lib/a.py
 
-Unless it says ``errors are expected``, no application on a live node may have got one by the end.
-Every scenario requires that the job is at rest then, and that no promise of ``checkers.py`` is
-broken. A scenario that needs a feature which is not built says ``needs SOMETHING``.
+At the end the job has to be at rest, no promise of ``checkers.py`` broken, and, unless it says
+``errors are expected``, no application on a live node may have got one. ``needs SOMETHING`` marks a
+scenario of a feature that is not built.
 """
 
 import errno
@@ -32,11 +31,11 @@ from copperfs.model.types import NodeId, Path
 
 SIZES = {"": 1, "K": 1 << 10, "M": MIB}
 RESTS_S = 2.0
-"""Time for what is still under way when all have what they wanted."""
+"""For what is still under way when all have what they wanted."""
 
 
 class NotALine(ValueError):
-    """A line of the scenario is not in the language."""
+    """A line is not in the language."""
 
 
 class Unmet(AssertionError):
@@ -45,20 +44,17 @@ class Unmet(AssertionError):
 
 @dataclass(slots=True, repr=False)
 class Scenario:
-    """One scenario, while it runs."""
-
     seed: int = 0
     exact: bool = True
     job: Job = field(default_factory=lambda: Job(1))
     errors_expected: bool = False
     called: list[int] | None = None
-    """The nodes whose results the last collective has."""
+    """Nodes with results in the last collective."""
     _world: World | None = None
     _files: list[tuple[Path, int]] = field(default_factory=list)
 
     @property
     def world(self) -> World:
-        """The job; it starts with the first event."""
         if self._world is None:
             self._world = World(self.seed, self.job, self.exact)
             for path, size in self._files:
@@ -67,7 +63,6 @@ class Scenario:
         return self._world
 
     def tell(self, text: str) -> None:
-        """Run all lines of *text*. A line whose expectation is not met raises AssertionError."""
         for number, line in enumerate(text.splitlines(), 1):
             line = line.partition("#")[0].strip()
             if line and not line.startswith("needs "):
@@ -128,7 +123,7 @@ class Scenario:
         for number in range(int(count)):
             self.add_file(pattern.replace("*", str(number)), size, unit)
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def read(self, nodes: str, path: str) -> None:
         for node in self.nodes(nodes):
@@ -136,7 +131,6 @@ class Scenario:
                 self.world.read(node, each)
 
     def run_until_message(self, node: str, what: str, kind: str, count: str | None) -> None:
-        """Run until *count* such messages have passed from now on."""
         left = int(count or 1)
         world = self.world
         if kind not in WORDS:
@@ -153,13 +147,11 @@ class Scenario:
         assert came, f"node {node} {what} {int(count or 1) - left} of them"
 
     def run_until_source(self, kind: str, path: str) -> None:
-        """Run until the source begins such an operation."""
         key, world = (kind, _path(path)), self.world
         before = world.source.counts[key]
         assert world.run_until(lambda: world.source.counts[key] > before, 60.0), "it does not"
 
     def finish(self) -> None:
-        """Run until all readings are over."""
         assert self.world.run_until_read(), "; ".join(
             str(each) for each in self.world.readings if not each.is_over
         )
@@ -202,7 +194,7 @@ class Scenario:
     def expect_errors(self) -> None:
         self.errors_expected = True
 
-    # --- what has to be true ---------------------------------------------------------------------
+    # --- expectations ----------------------------------------------------------------------------
 
     def expect_has(self, nodes: str, path: str) -> None:
         for node in self.nodes(nodes):
@@ -232,12 +224,10 @@ class Scenario:
         assert stall_s < float(seconds), f"{stall_s:.3f} s: {worst}"
 
     def expect_taken(self, node: str, count: str, unit: str) -> None:
-        """Check the payloads that the node has received since its start."""
         found = self.world[int(node)].peers.taken_bytes
         assert found <= int(count) * SIZES[unit], f"{found} bytes"
 
     def expect_count(self, what: str, nodes: str | None, most: str | None, count: str) -> None:
-        """Check the sum of a counter over live nodes."""
         chosen = self.nodes(nodes or "all")
         each = {n: getattr(self.world[n].node.statistics(), what) for n in chosen}
         found = sum(each.values())
@@ -276,7 +266,6 @@ class Scenario:
         return found
 
     def paths(self, text: str) -> list[Path]:
-        """A path, or all paths that match a ``*``."""
         if "*" not in text:
             return [_path(text)]
         pattern = re.compile(re.escape(text).replace(r"\*", "[^/]*").encode())
@@ -358,5 +347,5 @@ EXPECTATIONS: dict[str, Do] = {
 
 
 def needs(text: str) -> set[str]:
-    """The features that a scenario needs and that are not built yet."""
+    """Features that are not built yet."""
     return set(re.findall(r"^needs (\w+)", text, re.MULTILINE))

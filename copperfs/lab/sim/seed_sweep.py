@@ -1,8 +1,7 @@
 """Seed sweep: runs and judges many random seeds, for ``make sim`` and ``make sim-night``.
 
-Seeds run in batches, each batch in a process of its own (``process_pool.py``). A failed seed is
-reported with the promise that was broken; ``copperfs sim replay --seed N`` shows how it came to
-that.
+Each batch of seeds runs in a process of its own (``process_pool.py``). ``copperfs sim replay --seed
+N`` shows how a failed seed broke its promise.
 """
 
 import gc
@@ -27,7 +26,6 @@ class Verdict:
     messages: int
     cpu_s: float
     environment: tuple[str, ...] = ()
-    """The environment that was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Summary:
     messages: int
     cpu_s: float
     environments: dict[str, int]
-    """For how many seeds each of these was drawn."""
+    """Seeds that drew each of these."""
 
 
 @dataclass(slots=True)
@@ -102,7 +100,7 @@ def _judge(seed: int) -> Verdict:
 
 
 def read_seeds(path: str) -> list[int]:
-    """Read a seed from each line; words after it are for people."""
+    """A seed from each line; words after it are for people."""
     try:
         with open(path, encoding="utf-8") as file:
             rows = [line.split("#")[0].split() for line in file]

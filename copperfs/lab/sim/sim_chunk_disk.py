@@ -1,8 +1,7 @@
-"""Disk port: the driver's port to the disk of the data tier, as ``daemon/chunk_disk.py`` is for the
-daemon.
+"""Disk port: the driver's port to the data tier's disk, as ``daemon/chunk_disk.py`` in the daemon.
 
-The disk says when it has read or written a chunk (``sim_disk.py``). This module passes that to the
-node, and gives up a disk that hangs until it comes back.
+It tells the node when the disk (``sim_disk.py``) has read or written a chunk, and gives up a disk
+that hangs until it comes back.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ class DiskPort:
     blobs: SimulatedBlobs
     post: Callable[[Event], None]
     _storing: set[ChunkKey] = field(default_factory=set)
-    """Chunks that the disk was given, and whose outcome it has not reported yet."""
+    """Chunks whose outcome the disk has not reported yet."""
 
     def load(self, fetch: FetchId, key: ChunkKey) -> None:
         begun, at = self.clock.now, self.disk.loaded_at(key)
@@ -62,7 +61,6 @@ class DiskPort:
         self.post(Stored(key, written, self.disk.takes_nothing, self.disk.is_outgrown))
 
     def watch(self) -> None:
-        """Give the disk up if it hangs for too long."""
         self.process.after(WRITE_WITHIN_S, self._give_up, self.disk.hung_until)
 
     def _give_up(self, until: float) -> None:
@@ -82,7 +80,6 @@ class DiskPort:
                 self.post(DiskRecovered())
 
     def set_full(self, is_full: bool) -> None:
-        """Let other processes fill the disk, or free it again."""
         recovered, self.disk.is_full = self.disk.is_full and not is_full, is_full
         if recovered:
             self.process.take(self.post, DiskRecovered())

@@ -1,7 +1,4 @@
-"""Simulated connection: one connection between two nodes, as each of its ends sees it.
-
-``node/peer/connection_choice.py`` chooses which of several is used.
-"""
+"""Simulated connection: one connection between two nodes, as each of its ends sees it."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -36,9 +33,8 @@ class End:
     is_open: bool = True
     greeted: bool = False
     since: float = 0.0
-    """When it was begun."""
     last: float = 0.0
-    """When the last frame that is under way to this end arrives: none overtakes another."""
+    """When the last frame on its way here arrives: none overtakes another."""
     held: deque[Frame] = field(default_factory=deque)
     """Frames that a cut or a stopped process holds back; TCP sends them again."""
     held_since: float = 0.0

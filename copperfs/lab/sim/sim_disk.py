@@ -1,16 +1,13 @@
 """Simulated disk of the data tier: what ``chunkstore/`` does, as far as the core sees it.
 
-Writes and reads queue for one device, first come first served. The store keeps its budget by
-evicting the least recently used chunk. No other process fills the disk, unless the fault
-``is_full`` is set. Neither call ever returns an error: a store that fails leaves the chunk out, a
-load that fails finds nothing.
+Writes and reads queue for one device, first come first served. Neither call ever returns an error:
+a store that fails leaves the chunk out, a load that fails finds nothing.
 
 A disk that *hangs* answers nothing for a while. A read is given up after ``READ_WITHIN_S``, and at
 once when a few have been. A write that takes ``WRITE_WITHIN_S`` *degrades* the store: it drops what
 waits to be written, and takes nothing until it has recovered.
 
-A load finds a damaged chunk by its digest, and drops it. Chunks on the disk outlive the process;
-chunks still to be written do not.
+A load drops a chunk whose digest differs. Only chunks on the disk outlive the process.
 """
 
 from collections import OrderedDict
@@ -24,12 +21,12 @@ READ_WITHIN_S, WRITE_WITHIN_S, READERS = 2.0, 10.0, 4
 """The store's (``DiskLimits``)."""
 RECOVERS_IN_S = 1.0
 MOVES_WITHIN_S = 2.0
-"""A process that leaves waits this long at most for what is still to be written."""
+"""How long a leaving process waits for its writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskCosts:
-    """Costs of an NVMe drive of the middle class, with the check of what was read."""
+    """A middle-class NVMe drive, with the computation of digests."""
 
     latency_s: float = 100e-6
     read_bytes_per_s: float = 3e9
@@ -42,22 +39,18 @@ class Disk:
     costs: DiskCosts = field(default_factory=DiskCosts)
     budget_bytes: int = 1 << 40
     is_full: bool = False
-    """Another process has filled it: it takes no more chunks, and still reads those that it has."""
+    """Another process has filled it: it takes no more chunks, and still reads its own."""
     is_degraded: bool = False
-    """It has hung for too long: it takes nothing until it has recovered."""
     hung_until: float = 0.0
     late: int = 0
-    """Reads that were given up since the hang began."""
     damaged: int = 0
-    """The number of chunks that were found damaged."""
     refused: int = 0
-    """The number of chunks that were not taken."""
     held_bytes: int = 0
     is_outgrown: bool = False
-    """It had to evict chunks that it was given since the process started."""
+    """It had to evict since the process started."""
     chunks: OrderedDict[ChunkKey, tuple[Piece, ...]] = field(default_factory=OrderedDict)
     _written_at: dict[ChunkKey, float] = field(default_factory=dict)
-    """For each chunk that it was given since then: when it is on the disk."""
+    """When each chunk stored since then is on the disk."""
     _free: float = 0.0
 
     @property
@@ -73,7 +66,6 @@ class Disk:
         return self.late >= READERS
 
     def hang(self, seconds: float) -> None:
-        """Delay all that is under way by this time."""
         now = self.clock.now
         longer_s = now + seconds - max(now, self.hung_until)
         if longer_s <= 0:
@@ -87,7 +79,7 @@ class Disk:
                 self._written_at[key] = at + longer_s
 
     def degrade(self) -> bool:
-        """Degrade after too long a hang; whether that has any effect."""
+        """Returns whether anything was dropped."""
         unwritten = [key for key, at in self._written_at.items() if at > self.clock.now]
         for key in unwritten:
             self.drop(key)
@@ -95,12 +87,11 @@ class Disk:
         return self.is_degraded
 
     def written_at(self, key: ChunkKey) -> float | None:
-        """When a chunk that was given is on the disk; None if it was dropped meanwhile."""
+        """None if it was dropped meanwhile."""
         return self._written_at.get(key)
 
     def store(self, key: ChunkKey, pieces: tuple[Piece, ...]) -> float | None:
-        """When it is written; None: it is not taken. A load before that finds it as well: the real
-        store has it in its backlog. A chunk that is held stays as it is."""
+        """When it is written; None: it is not taken. An earlier load finds it in the backlog."""
         if key in self.chunks:
             return max(self.clock.now, self._written_at.get(key, 0.0))
         size = size_of(pieces)
@@ -115,7 +106,6 @@ class Disk:
         return written_at
 
     def loaded_at(self, key: ChunkKey) -> float:
-        """When a load of this chunk has its outcome."""
         pieces = self.chunks.get(key)
         if pieces is None or self.hangs:
             return self.clock.now  # the index is in memory
@@ -133,7 +123,7 @@ class Disk:
         return pieces
 
     def process_ended(self, within_s: float = 0.0) -> None:
-        """Lose what is not written within these seconds. Another process may come."""
+        """Lose what is not written within these seconds."""
         for key, at in self._written_at.copy().items():
             if at > self.clock.now + within_s:
                 self.drop(key)
@@ -143,7 +133,7 @@ class Disk:
         self.is_outgrown = False
 
     def _evict(self) -> None:
-        """Evict the least recently used chunk, of the written ones if there are any."""
+        """A written one, if there is any."""
         now, written_at = self.clock.now, self._written_at
         written = (key for key in self.chunks if written_at.get(key, now) <= now)
         victim = next(written, next(iter(self.chunks)))
@@ -157,7 +147,6 @@ class Disk:
             self.held_bytes -= size_of(pieces)
 
     def damage(self, key: ChunkKey) -> None:
-        """Flip a bit of the chunk."""
         first, *others = self.chunks[key]
         self.chunks[key] = (first.spoiled(), *others)
 

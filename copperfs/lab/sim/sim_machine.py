@@ -1,4 +1,4 @@
-"""Machine: the properties of one machine of a job: clocks, client of the source, limits."""
+"""Machine: the properties of one machine of a job."""
 
 from dataclasses import dataclass
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Machine:
     own_numbers: bool = False
-    """Its client of the source gives files inode numbers that no other client gives them."""
+    """Its client of the source gives files numbers of its own."""
     ahead_s: float = 0.0
-    """Seconds by which its wall clock is ahead of the server's."""
+    """Its wall clock's lead over the server's."""
     boot_s: float = 0.0
-    """What its monotonic clock showed when virtual time began,"""
+    """The reading of its monotonic clock when virtual time began,"""
     rate: float = 1.0
-    """and how many seconds pass on it in one."""
+    """and how many of its seconds pass in one."""
     memory_bytes: int | None = None
     """None: as the job says."""
     descriptors: int | None = None
-    """Its limit; None: as many as are wanted."""
+    """None: as many as are wanted."""
     resolver_s: float | None = None
-    """The time of its resolver for each name; None: it has addresses."""
+    """The time of its resolver for a name; None: it has addresses."""
     resolver_fails_until: float = 0.0
     starts_s: float = 0.0
-    """Seconds from the start of the first node to its own."""
+    """Seconds after the first node's start."""
 
 
 PLAIN = Machine()

@@ -1,7 +1,6 @@
 """Peers: the driver's port to the network, on top of the node's simulated transport.
 
-What arrives becomes an event of the node, which decides what it means. The pieces beside a message
-are lent to its blob table (``payloads.py``).
+What arrives becomes an event of the node, with its pieces lent to the blob table (``payloads.py``).
 """
 
 from collections import Counter
@@ -45,9 +44,8 @@ class SimulatedPeers:
     post: Callable[[Event], None]
     port: Port = field(init=False)
     numbers: Numbers | None = None
-    """The comparison of inode numbers with those of other nodes."""
     met: set[NodeId] = field(default_factory=set)
-    """The peers that it was ever connected to."""
+    """Peers that it was ever connected to."""
     taken_bytes: int = 0
     """Payload bytes, wanted or not."""
     given_bytes: Counter[NodeId] = field(default_factory=Counter)
@@ -82,7 +80,6 @@ class SimulatedPeers:
         self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
 
     def greet_again(self, epoch: int) -> None:
-        """Tell all connected peers what this node knows by now."""
         self.post(GreetAgain(epoch))
 
     # --- in --------------------------------------------------------------------------------------

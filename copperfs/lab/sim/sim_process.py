@@ -1,9 +1,8 @@
 """Process of one node: whether it is alive, and whether it runs.
 
-All that happens to a node goes through ``take``. A process that is *stopped* (SIGSTOP) or whose
-event loop is *hung* keeps what comes, and does all of it, in order, when it continues. A dead one
-takes nothing. A stop and a hang differ only in what others see of them, which the network
-simulates.
+All that happens to a node goes through ``take``. A *stopped* process (SIGSTOP) and one whose event
+loop *hangs* keep what comes, and do it in order when they continue. A dead one takes nothing. A
+stop and a hang differ only in what others see of them, which the network simulates.
 """
 
 from collections import deque
@@ -29,7 +28,7 @@ class Process:
     since: float = 0.0
     """When this state began."""
     stood_still_s: float = 0.0
-    """In all, so far; without the present standstill."""
+    """Without the present standstill."""
     _waiting: deque[tuple[Callable[..., object], tuple[Any, ...]]] = field(default_factory=deque)
 
     @property
@@ -41,14 +40,14 @@ class Process:
         return self.state is State.RUNS
 
     def take(self, do: Callable[..., object], *arguments: Any) -> None:
-        """Do this, now or when the process continues."""
+        """Now, or when the process continues."""
         if self.state is State.RUNS and not self._waiting:
             do(*arguments)
         elif self.state is not State.DEAD:
             self._waiting.append((do, arguments))
 
     def after(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
-        """A timer of the process: it does not fire while the process stands still."""
+        """A timer, which does not fire while the process stands still."""
         self.clock.after(seconds, self.take, do, *arguments)
 
     def stop(self, state: State) -> None:

@@ -1,7 +1,7 @@
-"""Simulated resolver of a node: how ``transport/resolver.py`` copes with one that is slow or fails.
+"""Simulated resolver of a node: ``transport/resolver.py`` with a resolver that is slow or fails.
 
-It looks up at most ``THREADS_MAX`` names at a time, each anew for each connection that is begun. A
-known good address is used after ``PATIENCE_S``.
+It looks up at most ``THREADS_MAX`` names at a time, anew for each connection. A known good address
+is used after ``PATIENCE_S``.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ class _Waiting:
 class SimulatedResolver:
     process: Process
     takes_s: float
-    """The time of the resolver for each name."""
+    """The time for a name."""
     fails_until: float = 0.0
     """It resolves no name before."""
     _known: set[NodeId] = field(default_factory=set)
@@ -39,7 +39,7 @@ class SimulatedResolver:
     _threads: int = 0
 
     def find(self, peer: NodeId, then: Callable[[bool], None]) -> None:
-        """Call *then* with whether there is an address to connect to."""
+        """Call *then* with whether there is an address."""
         waiting = _Waiting(then)
         if peer not in self._looking:
             self._looking[peer] = []

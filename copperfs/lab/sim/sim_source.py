@@ -1,16 +1,12 @@
 """Simulated source: a tree of files behind metadata servers and one pipe, in virtual time.
 
-An operation waits for the first free metadata server and keeps it for the time of an operation.
-Bytes then queue for the bandwidth that all nodes share. Servers and pipe are first-come
-reservations: the end of an operation is known when it begins, unless it is held.
+An operation keeps the first free metadata server for its time. Bytes then queue for the shared
+bandwidth. Both are first-come reservations: the end of an operation is known when it begins, unless
+it is held. Each node sees the source through a client of its own (``source_client.py``).
 
-Faults are paths that fail, are slow or hang, one of the file servers, and a stall of everything. It
-counts the operations on each path, which is what most promises of this project are about. Each node
-sees it through a client of its own (``source_client.py``).
-
-A file's content follows from its path and version, so bytes of another version show
-(``payload_pieces.py``). A file that is written twice within one tick of the server's clock has one
-version and two contents: a reader of the first has wrong bytes from then on.
+A file's content follows from its path and version. A file that is written twice within one tick of
+the server's clock has one version and two contents: a reader of the first has wrong bytes from then
+on.
 """
 
 import errno
@@ -50,34 +46,30 @@ LEFT_AFTER_S, LEFT_MAX = 1.0, 4
 """A scan leaves out a name that hangs for the first, and stats no more names after the second
 (``native/source/watch.c``)."""
 WRITTEN_AGAIN_S = 300e-6
-"""Bytes have been read by then, unless the reader waits."""
+"""A young file's bytes have been read by then, unless the reader waits."""
 FOREVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCosts:
-    """Costs of operations at the source, by default of a filesystem that is neither fast nor
-    overloaded. The calibration of a cluster replaces these."""
+    """Defaults: a filesystem that is neither fast nor overloaded. Calibration replaces these."""
 
     servers: int = 4
     operation_s: float = 100e-6
     """The time for which one operation keeps a metadata server."""
     name_s: float = 10e-6
-    """For each name of a directory that is scanned."""
     latency_s: float = 300e-6
     bytes_per_s: float = 2e9
     client_bytes_per_s: float = 2e9
-    """The most that one node gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentRead:
-    """A file was read. The receiver keeps the bytes and gives the core a handle to them."""
+    """The receiver keeps the bytes, and gives the core a handle to them."""
 
     fetch: FetchId
     content: tuple[Piece, ...]
     mentions: frozenset[bytes] = frozenset()
-    """The names that a compiled file mentions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +82,14 @@ Arrived = SourceListed | SourceLookedUp | Failed | ContentRead | FileOpened
 
 @dataclass(slots=True)
 class Operation:
-    """A fetch that is under way."""
-
     fetch: Fetch
     done: Callable[[Arrived], None]
     times: int
     client: SimulatedClient
     was: Entry | None
-    """The entry at its path when it began."""
     written: int | None = None
-    """How often the file had been written in its version when its bytes were read; None: as often
-    as it is in the end."""
+    """How often the file had been written in its version when its bytes were read; None: all
+    writes."""
 
 
 def kind_of(fetch: Fetch) -> str:
@@ -123,57 +112,48 @@ class SimulatedSource:
     costs: SourceCosts = field(default_factory=SourceCosts)
     with_bytes: bool = True
     counts: Counter[tuple[str, Path]] = field(default_factory=Counter)
-    """Operations by kind and path: scan, look, read, open, chunk."""
+    """Operations by kind (scan, look, read, open, chunk) and path."""
     chunk_counts: Counter[tuple[Path, int]] = field(default_factory=Counter)
-    """The same for chunks, by offset as well."""
     only_searched: bool = False
-    """Its directories may be searched, and not be listed."""
+    """Its directories may be searched, not listed."""
     streamed_bytes: int = 0
-    """Read through handles."""
     failing: dict[Path, int] = field(default_factory=dict)
-    """The errno that every operation on a path gets. The listing of its directory has the name,
-    without attributes."""
+    """The errno of every operation on a path. A listing has the name without attributes."""
     slow: dict[Path, float] = field(default_factory=dict)
-    """Seconds that every operation on a path takes longer."""
+    """Extra seconds of every operation on a path."""
     hanging: dict[Path, float] = field(default_factory=dict)
-    """Until when no operation on a path ends. A scan of its directory leaves it out."""
+    """Until when operations on a path hang. A scan of its directory leaves it out."""
     file_servers: int = 1
-    """The servers that the files are spread over."""
     sick_server: tuple[int, float] | None = None
     """The server that does not answer, and until when."""
     filesystems: dict[Path, int] = field(default_factory=dict)
-    """The filesystems mounted below the root, with the tag of each, the same on all nodes."""
+    """The tags of filesystems mounted below the root."""
     tick_s: float = 0.004
-    """The tick of the server's clock: writes within one tick give one version."""
+    """Of the server's clock: writes within one tick give one version."""
     rewritten: Path | None = None
     """A file that is written when its directory is listed next, and again when it is read then."""
     times_written: Counter[tuple[Path, Version]] = field(default_factory=Counter)
-    """How often it was written in one version, beyond the first time."""
+    """Further writes within one version."""
     mentions: dict[Path, frozenset[bytes]] = field(default_factory=dict)
-    """The names that each compiled file mentions."""
     stalled_until: float = 0.0
-    """Nothing begins before."""
     _files: dict[Path, Entry] = field(default_factory=dict)
     _directories: dict[Path, dict[bytes, None]] = field(default_factory=lambda: {ROOT: {}})
-    """The names in each, in the order in which they came."""
     _inode: int = 1
     _contents: dict[tuple[Path, Version], tuple[Piece, ...]] = field(default_factory=dict)
     _listings: dict[Path, Listing] = field(default_factory=dict)
     _server: SimulatedClient = field(default_factory=SimulatedClient)
-    """A client that sees all as it is."""
     scan_deadline_s: float = 60.0
     _held: list[Operation] = field(default_factory=list)
-    """Operations that hang until all is well."""
     _servers_free: list[float] = field(init=False)
     _pipe_free: float = 0.0
 
     def __post_init__(self) -> None:
         self._servers_free = [0.0] * self.costs.servers
 
-    # --- what is there ---------------------------------------------------------------------------
+    # --- files -----------------------------------------------------------------------------------
 
     def add(self, path: Path, size: int, changed_s: int = 0) -> Version:
-        """Add a file, and the directories above it; or another version of one that is there."""
+        """Add a file and the directories above it, or another version of it."""
         return self._add(path, size, changed_s * 1_000_000_000)
 
     def _add(self, path: Path, size: int, changed_ns: int) -> Version:
@@ -193,12 +173,12 @@ class SimulatedSource:
             self._add_name(path, b"")
 
     def change(self, path: Path) -> Version:
-        """Give the file other bytes, as many, from now on."""
+        """Give the file other bytes of the same size."""
         old = self._files[path].attributes.version
         return self.add(path, old.size, old.mtime_ns // 1_000_000_000 + 1)
 
     def write(self, path: Path) -> Version:
-        """Write other bytes, as many, into the file now, at the time of the server's clock."""
+        """Write other bytes of the same size now, at the server's time."""
         tick_ns = int(self.tick_s * 1e9)
         at_ns = wall_ns(self.clock.now) // tick_ns * tick_ns
         old = self._files[path].attributes.version
@@ -229,7 +209,7 @@ class SimulatedSource:
         return list(self._files)
 
     def listing(self, path: Path) -> Listing:
-        """Always the same one until it changes: all nodes share it."""
+        """All nodes share one, until it changes."""
         found = self._listings.get(path)
         if found is None:
             rows = [(name, self.entry(join(path, name))) for name in self._directories[path]]
@@ -245,8 +225,8 @@ class SimulatedSource:
     def content(
         self, path: Path, version: Version, written: int | None = None
     ) -> tuple[Piece, ...]:
-        """The bytes of a file in this version; *written* says how often it had been written in that
-        version by then. The inode number may be any client's."""
+        """The bytes of a file in this version after *written* further writes. The inode number may
+        be any client's."""
         name, version = self._named(path, version, written)
         found = self._contents.get((name, version))
         if found is None:
@@ -261,8 +241,7 @@ class SimulatedSource:
         return chunk_of(name, version, offset, length, with_bytes=self.with_bytes)
 
     def _named(self, path: Path, version: Version, written: int | None) -> tuple[Path, Version]:
-        """The seed of the bytes: a name of its own for each write within this version, and the
-        server's inode number, which a file keeps."""
+        """The seed of the bytes, with the server's inode number and the number of the write."""
         entry = self._files.get(path)
         if entry is not None:
             version = version._replace(inode=entry.attributes.inode)
@@ -278,7 +257,7 @@ class SimulatedSource:
             self._directories[directory][name] = None
         self._listings.pop(directory, None)
 
-    # --- what is done to it ----------------------------------------------------------------------
+    # --- operations ------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -287,8 +266,8 @@ class SimulatedSource:
         times: int = 1,
         client: SimulatedClient | None = None,
     ) -> None:
-        """Perform a fetch, and call *done* with its outcome when it ends. *times*: how many nodes
-        do the same at the same time; it ends when the last one is served."""
+        """Call *done* with the outcome of the fetch. *times* nodes do it at once; it ends with the
+        last."""
         path = fetch.path
         self.counts[kind_of(fetch), path] += times
         ends = self._serve(path, isinstance(fetch, ScanSource), times)
@@ -306,7 +285,6 @@ class SimulatedSource:
         self._read(operation, ends)
 
     def _write_meanwhile(self, fetch: Fetch, path: Path) -> None:
-        """Write the file once during a lookup, and once more when it is read."""
         if isinstance(fetch, ScanSource) and fetch.path == split(path)[0]:
             self.write(path)
         elif isinstance(fetch, ReadSource | ReadChunk) and fetch.path == path:
@@ -321,7 +299,6 @@ class SimulatedSource:
         self._read(operation, self.clock.now)
 
     def _read(self, operation: Operation, ends: float) -> None:
-        """Read the bytes. *ends*: when the metadata server is through with it."""
         fetch, size = operation.fetch, 0
         if isinstance(fetch, ReadSource):
             size = fetch.version.size
@@ -336,7 +313,6 @@ class SimulatedSource:
         self.clock.at(ends, self._end, operation)
 
     def stream(self, size: int, done: Callable[[], None], times: int = 1) -> None:
-        """Move *size* bytes of an open file, for a node that caches none of it, or for several."""
         self.streamed_bytes += times * size
         took = times * size / self.costs.bytes_per_s
         self._pipe_free = max(self.clock.now, self._pipe_free) + took
@@ -344,8 +320,7 @@ class SimulatedSource:
         self.clock.at(max(self._pipe_free, least) + self.costs.latency_s, done)
 
     def _serve(self, path: Path, scan: bool, times: int) -> float:
-        """Reserve a metadata server, or all of them for their part of many operations; when it is
-        through."""
+        """Reserve a metadata server, or all of them for many operations; returns the end."""
         took = self.costs.operation_s
         if scan:
             took += self.costs.name_s * len(self._directories.get(path, ()))
@@ -357,14 +332,12 @@ class SimulatedSource:
         free[server] = max(self.clock.now, free[server], self.stalled_until) + took
         return free[server]
 
-    # --- what hangs ------------------------------------------------------------------------------
+    # --- hangs -----------------------------------------------------------------------------------
 
     def server_of(self, path: Path) -> int:
-        """The server that keeps a file."""
         return sum(path) % self.file_servers
 
     def held_until(self, path: Path) -> float:
-        """The earliest end of operations on a path."""
         held = max(self.stalled_until, self.hanging.get(path, 0.0))
         if self.sick_server is not None and path in self._files:
             server, until = self.sick_server
@@ -379,8 +352,7 @@ class SimulatedSource:
         return [name for name in names if self.held_until(join(directory, name)) > self.clock.now]
 
     def _left_behind(self, directory: Path) -> list[bytes]:
-        """The names that a scan which ends now leaves out: those that hang, and all after the first
-        few of them."""
+        """The names that a scan which ends now leaves out."""
         hanging = self._hanging_in(directory)
         if len(hanging) < LEFT_MAX:
             return hanging
@@ -388,8 +360,8 @@ class SimulatedSource:
         return names[names.index(hanging[LEFT_MAX - 1]) :]
 
     def _waits_for_names_s(self, directory: Path) -> float:
-        """How long a scan waits for names that hang. If no other name answers, the scan cannot know
-        how long one may take, and waits for half of its deadline."""
+        """How long a scan waits for names that hang: for half of its deadline if no other name
+        answers, since it then cannot know how long one may take."""
         hanging = self._hanging_in(directory)
         if not hanging:
             return 0.0
@@ -409,7 +381,7 @@ class SimulatedSource:
 
     def _end(self, operation: Operation) -> None:
         held_until = self.held_until(operation.fetch.path)
-        if self.clock.now < held_until:  # it hangs, or has begun to meanwhile
+        if self.clock.now < held_until:  # it hangs, or began to
             if held_until < FOREVER:
                 self.clock.at(held_until, self._end, operation)
             else:
@@ -435,7 +407,7 @@ class SimulatedSource:
                     return Failed(fetch.fetch, errno.EACCES)
                 return SourceListed(fetch.fetch, client.listing(path, self.listing(path)))
             case ReadSource(_, _, version) | OpenSource(_, _, version) | ReadChunk(_, _, version):
-                # the same before and after, which the real source checks, too
+                # the same before and after, as the real source checks
                 if was is None or not (client.shows(version, was) and client.shows(version, found)):
                     return Failed(fetch.fetch, errno.ESTALE)
                 if isinstance(fetch, OpenSource):

@@ -1,8 +1,7 @@
-"""Simulated transport of one node: keeps its connections to peers, and chooses which one is used.
+"""Simulated transport of one node, the counterpart of ``transport/zeromq.py``.
 
-It does for the simulator what ``transport/zeromq.py`` does for the daemon. ``connect`` keeps a
-connection to a peer and renews it, at once and then with growing pauses. The host gets what arrives
-one at a time, never in the middle of another call (``_say``).
+A connection is renewed at once and then with growing pauses. The host gets arrivals one at a time,
+never in the middle of another call (``_say``).
 """
 
 from collections import deque
@@ -26,12 +25,10 @@ if TYPE_CHECKING:
 
 
 OWN_DESCRIPTORS = 24
-"""Descriptors of a process without connections: logs, libraries, control sockets."""
+"""A process without connections has logs, libraries and control sockets open."""
 
 
 class TransportHost(Protocol):
-    """Receives what arrives."""
-
     def connected(self, peer: NodeId) -> None: ...
     def lost(self, peer: NodeId) -> None: ...
     def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None: ...
@@ -40,8 +37,6 @@ class TransportHost(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Keeper:
-    """Keeps a connection to one peer."""
-
     peer: NodeId
     pause_s: float = 0.0
     began: float = 0.0
@@ -56,24 +51,23 @@ class Port:
     random: Random
     host: TransportHost
     ends: dict[End, None] = field(default_factory=dict)
-    """The open ends, in the order in which they came."""
     links: ConnectionChoice[End] = field(init=False)
     unsendable: int = 0
     slowness: float = 1.0
-    """The factor by which its processor is slower than others."""
+    """How much slower its processor is than others."""
     weight: int = 1
-    """The number of nodes that it stands for, which do the same at the same time. Messages between
-    it and a node that stands for fewer cost that node a multiple, by the ratio of the two."""
+    """The number of nodes that it stands for. Messages between it and a node that stands for fewer
+    cost that node a multiple, the ratio of the two."""
     ahead_s: float = 0.0
-    """The lead of its wall clock, by which connections are numbered."""
+    """Its wall clock numbers the connections."""
     names: SimulatedResolver | None = None
     """None: all addresses are known."""
     descriptors: int | None = None
-    """The limit of the process; None: it has none."""
+    """None: no limit."""
     others: Callable[[], int] = lambda: 0
-    """Counts the open descriptors that are no connections."""
+    """Counts descriptors that are no connections."""
     strangers: deque[float] = field(default_factory=deque)
-    """Connections that never sent a greeting, by when they came."""
+    """When each connection came that never greeted."""
     turned_away: int = 0
     _last_serial: int = 0
     _keepers: dict[NodeId, _Keeper] = field(default_factory=dict)
@@ -91,7 +85,7 @@ class Port:
             self._cut,
         )
 
-    # --- the seam --------------------------------------------------------------------------------
+    # --- interface -------------------------------------------------------------------------------
 
     def connect(self, peer: NodeId) -> None:
         assert peer != self.me
@@ -115,7 +109,7 @@ class Port:
         return True
 
     def probe(self, peer: NodeId, done: Callable[[bool], None]) -> None:
-        """Try a bare TCP connection; *done* is told whether it was refused."""
+        """*done* is told whether a bare TCP connection was refused."""
         network = self.network
         if not network.joins(self.me, peer):
             self.process.after(network.timeouts.probe_s, done, False)
@@ -125,10 +119,10 @@ class Port:
     def _probed(self, peer: NodeId, done: Callable[[bool], None]) -> None:
         done(not self.network.listens(peer))
 
-    # --- what a message takes --------------------------------------------------------------------
+    # --- costs of a message ----------------------------------------------------------------------
 
     def reserve_sending(self, size: int, times: int) -> float:
-        """When the message has left this machine; the last one, if it goes to several."""
+        """When the message, or the last of several, has left."""
         costs = self.network.costs
         ready, now = self._sending_free, self.network.clock.now
         if ready < now:
@@ -145,7 +139,7 @@ class Port:
         return ready
 
     def reserve_receiving(self, size: int, comes: float, times: int) -> float:
-        """When it was received; *comes* is the earliest time for its last byte."""
+        """When it was received; its last byte comes at *comes* or later."""
         costs = self.network.costs
         work = (costs.receive_s + size * costs.receive_byte_s) * self.slowness
         if times > 1:
@@ -160,14 +154,13 @@ class Port:
         return comes
 
     def compute(self, seconds: float) -> float:
-        """When the daemon has computed something else for *seconds*."""
         now = self.network.clock.now
         self._sending_free = ready = max(now, self._sending_free) + seconds
         if self._receiving_free > now:
             self._receiving_free += seconds
         return ready
 
-    # --- connections that this node keeps --------------------------------------------------------
+    # --- connections -----------------------------------------------------------------------------
 
     def _begin(self, keeper: _Keeper) -> None:
         if self._keepers.get(keeper.peer) is not keeper:
@@ -186,7 +179,7 @@ class Port:
             self._begin_again(keeper)
 
     def _knock(self, keeper: _Keeper, left_s: float) -> None:
-        """Send a SYN; if no reply comes, send another one, until the time is up."""
+        """Send a SYN, and another one if no reply comes, until the time is up."""
         network, peer = self.network, keeper.peer
         if self._keepers.get(peer) is not keeper:
             return
@@ -202,14 +195,14 @@ class Port:
             self._accepted(keeper)
 
     def _accepted(self, keeper: _Keeper) -> None:
-        """Handle an accept by the other kernel; the process may still not greet back."""
+        """The other kernel has accepted; the process may still not greet back."""
         network, peer = self.network, keeper.peer
         serial = self._last_serial = max(
             self._last_serial + 1, wall_ns(network.clock.now + self.ahead_s)
         )
         other = network.ports[peer]
         other.keep_room()
-        if not other.has_descriptor():  # its admission accepts, and closes what comes then
+        if not other.has_descriptor():  # its admission closes what comes then
             other.turned_away += 1
             self.process.after(self._round_trip_s(peer), self._begin_again, keeper)
             return
@@ -236,7 +229,6 @@ class Port:
             self._rouse()
 
     def _begin_again(self, keeper: _Keeper) -> None:
-        """Begin anew after the end of a connection or of an attempt."""
         timeouts = self.network.timeouts
         if self._keepers.get(keeper.peer) is not keeper:
             return
@@ -262,7 +254,7 @@ class Port:
         return self.descriptors is None or self.taken < self.descriptors
 
     def stranger(self) -> None:
-        """Let a stranger connect that sends nothing."""
+        """A stranger connects that sends nothing."""
         if self.has_descriptor():
             self.strangers.append(self.network.clock.now)
             self.keep_room()
@@ -270,7 +262,7 @@ class Port:
             self.turned_away += 1
 
     def keep_room(self) -> None:
-        """Close the oldest connections that have not greeted, while there are too many of them."""
+        """Close the oldest ungreeted connections while there are too many."""
         if self.descriptors is None or not self.strangers:
             return
         room = room_within(self.descriptors, len(self.network.ports))
@@ -286,7 +278,7 @@ class Port:
     def _is_exceeded(self, room: Room, new: int) -> bool:
         return room.is_exceeded(len(self.strangers) + new, self.taken - 1)
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- arrivals --------------------------------------------------------------------------------
 
     def deliver(
         self, end: End, message: Message | SimulatedGreeting, pieces: tuple[Piece, ...]
@@ -319,7 +311,7 @@ class Port:
             self.network.close(end)
 
     def broken(self, end: End) -> None:
-        """End a connection: its other end is gone, or this one gives it up as silent."""
+        """The other end is gone, or this one gives it up as silent."""
         if end.is_open:
             self._cut(end)
             self._flush()
@@ -334,8 +326,7 @@ class Port:
     # --- one at a time ---------------------------------------------------------------------------
 
     def _say(self, say: Callable[..., None], *arguments: object) -> None:
-        """Queue a call to the host: the caller makes sure that ``_flush`` or ``_rouse``
-        comes next."""
+        """Queue a call to the host; the caller sees to ``_flush`` or ``_rouse``."""
         self._to_say.append((say, arguments))
 
     def _rouse(self) -> None:

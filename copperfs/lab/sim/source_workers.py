@@ -12,28 +12,28 @@ from copperfs.node.actions import Fetch
 from copperfs.node.events import Failed
 
 PAUSE_S = 0.1
-"""Pause between two tries while descriptors are used up; the pool's longest."""
+"""The pool's longest pause between two tries without descriptors."""
 
 
 @dataclass(slots=True)
 class SourceWorkers:
-    """The worker threads; operations that find no free thread wait."""
+    """Operations that find no free thread wait."""
 
     source: SimulatedSource
     count: int
     times: int = 1
-    """The number of nodes that this one stands for."""
+    """How many nodes this one stands for."""
     client: SimulatedClient = field(default_factory=SimulatedClient)
     is_sick: bool = False
-    """This node's own client of the filesystem gives errors, and no other's does."""
+    """This node's own client of the filesystem gives errors."""
     may_open: Callable[[], bool] = lambda: True
     """Whether the process has descriptors left."""
     deadline_s: float = 60.0
     busy: int = 0
     opened: int = 0
-    """How many of those are at the source; the others wait for descriptors."""
+    """How many are at the source; the others wait for descriptors."""
     starved_s: float = 0.0
-    """The longest that an operation has waited for descriptors."""
+    """The longest wait for descriptors."""
     _waiting: deque[tuple[Fetch, Callable[[Arrived], None]]] = field(default_factory=deque)
 
     def start(self, fetch: Fetch, done: Callable[[Arrived], None]) -> None:
@@ -44,8 +44,7 @@ class SourceWorkers:
         self._begin(fetch, done, self.source.clock.now)
 
     def _begin(self, fetch: Fetch, done: Callable[[Arrived], None], since: float) -> None:
-        """Begin a fetch. If descriptors are used up it waits, since the daemon is at fault and not
-        the source."""
+        """Without descriptors it waits, since the daemon is at fault and not the source."""
         clock = self.source.clock
         self.opened += 1
         if not self.may_open():

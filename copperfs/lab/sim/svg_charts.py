@@ -1,9 +1,8 @@
 """SVG charts: draws bar and line charts as SVG text.
 
-The shapes are written by hand, because they are a few dozen. A library would be more to install
-than copperfs itself, and its output differs from release to release. This text is the same wherever
-it is made, so a change in it is a change of the result. Colours are mid-tones on no background, to
-be read on a white page and on a dark one.
+The few dozen shapes are written by hand: a library's output differs from release to release, while
+any change of this text is a change of the result. Colours are mid-tones without a background, for
+white and dark pages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ FAR_APART = 20
 
 
 class Linear:
-    """A vertical axis from 0 to at least *most*."""
+    """From 0 to at least *most*."""
 
     def __init__(self, most: float) -> None:
         steps = [digit * 10.0**power for power in range(-6, 12) for digit in (1, 2, 5)]
@@ -37,15 +36,13 @@ class Linear:
 
 
 class ChartCounts(Linear):
-    """The same for counts, which have no fractions."""
-
     def __init__(self, most: float) -> None:
         super().__init__(max(most, TICKS_MAX / 2))
         self.ticks = [round(tick) for tick in self.ticks]
 
 
 class Log:
-    """An axis of powers of ten around all values; from *low* to *high* on the picture."""
+    """Powers of ten around all values; from *low* to *high* on the picture."""
 
     def __init__(self, values: Sequence[float], low: float, high: float) -> None:
         self._from = floor(log10(min(values)) + 1e-9)
@@ -63,7 +60,7 @@ class ChartLine:
     name: str
     points: Sequence[tuple[float, float]]
     is_joined: bool = True
-    """False: marks alone, for figures that others have published."""
+    """False: marks alone, for published figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +71,24 @@ class Chart:
     lines: Sequence[ChartLine]
     note: str = ""
     up_from_zero: bool = False
-    """A linear axis from 0, instead of a logarithmic one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Groups of bars side by side; in each group a bar of every series."""
-
     title: str
     across: str
     up: str
     groups: Sequence[str]
     series: Mapping[str, Sequence[float | None]]
-    """A value for each group, by the name of the series; None: no bar. Where there is room a bar
-    has its value above it. Values that are far apart get an axis of powers of ten."""
+    """By series and group; None: no bar. A bar with room has its value above it. Values that are
+    far apart get an axis of powers of ten."""
     marks: Sequence[str] = ()
-    """A small word below each group's name; none where it is empty."""
+    """A word below each group's name, or ""."""
     level: float | None = None
-    """A line across at this height."""
     note: str = ""
 
 
 def bar_chart(bars: Bars) -> str:
-    """A whole SVG document."""
     return "\n".join(_bars(bars)) + "\n"
 
 
@@ -108,7 +100,7 @@ def _bars(bars: Bars) -> Iterator[str]:
     slot = (RIGHT - LEFT) / len(bars.groups)
     width = slot * 0.8 / len(bars.series)
     names = [_folded(each, slot) for each in bars.groups]
-    # Below the axis: the names, a line each, then marks, the axis label, the note and the legend.
+    # Below the axis: names in lines, marks, the axis label, the note and the legend.
     below = BOTTOM + 4 + 14 * max(map(len, names))
     across = below + (14 if any(bars.marks) else 0) + 18
     legend = across + (LEGEND_STEP if bars.note else 0) + 16
@@ -147,7 +139,6 @@ def _bars(bars: Bars) -> Iterator[str]:
 
 
 def _folded(words: str, width: float) -> list[str]:
-    """The words in lines of about that width."""
     lines = [""]
     for word in words.split():
         if lines[-1] and (len(lines[-1]) + len(word)) * CHARACTER > width:
@@ -157,13 +148,11 @@ def _folded(words: str, width: float) -> list[str]:
 
 
 def _across(y: float, words: str) -> Iterator[str]:
-    """A thin line across, with its label."""
     yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="{INK}" stroke-opacity=".3"/>'
     yield text(LEFT - 8, y + 4, words, anchor="end")
 
 
 def line_chart(chart: Chart) -> str:
-    """A whole SVG document: the horizontal axis is logarithmic, with a tick at each value."""
     return "\n".join(_elements(chart)) + "\n"
 
 

@@ -1,8 +1,7 @@
 """Troubles: what goes wrong around a random run's job, beside the faults of its nodes and cables.
 
-They are drawn from a stream of their own, like the environment. Each lasts for no longer than a
-request may take. Only a sick name may stay sick all the time; it affects only those that request
-it.
+They have a random stream of their own. Each is over sooner than a request's deadline, except a sick
+name, which affects only those that request it.
 """
 
 import errno
@@ -32,11 +31,10 @@ class Troubles:
     sick: dict[Path, set[int]] = field(default_factory=dict)
     """Names for which applications may get these errors."""
     written: set[Path] = field(default_factory=set)
-    """Files that have changed."""
     clears: int = 0
     count: int = 0
     kept: set[bytes] = field(default_factory=set)
-    """Names that are there all the time, in the directory that is walked."""
+    """Names that stay, in the directory that is walked."""
 
     def __post_init__(self) -> None:
         self.random = Random(f"troubles {self.world.seed}")
@@ -46,7 +44,6 @@ class Troubles:
             source.filesystems[environment.mounted] = 1 + sum(environment.mounted)
 
     def begin(self) -> None:
-        """Begin when all files are there."""
         source = self.world.source
         for number in range(self.environment.walked):
             source.add(Path(b"%s/w%d" % (WALKED, number)), 1)
@@ -62,7 +59,7 @@ class Troubles:
                 self.sick[path] = {error}
 
     def hurt(self) -> None:
-        """Draw troubles between two rounds of reads; also a calm job reads the sick names."""
+        """Draw troubles between two rounds of reads; a calm job reads the sick names, too."""
         alive = self.world.alive()
         for path in self.environment.sick:
             for _ in range(self.random.randint(1, 4)):
@@ -86,7 +83,6 @@ class Troubles:
             self.random.choice(hurts)()
 
     def end(self) -> None:
-        """End them with all other faults."""
         for host in self.world.hosts:
             host.port.strangers.clear()
             names = host.port.names
@@ -110,7 +106,7 @@ class Troubles:
             self.world.hang_name(path, self.world.clock.now + self._lasts_s())
 
     def _not_connected(self) -> None:
-        """Let the server be gone, with a client that reports it."""
+        """The server is gone, and the client reports that."""
         path = self.random.choice(self.files)
         self.sick.setdefault(path, set()).add(errno.ENOTCONN)
         self.world.fail_source(path, errno.ENOTCONN)
@@ -119,8 +115,8 @@ class Troubles:
         self.world.hang_disk(self.random.choice(self._upright()), self._lasts_s())
 
     def _write_twice(self) -> None:
-        """Write a file while a node looks it up, and mostly within the same tick while it
-        is read."""
+        """Write a file while a node looks it up, and mostly again in the same tick while it is
+        read."""
         path = self.random.choice(self.files)
         self.written.add(path)
         self._clear()

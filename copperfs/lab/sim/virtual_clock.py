@@ -1,8 +1,8 @@
 """Virtual clock: a heap of calls, each at its time.
 
 Calls of the same time run in the order in which they were added, so one seed gives one trace. An
-entry is a plain tuple and is never taken out: a caller that no longer wants a call checks, when it
-runs, whether it is still valid. That is cheaper than finding the entry, and a message is one entry.
+entry is never taken out, which is cheaper than finding it: a call that is no longer wanted checks
+that when it runs.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,7 @@ from typing import Any
 class VirtualClock:
     now: float = 0.0
     done: int = 0
-    """The number of calls made; it measures the cost of a run independently of this machine's
-    speed."""
+    """Calls made: the cost of a run, whatever this machine's speed."""
     _heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = field(
         default_factory=list
     )
@@ -26,7 +25,7 @@ class VirtualClock:
         return len(self._heap)
 
     def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Call *do* at this time; now, if the time has passed."""
+        """At once if the time has passed."""
         self._next += 1
         if when < self.now:
             when = self.now
@@ -36,7 +35,7 @@ class VirtualClock:
         self.at(self.now + seconds, do, *arguments)
 
     def run(self, until: float, is_over: Callable[[], bool] | None = None) -> bool:
-        """Run all calls up to and including *until*, or until *is_over* holds after one of them;
+        """Run all calls up to and including *until*, or until *is_over* holds after one; returns
         whether it did. If not, the time is *until* now."""
         heap = self._heap
         while heap and heap[0][0] <= until:

@@ -1,29 +1,24 @@
 """Virtual network: cables with latency, NICs with bandwidth, and the faults that break them.
 
-A message is one entry on the clock. The send reserves everything that the message needs, first come
-first served: its sender's CPU, its sender's NIC, its receiver's NIC, its receiver's CPU. The entry
-is for the time at which the receiver is through with it. A later message to the same node queues
-behind, even if it would have arrived earlier; between nodes at equal distances that is the same. A
-daemon is one thread: its sends delay its later receives. The reverse does not hold, since a
+A message is one entry on the clock. The send reserves its sender's CPU and NIC, and its receiver's
+NIC and CPU, first come first served. The entry is for the time at which the receiver is done. A
+daemon is one thread, so its sends delay its later receives. The reverse does not hold, since a
 reservation for later must not delay an earlier send.
 
-It simulates TCP under ZeroMQ, as ``transport/`` uses it, with times that were measured of it
-(``transport/zmq_sockets.py``, and docs/architecture.md):
+It simulates TCP under ZeroMQ, with measured times (``transport/zmq_sockets.py``):
 
 * a process that dies closes its connections: its peers notice in milliseconds, and new connections
   to it are refused;
 * a process that stops keeps its connections and answers nothing, and after ``silent_s`` its peers
-  give them up. One whose event loop hangs keeps them without limit: a thread of ZeroMQ answers for
-  it;
-* where nothing passes (*cut*, in one direction or in both) frames wait and are sent again, so a cut
+  give them up. One whose event loop hangs keeps them without limit, as ZeroMQ's thread answers;
+* where nothing passes (*cut*, in one direction or both) frames wait and are sent again, so a cut
   that heals in time loses nothing. After ``silent_s`` the end that receives nothing gives the
   connection up. Connecting there neither succeeds nor is refused;
 * no message is lost, doubled or overtaken by another on a connection. A connection that breaks
   takes with it what was under way. Damage on the way is found by the digest.
 
-Not simulated: that TCP soon stops sending in both directions when one of them is cut, that a
-receiver which does not read makes its sender wait (the core's credit bounds that), and routers,
-whose queues are between the NICs.
+Not simulated: that TCP soon stops in both directions when one is cut, a receiver that does not read
+(the core's credit bounds that), and routers.
 """
 
 from collections import Counter
@@ -43,25 +38,21 @@ from copperfs.node.peer.messages import Batch, Message, Offer
 
 @dataclass(frozen=True, slots=True)
 class NetworkCosts:
-    """Costs of a 10 GbE cluster, and of this daemon's Python; calibration replaces these."""
+    """A 10 GbE cluster, and this daemon's Python; calibration replaces these."""
 
     latency_s: float = 50e-6
-    """One way, switches and stacks."""
     bytes_per_s: float = 1.25e9
-    """Bandwidth of each NIC, in each direction."""
+    """Of each NIC, in each direction."""
     send_s: float = 12e-6
-    """CPU for a message that is sent."""
     receive_s: float = 17e-6
-    """CPU for a message that is received, with the step of the core; the two make the 29 us that a
-    root was measured to take for a request."""
+    """CPU with the step of the core; with the send 29 us, as measured of a root for a request."""
     send_byte_s: float = 0.065e-9
     receive_byte_s: float = 0.065e-9
-    """CPU for each byte beside it: the measured round trips of 1 MiB and of 64 B differ by 135 us,
-    without CURVE."""
+    """CPU for each byte. Measured without CURVE: round trips of 1 MiB and 64 B differ by 135 us."""
     header_bytes: int = 150
-    """The size of a message where it is not encoded to measure it."""
+    """A message's size where it is not encoded."""
     item_bytes: int = 110
-    """The same, for each item of a batch or an offer."""
+    """The same for each item of a batch or an offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +70,11 @@ class CableTimeouts:
     jitter: float = 0.25
     probe_s: float = 1.0
     retransmit_s: float = 0.2
-    """The kernel's first wait before it sends again; then twice as long each time."""
+    """The kernel's first wait before it sends again; it doubles each time."""
     noticed_s: tuple[float, float] = (0.002, 0.006)
-    """From a peer's death to its report: measured for SIGKILL."""
+    """From a peer's death to its report, measured for SIGKILL."""
     round_trips: int = 3
-    """Round trips until a connection is greeted on: TCP, ZMTP, greetings."""
+    """Until a connection is greeted on."""
 
 
 @dataclass(slots=True, repr=False)
@@ -93,24 +84,21 @@ class VirtualNetwork:
     costs: NetworkCosts = field(default_factory=NetworkCosts)
     timeouts: CableTimeouts = field(default_factory=CableTimeouts)
     transcode: Callable[[Message, Sequence[Piece]], tuple[Message, int]] | None = None
-    """The real codec: the message as its receiver reads it, and its size in bytes."""
     watch: Callable[[str, NodeId, NodeId, object], None] | None = None
-    """Called with what passes: "sends" or "takes", the node, its peer, and the message."""
+    """Called with "sends" or "takes", the node, its peer, the message."""
     _sent: Counter[type] = field(default_factory=Counter)
     sent_bytes: int = 0
     ports: dict[NodeId, Port] = field(default_factory=dict)
     delays: dict[tuple[NodeId, NodeId], float] = field(default_factory=dict)
-    """Extra seconds for everything from one node to another."""
+    """Extra seconds from one node to another."""
     _cuts: dict[tuple[NodeId, NodeId], float] = field(default_factory=dict)
-    """Directions in which nothing passes, with the time since when."""
+    """Directions in which nothing passes, and since when."""
     _gone: dict[NodeId, float] = field(default_factory=dict)
-    """Machines without power."""
     _spoil: Counter[tuple[NodeId, NodeId]] = field(default_factory=Counter)
 
-    # --- who is there ----------------------------------------------------------------------------
+    # --- nodes -----------------------------------------------------------------------------------
 
     def attach(self, port: Port) -> None:
-        """Attach a node that starts, or starts again."""
         assert port.me not in self.ports or not self.ports[port.me].process.is_alive
         self.ports[port.me] = port
         if self._gone.pop(port.me, None) is None:
@@ -123,7 +111,7 @@ class VirtualNetwork:
                     self.clock.after(wait_s, self._break, end)
 
     def listens(self, node: NodeId) -> bool:
-        """Whether the kernel of a node takes connections for the process."""
+        """Whether the kernel of a node accepts connections."""
         port = self.ports.get(node)
         return port is not None and port.process.is_alive
 
@@ -134,7 +122,6 @@ class VirtualNetwork:
         return not gone and (sender, receiver) not in self._cuts
 
     def joins(self, one: NodeId, other: NodeId) -> bool:
-        """Whether a connection can be made: that takes both directions."""
         return self.passes(one, other) and self.passes(other, one)
 
     def latency_s(self, sender: NodeId, receiver: NodeId) -> float:
@@ -144,7 +131,6 @@ class VirtualNetwork:
 
     @property
     def sent(self) -> Counter[str]:
-        """How many messages of each kind were sent."""
         return Counter({word_of(kind): count for kind, count in self._sent.items()})
 
     # --- frames ----------------------------------------------------------------------------------
@@ -152,7 +138,6 @@ class VirtualNetwork:
     def send(
         self, end: End, message: Message | SimulatedGreeting, pieces: tuple[Piece, ...]
     ) -> None:
-        """Send over the connection of *end*, to its other end."""
         port, other = end.port, end.other
         size = self.costs.header_bytes
         if not isinstance(message, SimulatedGreeting):
@@ -195,8 +180,7 @@ class VirtualNetwork:
             return
         sender = end.other.port.process
         if sender.state is not State.RUNS and left > sender.since:
-            # A dead sender's machine had not sent it by now; a stopped sender's has not sent it
-            # yet.
+            # A dead sender's machine had not sent it; a stopped one's has not yet.
             if sender.state is State.STOPPED:
                 self._hold(end, left, message, pieces)
                 return
@@ -217,16 +201,16 @@ class VirtualNetwork:
         end.held.append((left, message, pieces))
 
     def _let_through(self, end: End) -> None:
-        """Deliver held frames now, in their order, unless another fault holds them."""
+        """Deliver held frames in order, unless another fault holds them."""
         held = list(end.held)
         end.held.clear()
         for _, message, pieces in held:
             self._arrive(end, 0.0, message, pieces)
 
-    # --- the ends of connections -----------------------------------------------------------------
+    # --- ends ------------------------------------------------------------------------------------
 
     def close(self, end: End) -> None:
-        """Let *end* give the connection up; its peer learns it, if anything passes."""
+        """*end* gives the connection up; its peer learns it, if anything passes."""
         if not end.is_open:
             return
         end.is_open = False
@@ -240,7 +224,6 @@ class VirtualNetwork:
             self.clock.after(after, self._break, other)
 
     def _break(self, end: End) -> None:
-        """Break the connection; the kernel of this end knows."""
         if end.is_open:
             end.port.process.take(end.port.broken, end)
 
@@ -253,10 +236,10 @@ class VirtualNetwork:
         if end.is_open and is_still_so():
             self._break(end)
 
-    # --- what processes do -----------------------------------------------------------------------
+    # --- processes -------------------------------------------------------------------------------
 
     def died(self, node: NodeId) -> None:
-        """Close what the dead process had open, as its kernel does."""
+        """As the kernel does for a dead process."""
         for end in list(self.ports[node].ends):
             self.close(end)
 
@@ -269,23 +252,21 @@ class VirtualNetwork:
             )
 
     def went_on(self, node: NodeId) -> None:
-        """Send what had not left it."""
         for end in list(self.ports[node].ends):
             if end.other.held and self.passes(node, end.peer):
                 self.clock.after(self.latency_s(node, end.peer), self._let_through, end.other)
 
     def lost_power(self, node: NodeId) -> None:
-        """Take the machine away: no kernel reports it. Its process is dead already."""
+        """No kernel reports it. The process is dead already."""
         self._gone[node] = self.clock.now
         for end in list(self.ports[node].ends):
             end.is_open = False
             self._fall_silent(end.other, lambda: True)
         self.ports[node].ends.clear()
 
-    # --- what happens to cables ------------------------------------------------------------------
+    # --- faults of cables ------------------------------------------------------------------------
 
     def cut(self, sender: NodeId, receiver: NodeId) -> None:
-        """Let nothing pass from *sender* to *receiver* any more."""
         if (sender, receiver) in self._cuts:
             return
         self._cuts[sender, receiver] = now = self.clock.now
@@ -307,23 +288,20 @@ class VirtualNetwork:
         self.delays.clear()
 
     def break_connections(self, one: NodeId, other: NodeId) -> None:
-        """Break all connections, as a restarted router does: both ends notice, what was under way
-        is lost."""
+        """As a restarted router does: both ends notice, what was under way is lost."""
         for end in self._ends_between(one, other):
             self._break(end)
             self._break(end.other)
 
     def spoil_next(self, sender: NodeId, receiver: NodeId) -> None:
-        """Flip a bit in the next bytes that are sent."""
         self._spoil[sender, receiver] += 1
 
     def _ends_between(self, one: NodeId, other: NodeId) -> list[End]:
-        """The open ends at *one*."""
         port = self.ports.get(one)
         return [] if port is None else [end for end in port.ends if end.peer == other]
 
     def _sent_again(self, held_since: float) -> float:
-        """The first of TCP's retransmissions that is still to come."""
+        """TCP's next retransmission."""
         wait = self.timeouts.retransmit_s
         at = held_since + wait
         while at < self.clock.now:

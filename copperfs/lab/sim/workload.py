@@ -1,14 +1,12 @@
 """Workload: the files and listings that a process of a job requests, in its order.
 
-The nodes notice only what has to be *there* for the process to go on: the listing of each directory
-that a name is looked up in, and the bytes of each file. The kernel, the front and the node cache
-each of them, so a want comes once in the list, where it is first needed. Repeated requests cost the
-node nothing; they are counted (``requests``) for the models that have no such caches.
+The kernel, the front and the node cache each of them, so a want comes once, where it is first
+needed. Repeated requests are counted (``requests``) for the models that have no such caches.
 
-A trace is a file of JSON lines as ``strace`` would have them, in the order of the process: ``op``
-(stat, open, list), ``path``, ``found``, and for opens ``size``. Two come with the simulator: the
-import of torch 2.13 and that of mpi4py, both recorded from real ones. A manifest of ``copperfs
-record`` has paths alone; the sizes are looked up where it was recorded.
+A trace is a file of JSON lines in the order of the process, as ``strace`` would have them: ``op``
+(stat, open, list), ``path``, ``found``, and for opens ``size``. Recorded imports of torch 2.13 and
+mpi4py come with the simulator. A manifest of ``copperfs record`` has paths alone; the sizes are
+looked up where it was recorded.
 """
 
 import gzip
@@ -24,14 +22,12 @@ from copperfs.model.types import ROOT, Path, split
 
 MIB = 1 << 20
 TORCH_COMPUTE_S = 0.92
-"""A repeated import of torch on a bind mount takes this long, with one process
-(docs/performance.md)."""
+"""A repeated import of torch on a bind mount, with one process (docs/performance.md)."""
 MPI4PY_COMPUTE_S = 0.06
 TORCH_TOUCHED = 0.13
-"""The share that is read of the bytes of its large libraries: 61 MB of pages of 490
-(../workload)."""
+"""The share of its large libraries' bytes that is read: 61 MB of pages of 490."""
 TORCH_CHUNKS = 0.27
-"""The share of their chunks of 1 MiB that have such a page: 130 MB of 490 (docs/performance.md)."""
+"""The share of their chunks of 1 MiB with such a page: 130 MB of 490 (docs/performance.md)."""
 NAME = -1
 PROCESSES = 12
 """On each node, as in the paper."""
@@ -39,8 +35,6 @@ PROCESSES = 12
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Something that has to be there: the listing of a directory, or a file."""
-
     path: Path
     size: int | None = None
     """None: a directory's listing; ``NAME``: a lookup of this path."""
@@ -50,26 +44,23 @@ class Want:
 class Workload:
     name: str
     files: Mapping[Path, int]
-    """All files of the source, with sizes."""
     wants: Sequence[Want]
     compute_s: float
-    """Computing time of one process, on a machine whose filesystem takes no time."""
+    """Of one process, on a filesystem that takes no time."""
     processes: int = PROCESSES
     lookups: int = 0
     """Different names that one process looks up, found or not."""
     opens: int = 0
     touched: float = 1.0
-    """The share that is read of the bytes of files that are too large to be held whole."""
+    """The share that is read of files that are too large to be held whole."""
     chunks: float = 1.0
-    """The share of their chunks that have a byte that is read."""
+    """The share of their chunks that are read from."""
     by_name: Sequence[Want] = ()
-    """The same, where directories cannot be listed: names, also missing ones, and files."""
+    """The wants where directories cannot be listed: names, also missing ones, and files."""
     orders: Callable[[int], Sequence[int]] | None = None
-    """By node: the wants that it has, in its order. None: all have all of them."""
+    """By node: its wants, in its order. None: all of them."""
 
     def small_only(self, most: int) -> "Workload":
-        """The workload without files above *most*."""
-
         def small(wants: Sequence[Want]) -> list[Want]:
             return [each for each in wants if each.size is None or each.size <= most]
 
@@ -99,8 +90,8 @@ def mpi4py() -> Workload:
 def dataset(
     nodes: int, files: int, size: int, epochs: int, seed: int, compute_s: float
 ) -> Workload:
-    """Files that all nodes together read once in each epoch, in another order each time: node *i*
-    has every *nodes*-th of a shuffled list."""
+    """Files that all nodes together read once in each epoch: node *i* has every *nodes*-th of a
+    newly shuffled list."""
     paths = [Path(b"data/%d/%06d" % (number % 64, number)) for number in range(files)]
     directories = [Want(Path(b"data")), *(Want(Path(b"data/%d" % n)) for n in range(64))]
     wants = [Want(ROOT), *directories, *(Want(path, size) for path in paths)]
@@ -120,7 +111,7 @@ def dataset(
 
 
 def from_trace(name: str, lines: Iterable[str], compute_s: float) -> Workload:
-    """The workload of a trace; SimulationError if a line is not in its format."""
+    """SimulationError if a line is malformed."""
     try:
         operations = [_operation(json.loads(line)) for line in lines if line.strip()]
     except (ValueError, KeyError, TypeError) as error:
@@ -161,8 +152,7 @@ def from_trace(name: str, lines: Iterable[str], compute_s: float) -> Workload:
 def from_manifest(
     name: str, lines: Iterable[str], size_of: Callable[[Path], int | None], compute_s: float
 ) -> Workload:
-    """The workload of a manifest that ``copperfs record`` wrote. *size_of* a path is None if it is
-    not there any more."""
+    """*size_of* a path is None if it is gone."""
     rows = []
     try:
         for line in lines:
@@ -182,7 +172,7 @@ def _row(operation: str, path: Path, size: int) -> str:
 
 
 def _operation(row: Mapping[str, object]) -> tuple[str, Path, int | None]:
-    """Operation, path and size; the size is None if there is no such name."""
+    """The size is None if there is no such name."""
     operation, path, found = row["op"], row["path"], row["found"]
     if not isinstance(operation, str) or not isinstance(path, str):
         raise TypeError("an operation and a path are text")
@@ -195,7 +185,6 @@ def _operation(row: Mapping[str, object]) -> tuple[str, Path, int | None]:
 
 
 def _way(path: Path) -> list[Path]:
-    """The directories that a lookup of *path* searches."""
     way: list[Path] = []
     while path:
         path = split(path)[0]

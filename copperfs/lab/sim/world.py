@@ -8,9 +8,7 @@
     world.run_until_read()
     world.check_at_rest()
 
-Every node is the real core; messages are the real ones, through the real codec unless *exact* is
-off. All randomness is drawn from the seed: one seed gives one trace, on every machine and with
-every PYTHONHASHSEED.
+One seed gives one trace, on every machine and with every PYTHONHASHSEED.
 """
 
 from collections.abc import Callable
@@ -47,12 +45,12 @@ FALLBACK_JITTER_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The settings that the nodes of a job share, with the daemon's defaults."""
+    """The settings of a job, with the daemon's defaults."""
 
     nodes: int
     fanout: int = FANOUT
     rack: int = 8
-    """The number of neighbours in the roster that share power and a switch."""
+    """Neighbours in the roster that share power and a switch."""
     push_fanout: int = 2
     trees: int = 1
     memory_bytes: int = 64 * MIB
@@ -63,10 +61,10 @@ class Job:
     source_concurrency: int = 32
     revalidate_s: float | None = None
     ahead_max: int = 0
-    """The number of files that are read ahead at a time; a daemon has 8."""
+    """A daemon has 8."""
     cut_through: bool = True
     chunk_bytes: int = 0
-    """The chunk size of the data tier; 0: there is none."""
+    """0: there is no data tier."""
     tier_memory_bytes: int = 64 * MIB
     tier_has_disk: bool = False
     tier_waits: bool = True
@@ -74,11 +72,10 @@ class Job:
     tier_disk_bytes: int = 1 << 40
     ring: tuple[Path, ...] = ()
     crowds_above: int = 256
-    """In a job of more nodes a request for a large file goes up the tree first."""
+    """In a larger job a request for a large file goes up the tree first."""
     lost_from_source: bool = False
     inodes: str | None = None
-    """"auto": nodes compare inode numbers; "ignore": they leave them out; None: no node
-    compares."""
+    """"auto": nodes compare inode numbers; "ignore": they leave them out; None: neither."""
     all_have_met: bool = True
     """Applications wait until their node has compared with the first one."""
     patience: Timeouts = field(default_factory=Timeouts)
@@ -91,24 +88,20 @@ class World:
     exact: bool = True
     """Real bytes, the real codec, and invariants checked."""
     check_every: int = 1
-    """The interval of invariant checks, in steps of a node."""
     network_costs: NetworkCosts = field(default_factory=NetworkCosts)
     timeouts: CableTimeouts = field(default_factory=CableTimeouts)
     source_costs: SourceCosts = field(default_factory=SourceCosts)
     disk_costs: DiskCosts = field(default_factory=DiskCosts)
     machines: dict[int, Machine] = field(default_factory=dict)
-    """The machines that differ from the others."""
     trace: Trace = field(default_factory=Trace)
     clock: VirtualClock = field(default_factory=VirtualClock)
     hosts: list[Host] = field(default_factory=list)
-    """By node; the last one that was started."""
     readings: list[Reading] = field(default_factory=list)
     walks: list[Walk] = field(default_factory=list)
     source: SimulatedSource = field(init=False)
     network: VirtualNetwork = field(init=False)
     random: Random = field(init=False)
     lives: int = 0
-    """How often a node was started."""
     _pushes: int = 0
     _disks: dict[NodeId, Disk] = field(default_factory=dict)
     _placement: Placement | None = None
@@ -127,7 +120,6 @@ class World:
     # --- nodes -----------------------------------------------------------------------------------
 
     def start(self, settle_s: float = 1.0) -> None:
-        """Start all nodes, and give them time to connect."""
         self._place([1.0] * self.job.nodes)
         for number in range(self.job.nodes):
             starts_s = self._machine(number).starts_s
@@ -138,7 +130,6 @@ class World:
         self.run(settle_s)
 
     def start_late(self, host: Host) -> None:
-        """Start a late node, unless it was started meanwhile."""
         if host.is_late:
             self._tell(f"node {host.me} is started")
             self._begin(host)
@@ -156,10 +147,9 @@ class World:
         return any(machine.own_numbers for machine in self.machines.values())
 
     def start_some(self, weights: dict[int, int], settle_s: float) -> None:
-        """Start a sample of a job that is too large: the nodes in *weights*, each of which stands
-        for as many as its weight. The others are as if they had not been started yet. ``hosts``
-        then has the sample in this order. The nodes that stand for no other own the chunks: each
-        chunk has one owner, which reads it once."""
+        """Start a sample of a large job: the nodes in *weights*, each of which stands for as many
+        as its weight. ``hosts`` has them in this order. The others are as if not started. The nodes
+        that stand for no other own the chunks, so each chunk has one owner."""
         self._place([float(weights.get(number) == 1) for number in range(self.job.nodes)])
         for number, weight in weights.items():
             host = self._new_host(NodeId(number))
@@ -168,7 +158,6 @@ class World:
         self.run(settle_s)
 
     def _place(self, shares: list[float]) -> None:
-        """Make the daemon's default placement of chunks."""
         if self.job.chunk_bytes:
             self._placement = Ring([f"n{number}" for number in range(len(shares))], shares)
 
@@ -231,7 +220,6 @@ class World:
         return host
 
     def _begin(self, host: Host) -> None:
-        """Begin the process."""
         self.lives += 1
         host.is_late = False
         host.process.state = State.RUNS
@@ -240,7 +228,6 @@ class World:
 
     @property
     def acting(self) -> int | None:
-        """The node whose step was the last one."""
         return self.trace.last_node()
 
     def _another_random(self) -> Random:
@@ -258,11 +245,9 @@ class World:
         self.clock.run(self.clock.now + seconds)
 
     def run_until(self, is_over: Callable[[], bool], within_s: float) -> bool:
-        """Run until *is_over*; whether that came in time."""
         return is_over() or self.clock.run(self.clock.now + within_s, is_over)
 
     def run_until_read(self, within_s: float = 300.0) -> bool:
-        """Run until no application waits."""
         waiting = [each for each in self.readings if not each.is_over]
 
         def is_over() -> bool:
@@ -273,11 +258,10 @@ class World:
         return self.run_until(is_over, within_s)
 
     def run_until_source_rests(self, within_s: float = 300.0) -> bool:
-        """Run until no node is at the source: reads that no application waits for go on to their
-        end."""
+        """Run until no node is at the source: reads without a waiting application go on, too."""
         return self.run_until(lambda: not any(host.hands.busy for host in self.hosts), within_s)
 
-    # --- what applications do --------------------------------------------------------------------
+    # --- applications ----------------------------------------------------------------------------
 
     def read(self, node: int, path: Path) -> Reading:
         reading = Reading.start(self.hosts[node], self.source, path)
@@ -292,7 +276,6 @@ class World:
         return walk
 
     def push(self, node: int, paths: list[Path]) -> None:
-        """Push a working set from the root of the first tree to all nodes."""
         client = self.hosts[node].hands.client
         entries = [(path, self.source.entry(path)) for path in paths]
         files = [
@@ -306,12 +289,11 @@ class World:
         host.process.take(host.push, self._pushes, 0, files)
 
     def clear(self, node: int) -> None:
-        """Begin a new epoch, on all nodes."""
         self._tell(f"node {node} clears")
         host = self.hosts[node]
         host.process.take(host.clear)
 
-    # --- what happens to nodes -------------------------------------------------------------------
+    # --- faults of nodes -------------------------------------------------------------------------
 
     def crash(self, node: int) -> None:
         """Send SIGKILL: the kernel closes its connections."""
@@ -321,14 +303,13 @@ class World:
         self.network.died(NodeId(node))
 
     def power_off(self, node: int) -> None:
-        """Take the machine away; no peer is told."""
+        """No peer is told."""
         self._tell(f"node {node} loses power")
         self.hosts[node].process.end()
         self.hosts[node].disk.process_ended()
         self.network.lost_power(NodeId(node))
 
     def stop(self, node: int) -> None:
-        """Send SIGSTOP."""
         self._tell(f"node {node} is stopped")
         self.hosts[node].process.stop(State.STOPPED)
         self.network.stopped(NodeId(node))
@@ -350,7 +331,6 @@ class World:
             self.network.went_on(NodeId(node))
 
     def be_late(self, node: int, seconds: float) -> None:
-        """Keep its event loop busy with something else for this long."""
         self.hang(node)
         process, since = self.hosts[node].process, self.clock.now
 
@@ -361,12 +341,11 @@ class World:
         self.clock.after(seconds, end)
 
     def restart(self, node: int) -> None:
-        """Start a new daemon with empty caches; the old one is dead."""
         self._tell(f"node {node} is started again")
         self.hosts[node] = self._new_host(NodeId(node))
 
     def leave(self, node: int) -> None:
-        """Send SIGTERM: it tells its peers, and is gone when it may go."""
+        """Send SIGTERM: it tells its peers, and ends when it may."""
         self._tell(f"node {node} leaves")
         host = self.hosts[node]
 
@@ -379,24 +358,21 @@ class World:
         host.process.take(host.leave, gone)
 
     def slow_down(self, node: int, times: float) -> None:
-        """Make its processor slower by this factor from now on; 1 is normal."""
+        """1 is the normal speed."""
         self._tell(f"node {node} is {times:g} times as slow")
         self.hosts[node].port.slowness = times
 
     def sicken(self, node: int, *, is_sick: bool = True) -> None:
-        """Let its own client of the source's filesystem give errors."""
         self._tell(f"the source gives {'errors' if is_sick else 'no errors'} to node {node}")
         self.hosts[node].hands.is_sick = is_sick
 
     def step_clock(self, node: int, ahead_s: float) -> None:
-        """Set its wall clock."""
         self._tell(f"the clock of node {node} is set to be {ahead_s:+.3f} s off")
         self.machines[node] = replace(self._machine(node), ahead_s=ahead_s)
         host = self.hosts[node]
         host.port.ahead_s = host.hands.client.ahead_s = ahead_s
 
     def resolve(self, node: int, takes_s: float, fails_until: float) -> None:
-        """Let its resolver answer like this from now on."""
         self._tell(f"names take {takes_s:g} s on node {node}, and fail until {fails_until:.3f}")
         self.machines[node] = replace(
             self._machine(node), resolver_s=takes_s, resolver_fails_until=fails_until
@@ -406,25 +382,22 @@ class World:
             names.takes_s, names.fails_until = takes_s, fails_until
 
     def strangers(self, node: int, count: int, each_s: float) -> None:
-        """Let connections come one after the other that send nothing."""
         self._tell(f"{count} strangers connect to node {node}")
         host = self.hosts[node]
         for number in range(count):
             host.process.after(number * each_s, host.port.stranger)
 
     def rack(self, node: int) -> list[int]:
-        """The nodes that share power and a switch with it."""
         first = node - node % self.job.rack
         return list(range(first, min(first + self.job.rack, self.job.nodes)))
 
-    # --- what happens to the source and to disks --------------------------------------------------
+    # --- faults of the source and disks -----------------------------------------------------------
 
     def stall_source(self, seconds: float) -> None:
         self._tell(f"the source stalls for {seconds:g} s")
         self.source.stalled_until = self.clock.now + seconds
 
     def fail_source(self, path: Path, error: int) -> None:
-        """Fail the path for every node, until ``heal_source``."""
         self._tell(f"the source fails for {path.decode()}")
         self.source.failing[path] = error
 
@@ -445,12 +418,10 @@ class World:
         self.source.remove(path)
 
     def hang_name(self, path: Path, until: float) -> None:
-        """Let every operation on the path hang, for every node."""
         self._tell(f"{path.decode()} hangs until {until:g}")
         self.source.hanging[path] = until
 
     def sicken_server(self, server: int, seconds: float) -> None:
-        """Let one of the file servers not answer."""
         self._tell(f"server {server} of the source does not answer for {seconds:g} s")
         self.source.sick_server = server, self.clock.now + seconds
 
@@ -468,29 +439,25 @@ class World:
         self.hosts[node].disk_port.watch()
 
     def damage_disk(self, node: int) -> None:
-        """Flip a bit of each chunk on its disk."""
         disk = self.hosts[node].disk
         self._tell(f"{len(disk.chunks)} chunks on the disk of node {node} are damaged")
         for key in list(disk.chunks):
             disk.damage(key)
 
-    # --- what happens to cables ------------------------------------------------------------------
+    # --- faults of cables ------------------------------------------------------------------------
 
     def cut(self, one: int, other: int, *, both_ways: bool = True) -> None:
-        """Let nothing pass from *one* to *other* any more."""
         self._tell(f"the way {one} {'--' if both_ways else '->'} {other} is cut")
         self.network.cut(NodeId(one), NodeId(other))
         if both_ways:
             self.network.cut(NodeId(other), NodeId(one))
 
     def isolate(self, node: int) -> None:
-        """Pull its cable."""
         for other in range(self.job.nodes):
             if other != node:
                 self.cut(node, other)
 
     def part(self, group: set[int]) -> None:
-        """Let nothing pass between these nodes and the others."""
         for one in sorted(group):
             for other in range(self.job.nodes):
                 if other not in group:
