@@ -1,7 +1,7 @@
 """Driver: gives events to the node, and performs the actions that the node returns.
 
-This is the only interpreter of actions (``tests/unit/test_layers.py`` checks it). The daemon, the
-simulator and the tests use it with ports and a blob table of their own (``ports.py``).
+This is the only interpreter of actions (``tests/unit/test_layers.py`` checks it), with the ports
+and blob table of a daemon, a simulator or a test (``ports.py``).
 
 It performs actions in order, and before the next event. So an answer goes out before a later action
 of the same step evicts its content, and a message is made before its blob is released.
@@ -58,7 +58,6 @@ class Driver(Generic[Content, Payload]):
     blobs: BlobTable[Content, Payload]
 
     def post(self, event: Event) -> None:
-        """Let the node take one step, and perform its actions."""
         self._step(event)
         self.ports.clock.wake_at(self.node.deadline())
 
@@ -78,7 +77,7 @@ class Driver(Generic[Content, Payload]):
     def perform(self, action: Action) -> None:
         ports = self.ports
         match action:
-            case Send():  # the most frequent action of a node in a large job
+            case Send():  # the most frequent action in a large job
                 self._send(action)
             case AnswerEntry() | AnswerListing():
                 ports.frontend.answer(action.request, action)

@@ -1,15 +1,13 @@
 """Ports: what a driver needs of its surroundings, as small protocols.
 
-The daemon implements them with trio, sockets and threads, the simulator in virtual time, and tests
-with a network that reorders messages. Nothing else about a node differs between the three.
-
-Two type variables stand for bytes, which neither the node nor the driver reads:
+The daemon implements them with trio, sockets and threads, the simulator in virtual time. Two type
+variables stand for bytes:
 
     Content     a blob's content: memory or a file in the daemon, a description in the simulator
     Payload     the bytes beside a message, with their digest, or their description
 
-A port must not post an event before the call returns. An answer is the exception: an application of
-the simulator or of a test may put its next request during the answer.
+A port must not post an event before the call returns, except for an answer: a simulated application
+may put its next request during the answer.
 """
 
 from dataclasses import dataclass
@@ -51,25 +49,19 @@ Payload_contra = TypeVar("Payload_contra", contravariant=True)
 
 
 class BlobTable(Protocol[Content_co, Payload_co]):
-    """The bytes that the node knows by number."""
-
     def content(self, blob: BlobId) -> Content_co: ...
 
     def release(self, blob: BlobId) -> None:
-        """Forget the blob; its number is not used again."""
+        """The number is not used again."""
 
-    def part(self, content: BlobId | Listing, index: int, total_bytes: int) -> Payload_co:
-        """One part of a blob or a listing, as a payload."""
-        ...
+    def part(self, content: BlobId | Listing, index: int, total_bytes: int) -> Payload_co: ...
 
-    def whole(self, blob: BlobId) -> Payload_co:
-        """A blob as one payload, whatever its size."""
-        ...
+    def whole(self, blob: BlobId) -> Payload_co: ...
 
     def offer(
         self, offer: Offer, contents: tuple[BlobId | Listing, ...]
     ) -> tuple[Offer, Payload_co]:
-        """All contents as one payload; the offer with the digest of each."""
+        """The offer with the digest of each content; all contents as one payload."""
         ...
 
 
@@ -79,43 +71,39 @@ class Clock(Protocol):
         ...
 
     def wake_at(self, deadline: float | None) -> None:
-        """Post a ``Tick`` at *deadline*, instead of at the time given before."""
+        """Post a ``Tick`` at *deadline*, not at the earlier one."""
 
 
 class Source(Protocol):
-    """Reports one outcome for each fetch, later."""
-
     def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
-        """*looks_for* are the names to scan for in a file that is read whole."""
+        """Report one outcome later. *looks_for*: names to scan for in a file that is read whole."""
 
     def close_handle(self, handle: HandleId) -> None:
-        """The node opened this file and does not need it."""
+        """The node does not need this open file any more."""
 
 
 class ChunkStore(Protocol):
-    """The disk of the data tier."""
-
     def load(self, fetch: FetchId, key: ChunkKey) -> None:
-        """Load a chunk; ``DiskLoaded`` has the result."""
+        """``DiskLoaded`` has the result."""
 
     def save(self, key: ChunkKey, blob: BlobId) -> None:
-        """Store a chunk; ``Stored`` has the outcome. The blob may be released after this call."""
+        """``Stored`` has the outcome. The blob may be released after this call."""
 
 
 class Network(Protocol[Payload_contra]):
-    """Messages to a peer arrive in order and once, or not at all."""
+    """Messages arrive in order and once, or not at all."""
 
     def send(self, peer: NodeId, message: Message, payload: Payload_contra | None) -> object:
-        """Send a message. The payload's blob may be released after this call."""
+        """The payload's blob may be released after this call."""
 
     def connect(self, peer: NodeId) -> None:
-        """Keep a connection to *peer*, and renew it when it breaks."""
+        """Keep a connection, and renew it."""
 
     def disconnect(self, peer: NodeId) -> None:
-        """Keep the connection no longer."""
+        """Undo ``connect``."""
 
     def probe(self, peer: NodeId) -> None:
-        """Try whether a process listens there; ``Probed`` has the result."""
+        """``Probed`` tells whether a process listens there."""
 
 
 class Frontend(Protocol[Content_contra]):
@@ -145,29 +133,29 @@ class Frontend(Protocol[Content_contra]):
 
 
 class Operations(Protocol):
-    """Collectives: this node's part, and the merge of many results into one."""
+    """Collectives, on this node."""
 
     def begin(self, call: PerformCall) -> None:
-        """Begin this node's part; ``CallPerformed`` reports its end."""
+        """``CallPerformed`` reports the end."""
 
     def stop(self, call: CallId) -> None:
-        """The result is not needed any more. The collective may have ended, or never begun here."""
+        """It may have ended, or never begun here."""
 
     def merge(self, results: tuple[bytes, ...]) -> bytes: ...
 
     def end(self, request: RequestId, result: bytes) -> None:
-        """A collective that this node started has this result."""
+        """This node started the collective."""
 
 
 class EventLog(Protocol):
     def note(self, happened: LogEvent) -> None: ...
 
     def disagree(self, peer: NodeId, sentence: str) -> None:
-        """*peer* was started with other options than this node, which does not talk to it."""
+        """*peer* was started with other options: this node does not talk to it."""
 
 
 class Observer(Protocol):
-    """Sees what the node does, for traces and invariants."""
+    """For traces and invariants."""
 
     def posted(self, event: Event) -> None:
         """Before the step."""
@@ -180,7 +168,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class Ports(Generic[Content, Payload]):
-    """The surroundings of one node; None where this node lacks one."""
+    """A port is None where the node lacks it."""
 
     clock: Clock
     source: Source
