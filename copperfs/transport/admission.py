@@ -1,13 +1,9 @@
 """Admission: lets only the nodes of the roster connect with CURVE, each under its own name.
 
-For each handshake ZeroMQ asks on a socket of a fixed name (ZAP, https://rfc.zeromq.org/spec/27),
-with the public key that the other end has proved to own. The reply is a refusal, or an acceptance
-with the position in the roster as *User-Id*, which ZeroMQ then attaches to every frame of that
-connection. With no handler bound ZeroMQ accepts every connection, so the handler is bound before
-anything listens.
-
-pyzmq's own authenticators are not used: they need a thread or asyncio, and know certificates in
-directories.
+For each handshake ZeroMQ asks on a socket of a fixed name (ZAP, https://rfc.zeromq.org/spec/27). An
+acceptance has the position in the roster as *User-Id*, which ZeroMQ attaches to every frame of that
+connection. Without a handler ZeroMQ accepts every connection, so the handler is bound before
+anything listens. pyzmq's own authenticators need a thread or asyncio.
 """
 
 import struct
@@ -49,9 +45,9 @@ class Admission:
             self._positions[key] = position
 
     def take(self) -> int:
-        """Answer one request; zmq.Again if there is none."""
+        """zmq.Again if there is no request."""
         frames = self.socket.recv_multipart(zmq.NOBLOCK)
-        # Only ZeroMQ itself asks here, so this is its format.
+        # Only ZeroMQ itself asks here, in this format.
         route, empty, version, request, domain, _, _, mechanism, *credentials = frames
         position = None
         if domain == ZAP_DOMAIN and mechanism == b"CURVE" and len(credentials) == 1:

@@ -1,8 +1,7 @@
 """Delivery queue: hands arrivals to the receiver one at a time, in the order in which they came.
 
-The receiver may send during a delivery, and the send may find that a peer is lost. That loss is
-delivered next, not in between. A loss found by a send outside a delivery is delivered by the
-queue's own task, because the sender may be in the middle of a step of the node.
+A loss that a send finds during a delivery is delivered next. One found outside a delivery is
+delivered by the queue's own task, because the sender may be in the middle of a step of the node.
 """
 
 from collections import deque
@@ -20,16 +19,15 @@ class DeliveryQueue:
         self._wanted = trio.Event()
 
     def say(self, arrival: Arrival) -> None:
-        """Queue an arrival; the caller sees to it that ``flush`` or ``rouse`` comes next."""
+        """Queue an arrival; the caller sees to ``flush`` or ``rouse``."""
         self._waiting.append(arrival)
 
     def rouse(self) -> None:
-        """Have the queue's own task deliver what waits, if no delivery is running."""
+        """Let the queue's own task deliver, unless a delivery is running."""
         if self._waiting and not self._speaking:
             self._wanted.set()
 
     def flush(self) -> None:
-        """Deliver all that waits."""
         if self._speaking or self._deliver is None:
             return
         self._speaking = True

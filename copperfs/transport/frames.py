@@ -1,8 +1,7 @@
 """Frames: one message on a ZeroMQ socket, received and sent without blocking.
 
-Long payloads are not copied. Up to about 64 KiB a copy is cheaper than handing over a buffer. A
-payload that arrived in a longer frame is forwarded from its blob (``native/blob_type.c``), which
-has adopted the frame's memory.
+Long payloads are not copied; up to about 64 KiB a copy is cheaper than handing over a buffer. The
+blob of a payload that arrived in a longer frame has adopted the frame's memory.
 """
 
 import zmq
@@ -18,45 +17,38 @@ _RCVMORE = int(zmq.RCVMORE)
 
 
 class Frames:
-    """The message that is being received.
-
-    Frames that are not needed as ZeroMQ's are copied out, and the socket is asked whether another
-    follows. A ``zmq.Frame`` would say so too, but in a process that was just woken, making one
-    takes longer than both.
-    """
+    """In a process that was just woken, copying a frame and asking the socket for more is quicker
+    than making a ``zmq.Frame``."""
 
     __slots__ = ("_socket", "more")
 
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self._socket = socket
         self.more = False
-        """Whether the message has more frames."""
 
     def route(self) -> bytes:
-        """The first frame on a ROUTER, which identifies the connection; zmq.Again if there is
-        none."""
+        """The connection, on a ROUTER; zmq.Again if there is no message."""
         route = self._socket.recv(_NOW)
         self.more = True
         return route
 
     def next_frame(self) -> zmq.Frame:
-        """The next frame; zmq.Again if there is no message."""
+        """zmq.Again if there is no message."""
         frame = self._socket.recv(_NOW, copy=False, track=False)
         self.more = frame.more
         return frame
 
     def next(self) -> bytes:
-        """A copy of the next frame; zmq.Again if there is no message."""
+        """A copy; zmq.Again if there is no message."""
         data = self._socket.recv(_NOW)
         self.more = bool(self._socket.get(_RCVMORE))
         return data
 
     def next_payload(self, expected_bytes: int) -> bytes | memoryview:
-        """The next frame, not copied if a long one is expected."""
         return self.next() if expected_bytes < ZERO_COPY_BYTES else self.next_frame().buffer
 
     def skip(self) -> int:
-        """Drop the rest of the message; returns its size in bytes."""
+        """Drop the rest of the message; returns its size."""
         skipped = 0
         while self.more:
             skipped += len(self.next_frame())
@@ -66,7 +58,7 @@ class Frames:
 def send_frames(
     socket: "zmq.Socket[bytes]", route: bytes | None, header: bytes, payload: Payload | None
 ) -> bool:
-    """Send now or not at all: False if the connection is gone, or its queue is full."""
+    """False if the connection is gone, or its queue is full."""
     for last_attempt in (False, True):
         try:
             if route is not None:
@@ -80,7 +72,7 @@ def send_frames(
         except zmq.Again:
             if last_attempt:
                 return False
-            # ZeroMQ checks only now and then whether the other end has read; this makes it check.
+            # ZeroMQ rarely checks whether the other end has read; this makes it check.
             socket.get(zmq.EVENTS)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:

@@ -1,17 +1,14 @@
 """Incoming connections: those that peers began, over one ROUTER and its monitor.
 
 The ROUTER knows a connection by the routing id that it drew, its monitor by the descriptor. The
-greeting, the first frame of every connection, carries both (``SRCFD``) and links them. A descriptor
-is reused as soon as its connection is closed. So before a greeting is read, all pending events of
-the monitor are handled: they were reported before the greeting arrived.
+greeting carries both (``SRCFD``). A descriptor is reused as soon as its connection is closed, so
+all pending events of the monitor are handled before a greeting is read.
 
-The monitor reports the end of a connection within milliseconds, often before the ROUTER has handed
-over its last messages. So the link goes down only once no message of that connection can be left:
-the ROUTER was found empty, or has handed over as many messages as it can hold.
+The monitor often reports the end of a connection before the ROUTER has handed over its last
+messages. So the link goes down only once the ROUTER was found empty, or has handed over as many
+messages as it can hold.
 
-ZeroMQ cannot end one connection of a ROUTER. This module shuts down its descriptor instead
-(``shut_down``): for strangers, for links that were replaced, for peers that do not read, and for
-connections that do not greet in time, or of which there are too many (``ungreeted.py``).
+ZeroMQ cannot end one connection of a ROUTER, so this module shuts down its descriptor.
 """
 
 import logging
@@ -36,19 +33,15 @@ logger = logging.getLogger(__name__)
 
 
 class IncomingOwner(Protocol):
-    """The transport, as its connections use it."""
-
     me: NodeId
     stats: TransportStats
 
     def claims(self, greeting: Greeting, position: str | None) -> str | None:
-        """The fault of a greeting, for the log; None if it is addressed to this node and comes from
-        the node that it names."""
+        """The fault of a greeting, for the log; None if it is for this node, from the node it
+        names."""
         ...
 
-    def meet_foreign(self, greeting: Greeting, position: str | None) -> None:
-        """A node with another version of the program has greeted."""
-        ...
+    def meet_foreign(self, greeting: Greeting, position: str | None) -> None: ...
 
     def greet(self, peer: NodeId, serial: int) -> bytes: ...
     def up(self, link: "Incoming") -> bool: ...
@@ -59,8 +52,6 @@ class IncomingOwner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Incoming:
-    """A link that a peer began."""
-
     peer: NodeId
     serial: int
     _router: "Router"
@@ -83,8 +74,6 @@ class Incoming:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """An accepted TCP connection, as the monitor reports it."""
-
     descriptor: int
     address: sockets.Address
     deadline: float
@@ -97,7 +86,6 @@ class _Connection:
 
 
 def _said_of(frame: zmq.Frame, name: int | str) -> int | str | bytes | None:
-    """A property that ZeroMQ knows of the frame's connection; None if it does not."""
     try:
         return frame.get(name)
     except zmq.ZMQError:
@@ -121,11 +109,11 @@ class Router:
         self._encrypted = encrypted
         self._frames = Frames(router)
         self._links: dict[bytes, Incoming | None] = {}
-        """By routing id; None for a connection that was refused."""
+        """By routing id; None for a refused connection."""
         self._connections: dict[int, _Connection] = {}
-        """Open connections, by descriptor."""
+        """By descriptor."""
         self._ungreeted: dict[int, _Connection] = {}
-        """Those of them that may still greet, the oldest first."""
+        """Connections that may still greet, the oldest first."""
         self._room = room_for(nodes, limits.descriptors)
         self._door: Door | None = None
         self._crowded = False
@@ -133,9 +121,8 @@ class Router:
         """Closed ones, with the message count after which none of their messages is left."""
         self._taken = 0
         self._passes = 0
-        """How often the socket was drained."""
         self._pass_until = 0
-        """At this message count it counts as drained, even if the socket was never found empty."""
+        """At this message count it counts as drained, even if it was never found empty."""
         self._pump = Pump(router, self._take, self._found_empty)
         self._monitor_pump = Pump(self._monitor, self._take_event)
 
@@ -158,12 +145,11 @@ class Router:
         sockets.close_watched(self._socket, self._monitor)
 
     def wake(self) -> None:
-        """Check all sockets; for tests."""
+        """For tests."""
         self._pump.wake()
         self._monitor_pump.wake()
 
     def send(self, route: bytes, header: bytes, payload: Payload | None) -> bool:
-        """False if the connection is gone, or its other end does not read."""
         sent = send_frames(self._socket, route, header, payload)
         self._pump.touched()
         return sent
@@ -192,16 +178,14 @@ class Router:
         self._monitor_pump.drain()
         descriptor = _said_of(frame, zmq.SRCFD)
         if not isinstance(descriptor, int):
-            # ZeroMQ also accepts its versions before 3, for which it gives no descriptor. They
-            # cannot greet, and their deadline ends them.
+            # Peers of ZeroMQ's versions before 3 have no descriptor. Their deadline ends them.
             self._owner.stats.malformed += 1
             return size
         connection = self._connections.get(descriptor)
         if connection is None:
             return size  # gone again
         if connection.route is not None:
-            # Its descriptor was reused at once, and the greeting was matched to the later
-            # connection.
+            # Its descriptor was reused, and the greeting was matched to the later connection.
             self._forget(connection.route)
         connection.route = route
         connection.watch.taken += 1
@@ -234,8 +218,6 @@ class Router:
     def _refuse_foreign(
         self, connection: _Connection, greeting: Greeting, position: str | None
     ) -> None:
-        """Reply to its greeting, by which it learns why, and leaves; if it stays, its deadline ends
-        it."""
         assert connection.route is not None
         self._links[connection.route] = None
         self._ungreeted[connection.descriptor] = connection
@@ -262,7 +244,6 @@ class Router:
             address = sockets.remote_address(value)
             if address is not None:
                 deadline = trio.current_time() + self._limits.handshake_s
-                # A reused descriptor goes to the end.
                 self._ungreeted.pop(value, None)
                 self._ungreeted[value] = _Connection(value, address, deadline)
                 self._connections[value] = self._ungreeted[value]
@@ -278,7 +259,7 @@ class Router:
         return 0
 
     def _shut_the_oldest(self) -> bool:
-        """Shut the oldest connection that has not greeted; False if there is none."""
+        """False if there is none."""
         oldest = next(iter(self._ungreeted), None)
         if oldest is None:
             return False
@@ -298,16 +279,15 @@ class Router:
             )
 
     def _forget(self, route: bytes) -> None:
-        """The connection is closed, but its messages left in the ROUTER are still delivered."""
+        """Its messages left in the ROUTER are still delivered."""
         self._ending.append((route, self._taken + self._kept_most()))
         self._pump.wake()
 
     def _kept_most(self) -> int:
-        """The most messages that the ROUTER can hold."""
         return (len(self._links) + 1) * (self._limits.untaken + 1)
 
     def cut_the_endless(self) -> int:
-        """End connections whose peers do not end a message; returns the number of connections."""
+        """End those whose peers do not end a message; returns the number of all connections."""
         if self._taken >= self._pass_until:
             self._passes += 1
             self._pass_until = self._taken + self._kept_most()
@@ -325,8 +305,7 @@ class Router:
         return len(self._connections)
 
     def _end_those_up_to(self, taken: int | None) -> None:
-        """Take down all ended links, or those of which no message can be left after *taken*
-        messages."""
+        """The ended links of which no message can be left after *taken* messages; None: all."""
         ending, self._ending = self._ending, []
         for route, last in ending:
             if taken is not None and taken < last:

@@ -1,9 +1,7 @@
 """Outgoing connections: those that this node began, each over a DEALER of its own.
 
-A DEALER keeps what was sent while its peer was away and would give it to the peer's successor. So
-each renewal gets a fresh one, and ZeroMQ's own reconnecting is off. The socket's monitor reports
-the end of a connection: that it was refused, or is gone. A connection is up once the peer has
-replied to the greeting. This also shows that the peer is alive: a stopped process still accepts, by
+A renewal gets a fresh DEALER, which would otherwise give the peer's successor what was sent before.
+A connection is up once the peer has replied to the greeting: a stopped process still accepts, by
 its backlog.
 """
 
@@ -26,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 
 class OutgoingOwner(Protocol):
-    """The transport, as its connections use it."""
-
     me: NodeId
     stats: TransportStats
 
@@ -42,8 +38,6 @@ class OutgoingOwner(Protocol):
 
 
 class Outgoing:
-    """A link that this node began."""
-
     outgoing = True
 
     def __init__(
@@ -73,7 +67,6 @@ class Outgoing:
         self._passes = 0
 
     async def run(self) -> None:
-        """Connect, and be the link until the connection ends."""
         try:
             with self._scope:
                 self._scope.deadline = trio.current_time() + self._limits.handshake_s
@@ -89,7 +82,7 @@ class Outgoing:
             self._owner.rouse()
 
     def wake(self) -> None:
-        """Check all sockets; for tests."""
+        """For tests."""
         self._pump.wake()
         self._monitor_pump.wake()
 
@@ -117,7 +110,6 @@ class Outgoing:
         self._passes += 1
 
     def cut_if_endless(self) -> None:
-        """End it if the peer does not end a message."""
         if not self._alive or self._descriptor is None:
             return
         read = sockets.read_bytes(self._descriptor)

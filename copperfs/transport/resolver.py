@@ -1,14 +1,11 @@
 """Resolver: looks up host names in threads, so that ZeroMQ only gets addresses.
 
-ZeroMQ would resolve a name in the one thread that moves all messages, and a resolver that takes
-three seconds would stop every connection for that time. So names, which only a hostfile has, are
-looked up in threads here, at most ``THREADS_MAX`` at a time, since a hanging thread cannot be
-stopped.
+ZeroMQ would resolve a name in the one thread that moves all messages. At most ``THREADS_MAX``
+threads look up names, since a hanging thread cannot be stopped.
 
 A name is looked up anew for each connection attempt, since a node may have come back at another
-address. Where the resolver is slow, the last result is used after ``PATIENCE_S``, and the new one
-serves the next attempt. A name may have several addresses: after an attempt that failed the next
-one is tried.
+address. The last result serves an attempt after ``PATIENCE_S``. After a failed attempt the name's
+next address is tried.
 """
 
 import ipaddress
@@ -24,11 +21,11 @@ THREADS_MAX = 8
 LOOKS_UP_WITHIN_S = 30.0
 """glibc's resolver gives up after 5 s for each server and attempt, two of each by default."""
 PATIENCE_S = 0.25
-"""How long to wait for the resolver while a good address is known."""
+"""Applies while a good address is known."""
 
 
 def look_up(host: str) -> list[str]:
-    """The addresses of a name, in the resolver's order; OSError if there are none. It may hang."""
+    """OSError if there are none. It may hang."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
@@ -36,9 +33,8 @@ def look_up(host: str) -> list[str]:
 @dataclass(slots=True)
 class _Name:
     addresses: list[str] = field(default_factory=list)
-    """The last result; the address to try next comes first."""
+    """The address to try next comes first."""
     looking: trio.Event | None = None
-    """Set once the lookup under way has ended."""
     is_unknown: bool = False
     """The log already has that the resolver does not know it."""
 
@@ -49,8 +45,8 @@ class Resolver:
         self._threads = trio.CapacityLimiter(THREADS_MAX)
 
     async def find(self, endpoint: str, nursery: trio.Nursery) -> str | None:
-        """*endpoint* with an address in it, to connect to now; None if none is known. The lookup
-        continues in *nursery*."""
+        """*endpoint* with an address to connect to now, if one is known. The lookup continues in
+        *nursery*."""
         host, port = split(endpoint)
         if is_address(host):
             return endpoint
@@ -63,7 +59,6 @@ class Resolver:
         return joined(name.addresses[0], port) if name.addresses else None
 
     def known(self, endpoint: str) -> list[str]:
-        """All known addresses of *endpoint*, without a lookup."""
         host, port = split(endpoint)
         if is_address(host):
             return [endpoint]
@@ -71,7 +66,6 @@ class Resolver:
         return [] if name is None else [joined(each, port) for each in name.addresses]
 
     def failed(self, endpoint: str, at: str) -> None:
-        """No connection came about at the address that ``find`` gave."""
         host, port = split(endpoint)
         name = self._names.get(host)
         if name is not None and name.addresses and joined(name.addresses[0], port) == at:

@@ -1,19 +1,18 @@
 """Ungreeted connections: bounds the connections that have not greeted, and shuts the oldest first.
 
-Any process that reaches the port may connect, and each connection takes a descriptor before it has
-shown a key. Without a bound none were left for the source, and readers got EMFILE. So
+Each connection takes a descriptor before it has shown a key, and the source needs descriptors, too.
+So
 
-- the connections that have not greeted are bounded, by the size of the roster and by the process's
+- the connections that have not greeted are bounded by the size of the roster and the process's
   limit on descriptors (``room_for``). Above the bound the oldest is shut for each new one: a node
-  of the job greets within moments, and tries again if it was too slow
-- part of the descriptors is reserved for everything else, the source above all. The kernel gives
-  the lowest free number, so the number of a new connection tells whether the reserve is in use
+  of the job greets within moments, or tries again
+- part of the descriptors is reserved for everything else. The kernel gives the lowest free number,
+  so the number of a new connection tells whether the reserve is in use
 - a peer that has greeted is never shut for lack of descriptors
 
-A burst of connections may use up all descriptors before any is reported, and so may other users in
-this process. ZeroMQ then tries to accept without a pause, and its thread keeps a core busy. So the
-``Door`` keeps one descriptor, with which it accepts a waiting connection and closes it: the other
-end finds that its connection has ended, and tries again.
+A burst of connections may still use up all descriptors. ZeroMQ then tries to accept without a
+pause. So the ``Door`` keeps one descriptor, with which it accepts a waiting connection and closes
+it; the other end tries again.
 """
 
 import errno
@@ -31,7 +30,7 @@ _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def room_for(nodes: int, limit: int | None = None) -> Room:
-    """The limits for a job of *nodes*. *limit*: on descriptors; by default, this process's."""
+    """*limit* on descriptors: by default, this process's."""
     if limit is None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
@@ -40,8 +39,7 @@ def room_for(nodes: int, limit: int | None = None) -> Room:
 
 
 class Door:
-    """The listening socket, beside ZeroMQ: refuses waiting connections when there is no descriptor
-    to accept with."""
+    """Refuses waiting connections when there is no descriptor."""
 
     def __init__(
         self,
@@ -71,7 +69,6 @@ class Door:
                     await trio.lowlevel.wait_readable(self._listener)
 
     def _is_shut(self) -> bool:
-        """Whether no descriptor is left."""
         try:
             if self._spare < 0:
                 self._spare = self._new_spare()

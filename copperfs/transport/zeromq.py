@@ -1,32 +1,14 @@
 """ZeroMQ transport: the transport interface over ZeroMQ sockets.
 
-::
-
-    send --> links: which connection --+--> Outgoing: DEALER for one connection --+--> peer
-                                       +--> Incoming: a route of the ROUTER ------+
-    peer --> ROUTER or DEALER --> Pump --> receive: codec --> links --> Herald --> deliver
-
-- ``outgoing.py``: the connections that this node began
-- ``incoming.py``: those that its peers began
-- ``node/peer/connection_choice.py``: which is used, and what is reported when they come and go
-- ``resolver.py``: the address of a peer
-- ``admission.py``: which nodes may connect
-- ``zmq_trio.py``: a ZeroMQ socket as a trio task
-- ``zmq_sockets.py``: the setup of the sockets
-
-Invariants:
+docs/architecture.md has the parts, between nodes. Invariants:
 
 - All of it runs in trio's thread. ZeroMQ has one thread of its own for I/O, and pyzmq one for the
   whole process that releases buffers sent without copying.
 - No send blocks. ZeroMQ takes or refuses a message at once. A peer with more than ``Limits.unread``
   messages waiting counts as lost: its connection is cut, which frees the messages.
 - The greeting settles which node a connection belongs to. With CURVE ZeroMQ itself vouches for the
-  key, and with it for the position in the roster. A node that speaks in another's name is a
-  stranger, and cut off.
+  key, and with it for the position in the roster. A node that speaks in another's name is cut off.
 - Without CURVE a peer is believed. That is for networks that no one else can reach.
-- A peer that does not end a message is cut off (``message_size_guard.py``).
-- Connections that have not greeted are bounded, and leave descriptors to the source
-  (``ungreeted.py``).
 """
 
 import logging
@@ -71,17 +53,15 @@ logger = logging.getLogger(__name__)
 Link = Incoming | Outgoing
 
 JITTER = 0.25
-"""The share by which each pause between attempts varies, so that orphans of one peer do not
-reconnect in step."""
+"""Orphans of one peer must not reconnect in step."""
 
 
 class ZeroTransport:
-    """See ``interface.Transport``. It listens from the moment it is made, and receives from ``run``
-    on.
+    """It listens at once, and receives from ``run`` on.
 
     *listener* is a bound and listening TCP socket, which is taken over, or an address to bind;
-    without one, the node's endpoint in the roster. *secret_key* (z85) belongs to the node's public
-    key in the roster; it is given exactly if the roster has keys.
+    without one, the node's endpoint in the roster. *secret_key* (z85) is given exactly if the
+    roster has keys.
     """
 
     def __init__(
@@ -108,8 +88,7 @@ class ZeroTransport:
         )
         self._names = Resolver()
         self._wanted: dict[NodeId, trio.CancelScope | None] = {}
-        """Peers to keep a connection to, each with the scope of the task that keeps it, once that
-        runs."""
+        """With the scope of the task that keeps the connection, once it runs."""
         self._begun: dict[NodeId, Outgoing] = {}
         self._nursery: trio.Nursery | None = None
         self._last_serial = 0
@@ -125,7 +104,6 @@ class ZeroTransport:
             )
             self._router.listen(listener or roster.member(me).endpoint)
             self.endpoint = sockets.endpoint_of(router)
-            """Where this node listens, as ZeroMQ writes it."""
         except BaseException:
             self._context.destroy(0)
             raise
@@ -155,7 +133,7 @@ class ZeroTransport:
         header, payload = encode_frames(message, payload)
         link = None if self._closed else self._links.current(peer)
         while link is not None and not link.transmit(header, payload):
-            # Gone, or it does not read. Another link of this peer may exist.
+            # Another link of this peer may exist.
             self._give_up(link)
             link = self._links.current(peer)
         if link is None:
@@ -214,7 +192,6 @@ class ZeroTransport:
         self.stats = TransportStats()
 
     def close(self) -> None:
-        """At once if it does not run; otherwise ``run`` ends, and closes as it does."""
         self._closed = True
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
@@ -222,13 +199,13 @@ class ZeroTransport:
             self._destroy()
 
     def wake(self) -> None:
-        """Check every socket, whatever its descriptor says; for tests."""
+        """For tests."""
         self._router.wake()
         for link in self._begun.values():
             link.wake()
 
     def _destroy(self) -> None:
-        # A context that is left to the garbage collector waits there for its sockets.
+        # A context left to the garbage collector waits there for its sockets.
         self._router.close()
         if not self._context.closed:
             self._context.destroy(0)
@@ -262,7 +239,7 @@ class ZeroTransport:
                 )
 
     def _new_link(self, peer: NodeId, endpoint: str) -> Outgoing:
-        """*endpoint*: the peer's, with an address in it."""
+        """With an address in the *endpoint*."""
         member = replace(self._roster.member(peer), endpoint=endpoint)
         dealer = sockets.new_dealer(self._context, self._limits, self._secret_key, member)
         self._last_serial = max(self._last_serial + 1, time.time_ns())
@@ -291,7 +268,7 @@ class ZeroTransport:
         elif greeting.job == self._job:
             peer = greeting.speaker
         else:
-            return  # the node cannot be told; it may be of another job
+            return  # it cannot be told, and may be of another job
         if peer < len(self._roster) and peer != self.me:
             self._herald.say(Foreign(peer, greeting.version, greeting.release))
 
@@ -308,7 +285,7 @@ class ZeroTransport:
         self._herald.rouse()
 
     def receive(self, link: Incoming | Outgoing, frames: Frames) -> int:
-        """Take one message of a link, and return its size in bytes; zmq.Again if there is none."""
+        """Returns the message's size in bytes; zmq.Again if there is none."""
         first = frames.next()
         size = len(first)
         try:
@@ -347,7 +324,7 @@ class ZeroTransport:
         return size
 
     def _count_nothing(self) -> None:
-        """Do nothing: ZeroMQ's monitor reports each refusal as well, and other failures besides."""
+        """ZeroMQ's monitor reports each refusal, too."""
 
 
 def _check_keys(roster: Roster, me: NodeId, secret_key: str | None) -> None:

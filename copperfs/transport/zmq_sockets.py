@@ -1,27 +1,19 @@
 """ZeroMQ sockets: sets their options, and does by hand what ZeroMQ has no call for.
 
-Nothing here knows of nodes or messages. The purpose of each option:
-
 ======================  ==========================================================================
 ROUTER_MANDATORY        a message for a peer that is gone is refused (EHOSTUNREACH), not lost
 SNDHWM                  bounds what waits for a peer that does not read: past it EAGAIN, and the
-                        peer counts as lost. Flow control proper is the node's credit
-RCVHWM                  bounds what a peer can have us keep unread; beyond it TCP holds the peer
-                        back
-MAXMSGSIZE              a frame that announces more ends its connection; no option bounds how many
-                        frames a message has (``message_size_guard.py``)
+                        peer counts as lost
+RCVHWM                  bounds what a peer can have us keep unread; beyond it TCP waits
+MAXMSGSIZE              a frame that announces more ends its connection
 HANDSHAKE_IVL           a peer that does not finish the handshake is disconnected
 CONNECT_TIMEOUT         otherwise the kernel retries for minutes where packets are dropped
-RECONNECT_IVL -1        a DEALER that reconnects delivers what was queued for the dead peer to its
-                        successor: here every connection has a socket of its own
+RECONNECT_IVL -1        every connection has a socket of its own (``outgoing.py``)
 LINGER 0                closing does not wait for messages to leave
 HEARTBEAT_*             frees connections whose other end has vanished without a FIN
 ======================  ==========================================================================
 
-No routing ids are set: the ROUTER then draws one for each *connection*. With names chosen by the
-peers, a peer that connects under another's name takes its place (ROUTER_HANDOVER) or is kept,
-unread and growing (without). A drawn id cannot be taken, and tells an old connection of a peer from
-its new one.
+No routing ids are set, so the ROUTER draws one for each *connection*, and no peer takes another's.
 """
 
 import fcntl
@@ -45,7 +37,7 @@ from copperfs.wire.codec import FRAME_BYTES_MAX
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 ZAP_DOMAIN: Final = b"copperfs"
 ZMQ_SOCKETS_MAX: Final = 16_384
-"""Of one context: three for each peer that this node connects to; 1,023 would be the default."""
+"""Three for each peer that this node connects to; the default is 1,023."""
 BACKLOG: Final = 4096
 REFUSED_WITHIN_S: Final = 1.0
 
@@ -65,30 +57,24 @@ DEALER_EVENTS: Final = CONNECTED | FAILED_TO_CONNECT | DISCONNECTED
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    """Limits of the transport. The defaults are for jobs; tests take others."""
-
     handshake_s: float = 10.0
-    """Until a connection is encrypted and both ends have greeted. 4,000 peers that connect at once
-    with CURVE take 4 s."""
+    """Until both ends have greeted. 4,000 peers that connect at once with CURVE take 4 s."""
     connect_s: float = 2.0
     heartbeat_s: float = 2.0
     silent_s: float = 10.0
-    """How long heartbeats may be unanswered. ZeroMQ's own thread answers them, so an answer shows
-    only that the other end exists. Those of a loaded node were measured to be 1.4 s late."""
+    """ZeroMQ's own thread answers heartbeats; a loaded node's were up to 1.4 s late."""
     unread: int = 16_384
     """Messages that may wait for a peer; of those ahead of the credit, 100 to 300 bytes each."""
     untaken: int = 256
     """Messages of one peer that may wait for this node."""
     descriptors: int | None = None
-    """Descriptors that this process may have; None: the system's limit (``ungreeted.py``)."""
+    """None: the system's limit (``ungreeted.py``)."""
     look_s: float = 0.25
-    """Between two checks for connections that give no message (``message_size_guard.py``). A
-    millisecond more for each connection, so that checks (10 us each) take at most a hundredth of
-    the time."""
+    """Between two checks for endless messages, plus a millisecond for each connection, as a check
+    takes 10 us."""
     backoff_first_s: float = 0.05
     backoff_last_s: float = 1.0
-    """A lost connection is renewed at once, then after the first pause, and after twice as long
-    each time up to the last."""
+    """A lost connection is renewed at once, then after pauses that double."""
 
 
 def new_context() -> "zmq.Context[zmq.Socket[bytes]]":
@@ -119,7 +105,6 @@ def _ms(seconds: float) -> int:
 def new_router(
     context: "zmq.Context[zmq.Socket[bytes]]", limits: SocketLimits, secret_key: str | None
 ) -> "zmq.Socket[bytes]":
-    """The socket to which peers connect."""
     router = context.socket(zmq.ROUTER)
     _set_up(router, limits)
     router.set(zmq.ROUTER_MANDATORY, 1)
@@ -137,7 +122,6 @@ def new_dealer(
     secret_key: str | None,
     member: Member,
 ) -> "zmq.Socket[bytes]":
-    """The socket for one connection to *member*."""
     dealer = context.socket(zmq.DEALER)
     _set_up(dealer, limits)
     dealer.set(zmq.RECONNECT_IVL, -1)
@@ -151,8 +135,7 @@ def new_dealer(
 
 
 def listen(router: "zmq.Socket[bytes]", listener: socket.socket | str) -> socket.socket | None:
-    """Take over a listening socket, which belongs to the router from now on, or bind an address.
-    Returns a second descriptor of a socket that was taken over."""
+    """Take over a listening socket, of which it returns a second descriptor, or bind an address."""
     if isinstance(listener, str):
         router.bind(listener)
         return None
@@ -160,7 +143,7 @@ def listen(router: "zmq.Socket[bytes]", listener: socket.socket | str) -> socket
     if listener.family == socket.AF_INET6:
         host = f"[{host}]"
         router.set(zmq.IPV6, 1)
-    # ZeroMQ accepts in its own thread, and would block there on a client that has gone again.
+    # ZeroMQ's own thread would block on a client that has gone again.
     listener.setblocking(False)
     other = listener.dup()
     router.set(zmq.USE_FD, listener.detach())
@@ -169,7 +152,6 @@ def listen(router: "zmq.Socket[bytes]", listener: socket.socket | str) -> socket
 
 
 def endpoint_of(router: "zmq.Socket[bytes]") -> str:
-    """Where it listens."""
     endpoint = router.get(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return endpoint.rstrip(b"\0").decode()
@@ -185,7 +167,7 @@ def new_monitor(watched: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]
 
 
 def receive_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
-    """Kind and value, which is mostly a descriptor; zmq.Again if there is none."""
+    """The value is mostly a descriptor; zmq.Again if there is no event."""
     first, _ = monitor.recv_multipart(zmq.NOBLOCK)
     event, value = _EVENT.unpack(first)
     return event, value
@@ -204,8 +186,8 @@ Address = tuple[object, ...]
 
 
 class _Lens:
-    """A spare descriptor that is made a duplicate of the connection to inspect. ZeroMQ may close
-    the connection's own descriptor meanwhile, and no other may be free. For trio's thread only."""
+    """A spare descriptor, made a duplicate of the connection to inspect: ZeroMQ may close the
+    connection's own, and no other may be free. For trio's thread only."""
 
     def __init__(self) -> None:
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -231,15 +213,14 @@ def _lens() -> _Lens:
 
 
 def remote_address(descriptor: int) -> Address | None:
-    """The remote address of the connection with this descriptor; None if it is gone."""
+    """None if it is gone."""
     with suppress(OSError), _lens().on(descriptor) as connection:
         return tuple(connection.getpeername())
     return None
 
 
 def read_bytes(descriptor: int) -> int | None:
-    """How much was read from the connection with this descriptor since it began; None if it is
-    gone, or the kernel does not count."""
+    """How much was read from the connection; None if it is gone, or the kernel does not count."""
     with suppress(OSError), _lens().on(descriptor) as connection:
         # In this order, bytes that arrive in between count as not read.
         waiting = array("i", (0,))
@@ -252,16 +233,14 @@ def read_bytes(descriptor: int) -> int | None:
 
 
 def shut_down(descriptor: int, address: Address) -> None:
-    """End the connection with this descriptor, if it is still the one to this address. ZeroMQ
-    notices, reports it to its monitor, closes the descriptor and frees what waited."""
+    """End the connection, if it is still the one to this address. ZeroMQ closes the descriptor."""
     with suppress(OSError), _lens().on(descriptor) as connection:
         if tuple(connection.getpeername()) == address:
             connection.shutdown(socket.SHUT_RDWR)
 
 
 async def is_refused(endpoint: str) -> bool:
-    """Whether the port at *endpoint* refuses connections. ZeroMQ reports only that a connection
-    failed, which may as well be this end's fault."""
+    """ZeroMQ reports only a failure, which may be this end's fault."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     with trio.move_on_after(REFUSED_WITHIN_S):
         try:

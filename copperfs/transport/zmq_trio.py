@@ -1,22 +1,15 @@
 """Pump: runs a ZeroMQ socket as a trio task.
 
-A ZeroMQ socket has a descriptor that becomes readable when "something may have changed", and it is
-edge-triggered: **any** call on the socket, a send as much as a check of its state, may consume the
-signal. Then the descriptor stays silent although a message lies there. Hence three rules, all kept
-here:
+A ZeroMQ socket's descriptor is edge-triggered: **any** call on the socket may consume the signal.
+Then the descriptor stays silent although a message lies there. Hence three rules:
 
 - A pump waits for the descriptor only after a receive has found nothing (``zmq.Again``), or a check
   of the socket's state has, made after the last other call.
-- A sender tells the pump (``touched``). If the pump is asleep, the state is checked again, and the
-  pump is woken if the send consumed the signal of a message.
-- The same holds for POLLOUT after a receive while a sender waits. No sender waits here: a peer that
-  cannot be sent to is treated as lost (``zeromq.py``), so no check is needed.
+- A sender tells the pump (``touched``), which then checks the state again if it waits.
+- The same would hold for POLLOUT, but no sender waits here.
 
-A pump takes a bounded number of messages, and of bytes, in one turn; then the other sockets and
-tasks have theirs.
-
-Measured against the alternatives (64 B there and back, beside 37 us for blocking sockets): this 83
-us, coroutines for each receive 111, a thread of its own 159, zmq-anyio 451.
+A pump takes a bounded number of messages, and of bytes, in one turn; then the other tasks have
+theirs. docs/decisions/0020-zeromq-under-trio.md has the measured alternatives.
 """
 
 from collections.abc import Callable
@@ -30,8 +23,8 @@ TURN_BYTES = 4 << 20
 
 
 class Pump:
-    """Pumps one socket. ``take`` receives and handles one message without blocking, returns its
-    size in bytes, and lets ``zmq.Again`` through. The caller owns the socket."""
+    """The caller owns the socket. ``take`` receives and handles one message without blocking,
+    returns its size in bytes, and lets ``zmq.Again`` through."""
 
     def __init__(
         self,
@@ -46,7 +39,6 @@ class Pump:
         """Called whenever the socket was found empty."""
         self._naps = False
         self._touched = False
-        """Whether another call was made since the socket was found empty."""
 
     async def run(self) -> None:
         while True:
@@ -81,12 +73,12 @@ class Pump:
         return False
 
     def drain(self) -> None:
-        """Take all messages now. Only for sockets that get no more, or get little."""
+        """Only for sockets that get few more messages."""
         while self.turn():
             pass
 
     def touched(self) -> None:
-        """Call after every other call on the socket: it may have consumed the signal."""
+        """Call after every other call on the socket, which may consume the signal."""
         self._touched = True
         if self._naps and self._readable():
             self.wake()
@@ -94,8 +86,8 @@ class Pump:
     def wake(self) -> None:
         """Check the socket, whatever the descriptor says."""
         if self._naps:
-            # The descriptor stays open: this only ends the wait for it. A cancel scope around each
-            # nap would do the same, for 3.4 us of the 9 that a nap then takes.
+            # This only ends the wait for the descriptor. A cancel scope around each nap takes 3.4
+            # us more.
             trio.lowlevel.notify_closing(self._descriptor)
 
     def _readable(self) -> bool:

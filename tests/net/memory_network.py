@@ -1,10 +1,8 @@
 """In-process transport: connects nodes within one process.
 
-A ``MemoryNetwork`` makes one transport for each node and injects faults: cables are pulled
-(``sever``), connections break (``break_connection``), bytes are corrupted (``damage_next``). It
-never reorders or duplicates what one peer sends to another, since no transport may.
-
-Messages pass through the codec, so a message that cannot be sent for real cannot be sent here.
+Its network injects faults, but never reorders or duplicates what one peer sends to another, since
+no transport may. Messages pass through the codec, so what cannot be sent for real cannot be sent
+here.
 """
 
 from collections import deque
@@ -44,11 +42,10 @@ class MemoryNetwork:
         self._damaged: set[tuple[NodeId, NodeId]] = set()
 
     def transport(self, me: NodeId) -> "MemoryTransport":
-        """A node's transport; a second one is the node restarted."""
+        """A second one is the node restarted."""
         return MemoryTransport(self, me)
 
     def sever(self, one: NodeId, other: NodeId) -> None:
-        """Pull the cable between two nodes, until ``heal``."""
         self._severed.add(_pair(one, other))
         self._take_down(_pair(one, other))
 
@@ -57,13 +54,11 @@ class MemoryNetwork:
         self._settle()
 
     def break_connection(self, one: NodeId, other: NodeId) -> None:
-        """Break the connection, as a restarting router does; it is renewed at once if either keeps
-        it."""
+        """As a restarting router does; the connection is renewed at once if either keeps it."""
         self._take_down(_pair(one, other))
         self._settle()
 
     def damage_next(self, sender: NodeId, receiver: NodeId) -> None:
-        """Flip a bit in the next payload that is not empty."""
         self._damaged.add((sender, receiver))
 
     # ---- for the transports
@@ -79,7 +74,6 @@ class MemoryNetwork:
             self._settle()
 
     def changed(self) -> None:
-        """A node wants another connection, or one less."""
         self._settle()
 
     def is_up(self, one: NodeId, other: NodeId) -> bool:
@@ -111,7 +105,6 @@ class MemoryNetwork:
         transport.put(ReceivedMessage(sender, message, received))
 
     def _settle(self) -> None:
-        """Keep up exactly the connections that a node wants and no fault prevents."""
         due = {
             _pair(transport.me, peer)
             for transport in self._running.values()
@@ -137,8 +130,6 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """See ``copperfs.transport.interface.Transport``."""
-
     def __init__(self, network: MemoryNetwork, me: NodeId) -> None:
         self.me = me
         self.wanted: set[NodeId] = set()
@@ -201,6 +192,5 @@ class MemoryTransport:
         self._network.stop(self)
 
     def put(self, arrival: Arrival) -> None:
-        """Queue an arrival for this node."""
         self._inbox.append(arrival)
         self._filled.set()
