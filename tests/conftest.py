@@ -1,9 +1,9 @@
 """Rules that hold for every test.
 
 A warning in the log fails the test that caused it, unless the test announced it. A session leaves
-nothing mounted and nothing running. It reports and removes leftovers, and fails because of them. In
-CI a skipped test fails. ``tests/unit/test_conftest.py`` shows that these rules can fail, also where
-several workers of pytest-xdist share the tests (``docs/decisions/0090``).
+nothing mounted and nothing running; it removes leftovers, and fails because of them. In CI a
+skipped test fails. ``tests/unit/test_conftest.py`` breaks these rules, also with several workers of
+pytest-xdist (``docs/decisions/0090``).
 """
 
 import ctypes
@@ -37,14 +37,12 @@ hypothesis.settings.load_profile("copperfs")
 
 @dataclass
 class LogWatch:
-    """Collects the log messages of level WARNING and above, and the patterns that the test
-    expects."""
+    """Messages of level WARNING and above, and the patterns that the test expects."""
 
     messages: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
 
     def unexpected(self) -> str | None:
-        """The messages that no pattern of the test matches, as one text; None if there are none."""
         found = [
             message
             for message in self.messages
@@ -53,7 +51,6 @@ class LogWatch:
         return "\n".join(["logged, and not expected:", *found]) if found else None
 
     def missing(self) -> str | None:
-        """The patterns that no message matched, as one text; None if there are none."""
         patterns = [
             pattern
             for pattern in self.expected
@@ -76,7 +73,6 @@ _WATCH = pytest.StashKey[LogWatch]()
 
 @pytest.fixture(autouse=True)
 def log_watch(request: pytest.FixtureRequest) -> Iterator[LogWatch]:
-    """Watches the ``copperfs`` loggers from before the other fixtures until after them."""
     watch = request.node.stash[_WATCH] = LogWatch()
     handler = _WatchHandler(watch)
     logger = logging.getLogger("copperfs")
@@ -91,10 +87,8 @@ def log_watch(request: pytest.FixtureRequest) -> Iterator[LogWatch]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Complains in the test itself, so that it counts as failed and not as an error after it.
-
-    ``log_watch`` judges at its end what the teardown of other fixtures logs.
-    """
+    """Complains in the test itself, so that it counts as failed. ``log_watch`` judges at its end
+    what the teardown of other fixtures logs."""
     result = yield
     watch = item.stash.get(_WATCH, None)
     if watch is not None and (complaint := watch.unexpected() or watch.missing()):
@@ -105,13 +99,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture
 def expected_warnings(log_watch: LogWatch) -> Callable[[str], None]:
-    """Call it with a pattern for each warning that the test provokes; each warning has to come."""
+    """Call it with a pattern for each warning that the test provokes; each has to come."""
     return log_watch.expected.append
 
 
-# ---- where everything can be tested, nothing is left out -----------------------------------------
+# ---- skipped tests -------------------------------------------------------------------------------
 
-# .ci/run sets this: a test that is skipped there would run nowhere, unnoticed.
+# .ci/run sets this: a test that is skipped there would run nowhere.
 NO_SKIPS_VARIABLE = "COPPER_TEST_NO_SKIPS"
 
 
@@ -154,14 +148,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # "sh -c 'pytest &'" ignores SIGINT, and processes that tests start and interrupt would
-        # inherit that.
+        # "sh -c 'pytest &'" ignores SIGINT, and processes of tests would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_TOKEN] = os.environ[TOKEN_VARIABLE] = token
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Mount points in ``directory``, innermost first."""
     found = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         path = Path(os.fsdecode(_unescaped(line.split()[4])))
@@ -171,13 +163,13 @@ def mounts_below(directory: Path) -> list[Path]:
 
 
 def _unescaped(word: bytes) -> bytes:
-    """Space, tab, newline and backslash are written as three octal digits (proc(5))."""
+    """Whitespace and backslash are written as three octal digits (proc(5))."""
     return re.sub(rb"\\(\d{3})", lambda match: bytes([int(match[1], 8)]), word)
 
 
 def daemons_with(token: str, variable: str = TOKEN_VARIABLE) -> dict[int, str]:
-    """Processes of copperfs that carry the token, or a worker's token derived from it: pid and
-    command line. This process is left out."""
+    """Processes of copperfs with the token, or a worker's token, except this one: pid and command
+    line."""
     needle = re.compile(rf"^{variable}={token}(-\w+)?$".encode())
     found = {}
     for process in Path("/proc").iterdir():
@@ -195,7 +187,7 @@ def daemons_with(token: str, variable: str = TOKEN_VARIABLE) -> dict[int, str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    # Only this session's directory: another session may run on the same machine.
+    # Another session may run on the same machine.
     base = config._tmp_path_factory.getbasetemp().resolve()  # type: ignore[attr-defined]
     token = config.stash[_TOKEN]
     deadline = time.monotonic() + EXIT_GRACE_S
@@ -218,7 +210,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Reports a worker that ended; a worker that was killed has no output."""
     found = getattr(node, "workeroutput", {}).get("leftovers", [])
     node.config.stash.setdefault(_LEFTOVERS, []).extend(found)
 
@@ -234,9 +225,9 @@ def pytest_terminal_summary(
 
 # ---- where several workers share the tests -------------------------------------------------------
 
-# make test says "-n auto". Tests wait for much of their time, so there are more workers than cores.
+# make test says "-n auto". Tests mostly wait, so there are more workers than cores.
 WORKERS_PER_CORE = 2
-# Directories with long tests come first, so that at the end no worker waits for another.
+# Long tests come first, so that at the end no worker waits for another.
 _ORDER = ("chaos", "bootstrap", "examples", "cluster", "mount", "standin", "sim", "front", "store")
 
 _CLONE_NEWNS = 0x00020000
@@ -250,8 +241,7 @@ def _is_worker(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Starts no workers for a run of a few tests: their user wants them to begin soon or to
-    print."""
+    """No workers for a run of a few tests, which begins sooner and prints."""
     option = config.option
     few = bool(option.keyword or option.lf or option.failedfirst) or option.capture == "no"
     few = few or not any(Path(each).is_dir() for each in config.args)
@@ -259,7 +249,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Adds the marker ``mount`` to every test in mount and cluster; in a worker, sorts tests by
+    """Marks every test in mount and cluster with ``mount``; in a worker, sorts tests by
     ``_ORDER``."""
     here = Path(__file__).parent
     for item in items:
@@ -271,10 +261,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _own_mounts() -> None:
-    """Gives this worker a mount namespace of its own. A poll of the mount table then wakes only for
-    mounts of the test that runs here. Without the right to unshare, all workers share one
-    namespace. The worker drops mounts of others: otherwise it would keep them alive after their
-    owners unmount them."""
+    """A mount namespace for this worker, so that a poll of the mount table wakes only for its own
+    mounts. It drops the mounts of others, or it would keep them alive. Without the right to
+    unshare, workers share one."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS):
         return
@@ -287,16 +276,15 @@ def _own_mounts() -> None:
 
 
 def _own_directory(config: pytest.Config) -> Path:
-    """Creates a directory for this session, locked while the session lasts; two earlier ones stay.
-    pytest's own directory does not serve: each new session closes it to other users. Tests become
-    other users, also in a session that runs at the same time. The name is short because sockets lie
-    deep below it, and a socket's path has at most 107 bytes."""
+    """A directory for this session, locked while it lasts; two earlier ones stay. Each new session
+    closes pytest's own to other users, and tests become other users. A socket's path has at most
+    107 bytes."""
     top = Path(tempfile.gettempdir()) / f"copper-{os.geteuid()}"
     top.mkdir(mode=0o755, exist_ok=True)
     if top.is_symlink() or top.stat().st_uid != os.geteuid():
         raise pytest.UsageError(f"{top} is somebody else's; remove it, or give --basetemp")
     for old in sorted(top.iterdir(), key=lambda each: each.lstat().st_mtime)[:-2]:
-        with suppress(OSError):  # in use, or another session removes it as well
+        with suppress(OSError):  # in use, or another session removes it
             lock = os.open(old, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -332,7 +320,7 @@ def pytest_runtest_protocol(
     alone = item.get_closest_marker("alone") is not None
     base = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
     with (base / "turnstile").open("a") as turnstile, (base / "tests").open("a") as tests:
-        # A test that wants to be alone holds the turnstile, so that no other test starts meanwhile.
+        # A test that wants to be alone holds the turnstile, so that no other starts.
         fcntl.flock(turnstile, fcntl.LOCK_EX)
         fcntl.flock(tests, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(turnstile, fcntl.LOCK_UN)

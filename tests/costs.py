@@ -4,8 +4,8 @@
     .venv/bin/python -m tests.costs build/costs.jsonl [--by file|directory|test]
 
 Processor time is that of a control group (version 2) that the tests run in, so it has what daemons
-took, also those that left their parents. It says the same on a busy machine; the time that passed
-does not. What a test's daemons take after its end is put down to the test that is next.
+took. It says the same on a busy machine. What daemons take after the end of a test counts for the
+next one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-# Version 2 alone, or beside version 1: it counts processor time whichever version sets the limits.
+# Version 2 alone, or beside version 1: it counts whichever version sets the limits.
 _TOPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 class _Meter:
-    """A control group that this process has moved to; writes one line for each test that it ran."""
+    """This process moves to the control group; writes one line for each test."""
 
     def __init__(self, out: Path) -> None:
         top = next((top for top in _TOPS if (top / "cgroup.procs").exists()), None)

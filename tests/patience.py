@@ -1,8 +1,6 @@
-"""Patience: the factor COPPER_TEST_PATIENCE, by which tests wait longer before they give up.
-
-It serves machines slower than those that the deadlines were chosen for, such as an emulated one
-(tests/kernels). It lengthens what a test waits for, never what a test is about.
-"""
+"""Patience: the factor COPPER_TEST_PATIENCE, by which tests wait longer on machines slower than
+those that the deadlines were chosen for (tests/kernels). It never lengthens what a test is
+about."""
 
 import os
 

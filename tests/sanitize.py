@@ -1,8 +1,8 @@
 """``make sanitize``: sanitizers, fuzzers and kill -9, for as many minutes as they are given.
 
-The steps of ``tests/front/steps.py``, and pytest for the tests that kill processes in the midst of
-writing and for those that plant defects, run some at a time. Each gets its share of the time. What
-the fuzzers find new is kept in ``build/sanitize`` and is where the next run begins.
+The steps of ``tests/front/steps.py``, and the tests that kill processes in the midst of writing or
+plant defects, each get a share of the time. The next run begins with what the fuzzers found, in
+``build/sanitize``.
 
     python -m tests.sanitize [--minutes N] [--jobs N] [--only PART-OF-A-NAME]
 """
@@ -24,7 +24,7 @@ from tests.front.steps import PROJECT, STEPS, Step
 KEPT = PROJECT / "build" / "sanitize"
 MINUTES, JOBS = 6.0, 2
 KILLS_S = 60.0
-"""Seconds that two hundred kills of the store and forty of a daemon take on an idle machine."""
+"""For two hundred kills of the store and forty of a daemon, on an idle machine."""
 PLANTED_S = 120.0
 BUILD_S = 12.0
 
@@ -47,7 +47,6 @@ def play(step: Step, seconds: float) -> str:
 
 
 def pytest_of(paths: list[str], times: float, *options: str) -> str:
-    """The command that runs these tests with *times* the usual number of kills."""
     with tempfile.TemporaryDirectory() as base:
         done = subprocess.run(
             [
@@ -73,7 +72,7 @@ def pytest_of(paths: list[str], times: float, *options: str) -> str:
 
 
 def tasks_for(seconds: float, only: str) -> list[Task]:
-    """The tasks, longest first, so that they end together. *seconds* is their sum, one by one."""
+    """Longest first, so that they end together. *seconds* is their sum."""
     left = seconds - PLANTED_S - len(STEPS) * BUILD_S
     kills = max(0.1, left * 0.25 / (2 * KILLS_S))
     each = max(5.0, left * 0.75 / len(STEPS))

@@ -127,7 +127,6 @@ def arguments() -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    """The machine, as far as the numbers depend on it; no names."""
     return {
         "kernel": platform.release(),
         "architecture": platform.machine(),
@@ -138,7 +137,6 @@ def machine() -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], Context]:
-    """All chosen benchmarks; measures from before an interruption are kept."""
     chosen = options.only or list(BENCHES)
     options.cache.mkdir(parents=True, exist_ok=True)
     context = Context(
@@ -162,7 +160,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], C
                 context.note(note)
         for name in chosen:
             try:
-                measures.extend(BENCHES[name](context))  # keeps the measures before a failure
+                measures.extend(BENCHES[name](context))
             except FAILURES as error:
                 context.note(f"{name}: {error}")
     except KeyboardInterrupt:
@@ -207,7 +205,7 @@ def main() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # One signal is enough: a second one would interrupt the cleanup, which has its own deadlines.
+    # A second signal would interrupt the cleanup, which has its own deadlines.
     for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,7 +1,6 @@
 """`kernel-cached`: operations that the kernel answers by itself if the filesystem lets it.
 
-stat, open + read + close of a small file, and the listing of a large directory, each after it has
-been done before. The kernel should not call a warm filesystem at all here.
+stat, open + read + close of a small file, and the listing of a large directory, each repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SMALL_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One of the client's loops; the count makes it last about a tenth of a second warm."""
+    """The count makes a loop of the client last about a tenth of a second warm."""
 
     name: str
     verb: str

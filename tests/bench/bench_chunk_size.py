@@ -1,11 +1,10 @@
 """`chunk-size`: how much of the large libraries `import torch` fetches, by the size of chunks.
 
-Two nodes, of which one imports. The source is the stand-in without latency, which counts reads of
-files above 10 MiB (`--tree-max`), those that go through the data tier. The minimum is the chunks of
-which a page was touched. It is recorded by importing from the tree itself, when the process tells
-which pages of its mappings are resident. (The kernel maps pages around a fault, within 64 KiB: it
-tells too many pages, and the right chunks.) Everything fetched beyond the minimum is read-ahead:
-the kernel's, and the sequential one (``node/prefetch/sequential.py``).
+Of two nodes one imports. The source is the stand-in without latency, which counts reads of files
+above 10 MiB (`--tree-max`). The minimum is the chunks of which a page was touched, recorded by
+importing from the tree itself. (The kernel maps pages around a fault, within 64 KiB: it tells too
+many pages, and the right chunks.) All else is read-ahead: the kernel's, and the sequential one
+(``node/prefetch/sequential.py``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ COMPUTED = (*FETCHED, 4 * MIB)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TOUCHED = "chunks that were touched"
 
-# Prints for each mapped file which of its pages are resident.
 RECORD = """
 import json, struct
 pages = {{}}
@@ -80,7 +78,6 @@ def run(context: Context) -> Iterator[Measure]:
 
 
 def touched_pages(packages: PackageSet) -> dict[str, set[int]]:
-    """For each large file that the import maps, the pages that it has touched."""
     with tempfile.TemporaryDirectory(prefix="copperfs-bench-") as base:
         out = Path(base) / "pages"
         record = RECORD.format(tree=f"{packages.tree}/", page=PAGE, out=str(out))
@@ -92,7 +89,6 @@ def touched_pages(packages: PackageSet) -> dict[str, set[int]]:
 
 
 def fetched_bytes(packages: PackageSet, chunk: int) -> int:
-    """The source's reads of large files for one import."""
     with (
         StandIn(packages.tree) as standing,
         cluster(

@@ -1,17 +1,15 @@
 """`dataset`: five epochs of a training on a dataset that fits into the disks of the nodes together.
 
-4,096 files of 256 KiB to 8 MiB, eight nodes, two readers on each, the source is the stand-in at 1
+4,096 files of 256 KiB to 8 MiB, eight nodes, two readers on each; the source is the stand-in at 1
 ms and 200 MB/s. In each epoch a node reads other files, and each file is read by one node. The same
-readers in the same loop read from the stand-in itself, each node as a separate client.
+readers also read from the stand-in itself, each node as a separate client.
 
-A reader drops the pages that it has read, so the kernel answers none of its reads by itself. Before
-the epochs that are called cold the pages of all chunks on the disk are dropped, too, so that they
-come from the disk or the memory of the tier; before the others they are not. (Chunks are read past
-the cache, so it should make no difference.) The contestant *in memory* has no disk, and a tier in
-memory that holds the whole dataset.
+A reader drops the pages that it has read. Before a cold epoch the pages of all chunks on the disk
+are dropped, too; chunks are read past the cache, so that should make no difference. The contestant
+*in memory* has no disk, and a tier in memory that holds the whole dataset.
 
-The source counts its reads by file. They have to be every byte once in the first epoch and nothing
-later. Its mount keeps no pages, so it counts every read.
+The source's reads have to be every byte once in the first epoch and nothing later. Its mount keeps
+no pages, so it counts every read.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ from tests.standin import StandIn
 
 NODES = 8
 COLD_EPOCHS, WARM_EPOCHS = 2, 2
-"""The epochs after the first; the warm ones last."""
+"""Epochs after the first; the warm ones last."""
 LATENCY_S = 1e-3
 SERVERS = 4
 BANDWIDTH_BYTES = 200_000_000
 CACHE_S = 3900.0
 MEMORY_MIB = 1536
-"""Memory of each node, where the whole dataset is in memory: of 9.66 GB a node owns 1.2, and an
-eighth of its memory is for guests."""
+"""The memory of each node that has no disk: of 9.66 GB a node owns 1.2, and an eighth of its memory
+is for guests."""
 DIRECT, WITH_CURVE, IN_MEMORY = "directly", "copperfs, CURVE", "copperfs, in memory"
 OPTIONS: dict[str, tuple[object, ...]] = {
     JUDGED: ("--security", "none"),
@@ -50,8 +48,6 @@ OPTIONS: dict[str, tuple[object, ...]] = {
 
 @dataclass(slots=True)
 class Trained:
-    """One training: the duration of each epoch, and the source's reads in it."""
-
     walls_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     source_bytes: list[int] = field(default_factory=list)
@@ -60,7 +56,6 @@ class Trained:
 
     @property
     def imbalance(self) -> float:
-        """0: there was no disk to see it on."""
         owned = self.owned_bytes
         return max(owned) * len(owned) / sum(owned) if owned else 0.0
 
@@ -143,7 +138,7 @@ def stand_in(
 def training(
     context: Context, dataset: Dataset, nodes: int, *options: object, disk: bool = True
 ) -> Iterator[tuple[StandIn, Cluster, Path]]:
-    """A source, a job on it, and where the tiers of the job are; each epoch begins with ready()."""
+    """A source, a job on it, and its tiers; each epoch begins with ready()."""
     tiers = context.cache / "tiers"
     shutil.rmtree(tiers, ignore_errors=True)
     size = 2 * dataset.total_bytes // nodes + (64 << 20)
@@ -165,8 +160,7 @@ def training(
 
 
 def ready(standing: StandIn, dataset: Dataset, *more: Path) -> None:
-    """Drop all pages of the source and below *more* from the kernel, and reset the
-    source's counts."""
+    """Drop all pages of the source and below *more*, and reset the source's counts."""
     give_back_all(dataset.directory, *more)
     standing.reset_counts()
 
@@ -209,5 +203,5 @@ def _through_copperfs(context: Context, dataset: Dataset, name: str) -> Trained:
 
 
 def owned_bytes(tier: Path) -> int:
-    """The bytes on the disk of one node; a chunk has a header of two pages at most."""
+    """A chunk has a header of two pages at most."""
     return sum(each.stat().st_size for each in (tier / "chunks").glob("*/*"))

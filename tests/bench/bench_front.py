@@ -1,10 +1,10 @@
 """`front`: how fast a hit is answered when the kernel has to ask, and the effect of Python's GIL.
 
 With kernel caching off every getattr and lookup is a request. The yardstick is libfuse's C++
-`passthrough_hp --nocache`, or bindfs without cache where that cannot be built. A lookup here is
-opening a path with O_PATH, relative to an open directory. With attributes uncached the kernel first
-requests the directory's attributes (both mounts use default_permissions), so it is one LOOKUP and
-one GETATTR; the row of getattr tells the share of the latter.
+`passthrough_hp --nocache`, or bindfs without cache. A lookup opens a path with O_PATH, relative to
+an open directory. The kernel first requests the directory's attributes (both mounts use
+default_permissions), so it is one LOOKUP and one GETATTR; the row of getattr tells the share of the
+latter.
 
 "busy" is a daemon with a thread that computes in Python without end. Since that thread also takes a
 core, `load` in the details shows the yardstick beside a process that takes one.
@@ -101,7 +101,6 @@ def _rows(taken: Samples, under_load: Samples, yardstick: str) -> Iterator[Measu
 
 
 def _column(name: str) -> str:
-    """bindfs without cache is shown in the column of bindfs."""
     return "bindfs" if name == "bindfs, uncached" else name
 
 

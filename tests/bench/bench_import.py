@@ -1,8 +1,7 @@
 """`import`: imports real packages: warm for the second time, and cold on a fresh mount.
 
-CPU counts everything that the import costs the node: the importing processes (which includes the
-kernel's work on their behalf) and the daemon that served them. Cold means a mount made a moment ago
-over a source that is in the page cache, so that the filesystem is measured, not the disk.
+CPU counts the importing processes (with the kernel's work for them) and the daemon that served
+them. Cold means a fresh mount over a source that is in the page cache.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.bench.packages import PackageSet, Touched, check_origin, import_once,
 from tests.bench.processes import cpu_seconds
 from tests.bench.results import JUDGED, Measure, Target, Unit, at_most
 
-# The daemon's work after the answer (readahead, eviction) belongs to the cold import's cost.
+# The daemon's work after the answer (readahead, eviction) belongs to the cold import.
 SETTLE_S = 0.2
 REQUESTS = "requests that reached Python"
 UNITS: dict[str, Unit] = {"wall": "s", "CPU": "s", REQUESTS: "requests"}

@@ -1,14 +1,14 @@
 """`job`: a whole job imports the same packages at once, from a loaded parallel filesystem.
 
-The source is the stand-in with its realistic defaults (1 ms a metadata operation). Every node is a
-separate client:
+The source is the stand-in with its realistic defaults. Every node is a separate client with one
+process:
 
 - copperfs: the daemons read through the mount of the first, since all but the roots read nothing.
 - directly: each process has its own mount of the stand-in.
 - image: each node mounts, with squashfuse_ll, the image that lies on its own mount of the stand-in.
 
-There is one process a node. Everything runs on the cores of one machine, so beside the wall time
-stands the CPU time of all participants except the stand-in.
+Everything runs on the cores of one machine, so the CPU time of all participants except the stand-in
+is shown beside the wall time.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ IMAGE_FOR_TWO, FOR_TWO = "image, 2 nodes", "copperfs, 2 nodes"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The costs of one import on all nodes."""
-
     wall_s: float
     cpu_s: float
     metadata: int
@@ -59,7 +57,7 @@ def run(context: Context) -> Iterator[Measure]:
 
 @contextlib.contextmanager
 def stand_in(tree: Path, clients: int) -> Iterator[StandIn]:
-    """A loaded parallel filesystem with this many clients, none of which has cached anything."""
+    """None of its clients has cached anything."""
     with tempfile.TemporaryDirectory(prefix="copperfs-bench-pfs-") as base:
         places = [Path(base).resolve() / f"client{number}" for number in range(clients)]
         for place in places:
@@ -81,14 +79,13 @@ def stand_in(tree: Path, clients: int) -> Iterator[StandIn]:
 
 
 def _ways(context: Context, packages: PackageSet) -> Iterator[Measure]:
-    """Eight nodes, cold and again, by each way."""
     image = _image(context.cache, packages)
     ways: dict[str, Callable[[], list[Taken]]] = {
         DIRECT: lambda: _directly(packages),
         IMAGE: lambda: _from_image(packages, image, NODES),
         JUDGED: lambda: _through_copperfs(packages, NODES),
         ALONE: lambda: _through_copperfs(packages, 1),
-        # Two nodes, as many as this machine has cores: so computing time does not decide.
+        # Two nodes, as many as cores: computing time does not decide.
         IMAGE_FOR_TWO: lambda: _from_image(packages, image, 2),
         FOR_TWO: lambda: _through_copperfs(packages, 2),
     }
@@ -111,7 +108,6 @@ def _ways(context: Context, packages: PackageSet) -> Iterator[Measure]:
 def _twice(
     mounts: list[Path], packages: PackageSet, standing: StandIn, cpu_s: Callable[[], float]
 ) -> list[Taken]:
-    """The import on all of them at once, and once more."""
     result = []
     for _ in range(2):
         standing.reset_counts()
@@ -153,7 +149,7 @@ def _from_image(packages: PackageSet, image: Path, nodes: int) -> list[Taken]:
 
 
 def _image(cache: Path, packages: PackageSet) -> Path:
-    """A squashfs image of the tree, alone in a directory; made once."""
+    """Alone in a directory; made once."""
     if shutil.which("squashfuse_ll") is None or shutil.which("mksquashfs") is None:
         raise CannotMeasureError("squashfuse_ll and mksquashfs are needed for the image")
     image = cache / "images" / f"job-{packages.name}" / "packages.squashfs"
@@ -171,7 +167,7 @@ def _image(cache: Path, packages: PackageSet) -> Path:
 
 
 def _counts(context: Context, packages: PackageSet) -> Iterator[Measure]:
-    """The same import by 1 to 32 nodes: the source always gets the same operations."""
+    """From 1 to 32 nodes the source always gets the same operations."""
     asked: dict[str, list[float]] = {}
     for nodes in COUNTS:
         context.progress(f"job, operations at the source, {nodes} nodes")
@@ -189,7 +185,7 @@ def _counts(context: Context, packages: PackageSet) -> Iterator[Measure]:
 
 
 def _count(packages: PackageSet, nodes: int) -> int:
-    # no latency: operations are counted, not timed; and no file is too large for the tree
+    # no latency: operations are counted; and no file is too large for the tree
     with (
         StandIn(packages.tree, timeout_s=CACHE_S, page_cache=True) as standing,
         _large_memory(nodes, standing.mountpoint) as job,

@@ -1,8 +1,7 @@
 """`memory`: the daemon's memory after one import, against the bytes that it had to hold.
 
-It is the Pss of the daemon's processes (shared pages by their share), without the kernel's page
-cache. The budget of issue 2: 1.3 times the bytes of the opened files up to `--tree-max`, plus 60
-MiB.
+It is the Pss of the daemon's processes. The budget of issue 2: 1.3 times the bytes of the opened
+files up to `--tree-max`, plus 60 MiB.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ BASE_BYTES = 60 * MIB
 
 
 def run(context: Context) -> Iterator[Measure]:
-    # The yardstick is a number of bytes: a bind mount has no daemon that could hold any.
+    # A bind mount has no daemon.
     contestants = [one for one in standard(context.cache) if one.name != "bind"]
     taking_part = context.taking_part(contestants)
     for packages in context.package_sets:

@@ -3,17 +3,15 @@
 Sixteen nodes, two readers on each. The first epoch fills the tier; five pairs of epochs follow. In
 the first of a pair a node is killed (-9) when a randomly drawn part of the files has been read, and
 the others read its remaining files; the second one is calm. The bench repeats this without a
-failure, and in FT-Cache's other mode (`--on-failure source`), in which each reader reads the lost
-chunks from the source again. As in a training, a reader computes after each file, for a time
-proportional to its bytes. A dead node takes its computing with it, so the other nodes need N/(N-1)
-times as long for an epoch. Only that is allowed for: the time allowed for an epoch is that without
-failure, times the former number of nodes by the present one, weighted by the part of the files that
-was read with each.
+failure, and in FT-Cache's other mode (`--on-failure source`). A reader computes after each file,
+for a time proportional to its bytes. So the time allowed for an epoch is that without failure,
+times the former number of nodes by the present one, weighted by the part of the files that was read
+with each.
 
-Before each kill, the nodes tell what would be lost (`copperfs ring`). The later reads of the source
-are compared with that, file by file: each lost byte once, and no other one. (A lost chunk that its
-reader had in its own memory is not read again in that epoch, but in a later one.) Before each epoch
-the pages of the source's mount and of all chunks are dropped.
+Before each kill, the nodes tell what would be lost (`copperfs ring`). The source's later reads have
+to be each lost byte once, and no other one. (A lost chunk that its reader had in its own memory is
+read again in a later epoch.) Before each epoch the pages of the source's mount and of all chunks
+are dropped.
 """
 
 from __future__ import annotations
@@ -36,18 +34,16 @@ from tests.bench.results import JUDGED, Measure, at_most
 NODES, FALLS = 16, 5
 FILES_MAX = 512
 BYTES_PER_S = 10e6
-"""The rate at which a reader computes; 320 MB/s for all 32."""
+"""A reader's; 320 MB/s for all 32."""
 SEED = 3
 CALM, AGAIN = "no failure", "lost from source"
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The planned death of a node."""
-
     node: int
     part: float
-    """The part of the files of its epoch that will have been read."""
+    """Of the files of its epoch that will have been read."""
 
 
 @dataclass(slots=True)
@@ -57,11 +53,8 @@ class Trained:
     source_bytes: list[int] = field(default_factory=list)
     lost_bytes: int = 0
     read_again_bytes: int = 0
-    """Lost bytes that were read again, each once for each loss."""
     not_again_bytes: int = 0
-    """Lost, and not read again by the end."""
     too_often_bytes: int = 0
-    """Read by the source without having been lost, or more than once."""
 
 
 def run(context: Context) -> Iterator[Measure]:
@@ -91,7 +84,7 @@ def draw() -> list[Death]:
 
 
 def allowed_factors(deaths: list[Death]) -> list[float]:
-    """For each epoch, the allowed factor over the time without failure."""
+    """By epoch, over the time without failure."""
     factors = [1.0]
     for gone, death in enumerate(deaths):
         before, after = NODES / (NODES - gone), NODES / (NODES - gone - 1)
@@ -146,7 +139,7 @@ def train(context: Context, dataset: Dataset, name: str, deaths: list[Death]) ->
                 asked = next(mount for node, mount in mounts.items() if node != death.node)
                 lost = lost_with(asked, dataset, death.node)
                 done.lost_bytes += lost.total()
-                missing |= lost  # what is still missing from before cannot be lost
+                missing |= lost  # bytes missing before cannot be lost
                 standing.reset_counts()
                 after = round(death.part * len(dataset.files))
                 fall = Fall(death.node, job.pids[death.node], after)
@@ -171,7 +164,6 @@ def train(context: Context, dataset: Dataset, name: str, deaths: list[Death]) ->
 
 
 def lost_with(mount: Path, dataset: Dataset, node: int) -> Counter[str]:
-    """How many bytes of each file this node owns."""
     lost: Counter[str] = Counter()
     for file in dataset.files:
         owners, chunk_bytes = owners_of(mount, file)
@@ -182,7 +174,7 @@ def lost_with(mount: Path, dataset: Dataset, node: int) -> Counter[str]:
 
 
 def owners_of(mount: Path, file: DataFile) -> tuple[list[int], int]:
-    """The node that owns each chunk of a file, as *mount* believes, and the size of chunks."""
+    """The owner of each chunk of a file, as *mount* believes, and the size of chunks."""
     answer: Any = ask_mount(str(mount), IoctlRequest.RING, json.dumps({"path": file.name}).encode())
     owners: list[int] = []
     for each in answer["ranges"]:

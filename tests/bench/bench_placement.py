@@ -1,6 +1,6 @@
 """`placement`: builds a ring and finds owners, beside rendezvous hashing; CPU time.
 
-The sizes are the largest job that issue 5 names, and the paper's. No filesystem takes part.
+The sizes are the largest job that issue 5 names, and the paper's.
 """
 
 from __future__ import annotations

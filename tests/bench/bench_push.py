@@ -2,9 +2,8 @@
 
 The set has the shape of the paper's for torch: 728 files of together 36.3 MB, with the sizes of a
 recorded import. 31 real daemons with real mounts run on this machine. Requested: `cat` of every
-file on every mount at the same time, from the first request to the last byte. Pushed: `copperfs
-warmup` on a leaf, until every node has reported that it holds everything. Both begin with empty
-memories.
+file on every mount at once. Pushed: `copperfs warmup` on a leaf, until every node has reported that
+it holds everything. Both begin with empty memories.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ def run(context: Context) -> Iterator[Measure]:
 
 
 def pull(job: Cluster) -> float:
-    """Every node requests every file, one after the other, all nodes at the same time."""
     start = time.monotonic()
     readers = [
         subprocess.Popen(
@@ -74,8 +72,8 @@ def push(job: Cluster) -> float:
 
 
 def working_set(tree: Path) -> Path:
-    """Makes as many files as in the paper, with the sizes of a recorded import scaled
-    to its total."""
+    """The number of files is the paper's; the sizes are a recorded import's, scaled to its
+    total."""
     sizes: dict[str, int] = {}
     if not TRACE.exists():
         raise CannotMeasureError(f"{TRACE} is not there")

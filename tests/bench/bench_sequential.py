@@ -1,9 +1,8 @@
 """`sequential`: one large file, first and second time; and 32 streams from a slow source.
 
 The large file is in the page cache of the source, so the first read measures the way through the
-daemon and the second the kernel's own cache. The slow source is the stand-in of `tests/standin`
-with 20 ms for every operation and every read of up to 1 MiB. What counts there is how many reads
-the filesystem keeps in flight, for each stream and for all.
+daemon and the second the kernel's own cache. The slow source is the stand-in with 20 ms for every
+operation and every read of up to 1 MiB; the number of reads in flight counts there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.bench.results import MIB, Bound, Measure, Target, at_least
 from tests.standin import StandIn
 
 STREAMS = 32
-STREAM_BYTES = 16 * MIB  # above the 10 MiB of --tree-max, so that they are large files
+STREAM_BYTES = 16 * MIB  # above --tree-max
 LATENCY_S = 0.02
 
 
@@ -33,7 +32,7 @@ def _one_file(context: Context) -> Iterator[Measure]:
     def sample(contestant: Contestant) -> dict[str, float]:
         context.client.run("read", file)  # the source's pages may have been dropped since
         with contestant.mounted(tree) as mounted:
-            # In this order: a dict display is evaluated from left to right.
+            # A dict display is evaluated from left to right.
             return {
                 first: context.client.run("read", mounted.path / "big"),
                 second: context.client.run("read", mounted.path / "big"),
@@ -56,8 +55,8 @@ def _slow_streams(context: Context) -> Iterator[Measure]:
     for index in range(STREAMS):
         make_file(tree / f"stream{index}", STREAM_BYTES)
     name = f"{STREAMS} streams, source with {LATENCY_S * 1e3:.0f} ms"
-    # No squashfuse: an image on the slow source would be a different source.
-    # bindfs with threads: with one it reads 128 KiB in 20 ms, 6 MiB/s, whatever the streams.
+    # An image on the slow source would be a different source. One thread of bindfs reads 128 KiB in
+    # 20 ms, 6 MiB/s, whatever the streams.
     bindfs = Bindfs(threads=True)
     contestants = context.taking_part([Bind(), bindfs, copperfs()])
     with StandIn(tree, per_op_s=LATENCY_S, per_read_s=LATENCY_S) as slow:

@@ -1,11 +1,10 @@
 """`simulated`: compares the times of real daemons on this machine with those of simulated ones with
 its costs.
 
-The job is that of ``tests/cluster/test_simulated.py``, which holds both to the same messages: nodes
-read the same files one after the other, each in the opposite order of its parent. So at any moment
-one chain of daemons works, each waiting for the next, and two cores are enough for all. ``copperfs
-sim calibrate`` measures the costs beforehand. Times are from the first node's first file to the
-last node's last one, in a job that is started anew each time.
+The job is that of ``tests/cluster/test_simulated.py``: at any moment one chain of daemons works,
+each waiting for the next, and two cores are enough for all. ``copperfs sim calibrate`` measures the
+costs beforehand. Times are from the first node's first file to the last node's last one, in a job
+that is started anew each time.
 """
 
 from __future__ import annotations
@@ -103,7 +102,6 @@ def _simulated(nodes: int, files: dict[str, int], costs: Costs) -> float:
 
 
 def _wants(files: dict[str, int]) -> tuple[list[Want], dict[str, int]]:
-    """All files, and the number of each."""
     wants, number = [Want(SourcePath(b""))], {"": 0}
     for name, size in files.items():
         directory = name.rpartition("/")[0]

@@ -2,11 +2,10 @@
 
 20,000 files of 20 KiB, four nodes, two readers on each, three epochs in each of which a node reads
 other files; the source is the stand-in at 1 ms for each operation. Below `--ring` each file is one
-chunk and has an owner; otherwise it is a file like any other, which the root reads. Time and CPU
-time of the daemons are for each file; so are the messages between the nodes.
+chunk and has an owner. Time, CPU time of the daemons and messages are for each file.
 
-A job of two nodes, one of which owns everything, with one reader, bounds what one exchange for many
-files could save: on the other node each file takes a request, on the owner none does.
+A job of two nodes with one reader, of which one owns everything, bounds what one exchange for many
+files could save.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def _train(dataset: Dataset, name: str) -> Iterator[dict[str, float]]:
 
 
 def _one_reader(dataset: Dataset) -> dict[str, dict[str, float]]:
-    """On the owner, and on a node that has to ask it, after everything was read once."""
+    """On the owner, and on the other node, after everything was read once."""
     taken: dict[str, dict[str, float]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="copperfs-bench-") as base,
@@ -109,7 +108,6 @@ def _one_reader(dataset: Dataset) -> dict[str, dict[str, float]]:
 
 
 def _sent(job: Cluster) -> int:
-    """Messages between the nodes so far."""
     return sum(job.statistics(node)["transport"]["sent"] for node in range(NODES))
 
 

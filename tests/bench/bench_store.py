@@ -1,9 +1,9 @@
 """`store`: reads chunks of 1 MiB from the store into blobs, beside one file of the same bytes.
 
-The yardstick reads the file as fast as one thread can, MiB by MiB into the same buffer. The store
-opens a file for each chunk, reads it into fresh memory and checks its digest, several at a time. A
-third measure has one thread do the latter two with the one file. Warm: from the page cache of the
-kernel; cold: after that was dropped (`POSIX_FADV_DONTNEED`), so from the disk.
+The yardstick reads the file with one thread, MiB by MiB into the same buffer. The store opens a
+file for each chunk, reads it into fresh memory and checks its digest, several at a time. A third
+measure has one thread do the latter two with the one file. Cold: after the page cache was dropped
+(`POSIX_FADV_DONTNEED`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.bench.results import JUDGED, MIB, Measure, at_least
 
 CHUNKS = 2048
 AT_A_TIME = (1, 4, 8)
-"""Readers: as many chunks are requested at once as there are threads; 4 is the default."""
+"""There are as many requests at once as threads; 4 is the default."""
 DIRECT, BLOBS = "one file", "one file, blobs"
 
 
@@ -93,7 +93,6 @@ async def fill(place: FilePath, file: FilePath) -> None:
 
 
 def prepare(state: str, file: FilePath, place: FilePath) -> None:
-    """Put all of both into the page cache, or drop all of both."""
     for each in (file, *place.glob("chunks/*/*")):
         fd = os.open(each, os.O_RDONLY)
         try:

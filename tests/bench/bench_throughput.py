@@ -1,10 +1,10 @@
 """`throughput`: one reader, one file of 2 GiB, through the data tier.
 
-- From the disk of the node: a separate mount with almost nothing in the tier's memory, beside the
-  same loop on the file itself, on the same disk. The pages of the file, of the chunks and of the
-  mount are dropped before each.
-- From a peer's memory: a job of two nodes over the loopback. The node that reads keeps nothing, so
-  the other one owns all chunks, and has them in its memory.
+- From the node's disk: a mount with almost nothing in the tier's memory, beside the same loop on
+  the file itself, on the same disk. The pages of the file, of the chunks and of the mount are
+  dropped before each.
+- From a peer's memory: a job of two nodes over the loopback. The reading node keeps nothing, so the
+  other one owns all chunks.
 
 Both run with chunks of 1 MiB (the default) and of 256 KiB.
 """
@@ -36,7 +36,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A mount whose tier has the file, and the processes that work for it."""
+    """A mount whose tier has the file, and its processes."""
 
     mounted: Path
     pids: list[int]
@@ -75,7 +75,6 @@ def _measure(
     ways: dict[str, Callable[[], contextlib.AbstractContextManager[Way]]],
     target: Target,
 ) -> Iterator[Measure]:
-    """The file itself beside each way, in the same rounds."""
     rates: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     for name, way in ways.items():
@@ -117,7 +116,7 @@ def from_disk(context: Context, file: Path, chunk: str) -> Iterator[Way]:
 
 
 def fill(tier: Path, mounted: Path) -> None:
-    """Read all of it: the mount reads the source as fast as the disk of the tier takes it."""
+    """The mount reads the source as fast as the disk of the tier takes it."""
     done = 0
     with mounted.open("rb", buffering=0) as reading:
         while got := reading.read(MIB):

@@ -2,7 +2,7 @@
 
 Fan-out 2, depth 4: four hops up with a request, four down with the reply, in parts of 1 MiB. Beside
 it run blocking ZeroMQ sockets in a tree of the same shape, at the same time, with CURVE and
-without. It measures only the transport: every node forwards, none caches anything.
+without. No node caches anything.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(context: Context) -> Iterator[Measure]:
 
 @contextlib.contextmanager
 def tree(program: str, curve: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """All nodes as processes; the last one, a leaf at depth 4, sends the requests."""
+    """The last one, a leaf at depth 4, sends the requests."""
     with contextlib.ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))

@@ -1,6 +1,5 @@
 /*
- * The loops of the benchmarks that are too short to be timed from Python: an interpreter costs more
- * than the system call that is measured.
+ * The loops of the benchmarks that are too short to be timed from Python.
  *
  *   client stat PATH COUNT                 ns per stat()
  *   client open PATH COUNT                 ns per open + read 4 KiB + close
@@ -75,7 +74,7 @@ static void getattr_once(int fd)
         err(1, "statx");
 }
 
-/* O_PATH: the path is walked and nothing else is asked of the file. */
+/* O_PATH: only the path is walked. */
 static int open_path(int directory, const char *path)
 {
     int fd = openat(directory, path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -126,7 +125,7 @@ static double time_lookup(const char *parent, const char *name, long count)
 
 static uint64_t read_all(const char *path)
 {
-    /* Whole pages: an unaligned buffer would turn each direct read into two. */
+    /* An unaligned buffer would turn each direct read into two. */
     void *data = mmap(NULL, READ_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     uint64_t total = 0;
@@ -166,7 +165,7 @@ static void *work(void *argument)
     }
     double end_s = now_s() + me->seconds;
     do {
-        /* The clock is asked once in 64, so that it costs nothing. */
+        /* Asked once in 64, the clock costs nothing. */
         for (int i = 0; i < 64; i++)
             getattr_once(fd);
         me->done += 64;
@@ -175,8 +174,8 @@ static void *work(void *argument)
 }
 
 /*
- * CLIENTS threads at once; what they did (getattr, or bytes), per second from start to last.
- * Threads rather than processes, so that a harness that is interrupted has one thing to kill.
+ * The threads' rate (getattr, or bytes) per second from start to last. An interrupted harness has
+ * one process to kill.
  */
 static double many(const char *prefix, int clients, double seconds)
 {

@@ -12,8 +12,6 @@ RUN_TIMEOUT_S = 600
 
 
 class Client:
-    """The compiled client, kept in the cache under the hash of its source."""
-
     def __init__(self, cache: Path) -> None:
         source = Path(__file__).with_name("client.c")
         self._program = cache / f"client-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
@@ -28,7 +26,6 @@ class Client:
             partial.rename(self._program)
 
     def run(self, *arguments: object) -> float:
-        """One measurement; returns the number that the client printed."""
         try:
             done = subprocess.run(
                 [str(self._program), *map(str, arguments)],

@@ -19,7 +19,6 @@ UP_WITHIN_S = 180.0
 
 
 def copperfs(*arguments: object, timeout_s: float = UP_WITHIN_S) -> str:
-    """Run a command of copperfs; return its output."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         capture_output=True,
@@ -51,7 +50,6 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(nodes: int, source: Path, *options: object) -> Iterator[Cluster]:
-    """A cluster of this many nodes over *source*, for as long as the block."""
     with tempfile.TemporaryDirectory(prefix="copperfs-bench-") as base:
         place = Path(base).resolve() / "cluster"
         try:

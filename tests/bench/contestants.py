@@ -1,8 +1,7 @@
 """Contestants: the filesystems that are compared, and how each of them shows a tree.
 
-Each contestant mounts a source directory read-only for the length of a `with` block and says which
-processes serve it. FUSE daemons run in the foreground, so that their pids are known and none of
-them can be left behind.
+Each contestant mounts a source directory read-only for the length of a `with` block. FUSE daemons
+run in the foreground, so that their pids are known and none is left behind.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from tests.bench.processes import CannotMeasureError, daemon, mountpoint, proces
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A contestant in place."""
-
     path: Path
     daemon_pid: int | None = None  # None: the kernel alone
 
@@ -37,12 +34,9 @@ class Mounted:
 
 
 class Contestant(abc.ABC):
-    """A filesystem that can show a tree."""
-
     name: str
 
     def missing(self) -> str | None:
-        """Why it cannot take part on this machine; None when it can."""
         return None
 
     @abc.abstractmethod
@@ -51,8 +45,6 @@ class Contestant(abc.ABC):
 
 
 class Bind(Contestant):
-    """The yardstick: the kernel's own bind mount, read-only."""
-
     name = "bind"
 
     def missing(self) -> str | None:
@@ -69,8 +61,6 @@ class Bind(Contestant):
 
 
 class FuseProgram(Contestant):
-    """A program that mounts in the foreground."""
-
     def __init__(self, name: str, program: str) -> None:
         self.name = name
         self.program = program
@@ -96,8 +86,6 @@ class FuseProgram(Contestant):
 
 
 class Bindfs(FuseProgram):
-    """With its defaults, with one thread and a second of kernel caching, unless told otherwise."""
-
     def __init__(self, *, kernel_cache: bool = True, threads: bool = False) -> None:
         super().__init__("bindfs" if kernel_cache else "bindfs, uncached", "bindfs")
         self._options = ["--multithreaded"] if threads else []
@@ -109,8 +97,6 @@ class Bindfs(FuseProgram):
 
 
 class Squashfuse(FuseProgram):
-    """The low-level variant where it is installed: the faster of the two."""
-
     def __init__(self, images: Path) -> None:
         program = "squashfuse_ll" if shutil.which("squashfuse_ll") else "squashfuse"
         super().__init__("squashfuse", program)
@@ -127,7 +113,6 @@ class Squashfuse(FuseProgram):
         return [self.program, "-f", str(image), str(path)]
 
     def _image_of(self, source: Path) -> Path:
-        """The image of this tree, built once for each state of it."""
         state = hashlib.sha256(os.fsencode(source))
         for directory, names, files in os.walk(source):
             names.sort()
@@ -150,8 +135,6 @@ class Squashfuse(FuseProgram):
 
 
 class PassthroughHp(FuseProgram):
-    """libfuse's example, built from its source package; kernel caching off."""
-
     def __init__(self, cache: Path) -> None:
         super().__init__("passthrough_hp", str(cache / "passthrough_hp" / "passthrough_hp"))
         self._cache = cache
@@ -168,12 +151,9 @@ class PassthroughHp(FuseProgram):
 
 
 BUSY = Path(__file__).parent / "busy"
-"""The directory of the sitecustomize.py that computes in the daemon."""
 
 
 class Copperfs(FuseProgram):
-    """copperfs itself, in one of its configurations."""
-
     def __init__(self, name: str, *mount_flags: str, env: Mapping[str, str] | None = None) -> None:
         beside = Path(sys.executable).parent / "copperfs"
         super().__init__(name, str(beside) if beside.exists() else "copperfs")
@@ -188,7 +168,7 @@ class Copperfs(FuseProgram):
         return self._env
 
     def handler_requests(self, mounted: Mounted) -> int | None:
-        """How many requests have reached Python so far; None when it does not report it."""
+        """Requests that reached Python; None if it does not report them."""
         try:
             done = subprocess.run(
                 [self.program, "stats", str(mounted.path), "--json"],
@@ -203,7 +183,6 @@ class Copperfs(FuseProgram):
 
 
 def _warm(file: Path) -> None:
-    """Read a file once, so that it is in the page cache."""
     with file.open("rb", buffering=0) as stream:
         while stream.read(1 << 22):
             pass
@@ -214,10 +193,8 @@ def copperfs(*more: str) -> Copperfs:
 
 
 def copperfs_busy(*more: str) -> Copperfs:
-    """With a thread of the daemon's Python that computes all the time."""
     return Copperfs("copperfs, busy", *more, env={"PYTHONPATH": str(BUSY)})
 
 
 def standard(cache: Path) -> list[Contestant]:
-    """The contestants of every benchmark of ordinary use, the yardstick first."""
     return [Bind(), Bindfs(), Squashfuse(cache / "images"), copperfs()]

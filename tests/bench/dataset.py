@@ -1,18 +1,14 @@
 """Dataset of many files, and a training that reads all of it, shuffled, in each epoch.
 
 The sizes of the files are spread evenly over their logarithms. One pool of random bytes has the
-content of all files, each cut at a different position. Every read of a file is judged by its
-digest: a wrong byte, or a chunk that stands where another belongs, is an error like a failed read.
+content of all files, each cut at a different position. A wrong byte is an error like a failed read.
 
 An *epoch* deals all files out to the live nodes. Each node reads another part in each of as many
-epochs as there are nodes, and in another order. Some threads on each node read its files from its
-mount, one after the other, in reads of 1 MiB. A file that is read through a mount is in the
-kernel's page cache afterwards, which all nodes of one machine share. A reader therefore drops the
-pages of a file when it has read it, or the kernel would serve the second epoch instead of the
-measured system.
+epochs as there are nodes, in another order, with some threads, in reads of 1 MiB. A reader drops
+the pages of a file when it has read it, or the shared page cache would serve the second epoch.
 
-Nodes may be killed while an epoch runs (``Fall``). The others read what a killed node had still to
-read, and what it was reading. An error counts if the node that returned it is alive.
+Nodes may be killed while an epoch runs (``Fall``); the others read the rest of its files. An error
+counts if the node that returned it is alive.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ class Dataset:
 def make_dataset(
     directory: Path, count: int, smallest: int = 256 * KIB, largest: int = 8 * MIB, seed: int = 1
 ) -> Dataset:
-    """Make the dataset, or find it as it was made; in some directories, as datasets are."""
+    """Make the dataset in some directories, or find it as it was made."""
     tree, index = directory / "data", directory / "index.json"
     wanted = {"count": count, "smallest": smallest, "largest": largest, "seed": seed}
     if index.exists():
@@ -89,7 +85,7 @@ def make_dataset(
 
 
 def give_back(path: Path) -> None:
-    """Have the kernel drop the pages of this file, as far as they are clean."""
+    """The kernel drops clean pages only."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -111,7 +107,7 @@ def give_back_all(*directories: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A node that is killed when this many files of the epoch have been read."""
+    """A node is killed when this many files of the epoch have been read."""
 
     node: int
     pid: int
@@ -120,17 +116,13 @@ class Fall:
 
 @dataclass(slots=True)
 class Read:
-    """The durations of an epoch."""
-
     wall_s: float
     read_bytes: int
     errors: list[str]
     slowest_s: float
-    """The longest time for opening and reading one file."""
 
 
 def deal(dataset: Dataset, nodes: Sequence[int], epoch: int) -> dict[int, list[DataFile]]:
-    """The files of each node, in its order."""
     files = list(dataset.files)
     random.Random("parts").shuffle(files)
     parts: dict[int, list[DataFile]] = {node: [] for node in nodes}
@@ -152,7 +144,7 @@ def read_epoch(
     fall: Fall | None = None,
 ) -> Read:
     """Read all files once, by the live nodes; with *bytes_per_s* each reader computes after each
-    file for as long as that rate takes for it, as a training does."""
+    file at that rate."""
     nodes = sorted(mounts)
     epoch = _Epoch(dict(mounts), bytes_per_s, keep_pages, fall)
     for node, part in deal(dataset, nodes, number).items():
@@ -189,7 +181,6 @@ class _Epoch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def deal_what_is_left(self, living: Sequence[int]) -> None:
-        """Deal out to the others what dead nodes had still to read."""
         left = [file for node in self.dead for file in self.parts.pop(node, ())]
         for position, file in enumerate(left):
             node = living[position % len(living)]

@@ -1,8 +1,7 @@
 """Lab: the context of every benchmark, and the one rule of measuring: interleave.
 
-A round takes one sample from every contestant before the next round starts, so that other load on
-the machine meets all of them. A contestant that fails is noted and left out from then on; the
-others continue.
+A round takes one sample from every contestant, so that other load on the machine meets all of them.
+A contestant that fails is noted and left out from then on.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ Samples = dict[str, dict[str, list[float]]]
 
 @dataclass
 class Context:
-    """One run of the benchmarks."""
-
     console: Console
     repeats: int
     cache: Path
@@ -38,12 +35,12 @@ class Context:
     package_sets: Sequence[PackageSet]
     process_counts: Sequence[int]
     big_mib: int
-    files: int  # of a dataset
+    files: int
     wanted: frozenset[str]  # names of contestants; empty: all
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """A note that the reader of the numbers has to know; said once."""
+        """The reader of the numbers has to know it; said once."""
         if text not in self.notes:
             self.notes.append(text)
             self.console.print(f"note: {text}", style="yellow", markup=False)
@@ -52,7 +49,6 @@ class Context:
         self.console.print(f"{time.strftime('%H:%M:%S')} {text}", style="dim", markup=False)
 
     def taking_part(self, candidates: Sequence[Contestant]) -> list[Contestant]:
-        """The contestants that are wanted and available here."""
         present = []
         for contestant in candidates:
             if self.wanted and contestant.name.split(",")[0] not in self.wanted:
@@ -67,7 +63,7 @@ class Context:
     def all_mounted(
         self, contestants: Sequence[Contestant], source: Path
     ) -> Iterator[dict[Contestant, Mounted]]:
-        """All of them in place at once; those that cannot mount are left out."""
+        """Contestants that cannot mount are left out."""
         with contextlib.ExitStack() as stack:
             places = {}
             for contestant in contestants:
@@ -103,7 +99,6 @@ class Context:
 
 
 def make_file(path: Path, size: int) -> Path:
-    """A file of bytes that do not compress, made once."""
     if not path.exists() or path.stat().st_size != size:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")

@@ -9,7 +9,6 @@ from copperfs.lab.sim.svg_charts import Bars, bar_chart
 
 
 def picture(walls: Mapping[str, Sequence[Sequence[float]]], about: str) -> str:
-    """Bars for the epochs (the medians of the samples of each), a colour for each way."""
     epochs = range(len(next(iter(walls.values()))))
     return bar_chart(
         Bars(

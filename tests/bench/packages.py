@@ -1,9 +1,8 @@
 """Packages that the import benchmarks import, and how they are imported.
 
-A tree is installed once with `pip install --target` into the cache, or an existing one is named
-with `--packages` and `--torch`. Its `.pyc` files are compiled beforehand, since nothing can be
-written through the mounts. The importing interpreter sees the mount and its own standard library,
-nothing else: no site-packages (-S), no user site (-s), no current directory (-P).
+A tree is installed once with `pip install --target` into the cache, or named with `--packages` and
+`--torch`. Its `.pyc` files are compiled beforehand. The importing interpreter sees the mount and
+its own standard library alone: -S (no site-packages), -s (no user site), -P (no current directory).
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ TORCH_STATEMENT = "import torch"
 
 @dataclass(frozen=True, slots=True)
 class PackageSet:
-    """A tree of installed packages and the modules that are imported from it."""
-
     name: str
     tree: Path
     statement: str
@@ -38,22 +35,18 @@ class PackageSet:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The costs of some importing processes together."""
-
     wall_s: float
     cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The files of one import: the least that any filesystem has to fetch."""
-
     directories: frozenset[str]
     file_bytes: dict[str, int]
 
 
 def find(cache: Path, scientific: Path | None, torch: Path | None) -> tuple[list[PackageSet], str]:
-    """The available sets, installing the first if need be; and a note when torch is missing."""
+    """The available sets, installing the first if need be; a note if torch is missing."""
     tree = scientific or _installed(cache / "packages" / "scientific", SCIENTIFIC)
     sets = [PackageSet("scientific", tree.resolve(), SCIENTIFIC_STATEMENT)]
     note = ""
@@ -71,7 +64,7 @@ def find(cache: Path, scientific: Path | None, torch: Path | None) -> tuple[list
 def _installed(tree: Path, names: Sequence[str]) -> Path:
     if not tree.is_dir():
         tree.parent.mkdir(parents=True, exist_ok=True)
-        # Another run may install the same at this time.
+        # Another run may install the same now.
         partial = tree.with_name(f"{tree.name}.{os.getpid()}.partial")
         install = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target"]
         if subprocess.run([*install, partial, *names], check=False).returncode != 0:
@@ -86,12 +79,11 @@ def _installed(tree: Path, names: Sequence[str]) -> Path:
 
 
 def _compile(tree: Path, cache: Path) -> None:
-    """All `.pyc` files, once for each tree and interpreter."""
     mark = hashlib.sha256(f"{tree}\0{tree.stat().st_mtime_ns}\0{sys.version}".encode()).hexdigest()
     done = cache / "compiled" / mark[:16]
     if done.exists() or not os.access(tree, os.W_OK):
         return
-    # The status is ignored: packages carry templates that are not valid Python.
+    # The status is ignored: packages have templates that are not valid Python.
     command = [interpreter(), "-m", "compileall", "-q", "-j", "0", str(tree)]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     done.parent.mkdir(parents=True, exist_ok=True)
@@ -99,12 +91,11 @@ def _compile(tree: Path, cache: Path) -> None:
 
 
 def interpreter() -> str:
-    """The interpreter behind the virtual environment: it must not look into that environment."""
+    """It must not look into the virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def import_once(mount: Path, statement: str, processes: int = 1) -> Usage:
-    """Start this many importing processes at once and wait for all of them."""
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "HOME": "/nonexistent",
@@ -112,7 +103,7 @@ def import_once(mount: Path, statement: str, processes: int = 1) -> Usage:
         "PYTHONPATH": str(mount),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
-        # As launchers run ranks that share a node; otherwise each starts a thread per core.
+        # As launchers do for ranks that share a node; otherwise each starts a thread per core.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
@@ -148,7 +139,6 @@ def import_once(mount: Path, statement: str, processes: int = 1) -> Usage:
 
 
 def check_origin(mount: Path, statement: str) -> None:
-    """Fail unless the imported module does come from the mount."""
     check = f"{statement}; assert {_first(statement)}.__file__.startswith({str(mount)!r})"
     import_once(mount, check)
 
@@ -158,7 +148,6 @@ def _first(statement: str) -> str:
 
 
 def touched(packages: PackageSet) -> Touched:
-    """Find out which files the import reads, by importing through a filesystem that counts."""
     with StandIn(packages.tree) as counting:
         import_once(counting.mountpoint, packages.statement)
         counts = counting.counts()

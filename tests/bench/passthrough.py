@@ -1,9 +1,8 @@
 """Fetches and builds libfuse's `passthrough_hp`, the fastest FUSE pass-through that we know.
 
-No Debian package ships it built, but libfuse's source package has it, in exactly the version of the
-installed library. This module does not name an archive: it copies the machine's own apt sources,
-with "deb" turned to "deb-src", into a private apt configuration. Best effort: any step that fails
-leaves one sentence, and the benchmark falls back to bindfs.
+libfuse's source package has it, in exactly the version of the installed library. This module copies
+the machine's own apt sources, with "deb" turned to "deb-src", into a private apt configuration. If
+any step fails, the benchmark uses bindfs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SOURCES = Path("/etc/apt")
 
 
 def build(cache: Path) -> Path:
-    """The built program, from the cache if it is there; otherwise raises with the reason."""
+    """From the cache if it is there; otherwise raises with the reason."""
     home = cache / "passthrough_hp"
     program = home / "passthrough_hp"
     if program.exists():
@@ -45,14 +44,12 @@ def build(cache: Path) -> Path:
 
 
 def deb_src(text: str, name: str) -> str:
-    """One apt sources file, asking for source packages only."""
     if name.endswith(".sources"):
         return re.sub(r"^Types:.*$", "Types: deb-src", text, flags=re.MULTILINE)
     return re.sub(r"^deb(?=\s)", "deb-src", text, flags=re.MULTILINE)
 
 
 def _fetch(work: Path) -> Path:
-    """The unpacked source of the installed libfuse."""
     parts = work / "parts"
     for folder in (parts, work / "lists" / "partial", work / "cache" / "archives" / "partial"):
         folder.mkdir(parents=True)
@@ -72,13 +69,13 @@ def _fetch(work: Path) -> Path:
         f"Dir::State::lists={work / 'lists'}",
         "-o",
         f"Dir::Cache={work / 'cache'}",
-        # Downloads go into a private directory, which apt's own user could not enter.
+        # apt's own user could not enter the private directory.
         "-o",
         "APT::Sandbox::User=",
     ]
     _run([*apt, "update"], work, APT_TIMEOUT_S)
     _run([*apt, "source", "--download-only", f"fuse3={_installed()}"], work, APT_TIMEOUT_S)
-    # Unpacked by hand, so that dpkg-dev need not be there; the example has no Debian patches.
+    # By hand, so that dpkg-dev need not be there; the example has no Debian patches.
     archives = [path for path in work.glob("fuse3_*.orig.tar.*") if path.suffix != ".asc"]
     if not archives:
         raise CannotMeasureError("passthrough_hp: the source package holds no original archive")
@@ -100,7 +97,6 @@ def _installed() -> str:
 def _compile(example: Path, program: Path) -> None:
     flags = _run(["pkg-config", "--cflags", "--libs", "fuse3"], example.parent, 30).split()
     partial = program.with_suffix(".partial")
-    # The flags of libfuse's own release build.
     options = ["-O2", "-std=c++17", "-pthread", "-DHAVE_STRUCT_STAT_ST_ATIM"]
     _run(["g++", *options, "-o", str(partial), example.name, *flags],
          example.parent, BUILD_TIMEOUT_S)  # fmt: skip

@@ -2,11 +2,10 @@
 
     python -m tests.bench.plots build/bench.json... --out build/plots
 
-Each picture shows one benchmark, and is made from the JSON alone: medians, or their ratios to the
-yardstick of the same run. Below it stands when and on what it was measured. A benchmark that was
-not run, or of which nothing is left to show, gives no picture. The pictures in `docs/plots/` come
-from the JSON beside them, and a test makes them anew. A `from` there says that the JSON of the run
-was not kept: it has the medians of the tables of that document, as of that day.
+Each picture is made from the JSON of one benchmark alone: medians, or their ratios to the yardstick
+of the same run. A benchmark that was not run gives no picture. A test makes the pictures in
+`docs/plots/` anew from the JSON beside them. A `from` there says that the run's JSON was not kept:
+it has the medians of that document's tables, as of that day.
 """
 
 from __future__ import annotations
@@ -23,29 +22,26 @@ from copperfs.lab.sim.svg_charts import Bars, Chart, ChartLine, bar_chart, line_
 from tests.bench.results import JUDGED
 
 Measured = Mapping[str, Any]
-"""A measure as `results.Measure.as_json` has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Bars of one benchmark: a group for each measure that *label* has a name for."""
-
     title: str
     up: str
     label: Callable[[str], str | None]
     of: str
     """`ratio` or `median`."""
     left_out: tuple[str, ...] = ()
-    """Contestants; the yardstick of ratios is a line at 1."""
+    """The yardstick of ratios is a line at 1."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """The labels of contestants whose names do not tell what they are."""
+    """Labels of contestants whose names do not tell what they are."""
 
     def draw(self, measures: Sequence[Measured], note: str) -> str | None:
         groups = {label: each for each in measures if (label := self.label(each["name"]))}
         names = dict.fromkeys(name for each in groups.values() for name in each["contestants"])
         yardsticks = {each["yardstick"] for each in groups.values()}
         series: dict[str, list[float | None]] = {}
-        for name in sorted(names, key=lambda name: name != JUDGED):  # always of the same colour
+        for name in sorted(names, key=lambda name: name != JUDGED):
             if name in self.left_out or (self.of == "ratio" and name in yardsticks):
                 continue
             found = [each["contestants"].get(name) for each in groups.values()]
@@ -62,8 +58,6 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The tree: how long a payload takes there and back, by its size."""
-
     title: str
 
     def draw(self, measures: Sequence[Measured], note: str) -> str | None:
@@ -85,7 +79,6 @@ def _bytes(text: str) -> float:
 
 
 def _import(name: str) -> str | None:
-    """ "scientific x1, warm: wall" as a reader would say it."""
     what, _, kind = name.partition(": ")
     packages, _, state = what.partition(", ")
     packages, _, count = packages.partition(" x")
@@ -132,7 +125,6 @@ PLOTS: dict[str, Plot | Lines] = {
 
 
 def pictures(report: Measured) -> Iterator[tuple[str, str]]:
-    """Name of a benchmark, and its picture."""
     machine = report["machine"]
     note = (
         f"{report['started'][:10]}, {machine['cores']} cores, Linux {machine['kernel']}; "

@@ -1,7 +1,7 @@
 """Benchmark processes and mounts: started, watched and always ended, by pid and by path only.
 
-CPU time is read from the process's CPU clock (nanoseconds, threads that have ended included), not
-from `/proc/PID/stat`, whose ticks of 10 ms are coarse beside an import of 400 ms.
+CPU time is read from the process's CPU clock (nanoseconds, ended threads included), since the ticks
+of `/proc/PID/stat` are 10 ms.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ POLL_S = 0.005
 
 
 class CannotMeasureError(Exception):
-    """A contestant or a benchmark is not available here; the reason is for the reader."""
+    """Not available here; the reason is for the reader."""
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether it is mounted, by the kernel's table: a stat would hang where a filesystem hangs."""
+    """By the kernel's table: a stat would hang where a filesystem hangs."""
     with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
             raw = line.split(b" ")[4]
@@ -37,7 +37,6 @@ def is_mounted(path: Path) -> bool:
 
 
 def unmount(path: Path) -> None:
-    """Unmount, politely first, then lazily."""
     as_root = os.geteuid() == 0
     polite = ["umount", str(path)] if as_root else ["fusermount3", "-u", "--", str(path)]
     lazy = ["umount", "-l", str(path)] if as_root else ["fusermount3", "-uz", "--", str(path)]
@@ -50,7 +49,6 @@ def unmount(path: Path) -> None:
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process and its descendants, for a daemon that has helpers."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):
@@ -60,17 +58,16 @@ def process_tree(pid: int) -> list[int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of these processes so far, user and system, of all their threads."""
     total = 0.0
     for pid in pids:
-        # The clock of another process: see clock_getcpuclockid(3) and the kernel's posix-timers.h.
+        # See clock_getcpuclockid(3) and the kernel's posix-timers.h.
         with contextlib.suppress(OSError):
             total += time.clock_gettime((~pid << 3) | 2)
     return total
 
 
 def pss_bytes(pids: Sequence[int]) -> int:
-    """Memory of these processes, shared pages counted by their share."""
+    """Shared pages count by their share."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -82,7 +79,6 @@ def pss_bytes(pids: Sequence[int]) -> int:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that should be ending; past the deadline, kill it."""
     for insist in (None, signal.SIGTERM, signal.SIGKILL):
         if insist is not None:
             process.send_signal(insist)
@@ -93,7 +89,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def mountpoint() -> Iterator[Path]:
-    """An empty directory to mount on, removed afterwards, never through a mount."""
+    """An empty directory, removed afterwards, never through a mount."""
     base = Path(tempfile.mkdtemp(prefix="copperfs-bench-")).resolve()
     path = base / "mnt"
     path.mkdir()
@@ -119,7 +115,7 @@ def daemon(
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **(extra_env or {})},
-                # Ctrl-C is for the harness, which then unmounts in its own order.
+                # Ctrl-C is for the harness, which unmounts in its own order.
                 start_new_session=True,
             )
         except OSError as error:

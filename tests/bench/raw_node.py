@@ -1,7 +1,6 @@
 """Yardstick of `tree`: blocking ZeroMQ sockets that forward frames up and down.
 
-`python -m tests.bench.raw_node`, driven like `tests.net.process`. It has no digests, no checks, no
-envelopes of ours: it measures what ZeroMQ itself takes, from Python.
+`python -m tests.bench.raw_node`, driven like `tests.net.process`, without digests or checks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Results of a run: values, ratios, targets; as a table and as JSON.
 
 A `Measure` is one row: the samples of every contestant for one question. Its ratio is median over
-median of the yardstick. A `Target` is what issue 2 asks of copperfs there; it is met when any of
-its bounds holds, and only the mark in the last column depends on it.
+median of the yardstick. A `Target` is what issue 2 asks of copperfs; it is met when any of its
+bounds holds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Unit = Literal["s", "ns", "bytes/s", "bytes", "1/s", "requests"]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A limit on the judged contestant's ratio, or on its value in the measure's unit."""
+    """On the judged contestant's ratio, or on its value in the measure's unit."""
 
     sense: Literal["at most", "at least"]
     limit: float
@@ -39,8 +39,6 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What copperfs should reach: one of these bounds."""
-
     bounds: tuple[Bound, ...]
 
     def text(self, unit: Unit) -> str:
@@ -61,8 +59,6 @@ def at_least(limit: float, of: Literal["ratio", "value"] = "ratio") -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One row of the result."""
-
     bench: str
     name: str
     unit: Unit
@@ -81,7 +77,7 @@ class Measure:
         return value / base if value is not None and base else None
 
     def met(self) -> bool | None:
-        """Whether copperfs reached the target; None when that cannot be said."""
+        """None when that cannot be said."""
         value = self.value(JUDGED)
         if self.target is None or value is None:
             return None
@@ -114,7 +110,6 @@ class Measure:
 
 
 def shown(value: float, unit: Unit) -> str:
-    """A value for the table: three digits and a handy unit."""
     match unit:
         case "s":
             return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
@@ -131,7 +126,6 @@ def shown(value: float, unit: Unit) -> str:
 
 
 def table(measures: Sequence[Measure]) -> Table:
-    """All measures; ratios first, the values behind them in brackets."""
     result = Table(title="medians, as ratios to the yardstick", title_justify="left")
     result.add_column("measure")
     result.add_column("yardstick")

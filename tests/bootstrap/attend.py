@@ -2,8 +2,7 @@
 
     python -m tests.bootstrap.attend --rendezvous DIR --nodes 3 --node-name n1
 
-``--closed-mouth`` makes the node fail before it can take part, as a node does whose mount point is
-in use.
+``--closed-mouth`` makes the node fail before it can take part.
 """
 
 import argparse
@@ -28,7 +27,7 @@ def main() -> int:
             raise MountError("/nowhere is mounted already")
 
     def say(**what: object) -> None:
-        # One write: the output of several processes may be one pipe.
+        # One write, as several processes may share a pipe.
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
 

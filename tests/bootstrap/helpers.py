@@ -32,8 +32,6 @@ def clean_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """The output and the exit code of a node that has ended."""
-
     code: int
     lines: list[dict[str, Any]]
     stderr: str
@@ -55,8 +53,6 @@ class Ended:
 
 
 class Node:
-    """A process that takes part in a launch."""
-
     def __init__(self, *flags: str | Path, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [*ATTEND, *map(str, flags)],
@@ -74,8 +70,6 @@ class Node:
 
 
 class Nodes:
-    """Starts nodes, and ends those still running."""
-
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
 

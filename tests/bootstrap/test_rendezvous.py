@@ -1,6 +1,5 @@
 """Rendezvous in a directory: real processes that start in any order, beside leftovers of
-crashes.
-"""
+crashes."""
 
 import os
 import signal
@@ -23,7 +22,6 @@ NOBODY = 65534
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A path that does not exist yet."""
     return tmp_path / "meet"
 
 
@@ -40,7 +38,6 @@ def start(nodes: Nodes, directory: Path, name: str, count: int, *flags: str, **e
 
 
 def cards(directory: Path, job: str = "job") -> list[str]:
-    """The names of the nodes that wait."""
     members = directory / job / "members"
     found = os.listdir(members) if members.exists() else []
     return sorted(card.name for text in found if (card := Card.parse(text)))
@@ -143,7 +140,7 @@ def test_a_node_that_crashed_and_starts_again_is_taken_as_it_is_now(
     wait_for(directory, killed)
     kill(left)
     others = [start(nodes, directory, name, 3) for name in ("n0", "n1", "n2") if name != killed]
-    # The roster that includes the leftover may exist by now; no node acknowledges it.
+    # The roster with the leftover may exist by now; no node acknowledges it.
     wait_for(directory, "n0", "n1", "n2")
     again = start(nodes, directory, killed, 3)
     now = again.ended()

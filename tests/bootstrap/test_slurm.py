@@ -30,8 +30,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 class Step:
-    """``srun rank.sh ... copperfs mount`` until ``end``, and the mounts that it made."""
-
     def __init__(self, slurm: Slurm, work: Path, mpi: str, *flags: str) -> None:
         self.work = work
         (work / "source").mkdir()
@@ -52,7 +50,7 @@ class Step:
         return [self.work / f"m{rank}" for rank in range(NODES)]
 
     def exit_codes(self) -> list[int]:
-        """The exit codes of ``copperfs mount``, by rank, once all have ended."""
+        """By rank, once all have ended."""
         files = [self.work / f"ended{rank}" for rank in range(NODES)]
         eventually(
             lambda: all(each.exists() for each in files) or self.process.poll() is not None,
@@ -93,7 +91,7 @@ def test_srun_makes_one_job_of_its_nodes(slurm: Slurm, tmp_path: Path, way: str)
             assert names == ["n0", "n1", "n2"], "in the order of the ranks"
             pids.append(int(json.loads(copperfs("stats", "--json", mountpoint).stdout)["pid"]))
         assert step.end() == (0, "")
-        # No cgroup tracks the step, and the daemons belong to no step, so they outlive it.
+        # No cgroup tracks the step, so the daemons outlive it.
         assert all(is_running(pid) for pid in pids)
         assert all(is_mounted(each) for each in step.mountpoints)
 
@@ -102,7 +100,7 @@ def test_srun_makes_one_job_of_its_nodes(slurm: Slurm, tmp_path: Path, way: str)
 def test_the_tasks_of_srun_share_a_mount_on_each_node(
     slurm: Slurm, tmp_path: Path, mpi: str
 ) -> None:
-    """Three nodes of two tasks, all on this machine, so each task gets a mount point."""
+    """All nodes are on this machine, so each task gets a mount point."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source/file").write_text("content\n")
     run = [

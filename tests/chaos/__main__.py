@@ -25,8 +25,7 @@ from tests.chaos.report import complaints, line, show, write
 from tests.chaos.schedule import KINDS, Schedule, draw, parse
 from tests.conftest import daemons_with, mounts_below
 
-# Set in the environment of every process of the run, so that leftovers can be told from others'
-# work.
+# In the environment of every process of the run, to find its leftovers.
 RUN_VARIABLE = "COPPER_CHAOS_RUN"
 PREFIX = "copperfs-chaos-"
 
@@ -176,8 +175,6 @@ def main() -> int:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Act as on Ctrl-C, so that everything is cleaned up."""
-
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 

@@ -1,11 +1,10 @@
 """Arena: the cluster that is hurt, the applications that read through it, and the execution of
 schedules.
 
-One cluster serves many schedules. Each schedule begins cold, by ``copperfs clear``, and ends with
-everything healed and a reply from every node. The functions behind ``copperfs cluster`` inject the
-faults, in threads, so that a storm hits at once. The command itself restarts killed nodes, so that
-the daemon is no child of this process. Applications are separate processes, which can be killed
-whatever their mount does.
+One cluster serves many schedules. Each begins cold, by ``copperfs clear``, and ends with everything
+healed and a reply from every node. Threads inject the faults, so that a storm hits at once. The
+command restarts killed nodes, so that the daemon is no child of this process. Applications are
+separate processes, which can be killed whatever their mount does.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from tests.chaos.stuck import Stuck
 from tests.cluster.helpers import Cluster
 from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, copperfs, is_running
 
-# --source-deadline: no reader waits longer for the source, even if a thread of it hangs.
+# --source-deadline: the longest wait for a hanging source.
 HANGS_AFTER_S = 75.0
 WHOLE_WITHIN_S = 90.0
 STARTS_WITHIN_S = 60.0
@@ -51,7 +50,7 @@ COLD_S = 1.0
 LATENCY_S = 0.0005
 MEMORY = "96MiB"
 TREE_MAX = "1MiB"
-"""Larger files go through the data tier, and so does half of the directories."""
+"""Larger files, and half of the directories, go through the data tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +58,16 @@ class Setup:
     nodes: int = 16
     fanout: int = 3
     rate: float = 25.0
-    """Files that each node reads a second. All nodes share a machine: at a rate that keeps it busy
-    every read waits for CPU time, and stalls show nothing."""
+    """Files that each node reads a second. On a busy machine every read waits for CPU time, and
+    stalls show nothing."""
     files: int = 2000
     large: int = 3
-    """The number of large files beside them; readers read pieces of these."""
     flags: tuple[str, ...] = ()
-    """Further options of the mount."""
     environment: Environment | None = None
-    """The environment around the nodes; None: all are alike, except for their clients of the
-    source."""
+    """None: all nodes are alike, except for their clients of the source."""
 
 
 class Arena:
-    """A running cluster, from ``with`` until its end, which removes all of it."""
-
     def __init__(self, directory: Path, setup: Setup) -> None:
         self.setup = setup
         self.directory = directory
@@ -126,7 +120,6 @@ class Arena:
         return ["--with", *given, *own_inodes] if given else own_inodes
 
     def shown(self, node: int) -> Path:
-        """The path of the content for the applications of a node."""
         return self.cluster.mnt(node) / BELOW
 
     def _end_readers(self) -> None:
@@ -178,7 +171,6 @@ class Arena:
         return outcome
 
     def _clear(self) -> None:
-        """Empty all caches of all nodes, and reset every counter."""
         done = copperfs("clear", "--json", self.cluster.mnt(0), timeout_s=ASK_WITHIN_S)
         if done.returncode != 0:
             raise RuntimeError(f"the caches cannot be cleared: {done.stderr}")
@@ -188,7 +180,6 @@ class Arena:
         self.standin.reset()
 
     def _order(self, schedule: Schedule, node: int) -> dict[str, Any]:
-        """The order that the reader of a node gets."""
         order = {
             "sets": f"{schedule.seed}",
             "order": f"{schedule.seed} {node}",
@@ -206,8 +197,7 @@ class Arena:
         return order | {"near": near, "sick": paths, "avoid": avoid} | changes
 
     def _read_what_was_sick(self, outcome: Outcome) -> None:
-        """Retry on every node until the name can be read: it is well again, and must not stay sick
-        anywhere."""
+        """Retry on every node until the healed name can be read."""
         paths = sorted({each.target for each in outcome.schedule.troubles if each.kind == "sick"})
         if not paths or outcome.whole_s is None:
             return
@@ -236,7 +226,7 @@ class Arena:
             outcome.reads += [Read(node, *record) for record in records]
 
     def _wait_whole(self, outcome: Outcome, healed: float) -> None:
-        """Wait until one node has replies from all, from the root and from a leaf."""
+        """Wait until the root and a leaf have replies from all."""
         deadline = healed + WHOLE_WITHIN_S
         for node in (0, self.setup.nodes - 1):
             while True:
@@ -270,7 +260,6 @@ class Arena:
         return document
 
     def _look_at_logs(self, outcome: Outcome) -> None:
-        """Log lines that a daemon writes only if it has a bug."""
         for node in range(self.setup.nodes):
             with self.cluster.log(node).open(errors="replace") as log:
                 log.seek(self._log_ends.get(node, 0))
@@ -285,13 +274,12 @@ class Arena:
         return self.cluster.pid(node)
 
     def endpoint(self, node: int) -> str:
-        """The address at which the other nodes reach it."""
         return running(str(self.cluster.directory)).nodes[node].endpoint
 
 
 @contextmanager
 def guarded(cluster: Path) -> Iterator[None]:
-    """Takes the cluster down whatever becomes of this process, also if it is killed."""
+    """Takes the cluster down even if this process is killed."""
     down = [*COPPERFS, "cluster", "down", "--dir", str(cluster)]
     guard = subprocess.Popen(
         ["sh", "-c", 'cat; exec "$@"', "sh", *down],  # cat ends when this process does
@@ -306,7 +294,6 @@ def guarded(cluster: Path) -> Iterator[None]:
 
 
 def taken_by(pid: int) -> dict[str, int]:
-    """The machine's resources that a process uses."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
@@ -322,8 +309,6 @@ def taken_by(pid: int) -> dict[str, int]:
 
 
 class _Hand:
-    """Injects faults and undoes them; the end of ``with`` undoes all, whatever happened."""
-
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.directory = str(arena.cluster.directory)
@@ -332,7 +317,7 @@ class _Hand:
         self._doing: dict[Fault, Future[None]] = {}
         self._undoing: dict[Fault, Future[None]] = {}
         self._latest: dict[int, Future[None]] = {}
-        """For each node, its latest healing, which has to have finished, however late."""
+        """Each node's latest healing, which has to have finished."""
         self._stuck: dict[Fault, Stuck] = {}
         self._by_fault: dict[Fault, Applied] = {}
 
@@ -418,8 +403,6 @@ class _Hand:
 
 
 class _Reader:
-    """The reading process of a node."""
-
     def __init__(self, content: Content, mountpoint: Path) -> None:
         arguments = [mountpoint, content.known, content.index]
         self._process = subprocess.Popen(
@@ -441,7 +424,7 @@ class _Reader:
         self._process.stdin.flush()
 
     def records(self, deadline: float) -> list[list[Any]] | None:
-        """The reads that it reports; None if it reports nothing until then."""
+        """None if it reports nothing by then."""
         if not self._came.wait(max(0.0, deadline - time.monotonic())) or not self._lines:
             return None
         records: list[list[Any]] = json.loads(self._lines[0])
@@ -465,8 +448,6 @@ class _Reader:
 
 
 class _Importer:
-    """One cold import on a node."""
-
     def __init__(self, node: int, packages: Path) -> None:
         self.node = node
         self.packages = packages
@@ -494,7 +475,6 @@ class _Importer:
         )
 
     def wait(self, deadline: float) -> bool:
-        """Whether the import has ended by itself."""
         if self._thread is None:
             return True
         self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -27,22 +27,20 @@ if TYPE_CHECKING:
 
 ASK_WITHIN_S = 60.0
 CONNECTS_WITHIN_S = 2.0
-# The pause between two names that are removed or added.
 CHANGE_EVERY_S = 0.02
 READS = ("open", "read")
 
 
 class Around:
-    """The troubles, from ``with`` until its end, or ``finish``; then all is well again."""
+    """At its end, or at ``finish``, all is well again."""
 
     def __init__(self, arena: Arena, schedule: Schedule, sick: list[Sick]) -> None:
         self.arena = arena
         self.schedule = schedule
         self.sick = sick
-        """The sick files, for the judge; the list grows as names get sick."""
+        """For the judge; the list grows as names get sick."""
         self.problems: list[str] = []
         self._begun: dict[Trouble, Callable[[], None]] = {}
-        """How to end each trouble that has begun."""
         self._pool = ThreadPoolExecutor(max(1, len(schedule.troubles)))
         self._doing: list[Future[None]] = []
         self._changer: _Changer | None = None
@@ -55,8 +53,7 @@ class Around:
         self._pool.shutdown()
 
     def begin(self) -> None:
-        """Before anything is read, make sick what is sick from the start, and begin to change
-        names."""
+        """Before anything is read."""
         if self.schedule.environment is not None:
             content = self.arena.content
             self._changer = _Changer(content.source / WALK, content.passing, self.schedule.seed)
@@ -141,7 +138,7 @@ class Around:
     # ---- the nodes
 
     def _clear(self, trouble: Trouble) -> None:
-        """Clear on any node that replies; a node that is cut off cannot be cleared at once."""
+        """On any node that replies; a node that is cut off cannot be cleared at once."""
         hurt = {each.node for each in self.schedule.faults}
         node = next(each for each in range(self.schedule.nodes) if each not in hurt)
         mountpoint = self.arena.cluster.mnt(node)
@@ -150,15 +147,13 @@ class Around:
             raise RuntimeError(f"{trouble}: {done.stderr}")
 
     def _gather_crowd(self, trouble: Trouble, crowd: _Crowd) -> None:
-        """Connect from the network of another node: strangers have no way to it from outside."""
+        """Strangers can connect only from the network of another node."""
         host, _, port = self.arena.endpoint(trouble.node).removeprefix("tcp://").rpartition(":")
         other = (trouble.node + 1) % self.schedule.nodes
         self.arena.network.within(other, partial(crowd.gather, (host, int(port))))
 
 
 class _Crowd:
-    """Connections that send nothing."""
-
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
         self._ended = threading.Event()
@@ -184,8 +179,6 @@ class _Crowd:
 
 
 class _Changer:
-    """Removes names of a directory and adds them again; at its end all names are there."""
-
     def __init__(self, directory: Path, names: tuple[str, ...], seed: int) -> None:
         self._directory = directory
         self._names = names

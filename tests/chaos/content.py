@@ -1,8 +1,8 @@
 """Content of the chaos test: 2,000 files whose every byte is known, and a package to import. Half
 of the files go to owners on the ring, the others up a tree.
 
-The bytes of all files also lie in one file beside the source, of which each file is a slice. A
-reader maps it, so sixteen readers compare every byte without sixteen copies of the content.
+Each file is a slice of one file beside the source, which the readers map: sixteen readers compare
+every byte without sixteen copies.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from pathlib import Path
 BELOW = "fs"
 FILES = 2000
 DIRECTORIES = 50
-# Mostly small, as the files of an environment are; a few that travel in several parts. Together
-# some 45 MB: all of them fit into each node's memory, and passing them around takes a while.
+# Mostly small, a few in several parts. Together some 45 MB: all fit into each node's memory.
 SIZES = ((0.90, 100, 16 << 10), (0.09, 16 << 10, 256 << 10), (0.01, 256 << 10, 3 << 20))
-# Each far larger than a chunk, over several owners; a reader reads pieces of them.
+# Larger than a chunk, over several owners; read in pieces.
 LARGE_SIZES = (5 << 20, 40 << 20)
 WALK = "walk"
 LARGE = "large"
@@ -32,25 +31,23 @@ IMPORT = "import markdown_it.main, markdown_it.renderer, markdown_it.presets.com
 class Content:
     source: Path
     known: Path
-    """The bytes of all files, one file after the other."""
     index: Path
-    """JSON: for each file its path below the source, where it begins, its size."""
+    """JSON: for each file its path, where it begins, its size."""
     kept: tuple[str, ...] = tuple(f"kept{number:03}" for number in range(300))
     """Names in ``WALK`` that exist all the time."""
     passing: tuple[str, ...] = tuple(f"passing{number:03}" for number in range(120))
     """Names in ``WALK`` that come and go."""
     packages: str = "packages"
-    """The directory for PYTHONPATH, below the source."""
 
 
 def datasets(source: Path) -> list[str]:
-    """The directories that go through the data tier: every second one."""
+    """Every second one goes through the data tier."""
     return [str(source / "data" / f"d{number:02}") for number in range(0, DIRECTORIES, 2)]
 
 
 def make_content(directory: Path, seed: int = 0, files: int = FILES, large: int = 0) -> Content:
     numbers = random.Random(f"content {seed}")
-    # Below what the mounts show: as on a cluster, where the filesystem is one of several.
+    # As on a cluster, where the filesystem is one of several below the source.
     source = directory / "source" / BELOW
     content = Content(source, directory / "known", directory / "index.json")
     directories = min(DIRECTORIES, files)

@@ -1,10 +1,9 @@
 """``python -m tests.chaos.defects``: puts an old defect back, and checks that the lab finds it.
 
-Each defect is a list of places in the code with the text that replaces them
-(``tests/unit/test_chaos_mixture.py`` checks that the places exist). The program copies the tree,
-changes and compiles it, and runs schedules on it until one is bad. It prints the seed and what was
-seen, and leaves the working tree alone. It is no part of CI: a defect takes half a minute to some
-minutes.
+Each defect is a list of texts in the code with their replacements
+(``tests/unit/test_chaos_mixture.py`` checks them). The program changes and compiles a copy of the
+tree, and runs schedules on it until one is bad. It is no part of CI: a defect takes half a minute
+to some minutes.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ COPIED = ("copperfs", "tests", "pyproject.toml", "README.md", "LICENSE")
 class Change:
     path: str
     there: str
-    """The text to replace; the file has it once."""
+    """The file has it once."""
     instead: str
 
 
 DEFECTS = {
-    # Files on a filesystem below the source's root are ESTALE to nodes with another client of it.
+    # Files on a filesystem below the source's root are ESTALE to nodes with another client.
     "device-numbers": (
         Change(
             "copperfs/native/source/scan.c",
@@ -95,7 +94,7 @@ DEFECTS = {
 
 
 def changed(text: str, change: Change) -> str:
-    """Replace the text; raise ValueError unless the file has it exactly once."""
+    """ValueError unless the file has it exactly once."""
     if text.count(change.there) != 1:
         raise ValueError(f"{change.path} has this {text.count(change.there)} times: {change.there}")
     return text.replace(change.there, change.instead)

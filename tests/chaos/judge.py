@@ -1,21 +1,17 @@
-"""Judge: decides from the records of one schedule whether it was right. It touches nothing outside.
+"""Judge: decides from the records of one schedule whether it was right.
 
-An error counts, with one exception: the reader's own daemon had been killed at the time, and the
-error says that it is dead. A daemon that is stopped or stuck returns no error, and continues
-afterwards. A wrong byte counts always and everywhere. A schedule in which nothing was read shows
-nothing, and is bad.
+An error counts, unless the reader's own daemon had been killed at the time, and the error says so.
+A wrong byte counts always. A schedule in which nothing was read is bad.
 
-Two errors are right in a mixed schedule. A sick name has to return exactly the error of the source,
-or its content where a node holds that. A read on a sick data server has to return EIO. A node may
-believe both for ``BELIEVED_S`` after they were healed, and no longer. Any other error, or an error
-of any other name, counts.
+In a mixed schedule a sick name has to return exactly the error of the source, or its content where
+a node holds that; a read on a sick data server has to return EIO. A node may believe both for
+``BELIEVED_S`` after they were healed.
 
 A stall is attributed to the fault that was in force when the read began, and for ``GRACE_S`` after
-it was healed, because a returning node is an event, too. If there was none, the stall is attributed
-to the first fault that began during the read. It is attributed to "several" if there were several
-at once; to "none" if nothing was wrong, which shows what the machine itself does; to "cold" before
-the schedule begins, when all nodes begin to read with nothing cached. *Others* are the nodes that
-were not hurt; *own* is what a node with a cut or bad link saw by itself.
+it was healed, because a returning node is an event, too; otherwise to the first fault that began
+during the read. It is attributed to "several", "none" (the machine itself), or "cold" (before the
+schedule begins). *Others* are the nodes that were not hurt; *own* is what a node with a cut or bad
+link saw by itself.
 """
 
 from __future__ import annotations
@@ -31,23 +27,22 @@ from tests.chaos.schedule import Fault, Schedule
 
 GRACE_S = 1.0
 OF_THE_DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT)
-"""The kernel returns these errors where no daemon replies any more, to requests that were under
-way, and, while the node is started again, for paths below a bare mount point."""
-# A node that looked up a name believes its error for two seconds, and so may a node that asks it
-# just before these have passed.
+"""The kernel's errors where no daemon replies any more, to requests that were under way, and, while
+the node is started again, for paths below a bare mount point."""
+# A node believes an error for two seconds, and so may a node that asks it at their end.
 BELIEVED_S = 4.5
 COLD, NONE, SEVERAL = "cold", "none", "several"
 
 
 @dataclass(slots=True)
 class Applied:
-    """A fault and when it was really in force, by the monotonic clock."""
+    """When it was really in force, by the monotonic clock."""
 
     fault: Fault
     began: float
     """Before the fault was injected."""
     ended: float = float("inf")
-    """After it was undone: a killed node replies again."""
+    """When a killed node replies again."""
     healing: float = float("inf")
     """Before it was undone."""
 
@@ -57,8 +52,6 @@ class Applied:
 
 @dataclass(slots=True)
 class Sick:
-    """Files that return an error, and when they may."""
-
     paths: frozenset[str]
     errno: int
     began: float
@@ -108,8 +101,6 @@ class Imported:
 
 @dataclass(slots=True)
 class Outcome:
-    """All records of one schedule."""
-
     schedule: Schedule
     began: float
     applied: list[Applied] = field(default_factory=list)
@@ -118,12 +109,10 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     """Faults of the job itself: a daemon with a bug, a tree that does not become whole."""
     opened: Mapping[str, int] = field(default_factory=dict)
-    """Opens of the source by path."""
     listed: Mapping[str, int] = field(default_factory=dict)
     whole_s: float | None = None
-    """The time from when everything was healed until all nodes replied."""
+    """From the last healing until all nodes replied."""
     nodes: list[dict[str, Any]] = field(default_factory=list)
-    """The daemons' own statistics at the end, and the resources that they use."""
     sick: list[Sick] = field(default_factory=list)
 
 
@@ -134,8 +123,7 @@ class Verdict:
     imports: list[Imported]
     """Reads that failed although their daemon was there."""
     excused: Counter[str]
-    """Errors of nodes whose own daemon had been killed, by name; errors of sick files, as "sick".
-    """
+    """By name where the own daemon had been killed; errors of sick files as "sick"."""
     problems: list[str]
 
     @property
@@ -174,8 +162,8 @@ def judge(outcome: Outcome) -> Verdict:
 
 
 def stalls(outcome: Outcome) -> dict[tuple[str, str], list[Read]]:
-    """All reads that count, by the fault that they are attributed to and by *own* or *others*.
-    Walks and reads of a sick name are slow by themselves, and left out."""
+    """By the fault that they are attributed to and by *own* or *others*. Walks and reads of a sick
+    name are slow by themselves, and left out."""
     found: dict[tuple[str, str], list[Read]] = {}
     sick = {each.target for each in outcome.schedule.troubles if each.kind == "sick"}
     by_node = _by_node(outcome.applied)
@@ -211,7 +199,6 @@ def label_of(read: Read, applied: Sequence[Applied]) -> str:
 
 
 def quantile(durations: Sequence[float], share: float) -> float:
-    """The duration that *share* of these sorted durations did not exceed."""
     return durations[min(len(durations) - 1, int(share * len(durations)))]
 
 
@@ -221,8 +208,7 @@ def more_than_once(counts: Mapping[str, int]) -> dict[str, int]:
 
 def beyond_faults(outcome: Outcome) -> dict[str, int]:
     """Files that were opened more often than once and once more for each fault. A fault splits the
-    tree into two at most, and the part without a root gets another one; or it removes what one node
-    held. So nothing has to be read more often than that. A cleared file may be read once more, and
+    tree into two at most, or removes what one node held. A cleared file may be read once more, and
     once again by a node that was just reading it. A sick name is retried, and each of its owners
     opens a large file."""
     cleared = sum(each.kind == "clear" for each in outcome.schedule.troubles)

@@ -1,8 +1,8 @@
 """Mixture: what is wrong around the nodes, as on a real cluster. It follows from the seed, too.
 
-An *environment* lasts as long as the cluster. Each node has its own client of the source, which may
-have its own inode numbers, and its own conditions (``copperfs/lab/local_cluster/conditions.py``).
-Ten seeds in a row share one environment, since starting a cluster takes as long as a schedule.
+An *environment* lasts as long as the cluster. Each node has its own client of the source and its
+own conditions (``copperfs/lab/local_cluster/conditions.py``). Ten seeds in a row share one
+environment, since starting a cluster takes as long as a schedule.
 
 *Troubles* are part of a schedule, one a line:
 
@@ -12,9 +12,8 @@ Ten seeds in a row share one environment, since starting a cluster takes as long
     3.100 clear all for 0.000 once
 
 A sick name returns an error from each operation (or only from reads: ``read-EIO``), or hangs. One
-sick data server of eight does so to reads of its data, or is slow. A crowd is strangers who connect
-to a node and send nothing. A clear drops the caches of all nodes. Besides, a thread removes and
-adds names in ``walk/`` all the time, through which the nodes walk.
+sick data server of eight does so to reads of its data, or is slow. A crowd connects to a node and
+sends nothing. Besides, a thread removes and adds names in ``walk/``, through which the nodes walk.
 """
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ from copperfs.lab.local_cluster.conditions import Conditions, draw_conditions
 from tests.chaos.content import DIRECTORIES
 
 SEEDS_EACH = 10
-"""The number of seeds that share one environment."""
 KINDS = ("sick", "server", "crowd", "clear")
 HOW_SICK = {"EIO": 4, "read-EIO": 2, "EACCES": 1, "ENOTCONN": 1, "hang": 2}
 HOW_SERVER = {"EIO": 1, "slow": 1}
 SERVERS = 8
 CROWD = 300
 SLOW_S = 0.4
-"""The time that a slow server adds to a read."""
 OWN_INODES_SHARE = 0.3
 SHARES = {"server": 0.4, "crowd": 0.5, "clear": 0.5}
 """How often a schedule has any of them; each has a sick name."""
@@ -71,7 +68,7 @@ class Trouble:
     at_s: float
     kind: str
     target: str
-    """A path below the source, the number of a server, a node, or all."""
+    """A path, the number of a server, a node, or all."""
     lasts_s: float
     how: str
 
@@ -81,7 +78,6 @@ class Trouble:
 
     @property
     def node(self) -> int:
-        """The target of a crowd."""
         return int(self.target.removeprefix("node"))
 
     def __str__(self) -> str:
@@ -89,7 +85,7 @@ class Trouble:
 
 
 def parse_trouble(line: str) -> Trouble | None:
-    """The trouble that ``str`` wrote; None if the line is about something else."""
+    """None if the line is about something else."""
     found = _LINE.fullmatch(line)
     if found is None:
         return None
@@ -111,7 +107,6 @@ def check_trouble(trouble: Trouble, nodes: int, length_s: float) -> None:
 
 
 def siblings(path: str, files: int) -> list[str]:
-    """The files of the directory of a file, itself among them."""
     directories = min(DIRECTORIES, files)
     number = int(path.rpartition("/f")[2])
     return [path_of(each, files) for each in range(number % directories, files, directories)]
@@ -154,5 +149,5 @@ def draw_troubles(
 
 
 def _round(seconds: float) -> float:
-    """The time as it is written. It is rounded down, so that what ends in time still does."""
+    """As it is written: rounded down, so that what ends in time still does."""
     return int(seconds * 1000) / 1000

@@ -3,18 +3,16 @@
     python reader.py MOUNTPOINT KNOWN INDEX
 
 Each line of input is JSON, ``{"until": ..., "sets": ..., "order": ..., "rate": ...}`` with a time
-of the monotonic clock. The reader reads files through the mount at this rate, compares each byte
-with the known one, and then writes its records as one line: a list of [began, ended, path, errno,
-wrong]. Files come in sets of some hundred, which all readers share, so that many nodes want most
-files; each reader has its own order in a set. It reads a piece of a large file. Now and then it
-asks for the size first, or lists a directory. It imports nothing of copperfs. It ends with its
-input, or soon after the process that started it.
+of the monotonic clock. The reader reads files at this rate, compares each byte with the known one,
+and writes its records as one line: a list of [began, ended, path, errno, wrong]. Readers share sets
+of some hundred files, each in its own order. Now and then one asks for the size first, or lists a
+directory. It imports nothing of copperfs. It ends with its input, or soon after the process that
+started it.
 
-The line may have more keys. ``near``: files around the ``sick`` ones, of which it reads one every
-few times. ``avoid``: files that hang, which it leaves to others. ``walk``: a directory in which the
-names of ``kept`` exist all the time, while others come and go. The reader walks it again and again,
-a few names at a time between its reads, and turns back now and then. With ``only`` it reads just
-these files, each until a read succeeds or the time is over.
+More keys: ``near``: files around the ``sick`` ones, of which it reads one every few times.
+``avoid``: files that hang. ``walk``: a directory in which the names of ``kept`` stay, while others
+come and go; the reader walks it a few names at a time between its reads, and turns back now and
+then. ``only``: it reads just these files, each until a read succeeds or the time is over.
 """
 
 import ctypes
@@ -29,12 +27,11 @@ from collections import Counter
 from typing import Any
 
 LISTING_EVERY = 25
-# The size of the piece that is read of a larger file, and how often a read is of such a file.
+# The size of a piece of a larger file, and how often such a file is read.
 LARGE_BYTES, PIECE_BYTES, LARGE_SHARE = 4 << 20, 1 << 20, 0.1
 SET_FILES = 200
 NEAR_SHARE, SICK_SHARE, STAT_SHARE = 0.15, 0.3, 0.2
-# A walk gets some ten names a call, and makes a few calls between two reads. At each call it may
-# mark its position, or return to the mark.
+# A call gets some ten names; at each it may mark its position, or return to the mark.
 WALK_BYTES, WALK_STEPS, MARK_SHARE, BACK_SHARE = 400, 3, 0.1, 0.1
 AGAIN_S = 0.2
 _GETDENTS64 = {"x86_64": 217, "aarch64": 61}[os.uname().machine]
@@ -124,7 +121,7 @@ def main() -> None:
 def read_only(
     mountpoint: str, order: dict[str, Any], known_of: dict[str, bytes]
 ) -> list[tuple[float, float, str, int, bool]]:
-    """One record for each of these files: the first try that returned its content, or the last."""
+    """The first try that returned a file's content, or the last one."""
     records = []
     for path in order["only"]:
         while True:
@@ -143,8 +140,6 @@ def read_only(
 
 
 class Walk:
-    """One walk through a directory that others change meanwhile."""
-
     def __init__(self, path: str, shown: str, numbers: random.Random) -> None:
         self.began = time.monotonic()
         self.numbers = numbers
@@ -160,7 +155,6 @@ class Walk:
             self.code = error.errno or -1
 
     def go_on(self) -> bool:
-        """Read some more names; return whether the walk has reached its end."""
         for _ in range(WALK_STEPS):
             if self.code or not self.step():
                 if self.fd >= 0:

@@ -30,7 +30,6 @@ LONG_S = 0.15
 
 
 def line(outcome: Outcome, verdict: Verdict) -> str:
-    """One schedule, as text for a reader."""
     others = [
         read.took_s
         for (label, whose), reads in stalls(outcome).items()
@@ -58,7 +57,6 @@ def line(outcome: Outcome, verdict: Verdict) -> str:
 
 
 def complaints(outcome: Outcome, verdict: Verdict) -> list[str]:
-    """Everything that is wrong with it, with the faults in force at the time."""
     found = list(verdict.problems)
     found += [_told(outcome, each) for each in [*verdict.wrong, *verdict.errors][:SHOWN_MAX]]
     hidden = len(verdict.wrong) + len(verdict.errors) - SHOWN_MAX
@@ -73,7 +71,6 @@ def complaints(outcome: Outcome, verdict: Verdict) -> list[str]:
 
 
 def longest(outcomes: Sequence[Outcome]) -> list[str]:
-    """The longest stalls of all schedules, each with the faults in force."""
     found = [
         (read, outcome)
         for outcome in outcomes
@@ -98,7 +95,6 @@ def _told(outcome: Outcome, read: Read) -> str:
 
 
 def all_stalls(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[float]]:
-    """Sorted durations of all schedules together."""
     found: dict[tuple[str, str], list[float]] = {}
     for outcome in outcomes:
         for key, reads in stalls(outcome).items():
@@ -150,8 +146,6 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def _leaks(outcomes: Sequence[Outcome]) -> Table:
-    """The resources of each daemon that lived through several schedules, after its first and its
-    last."""
     lives: dict[int, list[dict[str, Any]]] = {}
     for outcome in outcomes:
         for each in outcome.nodes:
@@ -172,7 +166,6 @@ def _leaks(outcomes: Sequence[Outcome]) -> Table:
 
 
 def write(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Everything except the reads that were quick and right."""
     documents = []
     for outcome in outcomes:
         verdict = judge(outcome)

@@ -6,9 +6,8 @@ A schedule is text, one fault a line, sorted by time:
     0.512 kill node0 for 3.250
     4.100 drop node7 for 2.000 share 0.30 away
 
-Every fault ends within the schedule: a killed node returns, a stopped one continues, a link is
-mended. No node has two faults at a time, and one node has none at all, so that one node always
-survives. There are three styles:
+Every fault ends within the schedule. No node has two faults at a time, and one node has none at
+all, so that one node always survives. There are three styles:
 
 - *Single*: one kind, one fault after the other with time to recover, so that a stall can be
   attributed to its fault.
@@ -16,8 +15,8 @@ survives. There are three styles:
 - *Storm*: several nodes at the same moment, by chance, a whole level of the tree, or all ancestors
   of one node.
 
-A *mixed* schedule also says what is wrong around the nodes (``mixture.py``). That is drawn
-separately, so that a seed has the same faults with it and without.
+A *mixed* schedule also says what is wrong around the nodes (``mixture.py``). It is drawn
+separately, so a seed keeps its faults.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ STYLES = {"single": 4, "mixed": 4, "storm": 2}
 # Most schedules are short, because a run has many of them; some let a fault last long.
 LENGTHS_S = {6.0: 5, 8.0: 3, 12.0: 1}
 
-# Nothing happens in the first and in the last moments, which are compared.
+# The first and the last moments are compared.
 QUIET_S = 0.5
 # The pause between faults of the style "single".
 RECOVERY_S = 1.5
-# The least duration at which a fault has consequences.
+# A shorter fault has no consequences.
 LASTS_MIN_S = 0.5
 # How often a fault hits the root, and the nodes that others ask.
 ROOT_SHARE, INNER_SHARE = 0.25, 0.45
@@ -68,7 +67,7 @@ class Fault:
     kind: str
     lasts_s: float
     share: float = 1.0
-    """The share of packets that are lost; for "drop" only."""
+    """Of packets that are lost; for "drop" only."""
     direction: str = "both"
 
     @property
@@ -95,7 +94,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     troubles: tuple[Trouble, ...] = ()
     environment: int | None = None
-    """The number of the environment; None: all nodes are alike."""
+    """None: all nodes are alike."""
 
     def __str__(self) -> str:
         head = (
@@ -108,7 +107,7 @@ class Schedule:
 
 
 def parse(text: str) -> Schedule:
-    """The schedule that ``str`` wrote. ValueError if it is no schedule."""
+    """ValueError if it is no schedule."""
     head, *lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = _HEAD.fullmatch(head)
     if found is None:
@@ -183,9 +182,9 @@ def draw(
     mixed_files: int | None = None,
     environment: int | None = None,
 ) -> Schedule:
-    """The schedule of this seed. *spared* nodes are never killed, so that their leaks can be
-    measured over many schedules. The schedule is mixed if *mixed_files* gives the number of files;
-    then *environment* overrides that of the seed."""
+    """*spared* nodes are never killed, so that their leaks can be measured over many schedules. The
+    schedule is mixed if *mixed_files* gives the number of files; then *environment* overrides that
+    of the seed."""
     numbers = random.Random(f"{seed} {nodes} {fanout}")
     if length_s is None:
         length_s = numbers.choices(list(LENGTHS_S), list(LENGTHS_S.values()))[0]
@@ -211,8 +210,6 @@ def draw(
 
 
 class _Hand:
-    """Draws one fault after another, and keeps the rules."""
-
     def __init__(
         self,
         numbers: random.Random,
@@ -228,7 +225,7 @@ class _Hand:
         self.length_s = length_s
         self.kinds = kinds
         self.spared = spared
-        # The root is seldom exempt: it is the most interesting node to hit.
+        # The root is the most interesting node to hit.
         lucky = range(nodes) if numbers.random() < 0.1 else range(1, nodes)
         self.lucky = numbers.choice(lucky)
         self.faults: list[Fault] = []
@@ -264,7 +261,7 @@ class _Hand:
         node: int | None = None,
         at_once: bool = False,
     ) -> None:
-        """Draw one more fault in this span of time, if the rules leave room for it."""
+        """If the rules leave room for it."""
         for _ in range(ATTEMPTS_MAX):
             lasts_s = min(ends_s - begins_s, self._lasting())
             latest = begins_s if at_once else ends_s - lasts_s
@@ -298,7 +295,6 @@ class _Hand:
         )
 
     def _lasting(self) -> float:
-        """Short and long ones alike: half a second to the whole schedule."""
         longest = self.length_s - 2 * QUIET_S
         return float(LASTS_MIN_S * (longest / LASTS_MIN_S) ** self.numbers.random())
 
@@ -312,7 +308,6 @@ class _Hand:
         return self.numbers.randrange(self.nodes)
 
     def _many(self) -> list[int]:
-        """The nodes that a storm hits."""
         match self.numbers.choice(("some", "level", "above", "most")):
             case "level":
                 first, width = 1, self.fanout
@@ -333,5 +328,5 @@ class _Hand:
 
     @staticmethod
     def _round(seconds: float) -> float:
-        """The time as it is written. It is rounded down, so that what ends in time still does."""
+        """As it is written: rounded down, so that what ends in time still does."""
         return int(seconds * 1000) / 1000

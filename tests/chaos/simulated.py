@@ -1,9 +1,8 @@
 """``python -m tests.chaos.simulated``: runs the same schedules in virtual time.
 
 The nodes are the daemon's own core; the network and the source are the simulator's. So a stall
-comes from the deadlines and from the order in which peers are asked, and from nothing else. The
-machine adds the rest of what ``tests/chaos`` reports of real nodes. Packet loss is not simulated,
-and not drawn. Half of the files go to owners, as in the arena.
+comes only from deadlines and the order in which peers are asked. Packet loss is not simulated, and
+not drawn.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 ptrace stops the main thread, which is trio's. ZeroMQ's thread still keeps the connections, and the
 front's threads still answer from what is cached. So the daemon looks alive to every peer, and does
-nothing. The daemon is not changed for this and cannot notice. The tracer is a thread: when it ends,
-in whatever way, the daemon is detached and continues.
+nothing. The tracer is a thread: when it ends, the daemon is detached and continues.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ WITHIN_S = 10.0
 
 
 class Stuck:
-    """The main thread of *pid* stands still from here until ``release``."""
-
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._library = ctypes.CDLL(None, use_errno=True)

@@ -29,8 +29,7 @@ from tests.conftest import mounts_below
 from tests.mount.helpers import PROJECT, eventually
 
 SETUP = Setup(environment=draw_environment(0, Setup().nodes))
-# Each seed has another style: a storm, any kinds at any times (the root is killed), one kind
-# (killed).
+# A storm, any kinds at any times (the root is killed), one kind (killed).
 SEEDS = (29, 5, 14)
 LONG_SEEDS = range(100, 120)
 
@@ -178,8 +177,8 @@ def test_without_faults_everything_is_read_once(arena: Arena) -> None:
     verdict = judge(outcome)
     assert verdict.is_good, "\n".join(complaints(outcome, verdict))
     assert sum(outcome.opened.values()) > 200
-    # Or to suspicions, where a busy machine made a node late; then the nodes counted it. Each of
-    # its owners opens a large file.
+    # Or to suspicions, where a busy machine made a node late; the nodes counted those. Each of its
+    # owners opens a large file.
     small = {path: count for path, count in outcome.opened.items() if LARGE not in path}
     again = [count - 1 for each in (small, outcome.listed) for count in each.values()]
     in_place = [each["node"]["fallbacks"] + each["node"]["took_over"] for each in outcome.nodes]
@@ -188,7 +187,7 @@ def test_without_faults_everything_is_read_once(arena: Arena) -> None:
 
 
 def test_faults_are_really_in_force(arena: Arena) -> None:
-    """Recognise faults by their traces: another process, a reader that waited."""
+    """Faults show by their traces: another process, a reader that waited."""
     kinds = ("kill", "stop", "cut", "drop", "stick")
     faults = [Fault(1.0, 10 + place, kind, 2.0) for place, kind in enumerate(kinds)]
     schedule = Schedule(0, SETUP.nodes, SETUP.fanout, 4.0, "mixed", tuple(faults))
@@ -204,8 +203,7 @@ def test_faults_are_really_in_force(arena: Arena) -> None:
     applied = {each.fault.node: each for each in outcome.applied}
     assert len(applied) == len(faults)
     for fault in faults[:2]:
-        # The kernel continues with its cached content, until its reader needs a file that only the
-        # daemon could give it.
+        # The kernel's cached content lasts until the reader needs a file that only the daemon has.
         here = applied[fault.node]
         own = [each for each in outcome.reads if each.node == fault.node]
         assert any(

@@ -12,7 +12,6 @@ import pytest
 from tests.chaos.stuck import Stuck
 from tests.mount.helpers import eventually, is_running
 
-# The main thread and another one each append to a file.
 GROWING = """if True:
     import sys, threading, time
     def grow(path):

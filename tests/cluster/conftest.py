@@ -25,8 +25,8 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def package(source: Path) -> str:
-    """A real package with its dependencies, in the source; returns what to import. No file is above
-    ``--tree-max``, since those are read node by node."""
+    """With its dependencies, in the source; returns what to import. No file is above
+    ``--tree-max``."""
     installed = Path(sysconfig.get_path("purelib"))
     for name in ("rich", "pygments", "markdown_it", "mdurl"):
         shutil.copytree(
@@ -37,7 +37,6 @@ def package(source: Path) -> str:
 
 @pytest.fixture
 def started(tmp_path: Path, source: Path) -> Iterator[Starter]:
-    """``started(nodes, *flags)`` brings up a cluster until the test ends."""
     with ExitStack() as stack:
         count = 0
 
@@ -53,6 +52,5 @@ def started(tmp_path: Path, source: Path) -> Iterator[Starter]:
 
 @pytest.fixture
 def standin(source: Path) -> Iterator[StandIn]:
-    """The source as a filesystem that counts its operations."""
     with StandIn(source) as standin:
         yield standin

@@ -21,14 +21,12 @@ from tests.mount.doubts import Watch
 from tests.mount.helpers import asked, copperfs, eventually, is_mounted, is_running
 
 IMPORT_WITHIN_S = 120.0
-# No live node is suspected, however late it is. Use this only for a test that is about something
-# else and needs a job in which no node is late; the test says why. Other tests use ``doubts``.
+# No live node is suspected, however late it is. Only for a test that is about something else and
+# needs a job in which no node is late; the test says why. Other tests use ``doubts``.
 PATIENT = ("--hedge-after", "20", "--dead-after", "60")
 
 
 class Cluster:
-    """A cluster of *nodes* nodes in *directory*, from ``with`` until its end."""
-
     def __init__(self, directory: Path, nodes: int, source: Path, *flags: str) -> None:
         self.directory = directory
         self.nodes = nodes
@@ -95,7 +93,7 @@ class Cluster:
             asked(self.mnt(node), IoctlRequest.RESET)
 
     def watch(self, dead: Collection[int] = ()) -> Watch:
-        """Suspicions from now on; see ``tests/mount/doubts.py``. *dead* were killed before."""
+        """Suspicions from now on (``tests/mount/doubts.py``). *dead* were killed before."""
         living = [node for node in range(self.nodes) if node not in dead]
         events = {node: self.directory / f"node{node}" / "events" for node in living}
         return Watch(self.stats, events, len(dead))
@@ -125,8 +123,7 @@ class Cluster:
 
 
 def at_once(command: Sequence[str], mountpoints: Sequence[Path]) -> list[str]:
-    """Run *command* on all nodes at the same time, with the mount as PYTHONPATH; return the
-    outputs."""
+    """On all nodes at the same time, with the mount as PYTHONPATH; return the outputs."""
     processes = [
         subprocess.Popen(
             command,
@@ -149,8 +146,7 @@ def at_once(command: Sequence[str], mountpoints: Sequence[Path]) -> list[str]:
 
 
 def import_at_once(module: str, mountpoints: Sequence[Path]) -> None:
-    """Each node imports *module* from its mount, all at the same time."""
-    # -S: no site-packages, so that nothing can come from anywhere else; -P: nor from here.
+    # -S: no site-packages; -P: no current directory.
     program = f"import {module}, sys; print(sys.modules[{module.partition('.')[0]!r}].__file__)"
     said = at_once([sys.executable, "-S", "-P", "-c", program], mountpoints)
     for path, mountpoint in zip(said, mountpoints, strict=True):
@@ -179,7 +175,6 @@ def digests_at_once(mountpoints: Sequence[Path]) -> list[dict[str, str]]:
 
 
 def fill(source: Path, name: str, files: int = 20) -> None:
-    """Make a directory of files that are the same each time."""
     numbers = random.Random(name)
     (source / name).mkdir()
     for index in range(files):

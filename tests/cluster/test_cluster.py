@@ -257,7 +257,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(
         pids = [each["pid"] for each in _state(directory)["nodes"]]
         starting.send_signal(number)
         starting.communicate(timeout=60)
-        if starting.returncode != 0:  # else it was up before it could be interrupted
+        if starting.returncode != 0:  # it was up before it could be interrupted
             assert starting.returncode == 128 + number
             assert not directory.exists()
             assert not [pid for pid in pids if pid and is_running(pid)]
@@ -332,7 +332,6 @@ def test_a_link_can_only_be_cut_with_netns(started: Starter) -> None:
 
 @contextmanager
 def ended(directory: Path) -> Iterator[None]:
-    """At its end, whatever the block started in *directory* is down."""
     try:
         yield
     finally:

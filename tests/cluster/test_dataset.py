@@ -1,8 +1,7 @@
 """A dataset of many files that all nodes of a job cache together: counts the reads of the source.
 
-The setup is that of the benchmarks `dataset` and `owners-die` (``tests/bench``), smaller, and
-without a clock. In each epoch a node reads other files than in those before, so that no node
-already has in its own memory what it is to fetch from peers.
+The setup is that of the benchmarks `dataset` and `owners-die`, smaller, and without a clock. In
+each epoch a node reads other files, so that no node has in its own memory what it is to fetch.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ CHUNK = 256 * KIB
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    """Some files are of one chunk, some of many; all chunks of a file have one owner."""
+    """Of one or many chunks; all chunks of a file have one owner."""
     return make_dataset(tmp_path / "dataset", FILES, smallest=64 * KIB, largest=8 * MIB)
 
 
 @pytest.fixture
 def counted(dataset: Dataset) -> Iterator[StandIn]:
-    """The source without a page cache, so that each read of it is counted."""
+    """Without a page cache, so that each read is counted."""
     with StandIn(dataset.directory) as standin:
         yield standin
 
@@ -62,7 +61,6 @@ def without_errors(read: Read, dataset: Dataset) -> None:
 
 
 def others_chunks(dataset: Dataset, owners: dict[str, list[int]], epoch: int) -> int:
-    """The number of chunks that are read by a node that does not own them."""
     parts = deal(dataset, range(NODES), epoch)
     return sum(
         owner != reader
@@ -73,8 +71,8 @@ def others_chunks(dataset: Dataset, owners: dict[str, list[int]], epoch: int) ->
 
 
 def check_read(counted: StandIn, least: dict[str, int], doubts: Doubts) -> None:
-    """The source was read for each byte of *least* once, and for no more beyond that than the reads
-    in place of suspected nodes."""
+    """The source was read for each byte of *least* once, and beyond that only in place of suspected
+    nodes."""
     found = Counter(counted.counts().read_bytes)
     assert Counter(least) - found == Counter(), "all was read"
     extra = (found - Counter(least)).total()
@@ -92,7 +90,7 @@ def test_each_byte_is_read_once_and_never_again(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
 ) -> None:
     tiers = tmp_path / "tiers"
-    # Enough memory that nothing read ahead is evicted before its use, and fetched again.
+    # Nothing read ahead is evicted before its use, and fetched again.
     cluster = with_tier(started, counted, tiers, "--tier-memory", "1GiB")
     once = {each.name: each.size for each in dataset.files}
     owners = {each.name: owners_of(cluster.mnt(0), each)[0] for each in dataset.files}
@@ -108,7 +106,6 @@ def test_each_byte_is_read_once_and_never_again(
             hits.update(cluster.stats(node)["tier"]["hits"])
         doubts = watch.doubts()
         check_read(counted, {} if epoch else once, doubts)
-        # Each chunk had one owner, which held it, and one reader.
         again = hits["source"] - (0 if epoch else chunks)
         doubts.allow(again, doubts.reads, "chunks read")
         others = hits["peer"] - others_chunks(dataset, owners, epoch)
@@ -120,8 +117,7 @@ def test_each_byte_is_read_once_and_never_again(
     sizes = [owned_bytes(tiers / f"node{node}") for node in range(NODES)]
     on_disk = sum(sizes) - kept_twice * 2 * CHUNK
     assert on_disk < 1.1 * dataset.total_bytes, "each chunk is on one node's disk"
-    # How evenly their sizes are spread depends on the few files there are; the ring's share does
-    # not.
+    # The spread of sizes depends on the few files; the ring's share does not.
     shown = copperfs("ring", "--json", cluster.mnt(0))
     assert json.loads(shown.stdout)["max_to_mean"]["share"] <= 1.25
 
@@ -129,7 +125,6 @@ def test_each_byte_is_read_once_and_never_again(
 def test_each_chunk_of_a_killed_node_is_read_once_more(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
 ) -> None:
-    """Kill nodes one after the other between epochs, until one is left."""
     cluster = with_tier(started, counted, tmp_path / "tiers")
     living, killed = mounts(cluster), list[int]()
     without_errors(read_epoch(dataset, living, 0), dataset)
@@ -182,7 +177,6 @@ def test_a_node_that_is_killed_in_the_middle_is_missed_by_no_other(
 def test_what_was_lost_is_read_by_each_reader_if_that_is_asked_for(
     started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
 ) -> None:
-    """FT-Cache's other mode, for comparison."""
     cluster = with_tier(started, counted, tmp_path / "tiers", "--on-failure", "source")
     living = mounts(cluster)
     without_errors(read_epoch(dataset, living, 0), dataset)

@@ -15,7 +15,6 @@ Line = dict[str, Any]
 
 
 def written(directory: Path) -> list[Line]:
-    """The events of all nodes, in the order of time."""
     lines = [
         json.loads(line)
         for file in sorted(directory.glob("node*/events"))
@@ -50,7 +49,6 @@ def test_a_root_that_is_killed_and_comes_back_can_be_retold(started: Starter, so
     assert {line["name"] for line in lines} <= {"node0", "node1", "node2", "node3", None}
 
     def first(node: int, what: str, matches: Callable[[Line], bool] = bool) -> int:
-        """The position of an event in the story."""
         return next(
             place
             for place, line in enumerate(lines)

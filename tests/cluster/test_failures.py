@@ -27,7 +27,6 @@ def test_when_the_root_is_killed_the_others_read_the_source(started: Starter, so
 def test_roots_that_are_killed_in_the_middle_are_missed_by_nobody(
     started: Starter, standin: StandIn, package: str, source: Path
 ) -> None:
-    """Two roots of four trees end while six other nodes read everything."""
     standin.set_latency(per_op_s=0.001)  # so that there is a middle
     cluster = started(8, "--fanout", "2", "--trees", "4", of=standin.mountpoint)
     survivors = [cluster.mnt(node) for node in cluster.everywhere() if node not in (0, 2)]
@@ -43,8 +42,8 @@ def test_roots_that_are_killed_in_the_middle_are_missed_by_nobody(
 def test_what_a_node_on_the_way_holds_is_not_read_again_when_the_root_is_killed(
     started: Starter, standin: StandIn, source: Path
 ) -> None:
-    """The next root reads the rest once, however many nodes want it. With fan-out 2, nodes 1 and 2
-    ask 0, nodes 3 and 4 ask 1, and nodes 5 and 6 ask 2; later 2 asks 1."""
+    """The next root reads the rest once. With fan-out 2, nodes 1 and 2 ask 0, nodes 3 and 4 ask 1,
+    and nodes 5 and 6 ask 2; later 2 asks 1."""
     left, right, later = "left", "right", "later"
     for name in (left, right, later):
         fill(source, name)

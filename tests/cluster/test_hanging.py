@@ -1,8 +1,9 @@
 """Daemons that are stopped, stuck or slow: no reader waits for them, and no live one is declared
 dead.
 
-No test judges durations (``tests/chaos`` reports them). A node that hangs continues only when the
-test lets it, so whatever was read before that did not wait for it."""
+A node that hangs continues only when the test lets it, so whatever was read before that did not
+wait for it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,7 @@ from tests.cluster.helpers import Cluster, digests, digests_at_once, fill
 from tests.mount.helpers import eventually
 from tests.standin import StandIn
 
-# Peers have to bypass a hanging node, and never declare it dead, however long the test holds it.
-# All other settings are the defaults.
+# Never declare a hanging peer dead, however long the test holds it. All else is the default.
 NEVER = ("--dead-after", "600")
 
 
@@ -75,7 +75,7 @@ def test_a_node_that_hangs_is_asked_around(
 def test_a_slow_source_makes_nobody_suspect(
     started: Starter, standin: StandIn, source: Path
 ) -> None:
-    """A file that takes five times as long as a node may be silent before it counts as dead."""
+    """It takes five times as long as a node may be silent before it counts as dead."""
     (source / "slow").write_bytes(b"at last")
     cluster = started(4, "--fanout", "1", "--dead-after", "1.5", of=standin.mountpoint)
     for node in range(4):

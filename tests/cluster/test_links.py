@@ -17,7 +17,6 @@ from tests.standin import StandIn
 
 
 def networks_can_be_made() -> bool:
-    """Root in a container often may not change networks."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None:
         return False
     probe = f"copperfs-probe-{os.getpid()}"
@@ -84,7 +83,7 @@ def test_a_node_whose_link_is_cut_reads_the_source_itself_and_comes_back(
     link(cluster, "cut", 2)
     status = cluster.status()
     assert [each["cut"] for each in status["nodes"]] == [False, False, True]
-    # Its first request still goes to the parent, and is lost: no node has noticed yet.
+    # Its first request still goes to the parent, and is lost.
     found = digests_at_once([each / "during" for each in cluster.mountpoints])
     assert found == [digests(source / "during")] * 3
     assert cluster.stats(2)["source"]["open"] == 20

@@ -35,12 +35,11 @@ pytestmark = [
 
 LARGE = 3_000_000
 NUMBER = 5
-"""An environment with names, in which the resolvers of some nodes are slow or fail."""
+"""Names, with resolvers that are slow or fail on some nodes."""
 
 
 @pytest.fixture
 def below(source: Path) -> Path:
-    """A filesystem below the source, which is one of several, and its content."""
     numbers = random.Random("mixed")
     (source / "fs" / "d").mkdir(parents=True)
     for index in range(12):
@@ -51,7 +50,7 @@ def below(source: Path) -> Path:
 
 @contextmanager
 def mixed(tmp_path: Path, below: Path, nodes: int, *flags: str) -> Iterator[Cluster]:
-    """The cluster, and a check that its end leaves nothing behind."""
+    """It checks that its end leaves nothing behind."""
     clients = ("--own-clients", str(below), "--tree-max", "1MiB")
     with Cluster(tmp_path / "c", nodes, below.parent, *clients, *flags) as cluster:
         state = json.loads((cluster.directory / "cluster.json").read_text())
@@ -135,8 +134,8 @@ def test_single_nodes_are_and_start_as_they_were_told_also_after_a_crash(
 def test_a_change_is_seen_right_whatever_the_clocks_of_the_nodes_say(
     tmp_path: Path, below: Path
 ) -> None:
-    """Large and small files that are replaced and written to, while their nodes' clocks are ahead
-    and behind by more than anything here takes."""
+    """Files are replaced and written to, while their nodes' clocks are ahead and behind by more
+    than anything here takes."""
     skews = ("0:skew=2", "1:skew=-2", "2:skew=3600")
     numbers = random.Random("changes")
     flags = ("--own-inodes", "--revalidate", "0.2", "--with", *skews)
@@ -161,7 +160,6 @@ def test_a_change_is_seen_right_whatever_the_clocks_of_the_nodes_say(
 
 
 def read(path: Path) -> tuple[bytes, int]:
-    """Its content and no error, or no content and the error."""
     try:
         return path.read_bytes(), 0
     except OSError as error:
@@ -180,8 +178,7 @@ def test_a_sick_data_server_fails_reads_of_its_own_files_and_no_others(
 ) -> None:
     files = {path for path in below.rglob("*") if path.is_file() and path.stat().st_size}
     inodes = {path: path.stat().st_ino for path in files}
-    # Each filesystem numbers its files in its own way: take enough servers that the files are on
-    # several.
+    # Filesystems number their files differently: enough servers that the files are on several.
     servers = next(n for n in range(4, 1000) if len({each % n for each in inodes.values()}) > 1)
     sick = inodes[below / "d" / "f3"] % servers
     on_it = {path for path in files if inodes[path] % servers == sick}

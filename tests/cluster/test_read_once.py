@@ -25,7 +25,6 @@ shapes = pytest.mark.parametrize("flags", list(SHAPES.values()), ids=list(SHAPES
 
 
 def differences(one: ReportedCounts, many: ReportedCounts) -> list[str]:
-    """Operations of the source that differ between a job of many nodes and a job of one."""
     return [
         f"{op} {path}: {one.total(op, path)} by one node, {many.total(op, path)} by many"
         for op in sorted({*one.operations, *many.operations})
@@ -35,8 +34,8 @@ def differences(one: ReportedCounts, many: ReportedCounts) -> list[str]:
 
 
 def check_asked_as_by_one(by_one: ReportedCounts, by_many: ReportedCounts, doubts: Doubts) -> None:
-    """The same operations on the same paths, except for reads and listings in place of suspected
-    nodes; a root that was not asked reads less ahead then."""
+    """The same operations on the same paths, except in place of suspected nodes; a root that was
+    not asked reads less ahead then."""
     found = differences(by_one, by_many)
     extra = sum(
         max(0, by_many.total(op, path) - by_one.total(op, path))
@@ -48,7 +47,6 @@ def check_asked_as_by_one(by_one: ReportedCounts, by_many: ReportedCounts, doubt
 
 
 def check_each_once(counts: ReportedCounts, op: str, doubts: Doubts) -> set[str]:
-    """The paths that were opened, or listed."""
     times = {path: counts.total(op, path) for path in counts.paths(op)}
     often = {path: count for path, count in times.items() if count != 1}
     doubts.allow(sum(often.values()) - len(often), doubts.reads, f"{op} of {often}")
@@ -159,7 +157,7 @@ def test_what_is_read_ahead_is_the_same_for_one_node_and_for_many_in_any_order(
 
 
 def settled(standin: StandIn) -> None:
-    """Wait until the read-ahead is done: the source had no operation for a while."""
+    """The read-ahead is done when the source has no operation for a while."""
     before = -1
     while (now := standin.counts().total()) != before:
         before = now
@@ -178,7 +176,7 @@ def test_who_follows_has_most_answered_without_python(started: Starter, source: 
     for each in files:
         assert (cluster.mnt(2) / each).read_bytes() == each.encode() * 100
     stats = [cluster.stats(node) for node in cluster.everywhere()]
-    # each request gets its reply before the next: what is offered with it comes first, or soon
+    # each request gets its reply before the next: offers come with it, or soon after
     assert stats[2]["node"]["asks"] - asks_around(stats[2]) < 60
     assert stats[2]["node"]["offered"] > 150
     assert stats[2]["handlers"]["requests"] < 80
@@ -186,7 +184,6 @@ def test_who_follows_has_most_answered_without_python(started: Starter, source: 
 
 
 def asks_around(stats: dict[str, Any]) -> int:
-    """Requests of a node that bypassed a silent peer."""
     members = stats["members"]
     return int(members["hedges"] + members["detours"] + members["resent"])
 
@@ -204,7 +201,7 @@ def test_who_is_level_with_another_is_sent_what_that_one_asks_for(
     cluster.reset()
     for each in files[40:]:
         (cluster.mnt(1) / each).read_bytes()
-    # The root offers what it was asked for. It does not know what node 1 read as a fallback.
+    # The root offers what it was asked for, not what node 1 read as a fallback.
     in_place = cluster.stats(1)["node"]["fallbacks"]
     wait_until(lambda: cluster.stats(2)["node"]["offered"] >= 20 - in_place)
     for each in files[40:]:
@@ -215,7 +212,7 @@ def test_who_is_level_with_another_is_sent_what_that_one_asks_for(
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    """The core wakes by its own deadlines, and by nothing that a test does."""
+    """The core wakes by its own deadlines alone."""
     until = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < until
@@ -244,7 +241,7 @@ def test_with_four_trees_four_roots_share_the_work_evenly(started: Starter, sour
     status = cluster.status()["nodes"]
     roots = [node for node in cluster.everywhere() if None in status[node]["parents"]]
     assert len(roots) == 4
-    # The reads of a node that is the root of its tree: one file of each directory, and its names.
+    # The root of a tree reads one file of each directory, and its names.
     as_root = {
         node: each["source"]["open"]
         + each["source"]["scandir"]

@@ -32,7 +32,6 @@ CHUNK = 256 * KIB
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    """Some files are of one chunk, some of many."""
     return make_dataset(tmp_path / "dataset", FILES, smallest=64 * KIB, largest=3 * MIB)
 
 
@@ -52,7 +51,6 @@ def with_tier(started: Starter, standin: StandIn, *flags: str, nodes: int = NODE
 
 
 def on_disk(tmp_path: Path, size: str = "1GiB") -> tuple[str, ...]:
-    """A job with too little memory to hold everything."""
     return ("--tier-dir", str(tmp_path / "tiers"), "--tier-size", size, "--tier-memory", "32MiB")
 
 
@@ -64,7 +62,6 @@ def fill(cluster: Cluster, *arguments: str, node: int = 0, code: int = 0) -> dic
 
 
 def begun(cluster: Cluster, **how: Any) -> subprocess.Popen[str]:
-    """A warmup that is under way."""
     return subprocess.Popen(
         [*COPPERFS, "warmup", "--ring", "--json", cluster.mnt(0), "."],
         stdout=subprocess.PIPE,
@@ -223,7 +220,7 @@ def test_whoever_interrupts_it_stops_all_nodes(
         try:
             filling.communicate(timeout=60)
         finally:
-            filling.kill()  # which does nothing to a warmup that has ended
+            filling.kill()  # it does nothing to a warmup that has ended
     assert filling.returncode == 130
     eventually(lambda: state(cluster)["phase"] == "failed", "it has ended")
     assert "stopped" in state(cluster)["error"]
@@ -253,7 +250,7 @@ def test_what_does_not_fit_is_said_beforehand_and_what_fits_is_kept(
         owners, chunk_bytes = owners_of(cluster.mnt(0), file)
         for index, owner in enumerate(owners):
             owned[owner] += min(chunk_bytes, file.size - index * chunk_bytes)
-    # A chunk and its header take more than its bytes, and the last one may not fit.
+    # A chunk has a header, and the last one may not fit.
     least = sum(min(each, int(0.9 * 8 * MIB)) for each in owned.values())
     assert least <= outcome["done_bytes"] <= NODES * 8 * MIB
     read = sum(counted.counts().read_bytes.values())

@@ -24,7 +24,6 @@ SICK = 7
 
 
 def read_others(cluster: Cluster, source: Path, node: int) -> None:
-    """Each healthy file of ``d``, and its names."""
     for index in range(FILES):
         if index != SICK:
             name = f"d/f{index}"
@@ -66,7 +65,7 @@ def test_a_sick_name_costs_the_job_one_scan_and_few_looks(
 
     with ThreadPoolExecutor(NODES) as pool:
         list(pool.map(play, cluster.everywhere()))
-    # each node believes its own result for a while; and one lookup was that of the scan
+    # each node believes its own result for a while; one lookup was that of the scan
     periods = 1 + int((time.monotonic() - began) / BELIEVED_S)
     doubts = watch.doubts()
     beyond = standin.counts().total("lookup", f"d/f{SICK}") - (1 + NODES * periods)

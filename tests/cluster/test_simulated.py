@@ -1,9 +1,8 @@
 """The simulator against real daemons on this machine: both run the same job.
 
-Nodes read one after the other, each in the opposite order of its parent, so that no node follows
-another and nothing depends on speed. Then each count has one right value, and simulated nodes have
-to reach the same counts as real ones: operations at the source, requests and replies between nodes,
-and bytes. Durations are compared where time is measured (``make bench ARGS=simulated``).
+Nodes read one after the other, each in the opposite order of its parent, so nothing depends on
+speed. Then simulated nodes have to reach the same counts as real ones: operations at the source,
+requests and replies between nodes, and bytes. ``make bench ARGS=simulated`` compares durations.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.cluster.helpers import PATIENT, Cluster
 
 FANOUT = 2
 SIZES = (1, 300, 4096, 70_000, 1, 1, 100, 5000, 1 << 20, 7, (1 << 20) + 1, 3 * MIB + 17, 9)
-# No empty file: the kernel does not read one. A directory has more files than a follower may skip.
+# The kernel does not read an empty file. A directory has more files than a follower may skip.
 FILES_IN_EACH = STEP_MAX + 8
 FILES = {
     f"d{directory}/f.{number}": SIZES[number % len(SIZES)]
@@ -69,7 +68,7 @@ def test_simulated_nodes_do_what_real_ones_do(started: Starter, source: Path, no
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
-    # No node of the simulated job is late; real nodes are compared with that.
+    # No node of the simulated job is late.
     options = ("--fanout", str(FANOUT), "--no-read-ahead", "--memory", "256MiB", *PATIENT)
     real = done_by_real_nodes(started(nodes, *options), nodes)
     world = done_by_simulated_nodes(nodes)

@@ -65,7 +65,7 @@ def test_what_was_there_before_stays_for_the_next_cluster(
     for node in range(3):
         (tmp_path / f"nvme{node}").mkdir(mode=0o700)
         (tmp_path / f"nvme{node}" / f"node{node}").mkdir(mode=0o700)
-    for node in range(3):  # one path for all, as the nodes of a job have it
+    for node in range(3):  # one path for all, as in a job
         (tmp_path / f"node{node}").symlink_to(tmp_path / f"nvme{node}")
     flags = ("--tier-dir", f"{tmp_path}/%h/%h")
     cluster = started(3, *flags, of=standin.mountpoint)
@@ -217,7 +217,7 @@ def given_bytes(cluster: Cluster, node: int) -> int:
 def test_thirty_two_nodes_want_one_library_at_the_same_time(
     started: Starter, standin: StandIn, source: Path
 ) -> None:
-    """Its owner sends each chunk as often as the fan-out says, and the source is read once."""
+    """Its owner sends each chunk as often as the fan-out says."""
     nodes, fanout, size = 32, 3, 8 * MIB
     library = random.Random("library").randbytes(size)
     (source / "library").write_bytes(library)  # one owner has all of it
@@ -246,8 +246,8 @@ def test_thirty_two_nodes_want_one_library_at_the_same_time(
     doubts = watch.doubts()
     check_read(standin, "library", size, doubts)
     gave = [given_bytes(cluster, node) - before[node] for node in cluster.everywhere()]
-    # A node that was asked as well, or instead, may send a chunk that another one sends, too. A
-    # node that falls back to the source gets none.
+    # A node that was asked as well, or instead, may send a chunk twice. A node that falls back to
+    # the source gets none.
     more = sum(gave) - (nodes - 1) * size
     doubts.allow(max(0, -(-more // MIB)), doubts.asks, "chunks given")
     doubts.allow(max(0, -(more // MIB)), doubts.reads, "chunks not given")

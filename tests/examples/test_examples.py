@@ -52,7 +52,6 @@ class Site:
         self.packages = packages
 
     def variables(self, *flags: str) -> dict[str, str]:
-        """The variables of a script; *flags* are for copperfs."""
         command = self.where / "copperfs"
         command.write_text(f'#!/bin/sh\nexec {" ".join(COPPERFS)} "$@"\n')
         if flags:  # before what the example gives
@@ -71,7 +70,7 @@ class Site:
         }
 
     def check(self, output: str, lines: int, mounts: str = r"/tmp/copperfs-") -> None:
-        """Check that this many processes ran, all with the environment as the mount shows it."""
+        """This many processes ran, all with the environment as the mount shows it."""
         found = [line.split() for line in output.splitlines() if line.startswith("PREFIX")]
         assert len(found) == lines, output
         for _, prefix, _, mine in found:
@@ -141,7 +140,7 @@ SAMPLE_BYTES = 3 * 64 * 64
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[StandIn]:
-    """Distinguishable files, on a filesystem without a page cache: each read is counted."""
+    """Without a page cache: each read is counted."""
     files = tmp_path / "files"
     rng = random.Random(7)
     for name, least in (("dark", 0), ("light", 100)):
@@ -156,8 +155,8 @@ def dataset(tmp_path: Path) -> Iterator[StandIn]:
 
 
 def test_a_training_reads_its_dataset_once_for_all_nodes(tmp_path: Path, dataset: StandIn) -> None:
-    """As job.sh says, on three nodes of a rank each, which are told apart by their mount points.
-    PyTorch is read through the mount as well."""
+    """Three nodes of a rank each, which are told apart by their mount points, also read PyTorch
+    through the mount."""
     mpiexec = shutil.which("mpiexec.mpich")
     if mpiexec is None:
         pytest.skip("MPICH is not installed")
@@ -222,7 +221,7 @@ def batch(
     where: Path,
     nodes: int = NODES,
 ) -> str:
-    """``sbatch`` it, and return what it printed. (``--wait`` would poll too seldom.) All nodes are
+    """``sbatch`` it, and return what it printed; ``--wait`` would poll too seldom. All nodes are
     this machine, and differ by the number that Slurm gives them."""
     output = where / "output"
     done = subprocess.run(
@@ -267,7 +266,7 @@ def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
 
 
 def test_steps_share_a_mount_that_another_step_holds(slurm: Slurm, site: Site) -> None:
-    """On one node: several on one machine would need a mount point each, and a job has one."""
+    """On one node, since a job has one mount point."""
     mountpoint = site.where / "mnt"
     variables = site.variables() | {
         "COPPERFS_LISTEN": "lo",

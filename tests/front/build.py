@@ -15,15 +15,14 @@ SOURCE_POOL = [*SHARED, *sorted((NATIVE / "source").glob("*.c"))]
 TABLES = [NATIVE / "blob.c", FRONT / "tables.c", FRONT / "chunks.c", FRONT / "walks.c"]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
-# The list of idle nodes has its head within the tables, which is an extension of GNU C.
+# The head of the list of idle nodes within the tables is an extension of GNU C.
 CLANG_WARNINGS = [*WARNINGS, "-Wno-gnu-variable-sized-type-not-at-end"]
 
-# The functions that world.c replaces, so that one input always does the same.
+# world.c replaces these, so that one input always does the same.
 _WORLD_CALLS = ["writev", "send", "pthread_create", "pthread_cond_wait"]
 _FEW_BUCKETS = "-DCHUNK_BUCKETS=8"
 WORLD = [_FEW_BUCKETS, *(f"-D{call}=world_{call}" for call in _WORLD_CALLS)]
 
-# Each fuzzer, with its source files.
 FUZZERS: dict[str, list[str | Path]] = {
     "requests": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_requests.c"],
     "replies": [*WORLD, *SOURCES, HERE / "world.c", HERE / "fuzz_replies.c"],
@@ -66,7 +65,6 @@ def build(compiler: str, sanitizers: str, parts: list[str | Path], program: Path
 
 
 def run(command: list[str | Path], *, timeout_s: float) -> str:
-    """The output of a program that must report no error."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -83,5 +81,4 @@ def run(command: list[str | Path], *, timeout_s: float) -> str:
 
 
 def failed_before(fuzzer: str) -> list[Path]:
-    """Inputs that once made this fuzzer fail."""
     return sorted(CORPUS.glob(f"{fuzzer}-*"))

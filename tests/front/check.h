@@ -141,7 +141,7 @@ static inline void names_check(const char *data, size_t size, bool plus, uint64_
 	}
 }
 
-/* Would the kernel accept this as a reply to that request? Reports each node that the kernel refers
+/* Would the kernel accept this reply to that request? Reports each node that the kernel refers
  * to from then on. */
 static inline void reply_check(const char *request, const struct fuse_out_header *out,
 			       const char *data, found_node *found, void *context)

@@ -1,5 +1,5 @@
 /* The tables free contents after their lock is released: munmap() of many pages takes as long as
- * thousands of lookups. The build has free() and munmap() checked. */
+ * thousands of lookups. free() and munmap() are checked. */
 #include "check.h"
 
 #include <sys/mman.h>
@@ -59,7 +59,7 @@ static struct node *a_node(uint32_t type, uint64_t ino)
 	return node;
 }
 
-/* Releases what a node has: another version of the file, other times of the directory. */
+/* Another version of the file, or other times of the directory. */
 static void withdraw(struct node *node) { node_withdraw(&tables, node); }
 static void clear(struct node *node) { (void)node; tables_clear(&tables); }
 static void forget(struct node *node) { node_forget(&tables, node->id, 1); }

@@ -1,5 +1,4 @@
-/* Fuzzer of packed listings of any bytes: they are refused, or sound in every later read of
- * them. */
+/* Fuzzer of packed listings of any bytes: they are refused, or sound in every later read. */
 #include "check.h"
 
 #include <errno.h>
@@ -29,7 +28,7 @@ static bool is_named(const struct row *row, const struct row *other)
 	       !memcmp(row->name, other->name, row->name_length);
 }
 
-/* A walk gives every name once, by rising cookies, and continues from each with the next name. */
+/* A walk gives every name once, by rising cookies, and continues from each of them. */
 static void walk_check(const struct tables *t, const struct listing *listing)
 {
 	uint64_t cookie = COOKIE_DOTS, next;
@@ -42,7 +41,7 @@ static void walk_check(const struct tables *t, const struct listing *listing)
 		CHECK(next > cookie && next <= INT64_MAX);
 		CHECK(listing_after(listing, cookie) == at);
 		CHECK(listing_after(listing, next - 1) == at);
-		/* the row that is looked up, and so never one name's second */
+		/* the row that is looked up, and never one name's second */
 		CHECK(listing_find(t, listing, row->name, row->name_length) == row);
 	}
 	for (uint32_t i = 0; i < listing->count; i++) {
@@ -56,7 +55,7 @@ static void walk_check(const struct tables *t, const struct listing *listing)
 	CHECK(listing_after(listing, UINT64_MAX) == listing->names);
 }
 
-/* A walk gives the other names as before when one is removed, with the same cookies unless names
+/* When one name is removed a walk gives the others as before, with the same cookies unless names
  * share them. */
 static void removal_check(const struct tables *t, const char *bytes, size_t size, uint32_t removed)
 {
@@ -111,7 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 		if (listing->count)
 			removal_check(&t, (const char *)bytes, size, bytes[size - 1]);
 	} else {
-		CHECK(errno == EPROTO); /* so few bytes are never too many for memory */
+		CHECK(errno == EPROTO); /* too few bytes to exhaust memory */
 	}
 	listing_free(listing);
 	tables_destroy(&t);

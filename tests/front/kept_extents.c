@@ -1,11 +1,10 @@
 /*
  * The extents of files (where they have data) stay cached while two are walked in turns.
  *
- * They also answer if everything is cleared right after the lookup. The open file of one stays as
- * well, while another is opened anew.
+ * They also answer if everything is cleared right after the lookup. The open file of one stays
+ * while another is opened anew.
  *
- * The front's pthread_mutex_unlock is ours. On command it clears the tables, as another thread may
- * that waited for their lock.
+ * On command, our pthread_mutex_unlock clears the tables, as another waiting thread may.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -73,7 +72,7 @@ static struct node *file_of(struct tables *t, const char *name)
 	return node;
 }
 
-/* The other node is also released now and then, and asked for again. */
+/* The other node is also released now and then, and requested again. */
 static void walk_in_turns(struct tables *t, struct node *one, struct node *other)
 {
 	node_set_extents(t, one, extents_of());
@@ -175,7 +174,7 @@ int main(void)
 	begun.done(&front, begun.unique, extents_of());
 	CHECK(answers == 1 && answered.offset == HOLE && !front.pending_count);
 
-	/* a request that has waited for this file until the deadline does not wait again at once */
+	/* a request that has waited until the deadline does not wait again at once */
 	begun.done = NULL;
 	other->hung.until = now_ns() + HANGS_NS;
 	node_withdraw(t, other);

@@ -11,8 +11,6 @@ ROOT_NODE = 1
 
 
 class Kernel:
-    """The other end of the front's descriptor."""
-
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._unique = 0
@@ -24,7 +22,6 @@ class Kernel:
         self._end.send(header + body)
 
     def hear(self) -> tuple[int, bytes]:
-        """A notification: its code, and its body."""
         notification = self._end.recv(1 << 20)
         _, code, unique = struct.unpack_from("<IiQ", notification)
         assert not unique

@@ -1,11 +1,9 @@
 /*
  * Order of a denial and an invalidation: the notification must come after the denial.
  *
- * The front finds "no such name", and is cleared before it writes that. The kernel is told to look
- * everything up again. If that came first, the kernel would believe the denial without end.
- *
- * The front's writev is ours: it holds the answer back until the thread that notifies the kernel
- * waits for it, or has notified.
+ * The front finds "no such name", and is cleared before it writes that. If the kernel were told
+ * first to look everything up again, it would believe the denial without end. Our writev holds the
+ * answer back until the thread that notifies the kernel waits for it, or has notified.
  */
 #define _GNU_SOURCE
 #include "check.h"

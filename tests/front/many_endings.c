@@ -1,10 +1,9 @@
 /*
- * Cost of read-ahead in a directory with very many endings: counts the names that are examined
- * while its files are requested one after the other.
+ * Cost of read-ahead in a directory with very many endings: counts the names that are examined.
  *
  *   many_endings NAMES FILES
  *
- * Each ending has FILES files.  Prints how many read-aheads were begun, and the steps.
+ * Each ending has FILES files. Prints how many read-aheads were begun, and the steps.
  */
 #include "check.h"
 

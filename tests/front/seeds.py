@@ -11,7 +11,7 @@ _UNIQUE_RETRY = 1 | 2 | 8  # see fuzz_replies.c
 _UNIQUE_SUCCESS = 1 | 2 | 4
 
 
-# Steps of world.c that random bytes hardly ever find.
+# Random bytes hardly ever find these steps of world.c.
 _ROOM_FOR_MANY = bytes([3])
 _PUBLISH_ROOT = bytes([14, 1, 0, 1, 0, 0, 1, 3])  # with a directory, granted with all below it
 _LOOK_UP_DIRECTORY = bytes([0, 0, 1])
@@ -35,7 +35,6 @@ _LISTINGS = [
 ]
 
 
-# A large file, and operations on its chunks.
 _NAME_LARGE_FILE = bytes([15, 1, 0, 1, 182, 1])
 _LOOK_IT_UP = bytes([0, 0, 1])
 _READ_ALL, _READ_SOME = bytes([19, 7, 0, 0, 255, 2]), bytes([19, 7, 31, 240, 40, 2])
@@ -68,7 +67,6 @@ _SPARSE = [
 
 
 def write_seeds(fuzzer: str, directory: Path) -> None:
-    """Fill a new directory."""
     directory.mkdir()
     makers = {"requests": _steps, "replies": _replies, "listing": _listing, "collisions": _listing}
     for number in range(40):
@@ -84,12 +82,12 @@ def write_seeds(fuzzer: str, directory: Path) -> None:
 
 
 def _steps(rng: random.Random) -> bytes:
-    """Random bytes of which small ones are frequent: low node numbers, the first names."""
+    """Small ones are frequent: low node numbers, the first names."""
     return bytes(rng.choice((rng.randrange(24), rng.randrange(256))) for _ in range(600))
 
 
 def _replies(rng: random.Random) -> bytes:
-    # to INIT, which comes first: a sound answer that sets every flag
+    # a sound answer to INIT, which comes first, with every flag
     init = struct.pack("<IIQ", 80, 0, 0) + struct.pack("<IIII", 7, 38, 0, 0xFFFFFFFF)
     replies = [bytes([_UNIQUE_SUCCESS, 64]) + init + rng.randbytes(48)]
     for _ in range(rng.randrange(1, 12)):

@@ -1,8 +1,7 @@
 """Steps of ``make sanitize``: programs of this directory under clang's sanitizers and its fuzzer.
 
-A step is built once and then runs for a given time. It fails if a sanitizer reports anything, or if
-the program itself finds an error. ``test_planted.py`` shows for each step that it finds a defect
-planted into the C that it is built from.
+A step is built once and then runs for a given time. It fails if a sanitizer reports anything, or
+the program itself. ``test_planted.py`` plants a defect for each step.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ PROJECT = HERE.parents[1]
 MEMORY, THREADS = "address,undefined", "thread"
 FUZZING = f"fuzzer,{MEMORY}"
 STRESS_REQUESTS, SOURCE_ROUNDS = 20_000, 40
-"""Work for some seconds; repeated as long as there is time."""
+"""Some seconds of work, repeated as long as there is time."""
 AT_ONCE_S = 600.0
-"""The time that one run may take on a busy machine before it counts as hung."""
+"""After this time, on a busy machine, a run counts as hung."""
 
 Parts = list[str | Path]
 Play = Callable[[Path, Path, float], str]
-"""Runs the program in a directory for some seconds; returns its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,6 @@ class Step:
     play: Play
 
     def program(self, directory: Path, root: Path = PROJECT) -> Path:
-        """Built from the tree at *root*."""
         parts = [
             each if isinstance(each, str) else root / each.relative_to(PROJECT)
             for each in self.parts
@@ -54,7 +51,6 @@ class Step:
 
 
 def _again(within_s: float, once: Callable[[], str]) -> str:
-    """Run the step until the time is over; at least once."""
     deadline = time.monotonic() + within_s
     said: list[str] = []
     while not said or time.monotonic() < deadline:
@@ -87,7 +83,6 @@ def _stress_source(program: Path, directory: Path, seconds: float) -> str:
 
 def _fuzz(fuzzer: str) -> Play:
     def play(program: Path, directory: Path, seconds: float) -> str:
-        # libFuzzer keeps new inputs in the first directory, for the next run.
         found, seeds = directory / "found", directory / "seeds"
         found.mkdir(exist_ok=True)
         shutil.rmtree(seeds, ignore_errors=True)

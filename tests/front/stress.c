@@ -3,16 +3,16 @@
  *
  *   stress REQUESTS
  *
- * kernel     sends requests with up to WINDOW of them unanswered, and checks every reply:
- *            sound, to a request that waits, and only one.  It forgets the nodes that replies
- *            named, interrupts some requests, and also keeps the counts of references.
+ * kernel     sends requests with up to WINDOW of them unanswered, and checks every reply: sound, to
+ *            a waiting request, and only one. It forgets nodes, interrupts some requests, and keeps
+ *            the counts of references.
  * handlers   answer misses: they publish and say RETRY, or an error, or bytes, or twice;
  *            files of one size come in chunks
  * disturber  publishes, withdraws, clears, sheds and invalidates all the time
  * sources    end the fetches that the front starts by itself
  *
- * At the end every request was answered, and after forgetting all nodes only the root is
- * left.  No thread sleeps; counts bound everything.
+ * At the end every request was answered, and after forgetting all nodes only the root is left. No
+ * thread sleeps; counts bound everything.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -55,7 +55,7 @@ static uint32_t random_of(uint64_t *state)
 
 /* Two chunks differ in every place. */
 static char spread(uint64_t at) { return (char)(at + at / 4096 * 31); }
-/* The file of a compiled __init__, which begins with the names that it mentions. */
+/* A compiled __init__ begins with the names that it mentions. */
 enum { COMPILED = 4, ITSELF = 5, LIBRARY = 14 };
 static const char mentioned[] = "\xa7\x0d\r\n\0\0\0\0\0\0\0\0\0\0\0\0"
 				"c\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0NN"
@@ -144,7 +144,7 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	listing->granted = random_of(state) % 2;
 	listing->granted_below = random_of(state) % 2;
 	listing->read_ahead = random_of(state) % 2;
-	/* as if one file had been requested: two of one listing seldom are */
+	/* two names of one listing are seldom requested together */
 	ending = ending_find(front, listing, ".n", 2);
 	CHECK(ending);
 	ending->asked = listing_row(listing, 2);
@@ -203,7 +203,7 @@ static void publish_name(uint64_t id, const char *name, uint64_t *state)
 
 static _Atomic unsigned chunks_published, chunks_taken;
 
-/* The extents of [offset, offset + size); some are invalid on purpose. */
+/* Some extents in [offset, offset + size) are invalid on purpose. */
 static void publish_chunks(uint64_t id, const struct fuse_attr *attr, uint64_t offset,
 			   uint64_t size, uint64_t *state)
 {
@@ -312,7 +312,7 @@ static bool start_fetch(const struct fetch *fetch, const char *path)
 			sched_yield();
 		return false;
 	}
-	/* a pipe takes so small a message in one piece; when it is full, not now */
+	/* a pipe takes so small a message in one piece, unless it is full */
 	return write(source_pipe[1], fetch, sizeof(*fetch)) == sizeof(*fetch);
 }
 
@@ -639,7 +639,7 @@ static void bytes_check(const struct sent *asked, const char *data, size_t size)
 	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
 	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
 
-	/* all of it belongs to one file, whichever that is */
+	/* all of it belongs to one file */
 	if (in->opcode == FUSE_READ && size)
 		CHECK(is_of((char)((100 + ITSELF) * 7), data, size, read->offset) ||
 		      is_of((char)(data[0] - spread(read->offset)), data, size, read->offset));
@@ -670,7 +670,7 @@ static void take_reply(void)
 	answered++;
 	succeeded += !out->error;
 	CHECK(out->error != -ETIMEDOUT); /* all are answered long before */
-	/* for these the handlers publish an answer each time, whatever becomes of it */
+	/* handlers always publish an answer for these */
 	if (opcode_of(asked) == FUSE_LOOKUP || opcode_of(asked) == FUSE_GETATTR)
 		CHECK(out->error != -EIO);
 	reply_check(asked->request, out, data, remember, NULL);
@@ -728,7 +728,7 @@ static void forget_some(uint64_t *state)
 
 	if (id == FUSE_ROOT_ID)
 		return;
-	/* a reply that is under way may bring more references: those are for later */
+	/* a reply that is under way may bring more references */
 	references[id] = 0;
 	if (random_of(state) % 2)
 		send_alone(FUSE_FORGET, id, &forget, sizeof(forget));
@@ -892,7 +892,7 @@ int main(int argc, char **argv)
 	be_the_kernel(requests);
 	done = true;
 	forget_all();
-	/* the disturber may block in a write to us: we read until the other end is shut */
+	/* the disturber may block in a write to us: read until the other end is shut */
 	shutdown(kernel_fd, SHUT_WR);
 	for (int i = 0; i < FRONT_THREADS; i++)
 		CHECK(!pthread_join(front->threads[i], NULL));

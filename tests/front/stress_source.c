@@ -3,9 +3,9 @@
  *
  *   stress_source DIRECTORY ROUNDS
  *
- * The stress fills the directory with directories of files and links.  It sets how long a stat
- * takes; "-N" at the end of a name is the errno that its stat fails with.  A single thread that
- * does all the work finds the expected results, which have to match byte for byte.
+ * The stress fills the directory with directories of files and links, and sets how long a stat
+ * takes. "-N" at the end of a name is the errno that its stat fails with. The results have to match
+ * those of a single thread byte for byte.
  *
  * alone      one scan, slow and quick
  * rounds     many scans, lookups and reads at once, by the handlers' way and the front's
@@ -240,7 +240,7 @@ static _Atomic unsigned told;
 static void names_told(void *context, uint64_t directory, char *packed, size_t size)
 {
 	(void)context;
-	/* with no untouchable names, those with one are another listing */
+	/* listings with untouchable names are others */
 	if (packed && directory % 2 == 0)
 		check_listing((unsigned)directory, 0, packed, size);
 	free(packed);
@@ -281,7 +281,7 @@ static void play_round(struct pool *pool, unsigned round)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-/* Several threads at once make slow stats, one thread makes quick ones. */
+/* Several threads make slow stats, one makes quick ones. */
 static void play_alone(struct pool *pool)
 {
 	unsigned directory = 18; /* 90 names, no errors */
@@ -298,8 +298,7 @@ static void play_alone(struct pool *pool)
 
 /* --- names that hang --- */
 
-/* All rows are there, and the same; but the hanging ones have no attributes. Returns their
- * number. */
+/* All rows are there; only the hanging ones have no attributes. Returns their number. */
 static unsigned check_rows(const struct job *job)
 {
 	const struct buffer *wanted = &expected[job->id];
@@ -360,9 +359,8 @@ static void await_stuck(struct pool *pool, unsigned wanted)
 	}
 }
 
-/* The scans end without the thread that hangs. No thread hangs there again meanwhile, and all rows
- * are complete when nothing hangs any more. On a busy machine another name may be left behind as
- * well. */
+/* The scans end without the thread that hangs. All rows are complete when nothing hangs any
+ * more. On a busy machine another name may be left behind as well. */
 static void play_hung(bool closes)
 {
 	struct pool *pool = new_pool(0.4);
@@ -374,7 +372,7 @@ static void play_hung(bool closes)
 		while (hanging < HUNG)
 			pause_ns(100000);
 		pool_close(pool);
-		pool_unref(pool); /* the hanging threads have it now, and their scans */
+		pool_unref(pool); /* the hanging threads and their scans have it now */
 		hang = false;
 		return;
 	}
@@ -501,7 +499,7 @@ static void play_without_memory(void)
 	pool_unref(pool);
 }
 
-/* The only thread that works waits for descriptors, and the first that is closed for it hangs. */
+/* The only working thread waits for descriptors, and the first that is closed for it hangs. */
 static void play_without_descriptors(void)
 {
 	struct pool *pool = pool_new(root, 1, 0, LISTING_MAX, 60.0);

@@ -1,7 +1,7 @@
 """Every request is answered with what was published for it, also if the tables cannot keep that.
 
-The kernel and the handlers are the other ends of sockets here. The handlers treat what they have
-published as a small budget, other requests, or a slow machine may treat it.
+The kernel and the handlers are the other ends of sockets. A small budget or other requests may
+remove published answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WITHIN_S = 20.0
 NODES_MAX = 8
 NAME = b"name"
 TRIES_MAX = 2
-"""At the second try the kernel gets the published answer."""
+"""The kernel gets the published answer at the second try."""
 
 Publish = Callable[[Front], object]
 WALK = struct.pack("<QQIIQII", 0, 0, 4096, 0, 0, 0, 0)
@@ -61,7 +61,7 @@ class Lab:
         assert self.front.publish_entry(ROOT_NODE, name, self.attributes.packed, b"", fresh_s)
 
     def tries(self, publish: Callable[[], object]) -> int:
-        """Publish, and say so, at each request to the handlers, until the kernel has a reply."""
+        """Publish at each request to the handlers, until the kernel has a reply."""
         tries = 0
         while True:
             ready, _, _ = select.select([self.kernel_end, self.handlers], [], [], WITHIN_S)
@@ -79,7 +79,6 @@ class Lab:
         return -error
 
     def known(self) -> int:
-        """The number of the directory that the kernel got in a reply."""
         self.publish_entry()
         return self.kernel.look_up(os.fsdecode(NAME))
 

@@ -1,7 +1,5 @@
 """The front reports each file that it has read by itself to the handlers once, with its credit,
-also if memory runs out meanwhile.
-
-The kernel is a socket here: the front reads its requests from it and writes its replies to it."""
+also if memory runs out meanwhile. The kernel is a socket here."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ def source_of_files(tmp_path: Path) -> Path:
 
 @contextmanager
 def only_this_thread_allocates() -> Iterator[None]:
-    """Neither the garbage collector nor another thread of the worker meets the missing memory."""
+    """Neither the garbage collector nor another thread meets the missing memory."""
     interval = sys.getswitchinterval()
     gc.disable()
     sys.setswitchinterval(60.0)

@@ -79,8 +79,7 @@ def test_many_endings_in_one_directory_are_gone_through_once(tmp_path: Path) -> 
         output = run([program, str(names), str(files)], timeout_s=TIMEOUT_S)
         read, steps = map(int, output.split())
         assert read == expected
-        # the pass over the listing, the requester, and the queue; and the comparisons of a hash
-        # table
+        # the pass over the listing, the requester, the queue, and a hash table's comparisons
         assert steps < 12 * names
 
 

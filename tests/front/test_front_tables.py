@@ -35,8 +35,8 @@ def front_of(descriptors: tuple[int, int, int]) -> Front:
 
 
 def both(path: Path, begins: bool) -> tuple[Attributes, Attributes]:
-    """The attributes of *path*, before and after its job began to ignore inode numbers, or the
-    other way round."""
+    """The attributes of *path* before and after its job began to ignore inode numbers, or the other
+    way round."""
     counted = Attributes.from_stat(os.stat(path))
     ignored = Attributes.from_stat(os.stat(path), OWN_INODE)
     return (counted, ignored) if begins else (ignored, counted)

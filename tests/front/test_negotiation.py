@@ -1,8 +1,8 @@
 """The front sets no flag that a kernel did not offer, and serves a kernel without a feature without
 it.
 
-Kernel and handlers are sockets here. The handlers answer INIT as libfuse would at its worst, with
-all flags set. The offers are those of Linux (tests/kernels/probe.py shows them), and an empty one.
+Kernel and handlers are sockets. The handlers answer INIT with all flags set, the worst of libfuse.
+The offers are those of Linux (tests/kernels/probe.py shows them), and an empty one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ ALL = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Offer:
-    """A kernel's INIT."""
-
     minor: int
     flags: int
     body_bytes: int = 64  # 16 before 7.36
@@ -48,8 +46,6 @@ OFFERS = {
 
 
 class Ends:
-    """The kernel's end of the front's descriptor, and the handlers'."""
-
     def __init__(self, kernel: socket.socket, handlers: socket.socket, front: Front) -> None:
         self.kernel, self.handlers, self.front = kernel, handlers, front
         self._unique = 0

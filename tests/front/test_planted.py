@@ -1,7 +1,6 @@
 """Each step of ``make sanitize`` reports a defect that is planted into the C that it is built from.
 
-Review and the sanitizers have found such defects before: a use after free, a lock that is not
-taken, a length that is not checked.
+Review and the sanitizers have found such defects before.
 """
 
 import re

@@ -1,9 +1,8 @@
 """The steps of ``make sanitize`` at length: the front and the source's pool with all their threads
 at once, and fuzzed, under clang's sanitizers.
 
-Fuzzing starts from made-up seeds and from inputs that failed before. ``COPPERFS_SANITIZE_S`` makes
-each step longer than a minute. Add a failing input to ``corpus/``, named after its fuzzer:
-``test_front_quick.py`` then runs it from then on.
+``COPPERFS_SANITIZE_S`` makes each step longer than a minute. Add a failing input to ``corpus/``,
+named after its fuzzer: ``test_front_quick.py`` then runs it.
 """
 
 import os

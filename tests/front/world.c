@@ -73,8 +73,8 @@ static void bytes_check(const struct asked_for *asked, const char *data, size_t 
 		CHECK(data[i] == content(&node->attr, read->offset + i));
 }
 
-/* The source's large files have data in the first half of each of these, unless their inode number
- * says that there is none. */
+/* The source's large files have data in the first half of each of these, unless their inode
+ * number forbids that. */
 enum { DATA_EVERY = 1000 };
 
 static bool is_data(const struct fuse_attr *attr, uint64_t offset)
@@ -275,7 +275,7 @@ static void run_bypass(void)
 
 static size_t pack(struct input *in, char *packed);
 
-/* An entry that was listed before the last clear must not be there now. */
+/* An entry that was listed before the last clear must be gone. */
 static void end_listing(const struct fetch *fetch, struct input *in, bool well)
 {
 	struct tables *t = &world->front.tables;
@@ -843,7 +843,7 @@ void world_end(void)
 	CHECK(world->front.credit == CREDIT);
 	run_bypass();
 	world_check();
-	/* a request without an answer must still be there to be answered */
+	/* a request without an answer must still be waiting */
 	for (unsigned i = 0; i < world->asked_count; i++) {
 		struct pending *pending = pending_claim(&world->front, world->asked[i].unique);
 

@@ -2,12 +2,11 @@
  * Deterministic front for the fuzzers, without threads, sockets or /dev/fuse: this file is the
  * kernel, the handlers' socket, the source's threads and the scheduler.
  *
- * The front's files are compiled with writev, send, pthread_create and pthread_cond_wait
- * renamed to the functions below, so that one input always does the same.
+ * The front's files are compiled with writev, send, pthread_create and pthread_cond_wait renamed to
+ * the functions below, so that one input always does the same.
  *
- * Each step ends with checks.  The tables' invariants hold.  Every request is either answered or
- * pending, and was answered once.  The front counts as many references to each node as it gave to
- * the kernel.
+ * After each step the tables' invariants hold, every request is answered once or pending, and the
+ * front counts as many references to each node as it gave to the kernel.
  */
 #ifndef WORLD_H
 #define WORLD_H

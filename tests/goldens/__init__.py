@@ -1,5 +1,5 @@
 """Goldens: frozen records of behaviour that a redesign of the inside must leave unchanged.
 
-Goldens do not say whether copperfs is right; the suite does. They say whether copperfs does the
-same as on the day on which they were frozen. ``docs/develop.md`` tells how to use them.
+The suite says whether copperfs is right; goldens say whether it does the same as on the day on
+which they were frozen (``docs/develop.md``).
 """

@@ -50,7 +50,6 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _check(part: str) -> int:
-    """Whether *part* differs from its frozen golden, with a diff."""
     frozen = FROZEN / f"{part}.txt"
     if not frozen.exists():
         print(f"{part}: nothing is frozen; freeze it on the tree to compare with")

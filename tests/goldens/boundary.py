@@ -2,8 +2,8 @@
 digest.
 
 A line is a message that a node sends, an operation at the source and its outcome, a chunk that goes
-to a disk or comes from one, or an answer to an application, each with its virtual time. Events and
-actions of the core are left out: a redesign changes how a node reaches its results.
+to a disk or comes from one, or an answer to an application, each with its virtual time. A redesign
+may change the events and actions of the core, so they are left out.
 """
 
 from collections import Counter
@@ -25,17 +25,13 @@ from copperfs.lab.sim.virtual_network import VirtualNetwork
 from tests.goldens.words import in_the_old_words
 
 Note = Callable[..., tuple[object, ...]]
-"""Records a call, and returns the arguments to continue with."""
 
 
 @dataclass(slots=True)
 class Boundary:
-    """The trace so far. *tell* gets each line as it comes."""
-
     tell: Callable[[str], None] | None = None
     lines: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    """Counts of messages, operations, chunks and answers, by kind."""
     _digest: "xxhash.xxh3_64" = field(default_factory=xxhash.xxh3_64)
 
     def passes(self, now: float, kind: str, what: str) -> None:
@@ -52,7 +48,7 @@ class Boundary:
 
 @contextmanager
 def observed(boundary: Boundary) -> Iterator[None]:
-    """Records every simulated job in this process, as long as this lasts."""
+    """Records every simulated job in this process meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, note in (
             (VirtualNetwork, "send", _message),

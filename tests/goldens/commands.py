@@ -1,7 +1,6 @@
 """Goldens of what users and their programs read: ``--help``, and the keys of the JSON documents.
 
-A document's keys are frozen with the types of their values, since the values change from moment to
-moment. A list is described by the keys of its elements.
+A document's keys are frozen with the types of their values, a list by the keys of its elements.
 """
 
 import json
@@ -18,7 +17,6 @@ from tests.mount.helpers import copperfs
 
 HELP_COLUMNS = "80"
 MOUNTED = ("stats", "stats --all", "tree", "clear", "ring", "scrub", "scrub --all", "top --count 1")
-"""Commands about a mount that print a document."""
 UNMOUNTED = (
     "config show",
     "sim run --nodes 4 --workload dataset:10:100000:1",
@@ -27,7 +25,7 @@ UNMOUNTED = (
 
 
 def help_texts() -> str:
-    """The help of each command, as on a terminal of 80 columns."""
+    """As on a terminal of 80 columns."""
     os.environ["COLUMNS"] = HELP_COLUMNS
     names = ["", *(page.name for page in pages(build_parser()))]
     groups = {name.rpartition(" ")[0] for name in names if " " in name}

@@ -2,7 +2,7 @@
 
 Four nodes, one after the other, read two packages and two large files, cold and then warm. Counts
 are summed over all nodes, since the owners of chunks differ from job to job. They are the smallest
-of some jobs: an offered payload may cross the node's own request for it, and is then sent twice.
+of some jobs: an offered payload may cross a request, and is then sent twice.
 """
 
 import tempfile

@@ -1,7 +1,6 @@
 """Goldens of the simulator: 300 seeds and all scenarios of several nodes, one row each.
 
-A row has counts of the boundary trace, so that a difference has a size, and the digest of the
-trace, so that the counts hide no difference.
+A row has counts of the boundary trace, for the size of a difference, and the trace's digest.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,7 +82,6 @@ def _is_answer(kind: str) -> bool:
 
 
 def lines_of(run: Callable[[], object]) -> Iterator[str]:
-    """The whole boundary trace of a run, for a comparison of two trees by ``diff``."""
     kept: list[str] = []
     with observed(Boundary(kept.append)):
         run()

@@ -1,7 +1,4 @@
-"""The goldens notice the changes that they exist for.
-
-The tests do not ask whether copperfs agrees with the goldens: most changes are meant to change
-something."""
+"""The goldens notice the changes that they exist for."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Renames: the new names of what the goldens still call by its old name.
 
-The goldens keep the words of the day on which they were frozen. A change that only renames a
-message, a field or an operation adds a row here, new name first, and the goldens stay as they are.
+A change that only renames a message, a field or an operation adds a row here, new name first, and
+the goldens stay as they are.
 """
 
 import re
@@ -14,7 +14,7 @@ RENAMED: dict[str, str] = {
     "SourceRead": "HaveRead",
     "SourceOpened": "Opened",
     "DiskLoaded": "Loaded",
-    # Messages: the scenario language kept the words of that day.
+    # The scenario language has kept these words.
     **{kind.__name__: word for word, kind in WORDS.items() if kind.__name__ != word},
     "ContentKind": "What",
     "ChunkAskMode": "How",

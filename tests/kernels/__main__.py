@@ -33,7 +33,7 @@ PATIENCE = 15  # the slowdown of the emulation, see tests/patience.py
 
 @dataclass(slots=True)
 class Verdict:
-    """The features that a kernel offers (probe.py), its tests by feature and outcome, and their
+    """The features that a kernel offers (probe.py), its tests by feature and outcome, their
     durations."""
 
     kernel: str
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def order(pytest_arguments: list[str]) -> dict[str, object]:
-    """The guest's order: pytest with the interpreter that runs this."""
+    """pytest with the interpreter that runs this."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     return {
         "command": [
@@ -86,7 +86,7 @@ def reported(shared: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def judge(verdict: Verdict, shared: Path, wanted: list[str]) -> None:
-    """Sort the outcomes of pytest by feature; a wanted test that did not run is an error."""
+    """A wanted test that did not run is an error."""
     seen = []
     for file, name, outcome in reported(shared):
         feature = suite.feature_of(Path(file).stem, name)
@@ -103,7 +103,6 @@ def judge(verdict: Verdict, shared: Path, wanted: list[str]) -> None:
 def try_kernel(
     kernel: Kernel, pytest_arguments: list[str], deadline_s: float, cpus: int
 ) -> Verdict:
-    """Boot the kernel, run the tests, and return the outcome."""
     verdict = Verdict(kernel.name)
     shared = WORK / "results" / kernel.name
     shutil.rmtree(shared, ignore_errors=True)
@@ -133,7 +132,6 @@ def try_kernel(
 
 
 def cell(counts: dict[str, int]) -> str:
-    """The table's cell for a feature under a kernel."""
     if not counts:
         return "-"
     shown = [f"{number} {outcome}" for outcome, number in counts.items() if outcome != "passed"]
@@ -141,7 +139,6 @@ def cell(counts: dict[str, int]) -> str:
 
 
 def said(offer: object) -> str:
-    """The table's cell for what a kernel offers, or does not."""
     if isinstance(offer, bool):
         return "yes" if offer else "no"
     return "-" if offer is None else str(offer)
@@ -165,7 +162,6 @@ def table(verdicts: list[Verdict]) -> str:
 
 
 def main() -> int:
-    """Exit status 0 if every test that was asked for ran and passed."""
     names = [each.name for each in KERNELS]
     parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
     parser.add_argument("--only", action="append", metavar="KERNEL",
@@ -187,7 +183,7 @@ def main() -> int:
         if name not in names:
             parser.error(f"{name} is none of {', '.join(names)}")
     WORK.mkdir(parents=True, exist_ok=True)
-    lock = (WORK / "lock").open("w")  # until the end: two runs would share disks and results
+    lock = (WORK / "lock").open("w")  # two runs would share disks and results
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

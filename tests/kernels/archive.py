@@ -1,10 +1,10 @@
 """Archive of Debian's kernels: finds which release has which, and fetches their packages.
 
-The archive is the one that this machine installs from: ``apt-get indextargets`` tells where it is,
-and apt's own settings (proxies) hold. Every release gets an apt directory of its own below the work
-directory. It holds only that release, so the newest kernel there is the one meant, and the
-machine's own sources stay as they are. A package is fetched once, and again when the archive has a
-newer one. Only the kernel and the modules that a guest may load are unpacked.
+The archive is the one that this machine installs from (``apt-get indextargets``, with apt's own
+settings). Every release gets an apt directory of its own below the work directory, so the newest
+kernel there is the one meant, and the machine's own sources stay as they are. A package is fetched
+again when the archive has a newer one. Only the kernel and the modules that a guest may load are
+unpacked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ METAPACKAGE = "linux-image-amd64"
 APT_TIMEOUT_S = 300.0
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-# The modules that a guest may need; image.py loads some of them.
 UNPACKED = [
     "*/vmlinuz*",
     *(
@@ -29,12 +28,12 @@ UNPACKED = [
 
 
 class Unavailable(Exception):
-    """The archive lacks it, or cannot be reached; the text says what to do."""
+    """The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel to test with, and the releases that have it; the first available one counts."""
+    """A kernel, and the releases that have it; the first available one counts."""
 
     name: str
     releases: tuple[str, ...]
@@ -62,7 +61,6 @@ def _said(command: list[str | Path]) -> str:
 
 
 def mirror() -> str:
-    """The archive from which this machine gets Debian."""
     addresses = _said(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)",
          "Created-By: Packages", "Origin: Debian", "Label: Debian", "Component: main"]
@@ -73,8 +71,6 @@ def mirror() -> str:
 
 
 class Release:
-    """One release of Debian, in an apt directory of its own."""
-
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
         self.directory = directory / name
@@ -98,7 +94,6 @@ class Release:
         return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
 
     def update(self) -> None:
-        """Fetch the package list of the release."""
         _said(["apt-get", "-qq", *self._options(), "update", "-o", "APT::Update::Error-Mode=any"])
 
     def _needed_by(self, package: str) -> list[str]:
@@ -106,11 +101,8 @@ class Release:
         return [line.split()[1] for line in shown.splitlines() if "Depends:" in line]
 
     def packages(self) -> list[str]:
-        """The packages of the kernel that the release installs by default.
-
-        Until Debian 13 one package has everything; later ones have the kernel and its modules in
-        packages of their own.
-        """
+        """The packages of the kernel that the release installs by default: one until Debian 13,
+        later one for the kernel and one for its modules."""
         found = [each for each in self._needed_by(METAPACKAGE) if each.startswith("linux-image-")]
         if not found:
             raise Unavailable(f"{self.name} has no {METAPACKAGE}")
@@ -118,7 +110,7 @@ class Release:
         return found[:1] + [each for each in self._needed_by(found[0]) if each.startswith(parts)]
 
     def fetch(self) -> list[Path]:
-        """Fetch their files, under apt's names; files that are here already stay as they are."""
+        """Under apt's names; files that are here already stay."""
         files = []
         for package in self.packages():
             said = _said(["apt-get", *self._options(), "download", "--print-uris", package])
@@ -138,7 +130,6 @@ class Release:
 
 
 def unpack(packages: list[Path], into: Path) -> None:
-    """The kernel and the modules of these packages, below *into*."""
     stamp, names = into / "unpacked", " ".join(each.name for each in packages)
     if stamp.exists() and stamp.read_text() == names:
         return
@@ -148,8 +139,7 @@ def unpack(packages: list[Path], into: Path) -> None:
         with subprocess.Popen(
             ["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE
         ) as contents:
-            # A pattern that matches nothing is no error here: the check below finds what is
-            # missing.
+            # A pattern may match nothing: the check below finds what is missing.
             subprocess.run(
                 ["tar", "-x", "-C", into, "--wildcards", *UNPACKED],
                 stdin=contents.stdout, check=False, timeout=300, stderr=subprocess.DEVNULL,
@@ -160,7 +150,6 @@ def unpack(packages: list[Path], into: Path) -> None:
 
 
 def get(kernel: Kernel, work: Path) -> Path:
-    """The unpacked packages of a kernel, from the first release that the archive has."""
     said = []
     for name in kernel.releases:
         release = Release(name, work / "archive")

@@ -8,7 +8,6 @@ from tests.kernels.guest import RESULT
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """The text that pytest shows of it at the end."""
     if report.failed:
         with (RESULT / "failures").open("a") as file:
             file.write(f"==== {report.nodeid} ({report.when})\n{report.longreprtext}\n")

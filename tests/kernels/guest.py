@@ -1,7 +1,7 @@
 """First process of the guest: makes a system of it, runs one command, powers off.
 
-The command is in ``order.json`` of the directory that guest and host share; its output goes to
-``log`` there and its result to ``end.json``. This is a program: it imports nothing of the project.
+``order.json`` of the directory that guest and host share has the command; the output goes to
+``log`` there and the result to ``end.json``. It imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ REBOOT_MAGIC = (0xFEE1DEAD, 672274793, 0x4321FEDC)  # power off
 
 
 def make_a_system() -> None:
-    """The file systems that a Debian has mounted, and the loopback interface."""
     libc = ctypes.CDLL(None, use_errno=True)
     for kind, where, options in MOUNTS:
         Path(where).mkdir(parents=True, exist_ok=True)
@@ -51,7 +50,7 @@ def make_a_system() -> None:
 
 
 def run(order: dict[str, object]) -> dict[str, object]:
-    """The command's result; orphans are reaped meanwhile, which is the first process's duty."""
+    """Orphans are reaped meanwhile, which is the first process's duty."""
     command, environment = order["command"], order["environment"]
     assert isinstance(command, list)
     assert isinstance(environment, dict)
@@ -75,7 +74,7 @@ def run(order: dict[str, object]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the order, record how it ended whatever happens, and power off."""
+    """Record how the order ended whatever happens."""
     try:
         make_a_system()
         probe = Path(__file__).with_name("probe.py")

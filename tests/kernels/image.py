@@ -2,14 +2,13 @@
 
 The initramfs has busybox, the modules in the order in which they load, and a script.
 
-A module names those it needs in its section ``.modinfo`` (``depends=`` and ``softdep=pre:``), so no
-depmod is needed. Debian compresses modules from 6.12 on, and busybox's insmod cannot decompress
-them.
+A module names those it needs in its section ``.modinfo`` (``depends=`` and ``softdep=pre:``).
+Debian compresses modules from 6.12 on, and busybox's insmod cannot decompress them.
 
-Opening a file by 9p takes three messages, a millisecond or two when emulated; an interpreter opens
-hundreds before it does anything. Therefore a squashfs image, not compressed, has the interpreter,
-its environment and the project. It is mounted over them, each under an overlay as well. This saved
-a quarter of QEMU's CPU time, and a work tree may be edited while a guest runs.
+Opening a file by 9p takes a millisecond or two when emulated, and an interpreter opens hundreds.
+Therefore a squashfs image, not compressed, has the interpreter, its environment and the project. It
+is mounted over them, each under an overlay. This saved a quarter of QEMU's CPU time, and a work
+tree may be edited while a guest runs.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from tests.kernels.guest import RESULT, SCRATCH
 PROJECT = Path(__file__).resolve().parents[2]
 SNAPSHOT_TIMEOUT_S = 300.0
 
-# In this order; their dependencies come before them. A driver that is built in is no module and is
-# left out.
+# Their dependencies come before them. A built-in driver is no module and is left out.
 MODULES = (
     "virtio_pci",
     "virtio_blk",
@@ -116,7 +114,6 @@ def _needs(data: bytes) -> list[str]:
 
 
 def modules_in_order(package: Path) -> dict[str, bytes]:
-    """Every module that a guest loads, in an order in which they can be loaded."""
     there = _modules(package)
     built_in = _built_in(package)
     loaded: dict[str, bytes] = {}
@@ -125,7 +122,7 @@ def modules_in_order(package: Path) -> dict[str, bytes]:
         if name in loaded or name in built_in:
             return
         if name not in there:
-            # A soft dependency may be an alias, such as crypto-crc32c: it need not be a module.
+            # A soft dependency may be an alias, such as crypto-crc32c.
             if for_whom and "crypto" not in name:
                 raise Broken(f"the kernel has no module {name}, which {for_whom} needs")
             return
@@ -143,7 +140,6 @@ def modules_in_order(package: Path) -> dict[str, bytes]:
 
 
 def _entry(name: str, mode: int, data: bytes, number: int) -> bytes:
-    """A file in the cpio format of the kernel, "newc"."""
     path = name.encode() + b"\0"
     fields = [number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0]
     header = b"070701" + b"".join(b"%08x" % field for field in fields) + path
@@ -166,7 +162,7 @@ def _entries(modules: dict[str, bytes], init: str) -> Iterator[tuple[str, int, b
 
 
 def snapshot(into: Path) -> list[Path]:
-    """Makes a squashfs image of the directories that a guest runs from; returns these."""
+    """A squashfs image of the directories that a guest runs from, which it returns."""
     base, environment = Path(sys.base_prefix), Path(sys.prefix)
     directories = [PROJECT]
     if base != Path("/usr"):
@@ -191,8 +187,7 @@ def snapshot(into: Path) -> list[Path]:
 
 
 def make(package: Path, python: Path, guest: Path, over: list[Path], into: Path) -> None:
-    """An initramfs that ends in *guest*, run by *python*; *over* are the directories in the
-    snapshot."""
+    """An initramfs that ends in *guest*, run by *python*; *over* is in the snapshot."""
     init = INIT
     mounts = []
     for number, directory in enumerate(over):

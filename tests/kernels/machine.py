@@ -2,8 +2,7 @@
 
 The root is this machine's ``/`` by 9p, read-only, under an overlay on a scratch disk that is made
 anew for each boot. The interpreter, ``.venv`` and the project are a snapshot (image.py). So a guest
-runs what the host would, and cannot damage it. Guest and host share a directory with the order and
-the result.
+runs what the host would, and cannot damage it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from tests.kernels import image
 QEMU = "qemu-system-x86_64"
 MEMORY = "2G"
 SCRATCH_BYTES = 4 << 30  # a sparse file
-NICE = 10  # two threads of emulation are not to slow other work down
+NICE = 10  # two threads of emulation must not slow other work down
 
-# An emulated guest needs no mitigations of attacks, and its clock is the host's.
+# No mitigations of attacks, and the host's clock.
 KERNEL_PARAMETERS = (
     "console=ttyS0 panic=-1 oops=panic quiet mitigations=off tsc=reliable no_timer_check "
     "random.trust_cpu=on rdinit=/init"
@@ -34,7 +33,7 @@ KERNEL_PARAMETERS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a boot ended. ``end`` is the guest's result, None if it wrote none."""
+    """``end`` is the guest's result, None if it wrote none."""
 
     end: dict[str, Any] | None
     seconds: float
@@ -72,7 +71,6 @@ def _command(kernel: Path, initramfs: Path, disks: list[str], shared: Path, cpus
 def boot(
     package: Path, order: dict[str, Any], shared: Path, deadline_s: float, cpus: int
 ) -> Outcome:
-    """Run *order* in a guest with the kernel of *package*; the results are in *shared*."""
     shared.mkdir(parents=True, exist_ok=True)
     for each in ("end.json", "offers.json", "log", "console"):
         (shared / each).unlink(missing_ok=True)

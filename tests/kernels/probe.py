@@ -1,8 +1,8 @@
 """Probe: reports as JSON which features for the front this kernel offers, for the table of
 docs/kernels.md.
 
-It mounts /dev/fuse by itself and reads the kernel's INIT, answers it, and sends one notification;
-root only. It runs in the guest, and imports nothing of the project.
+Run by root, it mounts /dev/fuse, reads the kernel's INIT, answers it, and sends one notification.
+It imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import tempfile
 import threading
 from pathlib import Path
 
-INIT = struct.Struct("<IIIIII")  # major, minor, max_readahead, flags, flags2, and no more of it
+INIT = struct.Struct("<IIIIII")  # no more than major, minor, max_readahead, flags, flags2
 HEADER_BYTES = 40
 INIT_EXT = 30
-# The bits of INIT: the first nine are used, see copperfs/native/front/init.c.
+# The first nine bits of INIT are used, see copperfs/native/front/init.c.
 FLAGS = {
     "ASYNC_READ": 0,
     "AUTO_INVAL_DATA": 12,
@@ -68,7 +68,7 @@ def fuse() -> dict[str, object]:
             notification = struct.pack("<IiQ", 16, NOTIFY_INC_EPOCH, 0)
             epoch = _outcome(lambda: os.write(fd, notification))
         finally:
-            # first this: an unmount may send the root a request, and would wait
+            # before the unmount, which may send the root a request, and would wait
             os.close(fd)
             libc.umount2(os.fsencode(directory), 2)
     offered = {name: bool(flags >> bit & 1) for name, bit in FLAGS.items()}
@@ -78,7 +78,6 @@ def fuse() -> dict[str, object]:
 
 
 def others() -> dict[str, object]:
-    """System calls that are newer than the oldest supported kernel."""
     libc = ctypes.CDLL(None, use_errno=True)
     how = (ctypes.c_uint64 * 3)(os.O_PATH, 0, 0x08 | 0x04)  # RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS
     directory = os.open("/", os.O_PATH)
@@ -94,7 +93,7 @@ def others() -> dict[str, object]:
 
 
 def main() -> None:
-    """Print the report. If a kernel never answers, this ends after a minute."""
+    """If a kernel never answers, this ends after a minute."""
     timer = threading.Timer(60, os._exit, [1])
     timer.daemon = True
     timer.start()

@@ -1,8 +1,7 @@
 """Suite for kernels: the part of the mount suite where kernels differ, by feature.
 
-A feature is a line in the table of docs/kernels.md. Its tests exercise what the kernel offers for
-it. Tests of decisions of copperfs itself are left out: they end alike under any kernel, and an
-emulated machine is some 15 times slower than its host.
+A feature is a line in the table of docs/kernels.md. Tests of decisions of copperfs itself are left
+out: they end alike under any kernel, and an emulated machine is some 15 times slower.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from itertools import zip_longest
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature, in the words of the table, and its tests.
-
-    A test is module::function, with parameters if not all are meant, or a whole module.
-    """
+    """In the words of the table. A test is module::function, with parameters if not all are meant,
+    or a whole module."""
 
     name: str
     tests: tuple[str, ...]
@@ -151,10 +148,8 @@ FEATURES = (
 
 
 def arguments(features: tuple[Feature, ...] = FEATURES) -> list[str]:
-    """The tests as pytest takes them: the first of each feature, then the second, and so on.
-
-    A guest that its deadline ends has then tested every feature a little.
-    """
+    """The first test of each feature, then the second, and so on: a guest that its deadline ends
+    has tested every feature a little."""
     in_turn = (each for row in zip_longest(*(one.tests for one in features)) for each in row)
     found = []
     for file, _, function in (each.partition("::") for each in in_turn if each):
@@ -164,6 +159,5 @@ def arguments(features: tuple[Feature, ...] = FEATURES) -> list[str]:
 
 
 def feature_of(file: str, function: str) -> Feature | None:
-    """The feature that a test belongs to, by its module, its name, and its name with parameters."""
     wanted = {file, f"{file}::{function}", f"{file}::{function.partition('[')[0]}"}
     return next((each for each in FEATURES if wanted & set(each.tests)), None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# A separate process: the kernel lets those of its group through to the bare directory.
+# The kernel lets processes of this group through to the bare directory.
 AUTOMOUNTER = """if True:
     import fcntl, os, subprocess, struct, sys
     READY, TOKEN_AT = 0x9360, 8
@@ -31,7 +31,6 @@ AUTOMOUNTER = """if True:
 
 @contextmanager
 def automounted(python: str, directory: Path) -> Iterator[Path]:
-    """*directory* has a ``file`` as soon as a process enters it."""
     command = [python, "-c", AUTOMOUNTER, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,11 +1,9 @@
 """Stand-in for the core: gives files in chunks at once, evicts them, or lets readers wait, as a
-test says.
+test says by lines of JSON on the daemon's standard input.
 
-``ChunkedMount`` is a mount by such a daemon. Only the core's answers to reads of large files are
-the stand-in's; the front, the handlers and the engine are the real daemon's. In production only a
-job of several nodes or a disk causes these events, at their own time: an eviction between
-publishing and retrying, or a chunk that never arrives. Here a test causes them, by lines of JSON on
-the daemon's standard input.
+In ``ChunkedMount`` the front, the handlers and the engine are the real daemon's. In production only
+a job of several nodes or a disk causes these events, at their own time: an eviction between
+publishing and retrying, or a chunk that never arrives.
 """
 
 from __future__ import annotations
@@ -43,8 +41,6 @@ KIB = 1 << 10
 
 
 class ChunkingNode(Node):
-    """Answers reads of files above a size by itself, and leaves the rest to the core."""
-
     above: int
     chunk_bytes: int
     budget: int
@@ -56,11 +52,9 @@ class ChunkingNode(Node):
         self.source_root = source_root
         self.in_hand: OrderedDict[ChunkKey, BlobId] = OrderedDict()
         self.read: Counter[str] = Counter()
-        """How often each chunk was read from the source."""
         self.asked = 0
         self.used_chunks: set[int] = set()
         self.holding: set[int] = set()
-        """Chunks that no reader is given for now."""
         self.failing: dict[int, int] = {}
         self.waiting: list[ReadRequest] = []
 
@@ -216,7 +210,6 @@ class ChunkedMount(Mount):
         self.pid = self.process.pid
 
     def tell(self, **command: Any) -> dict[str, Any]:
-        """Give the daemon a command; return what has happened until now."""
         assert self.process is not None
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -15,7 +15,7 @@ Mounter = Callable[..., Mount]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """An empty directory, which users other than its owner may enter."""
+    """Users other than the owner may enter it."""
     for each in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         each.chmod(0o755)
     root = tmp_path / "source"
@@ -25,7 +25,6 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mounted(tmp_path: Path, source: Path) -> Iterator[Mounter]:
-    """``mounted(*flags)`` mounts the source until the test ends."""
     with ExitStack() as stack:
         count = 0
 
@@ -40,6 +39,5 @@ def mounted(tmp_path: Path, source: Path) -> Iterator[Mounter]:
 
 @pytest.fixture
 def bind(tmp_path: Path, source: Path) -> Iterator[Path]:
-    """A read-only bind mount of the source."""
     with bind_mounted(source, tmp_path / "bind") as path:
         yield path

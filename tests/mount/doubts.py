@@ -1,14 +1,13 @@
 """Watch: counts what a job does beyond the least because its nodes suspect each other.
 
 A job reads everything once as long as no node is late. On a loaded machine a node may be silent for
-``--hedge-after``, and then others do its work. A node reads the source in its place
-(``fallbacks``), or as the next root or owner (``took_over``). It also sends requests to other nodes
-as well (``hedges``, ``resent``) or instead (``detours``). The daemons count each of these, and
-write down which node they suspected (``--events``).
+``--hedge-after``, and then others read the source in its place (``fallbacks``), or as the next root
+or owner (``took_over``), and send requests to other nodes as well (``hedges``, ``resent``) or
+instead (``detours``). The daemons count each of these, and write down which node they suspected
+(``--events``).
 
-A test with the users' failure detection therefore states the exact number. It allows as many more
-as were counted if a live node was suspected. If none was, the number is exact. A second read of the
-source that no count explains is a bug.
+A test states the exact number, and allows as many more as were counted if a live node was
+suspected. A second read of the source that no count explains is a bug.
 """
 
 from __future__ import annotations
@@ -32,24 +31,20 @@ WRITTEN_WITHIN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """The counts of the daemons of a job, from a moment on."""
-
     counts: Counter[str]
     doubted: tuple[str, ...]
-    """How often a live node suspected another live node."""
+    """Suspicions of live nodes by live nodes."""
 
     @property
     def reads(self) -> int:
-        """Reads of the source in place of another node."""
         return self.counts["fallbacks"] + self.counts["took_over"]
 
     @property
     def asks(self) -> int:
-        """Requests that went to another node as well, or instead."""
         return self.counts["hedges"] + self.counts["detours"] + self.counts["resent"]
 
     def allow(self, extra: int, counted: int, what: str) -> None:
-        """*extra* is the work beyond the least, *counted* the daemons' own count of it."""
+        """*extra* is the work beyond the least, *counted* the daemons' count of it."""
         assert extra >= 0, f"{what}: {-extra} too few"
         assert extra <= counted, f"{what}: {extra} too many, and {counted} were counted: {self}"
         assert not extra or self.doubted, f"{what}: {extra} too many, and no node was doubted"
@@ -57,14 +52,11 @@ class Doubts:
 
 @dataclass(slots=True)
 class Watch:
-    """Counts from its construction on. No live node is suspected then."""
+    """No live node is suspected when it begins."""
 
     stats: Callable[[int], Mapping[str, Any]]
-    """The statistics of a node, by its number."""
     events: Mapping[int, Path]
-    """The event log of each live node."""
     dead: int = 0
-    """The number of nodes that were killed before."""
     _before: dict[int, Counter[str]] = field(default_factory=dict)
     _read: dict[int, int] = field(default_factory=dict)
 
@@ -75,7 +67,7 @@ class Watch:
             self._read[node] = len(_lines(file))
 
     def doubts(self, dead: Collection[int] = ()) -> Doubts:
-        """*dead* are those that the test has killed: to suspect them is right."""
+        """*dead* were killed by the test: to suspect them is right."""
         counts = Counter[str]()
         for node in self.events:
             if node not in dead:
@@ -115,7 +107,6 @@ class Watch:
 
 
 def _lines(file: Path) -> list[str]:
-    """The complete lines; a node without events has written none."""
     if not file.exists():
         return []
     return [each for each in file.read_text().splitlines(keepends=True) if each.endswith("\n")]

@@ -1,8 +1,8 @@
 """Test mount: a mount for a ``with`` statement, a read-only bind mount to compare it with, and
 waiting.
 
-``Mount`` runs the real command, so a test exercises what a user runs. Leaving the ``with`` always
-unmounts: politely if possible, lazily if a test has left a file open or killed the daemon.
+``Mount`` runs the real command. Leaving the ``with`` always unmounts: lazily if a test has left a
+file open or killed the daemon.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.patience import PATIENCE
 PROJECT = Path(__file__).resolve().parents[2]
 COPPERFS = [sys.executable, "-P", "-m", "copperfs.cli.main"]
 COMMAND_TIMEOUT_S = 60.0 * PATIENCE
-# Only a test that fails waits this long. On an overloaded machine everything is slow.
+# Only a test that fails waits this long.
 WAIT_S = ENDS_WITHIN_S = 60.0 * PATIENCE
 LOOKERS = (
     ["py-spy", "dump", "--pid"],
@@ -43,7 +43,7 @@ NOBODY = 65534
 def eventually(
     condition: Callable[[], object], what: str | Callable[[], str], within_s: float = WAIT_S
 ) -> None:
-    """Return when *condition* holds; fail with *what* if it never does."""
+    """Fail with *what* if *condition* never holds."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -53,7 +53,6 @@ def eventually(
 
 
 def errno_of(action: Callable[[], object]) -> int | None:
-    """The errno that *action* fails with, None if it does not fail."""
     try:
         action()
     except OSError as error:
@@ -62,42 +61,38 @@ def errno_of(action: Callable[[], object]) -> int | None:
 
 
 def outcome_of(action: Callable[[], object]) -> str:
-    """The name of the errno that *action* fails with, or "success"."""
     return name_of(errno_of(action))
 
 
 def name_of(code: int | None) -> str:
-    """The symbolic name of an errno."""
     return "success" if code is None else errno.errorcode.get(code, str(code))
 
 
 def told_of_a_read(code: int) -> int:
-    """The error that a read through the page cache shows when the daemon answers with *code*.
-
-    From Linux 6.19 on FUSE reads by iomap, which keeps no error with a folio: all become EIO."""
+    """The error that a read through the page cache shows when the daemon answers with *code*: from
+    Linux 6.19 on iomap keeps no error with a folio, so all become EIO."""
     release = [int(each) for each in re.findall(r"\d+", os.uname().release)[:2]]
     return code if release < [6, 19] else errno.EIO
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether it is mounted, by the kernel's table, never by asking the mount."""
-    # space, tab, newline and backslash are written as three octal digits
+    """By the kernel's table, never by asking the mount."""
+    # whitespace and backslash are written as three octal digits
     escaped = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", str(path))
     table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     return any(line.split(" ")[4] == escaped for line in table.split("\n") if line)
 
 
 def device_of(mountpoint: Path) -> str | None:
-    """The device of the filesystem that is mounted there, by the kernel's table; None if there is
-    none."""
+    """By the kernel's table; None if nothing is mounted there."""
     table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     found = [line.split(" ") for line in table.split("\n") if line]
     return next((each[2] for each in found if each[4] == str(mountpoint)), None)
 
 
 def namespaces_with(device: str | None) -> list[str]:
-    """Other mount namespaces in which a filesystem is mounted, each with one of its processes. They
-    copied our mounts when they began, and keep the filesystem's daemon running."""
+    """Other mount namespaces with a copy of the mount, which keep its daemon running; each with one
+    of its processes."""
     seen = {os.readlink("/proc/self/ns/mnt")}
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -114,8 +109,7 @@ def namespaces_with(device: str | None) -> list[str]:
 
 
 def where_it_stands(pid: int) -> str:
-    """The threads of a process: what the kernel does for each, and Python's stack if py-spy or gdb
-    is installed."""
+    """What the kernel does for each thread, and Python's stack if py-spy or gdb is installed."""
     said = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         with contextlib.suppress(OSError):
@@ -130,7 +124,6 @@ def where_it_stands(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -144,7 +137,6 @@ def is_running(pid: int) -> bool:
 def copperfs(
     *arguments: str | Path, timeout_s: float = COMMAND_TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command; the caller looks at the exit code."""
     return run([*COPPERFS, *map(str, arguments)], timeout_s=timeout_s)
 
 
@@ -155,7 +147,6 @@ def run(
     cwd: str | Path | None = None,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, in English, and return what it said."""
     return subprocess.run(
         list(map(str, command)),
         capture_output=True,
@@ -170,8 +161,8 @@ def run(
 
 
 def asked(mountpoint: Path, request: IoctlRequest, within_s: float = COMMAND_TIMEOUT_S) -> Any:
-    """The JSON that ``copperfs stats --json`` and its like print, without a process for each: tests
-    ask some thousand times. ``test_control.py`` tests the commands themselves."""
+    """The JSON of ``copperfs stats --json`` and its like, without a process for each: tests ask
+    some thousand times."""
     found: list[object] = []
 
     def ask() -> None:
@@ -180,8 +171,7 @@ def asked(mountpoint: Path, request: IoctlRequest, within_s: float = COMMAND_TIM
         except ControlError as error:
             found.append(error)
 
-    # A thread, since a reader that waits for a hanging daemon is freed only by the end of the
-    # process.
+    # A reader that waits for a hanging daemon is freed only by the end of the process.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(within_s)
@@ -190,8 +180,7 @@ def asked(mountpoint: Path, request: IoctlRequest, within_s: float = COMMAND_TIM
     return found[0]
 
 
-# The interpreter may lie where only root may read, so a process changes its user after it has
-# imported what it needs.
+# The interpreter may lie where only root may read, so a process changes its user after its imports.
 BECOME = """if True:
     import ctypes, errno, fcntl, json, os, struct, sys, traceback, encodings.ascii, linecache
     os.setgroups([])
@@ -206,13 +195,11 @@ def python(
     user: int | None = None,
     timeout_s: float = COMMAND_TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script in a separate process, as another user if asked."""
     become = "" if user is None else BECOME.format(user=user)
     return run([sys.executable, "-c", become + script, *arguments], timeout_s=timeout_s)
 
 
 def start_python(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """Start a Python script; the caller waits for it."""
     return subprocess.Popen(
         [sys.executable, "-u", "-c", script, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -226,8 +213,6 @@ def start_python(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
 
 
 class Mount:
-    """A mount of *source*, from ``with`` until its end."""
-
     def __init__(self, source: Path, mountpoint: Path, *flags: str) -> None:
         self.source = source
         self.mountpoint = mountpoint
@@ -262,7 +247,7 @@ class Mount:
         self._device = device_of(self.mountpoint)
 
     def check_log(self) -> None:
-        """A bug in the daemon's log fails the test, whatever the test saw."""
+        """A bug in the daemon's log fails the test."""
         if self.log.exists():
             text = self.log.read_text(errors="replace")
             assert "a bug:" not in text, text
@@ -284,16 +269,14 @@ class Mount:
         return answer
 
     def requests(self) -> int:
-        """How many requests the handlers (Python) have received."""
         return int(self.stats()["handlers"]["requests"])
 
     def kill(self) -> None:
-        """The daemon ends as by the kernel's out-of-memory killer."""
+        """As by the kernel's out-of-memory killer."""
         os.kill(self.pid, signal.SIGKILL)
         eventually(lambda: not is_running(self.pid), "the killed daemon is gone")
 
     def remove(self) -> None:
-        """Unmount, in whatever state the mount is."""
         if is_mounted(self.mountpoint) and self.umount().returncode != 0:
             self.umount("--lazy")
         while is_mounted(self.mountpoint):
@@ -305,8 +288,8 @@ class Mount:
                 self.end_outliving()
 
     def end_outliving(self) -> None:
-        """End a daemon whose mount is gone here. It is no bug if another mount namespace has a copy
-        of the mount, for the daemon has to serve that."""
+        """End a daemon whose mount is gone here. It rightly runs on if another mount namespace has
+        a copy."""
         copied = namespaces_with(self._device)
         stands = "" if copied else where_it_stands(self.pid)
         with contextlib.suppress(ProcessLookupError):
@@ -319,7 +302,6 @@ class Mount:
 
 
 def watch(mount: Mount, *flags: str) -> subprocess.Popen[str]:
-    """The output of ``copperfs stats --watch``, when it has shown two documents."""
     watching = subprocess.Popen(
         [*COPPERFS, "stats", *flags, "--watch", "--json", str(mount.mountpoint)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -334,7 +316,7 @@ def watch(mount: Mount, *flags: str) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def bind_mounted(source: Path, mountpoint: Path) -> Iterator[Path]:
-    """The kernel's own read-only view of *source*, which our mount has to equal."""
+    """The kernel's own view of *source*, which our mount has to equal."""
     mountpoint.mkdir(exist_ok=True)
     subprocess.run(["mount", "--bind", source, mountpoint], check=True, timeout=30)
     try:

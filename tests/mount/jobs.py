@@ -1,6 +1,7 @@
 """A job of several nodes on this machine: real daemons, started as a launcher would start them.
 
-Node *i* is ``n<i>`` in the roster as well, since a rendezvous sorts by name."""
+Node *i* is ``n<i>``, since a rendezvous sorts by name.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +17,13 @@ from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, Mount, copperfs, is
 
 
 class JobNode(Mount):
-    """One node. Starting and waiting are separate calls, since each node waits for the others."""
-
     name: str = ""
     inside: Sequence[str | Path] = ()
-    """A command that executes the rest of its arguments."""
 
     def begin(
         self, before: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """*before* is what starts the command, such as ``prlimit``."""
+        """*before* starts the command, such as ``prlimit``."""
         self.mountpoint.mkdir(exist_ok=True)
         return subprocess.Popen(
             [*self.inside, *before, *COPPERFS, "mount", self.mountpoint, "--source", self.source,
@@ -48,9 +46,6 @@ class JobNode(Mount):
 
 
 class Job:
-    """*count* nodes that mount *source*, from ``with`` until their end; *only* has flags of single
-    nodes."""
-
     def __init__(
         self,
         source: Path,

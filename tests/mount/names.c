@@ -1,8 +1,7 @@
 /*
  * A resolver for daemons under test, by LD_PRELOAD. Names are files of one directory
- * ($COPPERFS_TEST_NAMES), with the address in them. While NAME.held is there nobody who
- * asks for NAME is answered; that somebody has asked shows in NAME.asked. All else is
- * left to the system.
+ * ($COPPERFS_TEST_NAMES) with their address. While NAME.held exists no request for NAME is
+ * answered; NAME.asked shows that one came. All else is left to the system.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

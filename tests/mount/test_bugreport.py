@@ -23,7 +23,6 @@ WITHIN_S = 10.0
 
 
 def report(tmp_path: Path, *words: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Its output, and the files of the archive without their directory."""
     archive = tmp_path / "report.tar.gz"
     done = copperfs("bugreport", "--json", "-o", archive, *words)
     assert done.returncode == 0, done.stderr
@@ -68,8 +67,7 @@ def test_a_stopped_daemon_costs_no_more_than_ten_seconds(mounted: Mounter, tmp_p
         took_s = time.monotonic() - began
     finally:
         os.kill(mount.pid, signal.SIGCONT)
-    # Without the deadline it would be the minute that a command may take. Starting a process takes
-    # time as well.
+    # Without the deadline it would be a minute. Starting a process takes time as well.
     assert took_s < 3 * WITHIN_S
     assert {"mount-0/stats.json", "mount-0/tree.json"} <= set(said["silent"])
     assert "did not end within" in files["mount-0/stats.json"]

@@ -1,7 +1,6 @@
 """Files that come in chunks, on real mounts, as readers, mappings and programs see them.
 
-The core is a stand-in (``chunked.py``), which says which chunk is evicted, which has to wait, and
-when.
+A stand-in for the core (``chunked.py``) says which chunk is evicted or has to wait, and when.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ ChunkMounter = Callable[..., ChunkedMount]
 
 @pytest.fixture
 def chunked(tmp_path: Path, source: Path) -> Iterator[ChunkMounter]:
-    """``chunked(...)`` mounts the source until the test ends."""
     with ExitStack() as stack:
 
         def mount(**settings: Any) -> ChunkedMount:
@@ -46,7 +44,6 @@ def chunked(tmp_path: Path, source: Path) -> Iterator[ChunkMounter]:
 
 
 def write(path: Path, size: int) -> bytes:
-    """Bytes of which no two chunks are alike."""
     content = Random(size).randbytes(size)
     path.write_bytes(content)
     return content
@@ -63,14 +60,13 @@ def opened(path: Path, flags: int = 0) -> Iterator[int]:
 
 @contextmanager
 def past_the_page_cache(path: Path) -> Iterator[int]:
-    """Each read through this is one request, without read-ahead."""
+    """Each read is one request, without read-ahead."""
     with opened(path, os.O_DIRECT) as fd:
         yield fd
 
 
 @contextmanager
 def readers_of(mount: ChunkedMount, count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads to read in; at the end none of them is left waiting for a chunk."""
     with ThreadPoolExecutor(count) as readers:
         try:
             yield readers
@@ -80,7 +76,6 @@ def readers_of(mount: ChunkedMount, count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def chunks_of(name: str, *indices: int) -> dict[str, int]:
-    """The reads of the source, if each chunk is read once."""
     return {f"{name}:{index}": 1 for index in indices}
 
 
@@ -142,7 +137,6 @@ def test_chunks_are_asked_for_once_and_then_answered_by_the_front(
 
 
 def _reads(mount: ChunkedMount) -> dict[str, int]:
-    """The number of the kernel's reads, by how they were answered."""
     return {how: each["count"] for how, each in mount.stats()["operations"]["read"].items()}
 
 
@@ -203,7 +197,6 @@ def test_a_library_is_loaded_and_called(source: Path, chunked: ChunkMounter) -> 
 
 
 def _unload(library: ctypes.CDLL) -> None:
-    """Leave the mount, so that it is not in use."""
     handle = ctypes.c_void_p(library._handle)
     assert ctypes.CDLL(None).dlclose(handle) == 0
 
@@ -377,7 +370,7 @@ def test_an_error_of_one_chunk_is_told_to_who_reads_it(source: Path, chunked: Ch
         assert os.pread(fd, 2 * CHUNK, 0) == content[: 2 * CHUNK]
         assert errno_of(lambda: os.pread(fd, 100, 2 * CHUNK)) == errno.ENOMEM
         assert os.pread(fd, 5 * CHUNK, 3 * CHUNK) == content[3 * CHUNK :]
-        # an error may cut a read short, but then the read returns what comes before it
+        # an error may cut a read short, but what comes before it is returned
         mount.tell(fail={})
         assert os.pread(fd, 8 * CHUNK, 0) == content
 

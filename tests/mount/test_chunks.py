@@ -1,7 +1,6 @@
 """Large files and datasets in a job of real daemons: in chunks, from the nodes' data tier.
 
-``test_chunked_reads.py`` tests how the mount shows chunks, and what it does when they are evicted
-or never arrive; a core that obeys the test gives them there.
+``test_chunked_reads.py`` tests how the mount shows chunks that are evicted or never arrive.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ Starter = Callable[..., Job]
 
 @pytest.fixture
 def job(tmp_path: Path, source: Path) -> Iterator[Starter]:
-    """``job(*flags)`` starts three nodes, until the test ends."""
     with ExitStack() as stack:
         events = ("--events", str(tmp_path / "events-%h"))
         yield lambda *flags, **only: stack.enter_context(
@@ -57,7 +55,6 @@ def at_once(job: Job, read: Callable[[Mount], Any]) -> list[Any]:
 
 
 def total(job: Job) -> dict[str, Any]:
-    """Sums over the data tier of all nodes."""
     summed: dict[str, Any] = job.all_stats()["total"]["tier"]
     return summed
 
@@ -74,7 +71,6 @@ def check_chunks_read(job: Job, watched: Watch, least: int) -> None:
 
 
 def read_at(path: Path, offset: int, size: int) -> bytes:
-    """Read exactly these bytes; the kernel does no read-ahead."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         return os.pread(fd, size, offset)
@@ -134,7 +130,7 @@ def test_mappings_libraries_and_programs(source: Path, job: Starter) -> None:
 
 
 def test_who_reads_on_is_given_what_comes_next(source: Path, job: Starter, tmp_path: Path) -> None:
-    """Each read of a chunk that is cached already is one hit or one request, and no wait."""
+    """Each read of a cached chunk is one hit or one request, and no wait."""
     content = write(source / "large", 64 * CHUNK)
     nodes = job()
     watched = watch(nodes, tmp_path)
@@ -186,7 +182,7 @@ def test_a_changed_file_shows_after_clear(source: Path, job: Starter) -> None:
 
 
 def test_with_less_memory_than_the_file_has_it_is_still_read(source: Path, job: Starter) -> None:
-    """More than three times what the nodes keep together passes through them at the same time."""
+    """More than three times what the nodes keep passes through them at once."""
     content = write(source / "large", 320 * MIB)
     nodes = job("--chunk-size", "1MiB", "--tier-memory", "1MiB")
 
@@ -208,7 +204,7 @@ def test_with_less_memory_than_the_file_has_it_is_still_read(source: Path, job: 
 def test_a_node_alone_reads_a_dataset_through_its_disk_and_not_by_itself(
     source: Path, mounted: Mounter, tmp_path: Path
 ) -> None:
-    """The front, which reads small files by itself elsewhere, leaves these to the core."""
+    """The front leaves these small files to the core."""
     (source / "data").mkdir()
     contents = {f"{count}": write(source / "data" / f"{count}", count) for count in range(1, 30)}
     mount = mounted("--tier-dir", str(tmp_path / "tier"), "--ring", str(source / "data"))

@@ -1,9 +1,8 @@
 """Nodes with separate clients of the source, which differ in device numbers, or in inode numbers,
 too.
 
-On a cluster each node mounts the parallel filesystem for itself, so each has its own device number.
-Here one stand-in is mounted several times. Each node runs in a mount namespace in which another of
-these is at the same path below the source.
+One stand-in is mounted several times. Each node runs in a mount namespace in which another of these
+mounts is at the same path below the source.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ pytestmark = [
 
 MIB = 1 << 20
 LARGE = 9 * MIB + 77
-# These tests check whether bytes of one client are right on another. Each node has to take them
-# from its peers, also on a busy machine, where it would otherwise fall back to the source.
+# Each node has to take the bytes from its peers, also on a busy machine, where it would otherwise
+# fall back to the source.
 PATIENT = ("--hedge-after", "20", "--dead-after", "60", "--launch-timeout", "60")
 TREE_MAX = ("--tree-max", "4MiB", "--chunk-size", "1MiB")
 
@@ -52,7 +51,7 @@ class Clients:
     @contextmanager
     def mounted(self) -> Iterator[None]:
         with ExitStack() as stack:
-            # Mounts that the nodes make for themselves are visible here, and no others.
+            # Only the mounts that the nodes make are visible here.
             mount("--bind", self.where, self.where)
             stack.callback(run, ["umount", "-l", self.where])
             mount("--make-shared", self.where)
@@ -73,7 +72,6 @@ class Clients:
         return [*unshare, "sh", "-c", script, client, self.source / "fs"]
 
     def remount(self, node: JobNode, client: Path) -> None:
-        """On this node, another client replaces the present one."""
         at = str(self.source / "fs")
         for command in (["umount", "-l", at], ["mount", "--bind", str(client), at]):
             done = run(["nsenter", "-t", str(node.pid), "-m", *command])
@@ -93,7 +91,6 @@ def clients(tmp_path: Path) -> Iterator[Clients]:
 
 
 def fill(directory: Path) -> dict[str, bytes]:
-    """Files small and large, not all in one directory."""
     numbers = random.Random("clients")
     contents = {f"d{each % 3}/f{each}": numbers.randbytes(each * 997) for each in range(12)}
     contents["large"] = numbers.randbytes(LARGE)
@@ -141,7 +138,7 @@ def test_after_the_death_of_the_root_the_others_read_what_has_not_changed(
     contents = fill(clients.real)
     with clients.job(*TREE_MAX, "--hedge-after", "0.5", "--dead-after", "5") as job:
         survivor = job[1]
-        # The attributes of these files are known, but none of their bytes.
+        # The node knows the attributes of these files, but none of their bytes.
         stats = {name: os.stat(survivor / "fs" / name) for name in contents}
         with ExitStack() as stack:
             files = {
@@ -223,7 +220,6 @@ LEFT_OUT = "inode numbers are left out of versions"
 
 @pytest.fixture
 def numbering(tmp_path: Path) -> Iterator[Clients]:
-    """Three clients with inode numbers of their own."""
     clients = Clients(tmp_path, 3, own_inodes=True)
     with clients.mounted():
         yield clients
@@ -299,7 +295,7 @@ def test_one_node_that_is_started_later_is_enough(numbering: Clients, tmp_path: 
         check(nodes[2], contents)
         for node in nodes:
             eventually(lambda node=node: LEFT_OUT in node.log.read_text(), "all have noticed")  # type: ignore[misc]
-        # and one that returns learns it before it reads anything
+        # one that returns learns it before it reads anything
         nodes[1].kill()
         run(["umount", "-l", nodes[1].mountpoint])
         nodes[1].log.write_text("")
@@ -344,7 +340,7 @@ def hostfile_job(
     hosts.write_text(f"127.0.13.[1-{len(mounts)}]:{free_ports(1)[0]}\n")
     nodes = []
     for each, client in enumerate(mounts):
-        # without the tier, in which chunks may belong to a node that is not up yet
+        # no tier: chunks may belong to a node that is not up yet
         flags = ("--security", "none", "--tier-memory", "0", *PATIENT, *TREE_MAX, *others)
         node = JobNode(clients.source, clients.where / f"n{each}", "--hostfile", str(hosts), *flags)
         node.name, node.inside = f"127.0.13.{each + 1}", clients.inside(client)

@@ -1,7 +1,6 @@
 """Conformance: other people's programs and test suites judge the mount.
 
-Where a suite can fail by itself (a machine without a compiler, a patched Python), the yardstick is
-its outcome on a read-only bind mount of the same tree, test by test.
+The yardstick is their outcome on a read-only bind mount of the same tree, test by test.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ LONG = [
 
 
 def standard_library() -> Path:
-    """A standard library with its tests: that of this Python, or Debian's with
-    libpython3-testsuite."""
     candidates = [
         Path(sysconfig.get_path("stdlib")),
         Path(sys.base_prefix) / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}",
@@ -47,7 +44,7 @@ def standard_library() -> Path:
 
 @pytest.fixture
 def python_home(source: Path) -> Path:
-    """A copy of the standard library, as a Python home; without packages that pip installed."""
+    """A copy of the standard library, as a Python home, without installed packages."""
     library = standard_library()
     shutil.copytree(
         library,
@@ -60,7 +57,6 @@ def python_home(source: Path) -> Path:
 
 
 def outcomes(home: Path, tests: list[str], work: Path) -> dict[str, str]:
-    """Each single test of CPython and how it ended, with the library taken from *home*."""
     work.mkdir()
     program = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info[1]}"
     command: list[str | Path] = [program, "-B", "-c", "import os; print(os.__file__)"]
@@ -90,8 +86,7 @@ def same_outcomes_on_both(home: Path, tests: list[str], tmp_path: Path, *flags: 
         bind_mounted(home, tmp_path / "bind") as bind,
     ):
         different: dict[str, str] = {}
-        # Some of CPython's tests fail by chance on any filesystem, also on the bind mount. A
-        # difference counts if it is there again.
+        # Some tests fail by chance on any filesystem. A difference counts if it is there again.
         for round_number in range(2):
             ours = outcomes(mount.mountpoint, tests, tmp_path / f"work-mnt-{round_number}")
             theirs = outcomes(bind, tests, tmp_path / f"work-bind-{round_number}")
@@ -129,7 +124,6 @@ def test_more_tests_of_cpython_end_as_on_a_bind_mount(
 
 @pytest.fixture
 def repository(source: Path) -> Path:
-    """A repository with history, loose objects, a pack, branches and odd names."""
     root = source / "repository"
     environment = {
         "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null",
@@ -185,7 +179,6 @@ def test_git_finds_a_repository_on_the_mount_sound_and_clones_it(
 
 @pytest.fixture
 def varied(source: Path) -> Path:
-    """A tree with an entry of each kind."""
     for number in range(300):
         path = source / f"d{number % 7}" / f"e{number % 3}" / f"file-{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -282,7 +275,7 @@ def test_fio_reads_back_what_it_wrote_to_the_source(
 
 @pytest.fixture
 def packages(source: Path) -> Path:
-    """numpy and what its tests need, copied without compiled bytecode, which is made anew."""
+    """numpy and what its tests need, without compiled bytecode, which is made anew."""
     import numpy
 
     site = Path(numpy.__file__).parent.parent
@@ -304,7 +297,6 @@ def packages(source: Path) -> Path:
 
 
 def import_from(site: Path, statement: str) -> subprocess.CompletedProcess[str]:
-    """Run *statement* in a new Python that sees only its standard library and *site*."""
     script = f"import sys; sys.path.insert(0, {str(site)!r}); {statement}"
     return run(
         [
@@ -353,12 +345,12 @@ def test_a_cold_import_asks_the_source_once_and_python_hardly_ever(
     files = {each for each in done.stdout.split() if os.path.isfile(each)}
     opened = asked["source"]["open"]
     assert len(files) > 80
-    # the source is opened once for each file, and for little else: all but a tenth of the
-    # read-ahead is used (decision 41)
+    # the source is opened once for each file, and all but a tenth of the read-ahead is used
+    # (decision 41)
     assert opened <= len(files) * 1.25 + 1, "more files were read than used"
     assert asked["source"]["scandir"] <= len({os.path.dirname(each) for each in files}) * 2 + 2
-    # the root of the mount; everything below it was granted with it. Each mount of any filesystem
-    # on this machine, by other tests maybe, adds one.
+    # the root of the mount, with which everything below was granted. Each mount on this machine
+    # adds one.
     assert asked["handlers"]["requests"] <= 5 + asked["source"]["scandir"] // 3, asked["handlers"]
 
 

@@ -1,8 +1,5 @@
 """Control protocol: the ioctls of a running mount from Python and from C, and the commands built on
-them.
-
-The C program and the struct below are written from the protocol's description, not from its code.
-"""
+them. The C program and the struct below are written from the protocol's description."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ def number(request: int, size: int = BUFFER, direction: int = 3, kind: int = 0xC
 def ask_part(
     fd: int, request: int, *, version: int = 1, token: int = 0, offset: int = 0, size: int = BUFFER
 ) -> tuple[bytes, int, int]:
-    """One part of a reply, its token, and the length of the whole."""
+    """Its token, and the length of the whole."""
     buffer = bytearray(size)
     HEADER.pack_into(buffer, 0, version, 0, 0, 0, token, offset, 0)
     fcntl.ioctl(fd, number(request, size), buffer)
@@ -62,7 +59,6 @@ def ask_part(
 
 
 def objects_named(path: Path, names: set[str], size: int = BUFFER) -> bool:
-    """Whether the objects with these names are listed, and no others."""
     listed = ask(path, OBJECTS, size)
     return {each["path"] for each in listed if each["kind"] == "object"} == names
 
@@ -107,7 +103,6 @@ def test_every_request_is_answered_on_files_and_on_directories(
 
 
 def read_all(mount: Mount) -> set[str]:
-    """Have the mount hold all files of the source; return their names."""
     names = set(os.listdir(mount.source))
     for name in names:
         (mount / name).read_bytes()
@@ -123,7 +118,7 @@ def test_a_long_answer_comes_in_parts(source: Path, mounted: Mounter) -> None:
     names = read_all(mount)
     objects = ask(mount.mountpoint, OBJECTS)
     assert len(json.dumps(objects)) > 4 * BUFFER
-    # in the smallest parts that make sense, and in the largest that there are
+    # in the smallest parts that make sense, and in the largest
     for size in (HEADER.size + 200, 16_383):
         assert {each["path"] for each in ask(mount.mountpoint, OBJECTS, size)} >= names
 
@@ -369,8 +364,8 @@ OPERATION_KEYS = {
 
 
 def test_the_keys_of_the_statistics_are_stable(source: Path, mounted: Mounter) -> None:
-    """Programs read these keys. Adding one is fine (add it here too), removing one
-    takes a version."""
+    """Programs read these keys. Adding one is fine (add it here too), removing one takes a
+    version."""
     (source / "file").write_bytes(b"content")
     mount = mounted()
     (mount / "file").read_bytes()

@@ -25,7 +25,7 @@ def what_is_left() -> list[Path]:
 
 
 def shape(printed: str) -> list[str]:
-    """The lines, without their numbers and what depends on the width of those."""
+    """The lines, without what depends on numbers or their width."""
     return [
         re.sub(r"[ ━─]+", " ", re.sub(r"\d[\d,.]*", "N", line)).strip()
         for line in printed.splitlines()
@@ -62,7 +62,7 @@ def test_the_source_is_read_once_and_a_second_import_reaches_no_daemon() -> None
         assert 0 < asked <= read, printed
         assert node[5] == "0", printed
     for node in warm:
-        # a page of a library that the first import did not touch is requested, and is in memory
+        # a page that the first import did not touch is requested, and is in memory
         assert node[2] == node[3], printed
         assert node[4] == ("-" if node[1] == "the source" else "0"), printed
         assert node[5] == "0", printed

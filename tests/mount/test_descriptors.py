@@ -23,7 +23,7 @@ LIMIT, STRANGERS, FILES = 256, 300, 400
 HOSTS, PORT = ("127.0.12.1", "127.0.12.2"), free_ports(1)[0]
 LOOKS_S = 1.0
 BUSY_AT_MOST = 0.5
-"""As a share of the time; a thread whose accepts all fail takes all of it."""
+"""The share of the time; a thread whose accepts all fail takes all of it."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def nodes(tmp_path: Path, stack: ExitStack) -> list[JobNode]:
-    """Nodes of a hostfile, so that one can be up before the other. None is started."""
+    """Of a hostfile, so that one can be up before the other. None is started."""
     source = tmp_path / "source"
     source.mkdir()
     for number in range(FILES):

@@ -1,8 +1,8 @@
 """A walk gives every name that existed all the time exactly once, whatever others do meanwhile:
 they remove and add names, clear the mount, have it listed anew.
 
-The walker reads with ``getdents64`` into a buffer for a few names, so that it makes many calls, and
-every event happens between two of them."""
+The walker reads a few names a call with ``getdents64``, and every event happens between two calls.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PASSING = [f"passing-{number:03}" for number in range(120)]
 # Some ten names a call.
 BUFFER_BYTES = 400
 DOTS = {".", ".."}
-# Four names, each of one string of either pair. Their FNV-1a is the same in all of its bits, so
-# they share their cookie.
+# Each of the four names has one string of either pair. They have one FNV-1a, so they share their
+# cookie.
 COLLIDING = [
     "".join(parts)
     for parts in itertools.product(
@@ -48,8 +48,6 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Walker:
-    """One open directory."""
-
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
@@ -60,7 +58,6 @@ class Walker:
         os.lseek(self._fd, offset, os.SEEK_SET)
 
     def some(self, size: int = BUFFER_BYTES) -> list[tuple[str, int]]:
-        """The names of one call, each with the offset after it."""
         buffer = ctypes.create_string_buffer(size)
         got = libc.syscall(_SYS_GETDENTS64, self._fd, buffer, size)
         if got < 0:
@@ -91,7 +88,6 @@ def walking(path: Path) -> Iterator[Walker]:
 
 @pytest.fixture
 def wide(source: Path) -> Path:
-    """A directory with names that stay and names that go, in no order."""
     names = [*KEPT, *PASSING]
     random.Random(4).shuffle(names)
     (source / "wide").mkdir()
@@ -101,18 +97,15 @@ def wide(source: Path) -> Path:
 
 
 def clears(mount: Mount, _: set[str]) -> None:
-    """The next call needs a new listing."""
     mount.clear()
 
 
 def clears_and_lists(mount: Mount, there: set[str]) -> None:
-    """Another reader fills the kernel's cache of the directory, with the new names."""
     mount.clear()
     assert set(os.listdir(mount / "wide")) == there
 
 
 def waits_until_it_shows(mount: Mount, there: set[str]) -> None:
-    """Others list the directory until the change shows by itself."""
     eventually(lambda: set(os.listdir(mount / "wide")) == there, "the change shows")
 
 
@@ -170,7 +163,7 @@ def test_an_offset_leads_back_to_its_name_in_whatever_is_listed_later(
 
 
 def test_who_removes_what_it_reads_empties_the_directory(wide: Path, mounted: Mounter) -> None:
-    """As ``rm -r`` does at the source, with the names that the mount lists."""
+    """As ``rm -r`` does, with the names that the mount lists."""
     mount = mounted("--revalidate", "0.1")
     with walking(mount / "wide") as walker:
         while some := walker.some():

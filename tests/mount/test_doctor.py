@@ -25,7 +25,7 @@ def about(document: dict[str, Any], name: str, word: str) -> list[dict[str, Any]
 
 
 def test_it_names_verdicts_and_remedies_and_counts_them(source: Path) -> None:
-    # Other mounts on the machine, which may be in any state, belong to other tests.
+    # Other mounts on the machine belong to other tests.
     def verdicts(document: dict[str, Any]) -> list[str]:
         return [each["verdict"] for each in document["checks"] if each["name"] != "mounts"]
 

@@ -1,9 +1,8 @@
 """The shell blocks of the documents are typed in order; nothing may fail, and nothing may stay.
 
 The test takes every block of shell in the README and in ``docs/``, with the paths that they name
-created elsewhere. It leaves out lines that begin with what ``NOT_HERE`` names: launchers of more
-nodes than there are, package managers, ``make``. ``tests/unit/test_document_commands.py`` has the
-parser read those, and indented blocks. The programs in docs/ioctl.md have a test of their own.
+created elsewhere, and without lines that begin with what ``NOT_HERE`` names.
+``tests/unit/test_document_commands.py`` has the parser read those, and indented blocks.
 """
 
 from __future__ import annotations
@@ -29,14 +28,13 @@ from tests.mount.helpers import copperfs
 from tests.unit.test_layers import ROOT
 
 WITHIN_S = 180.0
-# Commands that one machine cannot run, or that other tests run: make, and installing.
+# One machine cannot run these, or other tests do.
 NOT_HERE = re.compile(r"(make|srun|pdsh|mpiexec -n (128|1536)|pip|apt-get|\.) ")
 MOUNT = (
     "copperfs mount /copper_mnt --shared /lus --ring /lus/me/dataset --memory 64MiB "
     "--tier-dir /nvme/copperfs --tier-size 64MiB"
 )
 _BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Not where they are a part of another path.
 _PATHS = re.compile(r"(?<![\w$}/.\0])/(copper_mnt|lus|nvme|tmp|var/lib)\b")
 _SHOWN = re.compile(r"(?<![\w$}/.])/copper_mnt/lus\b")
 PORT = 9400
@@ -50,7 +48,6 @@ class Guide:
     before: str = ""
     check: Callable[[str, Path], None] = field(default=lambda printed, world: None)
     parted: bool = False
-    """Each block begins anew."""
 
 
 def imported(printed: str, world: Path) -> None:
@@ -98,7 +95,6 @@ GUIDES = (
 
 
 def scripts(guide: Guide) -> Iterator[str]:
-    """The typed commands; in one go, unless each block begins anew."""
     blocks = _BLOCK.findall((ROOT / guide.path).read_text())
     for block in blocks if guide.parted else ["".join(blocks)]:
         lines = [
@@ -141,8 +137,7 @@ def world(tmp_path: Path) -> Iterator[Path]:
 
 
 def settled(script: str, world: Path) -> str:
-    """Replace the paths by those of this world, in which the source of everything is
-    still ``/``."""
+    """Replace the paths by those of this world, in which the source is still ``/``."""
     script = _SHOWN.sub("\0/copper_mnt\0/lus", script)
     script = _PATHS.sub("\0/\\1", script).replace("\0", str(world))
     return script.replace(str(PORT), str(free_ports(1)[0])).replace("sudo ", "")

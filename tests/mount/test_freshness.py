@@ -1,5 +1,5 @@
 """One snapshot until ``copperfs clear``; with ``--revalidate``, changes show in time. A reader gets
-the bytes of one version or a clear errno, whatever the source does meanwhile."""
+the bytes of one version or a clear errno, whatever the source does."""
 
 from __future__ import annotations
 
@@ -30,20 +30,18 @@ from tests.mount.helpers import (
 )
 from tests.standin import StandIn
 
-# The errors that a reader may get when the file that it looked up has changed or is gone.
+# For a reader whose looked-up file has changed or is gone.
 CHANGED = {"ESTALE", "ENOENT", "ENOTDIR"}
 REVALIDATE_S = 0.5
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace it as editors and installers do: a new inode under the old name."""
     new = path.with_name(path.name + ".new")
     new.write_bytes(content)
     os.replace(new, path)
 
 
 def picture(root: Path) -> dict[str, object]:
-    """Everything below *root*, as one value."""
     seen: dict[str, object] = {}
     for path in sorted(root.rglob("*")):
         status = path.lstat()
@@ -58,7 +56,7 @@ def picture(root: Path) -> dict[str, object]:
 
 
 def read_to_its_end(file: io.FileIO) -> tuple[bytes, str | None]:
-    """The bytes that were read, and the name of the error that ended the read, if one did."""
+    """The bytes, and the name of the error that ended the read, if one did."""
     data = b""
     try:
         while part := file.read(1 << 20):
@@ -83,7 +81,7 @@ def change_the_tree(source: Path) -> None:
     (source / "created").write_bytes(b"created")
     (source / "link").unlink()
     (source / "link").symlink_to("created")
-    # a directory that was replaced by another, and a file by a directory
+    # one directory replaces another, and a directory a file
     shutil.rmtree(source / "directory")
     (source / "directory").mkdir()
     (source / "directory" / "below").write_bytes(b"a file now")
@@ -309,7 +307,7 @@ def test_a_large_file_that_was_replaced_or_removed_gives_its_reader_an_error(
             assert file.read(4096) == b"1" * 4096
         replace(source / "replaced", b"2" * (8 << 20))
         (source / "removed").unlink()
-        # both change the old file's change time, as a write would: it is another version
+        # both change the old file's change time, as a write would
         for file, wanted in ((replaced, errno.ESTALE), (removed, errno.ENOENT)):
             data, code = read_to_its_end(file)
             assert set(data) <= set(b"1")
@@ -332,7 +330,7 @@ def test_what_was_looked_up_and_then_changed_is_refused_until_looked_at_again(
     else:
         path.write_bytes(new)
     assert outcome_of((mount / "file").read_bytes) == "ESTALE"
-    # the error made the daemon look it up again: the name leads to the new version
+    # the error made the daemon look it up again
     eventually(lambda: (mount / "file").read_bytes() == new, "the new version is shown", 2)
 
 
@@ -414,7 +412,7 @@ def test_who_has_mapped_a_file_survives_clear_while_the_source_cannot_be_read(
             standin.fail("**", errno.EIO)
             subprocess.run(
                 [sys.executable, "-P", "-m", "copperfs.cli.main", "clear", mount.mountpoint],
-                check=False,  # the mapping may fail, as long as no process dies of it
+                check=False,  # the mapping may fail, but no process may die of it
                 timeout=60,
             )
             user.stdin.write("look\n")
@@ -430,7 +428,7 @@ def test_who_has_mapped_a_file_survives_clear_while_the_source_cannot_be_read(
 
 
 def test_a_mapping_is_coherent_across_clear(source: Path, mounted: Mounter) -> None:
-    """Changed in place: the inode is the same, so a mapping may show either version, whole."""
+    """Changed in place: a mapping may show either version, whole."""
     (source / "file").write_bytes(b"1" * 65536)
     mount = mounted()
     with (
@@ -441,7 +439,7 @@ def test_a_mapping_is_coherent_across_clear(source: Path, mounted: Mounter) -> N
         replace(source / "file", b"2" * 65536)
         mount.clear()
         assert (mount / "file").read_bytes() == b"2" * 65536
-        # the old inode's pages, as on every filesystem; SIGBUS would end this process
+        # the old inode's pages; SIGBUS would end this process
         check: Callable[[], bytes] = lambda: mapped[:]  # noqa: E731
         assert check() == b"1" * 65536
 
@@ -452,7 +450,7 @@ def test_a_mapping_is_coherent_across_clear(source: Path, mounted: Mounter) -> N
 def test_a_program_that_compares_inodes_does_not_see_a_file_grow_and_one_that_opens_anew_does(
     source: Path, mounted: Mounter
 ) -> None:
-    """Both versions show the source's inode number, so ``tail -F`` keeps the one that it has."""
+    """Both versions show the source's inode number, so ``tail -F`` keeps its own."""
     log = source / "log"
     log.write_text("first\n")
     mount = mounted("--revalidate", "0.1")

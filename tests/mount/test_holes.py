@@ -28,7 +28,6 @@ def flags_for(way: str, tmp_path: Path) -> tuple[str, ...]:
 
 
 def sparse(path: Path, size: int, *at: int, piece: int = PIECE) -> None:
-    """A file of *size* bytes with pieces of data here and there."""
     with path.open("wb") as file:
         file.truncate(size)
         for number, offset in enumerate(at):
@@ -52,7 +51,6 @@ def found_at(path: Path, offset: int, whence: int) -> int | str:
 
 
 def extents(path: Path) -> list[tuple[int, int]]:
-    """The extents, as a program that copies a sparse file finds them."""
     found: list[tuple[int, int]] = []
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -177,7 +175,7 @@ def test_each_extent_is_asked_for_once(
 
 
 def test_who_asks_once_costs_little(source: Path, mounted: Mounter) -> None:
-    """Seek for data as grep does in each file."""
+    """grep seeks for data in each file."""
     sparse(source / "file", 1000 * MIB, *range(0, 1000 * MIB, 2 * MIB))
     mount = mounted(*LIMITS)
     assert seek(mount / "file", 0, os.SEEK_HOLE) == PIECE

@@ -134,7 +134,7 @@ def test_hits_go_on_while_hundreds_of_misses_wait(source: Path, tmp_path: Path) 
         standin.wait_for_hanging(16)
         eventually(lambda: mount.stats()["front"]["pending"] >= waiting * 0.9, "they all wait", 30)
         mount.reset()
-        # O_DIRECT: past the kernel's cache, so each of these is a hit of the front
+        # O_DIRECT: each of these is a hit of the front
         for _ in range(20):
             for number in range(50):
                 fd = os.open(mount / f"hot/{number}", os.O_RDONLY | os.O_DIRECT)
@@ -226,8 +226,7 @@ def test_clearing_without_end_disturbs_no_reader(source: Path, mounted: Mounter)
 def test_more_names_than_the_tables_hold_are_forgotten_again(
     source: Path, mounted: Mounter
 ) -> None:
-    """The kernel never forgets a name by itself while it has memory: a notification has
-    to make it."""
+    """The kernel forgets no name while it has memory, unless a notification makes it."""
     for directory in range(12):
         (source / f"{directory}").mkdir()
         for number in range(1000):

@@ -30,7 +30,6 @@ Starter = Callable[..., Job]
 
 @pytest.fixture
 def job(tmp_path: Path, source: Path) -> Iterator[Starter]:
-    """``job(*flags)`` starts four nodes, until the test ends."""
     with ExitStack() as stack:
         yield lambda *flags, **only: stack.enter_context(
             Job(source, tmp_path / "job", NODES, *flags, **only)
@@ -201,7 +200,7 @@ def test_who_was_behind_a_killed_node_is_reached_around_it(job: Starter) -> None
 
 
 def test_a_node_that_hangs_keeps_the_others_waiting_until_the_deadline_only(job: Starter) -> None:
-    # The front gives up after 7 s; the replies of the other nodes are not to be lost with that.
+    # The front gives up after 7 s; the replies of the other nodes must not be lost with that.
     nodes = job("--fanout", "2", "--source-deadline", "2")
     os.kill(nodes[3].pid, signal.SIGSTOP)
     try:
@@ -235,7 +234,7 @@ def test_clearing_from_a_leaf_reaches_all(source: Path, job: Starter) -> None:
 
 def test_clears_at_once_on_several_nodes_leave_all_in_one_epoch(source: Path, job: Starter) -> None:
     """A node that learns of an epoch from a peer first must not begin the next one: the others
-    would clear once more, at some later time."""
+    would clear once more."""
     for count in range(20):
         (source / f"file{count}").write_bytes(b"0")
     nodes = job("--fanout", "2")

@@ -1,7 +1,7 @@
 """Kernel notifications: one about a directory does not wait for one about another directory.
 
-A lookup in progress holds its directory's lock, and a notification about that directory waits until
-it is answered."""
+A lookup holds its directory's lock, and a notification about that directory waits for it.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from tests.mount.helpers import (
 from tests.patience import PATIENCE
 from tests.standin import StandIn
 
-# The errors of promises.md: to requests that are under way, and to later ones.
+# The errors of promises.md: to requests under way, and to later ones.
 UNDER_WAY, LATER = "ECONNABORTED", "ENOTCONN"
 GONE = {UNDER_WAY, LATER}
 
@@ -221,7 +221,7 @@ def test_a_daemon_with_a_log_begins_a_new_one_at_sighup(source: Path, mounted: M
 def test_sighup_unmounts_where_no_log_is_rotated(
     source: Path, tmp_path: Path, foreground: bool
 ) -> None:
-    """A terminal that hangs up; or a daemon without a log."""
+    """A terminal hangs up; or the daemon has no log."""
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     command = [*COPPERFS, "mount", mountpoint, "--source", source]
@@ -309,8 +309,8 @@ def test_unmounting_what_is_not_ours_is_refused(source: Path, tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="others unmount by fusermount3, which looks itself")
 @pytest.mark.parametrize("lazy", [False, True])
 def test_root_unmounts_nothing_through_a_link(source: Path, tmp_path: Path, lazy: bool) -> None:
-    """Otherwise the owner of a dead mount could have the next ``umount --stale``
-    unmount anything."""
+    """Otherwise the owner of a dead mount could have the next ``umount --stale`` unmount
+    anything."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
     with bind_mounted(source, tmp_path / "theirs/mnt"):
@@ -415,8 +415,8 @@ def test_a_reader_that_waits_for_the_source_is_told_when_the_daemon_is_killed(
         reader.start()
         standin.wait_for_hanging(1)
         os.kill(mount.pid, signal.SIGKILL)
-        # a thread of the daemon hangs in the source, so that the process cannot end yet; its
-        # descriptors close with it
+        # a thread hangs in the source, so that the process cannot end yet; its descriptors close
+        # with it
         standin.heal()
         reader.join(10)
         assert name_of(outcome[0]) in GONE
@@ -510,7 +510,7 @@ def test_a_stopped_daemon_does_not_hang_the_commands(source: Path, mounted: Moun
 
 # ---- an ordinary user ----------------------------------------------------------------------------
 
-# The interpreter may lie in a home directory of root's. In a mount namespace of the test's own, a
+# The interpreter may lie in root's home directory. In a mount namespace of the test's own, a
 # directory that others may enter replaces it, and /dev/fuse is open to all, as on Debian.
 AS_ORDINARY_USER = """set -eu
 prefix=$1 stash=$2 user=$3 closed=$4
@@ -594,8 +594,8 @@ def open_files_and_threads(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
-# A pool starts a thread when all others are busy, which on a loaded machine may be late. There are
-# fewer threads than uses, so a leak of one per use, or per third use, is found.
+# A pool starts a thread when all others are busy, which may be late. There are fewer threads than
+# uses, so a leak of one per use, or per third use, is found.
 USES, POOLS = 40, 12
 
 
@@ -642,7 +642,6 @@ def test_a_removed_and_recreated_source_directory_does_not_end_the_daemon(
 def test_daemon_serves_those_who_copied_its_mount_and_ends_with_them(
     source: Path, tmp_path: Path
 ) -> None:
-    """A container that began while it was mounted has the mount, too."""
     (source / "file").write_bytes(b"content")
     mount = Mount(source, tmp_path / "mnt")
     mount.start()

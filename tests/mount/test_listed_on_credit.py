@@ -15,7 +15,6 @@ PROCESSES = 12
 
 
 def make_tree(root: Path, directories: int, files: int) -> int:
-    """How many directories there are, with *root*."""
     for number in range(directories):
         below = root / f"{number % 7}" / f"{number}"
         below.mkdir(parents=True)
@@ -42,7 +41,7 @@ def test_many_processes_at_once_cause_one_scan_of_each_directory(
     asked = mount.stats()
     assert asked["source"]["scandir"] == directories
     assert asked["source"]["stat"] <= directories + 60 * 5 + 1
-    # the root, by each of them at most; mounting looks it up, too
+    # the root, at most once each; mounting looks it up, too
     assert asked["handlers"]["requests"] <= 2 * PROCESSES
     eventually(
         lambda: mount.stats()["node"]["listed_on_credit"] == directories - 1,
@@ -91,7 +90,7 @@ def test_what_began_to_be_listed_before_clear_is_not_shown_after_it(
         ThreadPoolExecutor(1) as pool,
     ):
         os.lstat(mount / "directory")
-        # its names are read by then, and its entries are being looked up
+        # its names are read, and its entries are being looked up
         standin.hang("directory/old", ops=["lookup", "getattr"], times=1)
         listing = pool.submit(errno_of, (mount / "directory" / "new").lstat)
         standin.wait_for_hanging()

@@ -55,7 +55,6 @@ def walk(root: Path) -> None:
 
 
 def look_through(mount: Mount) -> dict[str, Any]:
-    """Statistics after everything was read, when the core knows of it."""
     walk(mount.mountpoint)
     copied: list[dict[str, Any]] = [mount.stats()]
 
@@ -78,8 +77,8 @@ def test_what_is_held_is_charged_with_what_it_takes(
     assert after["cache"]["evictions"] == 0
     charged = after["cache"]["held_bytes"] - before["cache"]["held_bytes"]
     taken = after["process"]["resident_bytes"] - before["process"]["resident_bytes"]
-    # the front's table of names is no part of the budget; two MiB are its empty buckets, stacks
-    # of threads, and what is loaded with the first request
+    # the front's table of names is no part of the budget; two MiB are its empty buckets, stacks of
+    # threads, and what is loaded with the first request
     taken -= after["front"]["nodes"] * NODE_BYTES + 2 * MIB
     assert charged > 10 * MIB
     assert taken <= 1.1 * charged
@@ -87,7 +86,6 @@ def test_what_is_held_is_charged_with_what_it_takes(
 
 
 def test_what_is_resident_stays_near_the_budget(source: Path, mounted: Mounter) -> None:
-    """Reads many small files, then many small directories, each twice the budget."""
     (source / "files").mkdir()
     small_files(source / "files")
     (source / "directories").mkdir()
@@ -114,7 +112,7 @@ def test_what_is_resident_stays_near_the_budget(source: Path, mounted: Mounter) 
 def test_more_directories_than_the_table_is_meant_for_are_all_found(
     source: Path, mounted: Mounter
 ) -> None:
-    """No notification makes the kernel forget a directory, for a process may work in it."""
+    """The kernel is not made to forget a directory, for a process may work in it."""
     for number in range(DIRECTORIES):
         if number % 1000 == 0:
             (source / f"{number // 1000}").mkdir()

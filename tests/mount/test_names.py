@@ -1,5 +1,4 @@
-"""Nodes of a hostfile with names, and a resolver that does not answer. The daemons are real;
-``names.c`` replaces the resolver."""
+"""Nodes of a hostfile with names, and a resolver (``names.c``) that does not answer."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def address(number: int) -> str:
 
 
 class Town:
-    """Three nodes in a row, each of which asks the one before it: alpha, beta, gamma."""
+    """Three nodes, each of which asks the one before it: alpha, beta, gamma."""
 
     def __init__(self, work: Path) -> None:
         self.source, self.book = work / "source", work / "book"
@@ -79,7 +78,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def town(tmp_path: Path, stack: ExitStack) -> Town:
     found = Town(tmp_path)
-    # Otherwise threads that wait for an answer keep their daemons.
+    # Threads that wait for an answer would keep their daemons.
     stack.callback(found.let_go)
     return found
 
@@ -122,7 +121,7 @@ def answered(node: JobNode) -> set[int]:
 
 
 def test_nodes_on_several_machines_do_not_share_a_disk(town: Town, stack: ExitStack) -> None:
-    """As far as the nodes know, the names belong to several machines."""
+    """The names seem to belong to several machines."""
     for number in range(3):
         node = town.node(number)
         stack.callback(node.remove)

@@ -1,8 +1,8 @@
 """``copperfs pfs-sim`` from the command line: the operations that reach its servers, and its
 commands.
 
-The tests compare costs by counts and by the servers' own statistics, never by the clock.
-``tests/standin`` tests the pass-through, ``tests/unit`` the servers in virtual time.
+The tests compare costs by counts and by the servers' own statistics. ``tests/standin`` tests the
+pass-through, ``tests/unit`` the servers in virtual time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ Starter = Callable[..., PfsSim]
 
 @pytest.fixture
 def tree(source: Path) -> Path:
-    """A directory with three files, a link and a large file."""
     (source / "dir").mkdir()
     for name in ("a", "b", "c"):
         (source / "dir" / name).write_text(name)
@@ -57,7 +56,6 @@ def tree(source: Path) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two mount points "one" and "two", and control sockets below the test's own directory."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -66,8 +64,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def started(here: Path, tree: Path) -> Iterator[Starter]:
-    """``started(*flags)`` shows the tree at "one" and "two" until the test ends."""
-
     def start(*flags: str) -> PfsSim:
         done = copperfs("pfs-sim", tree, here / "one", here / "two", *flags)
         assert done.returncode == 0, done.stderr
@@ -81,7 +77,6 @@ def started(here: Path, tree: Path) -> Iterator[Starter]:
 
 
 def asked(sim: PfsSim) -> dict[str, int]:
-    """The operations since the last time, without those that cost nothing."""
     totals: dict[str, int] = sim.ask("counts")["totals"]
     sim.reset()
     return {op: count for op, count in totals.items() if not op.startswith("release")}

@@ -129,7 +129,7 @@ def test_attached_it_sees_what_others_do_until_it_is_interrupted(mount: Mount) -
 
 
 def test_it_ends_with_the_process_that_wanted_it(mount: Mount) -> None:
-    """Every later request would cost more, and a profile that has ended has nothing to report."""
+    """Later requests would cost more, and a profile that has ended has nothing to report."""
     script = (
         "import os, sys\nfrom copperfs.fuse.ioctl import IoctlRequest, ask_mount\n"
         "ask_mount(sys.argv[1], IoctlRequest.PROFILE_BEGIN, str(os.getpid()).encode())"
@@ -143,7 +143,6 @@ def test_it_ends_with_the_process_that_wanted_it(mount: Mount) -> None:
 
 # ---- in a browser --------------------------------------------------------------------------------
 
-# The order of the numbers in a column of a table, after its heading was pressed.
 PRESSED = """([table, column]) => {
   const own = document.getElementById(table);
   own.tHead.rows[0].cells[column].querySelector("button").click();
@@ -183,7 +182,6 @@ def test_the_report_is_a_page_that_works(
     # The browser decides whether it requests the icon, which is in the page itself.
     assert said == [page_file.as_uri()] or said == [page_file.as_uri(), "data:,"], said
 
-    # Charts: four, each with a visible drawing in it.
     charts = page.evaluate("""[...document.querySelectorAll("figure svg")].map(svg => {
         const own = svg.getBoundingClientRect();
         const shapes = [...svg.querySelectorAll("rect")].map(r => r.getBoundingClientRect());
@@ -201,7 +199,7 @@ def test_the_report_is_a_page_that_works(
     size = page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)")
     assert size >= 14
 
-    # Tables: sorted by numbers down and up, by text, and only one column shows that it is sorted.
+    # Tables: sorted by numbers down and up, by text; one column shows that it is sorted.
     values, order = page.evaluate(PRESSED, ["paths", 2])
     assert order == "descending"
     assert [int(each) for each in values] == sorted(map(int, values), reverse=True)

@@ -1,9 +1,9 @@
 """Property tests: after random changes, the mount and a read-only bind mount of a random tree
 agree.
 
-In snapshot mode the two are compared after ``clear``, and between two clears the mount has to
-repeat itself. With ``--revalidate`` they are compared once the time has passed; until then the
-mount may show what was true before, or return that something changed.
+In snapshot mode they agree after ``clear``, and between two clears the mount has to repeat itself.
+With ``--revalidate`` they agree once the time has passed; until then the mount may show what was
+true before, or return that something changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ SIZES = st.sampled_from([0, 1, 4095, 4096, 4097, 70_000, 300_000])
 TIMES = st.sampled_from([-5 * 10**9 + 7, 0, 1, 10**18 + 123_456_789])
 
 Change = Callable[[bytes], None]
-"""Changes the tree below a root."""
 
 
 def tolerant(action: Callable[[], object]) -> None:
@@ -114,7 +113,6 @@ CHANGES = st.one_of(
 )
 
 Question = Callable[[bytes], object]
-"""Reads the tree below a root; the result does not depend on which root."""
 
 
 def asked(question: Question, root: bytes) -> object:
@@ -252,7 +250,7 @@ def check_revalidate(examples: int) -> None:
             empty(mount.source)
             apply(first, source)
             for changes, questions in rounds:
-                # until the promised time has passed, and a little for the kernel's clock ticks
+                # the promised time, and a little for the kernel's clock ticks
                 changed = time.monotonic()
                 while time.monotonic() < changed + 2 * REVALIDATE_S + 0.02:
                     for question in questions:
@@ -268,7 +266,7 @@ def check_revalidate(examples: int) -> None:
 
 
 def mount_clear(root: bytes) -> None:
-    """By ioctl, since a process for each would take longer than all the rest."""
+    """By ioctl, which is quicker than a process."""
     ask_mount(os.fsdecode(root), IoctlRequest.CLEAR)
 
 
@@ -294,5 +292,5 @@ def test_after_clear_the_mount_says_what_a_bind_mount_says_at_length(mode: str) 
 
 @pytest.mark.long
 def test_with_revalidate_the_mount_says_so_in_time_at_length() -> None:
-    # Half a second each, as what is promised is a time: 300 took 164 s.
+    # Half a second each: 300 took 164 s.
     check_revalidate(examples=120)

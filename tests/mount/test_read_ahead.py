@@ -69,7 +69,6 @@ def test_what_is_read_of_the_source_follows_from_what_was_asked_for(
 
 
 def package(directory: Path, source: str = "", modules: tuple[str, ...] = ()) -> None:
-    """A package that Python has compiled."""
     directory.mkdir(parents=True)
     compiled = directory / "__pycache__"
     compiled.mkdir()

@@ -42,7 +42,6 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def start(source: Path, mountpoint: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``start(*flags, "--", command...)``; processes that are left at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -102,8 +101,8 @@ def test_a_command_reads_its_environment_through_a_mount_that_is_gone_afterwards
 
 
 def test_a_stranger_at_the_counter_is_nobody(start: Start, mountpoint: Path) -> None:
-    """A peer that does not speak the protocol of a run is not counted as a user, and can have no
-    process killed."""
+    """A peer that does not speak the protocol of a run is no user, and can have no process
+    killed."""
     process = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(process) == "up"
     daemon = daemon_at(mountpoint)
@@ -315,7 +314,7 @@ def test_processes_share_a_tier_of_the_size_that_the_first_one_found(
     ended(first)
 
 
-# With less memory, as in a cgroup with that limit.
+# As in a cgroup with a lower limit.
 IN_A_CGROUP = """if True:
     import sys
     from copperfs.cli import main, memory_limit
@@ -444,8 +443,8 @@ def test_the_ranks_of_mpiexec_share_a_mount_and_speak_mpi(
 
 
 def test_two_nodes_of_two_ranks_are_one_job(mpi: Mpi, source: Path, tmp_path: Path) -> None:
-    """Two nodes that differ by their mount points; the variables that tell how many ranks are on
-    this one are hidden."""
+    """Two nodes that differ by their mount points, without the variables that tell how many ranks
+    are on this one."""
     (source / "file").write_text("content")
     show = (
         'cat "$COPPERFS_MOUNTPOINT/file" && '

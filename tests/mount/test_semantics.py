@@ -33,7 +33,6 @@ ATTRIBUTES = ("mode", "nlink", "uid", "gid", "size", "blocks", "mtime_ns", "ctim
 
 
 def shown(path: Path | str | bytes) -> dict[str, int]:
-    """The result of ``lstat``, except for what no two mounts share (device number, atime)."""
     status = os.lstat(path)
     return {name: getattr(status, f"st_{name}") for name in ATTRIBUTES}
 
@@ -147,7 +146,7 @@ def test_names_need_not_be_utf8_and_may_have_255_bytes(source: Path, mounted: Mo
 def test_a_path_of_4095_bytes_works(source: Path, mounted: Mounter, tmp_path: Path) -> None:
     mount = mounted()
     room = 4095 - len(os.fsencode(mount.mountpoint))
-    # "/" and 99 bytes for each level, and a last name that fills up to the byte
+    # "/" and 99 bytes for each level, and a last name that fills up
     levels, rest = divmod(room - 2, 100)
     parts = ["d" * 99] * levels
     last = "f" * (rest + 1)
@@ -255,7 +254,7 @@ def test_statfs_follows_the_source(source: Path, mounted: Mounter, tmp_path: Pat
         (full / "file").write_bytes(bytes(4 << 20))
         left = os.statvfs(full).f_bfree
         assert left < before
-        # looked up all the while: a lookup does not keep an entry fresh
+        # a lookup does not keep an entry fresh
         eventually(lambda: os.statvfs(mountpoint).f_bfree == left, "it is shown", within_s=60)
         copperfs("umount", mountpoint)
     finally:
@@ -420,7 +419,6 @@ def test_without_allow_other_other_users_see_nothing(source: Path, mounted: Moun
 
 
 def writes(root: Path) -> dict[str, Callable[[], object]]:
-    """Every way to change a file or a directory."""
     file, directory = root / "file", root / "directory"
     return {
         "open for writing": lambda: os.open(file, os.O_WRONLY),

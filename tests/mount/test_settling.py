@@ -1,7 +1,5 @@
-"""A version that is younger than a tick of the source's clock is not read.
-
-A second change within the tick would leave no trace in it. The tests cover all ways of reading:
-whole, in chunks, past the caches."""
+"""A version that is younger than a tick of the source's clock is not read: a second change within
+the tick would leave no trace in it."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ CHUNKS = ("--tree-max", "1KiB", "--tier-memory", "64MiB")
 def test_a_file_that_has_just_changed_is_read_a_tick_later(
     source: Path, mounted: Mounter, way: tuple[str, ...]
 ) -> None:
-    """That nothing was read earlier holds however slow the machine is."""
     directories = [source / str(number) for number in range(10)]
     for directory in directories:
         directory.mkdir()

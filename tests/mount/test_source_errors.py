@@ -1,6 +1,4 @@
-"""Errors of the source reach the caller, in time, and are forgotten once the source is well.
-
-The source is a stand-in that fails, hangs and counts on command."""
+"""Errors of the source reach the caller, in time, and are forgotten once the source is well."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from tests.patience import PATIENCE
 from tests.standin import StandIn
 
 DEADLINE_S = 1.0
-# A deadline is checked when it is due, on a busy machine a little later.
+# A busy machine checks a deadline a little later.
 LATE_S = 3.0
 ERRORS = [errno.EACCES, errno.EIO, errno.ENOENT, errno.ESTALE]
 
@@ -50,7 +48,7 @@ def mount(slow: StandIn, tmp_path: Path) -> Iterator[Mount]:
 
 
 def whole(path: Path) -> bytes:
-    """Read without Python's buffering, which would ask for the size first."""
+    """Python's buffering would ask for the size first."""
     fd = os.open(path, os.O_RDONLY)
     try:
         data = b""
@@ -64,7 +62,7 @@ def whole(path: Path) -> bytes:
 # ---- errors --------------------------------------------------------------------------------------
 
 OPERATIONS: dict[str, tuple[str, list[str], str, Callable[[Path], object]]] = {
-    # the operation at the source, and on which path; what the reader does with which path
+    # operation and path at the source; what the reader does with which path
     "list": ("directory", ["opendir", "readdir"], "directory", os.listdir),
     "look up": ("directory", ["opendir", "readdir", "lookup"], "directory/file", os.lstat),
     "open": ("directory/file", ["open"], "directory/file", whole),
@@ -112,7 +110,6 @@ WIDE = [f"{number:02}" for number in range(40)]
 
 
 def look_beside_the_sick_one(mount: Mount) -> None:
-    """Read ``wide``, in which the lookup of 07 fails."""
     for name in WIDE:
         if name != "07":
             assert whole(mount / "wide" / name) == b"%d" % int(name)
@@ -192,7 +189,7 @@ def test_a_hung_source_gives_its_reader_an_error_within_the_deadline(
     assert name_of(outcome) == "ETIMEDOUT"
     # a lookup may follow a scan, each with a deadline of its own
     assert took_s < 2 * DEADLINE_S + LATE_S
-    # meanwhile, and while it still hangs: others are not affected
+    # others are not affected
     assert whole(mount / "file-01") == b"1" * 1000
     slow.heal()
     eventually(
@@ -202,7 +199,7 @@ def test_a_hung_source_gives_its_reader_an_error_within_the_deadline(
 
 def test_other_paths_work_while_many_readers_hang(slow: StandIn, mount: Mount) -> None:
     os.listdir(mount.mountpoint)
-    # fewer than --source-concurrency: beyond that, misses wait for a thread until the deadline
+    # beyond --source-concurrency, misses wait for a thread until the deadline
     hung = [mount / f"file-{number:02}" for number in range(20)]
     for path in hung:
         slow.hang(path.name, ops=["read"])
@@ -339,7 +336,7 @@ def test_many_lookups_in_one_slow_directory_cause_one_scan(slow: StandIn, mount:
 def test_slow_lookups_in_one_directory_do_not_wait_for_each_other(
     slow: StandIn, tmp_path: Path
 ) -> None:
-    """Hazard: without PARALLEL_DIROPS the kernel holds the directory locked over each lookup."""
+    """Without PARALLEL_DIROPS the kernel holds the directory locked over each lookup."""
     with Mount(slow.mountpoint, tmp_path / "mnt", "--listing-max", "5") as mount:
         os.listdir(mount / "wide")  # bare: each name is looked up by itself
         names = [f"wide/{number:02}" for number in range(8)]

@@ -49,7 +49,7 @@ REFUSED = {"ESTALE", "EACCES", "ENOENT", "EBADF"}
 def test_a_user_who_swaps_his_directory_for_a_link_sees_nothing_private(
     source: Path, tmp_path: Path, mounted: Mounter, below: str, inside: bool
 ) -> None:
-    """The file itself is readable to all: only its directory keeps others out."""
+    """Only the directory of the readable file keeps others out."""
     private = (source if inside else tmp_path) / "private"
     (private / "inner").mkdir(parents=True)
     for directory in (private, private / "inner"):
@@ -115,7 +115,7 @@ INSIDER = """if True:
 def test_who_is_in_a_directory_that_was_replaced_sees_nothing_of_the_closed_one(
     source: Path, mounted: Mounter, names: int, above: bool
 ) -> None:
-    """Also for a large directory, whose names are looked up one by one, once others know it."""
+    """Also for a large directory, whose names are looked up one by one."""
     inner = Path("top/dir/inner")
     (source / inner).mkdir(parents=True)
     mount = mounted("--allow-other", "--listing-max", "100")
@@ -163,8 +163,7 @@ def replace_by_file(directory: Path) -> None:
 def test_a_path_through_a_directory_that_was_replaced_leads_to_what_is_there_now(
     source: Path, mounted: Mounter, replace: Callable[[Path], None]
 ) -> None:
-    """The kernel knows the directories on the way; it looks them up again, and no reader gets an
-    error."""
+    """The kernel looks the directories on the way up again, and no reader gets an error."""
     (source / "top" / "dir" / "inner").mkdir(parents=True)
     (source / "top" / "dir" / "inner" / "file").write_text("content")
     mount = mounted()
@@ -200,7 +199,7 @@ def test_an_open_directory_that_was_replaced_is_stale_and_the_next_open_is_right
 def test_who_stays_in_a_directory_that_was_replaced_has_nothing_above_listed_again(
     source: Path, mounted: Mounter, replace: Callable[[Path], None], others: bool
 ) -> None:
-    """However often it asks there; with or without lookups of the new directory by others."""
+    """With or without lookups of the new directory by others."""
     (source / "top" / "dir" / "inner").mkdir(parents=True)
     mount = mounted("--allow-other")
 

@@ -30,7 +30,6 @@ CHUNKS = 6
 
 @pytest.fixture
 def content(source: Path) -> bytes:
-    """The chunks of the file ``large``: six of them; the last is short."""
     data = random.Random("large").randbytes((CHUNKS - 1) * MIB + 12_345)
     path = source / "large"
     path.write_bytes(data)
@@ -40,7 +39,6 @@ def content(source: Path) -> bytes:
 
 @pytest.fixture
 def standin(source: Path, content: bytes) -> Iterator[StandIn]:
-    """The source as a filesystem that counts its operations."""
     with StandIn(source) as running:
         yield running
 
@@ -55,7 +53,6 @@ def tier(mount: Mount) -> Any:
 
 
 def is_written(mount: Mount) -> None:
-    """Return when all chunks lie on the disk."""
     eventually(lambda: tier(mount)["disk"]["held"] == CHUNKS, lambda: f"written: {tier(mount)}")
 
 
@@ -167,8 +164,7 @@ def test_what_cannot_be_a_tier_is_told_in_one_sentence(source: Path, tmp_path: P
 def test_the_refusal_names_the_directory_that_is_missing(
     source: Path, tmp_path: Path, deeper: str
 ) -> None:
-    """The message names the parent, not the directory named after the node, which copperfs would
-    have made."""
+    """The message names the parent of the node's directory, which copperfs would have made."""
     tier = f"{tmp_path}/nvme/{deeper}%h"
     said = refusal(source, tmp_path, "--tier-dir", tier, "--node-name", "n7")
     above = f"{tmp_path}/nvme/{deeper}".rstrip("/")
@@ -345,14 +341,13 @@ FILES, FILE_BYTES = 12, 4 * MIB + 777
 
 
 def last_written(top: Path) -> int:
-    """The number of the chunk that was written last; the count runs over all restarts."""
     return max((int(each.name.split(".")[1], 16) for each in files_of(top)), default=0)
 
 
 def killed_while_it_writes(standin: StandIn, source: Path, top: Path, times: int) -> int:
-    """Daemons that are killed while they read a dataset and write it to the disk; return how often
-    one was really writing. Each begins with what the others left, and has room for half of the
-    dataset. Every byte that is read meanwhile and afterwards is compared."""
+    """Daemons are killed while they read a dataset and write it to the disk; return how often one
+    was really writing. Each begins with what the others left, and has room for half of the dataset.
+    Every byte that is read is compared."""
     contents = {f"f{n}": random.Random(n).randbytes(FILE_BYTES) for n in range(FILES)}
     for name, data in contents.items():
         (source / name).write_bytes(data)
@@ -419,7 +414,7 @@ def test_killed_in_the_middle_of_writing_forty_times(
 # --- a disk that is slower than the source --------------------------------------------------------
 
 SLOW_CHUNKS = 160
-"""More than memory (32 MiB for what a node owns) and the write backlog (64 MiB) hold."""
+"""More than memory (32 MiB of own chunks) and the write backlog (64 MiB) hold."""
 
 
 @pytest.fixture
@@ -432,7 +427,7 @@ def slow_content(source: Path) -> bytes:
 
 
 def read_anew(path: Path) -> bytes:
-    """A write, after which the kernel has none of its pages."""
+    """A write makes the kernel drop the file's pages."""
     data = path.read_bytes()
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""A node of a job that runs another version of the program: it and the node that refuses it report
+"""A job's node that runs another version of the program: it and the node that refuses it report
 so."""
 
 from __future__ import annotations

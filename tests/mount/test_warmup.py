@@ -28,7 +28,6 @@ Starter = Callable[..., Job]
 
 @pytest.fixture
 def job(tmp_path: Path, source: Path) -> Iterator[Starter]:
-    """``job(*flags)`` starts four nodes, until the test ends."""
     with ExitStack() as stack:
 
         def start(*flags: str, of: Path | None = None, **only: Any) -> Job:
@@ -49,7 +48,6 @@ def warm_up(
 
 
 def refusal(mount: Mount, *arguments: str | Path) -> str:
-    """Its output when it does nothing."""
     done = copperfs("warmup", mount.mountpoint, *arguments)
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stderr
@@ -57,7 +55,6 @@ def refusal(mount: Mount, *arguments: str | Path) -> str:
 
 
 def a_set(source: Path) -> dict[str, bytes]:
-    """Files of every kind; by path."""
     files = {
         "set/small": b"content",
         "set/deep/er/file": os.urandom(70_000),
@@ -115,7 +112,7 @@ def equal_on(node: Mount, files: dict[str, bytes]) -> None:
 
 
 def walk(top: Path) -> None:
-    """The names and attributes that every node knows, and names that do not exist."""
+    """Names and attributes that every node knows, and names that do not exist."""
     for directory, directories, names in os.walk(top):
         for name in (*directories, *names, "not-there"):
             with_error = name == "not-there"
@@ -162,7 +159,7 @@ def test_numpy_is_imported_on_every_node_without_asking_anybody(
         if (site / name).exists():
             subprocess.run(["cp", "-a", site / name, packages], check=True, timeout=60)
     with StandIn(packages, servers=0) as pfs:
-        # Without a data tier each node opens the large file by itself; with it, it asks the owners.
+        # Without a data tier each node opens the large file by itself.
         flags = ("--trees", trees, "--tree-max", tree_max, "--tier-memory", "0")
         nodes = job(*flags, of=pfs.mountpoint)
         pfs.reset_counts()
@@ -329,7 +326,7 @@ def test_an_empty_set_is_held(source: Path, job: Starter) -> None:
 
 
 def test_a_directory_that_may_not_be_read_is_counted(tmp_path: Path, source: Path) -> None:
-    """As a user who is not root: others may always read."""
+    """Root may always read."""
     a_set(source)
     (source / "set/closed").mkdir(0)
     (source / "set/secret").write_bytes(b"x")

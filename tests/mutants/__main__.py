@@ -19,7 +19,7 @@ from tests.mutants.operators import Mutation, draw
 from tests.mutants.trial import Outcome, try_seeds, try_tests
 
 FIRST_TESTS, FIRST_FILES = 60, 5
-"""Most mutants die of one of the quickest tests that reach them, in few files."""
+"""Most mutants die of one of the quickest tests that reach them."""
 STEPS = UNIT, SCENARIO, SEED = "unit", "scenario", "seed"
 SURVIVED = "survived"
 
@@ -29,10 +29,9 @@ class Trials:
     baseline: Baseline
     scratch: Path
     budget_s: float
-    """CPU time of a healthy tree, for the tests, for the stories and for the seeds."""
+    """CPU time of a healthy tree, for the tests, the scenarios and the seeds."""
 
     def judge(self, mutation: Mutation) -> dict[str, object]:
-        """Run all tests and seeds that reach it until one notices it."""
         began = time.monotonic()
         reaching = self.baseline.reaching(mutation)
         tests, stories, seeds = (self._affordable(reaching, each) for each in STEPS)
@@ -60,7 +59,6 @@ class Trials:
         }
 
     def _affordable(self, reaching: Sequence[str], kind: str) -> list[str]:
-        """The quickest of a kind, within the budget."""
         left, found = self.budget_s, []
         for name in reaching:
             if kind_of(name) == kind:
@@ -71,7 +69,6 @@ class Trials:
         return found
 
     def _tests(self, mutation: Mutation, wanted: Sequence[str]) -> Outcome:
-        """A test that fails has to fail twice: a flaky one counts for nothing."""
         left = list(wanted)
         while left:
             outcome = try_tests(mutation, left, self.baseline.limits, self.scratch)
@@ -114,7 +111,7 @@ def _first(names: Sequence[str]) -> list[str]:
 
 
 def carry_out(mutants: Sequence[Mutation], trials: Trials, jobs: int, results: Path) -> None:
-    """Each worker takes the next number from a pipe, which holds them all from the start."""
+    """Each worker takes the next number from a pipe, which holds them all."""
     reading, writing = os.pipe()
     os.write(writing, b"".join(number.to_bytes(4, "big") for number in range(len(mutants))))
     os.close(writing)
@@ -149,7 +146,6 @@ def _one(number: int, mutants: Sequence[Mutation], trials: Trials, results: Path
 
 
 def table(results: Sequence[dict[str, object]]) -> str:
-    """The outcomes of the mutants of each module."""
     kinds = (UNIT, SCENARIO, SEED, "timeout", SURVIVED)
     lines = ["| module | drawn | " + " | ".join(kinds) + " |", "| --- |" + " --- |" * 6]
     rows = {str(each["module"]): [] for each in results}  # type: dict[str, list[object]]
@@ -188,7 +184,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
-    # the order in which a set is iterated may decide what is tried
+    # the order of a set may decide what is tried
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.mutants", *sys.argv[1:]])
@@ -217,7 +213,6 @@ def main() -> int:
 
 
 def read(results: Path) -> list[dict[str, object]]:
-    """The final outcome of each mutant."""
     if not results.exists():
         return []
     rows = [json.loads(line) for line in results.read_text().splitlines()]

@@ -1,8 +1,8 @@
 """Baseline: which test and which seed of the healthy tree executes which statement, and how long.
 
-Every test runs twice, once with probes and once as it will in a trial. A test that fails there, or
-that takes too long to run for every mutant, is left out, and is named. The baseline is kept in a
-file, and measured anew when a module or a test has changed.
+Every test runs twice, once with probes and once as in a trial. A test that fails there, or takes
+too long to run for every mutant, is left out, and is named. The baseline is kept in a file, and
+measured anew when a module or a test has changed.
 """
 
 import ast
@@ -21,7 +21,7 @@ from tests.mutants.trial import Limit, observe
 SEEDS = range(1, 51)
 TEST_CPU_S_MAX = 3.0
 TESTS = ("tests/unit", "tests/sim")
-# The seeds are a separate step; two runs of one mutant are as equal as those of a healthy tree.
+# Seeds are a separate step; two runs of one mutant are as equal as those of a healthy tree.
 LEFT_OUT = ("test_seeds.py", "test_determinism.py", "test_mutants.py")
 _USES = re.compile(
     r"copperfs\.(node|model|driver|wire|lab|daemon|transport)\b|core_lab|overlay_lab"
@@ -31,17 +31,15 @@ _USES = re.compile(
 @dataclass(frozen=True, slots=True)
 class Baseline:
     reach: dict[str, frozenset[int]]
-    """The numbers of the statements that each test and each seed executes."""
     limits: dict[str, Limit]
     imported: frozenset[int]
-    """Statements that an import executes: every test depends on them."""
+    """Every test depends on statements that an import executes."""
     first: dict[str, int]
     libraries: tuple[str, ...]
-    """Modules that tests import from outside this project."""
     left_out: dict[str, str]
 
     def reaching(self, mutation: Mutation) -> list[str]:
-        """Tests and seeds that could notice, the quickest and most specific first."""
+        """The quickest and most specific first."""
         number = self.first[mutation.module] + mutation.statement
         if mutation.statement == MODULE_LEVEL or number in self.imported:
             near = self._near(mutation.module)
@@ -54,7 +52,6 @@ class Baseline:
         return round(self.limits[name].cpu_s, 2), len(self.reach[name])
 
     def _near(self, module: str) -> frozenset[int]:
-        """The statements of a module and of those that import it."""
         ends = sorted([*self.first.values()])
         near: set[int] = set()
         for each, source in modules().items():
@@ -82,7 +79,6 @@ def files_of(places: Collection[str]) -> list[str]:
 
 
 def measure(directory: Path, files: Sequence[str], seeds: Sequence[int]) -> Baseline:
-    """The baseline from the file, if the tree is the same."""
     digest = hashlib.sha256(repr((sorted(seeds), modules())).encode())
     for path in [*sorted((ROOT / "copperfs").rglob("*.py")), *(ROOT / each for each in files)]:
         digest.update(path.read_bytes())

@@ -1,9 +1,8 @@
 """Module loader of the trials: imports one changed module, or all with a probe before each
 statement.
 
-A trial is a fresh process in which nothing of copperfs is imported yet. The finder returns the
-changed module, and every other module, dataclass and test gets that one by importing it: nothing
-has to be patched afterwards.
+A trial is a fresh process that has imported nothing of copperfs. The finder returns the changed
+module to every other one, so nothing has to be patched afterwards.
 """
 
 import ast
@@ -22,12 +21,10 @@ from tests.mutants.operators import Mutation, statements
 ROOT = Path(__file__).parents[2]
 AREAS = ("copperfs/node", "copperfs/wire")
 VALUES = ("copperfs/model/listing.py", "copperfs/lab/sim/settling.py")
-"""The modules of values that decide something."""
 _PROBES = "__probes__"
 
 
 def modules() -> dict[str, bytes]:
-    """Every module that is mutated: its path, as ``node/routing/route.py``, and its source."""
     files = sorted(
         [path for area in AREAS for path in (ROOT / area).rglob("*.py")]
         + [ROOT / each for each in VALUES]
@@ -36,7 +33,6 @@ def modules() -> dict[str, bytes]:
 
 
 def name_of(module: str) -> str:
-    """``node/routing/route.py`` is copperfs.node.routing.route."""
     parts = ["copperfs", *Path(module).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -80,7 +76,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install(module: str, source: bytes) -> None:
-    """From now on an import of *module* executes *source*."""
     imported = [name for name in sys.modules if name.partition(".")[0] == "copperfs"]
     assert not imported, f"too late for a mutant: {imported} is there"
     file = str(ROOT / "copperfs" / module)
@@ -97,11 +92,10 @@ def install_mutant(mutation: Mutation) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """A byte for each statement of all modules. It is shared memory, so that forks count, too."""
+    """A byte of shared memory for each statement of all modules, so that forks count, too."""
 
     memory: mmap.mmap
     first: dict[str, int]
-    """The number of each module's first statement."""
 
     def clear(self) -> None:
         self.memory[:] = bytes(len(self.memory))
@@ -112,7 +106,6 @@ class Probes:
 
 
 def numbers(sources: Mapping[str, bytes]) -> dict[str, int]:
-    """Statements are numbered through all modules; a module begins with this number."""
     first, at = {}, 0
     for module, source in sources.items():
         first[module] = at

@@ -1,18 +1,15 @@
 """Mutant: one place of a module's source, and the text that replaces it.
 
-The operators are those of the field (mutmut, cosmic-ray, PIT): comparisons, arithmetic, boolean
-operators, constants, conditions, what a function returns, statements, arguments, slices, jumps.
-The source is parsed, and text is replaced by the positions of the nodes, so that all else stays as
-it is, line numbers included.
-
-Some source decides nothing, and is left alone:
+The operators are those of the field (mutmut, cosmic-ray, PIT). Text is replaced by the positions of
+the parsed nodes, so that all else stays as it is, line numbers included. Some source decides
+nothing, and is left alone:
 
 * annotations, names of types, decorators, imports, and options of dataclass fields;
 * docstrings and other texts, ``__repr__``, and what a logger is given;
 * assertions, and the checkers that consist of them.
 
-Mutants are drawn uniformly over the places, a place being a node and an operator; of the changes
-that are possible there, one is drawn.
+Mutants are drawn uniformly over the places (a node and an operator); of the changes that are
+possible there, one is drawn.
 """
 
 import ast
@@ -24,7 +21,7 @@ from itertools import pairwise
 from random import Random
 
 MODULE_LEVEL = -1
-"""The statement of the code that an import of the module executes."""
+"""The code that an import of the module executes."""
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
     ast.Lt: ("<", ("<=", ">=")),
@@ -59,8 +56,6 @@ _CHECKERS = {"__repr__", "check_invariants"}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mutation:
-    """*old* at *start* of the module's bytes becomes *new*."""
-
     module: str
     start: int
     line: int
@@ -82,7 +77,6 @@ class Mutation:
 
 
 def statements(tree: ast.Module) -> list[ast.stmt]:
-    """The statements in functions, in one order; their numbers are their places in it."""
     found: list[ast.stmt] = []
 
     def visit(node: ast.AST, in_function: bool) -> None:
@@ -97,7 +91,6 @@ def statements(tree: ast.Module) -> list[ast.stmt]:
 
 
 def places(module: str, source: bytes) -> list[list[Mutation]]:
-    """All that can be changed in a module: for each place the changes that are possible there."""
     tree = ast.parse(source)
     finder = _Finder(module, source, {id(node): at for at, node in enumerate(statements(tree))})
     finder.visit(tree)
@@ -105,7 +98,6 @@ def places(module: str, source: bytes) -> list[list[Mutation]]:
 
 
 def draw(sources: Mapping[str, bytes], seed: int, count: int) -> list[Mutation]:
-    """*count* mutants, drawn uniformly over the places, no place twice."""
     random = Random(seed)
     found = [place for module, source in sources.items() for place in places(module, source)]
     random.shuffle(found)
@@ -349,7 +341,7 @@ class _Finder(ast.NodeVisitor):
         self._whole("condition", test, "True", "False")
 
     def _delete(self, node: ast.stmt) -> None:
-        """Replacements that change something; a missing name would be noticed too easily."""
+        """A replacement changes something; a missing name would be noticed too easily."""
         if isinstance(node, ast.Expr) and _is_log(node.value):
             return
         changes = isinstance(node, ast.Expr | ast.AugAssign | ast.Delete | ast.Raise)
@@ -415,7 +407,7 @@ def _is_log(node: ast.AST) -> bool:
 
 
 def _is_type(node: ast.AST) -> bool:
-    """``tuple[Kind, object]``, ``LookupRequest | ListRequest``: names of types alone."""
+    """``tuple[Kind, object]``, ``LookupRequest | ListRequest``: types alone."""
     names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
     known = {"tuple", "dict", "list", "set", "frozenset", "object", "int", "str", "bytes", "float"}
     return bool(names) and all(

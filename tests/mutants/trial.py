@@ -2,11 +2,10 @@
 
 The forking process has pytest and the libraries imported, and nothing of copperfs. A trial changes
 the module, imports what its tests import, and runs them in the given order, to the first failure.
-Nothing of it is left for the next one.
 
-A test fails if it runs for a few times as long as on a healthy tree. The limits are signals that
-end the process, so they end an endless loop in C code, too. One limit is on CPU time, since the
-machine may be busy. The other is on the clock, and ends a test that waits without end.
+A test fails if it runs for a few times as long as on a healthy tree. The limits are signals, which
+end an endless loop in C code, too: one on CPU time, since the machine may be busy, and one on the
+clock for a test that waits without end.
 """
 
 import json
@@ -31,14 +30,11 @@ from tests.mutants.operators import Mutation
 MEMORY_BYTES_MAX = 3 << 30
 TIMES_MAX, GRACE_CPU_S, GRACE_S = 4.0, 5.0, 60.0
 SESSION_GRACE_S = 120.0
-"""The time to import everything and collect."""
 Report = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The duration of a test on a healthy tree."""
-
     cpu_s: float
     wall_s: float
 
@@ -62,10 +58,8 @@ class Outcome:
 
 
 def apart(work: Callable[[Report], None], scratch: Path) -> tuple[list[dict[str, object]], int]:
-    """The reports of *work* from a process of its own, and that process's exit status.
-
-    The reports go into a file: forks of a trial would keep a pipe open.
-    """
+    """The reports of *work* from a process of its own, by a file, since forks of a trial would keep
+    a pipe open; and that process's exit status."""
     told, output = scratch / "told", scratch / "output"
     told.write_bytes(b"")
     child = os.fork()
@@ -117,7 +111,7 @@ class _Watch:
         self._rank = None if wanted is None else {name: at for at, name in enumerate(wanted)}
 
     def pytest_sessionstart(self) -> None:
-        # The examples of hypothesis follow from the test alone, and none is kept for later runs.
+        # Hypothesis's examples follow from the test alone, and none is kept.
         hypothesis.settings.register_profile(
             "mutants", deadline=None, derandomize=True, database=None
         )
@@ -167,7 +161,6 @@ def run_tests(
     *,
     to_first_failure: bool = True,
 ) -> None:
-    """In this process."""
     os.chdir(ROOT)
     options = ["-q", "-p", "no:cacheprovider", "-m", "not long"]
     # It was imported before the plugins were looked for.
@@ -185,8 +178,6 @@ def try_tests(
     limits: Mapping[str, Limit],
     scratch: Path,
 ) -> Outcome:
-    """Whether one of these fails on the mutant."""
-
     def work(report: Report) -> None:
         if mutation is not None:
             install_mutant(mutation)
@@ -206,8 +197,8 @@ def run_seeds(
     limits: Mapping[str, Limit],
     probes: Probes | None = None,
 ) -> None:
-    """In this process, to the first seed that breaks a promise; with the judge of ``make sim``."""
-    from copperfs.lab.sim.seed_sweep import judge  # the mutant is loaded in this process only now
+    """To the first seed that breaks a promise, with the judge of ``make sim``."""
+    from copperfs.lab.sim.seed_sweep import judge  # the mutant is loaded only now
 
     for seed in seeds:
         name = f"seed {seed}"
@@ -268,9 +259,6 @@ def _check_usable(told: Sequence[Mapping[str, object]], scratch: Path) -> None:
 def observe(
     files: Sequence[str], seeds: Sequence[int], scratch: Path, *, with_probes: bool
 ) -> list[dict[str, object]]:
-    """All tests in these files and all seeds: the statements that each executes, and
-    its duration."""
-
     def work(report: Report) -> None:
         probes = install_probes(modules()) if with_probes else None
         if files:

@@ -1,7 +1,7 @@
 """Corpus writer: makes ``corpus/``, samples of what a peer could send to a node's port.
 
-Run ``python -m tests.net.make_corpus``. Each file is one connection. Every input that once broke a
-node becomes a file of its own.
+``python -m tests.net.make_corpus``: each file is one connection, among them every input that once
+broke a node.
 """
 
 import struct

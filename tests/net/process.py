@@ -1,9 +1,9 @@
-"""Relay node as a process: passes requests up its tree and replies down, and does nothing else.
+"""Relay node as a process: passes requests up its tree and replies down.
 
 ``python -m tests.net.process`` reads its ``Spec`` as one line of JSON from standard input. It
-prints ``listening``, and ``connected`` when its parent is. Each further line ``SIZE COUNT`` makes
-it request an object of that size COUNT times, one after the other, and print the seconds of each as
-JSON. It ends when its standard input does.
+prints ``listening``, and ``connected`` when its parent is. A line ``SIZE COUNT`` makes it request
+an object of that size COUNT times, one after the other, and print the seconds of each as JSON. It
+ends with its standard input.
 """
 
 import json
@@ -32,7 +32,6 @@ class Spec:
     roster: str
     me: int
     descriptor: int
-    """The inherited listening socket."""
     parent: int | None = None
     secret_key: str | None = None
     heartbeat_s: float = 2.0
@@ -49,7 +48,7 @@ class Relay:
         self.done = trio.Event()
         self._last = 0
         self._askers: dict[int, tuple[NodeId, int] | None] = {}
-        """The peer and the number of each request; None for a request of this node."""
+        """The peer and the number of each request; None for this node's own."""
         self._parts: dict[int, Payload] = {}
 
     def deliver(self, arrival: Arrival) -> None:
@@ -81,7 +80,7 @@ class Relay:
         index = 0
         while left > 0:
             size = min(left, PART_BYTES)
-            # The digest is computed once, as it is where the source is read.
+            # The digest is computed once, as where the source is read.
             if size not in self._parts:
                 self._parts[size] = payload_of(os.urandom(size))
             part = DataReply(ask.number, ask.epoch, index, total)

@@ -12,7 +12,7 @@ from copperfs.model.roster import Member
 from copperfs.transport import zmq_sockets as sockets
 
 POLL_S = 0.002
-"""The interval of polls for a state that signals no change. No test's outcome depends on it."""
+"""Between polls for a state that signals no change. No outcome depends on it."""
 
 
 async def polls(holds: Callable[[], bool]) -> None:
@@ -21,8 +21,6 @@ async def polls(holds: Callable[[], bool]) -> None:
 
 
 class RawPeer:
-    """A DEALER socket outside of any transport."""
-
     def __init__(
         self,
         member: Member,
@@ -60,7 +58,6 @@ class RawPeer:
         self.socket.send_multipart(frames, zmq.NOBLOCK)
 
     async def ended(self) -> None:
-        """Wait until the other end has closed the connection."""
         await polls(lambda: bool(self._monitor.poll(0)))
 
     async def receive(self) -> list[bytes]:
@@ -69,8 +66,6 @@ class RawPeer:
 
 
 class Tcp:
-    """A plain TCP connection."""
-
     def __init__(self, member: Member) -> None:
         host, port = member.endpoint.removeprefix("tcp://").split(":")
         self.socket = socket.create_connection((host, int(port)))
@@ -78,7 +73,6 @@ class Tcp:
 
     @classmethod
     def of(cls, connection: socket.socket) -> Self:
-        """Wraps a connection that exists already."""
         peer = cls.__new__(cls)
         peer.socket = connection
         return peer
@@ -90,7 +84,6 @@ class Tcp:
             return
 
     async def ended(self) -> None:
-        """Wait until the other end has closed the connection."""
         while True:
             await trio.lowlevel.wait_readable(self.socket)
             try:

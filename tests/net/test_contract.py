@@ -24,7 +24,6 @@ def make_world(request: pytest.FixtureRequest) -> MakeWorld:
 
 
 async def two(world: World) -> tuple[Node, Node]:
-    """A parent and its child, connected."""
     parent, child = await world.start(0), await world.start(1)
     child.transport.connect(parent.id)
     await parent.hears(Connected(child.id))
@@ -188,8 +187,7 @@ async def test_two_nodes_that_connect_to_each_other_keep_order_and_know_of_loss_
         assert one.received() == other.received() == [ask(number) for number in range(1000)]
         await other.stop()
         await one.hears(Lost(other.id))
-        # The node hears the loss of the first of two connections as a change to the second, not as
-        # the end.
+        # The node hears the loss of the first of two connections as a change to the second.
         told = one.said_of(other)
         assert told.count(Lost(other.id)) == 1
         assert told[-1] == Lost(other.id)

@@ -17,7 +17,6 @@ from tests.net.raw import Tcp
 from tests.net.world import LIMITS, Node, ask, trio_test, zero_world
 
 PATIENT = replace(LIMITS, handshake_s=600.0)
-"""Limits under which no peer is disconnected for being silent."""
 FULL = "too many connections that do not greet"
 
 
@@ -60,8 +59,7 @@ def has_ended(peer: Tcp) -> bool:
 @trio_test
 @pytest.mark.usefixtures("expects_a_crowd")
 async def test_who_comes_while_no_descriptor_is_left_is_turned_away_and_let_in_later() -> None:
-    """Otherwise connections would wait in the backlog, and ZeroMQ would retry accept without a
-    pause."""
+    """Otherwise ZeroMQ would retry accept without a pause."""
     async with zero_world(3, limits=PATIENT) as world:
         node, honest, late = await world.start(0), await world.start(1), world.transport(2)
         honest.transport.connect(node.id)

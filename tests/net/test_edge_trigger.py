@@ -1,9 +1,8 @@
 """Edge-triggered signals: no message stays unread because a call swallowed the signal of its
 arrival.
 
-Both ends of a connection send at once, from their own tasks and during deliveries. The test cancels
-tasks at random, the pump's waits among them. Without the check of POLLIN after a send (``touched``)
-this stalls; that was tried, by emptying that method.
+Both ends of a connection send at once, from their own tasks and during deliveries, and tasks are
+cancelled at random. Without the check of POLLIN after a send (``touched``) this stalls (tried).
 """
 
 import random
@@ -29,8 +28,7 @@ MESSAGES = 3000
 async def test_a_flood_both_ways_with_random_cancellation_loses_and_doubles_nothing(
     seed: int, disturbed: bool
 ) -> None:
-    """With *disturbed*, the pump's waits end at random as well; without it, only the signals wake
-    the pump."""
+    """With *disturbed*, the pump's waits end at random as well."""
     dice = random.Random(seed)
     async with zero_world(3) as world:
         parent, *children = [await world.start(i) for i in range(3)]
@@ -55,7 +53,6 @@ async def test_a_flood_both_ways_with_random_cancellation_loses_and_doubles_noth
 
 
 async def flood(sender: Node, receiver: Node, dice: random.Random) -> None:
-    """Sends all messages, in bursts, from tasks that are cancelled at any checkpoint."""
     number = 0
 
     async def some() -> None:
@@ -76,7 +73,6 @@ async def flood(sender: Node, receiver: Node, dice: random.Random) -> None:
 
 
 async def disturb(nodes: list[Node], dice: random.Random) -> None:
-    """Interrupts the pump's waits."""
     while True:
         transport = dice.choice(nodes).transport
         assert isinstance(transport, ZeroTransport)
@@ -108,7 +104,7 @@ async def test_two_nodes_that_answer_each_message_with_a_message_never_stall() -
 
 @trio_test
 async def test_a_send_that_takes_in_the_signal_of_a_message_wakes_the_pump() -> None:
-    """The hazard in isolation: the message is there, its signal is gone, the pump sleeps."""
+    """The message is there, its signal is gone, the pump sleeps."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     one.bind("inproc://pair")

@@ -26,7 +26,6 @@ TOO_MUCH = MESSAGE_BYTES_MAX + 10_000
 
 
 async def send_all(peer: Tcp, data: bytes) -> None:
-    """Sends at the speed of the other end, as much as it takes."""
     view = memoryview(data)
     while view:
         try:
@@ -38,8 +37,7 @@ async def send_all(peer: Tcp, data: bytes) -> None:
 
 
 async def flood(peer: Tcp, piece: bytes, node: Node) -> None:
-    """Sends until the node has disconnected the peer. The kernel may not report that to the
-    writer."""
+    """Sends until the node has disconnected the peer, which the kernel may not report."""
 
     async def write() -> None:
         while True:
@@ -53,7 +51,7 @@ async def flood(peer: Tcp, piece: bytes, node: Node) -> None:
 
 
 async def shake_hands(peer: Tcp) -> None:
-    """Completes the handshake: ZeroMQ treats a message before its own READY as an error."""
+    """ZeroMQ treats a message before its own READY as an error."""
     peer.send(NULL + READY)
     came = 0
     while came <= len(NULL) + len(b"\x04\x29\x05READY"):
@@ -157,7 +155,7 @@ def test_years_of_heartbeats_are_no_message() -> None:
 
 
 def test_the_kernel_says_what_was_read() -> None:
-    """On a real connection; bytes that wait in the kernel do not count."""
+    """Bytes that wait in the kernel do not count."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as one,

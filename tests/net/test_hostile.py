@@ -1,7 +1,6 @@
 """Hostile peers: nothing that a peer sends or does reaches others or brings a node down.
 
-Each test has an honest child beside the hostile peer. At the end the node still serves the child,
-over the connection that it had.
+At the end of each test the node still serves an honest child over the connection that it had.
 """
 
 import os
@@ -52,8 +51,8 @@ class Scene:
 
 @asynccontextmanager
 async def scene(*, hasty: bool = False) -> AsyncIterator[Scene]:
-    """A node with an honest child, which it serves before and after. With *hasty* the node waits
-    only briefly for a greeting; the child waits long, so that a busy machine decides nothing."""
+    """A node with an honest child. With *hasty* the node waits only briefly for a greeting; the
+    child waits long, so that a busy machine decides nothing."""
     async with zero_world(3) as world:
         node, honest = await world.start(0, HASTY if hasty else None), await world.start(1)
         honest.transport.connect(node.id)
@@ -239,7 +238,6 @@ async def test_a_peer_that_does_not_greet_is_turned_out() -> None:
 
 @trio_test
 async def test_a_node_that_does_not_greet_back_is_left() -> None:
-    """The peer acts like a stopped process: the kernel still accepts connections for it."""
     async with zero_world(2, limits=HASTY) as world:
         stopped = world.listener(0)
         child = await world.start(1)

@@ -17,7 +17,7 @@ from tests.net.world import Node, ZeroWorld, ask, trio_test, zero_world
 
 
 class Resolver:
-    """Answers as told. It answers a held name only once the test releases that name."""
+    """Answers a held name only once the test releases it."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, list[str]] = {}
@@ -50,7 +50,6 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
 
 
 def name_all(world: ZeroWorld, resolver: Resolver, address: str = "127.0.0.1") -> None:
-    """Node *i* is ``node<i>`` to the others."""
     members = []
     for each in world.roster.members:
         port = each.endpoint.rpartition(":")[2]
@@ -117,7 +116,6 @@ async def test_a_node_that_comes_back_elsewhere_is_found(resolver: Resolver) -> 
 async def moved(
     world: ZeroWorld, resolver: Resolver, address: str, family: int, child: Node
 ) -> None:
-    """Node 0 restarts at another address, and its child finds it there."""
     port = int(world.roster.member(NodeId(0)).endpoint.rpartition(":")[2])
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

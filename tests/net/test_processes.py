@@ -24,7 +24,7 @@ ANY = Version(1, 2, 3, 4)
 async def process(
     world: ZeroWorld, node: int, parent: int | None = None, silent_s: float = 10.0
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A node process, killed at the end. The context begins when the node listens."""
+    """Killed at the end. The context begins when the node listens."""
     with world.listener(node) as listener:
         spec = Spec(
             world.roster.to_json(),
@@ -109,7 +109,6 @@ async def test_a_stopped_process_is_lost_by_its_silence() -> None:
 
 @trio_test
 async def test_a_listening_socket_is_inherited_and_answers_what_connected_before() -> None:
-    """The kernel accepts connections from the moment that the launcher listens."""
     async with zero_world(2) as world:
         child = await world.start(1)
         child.transport.connect(NodeId(0))

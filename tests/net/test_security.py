@@ -25,10 +25,9 @@ def greeting(roster: Roster, speaker: int, listener: int = 0, serial: int = 1) -
 
 
 async def refused(node: Node, peer: RawPeer, *, strangers: int = 1) -> None:
-    """The node closes and counts the peer's connection, and delivers nothing from it."""
     await peer.ended()
     await polls(lambda: node.transport.statistics().strangers >= strangers)
-    # The node counts the peer when it refuses the greeting, and only then closes the connection.
+    # The node counts the peer before it closes the connection.
     await polls(lambda: node.transport.statistics().connections == 0)
     assert not node.heard
 
@@ -51,7 +50,7 @@ async def test_a_client_without_curve_is_refused() -> None:
             peer.send(greeting(world.roster, 1))
             await peer.ended()
             assert not node.heard
-        # Either end may notice first and close. This end leaves it to the node, which counts it.
+        # Either end may close first. This one leaves it to the node, which counts it.
         plain = Tcp(member)
         plain.send(STREAMS["no-greeting"])
         await plain.ended()
@@ -80,7 +79,6 @@ async def test_a_node_that_connects_in_the_name_of_another_is_refused() -> None:
 
 @trio_test
 async def test_a_node_cannot_take_over_the_connection_of_another() -> None:
-    """The test tries by its greeting and by its routing id."""
     async with zero_world(3, curve=True) as world:
         node, honest = await world.start(0), await world.start(1)
         honest.transport.connect(node.id)
@@ -111,7 +109,6 @@ async def test_a_hello_in_the_name_of_another_ends_the_connection() -> None:
 
 @trio_test
 async def test_the_server_has_to_have_its_key_too() -> None:
-    """Another process listens at the address of a node of the roster."""
     async with zero_world(3, curve=True) as world:
         child = await world.start(1)
         wrong = ZeroTransport(
@@ -128,7 +125,6 @@ async def test_the_server_has_to_have_its_key_too() -> None:
 
 
 def swapped(roster: Roster) -> Roster:
-    """A forged roster: node 2 has the address of node 0."""
     members = list(roster.members)
     members[2] = dataclasses.replace(members[2], endpoint=members[0].endpoint)
     return Roster(roster.job, tuple(members))

@@ -18,7 +18,6 @@ OTHER = VERSION + 1
 
 
 def make_other(node: Node) -> None:
-    """Makes the node another version, as far as its greetings show."""
     transport = node.transport
     assert isinstance(transport, ZeroTransport)
     greet = transport.greet

@@ -1,7 +1,7 @@
 """Test nodes: their transports, the messages each received, and waiting for them.
 
-``ZeroWorld`` runs them over ZeroMQ on loopback, ``MemoryWorld`` over the in-process fake. No test
-sleeps: it waits for a message, and fails at a generous deadline.
+``ZeroWorld`` runs them over ZeroMQ on loopback, ``MemoryWorld`` over the in-process fake. A test
+waits for a message, and fails at a generous deadline.
 """
 
 import functools
@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 
 def trio_test(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Runs an async test, with the deadline."""
-
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         async def main() -> None:
@@ -58,19 +56,16 @@ def ask(number: int, path: bytes = b"etc/hosts") -> Request:
 
 
 def part(number: int, data: bytes | memoryview) -> tuple[DataReply, Payload]:
-    """An object of one part, and its payload."""
     return DataReply(number, 0, 0, len(data)), payload_of(data)
 
 
 class Node:
-    """A node under test: its transport, and all that it received."""
-
     def __init__(self, node: NodeId, transport: Transport) -> None:
         self.id = node
         self.transport = transport
         self.heard: list[Arrival] = []
         self.answer: Callable[[Arrival], None] | None = None
-        """An extra action for each arrival, called during its delivery."""
+        """Called during the delivery of each arrival."""
         self.ended = trio.Event()
         self._changed = trio.Event()
 
@@ -81,7 +76,6 @@ class Node:
         self._changed.set()
 
     async def until(self, holds: Callable[[], T]) -> T:
-        """Waits until *holds* is true of what the node received."""
         while not (value := holds()):
             self._changed = trio.Event()
             await self._changed.wait()
@@ -98,7 +92,6 @@ class Node:
         ]
 
     def said_of(self, peer: "Node") -> list[Arrival]:
-        """The Connected and Lost arrivals of *peer*, in order."""
         return [
             arrival
             for arrival in self.heard
@@ -120,9 +113,7 @@ class Node:
 
 
 class World(Protocol):
-    async def start(self, node: int) -> Node:
-        """Starts a node, or starts it again."""
-        ...
+    async def start(self, node: int) -> Node: ...
 
 
 MakeWorld = Callable[[int], AbstractAsyncContextManager[World]]
@@ -140,8 +131,7 @@ class MemoryWorld:
 
 
 class ZeroWorld:
-    """*count* nodes, each with a place in the roster and a reserved port, silent until its
-    start."""
+    """Each with a place in the roster and a reserved port, silent until its start."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Old defects: faults that a lab of one healthy host could not show, each put back for a test.
 
-A patch changes only the model or the node. A random run that passes without the defect has to fail
-with it, by the checkers that judge all runs.
+A random run that passes without the defect has to fail with it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ Patch = pytest.MonkeyPatch
 
 
 def device_numbers_in_versions(patch: Patch) -> None:
-    """Nodes compare the numbers that they show, which contain the device on any filesystem but the
-    root's."""
+    """The numbers contain the device on any filesystem but the root's."""
 
     def number(self: SimulatedClient, inode: int, filesystem: int) -> int:
         return inode ^ self.device << 32 if filesystem else self.raw_number(inode)

@@ -19,7 +19,6 @@ FILE, OTHER = Path(b"lib/a.py"), Path(b"lib/b.py")
 
 @pytest.fixture
 def world() -> World:
-    """Three nodes, of which the root has read a file."""
     world = World(1, Job(3, fanout=2))
     world.source.add(FILE, 100)
     world.source.add(OTHER, 1)
@@ -142,7 +141,6 @@ def test_an_error_is_excused_only_where_the_source_gave_one(world: World) -> Non
 
 
 def test_a_sick_client_of_the_source_is_passed_over(world: World) -> None:
-    """The root cannot read, and the nodes that asked it read for themselves."""
     world.sicken(0, is_sick=True)
     world.read(1, OTHER)
     assert world.run_until_read()

@@ -18,7 +18,6 @@ JOB = Job(4, fanout=2, chunk_bytes=CHUNK, tree_max_bytes=CHUNK, inodes="auto")
 
 
 def world_of(job: Job = JOB, **machine: object) -> World:
-    """A world whose nodes are in touch and have compared their inode numbers."""
     world = World(1, job)
     world.machines = {node: Machine(**machine) for node in range(job.nodes)}  # type: ignore[arg-type]
     world.source.filesystems[Path(b"lib")] = 7
@@ -98,8 +97,8 @@ def test_who_leaves_numbers_out_though_all_agree_is_seen() -> None:
 
 
 def written_twice(ahead_s: float) -> World:
-    """A file is written twice within a tick of the server's clock. Node 0, whose own clock is ahead
-    of the server's, reads it in between."""
+    """A file is written twice within a tick of the server's clock. Node 0, whose own clock is
+    ahead, reads it in between."""
     world = world_of(Job(2, inodes="auto"), ahead_s=ahead_s)
     world.source.tick_s = 0.01
     world.run(3.0 - world.clock.now)  # where a tick begins
@@ -128,7 +127,6 @@ def test_bytes_of_a_version_that_had_not_settled_are_seen(monkeypatch: pytest.Mo
 
 
 def test_a_node_by_its_own_clock_is_never_woken_too_early() -> None:
-    """The node's clock began elsewhere, and runs a little faster or slower."""
     world = World(1, Job(3, fanout=2, revalidate_s=1.0))
     for node, (boot_s, rate) in enumerate(((12345.678, 1 + 5e-5), (1e5, 1 - 5e-5), (0.1, 1.0))):
         world.machines[node] = Machine(boot_s=boot_s, rate=rate)

@@ -41,7 +41,7 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize("seed", [3, 17, 20])
 def test_the_fast_path_is_equal(seed: int) -> None:
-    """Without codec and bytes a run has the same trace, if messages are given the same sizes."""
+    """If messages are given the same sizes without codec and bytes."""
     digests = []
     for exact in (True, False):
         run = RandomRun(seed, exact)

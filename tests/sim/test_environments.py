@@ -106,7 +106,7 @@ def test_only_who_asks_for_a_sick_name_is_told(error: int) -> None:
 
 
 def test_a_name_that_hangs_is_left_behind_and_its_reader_is_told_at_its_deadline() -> None:
-    """The reader has waited for the scan before, and that time counts."""
+    """The time that the reader has waited for the scan counts."""
     world = world_of()
     world.source.hanging[SICK] = FOREVER
     world.start()

@@ -2,8 +2,8 @@
 others.
 
 ``tests/cluster/test_dataset.py`` checks this with real daemons; here it includes the moments before
-the other nodes know of the loss. Memory is smaller than a node's own chunks, so a node reads again
-any chunk that its disk did not keep.
+the other nodes know of the loss. A node reads again any chunk that its disk did not keep, since
+memory is small.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ def dataset(seed: int) -> World:
 
 
 def read_epoch(world: World, random: Random) -> None:
-    """Reads each file once, on a node drawn anew; each node reads one file after the other."""
+    """Each file once, on a node drawn anew; each node reads one file after the other."""
     living, files = world.alive(), world.source.files()
     random.shuffle(files)
     while files:
@@ -53,7 +53,6 @@ def key_of(world: World, path: Path, offset: int) -> ChunkKey:
 
 
 def owned_by(world: World, node: int) -> Chunks:
-    """The chunks that this node owns. All chunks have been read, so the source has counted each."""
     core = world[node].node
     return Chunks(
         each for each in world.source.chunk_counts if core.owns_chunk(key_of(world, *each))

@@ -1,6 +1,6 @@
 """Simulated failures as peers observe them: the times and signals measured of the real transport.
 
-Two ports have no node, so that nothing reacts to the messages.
+Two ports have no node that would react.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,6 @@ ONE_MIB = content_of(Path(b"f"), Version(1 << 20, 0, 0, 1), with_bytes=True)
 
 @dataclass
 class Listener:
-    """Records each event and its time."""
-
     clock: VirtualClock
     heard: list[tuple[float, str | int]] = field(default_factory=list)
 

@@ -17,7 +17,7 @@ FILE, VERSION = Path(b"f"), Version(100, 0, 0, 1)
 
 
 def test_the_credit_of_an_offer_by_a_stranger_goes_back() -> None:
-    """Without the credit the sender could push nothing more over this connection."""
+    """Otherwise the sender could push nothing more over this connection."""
     node = Node(Policy(b"/src", b"/mnt"), Limits(1 << 30, 1 << 20, None, 10.0), Trees(2, ROOT))
     blobs = SimulatedBlobs()
     node.attach(blobs)

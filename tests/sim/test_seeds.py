@@ -1,7 +1,5 @@
-"""Random runs, judged by the checkers; ``copperfs sim replay --seed N`` shows one.
-
-This file runs a few seeds and those that failed once (``failed-seeds.txt``); ``make sim`` runs 300.
-"""
+"""Random runs, judged by the checkers: a few seeds and those that failed once
+(``failed-seeds.txt``); ``make sim`` runs 300."""
 
 from pathlib import Path
 

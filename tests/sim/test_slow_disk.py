@@ -1,7 +1,7 @@
 """Disks slower than the source: the source still gives each chunk only once.
 
-Memory is smaller than a node's own chunks, and few may be unwritten, so a node reads again any
-chunk that its disk did not keep.
+Memory is small, and few chunks may be unwritten, so a node reads again any chunk that its disk did
+not keep.
 """
 
 from random import Random

@@ -1,9 +1,8 @@
 """Stalled seeds: schedules of faults, in virtual time, in which a read once waited longer than
-needed.
+needed (``docs/simulator.md``).
 
-``docs/simulator.md`` tells what each of them found. A seed draws the schedule, what each of the 16
-nodes reads, and when. It shows its defect only while the run draws exactly the same numbers. A
-change of that has to undo the fix and find other seeds (``python -m tests.chaos.simulated``).
+A seed shows its defect only while the run draws exactly the same numbers. A change of that has to
+undo the fix and find other seeds (``python -m tests.chaos.simulated``).
 """
 
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.chaos.simulated import SIMULATED, carry_out
 
 SETUP = Setup(nodes=16, fanout=3, rate=25.0)
 READS_MIN = 1000
-"""The least number of counted reads, of nodes that were there."""
 
 
 def read_stalled_seeds() -> list[tuple[int, float]]:

@@ -1,8 +1,8 @@
 """Stalls: how long a read waits for one fault, in virtual time.
 
-A machine's noise plays no part, so only the deadlines and the order of requests decide. Sixteen
-nodes read files that come up the tree and files that have owners, while one node fails and
-recovers. ``tests/chaos`` reports this of real nodes, with the machine's share added.
+Only the deadlines and the order of requests decide. Sixteen nodes read files that come up the tree
+and files that have owners, while one node fails and recovers. ``tests/chaos`` reports this of real
+nodes.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,11 @@ from copperfs.model.types import Path
 
 NODES, FILES = 16, 200
 RATE = 25.0
-"""Files that each node reads a second."""
 BEGINS_S, HEALED_S, ENDS_S = 0.5, 2.0, 4.0
 SIZES = (100, 1000, 10_000, 200_000)
 
 
 def reading(seed: int) -> World:
-    """A running world in which every node reads until ``ENDS_S`` from now."""
     ring = Path(b"ring")
     world = World(seed, Job(NODES, fanout=3, chunk_bytes=MIB, ring=(ring,)), exact=False)
     world.trace.keep(0)

@@ -1,6 +1,6 @@
 """Failure detection in three layers: each detects a failure that the other two miss or detect late.
 
-Each test disables the other layers; the tests that leave a layer out show its purpose.
+Each test disables the other layers.
 """
 
 from dataclasses import replace
@@ -21,7 +21,6 @@ PARENT, CHILD = 1, 3
 
 
 def job(patience: Timeouts) -> World:
-    """A job of 7 nodes at rest, with two levels below the root."""
     world = World(1, Job(7, fanout=2, patience=patience))
     for path in FILES:
         world.source.add(path, 100)
@@ -46,7 +45,6 @@ def test_a_process_that_ends_is_noticed_by_its_connections_alone() -> None:
 
 
 def test_a_loop_that_hangs_is_noticed_by_what_it_owes_alone() -> None:
-    """The node's connections stay, and no peer may be declared dead."""
     world = job(NO_HEARTBEATS)
     assert read(world, FILES[0]).is_well
     world.hang(PARENT)
@@ -63,7 +61,7 @@ def test_a_loop_that_hangs_is_not_noticed_by_its_connections() -> None:
 
 
 def test_a_machine_that_is_gone_is_noticed_by_heartbeats_though_nobody_asks_it_anything() -> None:
-    """The others notice before any request, so no reader waits at all."""
+    """The others notice before any request, so no reader waits."""
     world = job(NO_HEDGING)
     world.power_off(PARENT)
     world.run(4.0)

@@ -1,8 +1,7 @@
 """A source that can be slow, broken or hung on command, for tests.
 
-It is ``copperfs pfs-sim`` (``copperfs/lab/pfs_sim/``) without what makes that one slow by default:
-no latency, as many servers as needed, no limit of bandwidth, nothing cached. A test adds what it is
-about:
+It is ``copperfs pfs-sim`` with no latency, as many servers as needed, no limit of bandwidth, and
+nothing cached. A test adds its own:
 
     with StandIn(source) as slow:
         slow.set_latency(per_read_s=0.02)

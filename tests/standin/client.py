@@ -1,8 +1,8 @@
 """`StandIn`: a `pfs-sim` process of the test's own, which it always removes.
 
-The removal has three steps, each bounded in time: ask the process to stop; kill it by its pid,
-which closes `/dev/fuse` and so fails every request that waits on the mount; unmount lazily what is
-then left. If the test's process dies, the stand-in ends by itself.
+Each step is bounded in time: ask the process to stop; kill it by its pid, which fails every request
+that waits on the mount; unmount lazily what is left. If the test's process dies, the stand-in ends
+by itself.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ STOP_TIMEOUT_S = 5.0 * PATIENCE
 
 
 class StandIn(PfsSim):
-    """A running stand-in for `source`.
-
-    It is mounted at `mountpoint`, by default a new directory, or at several `mountpoints`: each is
-    a client with caches of its own.
-    """
+    """It is mounted at `mountpoint`, by default a new directory, or at several `mountpoints`: each
+    is a client with caches of its own."""
 
     def __init__(
         self,
@@ -116,13 +113,12 @@ class StandIn(PfsSim):
             raise
 
     def kill(self) -> None:
-        """End the process at once, as a crash would; the mount then answers ENOTCONN."""
+        """As a crash would; the mount then answers ENOTCONN."""
         if self._daemon is not None:
             self._daemon.process.kill()
             self._daemon.process.wait()
 
     def unmount(self) -> None:
-        """Unmount the mount points, whether or not any process answers behind them."""
         for mountpoint in map(absolute, self._settings.mountpoints):
             while mount_at(mountpoint) is not None:
                 try:
@@ -132,7 +128,6 @@ class StandIn(PfsSim):
                         raise
 
     def stop(self) -> None:
-        """End it in any state, and leave nothing behind."""
         if self._daemon is not None and self._daemon.process.poll() is None:
             with contextlib.suppress(ControlError):
                 super().stop()
@@ -156,7 +151,6 @@ class StandIn(PfsSim):
         self.set(latency_s=per_op_s, read_latency_s=per_read_s)
 
     def heal(self) -> None:
-        """Remove all rules and all latency."""
         super().heal()
         self.set_latency(per_op_s=0.0, per_read_s=0.0)
 

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @pytest.fixture(params=[False, True], ids=["direct", "cached"])
 def standin(request: pytest.FixtureRequest, tmp_path: FilePath) -> Iterator[StandIn]:
-    """With the kernel's page cache, and without, as some filesystems are mounted."""
+    """Some filesystems are mounted without the kernel's page cache."""
     settled(tmp_path / "file", content_of(6 * MIB))
     with StandIn(tmp_path, page_cache=request.param) as running:
         yield running
@@ -29,7 +29,7 @@ def standin(request: pytest.FixtureRequest, tmp_path: FilePath) -> Iterator[Stan
 @pytest.mark.parametrize("size", [64 * 1024, 256 * 1024, MIB])
 @pytest.mark.parametrize("order", [[3], [0], [5], [0, 1, 2], [4, 2, 0]])
 def test_nothing_but_the_chunks_is_read(order: list[int], size: int, standin: StandIn) -> None:
-    """Reads after which the kernel would read ahead, at once or after the next one."""
+    """The kernel would read ahead after these, at once or after the next one."""
     content = content_of(6 * MIB)
 
     async def main() -> None:
@@ -62,7 +62,7 @@ def test_a_whole_file_is_read_once(standin: StandIn) -> None:
 def test_a_chunk_that_cannot_be_read_is_tried_once_more_with_a_new_descriptor(
     standin: StandIn,
 ) -> None:
-    """An evicted client of Lustre gets errors from files that were open, and from nothing else."""
+    """An evicted client of Lustre gets errors from open files, and from nothing else."""
 
     async def main() -> None:
         async with make(standin.mountpoint) as source:
@@ -120,7 +120,7 @@ def test_a_file_that_hangs_leaves_threads_for_the_others(tmp_path: FilePath) -> 
         async with make(slow.mountpoint, concurrency=4, deadline_s=0.0) as source:
             rule = slow.hang("hung", ops=["read"])
             chunks = []
-            # one after the other, since no request waits for an open file either
+            # one after the other, since no request waits for an open file
             for n in range(2):
                 chunks.append(source.start(chunk_of(b"hung", hung, n * 4096, 4096)))
                 await trio.to_thread.run_sync(slow.wait_for_hanging, n + 1)

@@ -1,7 +1,5 @@
-"""The contract of the source where it is slow, so that scans are shared between threads.
-
-This is the suite of ``test_source_contract.py``, in the same words, over the stand-in.
-"""
+"""The contract of the source where it is slow, so that scans are shared between threads: the suite
+of ``test_source_contract.py``, over the stand-in."""
 
 import errno
 import os
@@ -24,9 +22,7 @@ pytestmark = pytest.mark.mount
 
 NAMES = 60
 HANDS_MAX = 8
-"""The most threads that look up the names of one directory at a time: ``pool.c``."""
 STUCK_MAX, LEFT_MAX = 128, 4
-"""The values of ``pool.c`` and ``watch.c``."""
 
 
 @dataclass
@@ -48,7 +44,7 @@ class Slow:
         without: frozenset[bytes] = frozenset(),
         unknown: frozenset[bytes] = frozenset(),
     ) -> None:
-        """The scan equals the system's own, in its order; of *unknown* names it has only number and
+        """The scan equals the system's own, in its order; *unknown* names have only number and
         type."""
         order = [os.fsencode(name) for name in sorted(os.listdir(self.tree / "d"))]
         assert [name for name, _ in listing.rows()] == [n for n in order if n not in without]
@@ -253,7 +249,6 @@ def test_only_so_many_threads_hang_in_scans(slow: Slow) -> None:
                 return source.fetcher.statistics().stuck
 
             async def scan_one_more() -> None:
-                """Wait until the scan has ended, or one more thread hangs."""
                 before, scan = stuck(), source.start(scan_of(names.pop()))
                 while scan not in source.arrived and stuck() <= before:
                     source.fetcher.replace_stuck()
@@ -296,7 +291,7 @@ def test_what_opening_a_directory_takes_does_not_count_for_its_names(slow: Slow)
 
 
 def test_where_all_names_are_slow_none_is_left_behind(slow: Slow) -> None:
-    """Longer than the scan waits for a name that hangs, and as long as each other."""
+    """Longer than the scan waits for a name that hangs."""
 
     async def main() -> None:
         async with slow.source() as source:
@@ -314,7 +309,7 @@ def test_threads_that_hang_in_a_scan_are_replaced(slow: Slow) -> None:
     rule = slow.standin.hang("d/n30", ops=["lookup"])
 
     async def main() -> None:
-        # no deadline at all: an operation counts as hung if it is under way when another one begins
+        # without a deadline an operation counts as hung if it is under way when another one begins
         async with slow.source(concurrency=1, deadline_s=0.0) as source:
             version = await source.version(b"quick")
             scan = source.start(scan_of(b"d"))

@@ -1,7 +1,4 @@
-"""The stand-in meets what tests assume of it: same bytes, real latency, faults on command.
-
-These tests mount for real.
-"""
+"""The stand-in meets what tests assume of it: same bytes, real latency, faults on command."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ def test_latency_is_paid_by_each_but_not_in_turn(slow: StandIn) -> None:
     start = time.monotonic()
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(os.lstat, names))
-    # Each path is a few operations long; in turn, 16 of them would take 16 * 3 * 0.2 s = 10 s.
+    # In turn, 16 paths would take 16 * 3 * 0.2 s = 10 s.
     assert 0.2 <= time.monotonic() - start < 3
 
 
@@ -201,7 +198,7 @@ def test_it_goes_away_with_the_process_that_started_it(source: Path, tmp_path: P
     done = subprocess.run(
         [sys.executable, "-c", script, str(source), str(mountpoint)],
         cwd=project,
-        # When it is killed its own small directory stays; here it is removed with the test's.
+        # Killed, it leaves its own small directory, which the test's end removes.
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,

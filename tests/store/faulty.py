@@ -1,8 +1,7 @@
 """Faulty disk: the real file operations, with faults at exactly chosen moments.
 
-It counts all operations, in every thread. ``failing`` makes operations of a name fail from now on.
-``at`` calls something at the n-th operation of all. ``hold`` keeps operations of a name waiting
-until the test releases them. Every other operation runs for real.
+``failing`` makes operations of a name fail from now on. ``at`` calls something at the n-th
+operation of all threads. ``hold`` keeps operations of a name waiting until the test releases them.
 """
 
 import os
@@ -16,10 +15,8 @@ from copperfs.chunkstore.disk_ops import READ, Files, RealFiles
 @dataclass
 class FaultyFiles(RealFiles):
     failing: dict[str, int] = field(default_factory=dict)
-    """The errno with which an operation fails, by the operation's name."""
     at: dict[int, Callable[[], None]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
-    """The names of all operations so far."""
     free: int | None = None
     _held: dict[str, threading.Event] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -109,7 +106,7 @@ class ShortFiles(RealFiles):
 def load_in_steps(
     files: Files, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
 ) -> bytes | None:
-    """``load`` by the other operations, so that each of them can be made to fail."""
+    """``load`` by the other operations, so that each of them can fail."""
     fd = files.open(path, READ, directory)
     try:
         if files.stat(fd).st_size != size:

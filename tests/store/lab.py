@@ -22,12 +22,12 @@ SOURCE = b"/some/source"
 CHUNK_BYTES = 1 << 20
 SIZE = 10_000
 COST = in_pages(4096 + SIZE)
-"""The bytes that a chunk of SIZE bytes takes on disk; in memory it takes a page less."""
+"""On disk; in memory it takes a page less."""
 AMPLE = DiskLimits(64 << 20, free_bytes_min=0, probe_min_s=0.01, probe_max_s=0.01)
 
 
 def many(times: int) -> int:
-    """*times*, scaled by the factor that ``make sanitize`` sets."""
+    """Scaled by the factor of ``make sanitize``."""
     return max(1, round(times * float(os.environ.get("COPPERFS_KILLS", "1"))))
 
 
@@ -51,12 +51,10 @@ def chunk(number: int, size: int = SIZE, version: int = 1) -> Chunk:
 
 
 def limits(chunks: int, **others: int | float) -> DiskLimits:
-    """A budget for this many chunks of SIZE bytes on disk."""
     return replace(AMPLE, budget_bytes=chunks * COST, **others)  # type: ignore[arg-type]
 
 
 async def holds_bytes(store: Store, number: int, size: int = SIZE, version: int = 1) -> bool:
-    """Whether a read returns the chunk; wrong bytes fail the test."""
     found = await store.read(key(number, version))
     if found is None:
         return False
@@ -84,7 +82,6 @@ async def disk_store(
     source: bytes = SOURCE,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> AsyncIterator[DiskStore]:
-    """A store in *path*, run as a daemon runs it from its start to its end."""
     store = await open_store(str(path), budget, source=source, chunk_bytes=chunk_bytes, files=files)
     async with running(store):
         yield store
@@ -101,6 +98,5 @@ def chunk_files(path: FilePath) -> list[FilePath]:
 
 
 def disk_bytes(path: FilePath) -> int:
-    """Bytes that chunk files take, in whole pages, including files still being written."""
     files = [*chunk_files(path), *(path / "tmp").iterdir()]
     return sum(in_pages(file.stat().st_size) for file in files)

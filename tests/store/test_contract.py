@@ -25,7 +25,6 @@ from tests.store.lab import (
 )
 
 MakeStore = Callable[[int], AbstractAsyncContextManager[Store]]
-"""Makes a store with room for this many chunks of SIZE bytes."""
 
 
 @pytest.fixture

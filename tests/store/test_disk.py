@@ -174,7 +174,6 @@ async def all_hold(path: FilePath, files: Files | None) -> None:
 
 
 def is_cached(file: FilePath) -> bool:
-    """Whether the page cache holds the first page of *file*."""
     fd = os.open(file, os.O_RDONLY)
     try:
         os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
@@ -195,7 +194,6 @@ async def test_large_chunks_are_read_past_the_cache_of_the_kernel(tmp_path: File
 
 @pytest.fixture
 def ramfs(tmp_path: FilePath) -> Iterator[FilePath]:
-    """A filesystem that keeps its files in the page cache only."""
     subprocess.run(["mount", "-t", "ramfs", "none", tmp_path], check=True)
     yield tmp_path
     subprocess.run(["umount", tmp_path], check=True)
@@ -265,8 +263,7 @@ def flip(file: FilePath, offset: int) -> None:
 
 
 def put_a_link(file: FilePath) -> None:
-    """Replaces the file by a link to it: the content is intact, but others could choose where it
-    leads."""
+    """The content is intact, but others could choose where the link leads."""
     file.rename(file.with_name("x"))
     file.symlink_to("x")
 
@@ -339,8 +336,8 @@ async def test_the_file_of_another_chunk_is_an_erasure(tmp_path: FilePath) -> No
 
 
 def on_standing_clock(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs *main* on a clock that jumps ahead whenever everything sleeps. A wait for the disk has
-    no deadline here, because its time would pass as well."""
+    """The clock jumps ahead whenever everything sleeps. A wait for the disk has no deadline here,
+    because its time would pass as well."""
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
 
 
@@ -427,7 +424,7 @@ async def test_what_is_being_read_is_not_evicted(tmp_path: FilePath) -> None:
 
             nursery.start_soon(read)
             await until(lambda: files.done[-1] == "preadv")
-            # Chunk 0 was used last before these, and they evict everything else.
+            # Chunk 0 was used last, and these evict everything else.
             for number in range(3, 9):
                 await fill(store, range(number, number + 1))
             assert store.holds(key(0))
@@ -550,7 +547,6 @@ async def test_a_write_without_room_that_nobody_foresaw_pushes_out_the_oldest(
 
 @pytest.fixture
 def small_disk(tmp_path: FilePath) -> Iterator[FilePath]:
-    """A filesystem of 2 MiB."""
     mount = tmp_path / "disk"
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", mount], check=True)
@@ -741,8 +737,8 @@ async def test_a_read_that_fails_is_an_erasure_unless_it_is_our_own_trouble(
 async def test_every_single_operation_may_fail_once(
     tmp_path: FilePath, expected_warnings: ExpectWarning
 ) -> None:
-    """Fails the n-th operation, for every n of a short life. No reader gets an error or a wrong
-    byte, and afterwards the counts match the disk."""
+    """The n-th operation, for every n of a short life. No reader gets an error or a wrong byte, and
+    afterwards the counts match the disk."""
 
     def fail() -> None:
         raise OSError(errno.EIO, "at the chosen moment")
@@ -814,7 +810,6 @@ def test_reads_of_a_disk_that_hangs_go_to_the_source_before_those_who_ask_turn_a
     loaded: list[tuple[Event, float]] = []
 
     async def fetched(tier: ChunkDisk, *numbers: int) -> float:
-        """Seconds until all of these loads were given up."""
         loaded.clear()
         before = trio.current_time()
         for number in numbers:
@@ -824,7 +819,7 @@ def test_reads_of_a_disk_that_hangs_go_to_the_source_before_those_who_ask_turn_a
         return max(at for _, at in loaded) - before
 
     async def main() -> None:
-        # A daemon's limits, but writes have no deadline, because this clock jumps.
+        # A daemon's limits, but no deadline for writes, because this clock jumps.
         limits = DiskLimits(64 << 20, free_bytes_min=0, deadline_s=math.inf)
         store = await open_store(
             str(tmp_path / "store"), limits, source=SOURCE, chunk_bytes=CHUNK_BYTES, files=files

@@ -2,8 +2,8 @@
 operation.
 
 A store finds afterwards either all of a chunk or nothing. Nothing half-written stays, the budget
-holds, and the directory is free. A seed identifies a random run. The machine decides where exactly
-the kill hits the writer, which is why every single operation is hit as well.
+holds, and the directory is free. The machine decides where a random kill hits the writer, so every
+single operation is hit as well.
 """
 
 import os
@@ -32,7 +32,7 @@ from tests.store.lab import (
 from tests.store.writer import HASTY, KEYS, size_of
 
 CHUNKS = 30
-"""The budget. The writer writes 60 chunks, most of them larger, so it evicts all the time."""
+"""The writer writes 60 chunks, most of them larger, so it evicts all the time."""
 WITHIN_S = 60.0
 
 
@@ -42,7 +42,6 @@ def command(path: FilePath, seed: int, *steps: int) -> list[str]:
 
 
 def wait_for(process: subprocess.Popen[bytes], dots: int) -> None:
-    """Waits until the writer is ready and has printed this many dots."""
     assert process.stdout is not None
     seen = b""
     deadline = time.monotonic() + WITHIN_S
@@ -54,8 +53,6 @@ def wait_for(process: subprocess.Popen[bytes], dots: int) -> None:
 
 
 def judge(path: FilePath) -> int:
-    """Opens the remains; returns how many chunks the store serves."""
-
     async def main() -> int:
         async with disk_store(path, limits(CHUNKS)) as store:
             await store.wait_moved()
@@ -76,7 +73,7 @@ def judge(path: FilePath) -> int:
 
 
 def kill_at_random(path: FilePath, times: int) -> list[int]:
-    """Uses one directory throughout, so that each life begins with the remains of others."""
+    """In one directory, so that each life begins with the remains of others."""
     served = []
     for seed in range(times):
         rng = random.Random(seed)

@@ -91,8 +91,7 @@ async def test_hands_give_what_work_returns_or_raises() -> None:
 async def held(
     hands: DiskThreads, gate: threading.Event, nursery: trio.Nursery
 ) -> trio.CancelScope:
-    """A thread runs a job that may take 1 s and ends with the gate; returns the scope that cancels
-    it."""
+    """A job that may take 1 s ends with the gate; returns the scope that cancels it."""
     begun = threading.Event()
     scope = trio.CancelScope()
 
@@ -170,7 +169,7 @@ def test_whoever_waits_in_vain_for_a_thread_has_the_others_refused_at_once() -> 
 
 def test_whoever_waits_in_a_queue_that_moves_is_not_given_up() -> None:
     """Five jobs of 0.6 s share one thread, so the last one waits for twice the time that a job may
-    take. A further job then hangs, and times out after that time."""
+    take. A further job then hangs, and times out."""
     gate = threading.Event()
 
     async def main() -> None:

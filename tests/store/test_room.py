@@ -13,7 +13,7 @@ from tests.store.lab import chunk, disk_store, key
 
 @pytest.fixture
 def free_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The free space that every disk reports here, since others write to the real one meanwhile."""
+    """Every disk reports this, since others write to the real one."""
     real = os.statvfs("/")
 
     def statvfs(path: str) -> os.statvfs_result:

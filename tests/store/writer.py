@@ -1,11 +1,10 @@
 """Store writer: a process that only uses a store, until it is killed.
 
-``python -m tests.store.writer DIR CHUNKS SEED`` makes a store with room for CHUNKS chunks. The seed
-determines which chunks it puts, reads and drops, and when. It prints ``ready``, then a dot whenever
-it has put some.
+``python -m tests.store.writer DIR CHUNKS SEED`` makes a store with room for CHUNKS chunks, and
+puts, reads and drops by the seed. It prints ``ready``, then a dot whenever it has put some.
 
 For each further number it forks a process, in DIR with that number appended, which kills itself
-just before that operation on the disk, counted from the first. It prints how each ended.
+just before that operation on the disk. It prints how each ended.
 """
 
 import os
@@ -25,7 +24,6 @@ from tests.store.lab import chunk, disk_store, holds_bytes, key, limits
 KEYS = 60
 SIZE_MAX = 200_000
 HASTY = "COPPERFS_TEST_HASTY"
-"""An environment variable that plants a defect."""
 
 
 @dataclass
@@ -48,7 +46,6 @@ class HastyFiles(FaultyFiles):
 
 
 def size_of(number: int) -> int:
-    """Sizes differ, so that some chunks take longer to write than others."""
     return random.Random(number).choice([0, 100, 5_000, 50_000, SIZE_MAX])
 
 
@@ -82,7 +79,6 @@ async def main(path: FilePath, chunks: int, seed: int, step: int | None) -> None
 
 
 def killed_before(path: str, chunks: int, seed: int, step: int) -> int:
-    """Forks a process that kills itself before that step; returns how it ended."""
     pid = os.fork()
     if pid == 0:
         try:

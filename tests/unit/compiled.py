@@ -1,14 +1,13 @@
 """Scan of compiled Python: the names that a file mentions; the reference for ``mentions.c``.
 
-A name counts if the module itself uses it, outside its functions and classes. A name in a tuple of
-the module's constants counts as well: ``from . import name`` puts it there. The scan so finds what
-the module imports at its own import. It omits imports inside functions and names within strings. It
-splits names at their dots.
+A name counts if the module itself uses it, outside its functions and classes, or if it is in a
+tuple of the module's constants, where ``from . import name`` puts it. So the scan finds what the
+module imports at its own import. It splits names at their dots.
 
-The scan follows the marshal format of CPython 3.8 to 3.14. It does not call marshal, which must not
-be given bytes that it did not write. Malformed or newer data ends the scan, which keeps the names
-found before. The scan reads each string once, however many references there are. A file made to be
-slow therefore takes at most two steps for each of its bytes.
+It follows the marshal format of CPython 3.8 to 3.14, and does not call marshal, which must not be
+given bytes that it did not write. Malformed or newer data ends the scan, which keeps the names
+found before. It reads each string once, so a file made to be slow takes at most two steps for each
+of its bytes.
 """
 
 import re
@@ -22,10 +21,10 @@ _REF = 0x80
 _NAMES = re.compile(rb"[A-Za-z0-9_.]*")
 _SKIPPED = dict.fromkeys(b"NFTS.", 0) | {ord("i"): 4, ord("I"): 8, ord("g"): 8, ord("y"): 16}
 _NO_TUPLE = 1000
-# The width of the count in bytes, and what the container adds to the depth of tuples.
+# The width of the count in bytes, and the container's depth of tuples.
 _COUNTED = {ord(")"): (1, 1), ord("("): (4, 1)} | dict.fromkeys(b"[<>", (4, _NO_TUPLE))
 _OTHER, _CONSTANTS, _NAMES_USED = 0, 2, 1
-"""Parts of a code object; the value is the depth in tuples at which names stand there."""
+"""Parts of a code object; names stand at this depth in tuples."""
 _TEXTS = dict.fromkeys(b"zZ", 1) | dict.fromkeys(b"utaA", 4)
 
 
@@ -42,11 +41,10 @@ class _Walk:
     tuples: int = 0
     part: int = _OTHER
     refs: list[bytes | None] = field(default_factory=list)
-    """Objects that a reference may name, in order; None for a non-string and for a string already
+    """Objects that a reference may name, in order; None for a non-string, or a string already
     read."""
     names: set[bytes] = field(default_factory=set)
     steps: int = 0
-    """Bytes of the strings that were read; only tests use it."""
 
     def skip(self, size: int) -> bytes:
         end = self.at + size
@@ -126,7 +124,6 @@ class _Walk:
                 raise _EndOfWalkError
 
     def _code(self) -> None:
-        """Reads a code object: its code, constants, names, five more, and its line table."""
         before_3_11 = int.from_bytes(self.data[:2], "little") < CODE_OF_3_11
         outer = self.tuples, self.part
         self.codes += 1
@@ -140,7 +137,6 @@ class _Walk:
         self.tuples, self.part = outer
 
     def _names_are_here(self) -> bool:
-        """Whether a string at this place is a mention."""
         return bool(self.part) and self.codes == 1 and self.tuples == self.part
 
     def _text(self, text: bytes) -> None:
@@ -150,7 +146,6 @@ class _Walk:
 
 
 def walked(data: bytes) -> _Walk:
-    """The finished scan of this compiled file, with its names and its steps."""
     walk = _Walk(data)
     try:
         if len(data) >= HEADER_BYTES:
@@ -161,5 +156,4 @@ def walked(data: bytes) -> _Walk:
 
 
 def names_in(data: bytes) -> frozenset[bytes]:
-    """All names that this compiled file mentions."""
     return frozenset(walked(data).names - {b""})

@@ -1,7 +1,6 @@
 """Node laboratory: entries, listings, and a node that checks its invariants.
 
-``Lab`` numbers requests from 1 in the order in which a test makes them, as the node numbers its
-fetches, so a test can write both down.
+``Lab`` numbers requests from 1, as the node numbers its fetches, so a test can write both down.
 """
 
 import stat
@@ -40,7 +39,7 @@ from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.state import Limits
 
-# A name of its own, because Lab has a method named list.
+# Lab has a method named list.
 Actions = list[Action]
 Held = list[object]
 
@@ -49,7 +48,7 @@ MIB = 1 << 20
 
 
 def entry(mode: int, size: int = 0, inode: int = 1, changed_s: int = 0) -> Entry:
-    """An entry with these attributes; *changed_s* makes versions differ."""
+    """*changed_s* makes versions differ."""
     return Entry(
         Attributes(
             struct.pack(
@@ -78,7 +77,6 @@ def files(*names: bytes, bare: bool = False) -> Listing:
 
 
 def with_unknown(listing: Listing, *names: bytes) -> Listing:
-    """The same listing, with these names marked as failed lookups."""
     return pack_listing(
         (name, unknown(entry) if name in names else entry) for name, entry in listing.rows()
     )
@@ -95,8 +93,6 @@ def version(size: int, changed_s: int = 0) -> Version:
 
 @dataclass
 class Lab:
-    """A node, its clock, and shorthands for its events."""
-
     memory_bytes: int = MIB
     tree_max_bytes: int = MIB
     bypass_above_bytes: int | None = None
@@ -170,7 +166,6 @@ class Lab:
         return self.step(Used(keys))
 
     def tick(self, after_s: float) -> Actions:
-        """The node's actions when it wakes *after_s* seconds later."""
         self.now += after_s
         return self.step(Tick())
 

@@ -1,8 +1,7 @@
 """Overlay laboratory: a job of several nodes in one process, without clocks or sockets.
 
-Every node is the real one. ``Job`` performs its actions. The source is a dict. Each directed pair
-of peers has one queue of messages, as the transport promises, and a seed draws which queue moves
-next. The lab keeps bytes as the daemon does, so the use of a released blob is a KeyError.
+Every node is the real one. The source is a dict. Each directed pair of peers has one queue of
+messages, and a seed draws which queue moves next. The use of a released blob is a KeyError.
 """
 
 import errno
@@ -98,21 +97,18 @@ from tests.unit.core_lab import DEADLINE_S, directory, file, with_unknown
 MIB = 1 << 20
 ASK_DEADLINE_S = 30.0
 Outcome = AnswerEntry | AnswerListing | AnswerHandle | AnswerError | bytes
-"""The outcome of a request; an object as its bytes."""
 
 
 @dataclass
 class Tree:
-    """The source. Contents follow from the path and the version, so that a mix of two shows."""
+    """Contents follow from the path and the version, so that a mix of two shows."""
 
     files: dict[Path, Entry] = field(default_factory=dict)
     directories: set[Path] = field(default_factory=lambda: {ROOT})
     counts: Counter[tuple[str, Path]] = field(default_factory=Counter)
     failing: dict[Path, int] = field(default_factory=dict)
     mentions: dict[Path, set[bytes]] = field(default_factory=dict)
-    """The names that a scan of each compiled file would find."""
     chunk_reads: Counter[tuple[Path, int]] = field(default_factory=Counter)
-    """Counts by path and offset."""
 
     def add(self, path: bytes, size: int = 10, changed_s: int = 0) -> Version:
         where = Path(path)
@@ -139,7 +135,6 @@ class Tree:
 
 
 def content(path: Path, version: Version) -> bytes:
-    """The content of a file with this path and version."""
     return (
         random.Random(repr((path, version)))
         .randbytes(min(version.size, 1 << 16))
@@ -148,11 +143,10 @@ def content(path: Path, version: Version) -> bytes:
 
 
 class LabBlobs(dict[BlobId, bytearray]):
-    """The blob table of one node. The use of a released blob is a KeyError."""
+    """The use of a released blob is a KeyError."""
 
     daemon: "Daemon"
     parts_given = 0
-    """Parts of objects that became payloads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,8 +250,6 @@ class LabBlobs(dict[BlobId, bytearray]):
 
 @dataclass
 class Daemon:
-    """The surroundings of one node: all ports of its driver, which record their calls."""
-
     job: "Job"
     me: NodeId
     node: Node
@@ -269,7 +261,6 @@ class Daemon:
     loads: list[LoadChunk] = field(default_factory=list)
     disk: dict[ChunkKey, bytes] = field(default_factory=dict)
     stored: list[ChunkKey] = field(default_factory=list)
-    """Chunks written, but not yet reported as written."""
     next: int = 1
     epochs: list[int] = field(default_factory=list)
     calls: list[tuple[CallId, str, bytes]] = field(default_factory=list)
@@ -296,7 +287,6 @@ class Daemon:
         self.node.attach(self.blobs)
 
     def number(self) -> int:
-        """A fresh number for a request, a blob or a handle."""
         self.next += 1
         return self.next
 
@@ -404,14 +394,11 @@ class Daemon:
 
 @dataclass
 class Job:
-    """``Job(8)`` is a job of eight nodes that are all connected; ``run`` lets everything happen."""
-
     nodes: int
     fanout: int = 2
     count: int = 1
     memory_bytes: int = 64 * MIB
     memory_bytes_of: dict[int, int] = field(default_factory=dict)
-    """Memory of the nodes whose size differs."""
     tree_max_bytes: int = 10 * MIB
     revalidate_s: float | None = None
     ahead_max: int = 0
@@ -424,12 +411,10 @@ class Job:
     )
     sent: Counter[str] = field(default_factory=Counter)
     in_flight: Counter[tuple[NodeId, NodeId]] = field(default_factory=Counter)
-    """Bytes of payload that were sent and not yet credited."""
     in_flight_max: int = 0
     within_s: list[float] = field(default_factory=list)
-    """The time limits of collectives, in the order in which they were sent."""
     wants: set[tuple[NodeId, NodeId]] = field(default_factory=set)
-    """Pairs: the first node keeps a connection to the second."""
+    """The first node keeps a connection to the second."""
     severed: set[frozenset[NodeId]] = field(default_factory=set)
     crashed: set[NodeId] = field(default_factory=set)
     frozen: set[NodeId] = field(default_factory=set)
@@ -439,7 +424,6 @@ class Job:
     fallbacks_max: int = 4
     deadline_s: float = DEADLINE_S
     chunk_bytes: int = 0
-    """The chunk size of the data tier; 0 disables the tier."""
     tier_memory_bytes: int = 64 * MIB
     disks: bool = False
     disks_write: bool = True
@@ -519,7 +503,6 @@ class Job:
         self._sever(one, other)
 
     def crash(self, number: int) -> None:
-        """Ends the node's process, and with it its listening socket."""
         dead = NodeId(number)
         self.crashed.add(dead)
         daemon = self.daemons[number]
@@ -574,7 +557,6 @@ class Job:
         return self.daemons[number].answers[request]
 
     def asked(self, number: int, what: ContentKind) -> list[Request]:
-        """Requests that this node has sent and the other ends have not received yet."""
         return [
             message
             for (me, _), queue in self.queues.items()
@@ -583,14 +565,13 @@ class Job:
         ]
 
     def run(self, steps: int = 1_000_000) -> None:
-        """Runs until nothing is left to happen, in an order that the seed draws."""
+        """Until nothing is left to happen, in an order that the seed draws."""
         for _ in range(steps):
             if not self.move():
                 return
         raise AssertionError("it does not come to an end")
 
     def move(self) -> bool:
-        """Delivers one message, or ends one fetch of the source."""
         ready: list[tuple[NodeId, NodeId] | int] = [
             key for key, queue in self.queues.items() if queue and key[1] not in self.frozen
         ]
@@ -638,7 +619,6 @@ class Job:
         return True
 
     def pass_time(self, seconds: float, step_s: float = 0.05) -> None:
-        """Runs everything that happens within this time."""
         for _ in range(round(seconds / step_s)):
             self.tick(step_s)
             self.run()
@@ -661,7 +641,6 @@ class Job:
         self.daemons[number].driver.post(event)
 
     def drop(self, me: NodeId, peer: NodeId) -> None:
-        """*me* stops keeping a connection to *peer*."""
         self.wants.discard((me, peer))
         if (me, peer) in self.queues and (peer, me) not in self.wants:
             self._sever(me, peer)
@@ -696,7 +675,6 @@ class Job:
             blobs.take_back(number)
 
     def push(self, number: int, tree: int, sequence: int, items: dict[Path, Version]) -> None:
-        """Pushes one batch of these files, from the root of *tree*."""
         data = [content(path, wanted) for path, wanted in items.items()]
         shown = [
             Item(ContentKind.OBJECT, path, wanted, wanted.size, 0, wanted.size)
@@ -756,14 +734,13 @@ class Job:
 
     @property
     def gave(self) -> Counter[NodeId]:
-        """Parts of objects, by the node that sent them."""
+        """By sender."""
         return Counter({each.me: each.blobs.parts_given for each in self.daemons})
 
     def source_reads(self) -> Counter[tuple[str, Path]]:
         return self.tree.counts
 
     def check_at_rest(self) -> None:
-        """When nothing is under way, a node keeps only what it holds."""
         for daemon in self.daemons:
             stats = daemon.node.statistics()
             assert stats.fetching == 0
@@ -774,8 +751,6 @@ class Job:
 
 
 class Never(deque[Any]):
-    """A queue that never delivers its messages."""
-
     def __bool__(self) -> bool:
         return False
 

@@ -1,6 +1,5 @@
 """Ports without expectations: a test overrides the calls that it allows; every other call fails
-it.
-"""
+it."""
 
 from typing import NoReturn
 
@@ -27,7 +26,7 @@ from copperfs.node.peer.messages import Offer
 
 
 class NoPorts:
-    """The ports of a node that has neither peers nor a data tier, and its blob table."""
+    """Of a node that has neither peers nor a data tier."""
 
     def drive(self, node: Node) -> Driver[object, object]:
         ports = Ports[object, object](
@@ -40,7 +39,8 @@ class NoPorts:
         )
         return Driver(node, ports, self)
 
-    # --- the clock and the observer: nothing to see -----------------------------------------------
+    # --- clock and observer
+    # ---------------------------------------------------------------------------
 
     def now(self) -> float:
         return 0.0

@@ -1,6 +1,5 @@
-"""Prefetch of the files that a directory or an import needs next. It follows from the requests of
-applications, and takes no resource from them.
-"""
+"""Prefetch of the files that a directory or an import needs next, without resources of
+applications."""
 
 import errno
 
@@ -38,7 +37,6 @@ from tests.unit.overlay_lab import Job, content
 
 
 def lab_of(sizes: dict[bytes, int], **options: object) -> Lab:
-    """A node that has listed ``d`` with these files."""
     lab = Lab(ahead_max=4, **options)  # type: ignore[arg-type]
     lab.list(b"d")
     lab.scanned(1, pack_listing([(name, file(size)) for name, size in sizes.items()]))
@@ -156,7 +154,7 @@ def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
 def package_lab(
     beside: dict[bytes, Entry] | None = None, compiled: dict[bytes, int] | None = None
 ) -> Lab:
-    """A node that has listed a package ``p`` by fetch 1, and lists its compiled files by 2."""
+    """The node has listed a package ``p`` by fetch 1, and lists its compiled files by 2."""
     lab = Lab(ahead_max=8)
     lab.list(b"p")
     names = {b"__pycache__": directory(), b"__init__.py": file(10)} | (beside or {})
@@ -472,7 +470,7 @@ def test_many_endings_in_one_directory_are_gone_through_once(
     for name in names:
         lab.node._ahead.asked(ObjectKey(Path(b"d/" + name), version(10)))
     assert len(lab.node._ahead._queue) == read_ahead, "each second one has both read"
-    # once for each row, once for each request, and a binary search for each ending
+    # once for each row and request, and a binary search for each ending
     assert looked_at <= MANY * (1 + 1 + 2) + MANY // 2 * 17
 
 

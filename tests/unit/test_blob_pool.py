@@ -1,6 +1,5 @@
 """Blob pool: chunk-sized blobs reuse the memory of released ones, and the pool keeps little of
-it.
-"""
+it."""
 
 import resource
 import threading
@@ -76,7 +75,7 @@ def test_threads_that_take_and_let_go_never_share_one() -> None:
 
 
 class Lender(bytearray):
-    """A bytearray that supports weak references, so a test can see whether it still exists."""
+    """It supports weak references, to see whether it still exists."""
 
 
 def test_an_adopted_blob_has_the_bytes_of_another_object_and_keeps_it() -> None:

@@ -17,7 +17,7 @@ FILES = 2 * ASKED_ABOUT_MAX + 5
 
 
 class NotingFront:
-    """Accepts everything, and reports that the kernel has asked for all of it."""
+    """As if the kernel had asked for all of it."""
 
     def __init__(self) -> None:
         self.asked_about: list[int] = []

@@ -28,7 +28,7 @@ def test_a_call_from_any_node_reaches_each_once(nodes: int, fanout: int, seed: i
 
 @pytest.mark.parametrize("moves", [*range(0, 19, 3), 19])
 def test_nobody_waits_for_a_node_that_is_gone(moves: int) -> None:
-    """Its reply is the nineteenth event; a cut before that loses the reply."""
+    """Its reply is the nineteenth event; a cut before that loses it."""
     job = Job(7)
     request = job.call(0, "op")
     for _ in range(moves):
@@ -78,7 +78,7 @@ def test_a_node_alone_calls_itself() -> None:
 
 
 def test_a_call_that_comes_by_two_ways_is_done_once() -> None:
-    """This may happen while nodes differ in their views of each other."""
+    """Nodes may differ in their views of each other."""
     node = Job(7).daemons[0].node
     first = node.step(0, PeerMessage(NodeId(1), CollectiveRequest(1, "op", identity=5)))
     assert sum(isinstance(each, PerformCall) for each in first) == 1

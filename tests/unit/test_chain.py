@@ -1,6 +1,5 @@
 """Three engines in a chain, each a real node with a real source: the bytes that arrive are the
-source's bytes, whatever happens on the way.
-"""
+source's."""
 
 import os
 import random

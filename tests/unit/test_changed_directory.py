@@ -1,8 +1,8 @@
 """With ``--revalidate``, the node lists a directory again if it is known to have changed.
 
-The kernel keeps a directory's names for as long as its times do not change. The defect was found by
-hand: a file created between a ``stat`` and an ``ls`` of its directory stayed invisible for good.
-The kernel had been given the new times with the old names.
+A file created between a ``stat`` and an ``ls`` of its directory stayed invisible for good: the
+kernel keeps a directory's names while its times do not change, and had got the new times with the
+old names.
 """
 
 import stat
@@ -54,7 +54,6 @@ def test_a_directory_that_has_not_changed_is_answered_from_its_listing() -> None
 
 
 def test_what_was_seen_of_a_directory_before_it_was_listed_does_not_have_it_listed_again() -> None:
-    """The listing is newer than the times that the kernel has."""
     node = Node(
         Policy(source=b"/", mountpoint=b"/mnt", revalidate_s=2.0), Limits(64 * MIB, MIB, None, 10.0)
     )

@@ -1,6 +1,5 @@
 """Chaos conditions: the disturbances around the nodes follow from the seed, can be written down,
-and excuse only what they explain. The old defects that the lab has to find can still be put back.
-"""
+and excuse only what they explain."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ SIZE = 10 * CHUNK + 100
 
 
 def tiered(nodes: int = 8, **more: object) -> Job:
-    """A job that reads files above 8 KiB in chunks of 4 KiB."""
+    """Files above 8 KiB, in chunks of 4 KiB."""
     job = Job(nodes, tree_max_bytes=2 * CHUNK, chunk_bytes=CHUNK, deadline_s=60.0, **more)  # type: ignore[arg-type]
     job.tree.add(LARGE, SIZE)
     return job
@@ -58,7 +58,6 @@ def begin(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
 
 
 def has(job: Job, number: int, request: RequestId, index: int, path: bytes = LARGE) -> bool:
-    """Whether the request was answered, and with the right bytes."""
     answers = job.daemons[number].answers
     if request not in answers:
         return False
@@ -85,7 +84,6 @@ def owner(job: Job, path: bytes = LARGE, index: int = 0, gone: tuple[int, ...] =
 
 
 def reads(job: Job) -> list[int]:
-    """How many times the source was read for each chunk that was read at all."""
     return sorted(job.tree.chunk_reads.values())
 
 
@@ -223,7 +221,6 @@ def test_a_chunk_beyond_the_end_is_refused() -> None:
 
 
 def keep(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
-    """Tells the node to fetch a chunk before a reader wants it."""
     request = job._request(number)
     key = ChunkKey(Path(path), version(job, path), index)
     job.happen(NodeId(number), ChunkRequest(request, key, keeps=True))
@@ -231,7 +228,7 @@ def keep(job: Job, number: int, index: int, path: bytes = LARGE) -> RequestId:
 
 
 def test_a_node_says_how_much_memory_it_has_for_chunks_of_its_own() -> None:
-    """The prefetch is sized by it: more would evict chunks read before."""
+    """More prefetch would evict chunks that were read before."""
     job = tiered(2, tier_memory_bytes=256 * MIB)
     room = job.daemons[0].node.chunks_budget_bytes()
     assert 128 * MIB <= room < 256 * MIB, "some is left for chunks of others"
@@ -297,7 +294,6 @@ def test_a_guest_stays_when_its_owner_is_gone_and_goes_to_the_disk() -> None:
 
 
 def disk_job() -> Job:
-    """A job with chunks of 1 MiB, of which memory holds some 60."""
     return Job(
         2,
         tree_max_bytes=1,
@@ -487,7 +483,7 @@ def test_one_that_was_named_and_is_the_next_owner_is_asked_once() -> None:
     begin(job, third, 0)
     job.run()
     request = begin(job, reader, 0)
-    job.run()  # the owner has redirected it to the earlier reader
+    job.run()  # redirected to the earlier reader
     fetch = job.daemons[reader].node._fetches.running()[0]
     while job.now < fetch.timers.slow_at - 0.1:
         job.pass_time(0.05)
@@ -518,7 +514,7 @@ def test_who_reads_as_the_next_owner_goes_on_when_the_one_that_was_named_refuses
     begin(job, named, 0)
     job.run()
     request = begin(job, reader, 0)
-    job.run()  # the owner has redirected it to the earlier reader
+    job.run()  # redirected to the earlier reader
     fetch = job.daemons[reader].node._fetches.running()[0]
     while job.now < fetch.timers.slow_at - 0.1:
         job.pass_time(0.05)
@@ -643,7 +639,7 @@ def test_who_reads_in_a_row_is_read_ahead_for() -> None:
 
 
 def test_what_is_held_and_read_ahead_is_counted_as_found_in_memory() -> None:
-    """The reader never requests a chunk published ahead of it; each chunk counts all the same."""
+    """The reader never requests a chunk published ahead of it; each counts all the same."""
     job = tiered()
     for index in chunks(job):
         read(job, owner(job), index)
@@ -675,7 +671,7 @@ def test_one_read_of_the_whole_first_chunk_brings_the_next_ones() -> None:
 
 
 def test_less_is_read_ahead_when_memory_does_not_hold_it() -> None:
-    """Eight files at the same time, with 32 MiB for chunks that others own."""
+    """Eight files at once, with 32 MiB for chunks that others own."""
     job = disk_job()
     files = [p for n in range(300) if owner_of(job, p := b"data/%d" % n) == 1][:16]
     for path in files:
@@ -743,7 +739,7 @@ def test_an_owner_that_hangs_costs_a_moment() -> None:
 
 @pytest.mark.parametrize("how", ["hangs", "lives"])
 def test_who_reads_in_the_place_of_an_owner_keeps_what_it_read(how: str) -> None:
-    """Before all nodes believe that the owner is gone, or while none of them does."""
+    """Before all nodes believe that the owner is gone, or while none does."""
     job = tiered(disks=True)
     absent = owner(job)
     heir = owner(job, gone=(absent,))
@@ -807,7 +803,6 @@ def test_an_owner_that_hangs_is_done_without_also_by_who_reads_one_after_the_oth
 
 
 def files_of(job: Job, first: int, second: int, count: int) -> list[Path]:
-    """Files that *first* owns, and that *second* owns if *first* is gone."""
     found = []
     for n in range(10_000):
         path = Path(b"lib/file%d" % n)

@@ -128,8 +128,7 @@ def test_every_module_that_is_a_command_is_listed() -> None:
     "words", [["stats", "--json", "/"], ["cluster", "down", "--json", "--dir", "/nowhere"]]
 )
 def test_a_command_imports_no_other_and_what_prints_only_to_print(words: list[str]) -> None:
-    """Thousands of nodes import a command at once, from a filesystem that is as loaded as they
-    are."""
+    """Thousands of nodes import a command at once, from a loaded filesystem."""
     script = (
         "from copperfs.cli.main import main\nimport sys\nmain(sys.argv[1:])\nprint(*sys.modules)"
     )

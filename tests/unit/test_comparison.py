@@ -1,6 +1,5 @@
 """Inode comparison: whether the nodes' clients number files alike; the sample, and each node's
-part.
-"""
+part."""
 
 from __future__ import annotations
 
@@ -53,14 +52,12 @@ def fill(top: FilePath, count: int = 10) -> bytes:
 
 
 def take_sample(root: bytes) -> tuple[Seen, ...]:
-    """A sample of a source that is one filesystem."""
     names = take_names(root, ROOT, everything, names_of_each(1))
     assert names is not None
     return names
 
 
 def renumbered(sample: tuple[Seen, ...]) -> tuple[Seen, ...]:
-    """The same files as another client numbers them."""
     return tuple(
         Seen(each.path, each.version._replace(inode=each.version.inode + 1)) for each in sample
     )
@@ -174,8 +171,6 @@ class FakeNode:
 
 
 class Lab:
-    """One node's comparison, and its actions in order."""
-
     def __init__(self, root: bytes, me: int, *, is_wanted: bool = True) -> None:
         self.did: list[object] = []
         self._said = trio.Event()
@@ -215,7 +210,7 @@ class Lab:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition of the comparison, which wakes its waiters at each change."""
+        """The comparison wakes its waiters at each change."""
         with trio.fail_after(5 + 2 * WITHIN_S):
             while not condition():
                 await self.comparison._woken.wait()
@@ -228,8 +223,7 @@ class Lab:
             nursery.cancel_scope.cancel()
 
     async def settled(self) -> None:
-        """Waits for the comparison, at most as long as a node waits before it reports that it is
-        ready."""
+        """At most as long as a node waits before it reports that it is ready."""
         with trio.fail_after(5):
             await self.comparison.wait()
 
@@ -276,8 +270,7 @@ def test_a_node_that_sees_other_numbers_has_all_leave_them_out(
         async with lab.running():
             lab.hear(sample)
             await lab.settled()
-            # listings from now on have no numbers; all nodes know that before they hear of the new
-            # epoch
+            # listings have no numbers now; all nodes know that before they hear of the new epoch
             new = EPOCH + 1
             assert lab.did[1:] == ["ignore", ("say", new, sample), ("begin", new)]
 
@@ -333,7 +326,7 @@ def test_only_so_many_samples_are_kept(tmp_path: FilePath) -> None:
 
 
 def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> None:
-    """The first node tells the others, and each passes it on to its children."""
+    """The first node tells the others, and each tells its children."""
 
     async def main() -> None:
         first, second = Lab(bytes(tmp_path / "gone"), 0), Lab(bytes(tmp_path), 1)
@@ -367,8 +360,6 @@ def test_with_a_hostfile_nobody_waits_for_a_node_that_may_never_come(tmp_path: F
 
 
 class Hanging:
-    """Work below ``sick`` ends when the test allows it."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_drained = threading.Event()
 

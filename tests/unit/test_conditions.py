@@ -124,7 +124,6 @@ def question(name: str, kind: int = 1, number: int = 77) -> bytes:
 
 
 def code_of(reply: bytes | None) -> tuple[int, int, int]:
-    """A reply's number, its code, and its count of answers."""
     assert reply is not None
     number, flags, _, answers, _, _ = struct.unpack_from(">6H", reply)
     return number, flags & 0xF, answers
@@ -154,7 +153,7 @@ def test_what_is_no_question_is_left_unanswered() -> None:
 
 
 def test_each_node_is_answered_in_its_own_way() -> None:
-    """A slow node gets its answer later than a quick one, and a failing one not always."""
+    """A slow node gets its answer late, and a failing one not always."""
     with ExitStack() as stack:
         asked, told = [], []
         for how in RESOLVERS:

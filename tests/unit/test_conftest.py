@@ -207,7 +207,7 @@ def one(own, other, tmp_path):
 def test_what_tests_start_can_be_interrupted_and_has_no_terminal(
     tests_of_its_own: pytest.Pytester, options: tuple[str, ...]
 ) -> None:
-    """Also if a shell started it in the background: such processes ignore SIGINT."""
+    """A shell makes background processes ignore SIGINT."""
     test = """
 import os, signal, subprocess
 def test_it():
@@ -236,7 +236,6 @@ def test_warnings_and_skips_fail_in_workers_too(
 
 
 def test_who_is_alone_runs_when_no_other_does(tests_of_its_own: pytest.Pytester) -> None:
-    """Each test notes when it begins and ends; no other test runs during one that is alone."""
     test = """
 import os, pytest, time
 from pathlib import Path

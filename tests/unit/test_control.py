@@ -31,8 +31,6 @@ LONG = "x" * (2 * DATA_BYTES)
 
 @dataclass
 class Client:
-    """The front end's side of the socket."""
-
     sock: socket.socket
     server: ControlServer
 
@@ -56,8 +54,6 @@ class Client:
 
 @dataclass
 class Answers:
-    """The answers to requests, and which requests came."""
-
     values: dict[IoctlRequest, object] = field(default_factory=dict)
     asked: list[IoctlRequest] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ import pytest
 
 HEAP, SMALL, LARGE = b"in the heap of Python ", b"in a small blob ", b"in a mapping of its own "
 
-# The script assembles the markers at run time, so that its code contains none of them.
+# The script assembles the markers at run time: its code contains none.
 SCRIPT = """if True:
     import ctypes, os, sys
     from copperfs.native.blob import new_blob
@@ -38,8 +38,6 @@ SCRIPT = """if True:
 
 
 def crash(how: str, directory: Path) -> tuple[list[str], bytes | None]:
-    """The output of the crashed process, and its core if the kernel wrote one beside it."""
-
     def allow() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
 

@@ -1,9 +1,8 @@
 """Commands in documents: every command that a document tells its reader to type exists as written.
 
-The test reads the README, the guide and the examples. The parser gets the commands in blocks of
-code. For a synopsis, or a command within a sentence, the test looks up the command and its flags.
-``make`` targets have to be in the Makefile. ``tests/mount/test_document_commands.py`` executes the
-commands that one machine can execute.
+The parser gets the commands in blocks of code of the README, the guide and the examples. For a
+synopsis, or a command within a sentence, the test looks up the command and its flags. ``make``
+targets have to be in the Makefile.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ DOCUMENTS = [
     *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "commands.md"),
 ]
 PAGES = {page.name: page for page in pages(build_parser())}
-# A block of some language, or an indented block, which is a paragraph of its own.
+# A block of some language, or an indented block, a paragraph of its own.
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    .*\n)+)")
 _INLINE = re.compile(r"`(copperfs [^`]+)`")
-# Placeholders in a synopsis.
 _PLACEHOLDER = re.compile(r"\.\.\.|\[(?!\d)|\b(MNT|MOUNTPOINT|COMMAND|DIR|FILE|PORT|REQUEST)\b")
 
 
@@ -38,7 +36,6 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def blocks(text: str) -> Iterator[str]:
-    """The text that a reader types: shell blocks, and console lines after a prompt."""
     for language, block in _FENCED.findall(text):
         if language == "sh":
             yield block
@@ -49,9 +46,9 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def commands(text: str, program: str) -> Iterator[list[str]]:
-    """The words after *program*, wherever it stands in a line: behind a launcher, or in quotes."""
+    """Wherever *program* stands in a line: behind a launcher, or in quotes."""
     for block in blocks(text):
-        # A variable's value does not matter here, but it may be a path.
+        # A variable's value does not matter, but it may be a path.
         whole = re.sub(r"(\w?)\$(?:\w+|\{\w+\})", _value, block.replace("\\\n", " "))
         for line in whole.splitlines():
             line = re.sub(r"(^|\s)#.*", "", line)
@@ -73,7 +70,6 @@ def _words(line: str) -> list[str]:
 
 
 def page_of(words: list[str]) -> Page | None:
-    """The command that these words begin with."""
     for count in (2, 1):
         if page := PAGES.get(" ".join(words[:count])):
             return page
@@ -105,7 +101,7 @@ def test_what_a_sentence_names_exists(document: Path) -> None:
 
 
 def assert_is_known(line: str) -> None:
-    """Fails unless the line names a command or a group of commands, and its flags exist."""
+    """The line names a command or a group of commands, and its flags exist."""
     line = line.partition(" -- ")[0]
     words = re.findall(r"[\w.-]+", line)
     if words[0].startswith("-") or words[0].isupper():
@@ -137,7 +133,7 @@ def test_the_readme_has_the_two_commands_of_a_fresh_machine() -> None:
 
 
 def test_something_is_found_in_most_documents() -> None:
-    """Otherwise the patterns above could match nothing, and every test would pass."""
+    """Otherwise the patterns above could match nothing."""
     found = {
         str(path.relative_to(ROOT)): len(list(commands(path.read_text(), "copperfs")))
         for path in DOCUMENTS

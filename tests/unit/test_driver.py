@@ -45,8 +45,6 @@ BLOB = BlobId(1)
 
 
 class Told(NoPorts):
-    """Records the ports' calls, in order."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.there = {BLOB}
@@ -104,8 +102,6 @@ class Told(NoPorts):
 
 @dataclass(slots=True)
 class Scripted(Node):
-    """A node whose actions the test sets."""
-
     script: list[Action] = field(default_factory=list)
 
     def step(self, now: float, event: Event) -> list[Action]:

@@ -62,8 +62,6 @@ Remaining = Callable[[float | None], float | None]
 
 
 class FakeFetcher:
-    """A source whose outcomes come from the test."""
-
     def __init__(self) -> None:
         self.started: list[Fetch] = []
         self.closed: list[HandleId] = []
@@ -110,8 +108,6 @@ class FakeFetcher:
 
 @dataclass
 class FakePublications:
-    """Records withdrawals, beside the publications that tests make themselves."""
-
     told: list[tuple[str, object]] = field(default_factory=list)
     in_use: list[CacheKey] = field(default_factory=list)
     tell: Callable[[], object] | None = None
@@ -147,8 +143,6 @@ class FakePublications:
 
 @dataclass
 class Scene:
-    """A running engine, with a fake on either side."""
-
     engine: Engine
     fetcher: FakeFetcher
     publications: FakePublications
@@ -164,8 +158,6 @@ class Scene:
         question: Callable[[RequestId], LookupRequest | ListRequest | ReadRequest],
         scope: trio.CancelScope | None = None,
     ) -> None:
-        """Makes *who* send a request in the background; ``answers`` gets the outcome."""
-
         def publish(answer: Answered, content: Content, _: Remaining) -> object:
             self.publications.told.append((f"publish to {who}", answer))
             return content if isinstance(answer, AnswerObject | AnswerHandle) else answer
@@ -274,7 +266,7 @@ def test_the_bytes_of_an_object_come_with_its_answer() -> None:
 
 
 class LookedThrough:
-    """A file that is scanned where it was read, and not where it is answered."""
+    """Scanned where it was read, and not where it is answered."""
 
     view = memoryview(b"bytes")
 
@@ -397,8 +389,7 @@ def test_a_bug_in_publishing_is_an_error_for_one_and_not_for_others(
 
 
 def test_what_is_evicted_was_published_before() -> None:
-    """Memory holds one listing: the engine publishes an answer before it withdraws it, never
-    after."""
+    """Memory holds one listing: the engine publishes an answer before it withdraws it."""
 
     async def play(scene: Scene) -> None:
         await scene.asking("me", listing(b"d"))

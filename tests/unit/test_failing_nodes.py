@@ -32,7 +32,7 @@ DEAD_S = PATIENCE.dead_s + 0.2
 
 
 def eight(count: int = 1, seed: int = 0) -> Job:
-    """A job of eight: 7 asks 3, 3 asks 1, 1 asks 0."""
+    """7 asks 3, 3 asks 1, 1 asks 0."""
     job = Job(8, count=count, seed=seed, deadline_s=60.0)
     for name in (b"lib/a", b"lib/b", b"lib/c", b"lib/d"):
         job.tree.add(name, 100)
@@ -182,7 +182,7 @@ def test_a_node_that_is_late_again_and_again_gives_the_others_as_much_more_time(
 
 
 def test_the_next_root_waits_for_two_above_it_no_longer_than_for_one() -> None:
-    """The node loses its connection to one of them while it is already waiting for the other."""
+    """The node loses its connection to one while it waits for the other."""
     job = Job(3, fanout=1)
     job.tree.add(b"lib/a", 100)
     root, parent, leaf = map(NodeId, range(3))
@@ -496,9 +496,9 @@ def test_a_process_that_still_listens_while_it_ends_is_found_out_soon() -> None:
 
 
 def doubted_at_random(seed: int) -> tuple[int, int]:
-    """Runs a job whose nodes hang repeatedly, for a moment or until they are declared dead, while
-    files and chunks are read. Returns two counts: reads of the source beyond the first of each
-    content, and reads that the nodes counted as fallbacks."""
+    """A job whose nodes hang repeatedly, for a moment or until they are declared dead, while files
+    and chunks are read. Returns the reads of the source beyond the first of each content, and the
+    nodes' fallbacks."""
     draw = Random(seed)
     job = Job(
         8, count=draw.choice((1, 3)), seed=seed, deadline_s=60.0, tree_max_bytes=8192,

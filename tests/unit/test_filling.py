@@ -1,6 +1,4 @@
-"""Warm-up fill: the chunks that a node takes as its own when it fills the data tier; the walk lets
-other tasks run.
-"""
+"""Warm-up fill: the chunks that a node takes as its own; the walk lets other tasks run."""
 
 from random import Random
 from types import SimpleNamespace

@@ -45,7 +45,6 @@ def message(
     data: bytes | None = None,
     in_size: int | None = None,
 ) -> bytes:
-    """A FUSE_IOCTL request as the kernel makes it."""
     if data is None:
         data = HEADER.pack(version, 0, 0, 0, token, offset, 0).ljust(BUFFER_BYTES, b"\0")
     said = len(data) if in_size is None else in_size
@@ -54,7 +53,6 @@ def message(
 
 
 def parts_of(answer: bytes) -> tuple[int, int, int, bytes]:
-    """Unique, token, total and data of a reply, which has to be well-formed."""
     length, error, unique = OUT.unpack_from(answer)
     assert (length, error) == (len(answer), 0)
     assert IOCTL_OUT.unpack_from(answer, OUT.size) == (0, 0, 0, 0)
@@ -166,7 +164,7 @@ def test_beyond_the_end_there_is_nothing(offset: int) -> None:
 
 
 class Served:
-    """Stands in for a mount: answers ``fcntl.ioctl`` as the kernel and the daemon would."""
+    """Answers ``fcntl.ioctl`` as the kernel and the daemon would."""
 
     def __init__(self, whole: bytes = b"{}", error: int = 0, keeps: bool = True) -> None:
         self.whole, self.error, self.keeps = whole, error, keeps

@@ -1,8 +1,8 @@
 """Layers: imports point down only, the product knows nothing of the lab, ``node`` decides without
-I/O, and one driver performs its actions.
+I/O, and one driver performs its actions (docs/develop.md).
 
-docs/develop.md has the table. The checker reads the source, so it also counts an import inside a
-function or under TYPE_CHECKING: the fault is to know of a higher layer, not the cost of loading it.
+The checker also counts an import inside a function or under TYPE_CHECKING: the fault is to know of
+a higher layer.
 """
 
 import ast
@@ -19,9 +19,9 @@ from copperfs.node import actions
 
 ROOT = Path(__file__).parents[2]
 
-# The lab is beside the daemon. It has a simulator, a filesystem of its own that knows nothing of
-# the node (and needs mounting from the edge "fuse"), and a cluster that starts daemons as a user
-# would. Its commands, and the generators of the manual, are above the commands of the product.
+# The lab is beside the daemon: a simulator, a filesystem that knows nothing of the node, and a
+# cluster that starts daemons as a user would. Its commands, and the generators of the manual, are
+# above the commands of the product.
 LAYERS = {
     **dict.fromkeys(("model", "config", "native"), 0),
     **dict.fromkeys(("node",), 1),
@@ -36,11 +36,10 @@ LAYERS = {
 LAB = "copperfs.lab"
 FINDER_OF_LAB_COMMANDS = ("copperfs.cli.main", "copperfs.lab.commands")
 
-# Only the edges may use these.
 EDGES_ONLY = {"pyfuse3", "trio", "zmq", "mpi4py", "asyncio", "socket", "subprocess", "threading"}
 
-# Third-party modules that the node may use, and standard modules that it may not: clocks, files,
-# processes, threads, the log, and any randomness that no caller passed in.
+# Forbidden to the node: clocks, files, processes, threads, the log, and randomness that no caller
+# passed in.
 NODE_THIRD_PARTY = {"xxhash"}
 NODE_FORBIDDEN_MODULES = EDGES_ONLY | {
     *("time", "datetime", "sched", "timeit", "calendar"),
@@ -49,7 +48,7 @@ NODE_FORBIDDEN_MODULES = EDGES_ONLY | {
     *("secrets", "uuid", "logging", "sys", "http", "urllib", "socketserver", "sqlite3"),
 }
 NODE_FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
-# Only these names of these modules: types without state and without I/O.
+# Types without state and without I/O.
 NODE_ALLOWED_NAMES = {
     "random": {"Random"},
     "pathlib": {"PurePath", "PurePosixPath"},
@@ -63,7 +62,7 @@ class Fault:
 
 
 def imported_modules(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of every import; ``from a import b`` gives ``a.b``."""
+    """Its line and absolute dotted name; ``from a import b`` gives ``a.b``."""
     package = module.split(".") if is_package else module.split(".")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,13 +74,11 @@ def imported_modules(tree: ast.AST, module: str, is_package: bool) -> Iterator[t
 
 
 def area_of(module: str) -> str:
-    """The package below ``copperfs``; in the lab, each package is an area."""
     parts = [*module.split("."), "", ""]
     return ".".join(parts[1:3]) if parts[1] == "lab" and parts[2] else parts[1]
 
 
 def layer_faults(source: str, module: str, *, is_package: bool = False) -> list[Fault]:
-    """The faults of a module of copperfs, given its dotted name."""
     tree = ast.parse(source)
     area = area_of(module)
     layer = LAYERS.get(area)
@@ -238,8 +235,8 @@ def test_a_relative_import_in_a_package_is_resolved_from_the_package() -> None:
 
 # ---- actions are interpreted in one place --------------------------------------------------------
 
-# A port may distinguish the actions of its own family: a source the kinds of fetches, a handler the
-# kinds of answers. Code that distinguishes actions of several families interprets them.
+# A port may distinguish the actions of its own family. Code that distinguishes actions of several
+# families interprets them.
 FAMILY = {
     **{each.__name__: "at the source" for each in get_args(actions.Fetch)},
     **{each.__name__: "at the disk" for each in get_args(actions.AtDisk)},
@@ -253,7 +250,7 @@ INTERPRETER = "copperfs/driver/driver.py"
 
 
 def interpreters(source: str) -> list[int]:
-    """The lines that distinguish actions of several families: by a ``match``, or by one function's
+    """The lines that distinguish actions of several families, by a ``match`` or by one function's
     ``if isinstance`` tests of one object."""
     tree = ast.parse(source)
     imported = {

@@ -91,8 +91,7 @@ def test_of_a_name_that_is_given_twice_the_first_one_counts() -> None:
 
 @pytest.mark.parametrize("told", [0, 2])
 def test_a_wrong_count_of_absolute_links_is_noticed(told: int) -> None:
-    """The count decides whether a listing is shown as it is, or with links that lead into the
-    mount."""
+    """The count decides whether links have to be rewritten to lead into the mount."""
     packed = bytearray(pack_listing([(b"a", link(b"/t")), (b"b", link(b"t"))]).packed)
     Listing(bytes(packed)).check()
     struct.pack_into("<I", packed, 12, told)
@@ -145,7 +144,6 @@ def test_a_walk_goes_on_in_another_listing_with_what_both_have(
 
 
 def examine(packed: bytes) -> None:
-    """Does everything that a reader of a listing does."""
     listing = Listing(packed)
     for name, entry in listing.rows():
         assert 1 <= len(name) <= NAME_MAX

@@ -113,7 +113,6 @@ def test_standard_error_moves_along(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFile]:
-    """The log of this process; lookups of its name hang until the end of the test."""
     path = tmp_path / "log"
     handler, over = LogFile(str(path)), threading.Event()
 
@@ -164,7 +163,6 @@ def test_a_log_that_hangs_holds_up_neither_messages_nor_sigterm(
 
 @pytest.fixture(params=["link", "dangling link", "another user's", "hard link", "fifo"])
 def prepared(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An object that another user has put at the path of the log."""
     path, precious = tmp_path / "log", tmp_path / "precious"
     precious.write_text("precious")
     match request.param:

@@ -1,6 +1,5 @@
-"""Cost of one peer: it must not grow with the number of the others, because an owner of chunks that
-all nodes want has thousands of connections. The tests count lines of Python, not time.
-"""
+"""Cost of one peer: it must not grow with the number of the others, because an owner of chunks may
+have thousands of connections. The tests count lines of Python, not time."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +21,6 @@ LIMITS = Limits(1 << 30, 1 << 20, None, 60.0, chunk_bytes=1 << 20, tier_memory_b
 
 
 def lines_of(work: Callable[[], object]) -> int:
-    """The number of lines of Python that *work* executes."""
     count = 0
 
     def trace(frame: FrameType, what: str, _: Any) -> Any:
@@ -40,7 +38,6 @@ def lines_of(work: Callable[[], object]) -> int:
 
 
 def node_with(peers: int) -> Node:
-    """The root of a large job, connected to this many others."""
     node = Node(Policy(b"/source", b"/mnt"), LIMITS, Trees(NODES, NodeId(0), fanout=2))
     node.step(1.0, Start())
     for number in range(1, peers + 1):

@@ -21,7 +21,6 @@ NO_LIMIT_V1 = 0x7FFFFFFFFFFFF000
 def machine(
     at: Path, mounts: str, groups: str, files: dict[str, int | str], top: str = "/sys/fs/cgroup"
 ) -> str:
-    """A tree of files like /proc and /sys."""
     (at / "proc/self").mkdir(parents=True)
     (at / "proc/self/mountinfo").write_text(OTHER + mounts)
     (at / "proc/self/cgroup").write_text("12:cpuset:/wrong\n" + groups)
@@ -129,7 +128,7 @@ def test_without_cgroups_it_is_what_the_machine_has(tmp_path: Path) -> None:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A cgroup with a limit and another below it, of the version that limits memory here."""
+    """With a limit, and another cgroup below it, of the version that limits memory here."""
     tops = [
         (Path("/sys/fs/cgroup"), "memory.max"),
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
@@ -155,7 +154,6 @@ def group() -> Iterator[Path]:
 
 
 def shown_in(group: Path) -> dict[str, dict[str, object]]:
-    """The output of ``copperfs config show`` in that cgroup."""
     script = (
         "import os, sys\n"
         "open(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"

@@ -184,7 +184,7 @@ MANY = tuple(b"%x" % number for number in range(4096))
 
 
 def steps_for(mentioned: Mentioned, data: bytes, names: tuple[bytes, ...]) -> int:
-    """Bytes of the strings that the scan reads; in C also the names that it compares with."""
+    """Bytes of strings that the scan reads; in C also the compared names."""
     if mentioned is in_python:
         return walked(data).steps
     return blob_of(data).steps_for(names)
@@ -195,8 +195,7 @@ def sized(kind: bytes, text: bytes) -> bytes:
 
 
 def crafted() -> dict[str, tuple[bytes, tuple[bytes, ...]]]:
-    """Files of 1 MiB made to be as slow to scan as we could think of, and the names they
-    mention."""
+    """Files of 1 MiB made to be slow to scan, and the names they mention."""
     long = sized(b"\xe1", b"abc." * (SIZE // 16))
     count = (SIZE - len(long) - 100) // 5
     many = b"(" + (1 + count).to_bytes(4, "little")

@@ -22,8 +22,6 @@ def no_descriptors() -> str:
 
 
 class Sometimes:
-    """Fails a given number of times, then returns text."""
-
     def __init__(self, failures: int) -> None:
         self.failures = failures
 
@@ -104,7 +102,6 @@ def test_a_filesystem_that_hangs_does_not_keep_the_daemon_from_ending(
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """A directory that all users may write in, like /tmp without its sticky bit."""
     path = tmp_path / "theirs"
     path.mkdir()
     path.chmod(0o777)
@@ -121,7 +118,7 @@ def test_a_temporary_name_that_somebody_else_has_foreseen_is_not_written_through
     foreseen.symlink_to(precious)
     assert metrics._write_once(str(path), "there\n", metrics._Ended()) == "File exists"
     foreseen.unlink()
-    # a file that another user keeps open, to read and change what is written
+    # another user keeps it open, to read and change what is written
     foreseen.write_text("prepared")
     assert metrics._write_once(str(path), "there\n", metrics._Ended()) == "File exists"
     assert (precious.read_text(), foreseen.read_text()) == ("precious", "prepared")

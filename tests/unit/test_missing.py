@@ -1,6 +1,4 @@
-"""Missing nodes: which nodes did not answer, and behind which others; the search does not hold up
-the node's other work.
-"""
+"""Missing nodes: which nodes did not answer, and behind which others."""
 
 import threading
 from types import SimpleNamespace

@@ -13,7 +13,6 @@ from tests.mutants.operators import MODULE_LEVEL, draw, places
 
 
 def changes(source: str) -> set[tuple[str, str, str]]:
-    """Every change of a source: the operator, the text before and the text after."""
     found = places("core/made_up.py", source.encode())
     return {(each.operator, each.old, each.new) for place in found for each in place}
 
@@ -163,7 +162,7 @@ print(json.dumps({
 
 
 def test_verdicts_hold(tmp_path: Path) -> None:
-    """Runs in a process of its own: copperfs is imported here already, too late for a mutant."""
+    """copperfs is imported here already, too late for a mutant."""
     ended = subprocess.run(
         [sys.executable, "-c", TRIALS, tmp_path],
         cwd=ROOT,

@@ -1,8 +1,6 @@
-"""Names: a stranger who reads a name once knows what it means everywhere.
-
-A base name of a module occurs once in the package, and so does the name of a class that other
-modules may use. The glossary has a bound, so that a coined word has to replace another one.
-"""
+"""Names: a base name of a module occurs once in the package, and so does the name of a class
+that other modules may use. The glossary has a bound, so that a coined word has to replace
+another one."""
 
 import ast
 from collections import defaultdict
@@ -12,12 +10,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "copperfs"
 GLOSSARY = PACKAGE.parent / "docs" / "glossary.md"
 GLOSSARY_ROWS_MAX = 60
-# Names of commands, which are files of their own, and of what they show.
+# Names of commands, and of what they show.
 TWICE_MAX = 4
 
 
 def more_than_once(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Names with the files that have them, where these are several."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name, file in names:
         found[name].append(file)

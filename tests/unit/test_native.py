@@ -20,7 +20,6 @@ SENTENCE = (
 
 @pytest.fixture
 def unbuilt(tmp_path: Path) -> Path:
-    """A copy of the package without compiled files."""
     without = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(PACKAGE, tmp_path / "top" / "copperfs", ignore=without)
     return tmp_path / "top"

@@ -1,6 +1,6 @@
 """Node: what it answers, fetches, holds and releases, with one path of each kind of request.
 
-``test_node_machine.py`` drives it at random; ``test_scenarios.py`` tells longer stories.
+``test_node_machine.py`` drives it at random; ``test_scenarios.py`` has longer stories.
 """
 
 import errno
@@ -413,7 +413,6 @@ def test_other_errors_are_answered_and_not_remembered(number: int) -> None:
 # ---- memory --------------------------------------------------------------------------------------
 
 ROOM = 100 + OBJECT_OVERHEAD_BYTES
-"""The bytes that a file of 100 bytes takes in memory."""
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -478,7 +477,6 @@ def test_room_for_what_is_on_its_way_is_reserved() -> None:
 
 
 def full_of_reads() -> Lab:
-    """Two reads are under way and hold all the room; two more wait for it."""
     lab = Lab(memory_bytes=2 * ROOM)
     assert len(lab.read(b"f", 100)) == len(lab.read(b"g", 100)) == 1
     assert lab.read(b"h", 100) == lab.read(b"i", 100) == []

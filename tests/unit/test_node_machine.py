@@ -1,7 +1,7 @@
 """Node against a simulated source: events come in any order at any time, and every answer is right.
 
-The source here is as bad as possible. It takes any time, ends fetches in any order, fails at will,
-and delivers after all requests have timed out. It shows the tree as it was when the fetch began.
+The source ends fetches in any order, fails at will, and delivers after all requests have timed out.
+It shows the tree as it was when the fetch began.
 """
 
 import errno
@@ -87,7 +87,7 @@ FILES = [path for path in PATHS if split(path)[1] in SIZES]
 
 @dataclass(frozen=True)
 class Tree:
-    """The source's tree; *turn* changes the versions, and makes a name come and go."""
+    """*turn* changes the versions, and makes a name come and go."""
 
     turn: int = 0
 
@@ -113,8 +113,6 @@ class Began:
 
 
 class Surroundings(NoPorts):
-    """The ports of the machine's node, which report to the machine."""
-
     def __init__(self, machine: "NodeMachine") -> None:
         self.machine = machine
 

@@ -25,8 +25,6 @@ WITHIN_S = 30.0
 
 @dataclass
 class Kernel:
-    """Accepts notifications; one about a hanging name returns only when the test allows it."""
-
     notifications: Notifications
     told: list[bytes] = field(default_factory=list)
     _pipes: dict[bytes, int] = field(default_factory=dict)
@@ -35,7 +33,6 @@ class Kernel:
         self.notifications.add(Path(path), lambda: self.told.append(said or path))
 
     async def hang(self, path: bytes) -> None:
-        """Returns once a notification about *path* is under way."""
         reading_end, self._pipes[path] = os.pipe()
 
         def tell() -> None:

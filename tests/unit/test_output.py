@@ -1,4 +1,4 @@
-"""Progress messages: a user who waits at a terminal sees them, and other output does not."""
+"""Progress messages: a terminal shows them, and other output does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ print("done")
 
 
 def on_terminal(seconds: float, **variables: str) -> str:
-    """The standard error of a terminal; standard output is a pipe."""
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(

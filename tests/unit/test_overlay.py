@@ -1,6 +1,5 @@
 """Overlay of several nodes: which nodes read the source, which messages travel, and what happens on
-failures.
-"""
+failures."""
 
 import errno
 from collections import Counter
@@ -189,7 +188,7 @@ def test_the_last_moments_of_freshness_do_not_grow_either(is_listed: bool) -> No
 
 
 def test_a_part_beyond_the_last_one_is_not_waited_for() -> None:
-    """A peer requests parts from a given one on; an object without that part ends with its last."""
+    """An object without the first requested part ends with its last."""
     job = eight()
     path = b"lib/b.so"
     read(job, ROOT, path)
@@ -533,7 +532,7 @@ def test_a_peer_that_was_started_anew_waits_for_no_room_that_it_asked_for_before
 
 @pytest.mark.parametrize("total", [0, 10, PART_BYTES + 1])
 def test_bytes_that_come_for_a_name_are_not_kept(total: int) -> None:
-    """The node asked for the attributes of a name, and the peer sends it parts of an object."""
+    """The peer sends it parts of an object instead of attributes."""
     job = Job(2, chunk_bytes=MIB)
     job.tree.add(b"d/f")
     job.tree.failing[Path(b"d")] = errno.EACCES  # so the node looks the name up separately
@@ -663,7 +662,7 @@ def test_a_slow_leaf_holds_up_the_push_and_nothing_else() -> None:
     job.run()
     assert job.daemons[1].batches == list(range(40))
     window = WINDOW_BYTES // MIB
-    # batches on their way to the leaf, and those that wait for it at its parent and at the root
+    # on their way to the leaf, and waiting for it at its parent and at the root
     assert len(job.daemons[2].batches) <= 2 * window + 2
     job.cut(NodeId(2), NodeId(6))
     job.run()

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class Counters:
-    """The front end's counters."""
-
     def __init__(self) -> None:
         self.counts = (0, 0, 0, 0)
 
@@ -27,7 +25,6 @@ class Counters:
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, *seen: tuple[int, int, int, int]) -> list[str]:
-    """The log lines while the counters show *seen*, each value for a while."""
     counters = Counters()
 
     async def main() -> None:

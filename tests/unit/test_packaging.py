@@ -1,6 +1,4 @@
-"""Packaging: the packages built for installation, and the recipes that list the dependencies
-again.
-"""
+"""Packaging: the built packages, and the recipes that list the dependencies again."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROO
 @pytest.mark.mount
 def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     pytest.importorskip("build")
-    # From a copy without built files: an sdist from here could hide that a file is missing.
+    # Built files could hide that an sdist lacks one.
     top = tmp_path / "top"
     run("git", "clone", "--quiet", ROOT, top)
     for name in run("git", "ls-files", "--modified", "--others", "--exclude-standard").split():

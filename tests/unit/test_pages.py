@@ -54,7 +54,7 @@ def test_every_command_says_its_exit_codes_and_explains_its_arguments(page: Page
         assert each.help or each.metavar in ("MNT", "MOUNTPOINT", "COMMAND", "DIR"), each
 
 
-# Commands that print nothing of their own, or print requested data as it is.
+# They print nothing of their own, or requested data as it is.
 WITHOUT_JSON = {
     *("mount", "run", "record", "keygen", "completion", "pfs-sim"),
     *(f"cluster {word}" for word in ("kill", "start", "stop", "cont", "cut", "drop", "heal")),
@@ -108,8 +108,6 @@ ASKED = [
 
 @pytest.fixture
 def script(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The shell's completion script, made by the command, in a directory with a file to
-    complete."""
     (tmp_path / "file-of-mine").touch()
     path = tmp_path / "script"
     done = subprocess.run(

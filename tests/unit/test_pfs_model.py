@@ -1,6 +1,5 @@
 """Model of a parallel filesystem: its servers in virtual time, and the rules and counts beside
-them.
-"""
+them."""
 
 import heapq
 
@@ -16,8 +15,7 @@ MIB = 1 << 20
 
 
 def finished_at(servers: Servers, clients: int, each: int, service_s: float) -> float:
-    """The time at which all clients are done, each of which asks again as soon as it has its
-    answer."""
+    """When all clients are done, each of which sends the next request at once."""
     asking = [(0.0, client, each) for client in range(clients)]
     last = 0.0
     while asking:

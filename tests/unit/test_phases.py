@@ -146,8 +146,7 @@ def test_the_invariants_of_a_phase_are_checked() -> None:
 
 
 def _arrows() -> Iterator[tuple[Phase, Phase, str]]:
-    """Each arrow's start, end and triggers. The diagram omits transitions to the same phase and to
-    DONE."""
+    """Start, end and triggers. The diagram omits transitions to the same phase and to DONE."""
     for phase, then in TRANSITIONS.items():
         for following in dict.fromkeys(then.values()):
             triggers = [trigger.name for trigger, each in then.items() if each is following]
@@ -156,8 +155,7 @@ def _arrows() -> Iterator[tuple[Phase, Phase, str]]:
 
 
 def _diagram() -> str:
-    """Phases that wait for peers have the same arrows, so the diagram draws these once for all of
-    them."""
+    """Phases that wait for peers share their arrows, which are drawn once."""
     begin = TRANSITIONS[Phase.NEW]
     alike = [each for each in Phase if begin.items() <= TRANSITIONS[each].items()]
     lines = ["stateDiagram-v2", "    state waits_for_others {", "        [*] --> NEW"]

@@ -1,4 +1,4 @@
-"""Read assembly: a read is assembled from an object or from chunks, and requests those it spans."""
+"""Read assembly: a read from an object or from chunks requests those it spans."""
 
 import errno
 
@@ -18,7 +18,6 @@ PATH, REQUEST, BLOB = Path(b"large"), RequestId(1), BlobId(1)
 
 
 def give(pieces: Pieces, content: bytes, chunk_bytes: int, at: int) -> None:
-    """Delivers the node's answer to a request at *at*."""
     version = Version(len(content), 0, 0, 0)
     index = min(at, len(content) - 1) // chunk_bytes
     part = content[index * chunk_bytes :][:chunk_bytes]

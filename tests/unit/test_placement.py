@@ -1,6 +1,4 @@
-"""Placement: one suite for every kind, which orders the nodes for each key; then tests of the ring
-alone.
-"""
+"""Placement: one suite for every kind; then tests of the ring alone."""
 
 import json
 import os
@@ -37,7 +35,6 @@ class Job:
 
     @property
     def there(self) -> set[NodeId]:
-        """The nodes that may own a key."""
         return {NodeId(n) for n, weight in enumerate(self.weights) if weight} - self.gone
 
 
@@ -73,7 +70,6 @@ def test_all_that_have_room_have_a_place_in_the_order(kind: str, job: Job) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @given(job=jobs())
 def test_who_is_gone_is_left_out_and_nobody_else_moves(kind: str, job: Job) -> None:
-    """Only the keys of a lost node move, and it gets exactly these back when it returns."""
     placement = KINDS[kind](job.names, job.weights)
     for key in job.keys:
         order = placement.owners(key, len(job.names))
@@ -179,8 +175,8 @@ def test_the_shares_of_a_ring_deviate_as_its_virtual_nodes_let_expect(vnodes: in
 
 # ---- the same everywhere ------------------------------------------------------------------------
 
-# A change of these lets nodes of two versions of copperfs ask different owners for a key, and makes
-# a tier that outlives its job refill.
+# A change lets nodes of two versions ask different owners for a key, and makes a tier that outlives
+# its job refill.
 EXPECTED = {
     "ring": [1, 3, 5, 1, 5, 1, 0, 4],
     "rendezvous": [5, 5, 0, 5, 3, 0, 5, 1],
@@ -271,7 +267,7 @@ class CountingSet(set[NodeId]):
 
 @pytest.mark.parametrize(("every", "steps"), [(2, 2), (10, 10)])
 def test_a_lookup_passes_by_only_so_many_as_are_gone(every: int, steps: float) -> None:
-    """However large the ring is; a death or a return costs no more than that."""
+    """However large the ring is; a death or a return costs no more."""
     ring = Ring([f"n{n}" for n in range(1000)])
     gone = CountingSet(NodeId(n) for n in range(1000) if n % every)
     for number in range(2000):

@@ -127,7 +127,6 @@ def test_what_an_automounter_has_mounted_at_the_moment_makes_no_difference() -> 
 
 
 def test_a_direct_automount_is_shared_whether_or_not_it_was_triggered() -> None:
-    """Each line of fstab with ``x-systemd.automount``, and each direct map."""
     data = Mount(b"/data", "0:4", "autofs", "systemd-1", "rw,fd=59,direct")
     below = Mount(b"/lus/tools", "0:5", "autofs", "auto.direct", "rw,fd=6,direct")
     machine = [*APART[:4], data, below]
@@ -218,7 +217,7 @@ def test_prefixes_that_were_named_are_the_shared_ones() -> None:
 def test_inode_numbers_are_compared_in_what_is_shared(
     source: str, shared: str, expected: tuple[Path, ...]
 ) -> None:
-    """Also for a directory in the middle of a filesystem; the comparison mounts nothing."""
+    """Also in the middle of a filesystem; the comparison mounts nothing."""
     machine = [*APART, mount(b"/auto", "autofs")]
     chosen = apart(source, machine, shared=(shared,))
     assert compared_prefixes(machine, chosen) == expected

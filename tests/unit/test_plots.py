@@ -1,6 +1,5 @@
 """Plots: pictures show what was measured. Those of the documents are made from the JSON beside
-them, and contain nothing from elsewhere.
-"""
+them."""
 
 from __future__ import annotations
 

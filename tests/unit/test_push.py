@@ -63,7 +63,7 @@ def test_a_node_passes_a_batch_on_to_its_child_and_takes_it_in() -> None:
 
 
 def test_a_node_does_not_pass_on_a_batch_that_it_has_had() -> None:
-    """The pushing peer may change, and the next one may begin with batches that came already."""
+    """The pushing peer may change, and the next may begin with batches that came already."""
     receiver = Receiver()
     receiver.takes(BATCH)
     assert passed_on(receiver.takes(BATCH)) == []

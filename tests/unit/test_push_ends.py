@@ -1,6 +1,4 @@
-"""Pushes end, whatever becomes of the nodes that read for all: three real engines with a real
-source.
-"""
+"""Pushes end, whatever becomes of the nodes that read: three real engines with a real source."""
 
 import json
 import os
@@ -39,13 +37,10 @@ def source(tmp_path: FilePath) -> FilePath:
 
 @dataclass
 class Set:
-    """A job of three whose leaf was asked for a warm-up."""
-
     jobs: list[JobMember]
     request: FilePath
 
     async def warm_up(self) -> Result:
-        """Runs the warm-up and returns its result."""
         job = self.jobs[LEAF]
         async with trio.open_nursery() as nursery:
             await job.working_sets.start(nursery, str(self.request))
@@ -164,8 +159,7 @@ def test_who_is_held_up_by_its_own_children_does_not_call_it_silence(source: Fil
 
 
 def test_directories_apart_are_looked_up_in_calls_that_can_be_sent(source: FilePath) -> None:
-    """Directories on the way that no listing of the set contains: here they may only be
-    searched."""
+    """No listing of the set has these directories: they may only be searched."""
     draw = random.Random(1)
     paths = [draw.randbytes(100).hex() for _ in range(3000)]
     looked: list[str] = []

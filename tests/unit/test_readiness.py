@@ -1,6 +1,5 @@
 """Readiness: when all nodes of a job are ready. A hundred engines wait for each other, over a
-transport that loses only what a test cuts.
-"""
+transport that loses only what a test cuts."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -32,20 +31,17 @@ Scene = Callable[["Waiting"], Awaitable[None]]
 
 
 class Clocked(Engine):
-    """An engine whose node takes its time from trio's clock as well, so a test need not wait."""
+    """Its node takes its time from trio's clock, so a test need not wait."""
 
     _now = staticmethod(trio.current_time)
 
 
 class Waiting:
-    """Engines whose jobs wait; their outcomes by node: None for ready, or the message."""
-
     def __init__(self, network: MemoryNetwork, jobs: list[JobMember]) -> None:
         self.network = network
         self.jobs = jobs
         self.outcomes: dict[int, str | None] = {}
         self.asked = [0] * len(jobs)
-        """How often each node ran an operation."""
         for number, job in enumerate(jobs):
             of = job.engine.calls.operations.by_name
             job.engine.calls.operations = CollectiveOperations(

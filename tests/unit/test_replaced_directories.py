@@ -1,6 +1,5 @@
-"""Replaced directories: the node asks again for the names on the way there, and never gives the
-names of one directory for those of the other.
-"""
+"""Replaced directories: the node looks up the names on the way again, and never confuses the names
+of the two directories."""
 
 import errno
 from dataclasses import replace
@@ -29,12 +28,10 @@ OLD, NEW = 7, 8
 
 
 def listing_of(inode: int, *names: tuple[bytes, Entry], bare: bool = False) -> Listing:
-    """The listing of the directory with that inode number."""
     return replace(pack_listing(names, bare=bare), directory=Version(4096, 0, 0, inode))
 
 
 def above(inode: int = OLD) -> Listing:
-    """The listing of ``a``, in which ``b`` is a directory."""
     return listing_of(2, (b"b", directory(inode)))
 
 

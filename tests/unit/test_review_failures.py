@@ -78,8 +78,8 @@ def test_without_falling_back_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_who_was_never_asked_after_all_is_not_declared_dead() -> None:
-    """A node that starts before the others wants up to four of them for a while. It drops some
-    before it reaches them; these keep their clock."""
+    """A node that starts first wants up to four others for a while, and drops some before it
+    reaches them; these keep their clock."""
     job = Job(20, fanout=16)
     for other in set(range(20)) - {5}:
         job.severed.add(frozenset((NodeId(5), NodeId(other))))
@@ -126,7 +126,7 @@ def test_a_source_in_the_place_of_others_is_not_the_last_word(how: str) -> None:
 
 def test_a_batch_of_who_pushes_now_is_taken_in() -> None:
     """The node passes batches on to the push children of its current view, and ``Pushes`` dropped
-    them. The credit then never returned: after 8 MiB the connection was dead for reads as well."""
+    them. Their credit never returned: after 8 MiB the connection was dead for reads as well."""
     warmup = receiver(number=2)
     node = warmup.engine.node
     assert node.trees is not None
@@ -144,7 +144,8 @@ def test_a_batch_of_who_pushes_now_is_taken_in() -> None:
 
 @pytest.mark.parametrize(("dead", "me"), [(273, 300), (4150, 4150)])
 def test_finding_ones_place_costs_little_when_many_are_gone(dead: int, me: int) -> None:
-    """The first rack of 8,300 nodes fails: every change of the view costs each node this much."""
+    """When the first rack of 8,300 nodes fails, every change of the view costs each node this
+    much."""
     looked = 0
 
     class Counted(set[int]):

@@ -118,7 +118,7 @@ def test_two_calls_give_the_same_route_and_change_nothing(
     first = route()
     assert route() == first
     assert everything(routing) == before
-    # The connections to the peers that it names make no difference either.
+    # Connections to the peers make no difference.
     routing.reach(now, first.reach)
     assert route() == first
 

@@ -1,6 +1,5 @@
-"""Sequential read-ahead: which chunks it fetches before they are requested, and that random access
-causes none.
-"""
+"""Sequential read-ahead: which chunks it fetches before they are requested; random access causes
+none."""
 
 from itertools import pairwise
 
@@ -34,7 +33,6 @@ def ahead(
     is_there: bool = True,
     path: bytes = b"large",
 ) -> list[int]:
-    """The chunks to hold ahead of the reader of this one."""
     ends_in = begins_in if ends_in is None else ends_in
     key = key_of(begins_in, path)
     found = rows.next(now, key, ends_in, begins=begins, is_there=is_there)
@@ -143,8 +141,8 @@ def test_after_a_clear_everything_is_fresh() -> None:
 
 
 def asked_by_reader(rows: ReadaheadWindows, chunks: int) -> list[int]:
-    """A reader that computes: all chunks ahead of it, except the trigger chunk, are published
-    before it reads them."""
+    """A reader that computes: all chunks ahead of it but the trigger chunk are published in
+    time."""
     asked = []
     published: set[int] = set()
     for index in range(chunks):
@@ -178,7 +176,6 @@ def test_a_row_goes_on_when_less_may_be_ahead_than_is() -> None:
 
 
 def long_row(rows: ReadaheadWindows, path: bytes = b"large", now: float = 0.0) -> int:
-    """Makes a stream with the longest window; returns its trigger chunk."""
     last = [ahead(rows, index, path=path, now=now)[-1:] for index in range(30)][-1][0]
     return next(each for each in range(30, last + 1) if rows.is_marker(key_of(each, path)))
 

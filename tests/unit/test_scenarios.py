@@ -1,6 +1,6 @@
 """Golden scenarios: the node's actions, told in ``tests/scenarios/*.txt``, one story each.
 
-A scenario opens with a sentence of intent (``# ...``). Then come lines in any number of
+After a sentence of intent (``# ...``) a scenario has these lines:
 
     given SETTING VALUE     memory, tree-max, revalidate, shared, local, refused; before all others
     ask look|list PATH      requests are numbered q1, q2, ... in order; / is the root
@@ -12,8 +12,8 @@ A scenario opens with a sentence of intent (``# ...``). Then come lines in any n
     used listing PATH       used without a request to the node; "used object PATH SIZE@T"
     after SECONDS           time passes, and the node wakes
 
-Each line is followed by ``> ...`` for every action that the node then takes, in order. To write a
-new scenario, omit these and copy what the failing test shows.
+``> ...`` follows for every action that the node then takes. To write a scenario, omit these and
+copy what the failing test shows.
 """
 
 import errno
@@ -106,8 +106,6 @@ def happen(lab: Lab, line: str) -> Actions:
 
 
 class Telling(NoPorts):
-    """Ports that write a line for each action of the node."""
-
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.lines: list[str] = []
@@ -169,8 +167,6 @@ class Telling(NoPorts):
 
 @dataclass
 class StoryLab(Lab):
-    """A lab that drives its node and tells its actions."""
-
     telling: Telling = field(init=False)
     driver: Driver[object, object] = field(init=False)
 
@@ -230,7 +226,7 @@ def lab_with(given: dict[str, str]) -> StoryLab:
 
 
 def replay(text: str) -> str:
-    """The scenario as it should read: its own lines, with the actions that really follow."""
+    """As it should read: its own lines, with the actions that really follow."""
     lines = [line for line in text.splitlines() if not line.startswith(">")]
     settings = [
         line.removeprefix("given ").split(maxsplit=1) for line in lines if line.startswith("given ")

@@ -42,7 +42,7 @@ def test_a_parent_knows_its_children(shape: Shape) -> None:
 
 @given(SHAPES)
 def test_a_parent_is_lower_whatever_its_child_believes(shape: Shape) -> None:
-    """So two nodes with different views never wait for each other."""
+    """Two nodes with different views never wait for each other."""
     nodes, fanout, gone = shape
     for position in range(nodes):
         above = parent_among(position, fanout, nodes, gone.__contains__)

@@ -48,7 +48,6 @@ def sent(actions: list[Action]) -> list[Message]:
 
 
 def greetings(actions: list[Action]) -> list[bool]:
-    """For each greeting that is sent, whether it is an answer."""
     return [each.is_answer for each in sent(actions) if isinstance(each, Hello)]
 
 

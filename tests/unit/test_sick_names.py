@@ -49,7 +49,6 @@ SICK = Path(b"lib/sick")
 
 
 def job_with_a_sick_name(nodes: int) -> Job:
-    """A job in which all nodes have the listing of the name's directory."""
     job = Job(nodes, fanout=2)
     job.tree.add(SICK)
     job.tree.add(b"lib/well")
@@ -62,7 +61,7 @@ def job_with_a_sick_name(nodes: int) -> Job:
 
 
 def look(job: Job, *nodes: int) -> set[int]:
-    """Looks the name up on all of these nodes at once; returns the errors, 0 for an entry."""
+    """On all of these nodes at once; returns the errors, 0 for an entry."""
     requests = [(number, job.ask(number, LookupRequest, SICK)) for number in nodes]
     job.run()
     answers = [job.answer(number, request) for number, request in requests]
@@ -150,7 +149,6 @@ WELL = Path(b"lib/well")
 
 
 def job_that_cannot_read(nodes: int) -> tuple[Job, Version]:
-    """A job in which all nodes know the file, and its data server is gone."""
     job = Job(nodes, fanout=2)
     wanted = job.tree.add(WELL)
     for number in range(nodes):
@@ -161,7 +159,7 @@ def job_that_cannot_read(nodes: int) -> tuple[Job, Version]:
 
 
 def read(job: Job, wanted: Version, *nodes: int) -> set[int]:
-    """Reads the file on all of these nodes at once; returns the errors, 0 for the bytes."""
+    """On all of these nodes at once; returns the errors, 0 for the bytes."""
     requests = [(number, job.read(number, WELL, wanted)) for number in nodes]
     job.run()
     answers = [job.answer(number, request) for number, request in requests]
@@ -173,7 +171,6 @@ def reads(job: Job) -> int:
 
 
 def refuse(job: Job, number: int, peer: int, error: int, witnesses: int) -> None:
-    """*peer* refuses the last request."""
     sent = [message for message, _ in job.queues[NodeId(number), NodeId(peer)]]
     ask = [message for message in sent if isinstance(message, Request)][-1]
     job.happen(

@@ -1,8 +1,6 @@
-"""Source contract for a filesystem that several clients mount, with differing device numbers.
-Versions do not contain device numbers, and every client shows the same attributes.
-
-A part of ``test_source_contract.py``. The clients are mounts of one stand-in.
-"""
+"""Source contract for a filesystem that several clients mount, with differing device numbers:
+versions do not contain these, and every client shows the same attributes. The clients are mounts of
+one stand-in."""
 
 import errno
 import os
@@ -27,7 +25,7 @@ pytestmark = [
 
 
 class Lab:
-    """One directory, two clients of it, and two sources that may have one at ``a b/fs``."""
+    """Two clients of one directory, and two sources that may have one at ``a b/fs``."""
 
     def __init__(self, top: FilePath, stack: ExitStack, *, own_inodes: bool = False) -> None:
         self.real = top / "real"
@@ -46,7 +44,6 @@ class Lab:
         return self.sources[source] / name
 
     def mount(self, client: int, at: FilePath) -> None:
-        """Mounts this client over the earlier one."""
         if at in self._at:
             self._at[at].close()
         self._at[at] = self._stack.enter_context(ExitStack())
@@ -67,7 +64,6 @@ def tag(entry: Entry | None) -> int:
 
 
 async def seen(source: Source) -> list[object]:
-    """All metadata of the filesystem, except access times, which reading changes."""
     listings = [await source.scan(b"a b/fs"), await source.scan(b"a b/fs/d")]
     rows = [(name, entry) for each in listings for name, entry in each.rows()]
     rows += [(name, entry) for name, _ in rows[:1] if (entry := await source.look(b"a b/fs"))]
@@ -185,7 +181,7 @@ def test_inode_numbers_are_left_out_where_each_client_has_its_own(tmp_path: File
             assert await other.read(b"a b/fs/file", shared) == b"hello"
             assert await other.chunk(b"a b/fs/file", shared, 0, 5) == b"hello"
             os.close(await other.open(b"a b/fs/file", shared))
-            # a reader with an older version, which contains a number, still gets the file
+            # a reader with an older version, with a number, still gets the file
             assert await one.read(b"a b/fs/file", version) == b"hello"
             found = await one.look(b"a b/fs/file")
             assert found is not None

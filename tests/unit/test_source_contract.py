@@ -1,7 +1,7 @@
 """Source contract: what every fetcher does, with real files.
 
 ``Gate`` makes events happen at a chosen moment: the kernel holds an open or a read until the test
-releases it (fanotify), so no test waits for time to pass.
+releases it (fanotify).
 """
 
 import ctypes
@@ -35,19 +35,15 @@ from copperfs.source.source_port import Arrived, BlobRead, Fetcher
 from tests.mount.helpers import eventually
 
 WITHIN_S = 20.0
-# From files.c and pool.c.
 FILES_MAX, STUCK_MAX = 64, 128
 LISTING_MAX = 100
 OLD_NS = 1_000_000_000 * 10**9
-"""A time long ago: a file that changed then need not settle."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @dataclass
 class Source:
-    """A fetcher and its outcomes, as a test asks for them."""
-
     fetcher: Fetcher
     arrived: dict[FetchId, Arrived] = field(default_factory=dict)
     _news: trio.Event = field(default_factory=trio.Event)
@@ -153,7 +149,6 @@ async def make(
     concurrency: int = 4,
     deadline_s: float = 60.0,
 ) -> AsyncIterator[Source]:
-    """A source of this directory."""
     fetcher = PoolFetcher(
         os.fsencode(root),
         listing_max=LISTING_MAX,
@@ -174,8 +169,6 @@ Play = Callable[[Source], Awaitable[None]]
 
 @pytest.fixture
 def with_source(tmp_path: FilePath) -> Callable[[Play], None]:
-    """Runs a scene with a source of ``tmp_path``."""
-
     def run(play: Play) -> None:
         async def main() -> None:
             async with make(tmp_path) as source:
@@ -200,7 +193,6 @@ def as_the_system_says(path: FilePath | bytes) -> Attributes:
 
 
 def make_one_of_each(directory: FilePath) -> dict[bytes, bytes]:
-    """Makes one object of each kind that a directory can hold; returns names and link targets."""
     settled(directory / "file", b"hello")
     (directory / "empty").touch()
     (directory / "directory").mkdir()
@@ -400,7 +392,6 @@ def test_paths_around_the_limit_of_a_system_call_are_reached(
 
 
 def linked_dir(directory: FilePath) -> None:
-    """Moves *directory*, and puts a link to it at its place."""
     directory.rename(directory.with_name("moved"))
     directory.symlink_to("moved")
 
@@ -461,12 +452,11 @@ def test_a_root_that_is_a_link_is_followed(tmp_path: FilePath) -> None:
 
 
 def unmount(directory: FilePath) -> None:
-    """The kernel refuses to unmount while a file there is open."""
+    """The kernel refuses while a file there is open."""
     subprocess.run(["umount", directory], check=True)
 
 
 def mount_memory(directory: FilePath, name: str) -> None:
-    """Mounts an empty filesystem with one file *name*."""
     subprocess.run(["mount", "-t", "tmpfs", "none", directory], check=True)
     settled(directory / name, os.fsencode(name))
 
@@ -491,7 +481,6 @@ def test_what_is_mounted_below_the_root_is_reached(
 
 @as_root
 def test_a_root_that_is_mounted_again_is_found(tmp_path: FilePath) -> None:
-    """The source holds nothing open, so the first mount can end."""
     root = tmp_path / "above" / "root"
     root.mkdir(parents=True)
     mount_memory(root, "before")
@@ -559,7 +548,7 @@ def test_a_bare_listing_has_types_and_inode_numbers(
 
 
 def as_nobody(work: Callable[[], None]) -> None:
-    """Runs *work* in a child with the uid and gid 65534; raises here what it raises."""
+    """In a child with the uid and gid 65534; raises here what it raises."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -582,7 +571,6 @@ def as_nobody(work: Callable[[], None]) -> None:
 
 @pytest.fixture
 def open_tmp_path(tmp_path: FilePath) -> FilePath:
-    """A directory that all users can reach."""
     for each in [tmp_path, *tmp_path.parents]:
         if each.stat().st_mode & 0o005 != 0o005:
             each.chmod(each.stat().st_mode | 0o055)
@@ -816,8 +804,7 @@ AHEAD_S = 3600
 
 @pytest.fixture
 def ahead(tmp_path: FilePath) -> Iterator[FilePath]:
-    """A filesystem with a file that changed an hour in the future, as on a server whose clock is
-    ahead."""
+    """A file changed an hour in the future, as on a server whose clock is ahead."""
     image, root = tmp_path / "image", tmp_path / "ahead"
     with image.open("wb") as file:
         file.truncate(4 * MIB)
@@ -840,8 +827,8 @@ def ahead(tmp_path: FilePath) -> Iterator[FilePath]:
 
 @as_root
 def test_a_change_in_the_future_is_left_to_settle(ahead: FilePath) -> None:
-    """The wait lasts one tick, and not until that time. A second change within the tick would leave
-    no trace. Only the wait itself is observable, and it is never shorter."""
+    """The wait lasts one tick. A second change within the tick would leave no trace. Only the wait
+    itself is observable, and it is never shorter."""
 
     async def main() -> None:
         async with make(ahead) as source:
@@ -869,7 +856,7 @@ def test_a_change_in_the_future_is_left_to_settle(ahead: FilePath) -> None:
 
 
 def test_a_change_of_the_last_seconds_is_left_to_settle(tmp_path: FilePath) -> None:
-    """The source's clock may be behind: a change of this moment then seems older than it is."""
+    """The source's clock may be behind: a change of this moment then seems older."""
     path = tmp_path / "file"
 
     async def main() -> None:
@@ -916,7 +903,7 @@ _EVENT = struct.Struct("<IBBHQii")
 
 
 class Gate:
-    """Holds every open or read of a file until the test lets it through (fanotify(7))."""
+    """Until the test lets it through (fanotify(7))."""
 
     def __init__(self, path: FilePath, what: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -927,7 +914,6 @@ class Gate:
             pytest.skip(f"fanotify: {os.strerror(ctypes.get_errno())}")
 
     async def wait_until_held(self) -> Callable[[], None]:
-        """Waits until a caller is held; the returned function lets it through."""
         with trio.fail_after(WITHIN_S):
             await trio.lowlevel.wait_readable(self.fd)
         _, _, _, _, _, opened, _ = _EVENT.unpack(os.read(self.fd, _EVENT.size))
@@ -942,7 +928,6 @@ class Gate:
         return not select.select([self.fd], [], [], 0)[0]
 
     def close(self) -> None:
-        """Lets all callers through, also later ones."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -1020,7 +1005,7 @@ def test_a_file_that_changes_while_a_chunk_is_read_is_stale(
 def test_a_file_that_is_replaced_while_it_is_read_is_refused(
     with_source: Callable[[Play], None], tmp_path: FilePath, gate_at: GateAt
 ) -> None:
-    """The old file differs only in its change time, as if it had been written to."""
+    """The old file differs only in its change time, as after a write."""
     path = settled(tmp_path / "file", b"hello")
     os.link(path, tmp_path / "other")
 
@@ -1041,13 +1026,11 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(
 
 
 def content_of(size: int) -> bytes:
-    """Content in which no two places are alike for as long as a page."""
+    """No two places are alike for as long as a page."""
     return b"".join(b"%07d\n" % at for at in range(0, size, 8))[:size]
 
 
 def open_on(path: FilePath) -> list[int]:
-    """The descriptors of this process that lead to *path*, whether it still has that name or
-    not."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -1204,7 +1187,6 @@ def test_a_file_that_nobody_reads_any_more_is_closed(
 
 
 async def closed(source: Source, path: FilePath) -> None:
-    """Waits until a thread has closed the files that were kept open."""
     source.fetcher.close_unused(0.0)
     with trio.fail_after(WITHIN_S):
         while open_on(path):
@@ -1274,7 +1256,6 @@ def test_a_descriptor_that_lost_its_file_is_not_the_end(
 
 @pytest.fixture
 def with_a_way_back(tmp_path: FilePath) -> Callable[[Play], None]:
-    """A source in which ``d/mnt`` must not be touched."""
     (tmp_path / "d" / "mnt").mkdir(parents=True)
     settled(tmp_path / "d" / "mnt" / "file", b"")
     settled(tmp_path / "d" / "other", b"")
@@ -1422,7 +1403,7 @@ def test_a_thread_that_hangs_beyond_its_deadline_is_replaced(
     settled(tmp_path / "quick", b"hello")
 
     async def main() -> None:
-        # no deadline at all: whatever runs when something else begins counts as hung
+        # without a deadline whatever runs when something else begins counts as hung
         async with make(tmp_path, concurrency=1, deadline_s=0.0) as source:
             versions = [await source.version(name) for name in (b"hung", b"quick")]
             gate = gate_at(path, FAN_OPEN_PERM)

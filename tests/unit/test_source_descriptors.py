@@ -1,6 +1,5 @@
 """Source contract without free descriptors: no reader gets an error when the daemon has run out of
-them. ``play_without_descriptors`` in ``stress_source.c`` has a file whose closing hangs.
-"""
+them."""
 
 import errno
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from tests.unit.test_source_contract import (
 )
 
 LONG_ENOUGH_S = 0.3
-"""Seconds that suffice for a failure to show; the tests do not wait for the absence of one."""
+"""Seconds that suffice for a failure to show."""
 
 Want = Callable[[FetchId], Fetch]
 

@@ -1,6 +1,5 @@
-"""Source contract without ``openat2``: the kernel does not know it, or a filter of system calls
-blocks it. The source then walks every path name by name.
-"""
+"""Source contract without ``openat2``, which the kernel does not know, or a filter of system calls
+blocks. The source then walks every path name by name."""
 
 import errno
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# The filter cannot be removed: it holds for this process and all that it starts.
+# The filter holds for this process and all that it starts.
 SCRIPT = """if True:
     import ctypes, os, platform, struct, sys
     import pytest

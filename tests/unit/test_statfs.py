@@ -15,8 +15,6 @@ def found(free: int) -> os.statvfs_result:
 
 
 class Source:
-    """Returns another number each time, unless it hangs or fails."""
-
     def __init__(self) -> None:
         self.asked = 0
         self.error: OSError | None = None

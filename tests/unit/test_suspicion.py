@@ -108,7 +108,7 @@ def test_an_application_waits_less_than_a_second_for_a_peer_that_is_stuck() -> N
     ],
 )
 def test_nothing_changes_before_the_next_look(seen: PeerObservations) -> None:
-    """A node that checks again only at that time misses nothing."""
+    """A node that checks again only then misses nothing."""
     now = 0.31
     at = next_look(now, seen, PATIENCE, BEAT_S, 0.0)
     assert at is not None

@@ -205,7 +205,6 @@ def test_the_trail_is_bounded() -> None:
 
 
 def walk(job: Job, number: int, versions: dict[bytes, Version]) -> None:
-    """Reads as a program does, one file after the other."""
     for path, wanted in versions.items():
         looked = job.ask(number, LookupRequest, path)
         job.run()

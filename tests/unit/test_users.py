@@ -1,6 +1,5 @@
 """Users of a shared mount: when the daemon of ``copperfs run`` ends. Users are sockets here, and
-nothing is mounted.
-"""
+nothing is mounted."""
 
 from __future__ import annotations
 
@@ -37,8 +36,6 @@ WITHIN_S = 20.0
 
 
 class Counter:
-    """The daemon's side, and connections to it."""
-
     def __init__(self, stack: ExitStack, expected: int, kind: type[Users] = Users) -> None:
         self.settings = Settings(mountpoint=f"/nowhere/{uuid.uuid4()}", memory_bytes=MIB)
         self._stack = stack
@@ -56,7 +53,6 @@ class Counter:
         self.greet(self.first)
 
     def _end(self) -> None:
-        """Ends as the daemon's process does."""
         for each in self.users._parting:
             each.close()
 
@@ -109,7 +105,6 @@ def test_the_last_one_is_told_so_and_waits_for_the_end() -> None:
 
 
 def test_who_comes_when_the_last_one_was_told_is_not_let_in() -> None:
-    """Otherwise it would wait for an end that does not come."""
     late: list[Line] = []
 
     class Watched(Users):
@@ -216,8 +211,6 @@ def test_a_mount_that_fails_is_told_to_all() -> None:
 
 def test_who_comes_while_there_is_no_descriptor_is_let_in_later() -> None:
     class Exhausted:
-        """The counter of a process that is out of descriptors for a moment."""
-
         def __init__(self, counter: socket.socket) -> None:
             self.fileno, self._accept, self._failures = counter.fileno, counter.accept, 2
 

@@ -1,6 +1,5 @@
 """Member table: nodes converge on one view, whatever updates they receive and in whatever order.
-Only a node itself can refute its own death.
-"""
+Only a node itself can refute its own death."""
 
 import random
 

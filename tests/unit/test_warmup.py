@@ -65,7 +65,6 @@ PARENT = NodeId(0)
 
 
 def receiver(memory_bytes: int = 64 * MIB, local: tuple[Path, ...] = (), number: int = 1) -> Warmup:
-    """Node 1 of 3, or node 2, a leaf."""
     policy = Policy(source=b"/src", mountpoint=b"/mnt", local=local)
     limits = Limits(memory_bytes, 10 * MIB, None, 30.0)
     node = Node(policy, limits, Trees(3, NodeId(number), fanout=2, push_fanout=2))
@@ -94,7 +93,6 @@ def take(warmup: Warmup, *items: Item, push: int = 1, data: bytes | None = None,
 
 
 def receive(warmup: Warmup, peer: NodeId, batch: Batch, payload: Payload) -> None:
-    """Delivers the batch as if the peers had exchanged greetings."""
     node, peers = warmup.engine.node, warmup.engine.peers
     assert node.session is not None
     assert peers is not None
@@ -107,7 +105,6 @@ def pushes(warmup: Warmup) -> dict[int, Push]:
 
 
 def held(warmup: Warmup) -> dict[bytes, bytes]:
-    """The objects, by path; there are no other blobs."""
     engine = warmup.engine
     found = {}
     for key, value, _ in engine.node._cache._shelf.items():
@@ -261,8 +258,6 @@ def test_every_batch_can_be_sent(path_bytes: int, size: int) -> None:
 
 
 class Hanging:
-    """An operation that ends only when cancelled."""
-
     def __init__(self) -> None:
         self.begun, self.ended = trio.Event(), trio.Event()
 

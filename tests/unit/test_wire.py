@@ -168,7 +168,7 @@ def with_body(code: int, body: bytes) -> bytes:
 
 @given(sent)
 def test_what_is_sent_is_what_arrives(pair: tuple[Message, Payload | None]) -> None:
-    """Whether the payload has a frame of its own or follows the header."""
+    """With the payload in a frame of its own, or behind the header."""
     assert decode(frames_of(*pair)) == pair
     frame, rest = encode_frames(*pair)
     assert rest is None

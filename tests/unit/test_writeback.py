@@ -1,6 +1,5 @@
 """Write-back to a disk that is slower than the source: which reads wait for it, and which chunks it
-receives later.
-"""
+receives later."""
 
 import pytest
 
@@ -29,12 +28,11 @@ from tests.unit.test_chunks import (
 )
 
 HELD_UP_S = 30.0
-"""Half of the deadline that these jobs have."""
 FILES = [b"data/%d" % n for n in range(90)]
 
 
 def slow_disk(nodes: int = 1, **more: object) -> Job:
-    """A job whose disks write nothing until the test allows it; two chunks may be unwritten."""
+    """Disks write nothing until the test allows it; two chunks may be unwritten."""
     return tiered(nodes, disks=True, disks_write=False, tier_backlog_bytes=2 * CHUNK, **more)
 
 
@@ -43,7 +41,7 @@ def is_read_from_source(job: Job) -> int:
 
 
 def large_job(*, waits: bool, **more: object) -> Job:
-    """A node alone with 90 chunks of 1 MiB to read; memory holds 32, and four may be unwritten."""
+    """A node alone has 90 chunks of 1 MiB to read; memory holds 32, and four may be unwritten."""
     job = Job(
         1,
         tree_max_bytes=1,
@@ -70,7 +68,6 @@ def read_all(job: Job) -> None:
 
 
 def all_stored(job: Job) -> None:
-    """Makes the disks write, now and from now on."""
     job.disks_write = True
     job.run()
 
@@ -136,7 +133,7 @@ def test_a_reader_elsewhere_waits_with_the_owner_and_reads_nothing_in_its_place(
     reader = not_owner(job)
     requests = [(i, begin(job, reader, i)) for i in of_owner]
     job.run()
-    # Far longer than the timeout of a silent owner, and longer than any request to an owner lasts.
+    # Far longer than any request to an owner lasts.
     job.pass_time(HELD_UP_S - 2.0, step_s=0.5)
     assert is_read_from_source(job) == 2
     stats = [each.node.statistics() for each in job.daemons]
@@ -165,9 +162,9 @@ def test_one_who_comes_later_is_told_as_well_and_so_are_those_who_wait_for_the_r
 
 
 def one_slow_owner() -> tuple[Job, int, list[bytes], list[bytes]]:
-    """A reader whose memory may hold 31 incoming chunks of others, and two lists of files. The
-    owner of the first list has a disk that writes nothing. The owner of the second list has all of
-    it on disk."""
+    """A reader whose memory may hold 31 incoming chunks of others, and two lists of files: the
+    owner of the first has a disk that writes nothing, the owner of the second has all of it on
+    disk."""
     job = Job(
         3,
         tree_max_bytes=1,

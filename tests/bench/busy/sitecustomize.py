@@ -1,5 +1,4 @@
-"""On the PYTHONPATH of ``copperfs mount --foreground``: gives the daemon a thread that computes, as
-a large job's may have."""
+"""On the PYTHONPATH of ``copperfs mount --foreground``: gives the daemon a thread that computes."""
 
 import sys
 import threading
