@@ -1,7 +1,6 @@
 """The C extension: blobs, the front, the source's threads, loading chunks from a disk.
 
-Without it no mount is possible. Commands that mount nothing do not import this package.
-``docs/develop.md`` lists the files.
+Mounting needs it. Commands that mount nothing do not import this package.
 """
 
 from typing import TYPE_CHECKING

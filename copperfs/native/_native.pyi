@@ -6,11 +6,9 @@ from typing import TypedDict
 import copperfs.native.blob
 
 RETRY: int
-"""For the front, not an errno: answer the request again, now from the published content."""
+"""Not an errno: the front answers the request again, from the published content."""
 
 class Blob:
-    """Bytes outside the Python heap, shared with C threads."""
-
     def __init__(self, capacity: int, /) -> None: ...
     @property
     def view(self) -> memoryview: ...
@@ -48,7 +46,7 @@ class FrontStatistics(TypedDict):
     bypass_threads: int
 
 class Front:
-    """The threads that own /dev/fuse; see front/front.h, and front_type.c for the methods."""
+    """The threads that own /dev/fuse: front/front.h."""
 
     def __init__(
         self,
@@ -142,7 +140,7 @@ class Front:
 Result = tuple[bytes, bytes] | tuple[Blob, bytes] | Blob | int | None
 
 class SourcePool:
-    """Threads that wait for the source; see source/pool.c."""
+    """Threads that wait for the source: source/pool.c."""
 
     SCAN: int
     LOOK: int

@@ -1,5 +1,5 @@
 /*
- * Allocates and frees blobs, and keeps a pool of mappings that chunks use again.
+ * Allocates blobs, and keeps a pool of mappings for chunks.
  */
 #include "blob.h"
 
@@ -8,12 +8,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A larger blob has pages of its own, so that freeing it gives them back to the system at once,
- * except for the few that the pool keeps; malloc would keep them all. */
+/* Larger blobs have pages of their own: freeing them gives memory back to the system, which malloc
+ * would keep. */
 enum { BLOB_MAP_ABOVE = 64 * 1024 };
 /* A reader has 8 MiB in flight, and is rarely alone. */
 enum { BLOB_POOL_BYTES = 16 << 20, BLOB_POOL_SLOTS = 64 };
-/* Larger ones are files that are held whole: they stay, and would fill the pool. */
+/* Larger blobs are whole files, which would fill the pool. */
 enum { BLOB_POOLED_MAX = 1 << 20 };
 
 static struct blob_pool {
@@ -26,9 +26,8 @@ static struct blob_pool {
 	} slots[BLOB_POOL_SLOTS]; /* the oldest first */
 } pool = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* Mappings come in eight sizes for each power of two, so that a used one often fits. A blob that
- * gets a used mapping has at most an eighth more pages than it needs; in a fresh one the pages that
- * are never written to cost nothing. */
+/* Mappings come in eight sizes for each power of two: a used one often fits, and has at most an
+ * eighth more pages than needed. */
 static size_t mapping_of(size_t capacity)
 {
 	size_t step = 4096;
@@ -77,7 +76,7 @@ static void pool_give(char *data, size_t mapped)
 		munmap(gone[i].data, gone[i].mapped);
 }
 
-/* Users' files do not belong in a core dump, which also stays small without them. */
+/* Users' files do not belong in a core dump. */
 static char *map(size_t mapped)
 {
 	char *data = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

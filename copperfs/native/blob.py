@@ -1,6 +1,6 @@
-"""Blob: immutable bytes outside the Python heap, shared with the threads of the front.
+"""Blob: immutable bytes outside the Python heap, shared with the front.
 
-Fill ``view``, then call ``seal(size)``; from then on no code writes to it.
+Fill ``view``, then call ``seal(size)``.
 """
 
 from typing import Protocol
@@ -9,8 +9,6 @@ from copperfs import native
 
 
 class Blob(Protocol):
-    """Bytes that are filled once, then read by many."""
-
     @property
     def view(self) -> memoryview: ...
     def seal(self, size: int, /) -> None: ...
@@ -26,10 +24,9 @@ class FileBlob(Blob, Protocol):
 
 
 def new_blob(capacity: int) -> FileBlob:
-    """An empty blob."""
     return native.Blob(capacity)
 
 
 def adopted(lender: memoryview) -> Blob:
-    """A blob of bytes that belong to another object, and that no longer change."""
+    """A blob of bytes that another object owns and no longer changes."""
     return native.Blob.adopt(lender)

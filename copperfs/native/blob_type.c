@@ -1,8 +1,6 @@
 /*
- * The Python type of blob.h.
- *
- * Blob(capacity) is a writable buffer until seal(size) makes it immutable. Blob.adopt(buffer) has
- * the bytes of another object.
+ * The Python type of blob.h: writable until seal(size). Blob.adopt(buffer) has the bytes of another
+ * object.
  */
 #include "python.h"
 
@@ -19,9 +17,8 @@ struct blob_object {
 
 static PyTypeObject blob_type;
 
-/* The Python objects that adopted blobs borrow from. The last reference to a blob may go in a
- * thread without the GIL. The object is then released by a later thread that has it: with the next
- * blob that is made or freed. */
+/* An object that an adopted blob borrows from. The last reference to the blob may go in a thread
+ * without the GIL; the object is then released when the next blob is made or freed. */
 struct loan {
 	struct loan *next;
 	Py_buffer view;
@@ -38,7 +35,6 @@ static void give_back(void *lender)
 		;
 }
 
-/* Call it with the GIL. */
 static void end_loans(void)
 {
 	struct loan *loan = atomic_exchange(&returned, NULL);
@@ -117,7 +113,7 @@ static bool may_be_mentioned(PyObject *name)
 	return PyBytes_GET_SIZE(name) > 0 && PyBytes_GET_SIZE(name) <= 255;
 }
 
-/* Packs the names as mentions.c wants them; NULL with an exception set. */
+/* In the format of mentions.c; NULL with an exception set. */
 static char *packed_names(PyObject *tuple)
 {
 	size_t room = 1;
@@ -149,8 +145,8 @@ static char *packed_names(PyObject *tuple)
 	return packed;
 }
 
-/* Looks for the names without the GIL: the bytes do not change, and the caller holds a reference.
- * Returns a flag for each of the packed names; NULL with an exception set. */
+/* Without the GIL: the caller holds a reference. Returns a flag for each packed name; NULL with an
+ * exception set. */
 static bool *look_for(PyObject *object, PyObject *names, size_t *steps)
 {
 	const struct blob *blob = ((struct blob_object *)object)->blob;

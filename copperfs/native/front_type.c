@@ -1,11 +1,9 @@
 /*
- * The Python type of the front.
+ * The Python type of the front. The methods only convert arguments and results.
  *
- * A method that takes the tables' lock releases the GIL first: a writer that held both would bring
- * the GIL's delays to every reader. Methods that write to /dev/fuse (invalidate_*, shed) may wait
- * for the handlers, so they are called from a worker thread, never from the handlers' own.
- *
- * Long because there are many methods; each only converts its arguments and results.
+ * A method that takes the tables' lock releases the GIL first, whose delays would reach every
+ * reader. Methods that write to /dev/fuse (invalidate_*, shed) may wait for the handlers, so a
+ * worker thread calls them.
  */
 #include "python.h"
 
@@ -37,7 +35,7 @@ static struct front *front_of(PyObject *object)
 
 static uint64_t fresh_until(double seconds)
 {
-	/* centuries, or NaN, would not fit into the nanoseconds */
+	/* centuries, or NaN, do not fit into nanoseconds */
 	if (!(seconds >= 0 && seconds < 1e9))
 		return FRESH_FOREVER;
 	return now_ns() + (uint64_t)(seconds * 1e9);
@@ -79,7 +77,7 @@ static void front_dealloc(PyObject *object)
 {
 	struct front_object *self = (struct front_object *)object;
 
-	/* threads that still sit in read() continue to use it: see front_stop() */
+	/* threads in read() continue to use it: see front_stop() */
 	if (self->front && !self->started) {
 		front_destroy(self->front);
 		free(self->front);
@@ -101,14 +99,12 @@ static PyObject *py_stop(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 	if (!((struct front_object *)object)->started)
-		Py_RETURN_NONE; /* whatever failed before, there is no thread to join */
+		Py_RETURN_NONE; /* there is no thread to join */
 	Py_BEGIN_ALLOW_THREADS
 	front_stop(front_of(object));
 	Py_END_ALLOW_THREADS
 	Py_RETURN_NONE;
 }
-
-/* --- lookups --- */
 
 static PyObject *py_node(PyObject *object, PyObject *arg)
 {
@@ -346,8 +342,6 @@ static PyObject *py_publish_object(PyObject *object, PyObject *args)
 	Py_END_ALLOW_THREADS
 	return PyBool_FromLong(node != NULL);
 }
-
-/* --- chunks --- */
 
 static PyObject *py_publish_chunk(PyObject *object, PyObject *args)
 {
@@ -649,8 +643,6 @@ static PyObject *py_revoke_below(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-/* --- profiles --- */
-
 static PyObject *py_trace(PyObject *object, PyObject *wanted)
 {
 	struct front *f = front_of(object);
@@ -680,8 +672,6 @@ static PyObject *py_traced(PyObject *object, PyObject *unused)
 	free(records);
 	return result;
 }
-
-/* --- fetches without the handlers --- */
 
 static PyObject *py_set_reader(PyObject *object, PyObject *args)
 {
@@ -736,7 +726,7 @@ static PyObject *content_of(struct fetched *fetched)
 	return blob_to_python(blob_ref(fetched->blob));
 }
 
-/* Back to the head of the queue, before what has come since. */
+/* Back to the head of the queue. */
 static void put_back(struct front *f, struct fetched *fetched)
 {
 	struct fetched *last = fetched;
@@ -754,8 +744,8 @@ static void put_back(struct front *f, struct fetched *fetched)
 		return; /* it is signalled already */
 }
 
-/* Each holds credit, which comes back once the handlers have it. An entry that finds no memory
- * waits for the next call. */
+/* The credit comes back once the handlers have it. An entry that finds no memory waits for the next
+ * call. */
 static PyObject *py_fetched(PyObject *object, PyObject *unused)
 {
 	struct front *f = front_of(object);
@@ -771,7 +761,7 @@ static PyObject *py_fetched(PyObject *object, PyObject *unused)
 	f->fetched_first = NULL;
 	f->fetched_end = &f->fetched_first;
 	if (read(f->fetched_fd, &ignored, sizeof(ignored)) < 0)
-		ignored = 0; /* not signalled yet: the later signal does no harm */
+		ignored = 0; /* the later signal does no harm */
 	pthread_mutex_unlock(&f->fetched_lock);
 	while (fetched) {
 		struct fetched *next = fetched->next;
@@ -833,8 +823,7 @@ static PyObject *py_invalidate_later(PyObject *object, PyObject *arg)
 	return PyLong_FromLong(told);
 }
 
-/* Has the kernel forget the name by which it knows a node; the handlers have only the node's
- * number. */
+/* The handlers know only the node's number. */
 static PyObject *py_invalidate_node(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
@@ -876,7 +865,7 @@ static PyObject *py_shed(PyObject *object, PyObject *arg)
 	return PyLong_FromLong(told);
 }
 
-/* The number of nodes above the limit; from now on the descriptor signals new ones. */
+/* The descriptor signals new ones again. */
 static PyObject *py_crowded(PyObject *object, PyObject *unused)
 {
 	struct front *f = front_of(object);
@@ -901,7 +890,6 @@ static PyObject *py_crowded_fileno(PyObject *object, PyObject *unused)
 	return PyLong_FromLong(front_of(object)->crowded_fd);
 }
 
-/* Errors of the front itself, not of the source or a handler. */
 static PyObject *py_own_errors(PyObject *object, PyObject *unused)
 {
 	struct front_statistics *s = &front_of(object)->statistics;
@@ -911,8 +899,6 @@ static PyObject *py_own_errors(PyObject *object, PyObject *unused)
 			     (unsigned long long)s->protocol_errors,
 			     (unsigned long long)s->no_room, (unsigned long long)s->overdue);
 }
-
-/* --- statistics --- */
 
 static int put(PyObject *dict, const char *name, uint64_t value)
 {
@@ -1011,7 +997,7 @@ failed:
 
 static PyObject *py_reset_statistics(PyObject *object, PyObject *unused)
 {
-	/* each counter is an atomic of its own; a concurrent count may survive */
+	/* a concurrent count may survive */
 	_Atomic uint64_t *counters = (_Atomic uint64_t *)&front_of(object)->statistics;
 
 	(void)unused;

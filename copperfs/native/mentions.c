@@ -1,17 +1,11 @@
 /*
- * Bytecode scan: finds which names a compiled Python file mentions. A mention is a name, or a part
- * of it between dots, that the module itself uses, not a function or class in it. It also counts if
- * a tuple of constants holds it, as "from . import name" compiles to. Imports of the module are
- * found there. Imports inside functions, and names in its texts, do not count.
+ * Bytecode scan: finds which names a compiled Python file mentions (decision 42), in the marshal
+ * format of CPython 3.8 to 3.14. Malformed or newer content ends the walk, and no length is trusted
+ * beyond the file's end. tests/unit/compiled.py does the same in Python.
  *
- * The file is walked as Python's marshal would read it, of CPython 3.8 to 3.14. Malformed or newer
- * content ends the walk: no more names are mentioned. No length is trusted beyond the file's end.
- * tests/unit/compiled.py does the same in Python, for comparison.
- *
- * One walk serves all names: a walk for each name took 0.8 ms in a file of 800 KB, and a package
- * may have thousands of directories. A reference to a string that was compared before is skipped,
- * and a binary search finds a name among those looked for. So the bytes of the file bound the
- * steps, whatever its content.
+ * One walk serves all names: a walk for each took 0.8 ms in a file of 800 KB, and a package may
+ * have thousands of directories. A string is compared once, and a binary search finds a name, so
+ * the bytes of the file bound the steps.
  */
 #include "mentions.h"
 
@@ -29,7 +23,7 @@ enum {
 };
 
 struct marshal_string {
-	const unsigned char *text; /* NULL: it is no string, or was compared before */
+	const unsigned char *text; /* NULL: no string, or compared before */
 	size_t length;
 };
 
@@ -38,11 +32,11 @@ struct walk {
 	unsigned depth, codes, tuples; /* nesting: in all, of code, of tuples in this code */
 	enum { OTHER_PART, CONSTANTS, NAMES_USED } part;
 	bool before_3_11;
-	struct marshal_string *refs; /* objects that may be referred to, in their order */
+	struct marshal_string *refs; /* objects that may be referred to */
 	size_t refs_count, refs_room;
-	const struct looked_for *names; /* sorted */
+	const struct looked_for *names;
 	size_t names_count;
-	size_t left; /* the number of names not found yet */
+	size_t left; /* names not found yet */
 	size_t steps; /* bytes of strings, and names compared */
 };
 
@@ -87,7 +81,7 @@ size_t find_looked_for(const struct looked_for *sorted, size_t count, const char
 	return low < count && !compare_names(name, length, &sorted[low]) ? low : count;
 }
 
-/* The same name may be looked for several times: all of them are marked with the first. */
+/* A name that is looked for several times is marked each time. */
 static void walk_name(struct walk *w, const char *name, size_t length)
 {
 	size_t at = find_looked_for(w->names, w->names_count, name, length, &w->steps);
@@ -98,7 +92,6 @@ static void walk_name(struct walk *w, const char *name, size_t length)
 		*w->names[at].found = true;
 }
 
-/* Whether a name here counts as a mention. */
 static bool names_are_here(const struct walk *w)
 {
 	return w->codes == 1 &&
@@ -221,12 +214,11 @@ static bool walk_reference(struct walk *w)
 		return false;
 	if (w->refs[index].text && names_are_here(w)) {
 		walk_string(w, w->refs[index]);
-		w->refs[index].text = NULL; /* one comparison is enough */
+		w->refs[index].text = NULL;
 	}
 	return true;
 }
 
-/* False: no memory. */
 static bool walk_remember(struct walk *w)
 {
 	if (w->refs_count == w->refs_room) {

@@ -1,5 +1,5 @@
 /*
- * The functions that the C files share that know Python. All other C files know nothing of Python.
+ * Shared by the C files that know Python. The others know nothing of it.
  */
 #ifndef COPPERFS_PYTHON_H
 #define COPPERFS_PYTHON_H
@@ -11,12 +11,12 @@
 
 #include "blob.h"
 
-/* A new reference to the blob behind a Python Blob; NULL with TypeError set. */
+/* A new reference; NULL with TypeError set. */
 struct blob *blob_of_python(PyObject *object);
-/* A sealed Python Blob. Takes the reference, also on failure. */
+/* Sealed. Takes the reference, also on failure. */
 PyObject *blob_to_python(struct blob *blob);
 
-/* Each adds types, functions and constants to the module; false with an exception set. */
+/* False with an exception set. */
 bool add_blob(PyObject *module);
 bool add_front(PyObject *module);
 bool add_load(PyObject *module);

@@ -1,8 +1,6 @@
 /*
- * The Python type of the pool of the source's threads.
- *
- * SourcePool.submit(...) queues a job and returns at once; when jobs end, an eventfd becomes
- * readable, and drain() returns their outcomes.
+ * The Python type of the source's threads. An eventfd is readable when submitted jobs have ended;
+ * drain() returns their outcomes.
  */
 #include "python.h"
 
@@ -65,7 +63,6 @@ static PyObject *py_fileno(PyObject *object, PyObject *unused)
 	return PyLong_FromLong(((struct source_pool *)object)->pool->event_fd);
 }
 
-/* Copies a tuple of bytes; false with an exception set. */
 static bool copy_names(struct job *job, PyObject *tuple)
 {
 	Py_ssize_t count = PyTuple_GET_SIZE(tuple);
@@ -89,7 +86,7 @@ static bool copy_names(struct job *job, PyObject *tuple)
 	return true;
 }
 
-/* Checks the names, because bytes beyond their end are not ours. */
+/* Bytes beyond the names' end are not ours. */
 static bool copy_looked_for(struct job *job, const char *packed, Py_ssize_t size)
 {
 	Py_ssize_t at = 0;
@@ -144,7 +141,6 @@ static PyObject *py_submit(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* The outcome for Python: an errno, or the result. */
 static PyObject *outcome(struct job *job)
 {
 	struct blob *blob = job->blob;
@@ -162,7 +158,7 @@ static PyObject *outcome(struct job *job)
 				     job->buffer.bytes ? job->buffer.bytes : "",
 				     (Py_ssize_t)job->buffer.used);
 	case READ: /* the bytes, and which of the names are mentioned */
-		job->blob = NULL; /* the Python object owns it now */
+		job->blob = NULL; /* Python owns it now */
 		return Py_BuildValue("(Ki(Ny#))", job->id, 0, blob_to_python(blob),
 				     job->mentioned ? (const char *)job->mentioned : "",
 				     job->mentioned ? (Py_ssize_t)job->looked_for_count : 0);

@@ -1,19 +1,12 @@
 /*
  * Prefetch in the front: reads files and lists directories before the kernel asks for them.
  *
- * A program that has asked for two files of one ending in a small directory mostly asks for the
- * rest. They are read meanwhile, a few at a time. For Python more is known. A package's __pycache__
- * is listed after the package, and there one request is enough to start. The directories and
- * libraries that the package's compiled __init__ mentions are listed and read.
+ * Decisions 41 and 42 have the rules. The core has the same for jobs
+ * (copperfs/node/prefetch/python_imports.py), and the numbers must be the same in both. The set of
+ * requests decides what is read, not their order, so that a job of many nodes reads what one would.
  *
- * The set of files that were asked for decides what is read, not their order. So a job of many
- * nodes reads what one node alone would. The core has the same rules for jobs
- * (copperfs/node/prefetch/python_imports.py), and the numbers must be the same in both. A directory
- * is traversed a fixed number of times, whatever is asked for in it.
- *
- * Prefetches are fetched like anything else: on credit, once, and a request that comes meanwhile
- * joins. A prefetch that fails is not reported; the next request finds out. Without credit it waits
- * until there is some.
+ * A directory is traversed a fixed number of times, whatever is asked for in it. A prefetch takes
+ * credit, or waits for it; a request that comes meanwhile joins.
  */
 #include "front.h"
 
@@ -29,7 +22,6 @@ enum {
 	LIBRARY_BYTES_MAX = 4 * 1024 * 1024,
 	LOOKED_THROUGH_BYTES_MAX = 1024 * 1024,
 	FILES_FOR_EACH_DIRECTORY = 4,
-	/* entries still to be read, or to be listed */
 	QUEUE_MAX = 1 << 16,
 	/* a directory with more directories and libraries is no package */
 	BESIDE_MAX = 4096,
@@ -44,10 +36,9 @@ enum {
 	LIBRARY_LENGTH = sizeof(library) - 1,
 };
 
-/* A file to read, or a directory to list. */
 struct ahead {
 	struct ahead *next;
-	uint64_t directory; /* its directory */
+	uint64_t directory;
 	bool tried;
 	size_t length;
 	char name[];
@@ -61,7 +52,7 @@ static bool ends_so(const struct row *row, const char *ending, size_t length)
 	return own && own_length == length && !memcmp(own, ending, length);
 }
 
-/* The length up to the first dot: the name of the module in Python. */
+/* The name of the module: the length up to the first dot. */
 static size_t stem_length(const struct row *row)
 {
 	const char *dot = memchr(row->name, '.', row->name_length);
@@ -93,7 +84,7 @@ static bool has_compiled(struct front *f, const struct listing *listing)
 	return row && row_tells(listing, row) && S_ISDIR(row->attr.mode);
 }
 
-/* With the tables locked: appends to a list. */
+/* With the tables locked. */
 static void add(struct ahead_list *list, const struct node *directory, const char *name,
 		size_t length)
 {
@@ -120,9 +111,8 @@ static void drop_first(struct ahead_list *list)
 	free(ahead);
 }
 
-/* --- choosing what to read; with the tables locked, then ahead_start() without --- */
+/* --- choosing; with the tables locked, then ahead_start() without --- */
 
-/* Adds all files of an ending, unless they are too many or too large. */
 static void add_ending(struct front *f, const struct node *directory, const struct ending *ending)
 {
 	const struct listing *listing = directory->listing;
@@ -138,7 +128,6 @@ static void add_ending(struct front *f, const struct node *directory, const stru
 	}
 }
 
-/* Notes that this file of a granted listing was asked for. */
 void ahead_note(struct front *f, const struct node *file)
 {
 	struct listing *listing = file->parent->listing;
@@ -171,16 +160,12 @@ static bool lists_below(const struct front *f, const struct listing *listing)
 	return f->ahead_max && listing && listing->granted_below && listing->read_ahead;
 }
 
-/* Notes that this directory was listed. */
 void ahead_listed(struct front *f, const struct node *directory)
 {
 	if (lists_below(f, directory->listing) && has_compiled(f, directory->listing))
 		add(&f->ahead_lists, directory, compiled, COMPILED_LENGTH);
 }
 
-/* --- what a compiled file mentions --- */
-
-/* Collects the rows of a listing whose names are looked for: directories and libraries. */
 static void find_beside(struct front *f, struct listing *listing)
 {
 	bool directories = lists_below(f, listing);
@@ -225,7 +210,7 @@ static struct node *package_of(const struct front *f, const struct node *file)
 	return package;
 }
 
-/* The names to look for, each with its length before it, and the blob to search; NULL: none. */
+/* The names to look for, for mentions.c, and the blob to search; NULL: none. */
 static char *looked_for(struct front *f, const struct node *file, struct blob **blob)
 {
 	struct node *package = package_of(f, file);
@@ -256,7 +241,6 @@ static char *looked_for(struct front *f, const struct node *file, struct blob **
 	return names;
 }
 
-/* The names that were found, sorted, as mentions.c has them. */
 static struct looked_for *found_of(const char *names, bool *found, size_t *count)
 {
 	struct looked_for *those = malloc(*count * sizeof(*those));
@@ -271,7 +255,7 @@ static struct looked_for *found_of(const char *names, bool *found, size_t *count
 	return those;
 }
 
-/* With the tables locked: adds all of this package with these names. One mention is enough. */
+/* With the tables locked. One mention of a name is enough. */
 static void add_mentioned(struct front *f, struct node *package, const struct looked_for *those,
 			  size_t count)
 {
@@ -293,7 +277,7 @@ static void add_mentioned(struct front *f, struct node *package, const struct lo
 	listing->beside_count = left;
 }
 
-/* Called without the lock: this file was read. Its scan runs without the lock, too. */
+/* The scan of the file runs without the lock. */
 void ahead_read(struct front *f, uint64_t id)
 {
 	struct blob *blob = NULL;
@@ -342,8 +326,7 @@ static struct node *node_of_row(struct front *f, struct node *directory, const s
 			   directory->listing->fresh_until);
 }
 
-/* The directory of the next entry, if its listing still allows prefetching: it may have another
- * listing by now, without the grant. */
+/* NULL: its listing no longer allows prefetching. */
 static struct node *directory_of(struct front *f, const struct ahead *ahead)
 {
 	struct node *directory = node_by_id(&f->tables, ahead->directory);
@@ -352,7 +335,7 @@ static struct node *directory_of(struct front *f, const struct ahead *ahead)
 	return listing && listing->granted && listing->read_ahead ? directory : NULL;
 }
 
-/* The node of this entry; NULL on the second try, and if its content is here or on its way. */
+/* NULL on the second try, and if the content is here or on its way. */
 static struct node *named(struct front *f, struct ahead *ahead)
 {
 	struct node *directory = ahead->tried ? NULL : directory_of(f, ahead);
@@ -370,7 +353,6 @@ static struct node *named(struct front *f, struct ahead *ahead)
 	return node && !node->object && !node->fetching ? node : NULL;
 }
 
-/* The path to fetch next from a list; NULL: none, or not now. */
 static char *begin_next(struct front *f, struct ahead_list *list, unsigned most, uint64_t *id,
 			struct version *version)
 {
@@ -392,7 +374,7 @@ static char *begin_next(struct front *f, struct ahead_list *list, unsigned most,
 		if (credit > f->credit_most || (is_directory && !list_may_begin(f, node)))
 			continue;
 		path = fetch_begin(f, node, credit, version);
-		if (!path) { /* no credit: try again when there is some */
+		if (!path) { /* no credit yet */
 			list->first->tried = false;
 			break;
 		}
@@ -423,8 +405,8 @@ static void file_done(void *context, uint64_t id, const struct version *version,
 	ahead_start(f);
 }
 
-/* After a mount the source's threads list nothing for a moment. To drop a directory for that would
- * change from one run to the next, so it is queued again: only once if its listing had begun. */
+/* After a mount the source's threads list nothing for a moment. Dropping a directory for that would
+ * make runs differ, so it is queued again: only once if its listing had begun. */
 static void put_back(struct front *f, uint64_t id, bool begun)
 {
 	struct node *node;
@@ -488,14 +470,13 @@ static void start_files(struct front *f)
 		free(path);
 		if (begun)
 			continue;
-		/* the source hangs, or the front ends: the rest is read on request */
+		/* the source hangs, or the front ends */
 		read_done(f, id, &version, NULL);
 		ended(f, &f->ahead_files);
 		ahead_destroy(f);
 	}
 }
 
-/* Starts fetches up to the limit. */
 void ahead_start(struct front *f)
 {
 	if (!f->ahead_max)

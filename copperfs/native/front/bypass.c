@@ -1,11 +1,9 @@
 /*
- * Bypass: reads of files too large to be held go to the source's file, through a descriptor that
- * the handlers opened and published.
+ * Bypass: reads of files too large to be held, through a descriptor of the source's file that the
+ * handlers published.
  *
- * The front thread answers at once from the system's page cache (RWF_NOWAIT). A read that misses it
- * may take as long as the source, so it goes to worker threads that do nothing else. Their number
- * is the largest that was ever needed at one time, up to a limit. After each read the file must
- * still be the version that was promised.
+ * The front thread answers what the system's page cache has (RWF_NOWAIT), and worker threads wait
+ * for the rest. After each read the file must still be the promised version.
  */
 #define _GNU_SOURCE /* preadv2 */
 #include "front.h"
@@ -25,8 +23,7 @@ struct bypass_job {
 	uint32_t size;
 };
 
-/* With AT_STATX_DONT_SYNC this uses what the machine knows, without asking a server that may not
- * answer. */
+/* AT_STATX_DONT_SYNC does not ask a server, which may not answer. */
 static bool still_this_version(const struct handle *handle, int sync)
 {
 	struct statx now;
@@ -39,7 +36,7 @@ static bool still_this_version(const struct handle *handle, int sync)
 	       now.stx_ctime.tv_nsec == handle->version.ctimensec;
 }
 
-/* Reads all, or to the end of the file: the kernel would take a short reply for the end. */
+/* Reads to the end: the kernel would take a short reply for the end of the file. */
 static ssize_t read_fully(const struct handle *handle, char *buffer, uint64_t offset,
 			  uint32_t size, int flags)
 {
@@ -81,7 +78,7 @@ bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fus
 	return true;
 }
 
-/* The descriptor is no longer valid: the handlers look the file up again and report the error. */
+/* The handlers look the file up again. */
 static void ask_handlers(struct front *f, struct pending *pending, struct handle *handle)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
@@ -146,7 +143,7 @@ static void *worker_main(void *argument)
 	return NULL;
 }
 
-/* Takes the reference to the handle, and the pending. */
+/* Takes the handle's reference, and the pending. */
 void bypass_queue(struct front *f, struct handle *handle, struct pending *pending)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
@@ -175,8 +172,7 @@ void bypass_queue(struct front *f, struct handle *handle, struct pending *pendin
 	pthread_mutex_unlock(&f->bypass_lock);
 }
 
-/* Frees the queued reads. A worker that hangs in the source cannot be waited for; the process is
- * about to end. */
+/* A worker may hang in the source, so it is not waited for. */
 void bypass_stop(struct front *f)
 {
 	pthread_mutex_lock(&f->bypass_lock);

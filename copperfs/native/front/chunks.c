@@ -1,15 +1,11 @@
 /*
  * Chunk table: holds the pieces of files that are not held whole.
  *
- * One table serves all files, by node number and index. A file of terabytes with three chunks here
- * costs three entries, and no table is ever copied into a larger one under the lock. Each node also
- * lists its chunks, so that they go with it.
+ * One table serves all files, by node number and index: a file of terabytes with three chunks costs
+ * three entries, and no table grows under the lock. Used chunks also enter a list for the handlers.
  *
- * A used chunk enters another list, which the handlers take from time to time. So that call costs
- * in proportion to the chunks used, not to all that are held.
- *
- * Bytes are freed after the lock is released (tables_unlock), because giving a megabyte back to the
- * system takes as long as a thousand lookups here.
+ * tables_unlock() frees the bytes: giving a megabyte back to the system takes as long as a thousand
+ * lookups.
  */
 #include "tables.h"
 
@@ -52,7 +48,6 @@ void chunk_free(struct chunk *chunk)
 	free(chunk);
 }
 
-/* All lists work the same way: an entry knows which pointer leads to it. */
 static void link_in(struct chunk_link *link, struct chunk **head, struct chunk *chunk,
 		    struct chunk_link *next_link)
 {
@@ -85,7 +80,6 @@ static void leave_touched(struct chunk *chunk)
 			 chunk->touched.next ? &chunk->touched.next->touched : NULL);
 }
 
-/* Removes a chunk from the tables; it is freed with the others after the lock is released. */
 static void drop(struct tables *t, struct chunk *chunk)
 {
 	struct chunk **link = bucket_of(t, chunk->node->id, chunk->index);

@@ -1,8 +1,7 @@
 /*
  * Index of a directory's small files by their endings, for prefetching.
  *
- * One pass over a listing makes it, when the first of its files is asked for. A pass for each
- * ending took 12 to 15 s for 50,000 names with 25,000 endings.
+ * One pass makes it: a pass for each ending took 12 to 15 s for 50,000 names with 25,000 endings.
  */
 #include "front.h"
 
@@ -10,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* From the last dot on, unless that is the first character; NULL if there is none. */
+/* From the last dot on, unless it is the first character; NULL: none. */
 const char *ending_of(const char *name, size_t name_length, size_t *length)
 {
 	for (size_t at = name_length; at-- > 1;)
@@ -27,7 +26,6 @@ bool is_read_ahead(const struct front *f, const struct fuse_attr *attr)
 	       attr->size <= f->whole_max;
 }
 
-/* The slot of an ending, or the free slot for it. */
 static uint32_t slot_of(const struct tables *t, const struct endings *endings, const char *text,
 			size_t length)
 {
@@ -43,7 +41,6 @@ static uint32_t slot_of(const struct tables *t, const struct endings *endings, c
 	return slot;
 }
 
-/* Doubles the room; false: out of memory. */
 static bool grow(const struct tables *t, struct endings *endings)
 {
 	uint32_t room = endings->count ? 2 * endings->count : 8;
@@ -107,7 +104,7 @@ static struct endings *endings_new(struct front *f, const struct listing *listin
 	return endings;
 }
 
-/* NULL: no small file has this ending, or there is no memory to know it. */
+/* NULL: there is none, or no memory. */
 struct ending *ending_find(struct front *f, struct listing *listing, const char *text,
 			   size_t length)
 {

@@ -1,19 +1,13 @@
 /*
- * Fetches without the handlers, on a node that is a job by itself: a job of several nodes grants
- * nothing. The source's threads read a file whole if the listing of its directory was *granted*.
- * The front publishes it and answers the requests that wait, all without
- * the GIL. A directory is listed the same way if its parent's listing grants all below it. The
- * handlers hear of it a few milliseconds later, of many at a time.
+ * Fetches without the handlers, on a node that is a job by itself (decision 9).
  *
- * The core has reserved the bytes beforehand: they are taken from a credit, which it tops up once
- * it has made room for the new content. Without credit, and when the fetch fails in any way, the
- * request takes the ordinary path through the handlers.
+ * The source's threads read a file whole if the listing of its directory was *granted*, and list a
+ * directory if its parent's listing grants all below it. The bytes come from a credit that the core
+ * has reserved. Without credit, and when a fetch fails, the request goes to the handlers.
  *
- * A listing that must be shown differently, or that lacks attributes, is not published: the
- * handlers get it before they are asked, and need not list again.
- *
- * A listing is as old as the beginning of its fetch. If older listings have become wrong since
- * (mostly by a clear), it is dropped: `outdated`.
+ * A listing that must be shown differently, or lacks attributes, is not published: the handlers get
+ * it, and need not list again. A listing is as old as the beginning of its fetch; after a clear
+ * since then it is dropped (`outdated`).
  */
 #include "front.h"
 
@@ -48,8 +42,7 @@ void give_credit(struct front *f, uint64_t bytes)
 	pthread_mutex_unlock(&f->fetched_lock);
 }
 
-/* With the tables locked: notes a node's version and returns the path to fetch; NULL without
- * credit. */
+/* With the tables locked: notes the version; NULL without credit. */
 char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
 {
 	char path[65536], *copy;
@@ -69,8 +62,8 @@ char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct ve
 	return copy;
 }
 
-/* With the tables locked: the path to read for a node, or NULL if the handlers have to read it. The
- * caller then calls read_start(), without the lock. */
+/* With the tables locked, and read_start() then without. NULL: the handlers have to read the
+ * file. */
 char *read_begin(struct front *f, struct node *file, struct version *version)
 {
 	const struct fuse_attr *a = &file->attr;
@@ -88,15 +81,14 @@ static bool may_list(const struct node *directory)
 	       directory->parent->listing->granted_below;
 }
 
-/* Once the handlers were asked for a directory's names, they own the listing until they have
- * published, so that it is not listed twice. */
+/* Handlers that were asked for a directory's names own its listing until they have published. */
 bool list_may_begin(const struct front *f, const struct node *directory)
 {
 	return f->reader && !directory->listing && !directory->fetching && !directory->asked &&
 	       S_ISDIR(directory->attr.mode) && may_list(directory);
 }
 
-/* The same for a directory without a listing; the caller then calls list_start(). */
+/* The same, with list_start(). */
 char *list_begin(struct front *f, struct node *directory, struct version *version)
 {
 	char *path = NULL;
@@ -116,8 +108,7 @@ void fetched_free(struct fetched *fetched)
 	free(fetched);
 }
 
-/* With the tables locked: tells the handlers of new content; they give the credit back. Takes the
- * content of `filled`; on failure it takes nothing. */
+/* With the tables locked. On failure the caller keeps the content. */
 static bool note(struct front *f, const struct node *node, const struct fetched *filled)
 {
 	char path[65536];
@@ -184,7 +175,7 @@ static void answer_waiters(struct front *f, uint64_t id, bool have_it)
 	answer_claimed(f, pending_claim_waiters(f, id, waits_for_fetch, NULL), have_it);
 }
 
-/* In a thread of the source. Errors are not passed on: the handlers find out for themselves. */
+/* In a thread of the source. The handlers find errors for themselves. */
 void read_done(void *context, uint64_t id, const struct version *version, struct blob *blob)
 {
 	struct front *f = context;
@@ -216,8 +207,7 @@ void read_done(void *context, uint64_t id, const struct version *version, struct
 		ahead_read(f, id);
 }
 
-/* Takes the path. If the read does not start, it ends as failed, because other requests may have
- * joined it. */
+/* Takes the path. A read that does not start ends: other requests may have joined it. */
 void read_start(struct front *f, uint64_t id, char *path, const struct version *version)
 {
 	if (!f->reader->read(f->reader->pool, path, version, read_done, f, id))
@@ -233,8 +223,7 @@ static bool has_absolute_links(const char *packed)
 	return header.absolute_links > 0;
 }
 
-/* A listing that the front may publish without the handlers, once the credit covers its cost to the
- * core; NULL if the handlers have to. */
+/* NULL: the handlers have to publish it, or there is no credit. */
 static struct listing *own_listing(struct front *f, const char *packed, size_t size)
 {
 	struct listing *listing = listing_open(&f->tables, packed, size, FRESH_FOREVER);
@@ -249,7 +238,7 @@ static struct listing *own_listing(struct front *f, const char *packed, size_t s
 	return listing;
 }
 
-/* The listing, or NULL if it failed. The caller then calls ahead_start(). */
+/* `packed` is NULL on failure. The caller then calls ahead_start(). */
 void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 {
 	struct listing *listing;
@@ -266,7 +255,7 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 	if (node) {
 		fetched.ahead = node->ahead;
 		node->fetching = node->ahead = false;
-		/* a grant may have been revoked meanwhile because of what the directory holds */
+		/* the grant may have been revoked meanwhile */
 		noted = packed && !node->outdated && may_list(node) && note(f, node, &fetched);
 	}
 	if (noted && listing && !node->listing) {
@@ -287,14 +276,12 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 	answer_waiters(f, id, known);
 }
 
-/* In a thread of the source. */
 void list_done(void *context, uint64_t id, char *packed, size_t size)
 {
 	list_end(context, id, packed, size);
 	ahead_start(context);
 }
 
-/* Like read_start(). */
 void list_start(struct front *f, uint64_t id, char *path, const struct version *version)
 {
 	if (!f->reader->list(f->reader->pool, path, version, list_done, f, id))

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Fewer where the limit on descriptors is low (transport/ungreeted.py has the budget). */
+/* Fewer where descriptors are scarce (transport/ungreeted.py has the budget). */
 static uint32_t handles_max(void)
 {
 	struct rlimit limit;
@@ -54,10 +54,8 @@ int front_init(struct front *f, uint32_t nodes_max)
 	return 0;
 }
 
-/* The mount is gone, or the front is told to stop: the peer of the control socket sees its end.
- * Only the first call does this. A front thread may come here long after front_stop(), when the
- * descriptors are closed and their numbers reused; and front_stop() returns only after the first
- * call is done with them. */
+/* Shows the peer of the control socket its end, once: a front thread may come here long after
+ * front_stop(), when the descriptors' numbers are reused. front_stop() waits for the first call. */
 static void end(struct front *f)
 {
 	uint64_t one = 1;
@@ -68,7 +66,7 @@ static void end(struct front *f)
 		if (f->control_fd >= 0)
 			shutdown(f->control_fd, SHUT_RDWR);
 		while (write(f->wake_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-			; /* any other failure means that it is signalled already */
+			; /* any other failure: it is signalled already */
 	}
 	pthread_mutex_unlock(&f->end_lock);
 }
@@ -83,7 +81,7 @@ static void *front_main(void *argument)
 
 		if (size > 0)
 			front_request(f, request, (size_t)size, scratch);
-		/* ENOENT: the request was aborted between being offered and read */
+		/* ENOENT: the request was aborted before it was read */
 		else if (size == 0 || (errno != EINTR && errno != ENOENT && errno != EAGAIN))
 			break;
 	}
@@ -101,7 +99,7 @@ int front_start(struct front *f)
 	f->threads = calloc(f->threads_count, sizeof(*f->threads));
 	if (!f->threads)
 		return -1;
-	/* signals are Python's; its main thread handles them */
+	/* signals are Python's */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	error = pthread_create(&f->replier, NULL, replier_main, f);
@@ -112,9 +110,8 @@ int front_start(struct front *f)
 	return error ? -1 : 0;
 }
 
-/* After this no request is answered. Front threads that sit in read() on a mount that is still busy
- * cannot be called back; they and the tables they use live until the process ends, which it is
- * about to do. */
+/* Front threads in read() on a busy mount cannot be called back; they and the tables live until the
+ * process ends. */
 void front_stop(struct front *f)
 {
 	end(f);

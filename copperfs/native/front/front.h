@@ -6,27 +6,17 @@
  *                 |             +--(control_fd, SEQPACKET)--> trio: ioctls of ours
  *                 +--- replier thread <--- replies from both sockets
  *
- * A request that the tables can answer never leaves C. Any other is kept as a *pending* and
- * forwarded unchanged. The handlers then fill the tables and reply with the private error
- * FRONT_RETRY: the front answers the kept request again, now from the tables. So one place encodes
- * replies, and one counts the kernel's references. Content that was published since a request came
- * answers it even if it has expired by then.
+ * A request that the tables cannot answer is kept as a *pending* and forwarded unchanged. The
+ * handlers fill the tables and reply with FRONT_RETRY; the front then answers it from the tables
+ * (decision 2). Content that was published since a request came answers it even if it has expired
+ * by then.
  *
- * A request may miss again, because the published content is gone. It is forwarded once more and
- * answered during the publication (publish.c), so it does not depend on what the cache can hold. A
- * read that misses again after that is forwarded with FRONT_FULL in its handle: its handler must
- * answer with the bytes themselves.
+ * If the content is gone by then, the request is forwarded once more. publish.c then answers it
+ * during the publication; a read has FRONT_FULL in its handle, and its handler answers with the
+ * bytes.
  *
- * Files of listings that the handlers *granted* need no handler; only a node that is a job by itself
- * grants any. The same holds for the names of
- * directories below them, if those were granted too. The source's threads read and list
- * (fetches.c), and the handlers hear of it later.
- *
- * Every pending is answered exactly once, by the code that takes it out of the table: the replier,
- * the end of a fetch, a bypass worker, its deadline, or an interrupt by a fatal signal.
- *
- * No thread of the front takes the GIL, blocks in a send, or waits for the source, except the
- * bypass workers, which do nothing else.
+ * Every pending is answered exactly once, by the code that takes it out of the table. No thread of
+ * the front takes the GIL, blocks in a send, or waits for the source, except the bypass workers.
  */
 #ifndef COPPERFS_FRONT_H
 #define COPPERFS_FRONT_H
@@ -41,56 +31,54 @@
 #include "../reader.h"
 #include "tables.h"
 
-/* No errno that the kernel or a source can produce; libfuse lets values up to 999 pass. */
+/* No errno of a kernel or source; libfuse lets values up to 999 pass. */
 enum { FRONT_RETRY = 998 };
 #define FRONT_FULL (1ull << 63)
 
-/* 'copperfs' among ioctl types; docs/ioctl.md has the requests. */
 enum { FRONT_IOCTL_TYPE = 0xC7 };
 
 enum {
 	REQUEST_MAX = 64 * 1024,      /* also limits the forgets that come at once */
-	REPLY_MAX = 1024 * 1024,      /* data of one reply: the kernel's 256 pages */
-	WRITE_MAX = 4096,	      /* writes are refused; the kernel's minimum */
+	REPLY_MAX = 1024 * 1024,      /* the kernel's 256 pages */
+	WRITE_MAX = 4096,	      /* the kernel's minimum */
 	PENDING_BUCKETS = 4096,
 	WAITER_BUCKETS = 256,
 	LOOKED_INTO = 1024,
-	PENDING_MAX = 100000,	      /* some 500 bytes each: 50 MB at the very worst */
+	PENDING_MAX = 100000,	      /* some 500 bytes each */
 	BYPASS_THREADS_MAX = 64,      /* 64 reads of 128 KiB at 20 ms are 400 MiB/s */
 	HANDLES_MAX = 256,
 	HANDLES_PART = 4,	      /* the share of all descriptors, at most */
 	TRIES_MAX = 16,
-	/* the handlers enforce the source's deadline themselves; this is the last resort */
+	/* the handlers enforce the source's deadline; this is the last resort */
 	GRACE_S = 5,
 	TRACE_MAX = 32 * 1024 * 1024, /* some 250,000 records in a tenth of a second */
 	HUNG_NS = 100000000, /* the kernel retries at once, if at all */
 };
 
-/* Kinds of requests, for the statistics; front_type.c has their names. */
+/* front_type.c has their names. */
 enum kind {
 	KIND_LOOKUP, KIND_GETATTR, KIND_READLINK, KIND_READ, KIND_READDIR, KIND_STATFS,
 	KIND_OPEN, KIND_IOCTL, KIND_REFUSED, KIND_OTHER, KINDS,
 };
-/* How a request was answered. */
 enum answer { ANSWER_HIT, ANSWER_FETCH, ANSWER_MISS, ANSWER_BYPASS, ANSWERS };
 
-/* Latencies in buckets of a quarter of an octave of nanoseconds. */
+/* In quarters of an octave of nanoseconds. */
 enum { LATENCY_BUCKETS = 160 };
 
 struct front_statistics {
 	_Atomic uint64_t answers[KINDS][ANSWERS];
 	_Atomic uint64_t latency[KINDS][ANSWERS][LATENCY_BUCKETS];
-	_Atomic uint64_t negative;	/* lookups answered with "no such file" */
+	_Atomic uint64_t negative;
 	_Atomic uint64_t read_bytes[ANSWERS];
 	_Atomic uint64_t forgets, interrupts, killed, overdue, overflows, protocol_errors,
 		full_replies, notifications, handler_requests;
-	/* Errors of the front itself: EIO, and ENOMEM. */
+	/* Errors of the front itself: EIO, ENOMEM. */
 	_Atomic uint64_t unanswered, no_room;
 };
 
 struct pending {
 	struct pending *next;
-	struct pending *next_waiter; /* the next that waits for a fetch for the same node */
+	struct pending *next_waiter;
 	uint64_t unique;
 	uint64_t started_ns;
 	uint32_t tries;
@@ -100,16 +88,16 @@ struct pending {
 	_Alignas(8) char request[];
 };
 
-struct bypass_job; /* bypass.c */
+struct bypass_job;
 
-/* A file or directory that the front fetched without the handlers, which they are to hear of. */
+/* Fetched without the handlers, which have not heard of it yet. */
 struct fetched {
 	struct fetched *next;
 	uint64_t id;
 	uint64_t epoch;
-	uint64_t credit; /* the credit that it holds until they have heard */
-	bool ahead;	 /* it was prefetched */
-	bool used;	 /* ... and asked for meanwhile */
+	uint64_t credit;
+	bool ahead;
+	bool used;
 	struct fuse_attr attr;
 	struct blob *blob; /* NULL: it is a listing */
 	char *packed;
@@ -118,110 +106,102 @@ struct fetched {
 	char path[];
 };
 
-/* A queue of prefetches, in order; under the tables' lock. */
 struct ahead_list {
 	struct ahead *first, **end;
 	uint32_t count;
 	unsigned running;
 };
 
-/* An answer "no such name" that the kernel may cache, from the lookup until it is written; under
- * the tables' lock. */
+/* A cacheable answer "no such name", until it is written. */
 struct denial {
 	struct denial *next, **link;
 	uint64_t epoch;
 };
 
-/* A thread that holds the tables' lock may take pending_lock or fetched_lock as well. No other two
- * locks are ever held at once. */
+/* A thread with the tables' lock may take pending_lock or fetched_lock as well. No other two locks
+ * are ever held at once. Atomic fields are read without a lock. */
 struct front {
-	/* Set before the threads start, and constant from then on. */
+	/* Constant once the threads run. */
 	int fuse_fd, miss_fd, control_fd;
-	int wake_fd;	/* wakes the replier */
+	int wake_fd;
 	int fetched_fd; /* readable once something was fetched */
-	int crowded_fd; /* ... and once there are more than nodes_max nodes */
+	int crowded_fd; /* readable with more than nodes_max nodes */
 	bool kernel_cache;
-	uint64_t deadline_ns;	     /* of the source, for fetches and the bypass */
+	uint64_t deadline_ns;	     /* for fetches and the bypass */
 	const struct reader *reader; /* NULL: every file goes through the handlers */
 	uint64_t whole_max;
-	bool finds_holes;     /* the source may be asked for holes of larger files */
-	uint64_t credit_most; /* the credit when no fetch is under way */
-	unsigned ahead_max;   /* the number of files that are prefetched at a time; 0: none */
+	bool finds_holes;
+	uint64_t credit_most; /* when no fetch is under way */
+	unsigned ahead_max;   /* prefetches at a time; 0: none */
 	unsigned threads_count;
 	pthread_t *threads;
 	pthread_t replier;
 
-	/* The outcome of the negotiation: set by the first request, before there is another. */
-	uint64_t init_offered; /* what the kernel offered in INIT */
+	/* Set by the first request, before there is another. */
+	uint64_t init_offered;
 	_Atomic unsigned max_pages;
-	_Atomic bool opens_unasked; /* the kernel stops asking for opens after ENOSYS */
+	_Atomic bool opens_unasked; /* the kernel stops asking after ENOSYS */
 
-	/* Ending. */
 	pthread_mutex_t end_lock; /* held while the end is announced */
-	_Atomic bool ended;	  /* unmounted, or told to stop; read without the lock */
+	_Atomic bool ended;
 
-	/* Under the tables' own lock, as they are. */
+	/* Under the tables' lock. */
 	struct tables tables;
 	struct ahead_list ahead_files, ahead_lists;
 	struct denial *denials;
 	pthread_cond_t denial_written;
-	_Atomic unsigned denials_awaited; /* the number of threads that wait for denials */
+	_Atomic unsigned denials_awaited;
 	struct fuse_statfs_out statfs;
-	_Atomic bool statfs_known; /* read without the lock */
-	_Atomic bool crowded;	   /* without the lock: crowded_fd was signalled */
+	_Atomic bool statfs_known;
+	_Atomic bool crowded;
 
-	/* Requests that wait. The atomic counts are read without the lock. */
 	pthread_mutex_t pending_lock;
 	struct pending *pending[PENDING_BUCKETS];
 	struct pending *waiters[WAITER_BUCKETS]; /* for fetches, or for a publication */
-	_Atomic unsigned sent_again;		 /* how many of these wait for a publication */
+	_Atomic unsigned sent_again;		 /* how many for a publication */
 	_Atomic unsigned pending_count;
 	unsigned interrupted_count;
-	/* Lookups and walks under way by the number of their directory, several to a slot: the
-	 * kernel holds the directory's lock during them. */
+	/* Lookups and walks under way by their directory's number, several to a slot: the kernel
+	 * holds the directory's lock during them. */
 	_Atomic unsigned looked_into[LOOKED_INTO];
 
-	/* Messages that the handlers' sockets had no room for. */
 	pthread_mutex_t overflow_lock;
 	struct overflow *overflow_first, **overflow_end;
 
-	/* Reads of large files, and their workers. */
 	pthread_mutex_t bypass_lock;
 	pthread_cond_t bypass_work;
 	struct bypass_job *bypass_first, **bypass_end;
-	_Atomic unsigned bypass_threads; /* read without the lock */
+	_Atomic unsigned bypass_threads;
 	unsigned bypass_idle;
 	pthread_t bypass_thread[BYPASS_THREADS_MAX];
 
-	/* Content that was fetched without the handlers, until they have heard of it. */
 	pthread_mutex_t fetched_lock;
 	struct fetched *fetched_first, **fetched_end;
-	uint64_t credit; /* bytes that may be read without the handlers */
+	uint64_t credit; /* bytes to fetch without the handlers */
 
-	/* Records, while a profile runs. */
-	_Atomic bool tracing; /* without the lock */
+	_Atomic bool tracing;
 	pthread_mutex_t trace_lock;
 	char *trace;
 	size_t trace_room, trace_used;
 	uint64_t trace_lost;
 
-	struct front_statistics statistics; /* each number is atomic by itself */
+	struct front_statistics statistics;
 };
 
 uint64_t now_ns(void);
 
-/* front.c: lifecycle. The descriptors stay the caller's. */
+/* front.c. The descriptors stay the caller's. */
 int front_init(struct front *f, uint32_t nodes_max);
 int front_start(struct front *f);
 void front_stop(struct front *f);
 void front_destroy(struct front *f);
 
-/* requests.c: one request from the kernel; scratch has REPLY_MAX bytes. */
+/* requests.c; scratch has REPLY_MAX bytes. */
 void front_request(struct front *f, const char *request, size_t size, char *scratch);
-/* Answers a kept request again, now that the tables are filled; takes the pending. */
+/* Takes the pending. */
 void front_retry(struct front *f, struct pending *pending, char *scratch);
 
-/* reply.c: messages to the kernel. */
+/* reply.c */
 bool front_reply(struct front *f, uint64_t unique, int error, const void *data, size_t size);
 bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, int count);
 void front_count(struct front *f, const struct fuse_in_header *in, enum answer answer,
@@ -231,7 +211,7 @@ int front_invalidate_inode(struct front *f, uint64_t id);
 /* The first with the tables locked, the second without. */
 void denial_begin(struct front *f, struct denial *denial);
 void denial_end(struct front *f, struct denial *denial);
-/* Directories that a notification would wait for, a flag for each slot of looked_into. */
+/* Directories that a notification would wait for. */
 struct later {
 	bool some, slots[LOOKED_INTO];
 };
@@ -239,12 +219,12 @@ long front_invalidate_all(struct front *f, struct later *later);
 long front_invalidate_later(struct front *f, const struct later *later);
 long front_shed(struct front *f, uint32_t count);
 
-/* misses.c: requests on their way through Python. */
+/* misses.c */
 void miss_forward(struct front *f, struct pending *pending);
 struct pending *pending_new(const char *request, size_t size, uint64_t started_ns);
 bool pending_add(struct front *f, struct pending *pending);
 struct pending *pending_claim(struct front *f, uint64_t unique);
-/* Takes out the waiters of a node for which `wanted` is true, chained by next_waiter. */
+/* Takes out the wanted waiters of a node, chained by next_waiter. */
 typedef bool waiter_wanted(const struct pending *pending, const void *context);
 struct pending *pending_claim_waiters(struct front *f, uint64_t id, waiter_wanted *wanted,
 				      const void *context);
@@ -253,15 +233,14 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 void *replier_main(void *front);
 void misses_destroy(struct front *f);
 
-/* fetches.c: reads whole files and lists directories without the handlers. */
+/* fetches.c */
 char *read_begin(struct front *f, struct node *file, struct version *version);
 void read_start(struct front *f, uint64_t id, char *path, const struct version *version);
 char *list_begin(struct front *f, struct node *directory, struct version *version);
 void list_start(struct front *f, uint64_t id, char *path, const struct version *version);
 bool list_may_begin(const struct front *f, const struct node *directory);
 void list_end(struct front *f, uint64_t id, char *packed, size_t size);
-/* Taken before a directory is listed, because its size is not known yet. Most need less; one that
- * needs more has to find the rest. */
+/* Taken before a listing's size is known. Most need less. */
 enum { LISTING_CREDIT = 16 * 1024 };
 char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version);
 reader_done read_done;
@@ -272,8 +251,8 @@ void fetches_destroy(struct front *f);
 
 struct version version_of(const struct fuse_attr *a);
 
-/* holes.c: where a file has data. The first two are called with the tables locked. EAGAIN: the
- * source has to be asked. seek_start() takes the pending. */
+/* holes.c. The first two with the tables locked. EAGAIN: the source has to be asked. seek_start()
+ * takes the pending. */
 int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *asked,
 	      bool retried, uint64_t *found);
 char *seek_begin(const struct node *node, uint64_t offset, struct version *version,
@@ -281,7 +260,7 @@ char *seek_begin(const struct node *node, uint64_t offset, struct version *versi
 void seek_start(struct front *f, struct pending *pending, const char *path,
 		const struct version *version, unsigned count);
 
-/* ahead.c: prefetch. The first two are called with the tables locked, ahead_start() after them. */
+/* ahead.c. The first two with the tables locked, ahead_start() after them. */
 void ahead_note(struct front *f, const struct node *file);
 void ahead_listed(struct front *f, const struct node *directory);
 void ahead_read(struct front *f, uint64_t id);
@@ -289,13 +268,12 @@ void ahead_init(struct front *f);
 void ahead_start(struct front *f);
 void ahead_destroy(struct front *f);
 
-/* endings.c: a listing's small files by their endings; with the tables locked. */
+/* endings.c, with the tables locked. */
 enum { AHEAD_FILE_BYTES_MAX = 128 * 1024 };
 const char *ending_of(const char *name, size_t name_length, size_t *length);
 bool is_read_ahead(const struct front *f, const struct fuse_attr *attr);
 struct ending *ending_find(struct front *f, struct listing *listing, const char *text,
 			   size_t length);
-/* Tests count how often a name is visited. */
 #ifdef AHEAD_STEPS
 extern uint64_t ahead_steps;
 #define AHEAD_STEP() ((void)ahead_steps++)
@@ -303,11 +281,11 @@ extern uint64_t ahead_steps;
 #define AHEAD_STEP() ((void)0)
 #endif
 
-/* Answers the claimed requests from the tables, or forwards them if `have_it` is false. */
+/* Forwards the claimed requests if `have_it` is false. */
 void answer_claimed(struct front *f, struct pending *claimed, bool have_it);
 
-/* publish.c: names from the handlers. False: the kernel has forgotten the node, or there is no
- * memory. The first takes the listing. */
+/* publish.c. False: the kernel has forgotten the node, or there is no memory. The first takes the
+ * listing. */
 bool front_publish_listing(struct front *f, uint64_t id, struct listing *listing);
 bool front_publish_entry(struct front *f, uint64_t parent_id, const char *name, size_t length,
 			 const struct fuse_attr *attr, const char *target, size_t target_length,
@@ -315,20 +293,20 @@ bool front_publish_entry(struct front *f, uint64_t parent_id, const char *name, 
 bool front_publish_attributes(struct front *f, uint64_t id, const struct fuse_attr *attr,
 			      uint64_t fresh_until);
 
-/* bypass.c: reads that go straight to the source's file. */
+/* bypass.c */
 bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,
 			const struct fuse_read_in *read, char *scratch);
 void bypass_queue(struct front *f, struct handle *handle, struct pending *pending);
 void bypass_stop(struct front *f);
 
-/* trace.c: records of requests by path. */
+/* trace.c */
 bool trace_begin(struct front *f, size_t room);
 void trace_end(struct front *f);
 char *trace_take(struct front *f, size_t *size, uint64_t *lost);
 void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind,
 		enum answer answer, uint64_t started_ns, uint64_t took_ns);
 
-/* init.c: the negotiation with the kernel. */
+/* init.c */
 void init_edit_request(struct front *f, char *request, size_t size);
 bool init_edit_reply(struct front *f, char *reply, size_t size);
 

@@ -1,14 +1,10 @@
 /*
- * Holes: SEEK_DATA and SEEK_HOLE, so that `tar -S` and `cp` read only the data of a sparse file.
+ * Holes: SEEK_DATA and SEEK_HOLE, so that `tar -S` and `cp` read only the data of a sparse file
+ * (decision 88).
  *
- * The source's threads ask the source where a file has data, but only if that can help: the file is
- * larger than the limit for whole files, and has fewer blocks than its size would take. Of any
- * other file, and whenever the source gives no answer, all is data. That is never wrong: a hole
- * that is not reported reads as zeros.
- *
- * The answer is kept with the node, whose number is one version of the file: up to EXTENTS_MAX
- * consecutive extents, for a limited number of nodes. A reader that continues gets more extents at
- * a time; one that asks once costs little.
+ * The source is asked only about a file that is larger than the limit for whole files and has fewer
+ * blocks than its size would take. Of any other file, and whenever the source gives no answer, all
+ * is data: an unreported hole reads as zeros.
  *
  * The kernel never gets ENOSYS: it would not ask again for the life of the mount.
  */
@@ -21,8 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The first request fetches two extents; each that continues fetches four times the number
- * known. */
+/* A reader that continues gets four times the number known. */
 enum { EXTENTS_FIRST = 2, EXTENTS_GROWTH = 4, BLOCK = 512 };
 
 static bool may_have_holes(const struct front *f, const struct node *node)
@@ -98,8 +93,7 @@ char *seek_begin(const struct node *node, uint64_t offset, struct version *versi
 	return strdup(path);
 }
 
-/* Appends `more` to the node's known extents if it begins where they end; else `more` replaces
- * them. */
+/* Replaces `known`, unless `more` begins where it ends. */
 static struct extents *joined(const struct extents *known, struct extents *more)
 {
 	struct extents *both;
@@ -118,8 +112,7 @@ static struct extents *joined(const struct extents *known, struct extents *more)
 	return both;
 }
 
-/* In a thread of the source. The answer comes from `extents`, because a clear may drop them from
- * the node at once. */
+/* In a thread of the source. Answers from `extents`: a clear may drop the node's at once. */
 static void seek_done(void *context, uint64_t unique, struct extents *extents)
 {
 	struct front *f = context;
@@ -130,7 +123,7 @@ static void seek_done(void *context, uint64_t unique, struct extents *extents)
 	int error = EAGAIN;
 	struct node *node;
 
-	if (!pending) { /* it was interrupted, or is overdue, and has its answer */
+	if (!pending) { /* interrupted or overdue */
 		free(extents);
 		return;
 	}

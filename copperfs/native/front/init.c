@@ -2,8 +2,7 @@
  * INIT negotiation: libfuse answers INIT, and the front edits request and reply.
  *
  * libfuse 3.14 does not know all the kernel's features, and pyfuse3 switches some off. The front
- * sets no flag that the kernel did not offer. Flags that this build's <linux/fuse.h> lacks are
- * defined here.
+ * sets no flag that the kernel did not offer.
  */
 #include "front.h"
 
@@ -15,15 +14,8 @@
 #define FUSE_NO_OPENDIR_SUPPORT (1 << 24)
 #endif
 
-/* Each with its reason:
- *   ASYNC_READ         readahead goes out in several requests at once
- *   AUTO_INVAL_DATA    a directory's cached contents are dropped when its mtime changes
- *   DO_READDIRPLUS     a listing brings the attributes of its names along ...
- *   READDIRPLUS_AUTO   ... when the reader is going to use them
- *   PARALLEL_DIROPS    slow lookups in one directory do not wait for each other
- *   MAX_PAGES          reads of more than 128 KiB
- *   CACHE_SYMLINKS     a link is read once
- *   NO_OPEN(DIR)_SUPPORT  only says that ENOSYS is understood */
+/* docs/kernels.md lists them. With AUTO_INVAL_DATA a directory's cached contents go when its mtime
+ * changes. NO_OPEN(DIR)_SUPPORT only says that ENOSYS is understood. */
 static const uint32_t wanted = FUSE_ASYNC_READ | FUSE_AUTO_INVAL_DATA | FUSE_DO_READDIRPLUS |
 			       FUSE_READDIRPLUS_AUTO | FUSE_PARALLEL_DIROPS | FUSE_MAX_PAGES |
 			       FUSE_CACHE_SYMLINKS;
@@ -34,7 +26,7 @@ enum {
 	READAHEAD_MAX = 1024 * 1024,
 };
 
-/* libfuse must not see large requests: it would allocate a megabyte for each of its tasks. */
+/* For large requests libfuse would allocate a megabyte for each of its tasks. */
 void init_edit_request(struct front *f, char *request, size_t size)
 {
 	struct fuse_init_in *in = (struct fuse_init_in *)(request + sizeof(struct fuse_in_header));
@@ -48,7 +40,7 @@ void init_edit_request(struct front *f, char *request, size_t size)
 				 FUSE_INIT_EXT);
 }
 
-/* A reply of the handlers must fit into their socket's buffer, or it is lost. */
+/* A larger reply of the handlers would be lost. */
 static unsigned pages_that_fit(int miss_fd)
 {
 	int bytes = 0;
@@ -70,7 +62,7 @@ bool init_edit_reply(struct front *f, char *reply, size_t size)
 
 	if (header->error)
 		return true;
-	/* 7.23 is from 2014; the code below relies on its fields */
+	/* 7.23 is from 2014; it has the fields below */
 	if (size < sizeof(*header) + sizeof(*out) || out->major != 7 || out->minor < 23)
 		return false;
 	out->flags &= offered;

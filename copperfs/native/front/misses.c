@@ -1,9 +1,9 @@
 /*
- * Miss path: keeps requests that the front cannot answer as pendings and sends them to the
- * handlers. The replier takes the replies from the sockets.
+ * Miss path: keeps requests that the front cannot answer as pendings, sends them to the handlers,
+ * and takes the replies.
  *
- * No send here ever blocks: with 700 misses outstanding, front threads did block, and hits stalled
- * for seconds. A message that its socket has no room for waits in a list.
+ * No send blocks: with 700 misses outstanding, front threads did block, and hits stalled for
+ * seconds. Messages wait in a list for room in their socket.
  */
 #include "front.h"
 
@@ -16,15 +16,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A message that its socket had no room for yet. */
 struct overflow {
 	struct overflow *next;
 	int fd;
 	size_t size;
 	char message[];
 };
-
-/* --- pendings --- */
 
 struct pending *pending_new(const char *request, size_t size, uint64_t started_ns)
 {
@@ -40,8 +37,8 @@ struct pending *pending_new(const char *request, size_t size, uint64_t started_n
 	return pending;
 }
 
-/* The kernel repeats a failed read-ahead of a page, and a program that has asked for data asks for
- * a hole next. The second try must not wait as long as the first one did. */
+/* The kernel repeats a failed read-ahead, and a program asks for a hole after data: the second try
+ * must not wait as long as the first. */
 static void note_hung(struct front *f, const struct fuse_in_header *in)
 {
 	struct node *node;
@@ -68,7 +65,7 @@ static void fail(struct front *f, struct pending *pending, int error)
 	free(pending);
 }
 
-/* The kernel counts unique IDs up in steps of two. */
+/* The kernel counts unique IDs in steps of two. */
 static struct pending **pending_bucket(struct front *f, uint64_t unique)
 {
 	return &f->pending[unique / 2 % PENDING_BUCKETS];
@@ -79,13 +76,12 @@ static uint64_t node_of(const struct pending *pending)
 	return ((const struct fuse_in_header *)pending->request)->nodeid;
 }
 
-/* Whether it was forwarded again, because its answer was gone before it could be used. */
+/* Its first answer was gone before it could be used. */
 static bool is_sent_again(const struct pending *pending)
 {
 	return pending->tries && pending->answer == ANSWER_MISS;
 }
 
-/* The second table of a pending that waits for a fetch or for a publication; NULL for any other. */
 static struct pending **waiter_bucket(struct front *f, const struct pending *pending)
 {
 	if (pending->answer != ANSWER_FETCH && !is_sent_again(pending))
@@ -101,8 +97,7 @@ static void count_looks(struct front *f, const struct pending *pending, unsigned
 		atomic_fetch_add(&f->looked_into[node_of(pending) % LOOKED_INTO], change);
 }
 
-/* Enters the table. From then on the caller no longer owns it: it may be answered and freed at
- * once. False: there was no room, and the kernel has an error. */
+/* The pending may be answered and freed at once. False: no room, and the kernel has an error. */
 bool pending_add(struct front *f, struct pending *pending)
 {
 	struct pending **waiters = waiter_bucket(f, pending);
@@ -191,9 +186,8 @@ static void wake_replier(struct front *f)
 		;
 }
 
-/* The requester got a signal. /proc shows whether it is a fatal one; the replier checks. For a
- * request that is not kept yet the kernel must ask again (EAGAIN); for one that was answered
- * meanwhile it drops the reply. */
+/* The replier checks whether the signal is fatal. For a request that is not kept yet the kernel
+ * must ask again (EAGAIN); for one that was answered it drops the reply. */
 void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t unique)
 {
 	struct pending *pending;
@@ -214,8 +208,7 @@ void pending_interrupt(struct front *f, uint64_t interrupt_unique, uint64_t uniq
 		front_reply(f, interrupt_unique, EAGAIN, NULL, 0);
 }
 
-/* Reads until `wanted` and the line that it begins are complete. The groups of the process come
- * before it, up to 65,536 of them, and a read may end anywhere. False: there is no such process. */
+/* Up to 65,536 groups of the process come before the line. False: there is no such process. */
 static bool read_to_line(int fd, const char *wanted, char *text, size_t room, char **line)
 {
 	size_t kept = 0, most = strlen(wanted) + 32;
@@ -235,9 +228,8 @@ static bool read_to_line(int fd, const char *wanted, char *text, size_t room, ch
 	return !size && kept;
 }
 
-/* Is the thread being killed? Only then may its request fail. An ordinary signal (a timer, a
- * child's exit) must not make a read fail with EINTR: programs do not expect it of files, and page
- * faults answer with SIGBUS. */
+/* Only a fatal signal may fail a request: programs do not expect EINTR of files, and page faults
+ * answer with SIGBUS. */
 static bool being_killed(uint32_t thread)
 {
 	char path[64], status[4096], *line;
@@ -246,7 +238,7 @@ static bool being_killed(uint32_t thread)
 
 	snprintf(path, sizeof(path), "/proc/%u/status", thread);
 	if (!thread)
-		return false; /* a thread of another pid namespace cannot be checked */
+		return false; /* a thread of another pid namespace */
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return errno == ENOENT;
@@ -262,7 +254,7 @@ static uint64_t deadline_of(const struct front *f, const struct pending *pending
 	return f->deadline_ns + (pending->answer == ANSWER_MISS ? GRACE_S * 1000000000ull : 0);
 }
 
-/* The answer that all of a file is data is right even if no source can be asked. */
+/* That all of a file is data is right even if no source can be asked. */
 static void give_up(struct front *f, struct pending *pending)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
@@ -276,7 +268,6 @@ static void give_up(struct front *f, struct pending *pending)
 	front_retry(f, pending, NULL);
 }
 
-/* Takes out pendings with a fatal signal, and those past their deadline. */
 static void expire_pendings(struct front *f)
 {
 	uint64_t now = now_ns();
@@ -322,8 +313,7 @@ static void expire_pendings(struct front *f)
 
 /* --- to the handlers --- */
 
-/* False when the socket has no room. Any other error means that the handlers are gone; the request
- * is then left to its deadline. */
+/* False: no room. After any other error the handlers are gone, and the deadline answers. */
 static bool try_send(int fd, const char *message, size_t size)
 {
 	ssize_t sent;
@@ -369,7 +359,7 @@ static void flush_overflow(struct front *f)
 	pthread_mutex_unlock(&f->overflow_lock);
 }
 
-/* Takes the pending: enters it into the table, and sends its message to the handlers. */
+/* Takes the pending. */
 void miss_forward(struct front *f, struct pending *pending)
 {
 	_Alignas(8) char message[REQUEST_MAX];
@@ -383,7 +373,7 @@ void miss_forward(struct front *f, struct pending *pending)
 		init_edit_request(f, message, size);
 		break;
 	case FUSE_READDIR:
-		in->opcode = FUSE_READDIRPLUS; /* the only readdir that pyfuse3 has */
+		in->opcode = FUSE_READDIRPLUS; /* pyfuse3 has no other */
 		/* fall through */
 	case FUSE_READDIRPLUS:
 	case FUSE_READ:
@@ -392,7 +382,7 @@ void miss_forward(struct front *f, struct pending *pending)
 			in->nodeid | (retried ? FRONT_FULL : 0);
 		break;
 	}
-	/* the message is a copy, because the pending may be freed from here on */
+	/* a copy, because the pending may be freed from here on */
 	if (!pending_add(f, pending))
 		return;
 	if (in->opcode != FUSE_IOCTL)
@@ -402,7 +392,6 @@ void miss_forward(struct front *f, struct pending *pending)
 
 /* --- from the handlers --- */
 
-/* Which successful replies the handlers may give to which request. */
 static bool reply_is_sound(const struct pending *pending, size_t data_size)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
@@ -420,7 +409,7 @@ static bool reply_is_sound(const struct pending *pending, size_t data_size)
 		return data_size >= sizeof(struct fuse_ioctl_out) &&
 		       data_size - sizeof(struct fuse_ioctl_out) <= ioctl->out_size;
 	case FUSE_INIT:
-		return true; /* init_edit_reply has checked it */
+		return true;
 	default: /* entries and attributes come only from the tables */
 		return false;
 	}
@@ -439,7 +428,7 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 	}
 	pending = pending_claim(f, out->unique);
 	if (!pending)
-		return; /* interrupted or overdue, and answered */
+		return; /* interrupted or overdue */
 	if (out->error == -FRONT_RETRY && size == sizeof(*out)) {
 		front_retry(f, pending, scratch);
 		return;
@@ -470,7 +459,7 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 
 static bool drain_socket(struct front *f, int fd, char *buffer, size_t room, char *scratch)
 {
-	/* a bounded number at a time, so that the other socket gets its turn */
+	/* bounded, so that the other socket gets its turn */
 	for (int i = 0; i < 64; i++) {
 		ssize_t size = recv(fd, buffer, room, MSG_DONTWAIT);
 
@@ -495,7 +484,7 @@ void *replier_main(void *argument)
 	uint64_t last_look = now_ns(), ignored;
 
 	while (buffer && scratch && !f->ended) {
-		int full = -1; /* the socket without room; the other one always has some */
+		int full = -1; /* the socket without room */
 		bool interrupted;
 
 		pthread_mutex_lock(&f->overflow_lock);
@@ -513,7 +502,7 @@ void *replier_main(void *argument)
 		    errno != EAGAIN && errno != EINTR)
 			break;
 		flush_overflow(f);
-		/* a socket whose peer is gone is left alone from then on */
+		/* the peer of this socket is gone */
 		for (int i = 0; i < 2; i++)
 			if (polled[i].revents & (POLLIN | POLLHUP | POLLERR) &&
 			    !drain_socket(f, polled[i].fd, buffer, room, scratch))

@@ -1,10 +1,9 @@
 /*
- * Publishes names from the handlers: listings, single entries, and attributes of directories.
+ * Publishes listings, single entries, and attributes of directories.
  *
- * A request is looked up in the tables again once its handler has published the answer. The answer
- * may be gone by then: a listing was evicted, or an entry that the kernel does not refer to yet was
- * dropped as the oldest idle one. The request is then forwarded once more. From then on this file
- * answers it right after the next publication, in the thread that publishes.
+ * A published answer may be gone before its request is answered again: a listing was evicted, or an
+ * idle entry dropped. The request is then forwarded once more, and answered here right after the
+ * next publication.
  */
 #include "front.h"
 
@@ -50,7 +49,7 @@ static bool is_answered_by(const struct pending *pending, const void *context)
 	}
 }
 
-/* With the tables locked; the claimed requests are answered once they are unlocked. */
+/* With the tables locked. */
 static struct pending *claim(struct front *f, uint64_t id, const struct published *published)
 {
 	if (!atomic_load_explicit(&f->sent_again, memory_order_relaxed))
@@ -117,7 +116,7 @@ bool front_publish_attributes(struct front *f, uint64_t id, const struct fuse_at
 
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, id);
-	/* a number never changes its type, because a link's content is its target */
+	/* a number never changes its type: a link's content is its target */
 	if (node && (node->attr.mode & S_IFMT) != (attr->mode & S_IFMT))
 		node = NULL;
 	if (node) {

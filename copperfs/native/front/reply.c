@@ -1,4 +1,4 @@
-/* Writes to /dev/fuse: replies and notifications, and counts them. */
+/* Writes replies and notifications to /dev/fuse, and counts them. */
 #include "front.h"
 
 #include <errno.h>
@@ -16,8 +16,7 @@ uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* parts[0] is left free for the header. False: the kernel did not take the reply, because the
- * request was aborted, or the mount is gone. */
+/* parts[0] is left for the header. False: the request was aborted, or the mount is gone. */
 bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, int count)
 {
 	struct fuse_out_header out = { .unique = unique, .len = sizeof(out) };
@@ -44,8 +43,6 @@ bool front_reply(struct front *f, uint64_t unique, int error, const void *data, 
 	while (written < 0 && errno == EINTR);
 	return written == (ssize_t)out.len;
 }
-
-/* --- counting --- */
 
 static enum kind kind_of(uint32_t opcode)
 {
@@ -86,8 +83,8 @@ void front_count(struct front *f, const struct fuse_in_header *in, enum answer a
 		trace_note(f, in, kind, answer, started_ns, ns);
 }
 
-/* --- notifications: they may wait for replies that only Python can give, so they are sent from a
- * worker thread that holds neither the GIL nor a lock --- */
+/* --- notifications: they may wait for replies that only Python can give, so a worker thread sends
+ * them, without the GIL or a lock --- */
 
 static int notify(struct front *f, int code, const void *body, size_t body_size,
 		  const char *name, size_t name_size)
@@ -109,7 +106,7 @@ int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, s
 {
 	struct fuse_notify_inval_entry_out body = { .parent = parent,
 						    .namelen = (uint32_t)length };
-	char terminated[256] = { 0 }; /* the kernel wants the name with its zero byte */
+	char terminated[256] = { 0 }; /* the kernel wants the zero byte */
 
 	if (length >= sizeof(terminated))
 		return ENAMETOOLONG;
@@ -126,13 +123,12 @@ int front_invalidate_inode(struct front *f, uint64_t id)
 
 struct name {
 	uint64_t parent;
-	uint64_t directory; /* the number itself, if the name is a directory */
+	uint64_t directory; /* its own number, if it is a directory */
 	uint16_t length;
 	char name[256];
 };
 
-/* Copies out names of one bucket that the kernel may hold, so that no lock is held while it is
- * notified; at most `room` names. */
+/* Copies names out, so that no lock is held while the kernel is notified. */
 static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *names, size_t room)
 {
 	size_t count = 0;
@@ -150,9 +146,8 @@ static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *na
 
 enum { NAMES_AT_ONCE = 64, DENIALS_WITHIN_S = 10, NOTIFY_INC_EPOCH = 8 };
 
-/* Whether to notify the kernel of a name now. A clear passes `later`, which collects the
- * directories that it would wait for, and passes them as `only` in the second round. To shed, both
- * are NULL. */
+/* A clear passes `later`, which collects directories that it would wait for, and then passes them
+ * as `only`. To shed, both are NULL. */
 static bool tell_now(struct front *f, const struct name *name, struct later *later,
 		     const struct later *only)
 {
@@ -190,10 +185,9 @@ static long invalidate_bucket(struct front *f, uint32_t bucket, struct later *la
 
 /* --- negative entries that the kernel may cache ---
  *
- * An existing name has a node, through which the kernel is told to look it up again; that
- * notification waits for a lookup under way. Missing names have no node (except below the root):
- * they go with their directory. So an answer that was found before a clear must be written before
- * any notification, or the kernel would cache it from then on. */
+ * An existing name has a node, and its notification waits for a lookup under way. Missing names
+ * have no node (except below the root) and go with their directory. So an answer found before a
+ * clear must be written before any notification, or the kernel would cache it. */
 
 void denial_begin(struct front *f, struct denial *denial)
 {
@@ -223,8 +217,7 @@ static bool is_denied_since_before(const struct front *f, uint64_t epoch)
 	return false;
 }
 
-/* A write to /dev/fuse never waits, so this takes only until those threads have run; the deadline
- * is for the unforeseen. */
+/* A write to /dev/fuse never waits; the deadline is for the unforeseen. */
 static void await_denials(struct front *f)
 {
 	struct timespec until;
@@ -242,18 +235,17 @@ static void await_denials(struct front *f)
 	tables_unlock(&f->tables);
 }
 
-/* Tells the kernel to look every name up again. The pages of files stay: a changed file gets a new
- * number. An unchanged one may be mapped by a program, which SIGBUS would kill if it could not be
- * read again now. Names in directories with a lookup under way are left to
- * front_invalidate_later(). */
+/* The pages of files stay: a changed file gets a new number, and SIGBUS would kill a program that
+ * maps an unchanged one which cannot be read now. Directories with a lookup under way, which may
+ * hang, are left to front_invalidate_later(). */
 long front_invalidate_all(struct front *f, struct later *later)
 {
 	long told = 0;
 
 	*later = (struct later){ 0 };
 	await_denials(f);
-	/* From Linux 6.16 on this invalidates all earlier lookups, also answers that the kernel has
-	 * not stored yet. Older kernels refuse it. */
+	/* From Linux 6.16 on this also invalidates answers that the kernel has not stored yet.
+	 * Older kernels refuse it. */
 	notify(f, NOTIFY_INC_EPOCH, NULL, 0, NULL, 0);
 	front_invalidate_inode(f, FUSE_ROOT_ID);
 	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
@@ -261,8 +253,6 @@ long front_invalidate_all(struct front *f, struct later *later)
 	return told;
 }
 
-/* Invalidates the names that were left: a lookup may hang there, and the notification waits for
- * it. */
 long front_invalidate_later(struct front *f, const struct later *later)
 {
 	long told = 0;
@@ -272,8 +262,7 @@ long front_invalidate_later(struct front *f, const struct later *later)
 	return told;
 }
 
-/* Makes the kernel forget `count` names of files, going round the table, but none in a directory
- * with a lookup under way. */
+/* Not in directories with a lookup under way. */
 long front_shed(struct front *f, uint32_t count)
 {
 	long told = 0;

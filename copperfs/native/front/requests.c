@@ -1,7 +1,6 @@
-/* Request dispatch: answers one request of the kernel from the tables, refuses it, or forwards it.
+/* Request dispatch: answers requests of the kernel from the tables, refuses, or forwards them.
  *
- * Longer than most files because each kind of request is a few lines, and all share the ways to
- * answer, which would otherwise become an interface. */
+ * Long, because all kinds of requests share the ways to answer. */
 #include "front.h"
 
 #include <errno.h>
@@ -11,9 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The result of a request. QUEUED: a bypass worker is going to read from its handle. FETCHING: its
- * file or listing is being fetched already, or is fetched now from `path`. SEEKING: the source is
- * asked where the file has data. */
+/* QUEUED: a bypass worker reads. FETCHING: content is being fetched, or now fetched from `path`.
+ * SEEKING: the source is asked where the file has data. */
 enum verdict { ANSWERED, MISSED, QUEUED, FETCHING, SEEKING };
 
 struct asked {
@@ -23,11 +21,11 @@ struct asked {
 	size_t body_size;
 	char *scratch;
 	uint64_t started_ns;
-	struct pending *retried; /* kept from the first time, or NULL */
-	struct handle *handle;	 /* the read uses this one */
+	struct pending *retried; /* or NULL */
+	struct handle *handle;
 	char *path;		 /* to be fetched, unless a fetch is under way */
 	struct version version;
-	unsigned extents; /* how many to ask the source for */
+	unsigned extents;
 };
 
 static enum verdict answer_error(const struct asked *a, int error)
@@ -36,7 +34,6 @@ static enum verdict answer_error(const struct asked *a, int error)
 	return ANSWERED;
 }
 
-/* Sets how long the kernel may cache an answer. */
 static void set_validity(const struct front *f, uint64_t fresh_until, uint64_t now,
 			 uint64_t *seconds, uint32_t *nanoseconds)
 {
@@ -61,13 +58,12 @@ static void fill_entry(const struct front *f, struct fuse_entry_out *out,
 	out->attr_valid_nsec = out->entry_valid_nsec;
 }
 
-/* Content that was published after a request came may answer it, whatever its validity. */
 static bool tells(const struct asked *a, uint64_t fresh_until, uint64_t published_ns, uint64_t now)
 {
 	return fresh_until > now || published_ns >= a->started_ns;
 }
 
-/* Fills `entry` for a name of a locked directory; false when the tables cannot tell. */
+/* False: the tables cannot tell. */
 static bool find_entry(const struct asked *a, struct node *directory, const char *name,
 		       size_t length, struct fuse_entry_out *entry)
 {
@@ -99,9 +95,8 @@ static bool find_entry(const struct asked *a, struct node *directory, const char
 	}
 	if (node ? !(node->negative && known) : !listing || row)
 		return false;
-	/* There is no such name. The kernel may cache that, too. Below the root denied names are
-	 * recorded, because nothing else makes the kernel forget them (those in any other directory
-	 * go with the directory's own). */
+	/* There is no such name. Below the root denied names are recorded: nothing else makes the
+	 * kernel forget them. Others go with their directory. */
 	fresh_until = node ? node->fresh_until : listing->fresh_until;
 	if (!node && directory == f->tables.root &&
 	    !node_negative(&f->tables, directory, name, length, fresh_until))
@@ -111,8 +106,7 @@ static bool find_entry(const struct asked *a, struct node *directory, const char
 	return true;
 }
 
-/* The locked directory's names are needed to answer: true if they are being fetched, false if the
- * handlers have to list. Tried once; then the handlers know what to do. */
+/* False: the handlers have to list. Tried once; then they know what to do. */
 static bool await_names(struct asked *a, struct node *directory)
 {
 	bool joined = directory->fetching && S_ISDIR(directory->attr.mode);
@@ -189,8 +183,7 @@ static enum verdict getattr(struct asked *a)
 
 	tables_lock(&f->tables);
 	node = node_by_id(&f->tables, a->in->nodeid);
-	/* A file's number stands for a version, which does not change; a lookup by name reports a
-	 * new one. */
+	/* A file's number stands for a version, which does not change. */
 	if (node && (!S_ISDIR(node->attr.mode) ||
 		     tells(a, node->fresh_until, node->published_ns, now))) {
 		fresh = true;
@@ -232,7 +225,7 @@ static void count_read_hit(struct front *f, size_t size)
 				  memory_order_relaxed);
 }
 
-/* Takes the pieces' references. Only the kernel copies the bytes, once. */
+/* Takes the pieces' references. */
 static enum verdict answer_pieces(const struct asked *a, const struct piece *pieces, int count)
 {
 	struct iovec parts[1 + PIECES_MAX];
@@ -281,14 +274,14 @@ static enum verdict read_(struct asked *a)
 			count = node_pieces(&f->tables, node, read->offset,
 					    node_cut(node, read->offset, read->size), pieces);
 		if (object || count >= 0) {
-			/* all the requested bytes are here */
+			/* all of it is here */
 		} else if (hung_just_now(a, node)) {
 			hung = true;
 		} else if (node->handle) {
 			handle = node->handle;
 			atomic_fetch_add(&handle->refs, 1);
 		} else if (!a->retried && !node->chunk_bytes) {
-			/* once; then the handlers know what to do */
+			/* once, as in await_names() */
 			fetching = node->fetching;
 			a->path = read_begin(f, node, &a->version);
 		}
@@ -322,7 +315,6 @@ static enum verdict read_(struct asked *a)
 	return QUEUED;
 }
 
-/* Adds one name to a readdir reply; its length, or 0 if it does not fit. */
 static size_t add_name(char *reply, size_t room, bool plus, const char *name, size_t length,
 		       uint64_t ino, uint32_t mode, uint64_t next,
 		       const struct fuse_entry_out *entry)
@@ -344,8 +336,7 @@ static size_t add_name(char *reply, size_t room, bool plus, const char *name, si
 	return size;
 }
 
-/* Adds the names after `offset`. Each name with attributes gets a node and a reference; the kernel
- * looks the others up when it has to. */
+/* A name with attributes gets a node and a reference; the kernel looks the others up. */
 static size_t add_rows(struct front *f, struct node *directory, uint64_t offset, bool plus,
 		       char *reply, size_t room)
 {
@@ -370,7 +361,7 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 		struct fuse_entry_out entry;
 		struct node *node = NULL;
 
-		/* When the tables are full, the name comes without its node. */
+		/* when the tables are full, the name comes without its node */
 		if (plus && row_tells(listing, row) && f->tables.nodes < f->tables.nodes_max &&
 		    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
 			node = node_obtain(&f->tables, directory, row->name, row->name_length,
@@ -390,7 +381,7 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 	return used;
 }
 
-/* The kernel did not take the names, so it holds no references to their nodes either. */
+/* The kernel holds no references to names that it did not take. */
 static void take_back(struct front *f, const char *reply, size_t size)
 {
 	tables_lock(&f->tables);
@@ -483,7 +474,7 @@ static enum verdict open_(struct asked *a)
 {
 	struct fuse_open_out out = { .fh = a->in->nodeid };
 
-	/* ENOSYS: do not ask again, for the life of the mount */
+	/* ENOSYS: the kernel never asks again */
 	if (a->front->opens_unasked)
 		return answer_error(a, ENOSYS);
 	out.open_flags = FOPEN_KEEP_CACHE;
@@ -573,7 +564,6 @@ static void interrupt(struct front *f, const struct asked *a)
 		pending_interrupt(f, a->in->unique, in->unique);
 }
 
-/* A pending for a request that the front cannot answer: the existing one, or a new one. */
 static struct pending *keep(struct asked *a, enum answer answer)
 {
 	struct pending *pending = a->retried;
@@ -602,8 +592,8 @@ static bool is_being_fetched(struct front *f, uint64_t id)
 	return fetching;
 }
 
-/* The end of the fetch answers all pendings of its node, so the pending is kept before the fetch
- * starts. A request may join a fetch that ends before it is kept; it is then answered again. */
+/* The end of a fetch answers all pendings of its node, so the pending is kept first, and answered
+ * again if the fetch has ended meanwhile. */
 static void wait_for_fetch(struct asked *a, struct pending *pending)
 {
 	struct front *f = a->front;
@@ -615,7 +605,7 @@ static void wait_for_fetch(struct asked *a, struct pending *pending)
 	else if (a->path)
 		list_start(f, id, a->path, &a->version);
 	if (a->path) {
-		ahead_start(f); /* after the request's own fetch */
+		ahead_start(f); /* after the request's own */
 		return;
 	}
 	if (!kept || is_being_fetched(f, id))
@@ -635,9 +625,8 @@ static void conclude(struct asked *a, enum verdict verdict)
 		free(a->retried);
 		return;
 	}
-	/* From the second try on publish.c answers a request as soon as its answer is published,
-	 * and handlers answer a read with its bytes. So this is a bug, or there is no memory for a
-	 * node. The daemon logs it. */
+	/* publish.c answers the second try, and handlers answer a read with its bytes. So this is a
+	 * bug, or there is no memory for a node. */
 	if (verdict == MISSED && a->retried && a->retried->tries > TRIES_MAX) {
 		atomic_fetch_add(&a->front->statistics.unanswered, 1);
 		answer_error(a, EIO);

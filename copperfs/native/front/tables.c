@@ -23,8 +23,6 @@ uint64_t tables_hash(const struct tables *t, const char *text, size_t length)
 	return hash_name(t, 0, text, length);
 }
 
-/* --- listings --- */
-
 const struct row *listing_row(const struct listing *listing, uint32_t number)
 {
 	return (const struct row *)(listing->rows + listing->offsets[number]);
@@ -101,7 +99,7 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 		return NULL;
 	}
 	memcpy(&header, bytes, sizeof(header));
-	/* the count must be plausible before memory is allocated for it */
+	/* before memory is allocated for it */
 	if (header.magic != LISTING_MAGIC ||
 	    header.count > (size - sizeof(header)) / sizeof(struct row)) {
 		errno = EPROTO;
@@ -150,8 +148,6 @@ struct listing *listing_open(const struct tables *t, const char *bytes, size_t s
 	}
 	return listing;
 }
-
-/* --- handles --- */
 
 void handle_unref(struct handle *handle)
 {
@@ -206,7 +202,6 @@ void tables_unlock(struct tables *t)
 	}
 }
 
-/* The version of a file, as in copperfs/model/types.py. */
 bool same_version(const struct fuse_attr *a, const struct fuse_attr *b)
 {
 	return same_ino(version_ino(a), version_ino(b)) && a->size == b->size &&
@@ -233,8 +228,6 @@ struct fuse_attr shown(const struct fuse_attr *a)
 	shown.flags = 0; /* no submounts, no DAX, whatever a listing says */
 	return shown;
 }
-
-/* --- nodes --- */
 
 struct node *node_by_id(struct tables *t, uint64_t id)
 {
@@ -274,7 +267,7 @@ static void unlink_from(struct node **bucket, struct node *node, bool by_name)
 	*bucket = by_name ? node->next_by_name : node->next_by_id;
 }
 
-/* The name no longer leads to this node; its number still does. */
+/* Its number still leads to it. */
 static void detach(struct tables *t, struct node *node)
 {
 	if (!node->attached)
@@ -308,7 +301,7 @@ void node_withdraw(struct tables *t, struct node *node)
 	node_drop_chunks(t, node);
 }
 
-/* Frees the node if it is not needed, and then each parent that only it needed. */
+/* Then frees each parent that only this node needed. */
 static void free_unneeded(struct tables *t, struct node *node)
 {
 	while (node != t->root && !node->nlookup && !node->children && !node->idle) {
@@ -332,7 +325,7 @@ static void idle_drop_oldest(struct tables *t)
 	free_unneeded(t, node);
 }
 
-/* Adds a node that the kernel does not refer to yet, or that stands for a missing name. */
+/* The kernel does not refer to it yet, or it stands for a missing name. */
 static void idle_append(struct tables *t, struct node *node)
 {
 	idle_remove(t, node);
@@ -350,9 +343,8 @@ static void limit_idle(struct tables *t)
 		idle_drop_oldest(t);
 }
 
-/* Called before a name is added to a directory that only its children may keep alive: the kernel
- * can have forgotten it while the handlers were asked. The directory must not go with the last of
- * them, nor as the oldest idle node. Other nodes may be freed here. */
+/* The kernel can have forgotten the directory while the handlers were asked. It must not go with
+ * the last of its children, nor as the oldest idle node. Other nodes may be freed here. */
 static void keep_directory(struct tables *t, struct node *directory)
 {
 	if (directory == t->root || directory->nlookup)
@@ -363,8 +355,8 @@ static void keep_directory(struct tables *t, struct node *directory)
 
 enum { CHAIN_MAX = 8 };
 
-/* Doubles the buckets. The kernel may refer to far more names than nodes_max, such as directories,
- * which it is never told to forget. Takes some 0.1 us for each node. */
+/* Takes some 0.1 us for each node. The kernel may refer to far more than nodes_max, such as
+ * directories, which it is never told to forget. */
 static bool grow(struct tables *t)
 {
 	uint32_t before = t->mask;
@@ -418,7 +410,7 @@ static struct node *node_new(struct tables *t, struct node *parent, const char *
 	return node;
 }
 
-/* The name's former content is gone; readers that hold the node keep its number. */
+/* Readers that hold the node keep its number. */
 static void displace(struct tables *t, struct node *node)
 {
 	detach(t, node);
@@ -432,8 +424,7 @@ static bool same_times(const struct fuse_attr *a, const struct fuse_attr *b)
 	       a->ctimensec == b->ctimensec;
 }
 
-/* A changed directory has other names, even if its listing still counts as fresh: the kernel would
- * keep those names for as long as the times that it gets now. */
+/* A changed directory has other names, even if its listing counts as fresh. */
 void node_set_attributes(struct tables *t, struct node *node, const struct fuse_attr *attr)
 {
 	if (!same_times(&node->attr, attr))
@@ -472,12 +463,12 @@ struct node *node_obtain(struct tables *t, struct node *parent, const char *name
 		}
 	}
 	node_set_attributes(t, node, attr);
-	/* a lookup of its own may give it a longer validity than its listing */
+	/* a lookup of its own may have made it longer */
 	if (fresh_until > node->fresh_until)
 		node->fresh_until = fresh_until;
 	if (!node->nlookup)
 		idle_append(t, node);
-	limit_idle(t); /* idle_max is at least two, so neither the directory nor the node goes */
+	limit_idle(t); /* idle_max is at least two: neither the directory nor the node goes */
 	return node;
 }
 
@@ -496,7 +487,7 @@ struct node *node_reach(struct tables *t, const char *path, size_t length)
 			row = listing_find(t, listing, path, size);
 		if (row && !row_tells(listing, row))
 			row = NULL;
-		/* a node is enough on the way down; the last name must be the one in the listing */
+		/* the last name must be the one in the listing */
 		if (slash || !row)
 			child = node_by_name(t, node, path, size);
 		if (child && child->negative)
@@ -523,8 +514,7 @@ bool node_negative(struct tables *t, struct node *parent, const char *name, size
 		node = NULL;
 	}
 	if (!node) {
-		/* The kernel never forgets this node, unlike one on its way to it: when there is no
-		 * room, the oldest idle one goes */
+		/* The kernel never forgets this node, so without room the oldest idle one goes */
 		while (t->idle_count >= t->idle_max)
 			idle_drop_oldest(t);
 		node = node_new(t, parent, name, length);
@@ -659,7 +649,7 @@ int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
 	size_t buckets = 1024;
 
 	memset(t, 0, sizeof(*t));
-	/* chains of two on average at nodes_max; untouched pages take no memory */
+	/* chains of two at nodes_max; untouched pages take no memory */
 	while (buckets * 2 < nodes_max)
 		buckets *= 2;
 	t->mask = (uint32_t)(buckets - 1);
@@ -708,7 +698,7 @@ void tables_destroy(struct tables *t)
 			free(node);
 		}
 	tables_lock(t);
-	tables_unlock(t); /* frees the handles and chunks */
+	tables_unlock(t);
 	free(t->by_id);
 	free(t->by_name);
 	free(t->by_chunk);

@@ -1,6 +1,5 @@
-/* Request trace for `copperfs profile`: while a profile runs, records each request's path and cost.
- * The records go into a buffer that Python empties ten times a second. It is bounded; records that
- * do not fit are counted and lost, and no thread waits. */
+/* Request trace for `copperfs profile`: path and cost of each request, in a bounded buffer that
+ * Python empties ten times a second. Records that do not fit are counted; no thread waits. */
 #include "front.h"
 
 #include <stdlib.h>
@@ -19,7 +18,6 @@ struct record {
 	uint8_t padding[3];
 };
 
-/* Starts anew, with room for that number of bytes of records. */
 bool trace_begin(struct front *f, size_t room)
 {
 	bool there;
@@ -46,7 +44,7 @@ void trace_end(struct front *f)
 	pthread_mutex_unlock(&f->trace_lock);
 }
 
-/* All records so far, which the caller frees; NULL if there are none. */
+/* The caller frees the records. */
 char *trace_take(struct front *f, size_t *size, uint64_t *lost)
 {
 	char *taken = NULL;
@@ -122,7 +120,7 @@ void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind
 	}
 	tables_unlock(&f->tables);
 	if (length < 0)
-		return; /* it is not in the tables any more */
+		return;
 	record.path_length = (uint16_t)length;
 	add(f, &record, path);
 }

@@ -1,13 +1,10 @@
 /*
- * Directory offsets: the order in which a readdir gets its names, and the cookies between them.
+ * Directory offsets: the order in which a readdir gets its names, and the cookies between them
+ * (decision 83).
  *
- * A directory offset is the *cookie* of the last name that was given (cookies, as of NFS: RFC 1813,
- * 3.3.16). It follows from the name alone. So a walk continues in any later listing, after names
- * were removed or added, and the front keeps no state for it: opens are not announced, so it would
- * not know for how long. The price is the source's order: the rows of a listing stay in it, but a
- * walk gets names by their cookies. docs/decisions/0083 has the reasons.
- *
- * A listing is ordered when it is opened, before it is published: never under the lock.
+ * An offset is the *cookie* of the last name that was given, a hash of it. So a walk continues in
+ * any later listing, and the front keeps no state for it. Only the rows of a listing keep the
+ * source's order. A listing is ordered when it is opened: never under the lock.
  */
 #include "tables.h"
 
@@ -19,9 +16,8 @@ struct place {
 	const struct row *row;
 };
 
-/* The cookie that follows from a name, the same on every node and in every daemon: FNV-1a, whose
- * bits MurmurHash3's finalizer then mixes. It leaves room below for the dots, and above for names
- * that move up because others have their cookie. */
+/* FNV-1a, whose bits MurmurHash3's finalizer mixes. Leaves room below for the dots, and above for
+ * names that move up because others have their cookie. */
 static uint64_t cookie_of(const struct row *row)
 {
 	uint64_t hash = 0xcbf29ce484222325u;
@@ -44,7 +40,7 @@ static int compare_names(const struct row *a, const struct row *b)
 	return order ? order : (int)a->name_length - (int)b->name_length;
 }
 
-/* If a name is there twice, its first row counts, as for lookups. */
+/* Of two rows with one name the first counts, as for lookups. */
 static int compare_places(const void *one, const void *other)
 {
 	const struct place *a = one, *b = other;
@@ -56,9 +52,7 @@ static int compare_places(const void *one, const void *other)
 	return order ? order : a->row < b->row ? -1 : a->row > b->row;
 }
 
-/* Sorts by the first bits of the cookies into one bucket for each name, and then within each
- * bucket. That takes time in proportion to their number (n log n if a user has made names that
- * share a bucket). */
+/* Sorts by the cookies' first bits into one bucket for each name, and then within each. */
 static bool sort_places(const struct listing *listing, struct place *places)
 {
 	unsigned shift = COOKIE_BITS;
@@ -86,8 +80,8 @@ static bool sort_places(const struct listing *listing, struct place *places)
 	return true;
 }
 
-/* If names share a cookie, the second one gets the next cookie, and so on. With 63 bits that is one
- * directory in ten million of those with a million names. */
+/* The second of two names with one cookie gets the next: in one of ten million directories of a
+ * million names. */
 bool listing_order(struct listing *listing)
 {
 	struct place *places = malloc(((size_t)listing->count + 1) * sizeof(*places));

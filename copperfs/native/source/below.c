@@ -1,13 +1,10 @@
 /*
- * Opens files and directories below the source's root, and nowhere else.
+ * Opens files and directories below the source's root, and nowhere else (decision 81): a directory
+ * that another user has replaced by a symbolic link must not lead anywhere, because the daemon
+ * opens with its own rights. Where openat2() (Linux 5.6) is refused, the path is walked name by
+ * name.
  *
- * The kernel checks rights against what it was told earlier of a path's directories; the daemon
- * opens with its own user's rights. A directory that another user has meanwhile replaced by a
- * symbolic link must therefore not lead anywhere. openat2() (Linux 5.6) refuses links on the way.
- * Where openat2() itself is refused, the path is walked name by name.
- *
- * Each operation opens the root anew, by its absolute path as the user gave it. A kept descriptor
- * would keep the source from being unmounted, and would lead to the old mount after a remount.
+ * Each operation opens the root anew: a kept descriptor would keep the source from being unmounted.
  */
 #define _GNU_SOURCE
 #include "source.h"
@@ -31,13 +28,13 @@ enum {
 	/* <linux/openat2.h> */
 	NO_MAGICLINKS = 0x02,
 	NO_SYMLINKS = 0x04,
-	BENEATH = 0x08, /* allows crossing mount points */
-	/* when a rename kept the kernel from being sure of its answer */
+	BENEATH = 0x08, /* crosses mount points */
+	/* a rename kept the kernel from being sure */
 	UNSURE_TRIES = 8,
 	STALE_TRIES = 2,
 };
 
-static _Atomic bool refused; /* by the kernel, or by a filter of system calls (seccomp) */
+static _Atomic bool refused; /* by the kernel or seccomp */
 
 static int open_at_once(int root, const char *path, int flags, int *fd)
 {
@@ -130,7 +127,7 @@ int open_below(const char *root, const char *path, int flags, int *fd)
 	}
 	if (leads_up(path))
 		return EXDEV;
-	/* a network filesystem has noticed only now that a name leads elsewhere */
+	/* a network filesystem notices only now that a name leads elsewhere */
 	for (int i = 0; i < STALE_TRIES && error == ESTALE; i++) {
 		directory = openat(AT_FDCWD, root, ROOT);
 		if (directory < 0)

@@ -1,14 +1,9 @@
 /*
- * Descriptor cache: keeps files of the source open between reads of their chunks.
+ * Descriptor cache: keeps files of the source open between reads of their chunks, each of which
+ * checks the version (decision 63).
  *
- * The owner of a file's chunks reads many of them one after the other, and on a parallel filesystem
- * each open is a request to the metadata server. So the descriptor of a version is kept for the
- * next read, and closed after a while without use. An open descriptor proves nothing about the
- * version: each reader checks the version before and after its read.
- *
- * At most FILES_MAX descriptors are kept (fewer where the limit on descriptors is low), besides
- * those in use. While one thread opens a file, others that want it wait until their deadline. A
- * thread that finds the wrong file reports it, and the next one opens the file anew.
+ * At most FILES_MAX descriptors are kept besides those in use (fewer where descriptors are scarce).
+ * While one thread opens a file, others that want it wait until their deadline.
  */
 #include "source.h"
 
@@ -23,7 +18,7 @@
 enum {
 	/* Twice the default of --source-concurrency; each open file is state on a server. */
 	FILES_MAX = 64,
-	/* The share of all descriptors (transport/ungreeted.py has the budget). */
+	/* Of all descriptors (transport/ungreeted.py has the budget). */
 	FILES_PART = 16,
 };
 
@@ -33,7 +28,7 @@ struct open_file {
 	struct version version;
 	int fd; /* -1: it is being opened */
 	unsigned users;
-	bool kept; /* it is in the list */
+	bool kept;
 	double used_s;
 };
 
@@ -117,7 +112,7 @@ static struct open_file *take_out(struct files *files, struct open_file **place)
 	return file;
 }
 
-/* A descriptor beyond the limit, for closing; NULL if there is none, or if all are in use. */
+/* NULL: none is beyond the limit, or all are in use. */
 static struct open_file *surplus(struct files *files)
 {
 	struct open_file **last = NULL;
@@ -130,7 +125,7 @@ static struct open_file *surplus(struct files *files)
 	return last ? take_out(files, last) : NULL;
 }
 
-/* Waits while another thread opens the file. NULL: that thread hangs. */
+/* NULL: the thread that opens the file hangs. */
 static struct open_file **wait_for(struct files *files, const char *path,
 				   const struct version *version)
 {
@@ -218,8 +213,6 @@ void files_return(struct files *files, struct open_file *file, bool is_good)
 	pthread_mutex_unlock(&files->lock);
 	file_free(other);
 }
-
-/* --- for the owner of the pool --- */
 
 int files_take_unused(struct files *files, double for_s)
 {

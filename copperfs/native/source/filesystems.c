@@ -1,21 +1,16 @@
 /*
- * Tells on which filesystem below the source's root a file lies.
+ * Tells on which filesystem below the source's root a file lies (decision 80).
  *
- * Two filesystems below one source may use the same inode number for different files, which `tar`
- * and `rsync` would take for hard links. A device number tells them apart on one node, until one of
- * them is mounted anew; each node has its own device numbers. All nodes agree on where a filesystem
- * is mounted. So its *tag* is a hash of that path below the root; the root's filesystem has none.
+ * All nodes agree on where a filesystem is mounted below the root, but not on device numbers. So a
+ * hash of that path is its *tag*, which keeps files with one inode number apart; the root's
+ * filesystem has none. A version never has a tag.
  *
- * A version never has a tag: versions compare what the source itself says.
- *
- * A thread that meets a new device reads the table of mounts and notes all that is below the root.
- * It reads the table again if anything was mounted since. The source is not asked. The table's
- * descriptor is kept, so that the table can be read when all others are used up. An unreadable
+ * A thread that meets a new device reads the table of mounts, if it has changed; the source is not
+ * asked. The table's descriptor is kept for the time when all others are used up. An unreadable
  * table is an error, because a wrong tag would travel to all nodes.
  *
- * The table lacks subvolumes of btrfs and layers of an overlay. Such a device may be the root's own
- * after a remount, so the thread checks the root. If it is another device, its number tells it
- * apart, which is right on this node.
+ * The table lacks subvolumes of btrfs and layers of an overlay. Unless such a device is the root's
+ * own after a remount, its number tells it apart, on this node.
  */
 #define _GNU_SOURCE
 #include "filesystems.h"
@@ -35,7 +30,7 @@
 #include <unistd.h>
 
 enum {
-	KNOWN_MAX = 65536, /* 1 MiB: more devices than are ever mounted, with all subvolumes */
+	KNOWN_MAX = 65536, /* 1 MiB: more devices than are ever mounted */
 	TABLE_ROOM = 1 << 16,
 	/* if something is mounted while the table is read */
 	READ_TRIES = 4,
@@ -53,7 +48,7 @@ struct filesystems {
 	char *root;		     /* without a slash at its end */
 	int mounts_fd;		     /* flagged by the kernel when anything is mounted */
 	bool is_read;		     /* the table, since it last changed */
-	uint64_t table_root;	     /* the root's device in the table; 0: none */
+	uint64_t table_root;
 	struct known *known;	     /* by device */
 	size_t count, room;
 };
@@ -113,7 +108,7 @@ static uint32_t tag_of(const char *text)
 	return hash ? (uint32_t)hash : 1;
 }
 
-/* The table writes spaces and the like as three octal digits. */
+/* Spaces and the like are three octal digits. */
 static void unescape(char *text)
 {
 	char *to = text;
@@ -131,7 +126,7 @@ static void unescape(char *text)
 	*to = 0;
 }
 
-/* The rest of `path` after `above` and a slash; "" if they are equal, NULL if it is not below. */
+/* The rest of `path` after `above` and a slash; NULL: it is not below. */
 static const char *below(const char *path, const char *above)
 {
 	size_t length = strlen(above);
@@ -141,7 +136,6 @@ static const char *below(const char *path, const char *above)
 	return path[length] ? path + length + 1 : path + length;
 }
 
-/* Parses one line of the table into the device and its mount point; false if it cannot. */
 static bool parse(char *line, uint64_t *device, char **mountpoint)
 {
 	unsigned major, minor;
@@ -209,7 +203,6 @@ static int make_room(struct filesystems *filesystems, size_t room)
 	return 0;
 }
 
-/* Notes a device that the table lacks. */
 static int note(struct filesystems *filesystems, uint64_t device, uint32_t tag)
 {
 	struct known *place;
@@ -232,7 +225,6 @@ static int note(struct filesystems *filesystems, uint64_t device, uint32_t tag)
 	return 0;
 }
 
-/* The whole table, for the caller to free. */
 static int read_table(const struct filesystems *filesystems, char **text)
 {
 	size_t room = TABLE_ROOM, used = 0;
@@ -265,13 +257,12 @@ static int read_table(const struct filesystems *filesystems, char **text)
 	return 0;
 }
 
-/* A filesystem below the root. */
 struct mount {
 	uint64_t device;
 	const char *path;
 };
 
-/* Each device with the first of its shortest paths before the others. */
+/* By device, with the first of its shortest paths before the others. */
 static int in_order(const void *one, const void *other)
 {
 	const struct mount *a = one, *b = other;
@@ -293,7 +284,7 @@ static size_t lines_in(const char *text)
 	return count;
 }
 
-/* Notes all of them. `mounts` has room for one entry a line. */
+/* `mounts` has room for one entry a line. */
 static int note_table(struct filesystems *filesystems, char *text, struct mount *mounts)
 {
 	size_t count = 0, longest = 0;
@@ -349,9 +340,7 @@ static int learn(struct filesystems *filesystems)
 	return error;
 }
 
-/* --- in any thread --- */
-
-/* Looks a device up in the notes; a tag of 0 is the root's. */
+/* A tag of 0 is the root's. */
 static int look_up(struct filesystems *filesystems, uint64_t device, bool *found, uint32_t *tag)
 {
 	int error = 0;
@@ -366,7 +355,7 @@ static int look_up(struct filesystems *filesystems, uint64_t device, bool *found
 	return error;
 }
 
-/* Handles a device that the table lacks: this asks the root, which may take long. */
+/* The table lacks the device. This asks the root, which may take long. */
 static int find_out(struct filesystems *filesystems, uint64_t device, uint32_t *tag)
 {
 	struct stat root;

@@ -1,21 +1,15 @@
 /*
  * Thread pool of the source: a fixed number of threads do its blocking calls. A thread that hangs
- * longer than its job's deadline no longer counts, and another is started instead, up to STUCK_MAX
- * times. Beyond that the threads that do not hang continue, and a job that finds none of them idle
- * fails at once with EIO.
+ * longer than its job's deadline no longer counts, and another is started, up to STUCK_MAX times.
+ * Beyond that a job that finds no idle thread fails at once with EIO.
  *
- * Threads share scans. A parallel filesystem answers a stat in about a millisecond, and many at
- * once. One thread alone would need a millisecond for each name of a directory, while other threads
- * are idle. So a thread that has waited for the source in a scan invites one more thread for each
- * slow_s that the answer took, up to HANDS_MAX. Where stats are quick, no thread is woken; where
- * they are slow, all that may help start at once. A thread without a job accepts an invitation. It
- * leaves as soon as a job finds no idle thread, or another scan has invited. So a job waits for a
- * helper at most the time of one stat, and scans take turns at the HELPERS_MAX helpers.
+ * Threads share scans (decision 12). A thread that has waited for the source in a scan invites one
+ * more for each slow_s of the wait, up to HANDS_MAX. An idle thread accepts, and leaves as soon as
+ * a job finds no idle thread, or another scan has invited.
  *
- * The thread that owns the job stays until all names are claimed, and does not wait for the others:
- * the last thread to leave packs the listing and reports it. A name that hangs takes one thread
- * from the pool, as a separate lookup of it would. The scan leaves that thread behind (watch.c),
- * and another does the rest, while fewer than STUCK_MAX hang.
+ * The thread that owns the job stays until all names are claimed, and waits for no other: the last
+ * to leave packs the listing and reports it. A thread that hangs in a name is left behind
+ * (watch.c), and another does the rest, while fewer than STUCK_MAX hang.
  *
  * Longer than most modules: jobs, hung threads and shared scans are under one lock.
  */
@@ -35,15 +29,14 @@
 
 enum {
 	/* Lustre's client has at most 8 requests under way to a metadata server
-	 * (mdc.*.max_rpcs_in_flight). More would only queue there, ahead of other clients'
-	 * requests. */
+	 * (mdc.*.max_rpcs_in_flight). */
 	HANDS_MAX = 8,
 	HELPERS_MAX = HANDS_MAX - 1, /* in all scans together */
-	/* Threads that close files for jobs that wait for descriptors; such jobs may hold all
-	 * threads. */
+	/* Threads that close files for jobs that wait for descriptors, which may hold all
+	 * others. */
 	CLOSERS_MAX = 4,
 };
-/* Between two tries while descriptors or memory are used up. */
+/* Between two tries without descriptors or memory. */
 static const double pause_first_s = 0.002, pause_last_s = 0.1;
 /* Waking a thread takes some 20 us, a local stat 2, a remote one from 200. */
 static const double slow_s = 100e-6;
@@ -63,7 +56,7 @@ void job_free(struct job *job)
 	free(job->untouchable);
 	free(job->looked_for);
 	free(job->mentioned);
-	if (job->scan) /* another thread was to continue it, and the pool was closed */
+	if (job->scan) /* the pool was closed before another thread continued it */
 		scan_unref(job->scan);
 	free(job->path);
 	free(job->buffer.bytes);
@@ -112,7 +105,7 @@ static bool is_for_python(const struct job *job)
 	return !is_for_the_front(job) && job->kind != CLOSE;
 }
 
-/* Whether anything was mounted since the last call. */
+/* Since the last call. */
 static bool mounts_changed(struct pool *pool)
 {
 	struct pollfd polled = { .fd = pool->mounts_fd, .events = POLLPRI };
@@ -152,7 +145,6 @@ static int list(struct pool *pool, struct job *job)
 	return scan_begin(fd, pool->listing_max, pool->filesystems, none, &job->scan);
 }
 
-/* Without memory no name is reported as mentioned. */
 static void look_through(struct job *job)
 {
 	job->mentioned = calloc(job->looked_for_count, sizeof(*job->mentioned));
@@ -232,7 +224,6 @@ static bool is_to_close(const struct pool *pool)
 	return pool->first && pool->first->kind == CLOSE;
 }
 
-/* Threads that work, or may. */
 static unsigned workers(const struct pool *pool)
 {
 	return pool->threads - pool->stuck - pool->closing;
@@ -247,7 +238,7 @@ static void put_first(struct pool *pool, struct job *job)
 	pool->queued++;
 }
 
-/* Closing may hang like any other call, so this thread leaves it to another. */
+/* Closing may hang. */
 static void close_one_unused(struct pool *pool)
 {
 	static const struct version none;
@@ -260,7 +251,7 @@ static void close_one_unused(struct pool *pool)
 		put_first(pool, job);
 		job = NULL;
 	}
-	/* also for a job that another thread has not reached, because it hangs in the one before */
+	/* also for a job of a thread that hangs in the one before */
 	if (is_to_close(pool) && !pool->idle && pool->closing < CLOSERS_MAX)
 		start_thread(pool, 1);
 	pthread_cond_signal(&pool->work);
@@ -269,8 +260,8 @@ static void close_one_unused(struct pool *pool)
 		job_free(job);
 }
 
-/* Without free descriptors or memory the fault is the daemon's and not the source's. So the job
- * waits until they come back; at its deadline it ends like a job of a slow source. */
+/* Without descriptors or memory the fault is the daemon's. So the job waits for them, and at its
+ * deadline ends like a job of a slow source. */
 static void run_patiently(struct pool *pool, struct job *job)
 {
 	double pause_s = pause_first_s;
@@ -319,7 +310,6 @@ static bool may_help(const struct pool *pool)
 	return pool->shared && pool->helping < HELPERS_MAX;
 }
 
-/* Invites one more thread, if there are more names than the threads at work will claim next. */
 bool pool_invite(struct pool *pool, struct job *job)
 {
 	if (pool->closed || job->hands + job->invited >= HANDS_MAX ||
@@ -336,7 +326,6 @@ bool pool_invite(struct pool *pool, struct job *job)
 	return true;
 }
 
-/* Joins the scan whose turn it is. */
 static struct job *accept_invitation(struct pool *pool)
 {
 	struct job *job = pool->shared;
@@ -357,14 +346,12 @@ static void withdraw_invitations(struct pool *pool, struct job *job)
 	job->invited = 0;
 }
 
-/* Whether a helper is of more use elsewhere: for a job, or in a scan that has fewer. */
+/* By a job, or by a scan that has fewer helpers. */
 static bool is_wanted_elsewhere(const struct pool *pool, const struct job *job)
 {
 	return pool->closed || pool->queued > pool->idle ||
 	       (pool->shared && (pool->shared != job || job->shared_next));
 }
-
-/* --- the threads --- */
 
 static struct job *take(struct pool *pool)
 {
@@ -419,8 +406,8 @@ static void end_work(struct pool *pool, struct hand *hand)
 		no_longer_busy(pool, hand);
 }
 
-/* Until no name is left; a helper also stops once it is of more use elsewhere. `waited_s` was just
- * spent waiting for the source. A thread that was left behind must not touch the job any more. */
+/* `waited_s` was just spent waiting for the source. A thread that was left behind must not touch
+ * the job any more. */
 static void look_at_names(struct pool *pool, struct job *job, struct hand *hand, double waited_s)
 {
 	bool goes = false, helps = hand->helps;
@@ -460,7 +447,7 @@ static void tell(struct job *job)
 	}
 }
 
-/* For the last thread that worked on the job. False: the job must be done again. */
+/* For the last thread of the job. False: it must be done again. */
 static bool finish(struct pool *pool, struct job *job)
 {
 	struct listing_header head;
@@ -513,7 +500,7 @@ static void put_back(struct pool *pool, struct job *job)
 	*pool->done_end = job;
 	pool->done_end = &job->next;
 	if (write(pool->event_fd, &one, sizeof(one)) < 0)
-		abort(); /* cannot fail: the descriptor is our own */
+		abort(); /* cannot fail */
 }
 
 static bool is_surplus(const struct pool *pool)
@@ -521,8 +508,7 @@ static bool is_surplus(const struct pool *pool)
 	return workers(pool) > pool->concurrency && !is_to_close(pool);
 }
 
-/* Called under the lock, which it releases meanwhile. True if this thread is not needed any
- * more. */
+/* Releases the lock meanwhile. True: this thread is not needed any more. */
 static bool work(struct pool *pool, struct job *job, bool helps)
 {
 	struct hand hand;
@@ -624,7 +610,6 @@ void pool_go_on(struct pool *pool, struct job *job)
 	pthread_cond_signal(&pool->work);
 }
 
-/* Replaces threads that hang beyond their jobs' deadlines. */
 static void give_up_on_stuck(struct pool *pool)
 {
 	double now = now_s();
@@ -683,9 +668,6 @@ struct job *pool_job(struct pool *pool, enum job_kind kind, const char *path,
 	return job;
 }
 
-/* --- the front --- */
-
-/* struct reader: reads a file for the front. */
 static bool read_for(void *context, const char *path, const struct version *version,
 		     reader_done *done, void *done_context, uint64_t tag)
 {
@@ -698,7 +680,6 @@ static bool read_for(void *context, const char *path, const struct version *vers
 	return pool_submit(context, job);
 }
 
-/* struct reader: lists a directory. */
 static bool list_for(void *context, const char *path, const struct version *version,
 		     lister_done *done, void *done_context, uint64_t tag)
 {
@@ -719,7 +700,6 @@ static bool list_for(void *context, const char *path, const struct version *vers
 	return pool_submit(pool, job);
 }
 
-/* struct reader: finds where a file has data. */
 static bool seek_for(void *context, const char *path, const struct version *version,
 		     uint64_t offset, unsigned count, seeker_done *done, void *done_context,
 		     uint64_t tag)
@@ -734,8 +714,6 @@ static bool seek_for(void *context, const char *path, const struct version *vers
 	job->told_context = done_context;
 	return pool_submit(context, job);
 }
-
-/* --- its life --- */
 
 struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 		      size_t listing_max, double deadline_s)
@@ -755,7 +733,7 @@ struct pool *pool_new(const char *root, unsigned concurrency, uint64_t device,
 	pool->filesystems = filesystems_new(root, device);
 	error = pool->filesystems ? ENOMEM : errno;
 	pool->reader = (struct reader){ pool, read_for, list_for, seek_for };
-	/* without it no listing is ever trusted */
+	/* without it no listing is trusted */
 	pool->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
 	pool->end = &pool->first;
 	pool->done_end = &pool->done;
@@ -796,7 +774,7 @@ struct job *pool_drain(struct pool *pool)
 	pool->done = NULL;
 	pool->done_end = &pool->done;
 	if (read(pool->event_fd, &ignored, sizeof(ignored)) < 0)
-		ignored = 0; /* a wake-up without work does no harm */
+		ignored = 0; /* waking without work does no harm */
 	pthread_mutex_unlock(&pool->lock);
 	return done;
 }
@@ -810,7 +788,6 @@ void pool_replace_stuck(struct pool *pool)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-/* Threads do it, because closing may hang as well. */
 void pool_close_unused(struct pool *pool, double for_s)
 {
 	static const struct version none;

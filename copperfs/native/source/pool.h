@@ -1,5 +1,5 @@
 /*
- * Threads that wait for the source, so that no other thread of the daemon has to; see pool.c.
+ * Threads that wait for the source: pool.c.
  */
 #ifndef COPPERFS_SOURCE_POOL_H
 #define COPPERFS_SOURCE_POOL_H
@@ -19,51 +19,49 @@ struct job {
 	enum job_kind kind;
 	char *path; /* below the root */
 	struct version version;
-	uint64_t offset; /* of a chunk, or where the search for data begins */
+	uint64_t offset; /* of a chunk, or of a search for data */
 	size_t length; /* or a number of extents */
 	char **untouchable; /* NULL-terminated */
-	/* names to look for in a file that is read, in the format of mentions.c, or NULL */
+	/* in the format of mentions.c, or NULL */
 	char *looked_for;
 	size_t looked_for_count;
 	double deadline_s;
 	double until_s; /* set when the job begins; it may be repeated until then */
-	/* receives the outcome instead of Python: one of these */
+	/* one of these receives the outcome instead of Python */
 	reader_done *told;
 	lister_done *told_names;
 	seeker_done *told_extents;
 	void *told_context;
-	uint64_t trust; /* the pool's `trust` when the job was submitted */
-	/* while it is worked on, under the pool's lock */
+	uint64_t trust; /* the pool's, when the job was submitted */
+	/* under the pool's lock */
 	unsigned hands, invited;
-	struct job *shared_next, **shared_link; /* the link is NULL while the job is not listed */
+	struct job *shared_next, **shared_link; /* the link is NULL while not listed */
 	struct scan *scan;
-	double slowest_s; /* the slowest answer so far, if any was slow */
-	bool goes_on;	  /* begun by another thread, which was left behind */
-	/* the outcome */
+	double slowest_s;
+	bool goes_on;	  /* the thread that began it was left behind */
 	int error;
 	struct blob *blob;
-	bool *mentioned; /* for each name that was looked for */
+	bool *mentioned;
 	struct buffer buffer; /* a listing, or a link's target */
 	struct fuse_attr attributes;
 	struct extents *extents;
 	int fd;
 };
 
-/* A worker thread with its job. */
 struct hand {
 	struct hand *next, **link;
 	double started_s, deadline_s;
 	bool helps;    /* in the scan of another thread */
-	bool closes;   /* and does not count towards `concurrency` */
+	bool closes;   /* does not count towards `concurrency` */
 	bool given_up; /* it hangs and does not count */
-	/* for watch.c: the name that it is at in a scan, and for how many looks */
+	/* for watch.c: its name in a scan, and for how many looks */
 	struct job *job;
 	_Atomic size_t at;
 	size_t seen_at;
 	unsigned seen;
-	/* A thread that was left behind has no job any more, but a reference to the scan. */
+	/* When left behind it has no job, but a reference to the scan. */
 	struct scan *left;
-	char *left_path; /* of the directory; NULL: no memory for it */
+	char *left_path; /* of the directory; NULL: no memory */
 };
 
 /* Threads may outlive the Python object: the last reference frees this. */
@@ -77,7 +75,7 @@ struct pool {
 	struct hand *working;
 	int event_fd;
 	unsigned concurrency, threads, idle, stuck, queued, busy, invited, helping, closing;
-	unsigned scans; /* under way */
+	unsigned scans;
 	bool closed, is_watched, watch_sleeps;
 	struct filesystems *filesystems;
 	uint64_t own_device;
@@ -87,8 +85,8 @@ struct pool {
 	struct source_counts counts;
 	struct files *files;
 	struct reader reader;
-	/* The kernel flags this descriptor when anything is mounted. From then on directories are
-	 * listed for Python alone, until it has read what was mounted where. */
+	/* The kernel flags it when anything is mounted. From then on directories are listed for
+	 * Python alone, until it has read the mounts. */
 	int mounts_fd;
 	uint64_t trust, trust_last; /* 0: not now */
 };
@@ -100,12 +98,11 @@ void pool_close(struct pool *pool);
 void pool_unref(struct pool *pool);
 struct job *pool_job(struct pool *pool, enum job_kind kind, const char *path,
 		     const struct version *version, uint64_t id);
-/* False, and the job is freed: it has another receiver than Python, and no thread can do it. */
+/* False: the job is freed; its receiver is not Python, and no thread can do it. */
 bool pool_submit(struct pool *pool, struct job *job);
-/* The jobs that have ended since the last call; the caller frees them. */
+/* The caller frees the jobs. */
 struct job *pool_drain(struct pool *pool);
 void pool_replace_stuck(struct pool *pool);
-/* Closes files that were kept open and not used for `for_s`. */
 void pool_close_unused(struct pool *pool, double for_s);
 /* Whether listing for the front is off; mounts are noticed from now on. */
 bool pool_watch_mounts(struct pool *pool);
@@ -113,18 +110,15 @@ void pool_trust_mounts(struct pool *pool);
 
 /* --- under the lock, for watch.c --- */
 
-/* Invites one more thread to a scan; false: no name is left for it, or there are enough threads. */
+/* False: no name is left, or there are enough threads. */
 bool pool_invite(struct pool *pool, struct job *job);
-/* Another thread continues the job at once. */
 void pool_go_on(struct pool *pool, struct job *job);
 void pool_give_up(struct pool *pool, struct hand *hand);
 
-/* --- watch.c --- */
+/* --- watch.c, under the lock --- */
 
-/* Under the lock: a scan has begun. */
 void watch_begin(struct pool *pool);
-/* Under the lock: skip the names of this scan in which threads hang that earlier scans left
- * behind. */
+/* Skips names in which threads hang that earlier scans left behind. */
 void watch_skip(struct pool *pool, const struct job *job);
 
 void jobs_free(struct job *job);

@@ -14,12 +14,12 @@
 #include <unistd.h>
 
 enum {
-	/* A regular file may have become a fifo or a link since it was last seen. */
+	/* A regular file may have become a fifo or a link. */
 	OPEN_FILE = O_RDONLY | O_NONBLOCK | O_NOCTTY,
 	OPEN_DIRECTORY = O_RDONLY | O_DIRECTORY,
 	READ_BYTES = 1 << 20,
-	/* Read-ahead of a large file, in pieces that are fetched side by side: the bytes that
-	 * Lustre's client has under way to one server (osc.*.max_rpcs_in_flight). */
+	/* Fetched side by side: what Lustre's client has under way to one server
+	 * (osc.*.max_rpcs_in_flight). */
 	AHEAD_BYTES = 8 * READ_BYTES,
 	/* The kernel's read-ahead on most filesystems. */
 	ASK_BYTES = 128 * 1024,
@@ -27,11 +27,10 @@ enum {
 	LOOK_TRIES = 2,
 };
 
-/* A change within the same tick of the source's clock as the one before leaves no trace
- * in the version. Ticks are 4 ms and rarely 10. */
+/* A second change in one tick of the source's clock leaves no trace in the version. Ticks are 4 ms
+ * and rarely 10. */
 static const int64_t tick_ns = 20000000;
-/* The source's clock may be this far behind ours. Clocks kept by NTP are closer, but there is
- * always one that is not (lab/sim/settling.py). */
+/* The source's clock may be this far behind ours (lab/sim/settling.py). */
 static const int64_t behind_ns = 2000000000;
 
 static int64_t nanoseconds(const struct timespec *time)
@@ -71,9 +70,8 @@ static int check(int fd, const struct version *version)
 	return check_kept(fd, version, 0);
 }
 
-/* Waits a tick if a version may be of the source's current tick. Only the source's clock tells its
- * age, and that clock cannot be asked; if it is ahead of ours, the change lies in the future. One
- * tick is enough in any case: the next change after it gets another time. */
+/* Waits a tick if a version may be of the source's current tick: the next change then gets another
+ * time. The source's clock cannot be asked. */
 static void let_settle(const struct version *version)
 {
 	struct timespec now, wait = { .tv_nsec = tick_ns };
@@ -123,8 +121,8 @@ int source_open(const char *root, const char *path, const struct version *versio
 	return error;
 }
 
-/* Whether bytes that are prefetched stay cached until the read. A filesystem that is mounted
- * without the page cache (FUSE's direct_io) would read them twice; it refuses this mapping. */
+/* A mount without the page cache (FUSE's direct_io) would read prefetched bytes twice; it refuses
+ * this mapping. */
 static bool is_cached(int fd)
 {
 	void *page = mmap(NULL, 1, PROT_READ, MAP_SHARED, fd, 0);
@@ -192,7 +190,6 @@ int source_read(const char *root, const char *path, const struct version *versio
 	return error;
 }
 
-/* Work on a file that stays open for the next job: reads a piece, or finds where it has data. */
 struct errand {
 	uint64_t offset;
 	struct source_counts *counts;
@@ -212,7 +209,7 @@ static int read_piece(int fd, const struct errand *errand)
 	size_t done = 0;
 	bool ahead = blob->size > ASK_BYTES && is_cached(fd);
 
-	/* the whole piece at once, since there is no other read-ahead */
+	/* the whole piece: there is no other read-ahead */
 	for (size_t asked = 0; ahead && asked < blob->size; asked += ASK_BYTES)
 		posix_fadvise(fd, (off_t)(offset + asked), ASK_BYTES, POSIX_FADV_WILLNEED);
 	while (done < blob->size) {
@@ -232,7 +229,7 @@ static int read_piece(int fd, const struct errand *errand)
 	return 0;
 }
 
-/* The next extent from `at` on; ENXIO if there is none. */
+/* ENXIO: there is none. */
 static int find_extent(int fd, uint64_t at, const struct errand *errand, struct extent *found)
 {
 	off_t data = lseek(fd, (off_t)at, SEEK_DATA), hole;
@@ -277,7 +274,7 @@ static int find_data(int fd, const struct errand *errand)
 	return error;
 }
 
-/* Works with a kept descriptor. It may have lost its file, or its server: then once more anew. */
+/* A kept descriptor may have lost its file, or its server: then once more anew. */
 static int with_kept(struct files *files, const char *path, const struct version *version,
 		     work_of *work, const struct errand *errand)
 {
@@ -289,7 +286,7 @@ static int with_kept(struct files *files, const char *path, const struct version
 		error = files_borrow(files, path, version, errand->counts, &file, &fd, &was_open);
 		if (error)
 			break;
-		if (was_open) /* a kept one may have lost its name, unlike a new one */
+		if (was_open) /* a kept one may have lost its name */
 			error = check_kept(fd, version, 1);
 		if (!error)
 			error = work(fd, errand);
@@ -353,7 +350,7 @@ static int read_link(int fd, struct buffer *target)
 	return 0;
 }
 
-/* Attributes and a link's target, both of the same file. */
+/* Both of the same file. */
 static int look(const char *root, const char *path, struct stat *status, struct buffer *target)
 {
 	int fd, error = open_below(root, path, O_PATH, &fd);

@@ -1,15 +1,13 @@
 /*
- * Directory scan: lists a directory's names with their attributes as a packed listing, the format
- * of model/listing.py.
+ * Directory scan: lists names with their attributes as a packed listing (model/listing.py).
  *
  * First the names are collected. Then any number of threads look at them, each at the next
- * unclaimed name. The last thread packs the results in the order of the names: the same bytes, or
- * the same error, as one thread alone would give.
+ * unclaimed name. The last thread packs the same bytes, or the same error, as one thread alone
+ * would give.
  *
  * A name whose stat fails, or hangs and is left behind (watch.c), becomes a row with nothing but
- * number and type. Only an error of the directory itself ends the scan: at the first name that
- * fails, the scan looks at the directory by the same path. A thread that hangs in a name keeps the
- * memory of the scan, which has continued without it.
+ * number and type. Only an error of the directory itself ends the scan, which checks it at the
+ * first name that fails.
  */
 #define _GNU_SOURCE
 #include "source.h"
@@ -26,13 +24,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Once this number of names of a directory hang, a scan skips the rest: each may take a thread. */
+/* Once this number of names hang, a scan skips the rest: each may take a thread. */
 enum { LEFT_MAX = 4 };
 
 enum state { OPEN_STILL, ANSWERED, LEFT };
 
-/* The result for one name. Only the thread that has claimed it writes here, and only if it was not
- * left behind. */
+/* Only the thread that has claimed the name writes here, unless it was left behind. */
 struct found {
 	size_t name_at;
 	_Atomic int state;
@@ -53,7 +50,7 @@ struct scan {
 	bool larger; /* than the limit: no name gets a stat */
 	_Atomic size_t claimed;
 	_Atomic bool is_doubted; /* a name has failed, so the directory got a stat */
-	_Atomic int failed;	 /* the outcome of that, or ENOMEM */
+	_Atomic int failed;	 /* its outcome, or ENOMEM */
 	_Atomic bool has_answered;
 	_Atomic unsigned left;
 	_Atomic unsigned refs; /* the job's, and one for each thread that was left behind */
@@ -133,8 +130,7 @@ static int add_row(struct scan *scan, const char *name, const struct fuse_attr *
 	return 0;
 }
 
-/* Attributes and a link's target of one moment: a name that is replaced in between is read
- * again. */
+/* Both of one moment: a name that is replaced in between is read again. */
 static int look_at(struct scan *scan, const char *name, struct fuse_attr *attributes,
 		   char *target, ssize_t *target_length)
 {
@@ -155,13 +151,12 @@ static int look_at(struct scan *scan, const char *name, struct fuse_attr *attrib
 		*target_length = readlinkat(scan->fd, name, target, PATH_MAX);
 		if (*target_length >= 0)
 			return 0;
-		if (errno != EINVAL) /* EINVAL: it is no link any more */
+		if (errno != EINVAL) /* it is no link any more */
 			return errno;
 	}
 	return EIO;
 }
 
-/* Adds one name without its attributes. */
 static int add_bare(struct scan *scan, const struct dirent *found)
 {
 	struct fuse_attr attributes = { .ino = found->d_ino,
@@ -173,7 +168,6 @@ static int add_bare(struct scan *scan, const struct dirent *found)
 	return add_row(scan, found->d_name, &attributes, NULL, 0, true);
 }
 
-/* Adds a name to look at. */
 static int add_found(struct scan *scan, const struct dirent *entry)
 {
 	bool untouchable = is_untouchable(scan, entry->d_name);
@@ -200,7 +194,7 @@ static bool is_itself_or_above(const char *name)
 	return !strcmp(name, ".") || !strcmp(name, "..");
 }
 
-/* One pass over the directory, up to one name beyond `limit`. */
+/* Up to one name beyond `limit`. */
 static int collect(struct scan *scan, size_t limit)
 {
 	const struct dirent *entry;
@@ -217,7 +211,7 @@ static int collect(struct scan *scan, size_t limit)
 	return error;
 }
 
-/* A second pass, for a directory that is too large, or that may be listed but not searched. */
+/* For a directory that is too large, or may be listed but not searched. */
 static int pack_bare(struct scan *scan)
 {
 	const struct dirent *entry;
@@ -232,8 +226,7 @@ static int pack_bare(struct scan *scan)
 	return error ? error : errno;
 }
 
-/* Packs the names in the order of the directory. A name that vanished between the listing and its
- * stat is left out. */
+/* In the order of the directory, without names that have vanished. */
 static int pack(struct scan *scan)
 {
 	const struct found *all = (const struct found *)scan->found.bytes;
@@ -247,8 +240,8 @@ static int pack(struct scan *scan)
 
 		if (is_answered && all[i].error == ENOENT)
 			continue;
-		/* a thread that was left behind may write its answer now: only what was known
-		 * before is read */
+		/* a thread that was left behind may write now, so only what was known before is
+		 * read */
 		error = add_row(scan, scan->names.bytes + all[i].name_at, &all[i].attributes,
 				is_known ? all[i].target : NULL,
 				is_known ? all[i].target_length : 0, is_known);
@@ -315,7 +308,7 @@ const char *scan_name(const struct scan *scan, size_t at)
 	return scan->names.bytes + ((const struct found *)scan->found.bytes)[at - 1].name_at;
 }
 
-/* On the first name that fails: checks whether the directory itself fails. */
+/* Whether the directory itself fails. */
 static void doubt(struct scan *scan)
 {
 	struct stat status;

@@ -1,6 +1,5 @@
 /*
- * The source's C side: scans, stats, reads and opens without the GIL, and a pool of threads that
- * wait for the source (pool.h).
+ * The source in C: scans, stats, reads and opens without the GIL. pool.h has its threads.
  */
 #ifndef COPPERFS_SOURCE_H
 #define COPPERFS_SOURCE_H
@@ -20,7 +19,6 @@ struct buffer {
 	size_t used, room;
 };
 
-/* Calls that reached the source. */
 struct source_counts {
 	_Atomic uint64_t open, read, read_bytes, stat, scandir, seek;
 };
@@ -32,26 +30,25 @@ bool is_version(const struct fuse_attr *a, const struct version *version);
 int fill_attributes(struct fuse_attr *a, const struct stat *status,
 		    struct filesystems *filesystems);
 
-/* A scan that threads can share. scan_begin takes the descriptor, and reads `untouchable` until the
- * end. The last thread ends the scan; scan_end frees it, also on error. */
+/* scan_begin takes the descriptor, and reads `untouchable` until the end. The last thread calls
+ * scan_end, which frees the scan, also on error. */
 struct scan;
 int scan_begin(int fd, size_t limit, struct filesystems *filesystems,
 	       const char *const *untouchable, struct scan **scan);
 size_t scan_left(const struct scan *scan);
-/* Looks at one more name. Meanwhile `at` tells scan_leave() which one; otherwise it is 0. */
+/* Meanwhile `at` tells scan_leave() the name; else it is 0. */
 enum looked { NOTHING_LEFT, LOOKED, LEFT_BEHIND };
 enum looked scan_look(struct scan *scan, _Atomic size_t *at);
 bool scan_has_answered(const struct scan *scan); /* for any name */
-/* The scan continues without the thread that hangs there; false: the name has just been answered.
- * From then on the thread holds a reference to the scan, and touches nothing else. */
+/* The thread that hangs there from then on touches only its own reference to the scan. False: the
+ * name has just been answered. */
 bool scan_leave(struct scan *scan, size_t at);
 const char *scan_name(const struct scan *scan, size_t at);
-void scan_skip(struct scan *scan, const char *name); /* for a name in which another scan hangs */
+void scan_skip(struct scan *scan, const char *name); /* another scan hangs in it */
 void scan_unref(struct scan *scan);
 int scan_end(struct scan *scan, struct buffer *packed);
 
-/* Opens a path below the root and follows no link; with O_PATH it opens a link itself. A root that
- * is a link is followed. */
+/* Follows links to the root, and none below it; with O_PATH it opens a link itself. */
 int open_below(const char *root, const char *path, int flags, int *fd);
 
 int source_open_directory(const char *root, const char *path,
@@ -63,32 +60,29 @@ int source_read(const char *root, const char *path, const struct version *versio
 		struct blob **blob, struct source_counts *counts);
 int source_open(const char *root, const char *path, const struct version *version,
 		int *fd, struct source_counts *counts);
-/* For reading scattered pieces: no read-ahead beyond what was asked for. */
+/* No read-ahead beyond what was asked for. */
 int source_open_for_pieces(const char *root, const char *path, const struct version *version,
 			   int *fd, struct source_counts *counts);
 
-/* Files that stay open between jobs; files.c. */
+/* files.c */
 struct files;
 struct open_file;
-/* Refers to `root`, without a copy. A thread waits at most `deadline_s` for a file that another
- * thread opens. */
+/* Refers to `root`. A thread waits at most `deadline_s` for a file that another opens. */
 struct files *files_new(const char *root, double deadline_s);
 void files_free(struct files *files);
-/* Lends the descriptor until it is returned; if `is_good`, it is kept for the next job. */
+/* Lends the descriptor; if it comes back `is_good`, it is kept for the next job. */
 int files_borrow(struct files *files, const char *path, const struct version *version,
 		 struct source_counts *counts, struct open_file **borrowed, int *fd,
 		 bool *was_open);
 void files_return(struct files *files, struct open_file *file, bool is_good);
-/* A descriptor that was not used for `for_s`, for the caller to close; -1 if there is none. */
+/* -1: there is none. */
 int files_take_unused(struct files *files, double for_s);
 
-/* Reads a piece of a file through a kept descriptor. */
 int source_read_chunk(struct files *files, const char *path, const struct version *version,
 		      uint64_t offset, size_t length, struct blob **blob,
 		      struct source_counts *counts);
-/* Finds where a file has data from `offset` on; the caller frees the extents. A file on
- * `own_device`, the device of the daemon's own mount, is not asked: the daemon would wait for
- * itself. */
+/* The caller frees the extents. A file on `own_device`, of the daemon's own mount, is not asked:
+ * the daemon would wait for itself. */
 int source_find_data(struct files *files, const char *path, const struct version *version,
 		     uint64_t offset, unsigned count, uint64_t own_device,
 		     struct extents **extents, struct source_counts *counts);

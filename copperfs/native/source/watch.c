@@ -1,26 +1,20 @@
 /*
- * Watch thread: finds names whose stat hangs, so that scans continue without them.
+ * Watch thread: finds names whose stat hangs, so that scans continue without them (decision 82).
  *
- * A stat of a file whose server is gone hangs until the server is back. Its thread cannot be
- * interrupted, but the scan need not wait for it: it *leaves the thread behind*. The name becomes a
- * row without attributes, the thread counts as hung (pool.c), and another one does the rest. A
- * later scan of that directory skips the name while the thread hangs in it.
+ * A stat of a file whose server is gone hangs until the server is back, and cannot be interrupted.
+ * So the scan *leaves the thread behind*: the name becomes a row without attributes, and the thread
+ * counts as hung (pool.c). A later scan skips the name while the thread hangs.
  *
- * How long should a scan wait? A healthy source hardly ever takes a second for a name, and readers
- * of a directory accept that delay once. But a source under load may take a second for each name.
- * Leaving those behind would add a separate lookup of each to that load. So a name is left behind
- * only if it is slow compared with the others of its directory: after a second, or after four times
- * the slowest answer, whichever is longer. While no name has been answered, the scan waits for half
- * of the deadline, so that the listing still comes in time.
+ * Separate lookups add to the load of a source. So a name is left behind only if it is slow
+ * compared with the others of its directory: after a second, or four times the slowest answer,
+ * whichever is longer. While no name has been answered, the scan waits for half of the deadline, so
+ * that the listing still comes in time.
  *
- * Time is counted in looks at the thread: after the whole process was stopped for a minute, or had
- * no CPU, it is one look later. When a thread is seen in one name twice, another one is invited, so
- * that a scan waits for several hung names side by side.
+ * Time is counted in looks at the thread: after the process was stopped for a minute, it is one
+ * look later. When a thread is seen in one name twice, another one is invited, so that a scan waits
+ * for several hung names side by side.
  *
- * When STUCK_MAX threads hang, no more are left behind: the scan keeps its thread, and fails at its
- * deadline.
- *
- * Each pool has one watch thread, which sleeps while there are no scans.
+ * When STUCK_MAX threads hang, no more are left behind, and the scan fails at its deadline.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -34,7 +28,6 @@ static const double left_after_s = 1.0, look_least_s = 0.005;
 
 static double shorter(double a, double b) { return a < b ? a : b; }
 
-/* The time between two looks; a fraction of a very short deadline. */
 static double look_every_s(const struct pool *pool)
 {
 	double every_s = shorter(left_after_s, pool->deadline_s / 2) / LOOKS_AT_LEAST;
@@ -79,7 +72,7 @@ static void look_at_hands(struct pool *pool)
 		size_t at;
 
 		next = hand->next;
-		if (hand->left) /* watch_skip() needs to know the place */
+		if (hand->left) /* watch_skip() needs the place */
 			continue;
 		at = hand->at;
 		if (!at || at != hand->seen_at) {
