@@ -115,7 +115,7 @@ bool pool_invite(struct pool *pool, struct job *job);
 void pool_go_on(struct pool *pool, struct job *job);
 void pool_give_up(struct pool *pool, struct hand *hand);
 
-/* --- watch.c, under the lock --- */
+/* --- watch.c: both under the lock --- */
 
 void watch_begin(struct pool *pool);
 /* Skips names in which threads hang that earlier scans left behind. */
