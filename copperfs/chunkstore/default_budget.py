@@ -1,8 +1,7 @@
 """Default budget of a store: half of the free space of its disk.
 
-Files of an earlier daemon in the directory count as free, because this one may evict them:
-otherwise each restart would halve the store. Their sizes are in the names (``disk_format.py``), so
-no file is opened; a million names take about a second.
+Files of an earlier daemon in the directory count as free, because this one may evict them. Their
+sizes are in the names: a million names take about a second.
 """
 
 import os
@@ -11,8 +10,7 @@ from copperfs.chunkstore.disk_format import parsed, size_of
 
 
 def default_budget_bytes(path: str) -> int:
-    """The default for a store in *path*, which need not exist yet; 0 if its disk gives no
-    answer."""
+    """*path* need not exist yet; 0 if its disk gives no answer."""
     try:
         found = os.statvfs(_nearest(os.path.abspath(path)))
         return (found.f_bavail * found.f_frsize + _left_bytes(path)) // 2

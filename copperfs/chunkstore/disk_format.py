@@ -6,16 +6,12 @@
     DIR/tmp/NAME                          being written; of an earlier daemon: deleted
     DIR/chunks/3f/3f..e1.SERIAL.BYTES     one chunk: a header of whole pages, then the bytes
 
-A name has all that a restart needs: a digest of the key, a serial number that grows with each chunk
-written (the order of age), and the size of the file. So reading 256 directories finds a million
-chunks without opening a file. A name is trusted only until the chunk is loaded: then its header
-must have the same key and size, and the bytes their digest.
+A name has a digest of the key, a serial number that grows with each chunk written, and the size of
+the file, so a restart opens no file. When the chunk is loaded, its header must have the same key
+and size, and the bytes their digest.
 
-The key in the digest begins with the *scope*: what else must be the same for a chunk to be right
-after a restart (the source, the size of chunks). The digest is blake2, not xxh3, because users may
-choose the names of files, and two keys of one digest would share their bytes.
-
-The bytes begin at a multiple of the page size, as they do in a blob. That costs 4 KiB for a chunk.
+The key in the digest begins with the *scope*: the source and the size of chunks, which must be the
+same after a restart. Decision 61 has the reasons.
 """
 
 import hashlib
@@ -46,9 +42,6 @@ class Erasure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """The location of a chunk. Packed into one number in the index, which may have a million of
-    them."""
-
     name: bytes
     serial: int
     size: int
@@ -72,7 +65,6 @@ class ChunkPlace:
 
     @property
     def path(self) -> str:
-        """Below ``chunks``."""
         return f"{self.directory}/{self.file}"
 
 
@@ -85,7 +77,7 @@ def size_of(packed: int) -> int:
 
 
 def parsed(file: str) -> tuple[bytes, int] | None:
-    """The name and packed place of a file; None for one that is not ours."""
+    """None: the file is not ours."""
     found = _NAME.fullmatch(file)
     if found is None:
         return None
@@ -93,12 +85,11 @@ def parsed(file: str) -> tuple[bytes, int] | None:
 
 
 def scope_of(source: bytes, chunk_bytes: int) -> bytes:
-    """What else a chunk depends on: the source, and the size of chunks."""
     return hashlib.blake2b(b"%d %s" % (chunk_bytes, source), digest_size=NAME_BYTES).digest()
 
 
 def encoded(scope: bytes, key: ChunkKey) -> bytes:
-    """The key as bytes: decimal numbers, since a time may be larger than any fixed field."""
+    """Decimal numbers, since a time may be larger than any fixed field."""
     return scope + b"%d %d %d %d %d " % (*key.version, key.index) + key.path
 
 
@@ -111,7 +102,6 @@ def header_bytes(encoded_key: bytes) -> int:
 
 
 def header(encoded_key: bytes, size: int, chunk_digest: bytes) -> bytes:
-    """The header of a chunk of *size* bytes."""
     fixed = _HEADER.pack(MAGIC, FORMAT, len(encoded_key), size, chunk_digest)
     whole = fixed + digest(fixed + encoded_key) + encoded_key
     return whole.ljust(header_bytes(encoded_key), b"\0")
@@ -125,7 +115,6 @@ class Header:
 
 
 def read_header(raw: bytes | bytearray | memoryview) -> Header:
-    """The content of a header; raises Erasure if it is none."""
     if len(raw) < _FIXED_BYTES:
         raise Erasure("the header is cut off")
     magic, form, key_bytes, size, chunk_digest = _HEADER.unpack_from(raw)

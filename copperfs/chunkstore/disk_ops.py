@@ -1,9 +1,8 @@
 """The interface to the disk: all operations of the store on it.
 
-Small on purpose. Every call of the store to the kernel goes through here, so a test can make the
-n-th operation fail, hang or be the last (``tests/store/faulty.py``), and has then covered all of
-them. Paths are relative to a descriptor wherever that is possible: the directory that was checked
-at the beginning is the one that is used, whatever its name means later.
+Every call of the store to the kernel goes through here, so a test can make the n-th fail, hang or
+be the last (``tests/store/faulty.py``). Paths are relative to a descriptor: the directory that was
+checked is the one that is used.
 """
 
 import errno
@@ -21,9 +20,9 @@ DESCRIPTORS_WITHIN_S = 1.0
 """Shorter than the deadline of a read."""
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_EXCL follows no link either, and never opens a file that another user has put there.
+# O_EXCL follows no link, and opens no file of another user.
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# For reading only: a file that is open for writing keeps its filesystem from being made read-only.
+# A file that is open for writing keeps its filesystem from being made read-only.
 LOCK = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -38,14 +37,11 @@ class Files(Protocol):
     def load(
         self, path: str, directory: int, size: int, head_bytes: int, rest: memoryview
     ) -> bytes | None:
-        """Read a file of *size* bytes: return the first *head_bytes*, the others go into *rest*.
-        None if it is shorter."""
+        """Return the first *head_bytes*, the others go into *rest*. None: the file is shorter."""
         ...
 
     def stat(self, fd: int) -> os.stat_result: ...
-    def mkdir(self, path: str, directory: int | None = None) -> None:
-        """For the owner alone."""
-        ...
+    def mkdir(self, path: str, directory: int | None = None) -> None: ...
 
     def names(self, fd: int) -> list[str]: ...
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int: ...
@@ -53,18 +49,16 @@ class Files(Protocol):
     def rename(self, old: str, old_directory: int, new: str, new_directory: int) -> None: ...
     def unlink(self, path: str, directory: int) -> None: ...
     def free_bytes(self, fd: int) -> int:
-        """The bytes that an ordinary user may still write to this filesystem."""
+        """The bytes that an ordinary user may still write."""
         ...
 
     def lock(self, fd: int) -> None:
-        """An exclusive lock of this process until it is closed; BlockingIOError if another has
-        it."""
+        """BlockingIOError if another process has it."""
         ...
 
 
 def _patiently(work: Callable[[], T]) -> T:
-    """Retry for a moment while no descriptor is free: that is not the disk's fault, for which the
-    store would degrade."""
+    """Having no free descriptor is not the disk's fault."""
     until, pause_s = time.monotonic() + DESCRIPTORS_WITHIN_S, 0.002
     while True:
         try:
@@ -77,8 +71,6 @@ def _patiently(work: Callable[[], T]) -> T:
 
 
 class RealFiles:
-    """The operations of the kernel."""
-
     def open(self, path: str, flags: int, directory: int | None = None) -> int:
         return _patiently(lambda: os.open(path, flags, 0o600, dir_fd=directory))
 

@@ -1,20 +1,15 @@
 """Disk store: keeps chunks on the disk of this node.
 
-All state is kept on trio's thread: the index (chunks on disk, in the order of use), the backlog
-(accepted and not written yet), the doomed (to be deleted). Only calls to the disk run in threads:
-readers, and one mover, which deletes, then writes, so that the disk never holds more than the
-budget. One task, ``run``, gives the mover its work.
+All state is on trio's thread: the index (chunks on disk, in the order of use), the backlog (not
+written yet), the doomed (to be deleted). Only calls to the disk run in threads: readers, and
+one mover, which deletes before it writes, so that the disk never holds more than the budget.
 
-A disk that fails causes no error elsewhere. On the first write that fails, or takes too long, the
-store is *degraded*: it drops its backlog and refuses chunks. Reads continue, because a full disk
-still reads. At intervals of at most ``probe_max_s`` the store probes whether a chunk can be
-written. If the directory is another by then, or gone, it is opened again from the beginning.
+A disk that fails causes no error elsewhere. After a write that fails, or takes too long, the store
+is *degraded*: it drops its backlog and refuses chunks, but still reads. At intervals it probes
+whether a chunk can be written, and opens the directory again if that is another by then, or gone.
 
-A chunk that is being read is not evicted, and the reader of one that was dropped meanwhile has the
-file open. ``_reading`` changes only when a thread has really ended (``disk_threads.py``).
-
-Considered and rejected: one large file with a map of its own, which saves opening files and would
-have to be a filesystem after a crash; a database for the index, which the names already are.
+A chunk that is being read is not evicted. ``_reading`` changes only when a thread has really ended
+(``disk_threads.py``).
 """
 
 import errno
@@ -50,11 +45,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 EVICT_AT_ONCE = 256
-"""Files that are evicted in one step, before trio and the readers have their turn again."""
 PROBE_BYTES = 1 << 20
 BACKLOG_BYTES_MAX = 64 << 20
 CLOSING_S = 2.0
-"""The time for reads and writes under way when the store ends."""
+"""For reads and writes under way when the store ends."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a read that are not the chunk's fault.
@@ -63,36 +57,30 @@ _OWN_TROUBLE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """Limits on size, rate and time."""
-
     budget_bytes: int
     backlog_bytes_max: int = BACKLOG_BYTES_MAX
-    """The limit of the bytes that wait to be written. They are memory on top of every other budget.
-    The core hands over no more (``node/cache/write_back.py``)."""
+    """On top of every other budget. The core hands over no more (``node/cache/write_back.py``)."""
     mover_rate_bytes_s: int = 0
     """0: as fast as the disk takes it."""
     free_bytes_min: int = 1 << 30
-    """Left free on the filesystem for others; chunks are evicted to keep it free, too."""
+    """Left free for others; chunks are evicted for it, too."""
     readers: int = 4
-    """Threads. Two keep a core busy with bytes that the kernel has cached; NVMe wants more."""
+    """Two keep a core busy with cached bytes; NVMe wants more."""
     deadline_s: float = 10.0
-    """A slower write degrades the store; a write may have to wait until a disk empties a cache."""
+    """A slower write degrades the store; a disk may have to empty a cache."""
     read_deadline_s: float = 2.0
-    """A slower read is given up, and the source is asked. A peer turns away from a chunk owner
-    after 10 s (``Timeouts.slow_s``), and the source takes its time, too."""
+    """After it the source is asked. A peer turns away from a chunk owner after 10 s
+    (``Timeouts.slow_s``)."""
     probe_min_s: float = 1.0
     probe_max_s: float = 30.0
-    """The longest pause between probes of a degraded store; each pause is twice the one before."""
+    """Between probes; each pause is twice the one before."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A chunk in the backlog."""
-
     encoded_key: bytes
     chunk: Chunk
     overs: list[Over]
-    """Called with the outcome."""
 
     @property
     def size(self) -> int:
@@ -103,7 +91,7 @@ class _Waiting:
 
 
 class _NoRoom(OSError):
-    """The free space is *missing* bytes below what must stay free after the write."""
+    """*missing* bytes below what must stay free after the write."""
 
     def __init__(self, missing: int) -> None:
         super().__init__(errno.ENOSPC, "others need what is left of its disk")
@@ -120,7 +108,6 @@ class DiskStore:
     files: Files
     _directory: Directory | None
     _trouble: OSError | None
-    """The error that left it without a directory at the beginning."""
     recovered: Callable[[], object] = lambda: None
     """Called each time that the disk takes chunks again."""
     _index: Index = field(default_factory=OrderedDict)
@@ -129,11 +116,10 @@ class DiskStore:
     _doomed: deque[ChunkPlace] = field(default_factory=deque)
     _doomed_bytes: int = 0
     _writing_bytes: int = 0
-    """Of the chunk that is being written, which may be on disk already."""
     _reading: Counter[bytes] = field(default_factory=Counter)
     _serial: int = 1
     _first_serial: int = 1
-    """Chunks from this serial number on were written since the directory was opened."""
+    """Chunks from here on were written since the directory was opened."""
     _device: int | None = None
     _known: bool = False
     """Whether the index is that of the directory."""
@@ -247,7 +233,6 @@ class DiskStore:
         )
 
     def reset_counts(self) -> None:
-        """Restart the counts; the current sizes, backlog and degradation stay."""
         kept = StoreStats(
             backlog_bytes=self._stats.backlog_bytes,
             degraded_since=self._stats.degraded_since,
@@ -276,8 +261,7 @@ class DiskStore:
     # --- reading ---------------------------------------------------------------------------------
 
     async def _attempt(self, place: ChunkPlace, work: Callable[[], T]) -> T | Erasure | None:
-        """The result of *work*; an Erasure if the chunk was at fault, and dropped; None if
-        neither."""
+        """An Erasure if the chunk was at fault, and dropped; None if neither."""
         self._reading[place.name] += 1
         over = partial(self._has_read, place.name)
         try:
@@ -314,7 +298,6 @@ class DiskStore:
         return not degraded and bool(self._doomed or self._backlog or over)
 
     async def _work(self) -> None:
-        """One step of the mover's work."""
         if self._doomed:
             await self._delete_doomed()
         elif self._index_bytes > self.limits.budget_bytes:  # larger before the restart
@@ -331,7 +314,7 @@ class DiskStore:
         try:
             await self._patiently(partial(_delete, directory, doomed))
         except OSError as error:
-            self._degrade(error)  # the deletions are retried after it recovers
+            self._degrade(error)
         else:
             for place in doomed:
                 self._doomed.popleft()
@@ -343,7 +326,7 @@ class DiskStore:
         place = waiting.place(name, self._serial)
         missing = self._index_bytes + place.cost - self.limits.budget_bytes
         if name in self._index:
-            self._forget_waiting(name, written=True)  # a restart found it after it was accepted
+            self._forget_waiting(name, written=True)  # a restart found it
             return
         if missing > 0:
             if not self._evict(missing):
@@ -383,8 +366,7 @@ class DiskStore:
             self._doom(place.name)
 
     async def _patiently(self, work: Callable[[], T]) -> T:
-        """Wait for the disk. A timeout degrades the store, but only the disk's answer tells the
-        result."""
+        """A timeout degrades the store, but the disk's answer tells the result."""
         job = self._mover.start(work)
         with trio.move_on_after(self.limits.deadline_s):
             return await job.wait()
@@ -392,7 +374,7 @@ class DiskStore:
         return await job.wait()
 
     def _evict(self, wanted: int) -> int:
-        """Evict *wanted* bytes or more, if there are as many; returns how many."""
+        """Return how many bytes, which may be fewer."""
         victims: list[bytes] = []
         got = 0
         for name, packed in self._index.items():
@@ -415,7 +397,7 @@ class DiskStore:
             log.info("%s does not hold all chunks: what was used longest ago goes", self.path)
 
     def _doom(self, name: bytes) -> bool:
-        """Stop reading this chunk, and queue its deletion; returns whether there was one."""
+        """False: there was no such chunk."""
         packed = self._index.pop(name, None)
         if packed is None:
             return False
@@ -484,8 +466,7 @@ class DiskStore:
         self.recovered()
 
     def _probe(self) -> tuple[Directory, Found] | None:
-        """In the mover's thread: probe whether a chunk can be written. Returns the content of the
-        directory if it was opened anew."""
+        """In the mover's thread. Return the directory's content if it was opened anew."""
         directory, found = self._directory, None
         if directory is None or not directory.is_there():
             directory = open_directory(self.path, self.files, self._device)
@@ -505,8 +486,7 @@ class DiskStore:
         return None if found is None else (directory, found)
 
     async def _close(self) -> None:
-        """A disk that hangs keeps its directory, and the lock, until it answers or the process
-        ends."""
+        """A disk that hangs keeps its directory, and the lock."""
         self._ended = True
         self._backlog.clear()
         self._stats.backlog_bytes = 0
@@ -539,8 +519,7 @@ async def open_store(
     chunk_bytes: int,
     files: Files | None = None,
 ) -> DiskStore:
-    """Open the store in *path*, for chunks of that size of that source. Raises StoreError for a
-    directory that must not be used; a disk that fails gives a degraded store."""
+    """StoreError for a directory that must not be used; a failing disk gives a degraded store."""
     path, files = os.path.abspath(path), files or RealFiles()  # noqa: ASYNC240  # asks no disk
     directory: Directory | None = None
     trouble: OSError | None = None

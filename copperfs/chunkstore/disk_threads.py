@@ -1,9 +1,8 @@
 """Disk threads: a fixed number of threads wait for the disk, so that trio's thread does not.
 
-trio's own ``to_thread`` would do for a disk that answers. For a disk that hangs it does not report
-when an abandoned call returns in the end, and a chunk may not be evicted before its reader has
-ended. So a job here tells trio's thread that it is over, even if no task waits for it any more.
-Threads that hang are not replaced: a store may be slow or gone, and is then not used.
+trio's ``to_thread`` does not report when an abandoned call returns in the end, and a chunk may not
+be evicted before its reader has ended. A job here tells trio's thread that it is over, even if no
+task waits for it. Threads that hang are not replaced: the store is then not used.
 """
 
 import threading
@@ -23,11 +22,9 @@ QUEUED_MAX = 4
 
 @dataclass(slots=True, eq=False)
 class DiskJob(Generic[T]):
-    """One piece of work. ``wait`` raises what it raised."""
-
     work: Callable[[], T]
     over: Callable[[], None]
-    """Called on trio's thread when it has ended, or will never begin."""
+    """On trio's thread, when the job has ended, or will never begin."""
     _result: list[T] = field(default_factory=list)
     _error: BaseException | None = None
     _ended: trio.Event = field(default_factory=trio.Event)
@@ -60,11 +57,10 @@ class DiskThreads:
     count: int
     name: str
     late: int = 0
-    """Jobs that took too long, and still run."""
+    """They took too long, and still run."""
     _stuck: bool = False
     """A job timed out before a thread took it, and none has ended since."""
     _ended: int = 0
-    """The number of ended jobs that a task waited for."""
     _jobs: deque[DiskJob] = field(default_factory=deque)  # type: ignore[type-arg]  # of any result
     _condition: threading.Condition = field(default_factory=threading.Condition)
     _trio: trio.lowlevel.TrioToken = field(default_factory=trio.lowlevel.current_trio_token)
@@ -75,8 +71,6 @@ class DiskThreads:
     _closed: bool = False
 
     def start(self, work: Callable[[], T], over: Callable[[], None] | None = None) -> DiskJob[T]:
-        """Begin as soon as a thread is free."""
-
         def ended() -> None:
             self._unfinished -= 1
             if not self._unfinished:
@@ -100,9 +94,9 @@ class DiskThreads:
     async def run(
         self, work: Callable[[], T], deadline_s: float, over: Callable[[], None] | None = None
     ) -> T:
-        """The result of *work*. TimeoutError if it takes too long, and at once while all threads
-        are at jobs that did. A job may wait for a thread up to ``QUEUED_MAX`` times *deadline_s*
-        while others end: that is a queue, and no disk that hangs."""
+        """TimeoutError if *work* takes too long, and at once while all threads are at jobs that
+        did. A job may wait for a thread up to ``QUEUED_MAX`` times *deadline_s* while others
+        end."""
         if self._stuck or self.late >= self.count:
             if over is not None:
                 over()
@@ -117,7 +111,6 @@ class DiskThreads:
                 over()
 
         job = self.start(work, ended)
-        # Whether it waits for a thread, as far as is known before one had time to take it.
         was_queued = self._unfinished > self.count
         try:
             for _ in range(QUEUED_MAX):
@@ -145,7 +138,6 @@ class DiskThreads:
             self._condition.notify_all()
 
     async def wait_idle(self) -> None:
-        """Wait until no job is under way."""
         while self._unfinished:
             await self._all_done.wait()
 
@@ -154,7 +146,6 @@ class DiskThreads:
             return job in self._jobs
 
     def _withdraw(self, job: DiskJob[T]) -> bool:
-        """Take back a job; returns whether it had not begun."""
         with self._condition:
             if job not in self._jobs:
                 return False
@@ -176,7 +167,7 @@ class DiskThreads:
                     return
                 job = self._jobs.popleft()
             job.perform()
-            # Once trio has ended, no task waits, and no count matters.
+            # Once trio has ended, no task waits.
             with suppress(trio.RunFinishedError):
                 self._trio.run_sync_soon(job.end)
             del job  # its result is not kept until the next job

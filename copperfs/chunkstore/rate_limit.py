@@ -1,7 +1,6 @@
 """Rate limit in bytes, without a clock of its own.
 
-Each piece of work moves the earliest time of the next. Unused time is not saved up: after a pause
-there is no burst on a disk that others use, too.
+Unused time is not saved up: after a pause there is no burst on a disk that others use, too.
 """
 
 from dataclasses import dataclass
@@ -14,10 +13,8 @@ class RateLimit:
     _free_at: float = 0.0
 
     def delay_s(self, now: float) -> float:
-        """How long the next piece of work has to wait."""
         return max(0.0, self._free_at - now)
 
     def spend(self, now: float, size: int) -> None:
-        """Work on *size* bytes begins."""
         if self.rate_bytes_s:
             self._free_at = max(now, self._free_at) + size / self.rate_bytes_s

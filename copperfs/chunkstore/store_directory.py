@@ -1,13 +1,12 @@
 """Store directory: opened safely, locked by one daemon, found again after a restart.
 
-Blocking calls only, for the threads of ``disk_store.py``. These are refused, with a reason: a
-symbolic link, another user's directory, one that others may write to, one that is something else,
-and one that another daemon uses. Below the descriptors that were opened here no other user can put
-anything, so paths below them are followed without another check.
+Blocking calls, for the threads of ``disk_store.py``. A symbolic link is refused, and a directory
+that is another user's, that others may write to, that is something else, or that another daemon
+uses. No other user can put anything below the descriptors opened here, so paths there are followed
+without another check.
 
-Nothing is synced to disk. A crash of the machine may leave a chunk without its bytes: that is an
-erasure like any other, and costs one read of the source; fsync would cost every chunk (decision
-61). A killed process loses nothing that it had written: the kernel has it.
+Nothing is synced: a crash of the machine may leave a chunk without its bytes, which is an erasure
+like any other (decision 61).
 """
 
 import errno
@@ -39,7 +38,7 @@ from copperfs.wire.payload import digest
 Index = OrderedDict[bytes, int]
 """The packed place of each chunk by its name, least recently used first."""
 
-# Errors of a directory that cannot be intended: a setting to correct, not a disk to wait for.
+# A setting to correct, not a disk to wait for.
 _WRONG = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EINVAL)
 _LINKED = (errno.ELOOP, errno.ENOTDIR)
 _FAN = re.compile("[0-9a-f]{2}")
@@ -47,20 +46,15 @@ _FAN = re.compile("[0-9a-f]{2}")
 
 @dataclass(slots=True)
 class Found:
-    """The content of the directory."""
-
     index: Index
     bytes: int
     serial: int
-    """Higher than any in the directory."""
     superseded: list[ChunkPlace]
-    """Older files of the same key, whose deletion did not happen."""
+    """Older files of the same key."""
 
 
 @dataclass(slots=True)
 class Directory:
-    """An open store directory, locked."""
-
     path: str
     files: Files
     device: int
@@ -71,7 +65,7 @@ class Directory:
     _closed: bool = field(default=False)
 
     def close(self) -> None:
-        """Call it when no thread uses the directory any more."""
+        """When no thread uses the directory any more."""
         if not self._closed:
             self._closed = True
             for fd in (self.chunks, self.tmp, self.lock, self.top):
@@ -115,7 +109,7 @@ class Directory:
             self.files.rename(place.file, self.tmp, place.path, self.chunks)
 
     def load(self, place: ChunkPlace, encoded_key: bytes) -> Chunk:
-        """The chunk, straight into a blob, checked. Raises Erasure."""
+        """Checked; raises Erasure."""
         head_bytes = header_bytes(encoded_key)
         size = place.size - head_bytes
         if size < 0:
@@ -130,7 +124,7 @@ class Directory:
         return Chunk(blob, found.digest)
 
     def check(self, place: ChunkPlace) -> int:
-        """Check a chunk without knowing its key; its size. Raises Erasure."""
+        """Returns the size; raises Erasure."""
         blob = new_blob(place.cost)
         self._read(place, 0, blob.view)
         raw = blob.view[: place.size]
@@ -143,14 +137,13 @@ class Directory:
         return found.size
 
     def _read(self, place: ChunkPlace, head_bytes: int, rest: memoryview) -> bytes:
-        # *rest* has whole pages, so that it can be read past the kernel's cache.
+        # *rest* has whole pages, to be read past the kernel's cache.
         head = self.files.load(place.path, self.chunks, place.size, head_bytes, rest)
         if head is None:
             raise Erasure("the file is not as long as it was")
         return head
 
     def delete(self, place: ChunkPlace) -> None:
-        """Delete it; a chunk that is gone already is no error."""
         with suppress(FileNotFoundError):
             self.files.unlink(place.path, self.chunks)
 
@@ -160,14 +153,14 @@ class Directory:
         return self.files.free_bytes(self.top)
 
     def sweep(self) -> int:
-        """Delete unfinished files of an earlier daemon, or of a failed write; returns how many."""
+        """Delete unfinished files; return how many."""
         names = [name for name in self.files.names(self.tmp) if parsed(name)]
         for name in names:
             self.files.unlink(name, self.tmp)
         return len(names)
 
     def scan(self) -> Found:
-        """The chunks in it, oldest first, from the names alone."""
+        """Oldest first, from the names alone."""
         newest: dict[bytes, int] = {}
         superseded = []
         for name in self.files.names(self.chunks):
@@ -217,9 +210,9 @@ class Directory:
         return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
     def try_to_write(self, size: int) -> None:
-        """Raises OSError if *size* bytes cannot be written now."""
+        """OSError if *size* bytes cannot be written now."""
         name = ChunkPlace(bytes(16), 0, size).file
-        # A disk is not filled if files on it cannot be deleted: so first with an empty file.
+        # First an empty file: a disk is not filled if files on it cannot be deleted.
         for data in (b"", bytes(size)):
             fd = self.files.open(name, CREATE, self.tmp)
             try:
@@ -232,10 +225,10 @@ class Directory:
 
 
 def open_directory(path: str, files: Files, device: int | None = None) -> Directory:
-    """Raises StoreError for a directory that must not be used, OSError for a disk that fails.
+    """StoreError for a directory that must not be used, OSError for a disk that fails.
 
-    *device* is the required one: when a disk has been unmounted, its path leads to another, which
-    must not be filled instead.
+    *device* is the required one: the path of an unmounted disk leads to another, which must not be
+    filled instead.
     """
     opened: list[int] = []
     try:
@@ -260,7 +253,6 @@ def open_directory(path: str, files: Files, device: int | None = None) -> Direct
 
 
 def _missing_above(path: str, files: Files) -> str | None:
-    """The first directory on the way to *path* that does not exist; None if all of them do."""
     missing = None
     above = os.path.dirname(os.path.abspath(path))
     while above != os.path.dirname(above):
@@ -311,7 +303,6 @@ def _device(path: str, files: Files) -> int:
 
 
 def _safe(path: str, shown: str, files: Files, directory: int | None) -> int:
-    """Open a directory that is ours, and that no other user can put anything into."""
     try:
         fd = files.open(path, DIRECTORY, directory)
     except OSError as error:
