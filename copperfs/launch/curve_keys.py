@@ -1,9 +1,8 @@
 """CURVE keys: the key pairs by which nodes authenticate each other, in z85 as ZeroMQ writes them.
 
-A launch in which nodes exchange their public keys (MPI, a rendezvous directory) draws each pair at
-random. A hostfile exchanges nothing: there all pairs are derived, by BLAKE2, from the node's name
-and one secret in a file that every node can read. A process that has that file can be any node,
-which is its purpose; so only its owner may read it.
+A launch in which nodes exchange their public keys draws each pair at random. With a hostfile all
+pairs are derived from the node's name and one secret in a file. A process that has that file can be
+any node, so only its owner may read it.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ def draw_pair() -> KeyPair:
 
 
 def derive_pair(secret: bytes, name: str) -> KeyPair:
-    """The pair of the node called ``name``; the same on every node."""
+    """The same on every node."""
     import zmq
     from zmq.utils import z85
 
@@ -50,7 +49,7 @@ def derive_pair(secret: bytes, name: str) -> KeyPair:
 
 
 def write_key_file(path: str) -> None:
-    """Write a new secret that only its owner can read. Never overwrites a file."""
+    """Never overwrites a file."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:

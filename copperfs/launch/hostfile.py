@@ -1,12 +1,8 @@
-"""Hostfile launch: builds the roster from a file that names all nodes.
+"""Hostfile launch: builds the roster from a file that names all nodes (``docs/launching.md``).
 
-Nothing is exchanged, so no node waits for another. A line is a set of nodes, ``node[001-128]``,
-with ``:PORT`` behind it if it is not the one of ``--port``, and ``tier=SIZE`` where the data tiers
-of the nodes differ in size; ``#`` begins a comment. Nodes that cannot tell each other the size of
-their tiers all get the same share of the chunks, unless the file gives sizes. The order of the file
-is that of the roster. Every node must read the same file, and the same key file
-(``curve_keys.py``): nodes whose files differ have rosters with different job names, and refuse each
-other.
+Nothing is exchanged, so no node waits for another. Without sizes all nodes get the same share of
+the chunks. The order of the file is that of the roster. Nodes whose hostfiles or key files
+(``curve_keys.py``) differ have different job names, and refuse each other.
 """
 
 import hashlib
@@ -39,7 +35,6 @@ class HostLine:
     name: str
     port: int
     tier_bytes: int | None = None
-    """Size of its data tier, if the file gives it."""
 
 
 def parse_hostfile(text: str, path: str, port: int) -> tuple[HostLine, ...]:
@@ -93,7 +88,7 @@ def launch_by_hostfile(
     me = _find_me(settings, [each.name for each in hosts])
     secret = _secret(settings)
     pairs = [derive_pair(secret, each.name) if secret else NO_KEYS for each in hosts]
-    # All nodes have a tier or none has: nodes that differ in this get different job names.
+    # All nodes have a tier or none has: otherwise their job names differ.
     unsaid = 1 if settings.has_tier else 0
     members = tuple(
         Member(
@@ -140,15 +135,14 @@ def _secret(settings: Settings) -> bytes:
 
 
 def _job_name(job: str, secret: bytes, members: tuple[Member, ...]) -> str:
-    """The same on all nodes of one job that have the same files; it reveals none of them."""
+    """The same on all nodes that have the same files; it reveals none of them."""
     text = Roster(job, members).to_json().encode("utf-8", "surrogateescape")
     key = hashlib.blake2b(secret).digest()
     return hashlib.blake2b(text, digest_size=16, key=key, person=b"copperfs job").hexdigest()
 
 
 def _address_of(name: str, listen: str | None) -> Address:
-    """The address by which the other nodes find this one, if it can be bound; else one that they
-    may reach."""
+    """An own address that the others find by *name*, if there is one."""
     with suppress(ValueError):
         return ipaddress.ip_address(name)
     if listen is None:

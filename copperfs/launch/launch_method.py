@@ -1,11 +1,8 @@
-"""Launch method: decides from how ``copperfs mount`` was started how the nodes find each other.
+"""Launch method: decides how the nodes find each other: ``--hostfile``, ``--rendezvous``, an MPI
+launcher that started more than one process, or this node alone, in this order. ``--bootstrap``
+overrules.
 
-There are four ways, in this order: ``--hostfile``, ``--rendezvous``, an MPI launcher that started
-more than one process, or this node alone. ``--bootstrap`` overrules: ``none`` means alone whatever
-the environment says, ``mpi`` insists on MPI.
-
-The result is a ``Launch``: the roster, this node's place in it, its listening socket, its secret
-key. The daemon gets it over the private channel on which it gets its settings; never in its
+The daemon gets the ``Launch`` over the private channel on which it gets its settings, never in its
 arguments or its environment, which others can read.
 """
 
@@ -29,8 +26,6 @@ from copperfs.node.routing.overlay import Trees, copper_fanout
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The knowledge with which a node's daemon starts."""
-
     roster: Roster
     me: NodeId
     listener: socket.socket
@@ -39,7 +34,6 @@ class Launch:
     """CURVE, in z85; empty without security."""
 
     def to_json(self) -> str:
-        """One line, for a process that inherits the listener under the same number."""
         values = {
             "roster": self.roster.to_json(),
             "me": self.me,
@@ -50,7 +44,6 @@ class Launch:
 
     @classmethod
     def receive_from(cls, lines: TextIO) -> "Launch | None":
-        """Read what ``line_of`` made."""
         line = lines.readline()
         values = json.loads(line)
         if values is None:
@@ -61,22 +54,19 @@ class Launch:
 
     @classmethod
     def from_json(cls, line: str, listener: socket.socket) -> "Launch":
-        """Read what ``to_json`` made, with *listener* instead of the one that it named."""
         values = json.loads(line)
         roster = Roster.from_json(values["roster"])
         return cls(roster, NodeId(values["me"]), listener, values["secret_key"])
 
 
 def trees_of(settings: Settings, launch: Launch) -> Trees:
-    """A node's place among the others."""
     nodes = len(launch.roster)
     fanout = copper_fanout(nodes) if settings.fanout == "copper" else int(settings.fanout)
     return Trees(nodes, launch.me, fanout, settings.push_fanout, settings.trees)
 
 
 def line_of(launch: Launch | None) -> str:
-    """The line that tells a daemon of the other nodes, over the private channel on which it gets
-    its settings; ``null`` for a node alone."""
+    """One line for the daemon; ``null`` for a node alone."""
     return "null" if launch is None else launch.to_json()
 
 
@@ -155,11 +145,11 @@ def launch(
     tell: Callable[[str], None],
     rank_is_node: bool = True,
 ) -> tuple[Way, Launch | None]:
-    """Find the other nodes, if there are any. LaunchError is one sentence.
+    """LaunchError is one sentence.
 
-    ``prepare`` is what has to succeed on a node before it takes part; ``tell`` is given progress.
-    ``rank_is_node``: whether the launcher started one process on each node, so that its ranks order
-    them, and there is a rank 0 among those that meet.
+    ``prepare`` has to succeed on a node before it takes part; ``tell`` is given progress.
+    ``rank_is_node``: the launcher started one process on each node, so its ranks order them, and
+    one of those that meet has rank 0.
     """
     around = look_around(environ, names_wanted=settings.rendezvous is not None)
     way = find_way(settings, around)

@@ -1,11 +1,8 @@
-"""Launcher variables: reads ranks, counts, names and the job from the environment.
+"""Launcher variables: reads ranks, counts, names and the job from the environment, and from
+``PBS_NODEFILE``.
 
-Pure but for ``PBS_NODEFILE``, which is a file. The values only choose a way to launch and order the
-nodes: a wrong number ends in an error message, never in a wrong roster.
-
-Sources: Open MPI's variables are documented (tuning-apps/environment-var), and so are srun's; those
-of hydra were printed by MPICH 5.0 and 4.0, those of PALS are in Cray's pals.h, those of Flux in
-flux-core's ``shell/task.c``. ``tests/bootstrap/test_environment.py`` has samples.
+The values only choose a way to launch and order the nodes: a wrong number ends in an error message,
+never in a wrong roster. ``tests/bootstrap/test_environment.py`` has samples and their sources.
 """
 
 import re
@@ -16,10 +13,10 @@ from pathlib import Path
 from copperfs.launch.node_sets import expand
 from copperfs.model.errors import LaunchError
 
-# The number of processes. Each launcher's own comes before those of the scheduler around it.
+# A launcher's own count comes before that of the scheduler around it.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
 _SCHEDULER_SIZES = ("SLURM_STEP_NUM_TASKS", "FLUX_JOB_SIZE")
-# Without one of these no MPI library could find its peers; srun --mpi=none sets none of them.
+# Without one of these no MPI library finds its peers; srun --mpi=none sets none of them.
 _MPI_SIGNS = (
     *("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
     *("PMIX_RANK", "PMI_FD", "PMI_CONTROL_PORT", "PALS_RANKID"),
@@ -28,52 +25,47 @@ _RANKS = (
     *("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID"),
     *("SLURM_PROCID", "FLUX_TASK_RANK", "PBS_NODENUM"),
 )
-# How many processes the launcher started on this node.
 _SIZES_HERE = (
     *("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )
 _NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "FLUX_JOB_NNODES")
 _NODE_SETS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-# Two launches in one job differ in the second, where there is one.
+# Two launches in one job differ in the second.
 _JOBS = (
     ("slurm", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     ("pbs", "PBS_JOBID", "PALS_APID"),
     ("flux", "FLUX_JOB_ID", ""),
     ("lsf", "LSB_JOBID", ""),
 )
-# Variables that an MPI launcher gives a process. The daemon must not have them: it would act as a
-# rank, and be treated as one.
+# The daemon must not have these: it would act as a rank, and be treated as one.
 _MPI_PREFIXES = (
     *("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_", "ORTE_", "PALS_"),
     *("HYD_", "HYDI_", "HYDRA_", "MPIR_", "MPI_LOCAL", "MPIEXEC_", "MPICH_", "MPI4PY_"),
     *("MV2_", "I_MPI_"),
 )
-# Its value identifies the processes of one ``copperfs run``. No daemon is one of them.
+# It identifies the processes of one ``copperfs run``.
 RUN_VARIABLE = "COPPERFS_RUN"
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The environment's values for this launch; None and () where it has none."""
+    """None and () where the environment has no value."""
 
     mpi_processes: int | None = None
-    """How many processes an MPI launcher started, if an MPI library could find them."""
+    """Only if an MPI library could find them."""
     open_mpi: bool = False
-    """Whether it was Open MPI's."""
     processes_without_mpi: int | None = None
-    """How many processes srun or flux started in a way that MPI cannot use."""
+    """Started by srun or flux in a way that MPI cannot use."""
     rank: int | None = None
     nodes: int | None = None
-    """As the scheduler counts them; else the number of names; else the processes, one per node."""
+    """As the scheduler counts them; else the number of names; else the processes."""
     names: tuple[str, ...] = ()
-    """The nodes, in the scheduler's order."""
     job: str = "job"
-    """Names the job, and the launch in it, if the scheduler does; usable as a file name."""
+    """With the launch in it; usable as a file name."""
 
 
 def look_around(environ: Mapping[str, str], *, names_wanted: bool = False) -> Surroundings:
-    """``names_wanted``: parsing a list of nodes costs an import, or a file."""
     size = _number(environ, _SIZES) or _number(environ, _SCHEDULER_SIZES)
     has_mpi = any(name in environ for name in _MPI_SIGNS)
     names = _names(environ) if names_wanted else ()
@@ -93,21 +85,19 @@ def look_around(environ: Mapping[str, str], *, names_wanted: bool = False) -> Su
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """How ``copperfs run`` was started: on how many nodes, and as one of how many processes."""
-
     nodes: int = 1
-    """Nodes of this launch, which may be fewer than the scheduler's job has."""
+    """Those of this launch, which may be fewer than the scheduler's."""
     here: int = 1
     """Processes on this node."""
     by_mpi: bool = False
-    """Whether an MPI launcher is the parent of each."""
+    """Whether an MPI launcher is the parent."""
 
 
 def companions(environ: Mapping[str, str], nodes: int | None = None) -> Companions:
-    """The nodes and processes that the launcher started; LaunchError if it gives half of it.
+    """LaunchError if the launcher gives half of it. *nodes* is the user's number.
 
     Only values of this launch count: in a batch script that starts a single process the scheduler's
-    number of nodes is that of the job. *nodes* is the user's number.
+    number of nodes is that of the job.
     """
     size, here = _number(environ, _SIZES), _number(environ, _SIZES_HERE)
     step_nodes = _number(environ, ("SLURM_STEP_NUM_NODES",))
@@ -131,7 +121,7 @@ def companions(environ: Mapping[str, str], nodes: int | None = None) -> Companio
 
 
 def _tasks_of_step_here(environ: Mapping[str, str]) -> int | None:
-    """Slurm writes the tasks of all nodes, in their order: ``12(x3),11``."""
+    """Slurm writes the tasks of all nodes: ``12(x3),11``."""
     number = _number(environ, ("SLURM_NODEID",))
     tasks = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
@@ -143,7 +133,6 @@ def _tasks_of_step_here(environ: Mapping[str, str]) -> int | None:
 
 
 def without_mpi(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a daemon, which must neither act as an MPI rank nor end with a run."""
     return {
         name: value
         for name, value in environ.items()

@@ -1,11 +1,9 @@
 """Listen address: chooses the address that the other nodes get, and opens the socket.
 
-The socket is bound before any node is told of it, so no port is announced that is then taken. It
-listens from then on: an early connection waits in the kernel's backlog.
+The socket listens before any node is told of it, so no announced port is taken by then.
 
-Large machines have several networks, and only their users know the fast one. ``--listen`` names it
-by an address, an interface (``hsn0``) or a network (``10.1.0.0/16``). Without it, the first of
-these:
+``--listen`` names an address, an interface (``hsn0``) or a network (``10.1.0.0/16``). Without it,
+the first of these:
 
 - what the machine's own name resolves to, unless that is the loopback address (as in Debian's
   ``/etc/hosts``)
@@ -34,11 +32,11 @@ _SIOCGIFADDR = 0x8915
 
 
 def open_listener(address: Address, port: int) -> socket.socket:
-    """A bound, listening socket; port 0 takes any that is free."""
+    """Port 0 takes any that is free."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A socket that an earlier daemon left in TIME_WAIT does not matter; a live one still does.
+        # A socket that an earlier daemon left in TIME_WAIT does not matter.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((str(address), port))
         listener.listen(BACKLOG)
@@ -55,7 +53,6 @@ def endpoint_of(listener: socket.socket) -> str:
 
 
 def choose_address(listen: str | None) -> Address:
-    """The address that ``--listen`` means, or the one that the others most likely reach."""
     if listen is None:
         return _default_address()
     with suppress(ValueError):
@@ -80,7 +77,7 @@ def choose_address(listen: str | None) -> Address:
 
 
 def interface_addresses() -> dict[str, list[Address]]:
-    """The addresses of each interface that has some, IPv4 first, without link-local ones."""
+    """IPv4 first, without link-local ones."""
     found: dict[str, list[Address]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -98,8 +95,7 @@ def interface_addresses() -> dict[str, list[Address]]:
 
 
 def resolve(name: str, within_s: float = RESOLVES_WITHIN_S) -> list[Address]:
-    """The addresses of a name, in the resolver's order; none if it does not reply in time. A thread
-    that hangs in it ends with the process."""
+    """No address after *within_s*. A thread that hangs ends with the process."""
     found: list[Address] = []
 
     def look_up() -> None:
@@ -127,7 +123,6 @@ def _default_address() -> Address:
 
 
 def _default_route() -> str | None:
-    """The interface of the IPv4 default route."""
     with suppress(OSError):
         for line in Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]:
             interface, destination, *_ = line.split()

@@ -1,13 +1,11 @@
 """MPI launch: exchanges the nodes' members by one allgather, then ends MPI.
 
-mpi4py is imported here, inside the one function that needs it, and only when a launcher has started
-more than one process. After ``MPI_Finalize`` this process continues as an ordinary one. The daemon
-is a fresh process (``cli/mount.py``), because one that stays an MPI process dies with the first
+The daemon is a fresh process (``cli/mount.py``): one that stays an MPI process dies with the first
 rank that the job loses, under Open MPI and under MPICH.
 
-A node that cannot take part (its port is taken, its mount point is in use) joins the allgather all
-the same and sends the reason. Otherwise the others would wait for it, or the launcher would kill
-them before they could report anything. So every rank knows of every failure, and rank 0 reports it.
+A node that cannot take part (its port is taken, its mount point is in use) sends the reason in the
+allgather, and rank 0 reports it. Otherwise the others would wait for that node, or the launcher
+would kill them.
 """
 
 import json
@@ -36,15 +34,13 @@ ONE_EACH = (
     "srun --ntasks-per-node=1"
 )
 _FAILURES_TOLD_MAX = 3
-# Where MPI fails, the ranks cannot agree on which one speaks. The others give rank 0 this much time
-# before the launcher sees one of them fail and ends all.
+# Where MPI fails, the ranks cannot agree on which one reports. The others give rank 0 this time
+# before the launcher ends all.
 _SPEAK_WITHIN_S = 2.0
 _ALARM_AFTER_S = 2.0
 
 
 class _OtherVersion(BadRoster):
-    """The program of a rank is not that of rank 0."""
-
     def __init__(self, sentence: str, rank: int) -> None:
         super().__init__(sentence)
         self.rank = rank
@@ -62,7 +58,6 @@ def launch_by_mpi(
     timeout_s: float,
     tell: Callable[[str], None],
 ) -> tuple[Roster, NodeId]:
-    """The roster of all ranks, in order of rank, and the place of this one."""
     with _ending_at(timeout_s, tell):
         return _launch(name, own, around, tell)
 
@@ -90,7 +85,7 @@ def _launch(
     try:
         return compose(gathered)
     except BadRoster as error:
-        # Report before the first rank ends, since the launcher then ends the others.
+        # Before the first rank ends, since the launcher then ends the others.
         concerned = error.rank if isinstance(error, _OtherVersion) else None
         if gathered.rank in (0, concerned):
             tell(str(error))
@@ -101,7 +96,7 @@ def _launch(
 
 
 def compose(gathered: Gathered) -> tuple[Roster, NodeId]:
-    """The roster from what was gathered; BadRoster, on all ranks, if some rank cannot take part."""
+    """BadRoster, on all ranks, if some rank cannot take part."""
     messages = [json.loads(text) for text in gathered.texts]
     if failed := [f"{each['name']}: {each['error']}" for each in messages if "error" in each]:
         untold = len(failed) - _FAILURES_TOLD_MAX
@@ -119,7 +114,7 @@ def compose(gathered: Gathered) -> tuple[Roster, NodeId]:
 
 
 def _check_versions(messages: list[dict[str, Any]]) -> None:
-    """The first version that differs is reported by both nodes: rank 0 and the other one."""
+    """Rank 0 and the first rank that differs report it."""
     first, *others = messages
     for rank, each in enumerate(others, start=1):
         if each.get("runs") == first.get("runs"):
@@ -133,9 +128,8 @@ def _check_versions(messages: list[dict[str, Any]]) -> None:
 def _ending_at(timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
     """End this process if MPI waits for longer: MPI cannot be cancelled.
 
-    The process ends with an error message where MPI waits in a call that lets other threads run.
-    Some waits are in MPI_Init, which does not: there the alarm ends the process, and the launcher
-    reports that. Other signals end it at once, too: no Python handler would run while MPI waits.
+    MPI_Init may wait without letting other threads run, or a signal's Python handler: there the
+    alarm ends the process, and the launcher reports that.
     """
 
     def end() -> None:
@@ -161,7 +155,6 @@ def _ending_at(timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _open_world(processes: int, *, by_open_mpi: bool) -> "MPI.Intracomm":
-    """MPI, initialised, with as many processes as the launcher said."""
     started = f"a launcher started {processes} processes"
     instead = "; or give --rendezvous DIR, which needs no MPI"
     try:

@@ -1,5 +1,4 @@
-"""Node identity: a node's name, listening socket, keys and tier size, as it brings them to the
-launch."""
+"""Node identity: a node's name, listening socket, keys and tier size for the launch."""
 
 import socket
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ class Invitation:
 
 
 def invite(settings: Settings) -> Invitation:
-    """This node, as the others are to reach it. LaunchError says why it cannot be."""
+    """LaunchError says why the others cannot reach this node."""
     keys = draw_pair() if settings.security == "curve" else NO_KEYS
     listener = open_listener(choose_address(settings.listen), settings.port or 0)
     endpoint = endpoint_of(listener)
@@ -30,13 +29,11 @@ def invite(settings: Settings) -> Invitation:
 
 
 def own_version() -> list[int | str]:
-    """The version that a node sends when it meets the others."""
     return [VERSION, __version__]
 
 
 def other_version(name: str, runs: object, me: str) -> str | None:
-    """A sentence if the node *name*, which sent *runs* as its version, has another one. A node that
-    sent none is older than this field."""
+    """A sentence if the node *name* has another version; one that sent no *runs* is older."""
     if runs == own_version():
         return None
     match runs:
@@ -53,7 +50,7 @@ def own_name(settings: Settings) -> str:
 
 
 def check(roster: Roster) -> None:
-    """Raise BadRoster if the nodes could not reach each other by it."""
+    """BadRoster if the nodes could not reach each other."""
     roster.check()
     inside = [
         each.name

@@ -1,7 +1,6 @@
 """Node sets: expands and folds sets such as ``node[001-128]``, by ClusterShell.
 
-Groups (``@name``) are left out: to resolve them ClusterShell runs commands of its configuration.
-ClusterShell is imported at the first set: a launch by MPI, or of one node, does not need it.
+Groups (``@name``) are left out: ClusterShell runs commands of its configuration for them.
 """
 
 from collections.abc import Iterable
@@ -11,7 +10,6 @@ from copperfs.model.roster import NODES_MAX
 
 
 def expand(text: str, where: str) -> tuple[str, ...]:
-    """The names in ``text``, in order; ``where`` it was found is for the error message."""
     if "[" not in text and "," not in text:
         return (text,)
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException

@@ -1,34 +1,27 @@
-"""Rendezvous launch: builds the roster through files in a directory that all nodes share, without
-MPI.
+"""Rendezvous launch: builds the roster through files in a directory that all nodes share (decision
+31).
 
-The directory may hold files of an earlier start that crashed, of nodes that are not of this job, or
-of a second process on the same node. A network filesystem shows a new file late. Hence:
+The directory may hold files of an earlier start, of nodes of another job, or of a second process on
+the same node. A network filesystem shows a new file late. Hence:
 
-- **Every process draws a nonce**, which is in the name of its file. No file ever changes: new
-  content has a new name, and only the listing of a newly opened directory has to be fresh.
-- **The first in the listing leads**: the lowest rank if a launcher gave ranks, else the lowest
-  name. Only the leader reads the others' files. When there are as many as there are nodes it writes
-  a roster, which names the nonces.
+- **Every process draws a nonce**, which is in the name of its file. No file ever changes, and only
+  the listing of a newly opened directory has to be fresh.
+- **The first in the listing leads**: the lowest rank, else the lowest name. When there are as many
+  files as nodes it writes a roster, which names the nonces.
 - **Each node acknowledges the roster that has its own nonce**, and only when all have does the
-  leader write *go*. So a roster with a stale file is never used: no process acknowledges it. The
-  node that the file belonged to removes it when it starts again, and the leader writes another
-  roster.
+  leader write *go*. So a roster with a stale file is never used. The node of that file removes it
+  when it starts again, and the leader writes another roster.
 - A file that is older than any process that may still wait is removed.
-- **Nothing stays**: each node removes what it wrote as soon as it has read *go*, or fails; the
-  leader removes the rest. A killed process leaves the stale files described above.
-
-One case cannot be told apart: a file left less than the timeout ago by a node that is not started
-again looks like a node too many. That ends with a message that names both, and is cleaned up, so
-that the next start succeeds.
+- **Nothing stays**: each node removes what it wrote when it has read *go*, or fails; the leader
+  removes the rest.
 
     DIRECTORY/JOB/members/RANK~NAME~NONCE   one for each process
                   acks/NAME~NONCE~ROSTER
                   roster~SERIAL~ROSTER, go~ROSTER, failed~ROSTER
 
 A poll lists ``JOB``. Processes that may have to lead also list ``members``, but not each time while
-one that comes before them is there. Otherwise, in a job of thousands without ranks (``copperfs
-run``), all of them would list all. The pause between polls grows to half a second, for thousands of
-nodes to more, so that they do not overload the filesystem that copperfs is there to protect.
+the leader is there: without ranks (``copperfs run``) all of them would. The pause between polls
+grows to half a second, for thousands of nodes to more, to spare the filesystem.
 """
 
 import json
@@ -49,33 +42,33 @@ from copperfs.model.roster import BadRoster, Member, Roster
 from copperfs.model.types import NodeId
 
 POLL_MIN_S, POLL_MAX_S = 0.01, 0.5
-# With this many nodes polling once in POLL_MAX_S; more nodes poll less often.
+# This number of nodes polls once in POLL_MAX_S; more nodes poll less often.
 POLLS_AT_ONCE = 1000
 TELL_EVERY_S = 10.0
 TELL_FIRST_S = 2.0
-# Clocks of nodes and file servers may differ by this much.
+# Between nodes and file servers.
 CLOCK_SKEW_S = 60.0
 # One poll in this many lists the members, while another process leads.
 LISTS_ONE_IN = 8
-# The leader waits this long for the others to read what it wrote at the end.
+# For the others to read what the leader wrote at the end.
 LEAVE_WITHIN_S = 5.0
 _NO_RANK = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where to meet, and with how many nodes; the same on every node."""
+    """The same on every node."""
 
     directory: str
     job: str
     nodes: int
     names: tuple[str, ...] = ()
-    """The expected nodes, if a scheduler named them: for the message about missing ones."""
+    """Named by a scheduler, for the message about missing ones."""
     timeout_s: float = 300.0
 
 
 class Card(NamedTuple):
-    """The name of a member's file, parsed; the sorting order is that of the roster."""
+    """A parsed file name; cards sort in the order of the roster."""
 
     rank: int
     name: str
@@ -99,7 +92,6 @@ _unranked = 1 << 62
 def meet(
     meeting: Meeting, member: Member, rank: int | None, tell: Callable[[str], None]
 ) -> tuple[Roster, NodeId]:
-    """Wait for all nodes; returns the roster and the place of this one. LaunchError if it fails."""
     card = Card(_unranked if rank is None else rank, member.name, secrets.token_hex(8))
     party = _Party(meeting, card, member, tell)
     try:
@@ -109,8 +101,6 @@ def meet(
 
 
 class _Party:
-    """One process's part in a meeting."""
-
     def __init__(
         self, meeting: Meeting, card: Card, member: Member, tell: Callable[[str], None]
     ) -> None:
@@ -122,20 +112,20 @@ class _Party:
         self.members, self.acks = self.top / "members", self.top / "acks"
         self.places = {name: place for place, name in enumerate(meeting.names)}
         self.mine: list[Path] = []
-        """Files that this process has written and no other process removes."""
+        """Written by this process; no other process removes them."""
         self.fresh: set[Card] = set()
-        """Cards whose files are known not to be too old."""
+        """Known not to be too old."""
         self.read: dict[Card, Member] = {}
-        """The leader's: the contents of the members' files. They never change."""
+        """The leader's: the members' files."""
         self.roster_id = ""
-        """The leader's latest roster, for these cards:"""
+        """The leader's latest, for these cards:"""
         self.proposed: tuple[Card, ...] = ()
         self.serial = 0
         self.acknowledged = ""
         self.proposal: dict[str, Any] | None = None
-        """The contents of the acknowledged roster."""
+        """The acknowledged roster."""
         self.leader: Card | None = None
-        """Another process that was first when the members were listed."""
+        """First when the members were listed, and not this process."""
         self.polls_led = 0
         self.pause_max_s = POLL_MAX_S * max(1.0, meeting.nodes / POLLS_AT_ONCE)
 
@@ -196,7 +186,7 @@ class _Party:
                 self._write(self.members / str(self.card), about)
                 return
             except OSError as error:
-                # Another process may just be leaving, and remove the empty directories.
+                # Another process may just remove the empty directories.
                 if tries_left and isinstance(error, FileNotFoundError):
                     continue
                 raise LaunchError(
@@ -206,18 +196,17 @@ class _Party:
     def leave(self) -> None:
         for path in self.mine:
             self._remove(path)
-        # The last process removes the directories; for the others they are not empty.
         for each in (self.members, self.acks, self.top):
             with suppress(OSError):
                 each.rmdir()
 
     def _follows(self, names: list[str]) -> bool:
-        """Whether another process leads: then not every process needs to list the members."""
+        """Whether another process leads."""
         other = self.acknowledged != self.roster_id
         return other and any(name.endswith(f"~{self.acknowledged}") for name in names)
 
     def _is_led(self) -> bool:
-        """Whether the last known leader is still there, judged by its file alone."""
+        """Judged by the last known leader's file alone."""
         self.polls_led += 1
         if self.leader is None or self.polls_led % LISTS_ONE_IN == 0:
             return False
@@ -226,7 +215,6 @@ class _Party:
     # --- each process's part ---------------------------------------------------------------------
 
     def _acknowledge(self, names: list[str]) -> None:
-        """Acknowledge the newest roster that has this node's nonce."""
         newest = sorted(name for name in names if name.startswith("roster~"))
         for name in reversed(newest):
             roster_id = name.split("~")[-1]
@@ -263,12 +251,11 @@ class _Party:
         raise LaunchError("")  # the leader tells why
 
     def _check_own(self, cards: list[Card]) -> None:
-        """Fail if this process's card is gone: a starting process removes the cards that have its
-        name."""
+        """A starting process removes the cards that have its name."""
         if self.card in cards:
             return
-        # That process writes its own card next, on a busy filesystem much later. A failure that did
-        # not name the card would leave the process waiting for nodes that have already ended.
+        # On a busy filesystem that process writes its own card much later. A failure that did not
+        # name the card would leave it waiting.
         deadline = time.monotonic() + self._leave_within_s()
         while all(each.name != self.card.name for each in cards) and time.monotonic() < deadline:
             time.sleep(POLL_MIN_S)
@@ -286,7 +273,7 @@ class _Party:
         return self.card.rank in (0, _unranked)
 
     def _lead(self) -> bool:
-        """Propose a roster if all have come; returns whether all have acknowledged it."""
+        """Return whether all have acknowledged a roster."""
         cards = self._current_cards()
         self._check_own(cards)
         self.leader = None if cards[0] == self.card else cards[0]
@@ -341,8 +328,8 @@ class _Party:
         self.proposed = tuple(cards)
 
     def _fail(self, cards: list[Card], sentence: str, concerned: Card | None = None) -> LaunchError:
-        """Announce the failure to all whose cards are here, give them time to read it, and remove
-        their cards. The *concerned* node reports the message as well."""
+        """Give all time to read of the failure, and remove their cards. The *concerned* node
+        reports the message as well."""
         path = self.top / f"failed~{secrets.token_hex(8)}"
         failure: dict[str, object] = {"nonces": [each.nonce for each in cards]}
         if concerned is not None:
@@ -354,8 +341,7 @@ class _Party:
         return LaunchError(sentence)
 
     def _see_the_others_leave(self, cards: set[Card]) -> None:
-        """Wait until the others have removed their cards; a deadline covers those that died
-        meanwhile."""
+        """A deadline covers those that died meanwhile."""
         self._remove(self.members / str(self.card))
         deadline = time.monotonic() + self._leave_within_s()
         pause = POLL_MIN_S
@@ -369,7 +355,7 @@ class _Party:
         return max(LEAVE_WITHIN_S, 4 * self.pause_max_s)
 
     def _clear(self) -> None:
-        """Remove what crashed starts have left; no other process is here any more."""
+        """No other process is here any more."""
         for name in _listed(self.top):
             if name.startswith(("roster~", "go~", "failed~")):
                 self._remove(self.top / name)
@@ -379,7 +365,7 @@ class _Party:
     # --- files -----------------------------------------------------------------------------------
 
     def _cards(self) -> list[Card]:
-        """In the order of the roster: by rank, by the scheduler's order, by name."""
+        """By rank, by the scheduler's order, by name."""
         cards = [card for name in _listed(self.members) if (card := Card.parse(name))]
         last = len(self.places)
         return sorted(
@@ -387,12 +373,12 @@ class _Party:
         )
 
     def _current_cards(self) -> list[Card]:
-        """The cards, without those too old to belong to a waiting process, which are removed."""
+        """Removes cards too old to belong to a waiting process."""
         cards = self._cards()
         leading = bool(cards) and cards[0] == self.card
         if leading and len(cards) < self.meeting.nodes:
             return cards
-        # Only the leader has to know of all; the others, whether there is one.
+        # Only the leader has to know of all.
         unknown = [each for each in (cards if leading else cards[:1]) if each not in self.fresh]
         with suppress(FileNotFoundError):
             newest = (self.members / str(self.card)).stat().st_mtime
@@ -407,8 +393,7 @@ class _Party:
         return cards
 
     def _write(self, path: Path, content: object) -> None:
-        """Write atomically, so that no process reads a part of it; removed when this process
-        leaves."""
+        """Atomic; removed when this process leaves."""
         temporary = self.top / f".{self.card.nonce}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self.mine.append(path)
@@ -420,7 +405,7 @@ class _Party:
 
     @staticmethod
     def _load(path: Path) -> dict[str, Any] | None:
-        """Read what ``_write`` wrote, by the same version: only its owner can write here."""
+        """By the same version: only its owner can write here."""
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="ascii"))
         except FileNotFoundError:
@@ -450,7 +435,7 @@ class _Party:
         return f"{waiting}; here: {fold(here)}"
 
     def _give_up(self, late_s: float) -> None:
-        """The leader reports, for all; if there is none, every process does, a little later."""
+        """The leader reports, for all; without one every process does, a little later."""
         cards = self._cards()
         self._check_own(cards)
         sentence = (
@@ -465,8 +450,7 @@ class _Party:
 
 
 def check_directory(path: str) -> None:
-    """Check that the directory exists, is ours, and is closed to others: any process that can write
-    there can join."""
+    """Any process that can write there can join, so it must be ours, and closed to others."""
     try:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)

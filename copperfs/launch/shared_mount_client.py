@@ -1,13 +1,12 @@
-"""Shared mount, client side: counts the ``copperfs run`` processes of a node that use one mount.
+"""Shared mount, client side: counts the ``copperfs run`` processes of a node that use one mount
+(decision 70).
 
 The first process binds the *counter*, a Unix socket in the abstract namespace that is named after
-user and mount point, and hands it to the daemon that it starts; the others connect to it. A
-connection is a reference to the mount: the daemon ends when the last one closes. Binding is atomic
-and the kernel removes the name with its process. So there is no lock, no file, and nothing to clean
-up after a ``kill -9`` at any moment. A pid file would have had all three.
+user and mount point, and hands it to the daemon that it starts. The others connect to it. The
+daemon ends when the last connection closes.
 
-The daemon keeps the counter until its process ends, which is after unmounting. So a process that
-connects meanwhile finds that its connection ends without a word, and becomes the first of the next.
+The daemon keeps the counter until it has unmounted and ended. A process that connects meanwhile
+finds that its connection ends without a word, and becomes the first of the next.
 
 Each side writes lines of JSON:
 
@@ -33,7 +32,7 @@ from typing import Any
 
 from copperfs.model.errors import MountError
 
-# A burst of ranks; the system's somaxconn bounds it as well.
+# The system's somaxconn bounds it as well.
 BACKLOG = 1024
 # pid, uid, gid
 _PEER = struct.Struct("iII")
@@ -41,28 +40,26 @@ _PEER = struct.Struct("iII")
 TRY_AGAIN_S = 0.01
 LINE_MAX = 64 * 1024
 ANSWERS_BYE_WITHIN_S = 10.0
-# The time the daemon takes to unmount and end: umount waits as long.
+# umount waits as long.
 ENDS_WITHIN_S = 30.0
 
 
-class Vanished(Exception):  # no fault: the daemon ended, and the next may begin
+class Vanished(Exception):  # no fault: the next daemon may begin
     """The connection ended before the mount could be used."""
 
 
 @dataclass(slots=True)
 class Line:
-    """One end of a connection, blocking, with a deadline for each wait."""
-
     sock: socket.socket
     _received: bytes = b""
 
     def say(self, **words: object) -> None:
-        """Write a line. An other end that has ended is noticed at the next ``hear``."""
+        """An other end that has ended is noticed at the next ``hear``."""
         with contextlib.suppress(OSError):
             self.sock.sendall(json.dumps(words).encode("ascii") + b"\n")
 
     def hear(self, timeout_s: float) -> dict[str, Any]:
-        """The next line; Vanished at the end, TimeoutError if none comes."""
+        """Vanished at the end, TimeoutError if none comes."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:
             self.sock.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -79,8 +76,6 @@ class Line:
 
 
 class Ending(Enum):
-    """What became of the mount when its user left."""
-
     SHARED = "others use it"
     UNMOUNTED = "this was the last use, and it is gone"
     SLOW = "the daemon has not answered in time, and may still end as it should"
@@ -89,12 +84,10 @@ class Ending(Enum):
 
 @dataclass(slots=True)
 class Use:
-    """A reference to the mount, for as long as this process lives or until it says bye."""
-
     line: Line
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until the mount can be used. MountError says why it cannot."""
+        """MountError says why the mount cannot be used."""
         try:
             said = self.line.hear(timeout_s)
         except TimeoutError:
@@ -106,7 +99,7 @@ class Use:
             raise MountError(said["error"])
 
     def leave(self) -> Ending:
-        """Release the reference. If it was the last, return when the mount is gone."""
+        """If it was the last reference, return when the mount is gone."""
         self.line.say(bye=True)
         try:
             if not self.line.hear(ANSWERS_BYE_WITHIN_S)["last"]:
@@ -126,12 +119,12 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first process, which has to start the daemon."""
+    """This process has to start the daemon."""
 
     counter: socket.socket
 
     def refuse(self, sentence: str) -> None:
-        """Tell the waiting processes that there will be no mount, and close the counter."""
+        """Tell the waiting processes that there will be no mount."""
         self.counter.setblocking(False)
         with contextlib.suppress(OSError):
             while True:
@@ -148,9 +141,7 @@ def counter_name(mountpoint: str) -> str:
 
 
 def come(mountpoint: str, hello: dict[str, object], within_s: float = 30.0) -> First | Use:
-    """Become a user of *mountpoint*, the first or another one. Any user may bind such a name. And
-    where the system's somaxconn is small, more processes may come than the backlog takes until the
-    daemon accepts; hence *within_s*."""
+    """More processes may come than the backlog takes until the daemon accepts; hence *within_s*."""
     name = counter_name(mountpoint)
     in_the_way = MountError(
         f"another user, or a process that hangs, stands in the way of {mountpoint} on this node; "
@@ -190,13 +181,12 @@ def come(mountpoint: str, hello: dict[str, object], within_s: float = 30.0) -> F
 
 
 def is_own(sock: socket.socket) -> bool:
-    """Whether the other side is of the same user: any user may bind or connect to such a name."""
+    """Any user may bind or connect to such a name."""
     _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return bool(uid == os.getuid())
 
 
 def line_of(counter: socket.socket, first: socket.socket, expected: int, *, remove: bool) -> str:
-    """The line that tells the daemon of its users, with descriptors that it inherits."""
     return json.dumps(
         {
             "counter": counter.fileno(),
