@@ -1,8 +1,7 @@
-"""Listing: a directory's names with their entries, as one flat buffer.
+"""Listing: a directory's names with their entries, as one flat buffer (decision 5).
 
-The scanner produces this buffer, the front answers from it, and nodes send it to each other: a
-directory of 10,000 names costs one copy, not 10,000 objects. ``native/front/tables.h`` has the same
-format in C::
+The scanner produces it, the front answers from it, and nodes send it to each other.
+``native/listing.h`` has the same format in C::
 
     header  magic "CLS1", count, flags, number of absolute symlinks        4 x u32
     row     length (multiple of 8; one more: *unknown*), name length,
@@ -10,17 +9,13 @@ format in C::
             attributes as in types.py                                      88 bytes
             name, target, padding
 
-Rows stay in the order of the source. A *bare* listing has names, types and inode numbers only. The
-node lists very large directories that way, and directories whose entries may not be looked up. An
-*unknown* row is the same for one name, for which the source returned no attributes. It has no
-target, and its attributes are ``Attributes.bare``. A reader that needs more looks the name up
-singly (``has_to_be_looked_up``).
+A *bare* listing has names, types and inode numbers only: of a very large directory, or of one whose
+entries may not be looked up. An *unknown* row is the same for one name, for which the source
+returned no attributes. It has no target. A reader that needs more looks the name up singly
+(``has_to_be_looked_up``).
 
-A walk through a directory gets its names in the order of their *cookies*, numbers that follow from
-the names alone; ``native/front/walks.c`` says why. That file has another hash, and no mount uses
-both.
-
-``check`` checks the bytes of a listing that came from another process or node.
+A walk gets the names in the order of their *cookies*, which follow from the names alone (decision
+83). ``native/front/walks.c`` has another hash, and no mount uses both.
 """
 
 import stat
@@ -41,20 +36,17 @@ _MAGIC = 0x31534C43
 _BARE = 1
 _UNKNOWN = 1
 NAME_MAX = 255
-# Lower numbers are the start of a walk, "." and ".."; higher ones leave room for names that move
-# up.
+# Lower: a walk's start, "." and ".."; higher: room for names that move up.
 _COOKIE_MIN = 3
 _COOKIE_MAX = 2**63 - 1 - 2**32
 
 
 def cookie_of(name: bytes) -> int:
-    """63 bits of a hash of the name."""
     return max(_COOKIE_MIN, (xxhash.xxh3_64_intdigest(name) >> 1) % _COOKIE_MAX)
 
 
 def ending_of(name: bytes) -> bytes:
-    """The part of the name from the last dot; empty without a dot, or with one only at the
-    beginning."""
+    """From the last dot; empty without a dot, or with only one at the beginning."""
     dot = name.rfind(b".")
     return name[dot:] if dot > 0 else b""
 
@@ -65,21 +57,18 @@ class MalformedListing(ValueError):
 
 @dataclass(slots=True)
 class Listing:
-    """The names of one directory. Immutable; ``find`` builds an index the first time."""
+    """Immutable; ``find`` builds an index the first time."""
 
     packed: bytes
     directory: Version | None = field(default=None, compare=False)
-    """The version of the directory itself, taken before its names were read. It identifies the
-    content of a listing; the time of reading does not."""
+    """The directory's own, from before its names were read. It identifies the content; the time of
+    reading does not."""
     digests: dict[int, bytes] = field(default_factory=dict, repr=False, compare=False)
-    """The digests of its parts, taken where the source was read, each when it is first needed. The
-    parts that send and receive keep them here; the node ignores them."""
     _offsets: "array[int] | None" = field(default=None, repr=False, compare=False)
-    """An index: where the row of a name begins, by the name's hash; 0 is a free slot. A dict of the
-    names took 170 bytes for each, more than its row, as long as the listing was held."""
+    """Where the row of a name begins, by the name's hash; 0 is a free slot. A dict of the names
+    took 170 bytes for each."""
     _by_ending: "array[int] | None" = field(default=None, repr=False, compare=False)
-    """The offsets of all rows, in the order of the names' endings. One pass builds it for all
-    endings."""
+    """The offsets of all rows, by the names' endings."""
     _order: "_Order | None" = field(default=None, repr=False, compare=False)
 
     @property
@@ -88,7 +77,6 @@ class Listing:
 
     @property
     def bare(self) -> bool:
-        """Names are complete, attributes are missing."""
         return bool(self._header()[2] & _BARE)
 
     @property
@@ -114,22 +102,19 @@ class Listing:
         return self._offset_of(name) is not None
 
     def find(self, name: bytes) -> Entry | None:
-        """The entry of *name*; None if the directory has no such name."""
         at = self._offset_of(name)
         return None if at is None else self._entry(at)
 
     def has_to_be_looked_up(self, name: bytes) -> bool:
-        """Whether *name* exists, and only its number and type are known."""
+        """Only number and type of the name are known."""
         at = self._offset_of(name)
         return at is not None and (self.bare or self._is_unknown(at))
 
     def rows(self) -> Iterator[tuple[bytes, Entry]]:
-        """All names with their entries, in order."""
         for name, at in self._walk():
             yield name, self._entry(at)
 
     def rows_ending(self, ending: bytes) -> Iterator[tuple[bytes, Entry]]:
-        """The rows whose names have this ending (``ending_of``), in order."""
         if self._by_ending is None:
             endings = sorted((ending_of(name), at) for name, at in self._walk())
             self._by_ending = array("I", [at for _, at in endings])
@@ -145,8 +130,7 @@ class Listing:
     def after(
         self, cookie: int, cookie_of: Callable[[bytes], int] = cookie_of
     ) -> Iterator[tuple[int, bytes, Entry]]:
-        """The names of a walk after *cookie* (0 at its start), each with its cookie and entry. A
-        name that occurs twice is given once."""
+        """The names of a walk after *cookie* (0 at its start), each once."""
         if self._order is None:
             self._order = _in_order(self._walk(), cookie_of)
         order = self._order
@@ -212,7 +196,7 @@ class Listing:
         return bool(self.packed[at] & _UNKNOWN)  # the lowest byte of its length
 
     def _is_bare(self, at: int) -> bool:
-        """Whether a row has only number and type, in a listing that has more."""
+        """Only number and type, in a listing that has more."""
         attributes = self._attributes(at)
         bare = Attributes.bare(attributes.inode, stat.S_IFMT(attributes.mode))
         return not self.bare and attributes == bare and not self._target(at)
@@ -229,8 +213,6 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Rows in the order of a walk; compact, because it lives as long as its listing."""
-
     cookies: "array[int]"
     offsets: "array[int]"
 
@@ -241,7 +223,7 @@ def _in_order(rows: Iterable[tuple[bytes, int]], cookie_of: Callable[[bytes], in
     for cookie, name, at in sorted((cookie_of(name), name, at) for name, at in rows):
         if name == before:
             continue
-        # Of names with equal cookies, the second one gets the next number, and so on.
+        # Of names with equal cookies, the second one gets the next number.
         last, before = max(cookie, last + 1), name
         order.cookies.append(last)
         order.offsets.append(at)
@@ -249,8 +231,7 @@ def _in_order(rows: Iterable[tuple[bytes, int]], cookie_of: Callable[[bytes], in
 
 
 def index_slots(count: int) -> int:
-    """The size of an index for *count* names, here and in ``native/front/tables.c``: a power of
-    two, at most half of it used."""
+    """Here and in ``native/front/tables.c``: a power of two, at most half of it used."""
     slots = 4
     while slots < 2 * count:
         slots *= 2
@@ -264,14 +245,13 @@ def _slot_of(name: bytes, offsets: "array[int]") -> int:
 def checked_listing(
     packed: bytes, directory: Version | None, digests: dict[int, bytes] | None = None
 ) -> Listing:
-    """A listing that came from another process or node; raises MalformedListing if it is none."""
+    """From another process or node; raises MalformedListing."""
     listing = Listing(packed, directory, {} if digests is None else digests)
     listing.check()
     return listing
 
 
 def pack_listing(rows: Iterable[tuple[bytes, Entry]], *, bare: bool = False) -> Listing:
-    """A listing of these rows."""
     parts, absolute = [b""], 0
     for name, entry in rows:
         content = name + entry.target

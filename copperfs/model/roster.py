@@ -1,7 +1,6 @@
-"""Roster: the nodes given at launch, in an order that all of them share.
+"""Roster: the nodes given at launch, in an order that all of them share. It never changes.
 
-A node's position in it is its ``NodeId``, which names it everywhere. The roster never changes
-during a job. ``MemberTable`` keeps which of its nodes are believed to be alive.
+A node's position in it is its ``NodeId``. ``MemberTable`` keeps which nodes are believed alive.
 """
 
 import json
@@ -15,13 +14,11 @@ TIER_BYTES_MAX = 1 << 60
 
 
 class BadRoster(ValueError):
-    """One sentence: what is wrong with the roster, and what to do."""
+    """It says what is wrong with the roster, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node, as the others reach it."""
-
     name: str
     """Unique; for users."""
     endpoint: str
@@ -29,14 +26,13 @@ class Member:
     public_key: str = ""
     """CURVE, in z85; empty without security."""
     tier_bytes: int = 0
-    """The size of its data tier, memory and disk. Its share of all chunks is proportional to
-    this."""
+    """Memory and disk. Its share of all chunks is proportional to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
     job: str
-    """Drawn at random at launch; nodes of different jobs do not talk to each other."""
+    """Random; nodes of different jobs do not talk to each other."""
     members: tuple[Member, ...]
 
     def __len__(self) -> int:
@@ -46,7 +42,7 @@ class Roster:
         return self.members[node]
 
     def check(self) -> None:
-        """Raise BadRoster unless every node has a name and an endpoint of its own."""
+        """BadRoster unless every node has a name and an endpoint of its own."""
         if not 1 <= len(self.members) <= NODES_MAX:
             raise BadRoster(f"a roster has 1 to {NODES_MAX} nodes, not {len(self.members)}")
         for word, values in (
