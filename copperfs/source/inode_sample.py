@@ -1,13 +1,12 @@
-"""Inode sample: a few names of the source with their versions, as one client sees them.
+"""Inode sample: a few names of the source with their versions, as one client sees them (decision
+80).
 
-The clients of most parallel filesystems give a file the server's inode number. Some (sshfs) number
-files as they see them, so a version with an inode number is true on one node only. Nodes find that
-out by comparing a sample (``daemon/inode_comparison.py``): names with the same size and times on
-both, and another number.
+Some clients (sshfs) number files as they see them, so a version with an inode number is true on one
+node only. Nodes find that out by comparing a sample (``daemon/inode_comparison.py``).
 
-Two such clients that look names up in the same order may give them the same numbers. So the
-comparing node uses the reverse order. All of them give the same number to their root, so a
-filesystem's mount point tells nothing.
+Two such clients that look names up in the same order may give them the same numbers, so the
+comparing node uses the reverse order. All give the same number to their root, so a mount point
+tells nothing.
 """
 
 import errno
@@ -20,11 +19,10 @@ from copperfs.model.types import Attributes, Path, Version, join
 from copperfs.node.peer.inode_numbers import has_other_number
 from copperfs.node.peer.messages import SAMPLE_MAX, SAMPLE_PATH_BYTES_MAX, Seen
 
-# How many directories are listed for names, and how many names of each are read.
+# Directories that are listed for names, and names that are read of each.
 DIRECTORIES_MAX = 4
 NAMES_MAX = 64
-# A sample has the first number of names in total, or the second for each filesystem if that is
-# more.
+# In total, or for each filesystem if that is more.
 NAMES_IN_ALL, NAMES_OF_EACH = 8, 3
 PREFIXES_MAX = SAMPLE_MAX // NAMES_OF_EACH
 # Permanent errors.
@@ -38,8 +36,8 @@ def names_of_each(prefixes: int) -> int:
 def take_names(
     root: bytes, prefix: Path, is_shared: Callable[[Path], bool], count: int
 ) -> tuple[Seen, ...] | None:
-    """Up to *count* names near *prefix*, all of one filesystem; the prefix itself if there are no
-    others. None if it cannot be read now, but perhaps later."""
+    """Names of one filesystem; the prefix itself if there are no others. None if it cannot be read
+    now, but perhaps later."""
     try:
         top = os.lstat(_absolute(root, prefix))
         os.scandir(_absolute(root, prefix)).close()
@@ -77,8 +75,7 @@ def take_names(
 def other_number(
     root: bytes, sample: tuple[Seen, ...], is_shared: Callable[[Path], bool]
 ) -> Path | None:
-    """The first name that differs here in its inode number alone; None if all numbers are the same,
-    or the sample shows nothing."""
+    """The first name that differs here in its inode number alone."""
     for seen in reversed(sample):
         if not is_shared(seen.path):
             continue

@@ -1,7 +1,5 @@
-"""Source fetches by a pool of C threads: no GIL during the work, and one wake-up for many outcomes.
-
-With threads in Python a miss took 290 us at the median, mostly because threads hand the GIL to each
-other around every system call.
+"""Source fetches by a pool of C threads, without the GIL: one wake-up serves many outcomes
+(decision 8).
 """
 
 import os
@@ -32,13 +30,10 @@ if TYPE_CHECKING:
 
 _NO_VERSION = (0, 0, 0, 0)
 UNUSED_S = 5.0
-"""A file stays open for this time after a chunk; a reader of it asks again within it, or has left.
-"""
+"""How long a file stays open after a chunk; a reader asks again within it, or has left."""
 
 
 class PoolFetcher:
-    """Fetches from the directory *root* by C threads."""
-
     def __init__(
         self,
         root: bytes,
@@ -140,7 +135,6 @@ class PoolFetcher:
         close_aside(handle)
 
     def reader(self, own_device: int) -> object:
-        """The interface by which the front fetches without the core; see ``reader.h``."""
         return self._pool.reader(own_device)
 
     def watch_mounts(self) -> bool:

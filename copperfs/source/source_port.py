@@ -1,7 +1,4 @@
-"""The interface to the source: fetches start here, and their outcomes come back as events.
-
-``source_pool.py`` implements it by threads in C that need no GIL.
-"""
+"""The interface to the source: fetches start here, and their outcomes come back as events."""
 
 import errno
 import os
@@ -19,25 +16,22 @@ from copperfs.node.events import Failed, Outcome, SourceLookedUp
 
 @dataclass(frozen=True, slots=True)
 class BlobRead:
-    """A file or chunk was read. The receiver keeps the bytes and gives the core a handle to
-    them."""
+    """The receiver keeps the bytes and gives the core a handle to them."""
 
     fetch: FetchId
     blob: FileBlob
     mentioned: tuple[bytes, ...] = ()
-    """The names, among those looked for, that a compiled file mentions."""
 
 
 Arrived = Outcome | BlobRead
 Arrive = Callable[[Arrived], None]
 
 COUNTED = ("open", "read", "read_bytes", "stat", "scandir", "seek")
-"""The counted calls to the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """How busy the threads are; *stuck* ones hang in the source and were replaced."""
+    """*stuck* threads hang in the source and were replaced."""
 
     threads: int = 0
     busy: int = 0
@@ -46,7 +40,7 @@ class PoolStats:
 
 
 class Fetcher(Protocol):
-    """Performs the fetches that the core wants. Made on trio's thread."""
+    """Made on trio's thread."""
 
     def __init__(
         self,
@@ -57,27 +51,24 @@ class Fetcher(Protocol):
         deadline_s: float,
         untouchable: Callable[[], frozenset[Path]],
     ) -> None:
-        """*untouchable* gives the paths that lead back into the mount, as they are now."""
+        """*untouchable* paths lead back into the mount."""
         ...
 
     def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
-        """Begin; the outcome arrives later, never within this call. The thread that reads a whole
-        file looks for *looked_for* in it."""
+        """The outcome arrives later, never within this call. The thread that reads a whole file
+        looks for *looked_for* in it."""
         ...
 
-    async def run(self, arrive: Arrive) -> None:
-        """Hand over outcomes as they come, until it is cancelled."""
-        ...
+    async def run(self, arrive: Arrive) -> None: ...
 
     def reader(self, own_device: int) -> object | None:
-        """The interface by which the front reads whole files, lists directories and finds holes
-        (``reader.h``), if there is one. *own_device* is the device of its mount, where no holes are
-        looked for: the daemon would wait for itself."""
+        """For the front (``reader.h``). On *own_device*, that of its mount, no holes are looked
+        for: the daemon would wait for itself."""
         ...
 
     def watch_mounts(self) -> bool:
-        """Whether the front may not list, because something was mounted or listing was never
-        allowed. Mounts made after this call are noticed, so read the table of mounts now."""
+        """Whether the front may not list. Mounts made after this call are noticed, so read the
+        table of mounts now."""
         ...
 
     def trust_mounts(self) -> None:
@@ -89,29 +80,27 @@ class Fetcher(Protocol):
         ...
 
     def ignore_inodes(self) -> None:
-        """From now on versions that are found have no inode number."""
+        """From now on versions have no inode number."""
         ...
 
     def replace_stuck(self) -> None:
-        """Start other threads for jobs that wait behind those that hang; called once a second."""
+        """Called once a second, for jobs behind hung threads."""
         ...
 
     def close_unused(self, for_s: float = ...) -> None:
-        """Close files that were kept open for their next chunk and not used for *for_s*; called
-        once a second."""
+        """Called once a second."""
         ...
 
     def counts(self) -> dict[str, int]: ...
     def reset_counts(self) -> None: ...
     def statistics(self) -> PoolStats: ...
     def close(self) -> None:
-        """Start nothing more. Threads that hang in the source end with the process."""
+        """Threads that hang in the source end with the process."""
         ...
 
 
 def refused(fetch: Fetch, untouchable: frozenset[Path]) -> Outcome | None:
-    """The outcome of a fetch that must not be made, because it would lead back into the mount: the
-    daemon would wait for itself."""
+    """Refuse what leads back into the mount: the daemon would wait for itself."""
     if isinstance(fetch, LookSource) and fetch.path in untouchable:
         return SourceLookedUp(fetch.fetch, Entry(Attributes.bare(1, stat.S_IFDIR)))
     if any(is_below(fetch.path, each) for each in untouchable):
@@ -120,11 +109,10 @@ def refused(fetch: Fetch, untouchable: frozenset[Path]) -> Outcome | None:
 
 
 def close_aside(handle: HandleId) -> None:
-    """Close an open file of the source in a thread, because a file that hangs may hang its
-    close."""
+    """In a thread, because a close may hang."""
     threading.Thread(target=os.close, args=(handle,), daemon=True).start()
 
 
 def names_in(directory: Path, untouchable: frozenset[Path]) -> tuple[bytes, ...]:
-    """The names in *directory* that must be shown without a stat."""
+    """The names that must be shown without a stat."""
     return tuple(name for above, name in map(split, untouchable) if above == directory)

@@ -1,11 +1,10 @@
 """Per-file limit: chunks of one file take turns, so that a file that hangs does not take all
 threads.
 
-A single file of a parallel filesystem may hang, because the one server that has it does not answer.
-Each of its chunks would hang a thread. Once enough threads hang, the source as a whole counts as
-hung (``pool.c``), and all reads fail. So at most half of the threads that work at a time read
-chunks of one file, for all readers together; other chunks wait here. Once all threads that read the
-file hang, the waiting chunks, and any new ones, fail at once.
+Each chunk of a file whose server does not answer would hang a thread. Once enough hang, the source
+as a whole counts as hung (``pool.c``), and all reads fail. So at most half of the threads read
+chunks of one file; other chunks wait here. Once all threads that read the file hang, its other
+chunks fail at once.
 """
 
 import errno
@@ -21,7 +20,6 @@ from copperfs.node.actions import ReadChunk
 @dataclass(slots=True)
 class _File:
     reading: dict[FetchId, float] = field(default_factory=dict)
-    """The start of each read."""
     waiting: deque[ReadChunk] = field(default_factory=deque)
 
 
@@ -36,7 +34,6 @@ class Turns:
     """Its outcome must not arrive before ``start`` has returned."""
     _files: dict[Path, _File] = field(default_factory=dict)
     _paths: dict[FetchId, Path] = field(default_factory=dict)
-    """The path of each read under way."""
 
     def start(self, fetch: ReadChunk) -> None:
         file = self._files.setdefault(fetch.path, _File())
@@ -48,7 +45,7 @@ class Turns:
             file.waiting.append(fetch)
 
     def ended(self, number: FetchId) -> None:
-        """The fetch succeeded or failed; ignores a fetch that is not of a chunk."""
+        """Ignores a fetch that is not of a chunk."""
         path = self._paths.pop(number, None)
         if path is None:
             return
@@ -68,8 +65,7 @@ class Turns:
                 file.waiting.clear()
 
     def close(self) -> None:
-        """Begin nothing more, and drop the callbacks: the cycle would keep the reader and its open
-        files."""
+        """Drop the callbacks: the cycle would keep the reader and its open files."""
         self.begin, self.fail = _nothing, _nothing
         self._files.clear()
         self._paths.clear()
@@ -80,7 +76,6 @@ class Turns:
         self.begin(fetch)
 
     def _hangs(self, file: _File) -> bool:
-        """Whether all reads of it have taken too long."""
         return time.monotonic() - max(file.reading.values()) > self.deadline_s
 
 
