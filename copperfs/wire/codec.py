@@ -6,18 +6,11 @@ A message travels as one frame, or as two if it has a payload that is not short:
              msgpack array: digest or nil, size of the payload, the message's fields in order
     payload  as it is; up to ``BESIDE_BYTES_MAX`` in the header's frame, else in a frame of its own
 
-A frame costs each end a call and ZeroMQ a message, which is more than copying some KiB. A long
-payload is better sent without a copy. A receiver accepts both.
+A frame costs more than copying some KiB. A receiver accepts both.
 
-``LAYOUTS`` is the whole protocol: the codes, the valid values of the fields, the greatest length of
-a header, and the exact length of its payload. ``decode_header`` checks everything before it
-allocates anything whose size the header names, and before any other part sees the message.
-``check_payload`` checks the payload's digest separately, because a message with a corrupt payload
-is still a message: the asker has to know what it did not get.
-
-There is no negotiation: the nodes of a job are started together, from one installation. A node of
-another version is refused when it greets (``greeting.py``, which all versions read alike).
-Increment ``VERSION`` when LAYOUTS changes.
+``LAYOUTS`` is the whole protocol; increment ``VERSION`` when it changes. ``decode_header`` checks
+everything before it allocates anything whose size the header names. ``check_payload`` is separate:
+the asker has to know what it did not get.
 """
 
 import struct
@@ -68,37 +61,36 @@ VERSION = 5
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10
-"""The longest payload that goes into the header's frame."""
+"""The longest payload in the header's frame."""
 
 PAYLOAD_BYTES_MAX = 2 * PART_BYTES
-"""A part has at most ``PART_BYTES``. A batch is sent once it has that size, and its last item may
-add as much."""
+"""A part has at most ``PART_BYTES``. The last item of a batch may add as much."""
 OBJECT_BYTES_MAX = 1 << 40
 PARTS_MAX = OBJECT_BYTES_MAX // PART_BYTES
 INDEX_MAX = 1 << 48
-"""The index of a chunk: one of 64 KiB in the largest possible file."""
+"""One chunk of 64 KiB in the largest possible file."""
 INCARNATION_MAX = (1 << 63) - 1
 TREES_MAX = 64
 OFFER_ITEMS_MAX = 64
 OFFERED_HEADER_BYTES_MAX = 512
-"""The header bytes of an item, without its path."""
+"""For an item, without its path."""
 ITEMS_MAX = 4096
-"""A batch of 1 MiB has this many if they are of 256 bytes: smaller files are not worth a push."""
+"""A batch of 1 MiB has this many of 256 bytes: smaller files are not worth a push."""
 PLACES_BYTES_MAX = 8 << 10
 HEADER_BYTES_MAX = 16 << 10
-"""Twice the size of the longest path or entry."""
+"""Twice the longest path or entry."""
 BATCH_HEADER_BYTES_MAX = 1 << 20
-"""ITEMS_MAX items of 256 bytes. With paths of 4 KiB it is 250, so the code that fills a batch must
-check."""
+"""ITEMS_MAX items of 256 bytes, but 250 with paths of 4 KiB, so the code that fills a batch must
+check.
+"""
 ARGUMENT_BYTES_MAX = 64 << 10
 RESULT_BYTES_MAX = 1 << 20
 FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX
-"""The limit for any frame: for MAXMSGSIZE, at which ZeroMQ cuts the connection before it reads the
-bytes."""
+"""For MAXMSGSIZE, at which ZeroMQ cuts the connection before it reads the bytes."""
 
 
 class CorruptPayload(Exception):
-    """The message is whole, but its payload does not match its digest."""
+    """The message is whole, its payload is not."""
 
     def __init__(self, message: Message) -> None:
         super().__init__("the payload is not what its digest says")
@@ -107,26 +99,21 @@ class CorruptPayload(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of one kind of message."""
-
     code: int
     kind: type
     fields: tuple[tuple[str, Field], ...]
     header_bytes_max: int = HEADER_BYTES_MAX
     payload_bytes: Callable[[Any], int] | None = None
-    """The exact length of this message's payload; None: it has none."""
+    """The exact length; None: it has no payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An opened header: the message, and what it states of its payload."""
-
     message: Message
     digest: bytes | None
-    """None if there is no payload."""
+    """None: there is no payload."""
     payload_bytes: int
     beside: bytes | memoryview
-    """The bytes after the header in its frame."""
 
 
 def _part_bytes(part: DataReply) -> int:
@@ -289,10 +276,7 @@ _PREFIX = {layout.code: MAGIC + bytes((VERSION, layout.code)) for layout in LAYO
 
 
 def encode(message: Message, payload: Payload | None = None) -> bytes:
-    """The header of *message*; the payload goes beside it, untouched.
-
-    Malformed if no receiver would take it: a path, batch or result beyond the limits.
-    """
+    """Malformed if no receiver would take it."""
     layout = _BY_KIND[type(message)]
     body: list[Any] = [None, 0] if payload is None else [payload.digest, size_of(payload.data)]
     for name, field in layout.fields:
@@ -307,7 +291,7 @@ def encode(message: Message, payload: Payload | None = None) -> bytes:
 
 
 def encode_frames(message: Message, payload: Payload | None = None) -> tuple[bytes, Payload | None]:
-    """The first frame, and the payload if it goes into a second one."""
+    """The payload only if it goes into a second frame."""
     header = encode(message, payload)
     if payload is None or size_of(payload.data) > BESIDE_BYTES_MAX:
         return header, payload
@@ -315,7 +299,7 @@ def encode_frames(message: Message, payload: Payload | None = None) -> tuple[byt
 
 
 def decode_header(frame: bytes) -> Envelope:
-    """Decode the first frame; Malformed if it is no message of this version."""
+    """Malformed if it is no message of this version."""
     if len(frame) < PREFIX_BYTES or not frame.startswith(MAGIC):
         raise Malformed("no message at all")
     version, code = frame[len(MAGIC)], frame[len(MAGIC) + 1]
@@ -349,9 +333,8 @@ def decode_header(frame: bytes) -> Envelope:
 
 
 def check_payload(envelope: Envelope, data: bytes | memoryview | None) -> Payload | None:
-    """The payload, if it is the announced one. Malformed if it is missing, superfluous or of
-    another length; CorruptPayload if it does not match the digest. *data* is the second frame, if
-    there was one."""
+    """Malformed if the payload is missing, superfluous or of another length; CorruptPayload if its
+    digest differs. *data* is the second frame."""
     if envelope.digest is None or data is not None:
         if envelope.beside or (envelope.digest is None and data is not None):
             raise Malformed("a payload too many")
@@ -367,7 +350,6 @@ def check_payload(envelope: Envelope, data: bytes | memoryview | None) -> Payloa
 
 
 def decode(frames: Sequence[bytes | memoryview]) -> tuple[Message, Payload | None]:
-    """All frames at once: ``decode_header`` and ``check_payload``."""
     if not 1 <= len(frames) <= 2:
         raise Malformed(f"{len(frames)} frames")
     envelope = decode_header(bytes(frames[0]))
@@ -386,8 +368,7 @@ def _check_size(layout: Layout, message: Message, stated: bytes | None, size: in
 
 
 def _unpack(body: memoryview, count: int) -> list[Any]:
-    """An array of *count* values. msgpack allocates only what the body is long enough for. Maps and
-    extensions are not used."""
+    """msgpack allocates only what the body is long enough for."""
     try:
         value = msgpack.unpackb(
             body, max_array_len=ITEMS_MAX, max_map_len=0, max_ext_len=0, use_list=True

@@ -1,8 +1,8 @@
 """Fields: which values are valid on the wire, and how each kind is packed and checked.
 
-``check`` gets any value that msgpack made of a stranger's bytes. It returns the value as the node
-knows it, or raises ``Malformed``. A limit is part of the protocol. ``pack`` raises where the origin
-of a value can exceed its limit (paths, link targets), since every receiver would drop the message.
+``check`` gets any value that msgpack made of a stranger's bytes. ``pack`` raises ``Malformed``
+where the origin of a value can exceed its limit (paths, link targets), since every receiver would
+drop the message.
 
 Values of msgpack are compared by ``type()``, because for ``isinstance`` True is a number.
 """
@@ -20,32 +20,30 @@ from copperfs.node.peer.messages import PATH_BYTES_MAX
 TARGET_BYTES_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1
 SECONDS_MAX = 1e9
-"""Thirty years. A longer validity is unlimited, which is None."""
+"""A longer validity is unlimited, which is None."""
 WITHIN_MAX_S = 3600.0
 ERRNO_MAX = 4095
 """The kernel's MAX_ERRNO."""
 
-# Size, seconds and nanoseconds of mtime and ctime, inode; nanoseconds as one number need more than
-# 64 bits.
+# Size, seconds and nanoseconds of mtime and ctime, inode.
 _VERSION = struct.Struct("<QqIqIQ")
 _NS = 1_000_000_000
 _NO_NAMES = frozenset((b"", b".", b".."))
 
 
 class Malformed(ValueError):
-    """Frames that are no message of this version; the text says why. The sender is at fault."""
+    """The sender is at fault; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     check: Callable[[Any], Any]
-    """Returns the value of what came, or raises Malformed."""
     pack: Callable[[Any], Any] | None = None
-    """Converts the value for msgpack; None: unchanged."""
+    """For msgpack; None: unchanged."""
 
 
 def _shown(value: Any) -> str:
-    """Show a stranger's value; the repr of a nested one may have no end."""
+    """The repr of a nested value may have no end."""
     return f"{value!r:.40}" if type(value) in (int, float, bool) else type(value).__name__
 
 
@@ -111,7 +109,7 @@ def _pack_seconds(value: float | None) -> float | None:
 
 
 def path(most: int) -> Field:
-    """A relative path below the source's root; every component is a name."""
+    """Relative, below the source's root."""
 
     def check(value: Any) -> Path:
         if type(value) is not bytes or len(value) > most:
@@ -193,7 +191,7 @@ ENTRY = Field(_check_entry, _pack_entry)
 
 
 def record(kind: type, fields: Sequence[tuple[str, Field]]) -> Field:
-    """A dataclass inside a message, as an array of its fields."""
+    """A dataclass, as an array of its fields."""
 
     def check(value: Any) -> Any:
         if type(value) is not list or len(value) != len(fields):

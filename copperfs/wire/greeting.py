@@ -1,17 +1,16 @@
 """Greeting: what the two ends of a connection exchange before the first message.
 
 The connecting node greets, the reached node greets back, and only then do both report Connected. A
-greeting names the speaker, the listener and the job. So a node notices a foreign process on a
-peer's port, or a node of an earlier job, before a message is lost to it.
+greeting names speaker, listener and job, so that no message is lost to a foreign process on a
+peer's port, or to a node of an earlier job.
 
-*serial* orders the connections of one node to another: of two that exist at the same time the one
-with the larger serial is newer. It begins with the clock, so that holds across a restart of the
-node. If the clock was set back in between, the node waits until the older connection is found dead.
+Of two connections of one node to another, the one with the larger *serial* is newer. It begins with
+the clock, so that holds across a restart. If the clock was set back, the node waits until the older
+connection is found dead.
 
-**Every version reads the greeting of every other.** So a node refuses a node of another version
-with a reason, and greets back, which tells the other the reason. Therefore a later version may not
-change the beginning of a greeting: speaker, listener, job, and the release as text. It appends its
-additions. (Version 3 ended before the release.)
+**Every version reads the greeting of every other**, to refuse it with a reason. So a later version
+may not change the beginning: speaker, listener, job, and the release as text. It appends its
+additions.
 """
 
 import struct
@@ -40,19 +39,17 @@ class Greeting:
     listener: NodeId
     serial: int
     version: int = VERSION
-    """The version of the wire format."""
     release: str = __version__
-    """The release of the program, for users; empty if the peer did not send it."""
+    """For users; empty if the peer did not send it."""
 
     @property
     def is_foreign(self) -> bool:
-        """The peer has another wire version, so this node understands only its greeting."""
+        """This node understands only the greeting of another wire version."""
         return self.version != VERSION
 
 
 def job_digest(roster: Roster) -> bytes:
-    """A digest of the job's name and nodes: both ends must have the same list to mean the same
-    node."""
+    """Both ends must have the same list to mean the same node."""
     return xxhash.xxh3_128_digest(roster.to_json().encode())
 
 
@@ -66,7 +63,6 @@ def encode_greeting(greeting: Greeting) -> bytes:
 
 
 def decode_greeting(frame: bytes) -> Greeting:
-    """Decode a greeting; Malformed if it is none."""
     size = _GREETING.size
     if not (
         size <= len(frame) <= GREETING_BYTES_MAX
@@ -90,8 +86,7 @@ def decode_greeting(frame: bytes) -> Greeting:
 
 
 def versions_differ(peer: str, version: int, release: str, me: str) -> str:
-    """One sentence about a node of another version, *peer*, and this one, both by their names for
-    users. *release* may be empty."""
+    """*release* may be empty."""
     theirs = f"copperfs {release}".rstrip()
     return (
         f"{peer} runs {theirs} (wire version {version}) and {me} runs copperfs {__version__} (wire "

@@ -1,7 +1,6 @@
 """Payload: the bytes that travel beside a message, and their digest.
 
-xxh3-128 is no signature. It finds what cables, memories and disks do to bytes; CURVE protects
-against attackers.
+xxh3-128 finds what cables, memories and disks do to bytes; CURVE protects against attackers.
 """
 
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes that travel beside a message, with the xxh3-128 taken where the source was read. A node
-    that forwards a payload forwards the digest, and never computes a new one."""
+    """A node that forwards a payload forwards the digest, and never computes a new one."""
 
     data: bytes | memoryview
     digest: bytes
@@ -25,11 +23,9 @@ def size_of(data: bytes | memoryview) -> int:
 
 
 def digest(data: bytes | memoryview) -> bytes:
-    """The xxh3-128 of *data*, 16 bytes."""
     return xxhash.xxh3_128_digest(data)
 
 
 def payload_of(data: bytes | memoryview) -> Payload:
-    """A payload of bytes that were just read from the source: the only place that computes its
-    digest."""
+    """For bytes just read from the source: the only place that computes their digest."""
     return Payload(data, digest(data))
