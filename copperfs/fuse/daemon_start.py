@@ -1,11 +1,7 @@
 """Starts the process behind a mount, and waits until it reports the outcome.
 
-It is a fresh process, not a fork of this one: it inherits only its settings, which it gets as lines
-of JSON through a socket. One line comes back when the mount answers, or when it is clear why it
-never will.
-
-``started`` starts one and waits. To start several at once, begin each with ``starting_daemon`` and
-then wait for all of them.
+It is a fresh process, not a fork: it inherits only its settings, as lines of JSON through a socket.
+One line comes back when the mount answers, or when it is clear why it never will.
 """
 
 import json
@@ -25,7 +21,7 @@ from copperfs.fuse.own_files import open_to_append
 from copperfs.model.errors import MountError
 
 ENDS_WITHIN_S = 5.0
-# The daemon may take long to import everything from a loaded parallel filesystem.
+# Importing from a loaded parallel filesystem may take long.
 DAEMON_STARTS_WITHIN_S = 120.0
 HEARS_WITHIN_S = DAEMON_STARTS_WITHIN_S
 
@@ -36,15 +32,12 @@ class EndedSilentlyError(MountError):
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """A process that has its settings, and the socket on which it will report the outcome."""
-
     process: subprocess.Popen[bytes]
     channel: socket.socket
     shown: str
-    """The mount point as messages show it."""
 
     def outcome(self, timeout_s: float) -> dict[str, Any]:
-        """The process's report once it has mounted. MountError with its reason if it has not."""
+        """MountError with the process's reason if it has not mounted."""
         self.channel.settimeout(timeout_s)
         try:
             with self.channel.makefile("r", encoding="utf-8") as lines:
@@ -55,7 +48,7 @@ class Starting:
                 "hung?"
             ) from None
         except ConnectionResetError:
-            line = ""  # it ended before it had even read its settings
+            line = ""  # it ended before it had read its settings
         if not line:
             raise EndedSilentlyError(
                 f"the daemon for {self.shown} ended before it had mounted; "
@@ -69,8 +62,6 @@ class Starting:
 
 @dataclass(slots=True)
 class Started:
-    """A daemon that has mounted, its report, and the socket to it."""
-
     process: subprocess.Popen[bytes]
     channel: socket.socket
     outcome: dict[str, Any]
@@ -89,7 +80,7 @@ def starting(
 ) -> Iterator[Starting]:
     """Run `python -m module FD`; end it again if anything fails in the `with` block.
 
-    *lines* are sent to it; *inside* is a command that executes the rest of its arguments.
+    *inside* is a command that executes the rest of its arguments.
     """
     ours, theirs = socket.socketpair()
     with ours:
@@ -118,7 +109,7 @@ def starting(
 
 
 def _tell(channel: socket.socket, lines: Sequence[str], shown: str) -> None:
-    """Send the settings. A roster of thousands is more than the socket takes before it is read."""
+    """A roster of thousands is more than the socket takes before it is read."""
     channel.settimeout(HEARS_WITHIN_S)
     try:
         # If it has ended already, the missing outcome tells more.
@@ -146,7 +137,7 @@ def started(
 
 
 def let_live(daemon: Starting | Started) -> None:
-    """The daemon outlives this process; this only keeps subprocess from warning about it."""
+    """Keeps subprocess from warning about a daemon that outlives this process."""
     daemon.process.returncode = 0
 
 
@@ -173,8 +164,8 @@ def starting_daemon(
     env: Mapping[str, str] | None = None,
     inside: Sequence[str] = (),
 ) -> Iterator[Starting]:
-    """Start a daemon of copperfs. *launch* is its line about the other nodes, *users* the one about
-    the users that it serves; "null" leaves either out."""
+    """*launch* is its line about the other nodes, *users* about the users that it serves; "null"
+    leaves either out."""
     with ExitStack() as life:
         with _stderr_of(settings) as stderr:
             daemon = life.enter_context(
@@ -192,7 +183,7 @@ def starting_daemon(
 
 
 def check_answers(settings: Settings) -> None:
-    """Raise MountError unless the mount that a daemon reported can be used."""
+    """MountError unless the mount can be used."""
     if not answers(absolute(settings.mountpoint)):
         raise MountError(f"{settings.mountpoint} is mounted but does not answer")
 

@@ -1,9 +1,7 @@
 """FUSE handlers: a pyfuse3 filesystem that sees only the requests that the front could not answer.
 
 Each handler asks the core, publishes the answer to the front, and tells the front to try again
-(RETRY). The front encodes all replies and counts the kernel's references, so nothing is encoded
-twice. The exception are reads that were tried before (FULL), which get their bytes: with a small
-budget an object could be evicted between publication and use, again and again.
+(RETRY, decision 2). A read that was tried before (FULL) gets its bytes.
 """
 
 import errno
@@ -37,8 +35,7 @@ log = logging.getLogger(__name__)
 # FRONT_FULL of front/front.h.
 FULL = 1 << 63
 
-# Errors of a name that no longer leads to the same file. The kernel is told before the caller, so
-# that a new lookup helps.
+# The kernel is told of these before the caller, so that a new lookup helps.
 LOOK_AGAIN = (errno.ESTALE, errno.ENOENT, errno.ENOTDIR)
 
 Remaining = Callable[[float | None], float | None]
@@ -46,7 +43,7 @@ T = TypeVar("T")
 
 
 async def guarded(work: Awaitable[T]) -> T:
-    """The boundary to pyfuse3: errors become errnos, and a bug becomes EIO, with its traceback."""
+    """Errors become errnos, and a bug becomes EIO, with its traceback."""
     try:
         return await work
     except SourceError as error:
@@ -59,8 +56,8 @@ async def guarded(work: Awaitable[T]) -> T:
 
 
 async def gone_is_stale(listing: Awaitable[T]) -> T:
-    """A directory that is gone is stale, not missing. The C library takes ENOENT from a directory
-    that is being read for its end, and would show it as empty."""
+    """The C library takes ENOENT from a directory that is being read for its end, and would show it
+    as empty."""
     try:
         return await listing
     except SourceError as error:
@@ -70,26 +67,22 @@ async def gone_is_stale(listing: Awaitable[T]) -> T:
 
 
 def is_listing_of(path: Path, known: Attributes, listing: Listing) -> bool:
-    """Whether *listing* is of the directory that the kernel knows as *known*. The kernel checks
-    rights against that knowledge, and another directory may be closed to the user. The root may be
-    mounted again."""
+    """The kernel checks rights against *known*, and another directory may be closed to the user.
+    The root may be mounted again."""
     directory = listing.directory
     return directory is None or path == ROOT or not directory.is_another_than(known.version)
 
 
 async def as_stale(asker: NodePort, path: Path, error: SourceError) -> SourceError:
-    """Wait until the kernel knows that it has to look *path* up again; return the error for it.
-    ENOTDIR becomes ESTALE: the kernel asks only below names that it knows as directories, and
-    repeats the path walk for that error alone."""
+    """ENOTDIR becomes ESTALE: the kernel repeats the path walk for that error alone."""
     if error.errno in LOOK_AGAIN:
         await asker.wait_kernel_told(path)
     return SourceError(errno.ESTALE) if error.errno == errno.ENOTDIR else error
 
 
 async def replaced(asker: NodePort, path: Path, *, attached: bool) -> SourceError:
-    """Have the core and the kernel look *path* up again; return the error for this request. If the
-    requested number is not *attached*, the kernel has done so already. The request then comes from
-    the old directory, and what others hold of the new one is true."""
+    """A request for a number that is not *attached* comes from the old directory, and what others
+    hold of the new one is true."""
     if attached:
         asker.replaced(path)
     await asker.wait_kernel_told(path)
@@ -97,8 +90,7 @@ async def replaced(asker: NodePort, path: Path, *, attached: bool) -> SourceErro
 
 
 def may_become(new: Attributes, known: Attributes, allow_other: bool) -> bool:
-    """Whether a number that stood for the directory *known* may stand for *new*. Rights matter only
-    with ``--allow-other``: otherwise the daemon's own user is the only one."""
+    """Without ``--allow-other`` the daemon's own user is the only one."""
     return new.is_directory() and (not allow_other or is_as_open(new, known))
 
 
@@ -107,8 +99,8 @@ async def leads_as_known(
     known_at: Callable[[Path], Attributes | None],
     path: Path,
 ) -> bool:
-    """Whether all directories above *path* are those that the kernel knows. Their rights still
-    count for a process that is inside already."""
+    """Whether all directories above *path* are as the kernel knows them. Their rights still count
+    for a process that is inside already."""
     path, _ = split(path)
     while path:
         known, entry = known_at(path), await look_at(path)
@@ -133,8 +125,6 @@ def is_as_open(new: Attributes, known: Attributes) -> bool:
 
 
 class FrontHandlers(pyfuse3.Operations):
-    """Fills the front's tables."""
-
     supports_dot_lookup = False
     enable_writeback_cache = False
 
@@ -188,8 +178,7 @@ class FrontHandlers(pyfuse3.Operations):
         question: Callable[[RequestId], Question],
         deliver: Callable[[Answered, Content, Remaining], T],
     ) -> T:
-        # The front may have listed the answer; it forwards the request if it cannot publish that
-        # listing unchanged.
+        # The front may have listed the answer, and forwards the request if it cannot publish that.
         self._board.hear(self._asker)
         try:
             return await self._asker.ask(question, deliver)
@@ -216,7 +205,7 @@ class FrontHandlers(pyfuse3.Operations):
                 raise await self._replaced(parent, directory)
 
     async def _refresh(self, number: int) -> None:
-        """Renew a directory's attributes, which have expired; those of files do not expire."""
+        """Only a directory's attributes expire."""
         path, before = self._node(number)
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
@@ -251,10 +240,8 @@ class FrontHandlers(pyfuse3.Operations):
                 raise await self._replaced(number, path)
 
     async def _known_anew(self, number: int, path: Path, known: Attributes) -> Attributes:
-        """The attributes of the directory that replaced *known*, if the number may become its own.
-        That needs that no request was told a name in the old one, and that the path to it and the
-        rights are the same. A directory that autofs mounts at its first listing is such a case.
-        ESTALE otherwise."""
+        """Autofs may mount a directory at its first listing. ESTALE if its path or rights differ,
+        or a request was told a name in the old one (decision 81)."""
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> Attributes | None:
             assert isinstance(answer, AnswerEntry | AnswerListing)
@@ -289,7 +276,7 @@ class FrontHandlers(pyfuse3.Operations):
     def _publish_listing(
         self, number: int, known: Attributes, answer: AnswerListing, remaining: Remaining
     ) -> bool:
-        """False if it is of another directory than the kernel knows by this number."""
+        """False: it is of another directory than the kernel knows."""
         if not is_listing_of(answer.directory, known, answer.listing):
             return False
         left = remaining(answer.fresh_until)
@@ -355,7 +342,6 @@ class FrontHandlers(pyfuse3.Operations):
 
 
 def entry_of(answer: AnswerEntry | AnswerListing, path: Path) -> Entry | None:
-    """The entry of *path* in an answer about it."""
     if isinstance(answer, AnswerEntry):
         return answer.entry
     listing: Listing = answer.listing
@@ -363,8 +349,6 @@ def entry_of(answer: AnswerEntry | AnswerListing, path: Path) -> Entry | None:
 
 
 def as_statvfs(found: os.statvfs_result) -> pyfuse3.StatvfsData:
-    """As pyfuse3 wants it. The kernel's users would read zero as a filesystem that does not
-    count."""
     shown = pyfuse3.StatvfsData()
     shown.f_bsize = found.f_bsize
     shown.f_frsize = found.f_frsize

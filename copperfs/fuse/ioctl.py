@@ -1,15 +1,9 @@
-"""The ioctl protocol: how a client queries a running mount. ``docs/ioctl.md`` has it for C
-programmers.
+"""The ioctl protocol: how a client queries a running mount (``docs/ioctl.md``).
 
-Every request is one number, ``_IOWR(0xC7, nr, 8192)``, on any file or directory of the mount. The
-buffer begins with a header; the rest is data, JSON in UTF-8. A reply that does not fit is fetched
-in parts: the first carries a token, and the same number with that token and an offset fetches more.
+The number 0 (hello) never changes its meaning. Numbers 0x10 to 0x1f are version 1.
 
-The number 0 (hello) never changes its meaning. Numbers 0x10 to 0x1f are version 1; a version with
-other meanings would take other numbers.
-
-This module has both sides: the messages that the client sends, and the server's parser of the FUSE
-request that the kernel makes of them. Only ``ask_mount`` waits.
+This module has both sides: the client's messages, and the server's parser of the FUSE request that
+the kernel makes of them. Only ``ask_mount`` waits.
 """
 
 import errno
@@ -32,8 +26,6 @@ DATA_BYTES = BUFFER_BYTES - HEADER.size
 
 
 class IoctlRequest(IntEnum):
-    """The requests that a client can make."""
-
     HELLO = 0x00
     STATISTICS = 0x10
     RESET = 0x11
@@ -54,11 +46,9 @@ class IoctlRequest(IntEnum):
 
 
 class Who(Enum):
-    """The users that may ask, among those that the kernel lets open a file of the mount."""
-
     ANYBODY = "anybody"
     OWNER = "owner"
-    """The daemon's user; and root, which may read the daemon's memory anyway."""
+    """The daemon's user; and root, which may read its memory anyway."""
 
 
 WHO_MAY: dict[IoctlRequest, Who] = {
@@ -92,12 +82,11 @@ def is_owner(uid: int, owner: int) -> bool:
 
 
 def may_ask(request: IoctlRequest, uid: int, owner: int) -> bool:
-    """Whether the user *uid* may ask this of a daemon of *owner*."""
     return WHO_MAY.get(request) is Who.ANYBODY or is_owner(uid, owner)
 
 
 def number(request: int, size: int = BUFFER_BYTES) -> int:
-    """The ioctl's number: read and write, size, type, request, as in <linux/ioctl.h>."""
+    """Read and write, size, type, request, as in <linux/ioctl.h>."""
     return 3 << 30 | size << 16 | IOCTL_TYPE << 8 | request
 
 
@@ -105,7 +94,7 @@ def number(request: int, size: int = BUFFER_BYTES) -> int:
 
 
 def ask_mount(path: str, request: IoctlRequest, data: bytes = b"") -> object:
-    """The reply of the mount that *path* is on to *request*. Blocks; ControlError if it refuses."""
+    """The reply of the mount that *path* is on. Blocks; ControlError if it refuses."""
     assert len(data) <= DATA_BYTES
     try:
         # O_NONBLOCK, so that a fifo does not wait for a writer
@@ -173,11 +162,11 @@ _IOCTL_OUT = struct.Struct("<iIII")
 
 
 class TooLong(Exception):
-    """A reply that is too long for any client to want it whole."""
+    """No client wants such a reply whole."""
 
 
 class MalformedIoctl(Exception):
-    """A malformed request; *errno* is the error, *unique* the request to answer (None: none)."""
+    """*errno* is the error, *unique* the request to answer (None: none)."""
 
     def __init__(self, error: int, unique: int | None) -> None:
         super().__init__(error)
@@ -187,21 +176,17 @@ class MalformedIoctl(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One ioctl."""
-
     unique: int
     uid: int
     request: IoctlRequest
     token: int
     offset: int
     room: int
-    """Bytes of data that fit into the reply."""
     data: bytes = b""
-    """Data that came with the request."""
 
 
 def parse(message: bytes) -> Asked:
-    """Parse a FUSE_IOCTL request as the kernel sent it. Malformed if it is not one of ours."""
+    """MalformedIoctl if it is not one of ours."""
     if len(message) < _IN.size + _IOCTL_IN.size:
         raise MalformedIoctl(errno.EINVAL, None)
     _, _, unique, _, uid, _, _, _, _ = _IN.unpack_from(message)
@@ -223,7 +208,6 @@ def parse(message: bytes) -> Asked:
 
 
 def reply(asked: Asked, token: int, whole: bytes) -> bytes:
-    """The requested part of *whole*, as a FUSE reply."""
     part = whole[asked.offset : asked.offset + asked.room]
     header = HEADER.pack(VERSION, 0, len(part), 0, token, asked.offset, len(whole))
     body = _IOCTL_OUT.pack(0, 0, 0, 0) + header + part
@@ -231,5 +215,4 @@ def reply(asked: Asked, token: int, whole: bytes) -> bytes:
 
 
 def refusal(unique: int, error: int) -> bytes:
-    """An errno as a FUSE reply."""
     return _OUT.pack(_OUT.size, -error, unique)

@@ -1,12 +1,10 @@
 """Mounts, unmounts, and cleans up after a daemon that was killed.
 
-The mount itself is libfuse's public ``fuse_open_channel``, from the very library that pyfuse3 is
-bound to. It mounts directly as root and through ``fusermount3`` otherwise, and returns the
-``/dev/fuse`` descriptor. libfuse 3.17 changed its soname (libfuse3.so.4), so the library is found
-through pyfuse3, not by name.
+libfuse's public ``fuse_open_channel`` mounts, directly as root and through ``fusermount3``
+otherwise. The library is found through pyfuse3, because libfuse 3.17 changed its soname.
 
-``/proc/self/mountinfo`` tells whether something is mounted. A mount point is never touched to find
-out: a hung mount would hang the caller.
+``/proc/self/mountinfo`` tells whether something is mounted: touching a hung mount would hang the
+caller.
 """
 
 import ctypes
@@ -23,9 +21,9 @@ from copperfs.model.errors import MountError
 
 FSTYPE = "fuse.copperfs"
 PFS_SIM_FSTYPE = "fuse.pfs-sim"
-# The default mount point of ``copperfs run``: user, job, digest of the options.
+# The default of ``copperfs run``: user, job, digest of the options.
 RUN_MOUNTPOINT = re.compile(r"/tmp/copperfs-\d+-[\w.-]+-[0-9a-f]{8}", re.ASCII)
-# fusermount3 may wait for a busy kernel, but not without end.
+# fusermount3 may wait for a busy kernel.
 HELPER_TIMEOUT_S = 30.0
 ANSWERS_WITHIN_S = 5.0
 _ESCAPE = re.compile(rb"\\(\d{3})")
@@ -33,8 +31,6 @@ _ESCAPE = re.compile(rb"\\(\d{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A line of mountinfo."""
-
     mountpoint: bytes
     device: str
     fstype: str
@@ -43,8 +39,7 @@ class Mount:
 
 
 def mounts(table: bytes | None = None) -> list[Mount]:
-    """All mounts that this process sees, in the order in which they were made. *table* is the text
-    of mountinfo, if it was read already."""
+    """In the order in which they were made."""
     found = []
     if table is None:
         table = FilePath("/proc/self/mountinfo").read_bytes()
@@ -64,14 +59,12 @@ def mounts(table: bytes | None = None) -> list[Mount]:
 
 
 def mount_at(mountpoint: str) -> Mount | None:
-    """The topmost mount exactly there."""
     wanted = os.fsencode(mountpoint)
     return next((each for each in reversed(mounts()) if each.mountpoint == wanted), None)
 
 
 def absolute(mountpoint: str) -> str:
-    """The mount point as mountinfo spells it. Its parent is resolved; the mount point is not
-    touched."""
+    """As mountinfo spells it. Its parent is resolved; the mount point is not touched."""
     path = os.path.abspath(mountpoint)
     if path == "/":
         return path
@@ -79,7 +72,7 @@ def absolute(mountpoint: str) -> str:
 
 
 def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None:
-    """Whether a mount answers: False if its daemon is gone, None after a timeout."""
+    """False: its daemon is gone; None: a timeout."""
     outcome: list[bool] = []
 
     def ask() -> None:
@@ -97,7 +90,6 @@ def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None
 
 
 def open_channel(mountpoint: str, options: list[str]) -> int:
-    """Mount, and return the ``/dev/fuse`` descriptor."""
     library = ctypes.CDLL(libfuse_path(), use_errno=True)
     library.fuse_open_channel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.fuse_open_channel.restype = ctypes.c_int
@@ -109,8 +101,8 @@ def open_channel(mountpoint: str, options: list[str]) -> int:
 
 
 def mount_options(source: str, *, allow_other: bool) -> list[str]:
-    """Options for the kernel and fusermount3. ``ro`` makes the kernel refuse every write;
-    ``default_permissions`` makes it check access by the modes that are shown."""
+    """``ro`` makes the kernel refuse every write; ``default_permissions`` makes it check access by
+    the modes that are shown."""
     # a comma or a backslash would end the option
     name = re.sub(r"[^\w./+@%-]", "_", source, flags=re.ASCII)
     options = ["ro", "nosuid", "nodev", "default_permissions", "subtype=copperfs", f"fsname={name}"]
@@ -118,8 +110,7 @@ def mount_options(source: str, *, allow_other: bool) -> list[str]:
 
 
 def unmount(mountpoint: str, *, lazy: bool = False) -> None:
-    """Unmount, as root directly, else through fusermount3. MountError has the reason of a
-    failure."""
+    """MountError has the reason."""
     if os.geteuid() == 0:
         code = _unmount_as_root(mountpoint, lazy=lazy)
         if code == 0:
@@ -141,8 +132,8 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
 
 
 def _unmount_as_root(mountpoint: str, *, lazy: bool) -> int:
-    """An errno, or 0. Follows no link on the way: since the mount was seen, its owner may have put
-    a link there that leads to another user's mount."""
+    """An errno, or 0. Follows no link: the mount's owner may have put one there that leads to
+    another user's mount."""
     *above, name = mountpoint.strip("/").split("/")
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     fd = os.open("/", flags)
@@ -165,13 +156,12 @@ def _unmount_as_root(mountpoint: str, *, lazy: bool) -> int:
 
 
 def owner_of(mount: Mount) -> int | None:
-    """The owner as the kernel reports it, not as any program claims."""
+    """As the kernel reports it, not as any program claims."""
     found = re.search(r"(?:^|,)user_id=(\d+)", mount.super_options)
     return None if found is None else int(found[1])
 
 
 def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:
-    """Remove a mount of ours whose daemon is gone; returns whether there was one."""
     cleaned = False
     while (found := mount_at(mountpoint)) is not None and found.fstype == fstype:
         if answers(mountpoint) is not False:
@@ -182,7 +172,7 @@ def clean_up_stale(mountpoint: str, fstype: str = FSTYPE) -> bool:
 
 
 def libfuse_path() -> str:
-    """The libfuse that importing pyfuse3 has loaded."""
+    """Importing pyfuse3 loads it."""
     import pyfuse3  # noqa: F401  # loads it
 
     for line in FilePath("/proc/self/maps").read_text(errors="replace").splitlines():
@@ -200,8 +190,7 @@ def _fusermount() -> str:
 
 
 def _why_not(mountpoint: str, options: list[str]) -> str:
-    """The reason of a failure. libfuse prints it and returns no errno; this recognises the usual
-    ones."""
+    """libfuse prints the reason and returns no errno."""
     if not os.path.exists("/dev/fuse"):
         return "/dev/fuse is missing; the fuse kernel module has to be loaded by an administrator"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

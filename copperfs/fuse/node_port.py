@@ -1,8 +1,8 @@
 """The interface between the handlers and the runner of the core.
 
-A handler puts a request and a function that consumes the answer. The function runs while the core's
-actions are performed, in their order. A later action may evict the answer: it must have been
-published before, or it would stay published for good.
+The function that consumes an answer runs while the core's actions are performed, in their order. A
+later action may evict the answer: it must have been published before, or it would stay published
+for good.
 """
 
 from collections.abc import Callable
@@ -27,40 +27,31 @@ Answered = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHand
 Content = Blob | int | None
 """The bytes behind an object or a chunk, the descriptor behind a handle."""
 Deliver = Callable[[Answered, Content, Callable[[float | None], float | None]], T]
-"""Takes an answer, its content, and a function that turns a time of the core's clock into seconds
-from now.
-"""
+"""The last argument turns a time of the core's clock into seconds from now."""
 
 
 class SourceError(Exception):
-    """The answer to the request is an errno."""
-
     def __init__(self, errno: int) -> None:
         super().__init__(errno)
         self.errno = errno
 
 
 class NodePort(Protocol):
-    """Runs the core."""
-
     async def ask(self, question: Callable[[RequestId], Question], deliver: "Deliver[T]") -> T:
-        """Put a request; the result of *deliver* for the answer. SourceError if there is none."""
+        """SourceError if there is no answer."""
         ...
 
     def take(self, key: ObjectKey, blob: Blob, *, ahead: bool, used: bool) -> None:
-        """The front has read this without the core. *ahead*: before any request for it; *used*: a
-        request has used it since."""
+        """The front has read this. *ahead*: before any request for it; *used*: a request has used
+        it since."""
         ...
 
-    def take_listing(self, path: Path, listing: Listing, epoch: int, *, ahead: bool) -> None:
-        """The front has listed this without the core. *ahead*: before any request for it."""
-        ...
+    def take_listing(self, path: Path, listing: Listing, epoch: int, *, ahead: bool) -> None: ...
 
     def replaced(self, path: Path) -> None:
-        """The kernel knows *path* as another directory than the one that was listed; it will be
-        told to look it up again."""
+        """The kernel knows *path* as another directory than the one that was listed."""
         ...
 
     async def wait_kernel_told(self, path: Path) -> None:
-        """Wait until the kernel knows that it has to look *path* up again; for a moment at most."""
+        """The kernel then knows that it has to look *path* up again; waits a moment at most."""
         ...

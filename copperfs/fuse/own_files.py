@@ -1,7 +1,7 @@
 """Opens files that a daemon writes at a configured path: logs, events, metrics.
 
-Other users may be able to make names in that directory, as in ``/tmp``. So the daemon writes
-through no link, and into no file that another user has put there.
+Other users may be able to make names there, as in ``/tmp``. So the daemon writes through no link,
+and into no file of another user.
 """
 
 import errno
@@ -13,8 +13,7 @@ _TRIES = 3
 
 
 def open_to_append(path: str) -> int:
-    """A descriptor of this file, which is made if it is missing. OSError if that fails or the file
-    is not ours; its ``strerror`` is a reason for people."""
+    """OSError if the file is not ours."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
     for _ in range(_TRIES):
         with suppress(FileExistsError):

@@ -1,13 +1,11 @@
 """Publication index: records what the handlers have published to the front, and under which
 numbers.
 
-The core knows paths and versions, the front knows node numbers; only this index holds both. It
-publishes an answer for the requested node and remembers its numbers, so that content that the core
-evicts can be withdrawn.
+The core knows paths and versions, the front knows node numbers. Only this index holds both, so that
+content that the core evicts can be withdrawn.
 
-All methods run on trio's thread, while the core's actions are performed, and none waits. A
-notification of the kernel may wait for a reply of the handlers themselves (a deadlock here), so
-``look_again`` only returns the work for a worker thread.
+All methods run on trio's thread, and none waits. A notification of the kernel may wait for a reply
+of the handlers themselves, so ``look_again`` only returns the work for a worker thread.
 """
 
 import logging
@@ -26,10 +24,10 @@ from copperfs.node.actions import CacheKey, ListingKey, ObjectKey
 log = logging.getLogger(__name__)
 
 FOREVER_S = -1.0
-# A path has one number, or two for a while after a change; the kernel has mostly forgotten more.
+# A path has one number, or two for a while after a change.
 NUMBERS_MAX = 4
-# The number of entries in one query of the front: 2 ms. With 120,000 a query for all took 30 ms
-# each second, during which this node does not read its messages.
+# One query of this size takes 2 ms. For 120,000 entries it took 30 ms each second, during which
+# this node does not read its messages.
 ASKED_ABOUT_MAX = 8192
 
 
@@ -38,14 +36,12 @@ class PublicationIndex:
     front: Front
     _where: dict[CacheKey, set[int]] = field(default_factory=dict)
     _chunked: dict[ObjectKey, set[int]] = field(default_factory=dict)
-    """Files of which chunks are published. The front knows which chunks."""
+    """Files with published chunks. The front knows which chunks."""
     _files: dict[int, ObjectKey] = field(default_factory=dict)
-    """The same by number."""
     _asks_about: list[CacheKey] = field(default_factory=list)
-    """Entries that this round has still to query; some may be gone by then."""
+    """Still to query in this round; some may be gone by then."""
 
     def node(self, number: int) -> tuple[Path, Attributes] | None:
-        """The path and attributes of a node number; None if the kernel has forgotten it."""
         found = self.front.node(number)
         return None if found is None else (Path(found[0]), Attributes(found[1]))
 
@@ -58,7 +54,6 @@ class PublicationIndex:
         return self.front.is_attached(number)
 
     def attributes_at(self, path: Path) -> Attributes | None:
-        """The attributes of the number that *path* leads to."""
         number = self.front.find(path)
         found = None if number is None else self.node(number)
         return None if found is None else found[1]
@@ -106,25 +101,24 @@ class PublicationIndex:
             self._chunked.setdefault(file, set()).add(number)
 
     def missing_chunks(self, number: int, offset: int, size: int) -> list[int]:
-        """Offsets of the chunks in this read that are not published; empty if the file is not known
-        to have any."""
+        """Empty if the file is not known to have chunks."""
         return self.front.missing_chunks(number, offset, size)
 
     # Content that no request of this node has asked for yet.
 
     def publish_object(self, key: ObjectKey, blob: Blob) -> None:
-        """Publish it as a file of its directory's listing, if that listing is published."""
+        """Only if the listing of its directory is published."""
         number = self.front.publish_file(key.path, key.version, blob)
         if number is not None:
             self._note(key, number)
 
     def publish_chunk(self, key: ChunkKey, chunk_bytes: int, blob: Blob) -> None:
-        """Publish a chunk of a file that is being read: other chunks of it are published."""
+        """For a file that is being read: other chunks of it are published."""
         for number in tuple(self._chunked.get(ObjectKey(key.path, key.version), ())):
             self.publish_chunk_for(number, key, chunk_bytes, blob)
 
     def publish_listing(self, path: Path, listing: Listing) -> None:
-        """Publish it as a directory of its parent's listing, if that listing is published."""
+        """Only if the listing of its parent is published."""
         number = self.front.publish_directory(path, listing.packed)
         if number is not None:
             self._note(ListingKey(path), number)
@@ -147,8 +141,7 @@ class PublicationIndex:
         )
 
     def hear(self, asker: NodePort) -> None:
-        """Tell the core what the front has fetched without it, and give the credit back once the
-        core has made room."""
+        """Gives the credit back once the core has made room."""
         try:
             fetched = self.front.fetched()
         except MemoryError:
@@ -185,7 +178,7 @@ class PublicationIndex:
         numbers = self._chunked.get(file, set())
         for number in tuple(numbers):
             if not self.front.withdraw_chunk(number, key.index):
-                numbers.discard(number)  # the last chunk, or the kernel has forgotten the node
+                numbers.discard(number)  # the last chunk, or the node is forgotten
                 del self._files[number]
         if not numbers:
             self._chunked.pop(file, None)
@@ -197,8 +190,7 @@ class PublicationIndex:
         self.front.clear()
 
     def used(self) -> list[CacheKey | ChunkKey]:
-        """Content that the front has answered from since the last query; a long list is queried in
-        rounds."""
+        """A long list is queried in rounds."""
         if not self._asks_about:
             self._asks_about = list(self._where)
         some = self._asks_about[-ASKED_ABOUT_MAX:]
@@ -212,16 +204,15 @@ class PublicationIndex:
         return used
 
     def look_again(self, path: Path) -> Callable[[], object] | None:
-        """The work for a worker thread that makes the kernel look *path* up again."""
+        """For a worker thread: makes the kernel look *path* up again."""
         number = self.front.find(path)
         if number is None:
             return None
         return lambda: self.front.invalidate_node(number)
 
     def invalidate_all(self) -> tuple[int, Callable[[], int] | None]:
-        """Have the kernel look everything up again; called in a worker thread. Returns how many
-        names it was told, and a function that tells it the rest, which has to wait for lookups
-        under way."""
+        """In a worker thread. Returns the number of names told, and a function for the rest, which
+        has to wait for lookups under way."""
         told, left = self.front.invalidate_all()
         return told, None if left is None else partial(self.front.invalidate_later, left)
 

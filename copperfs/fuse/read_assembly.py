@@ -1,8 +1,8 @@
 """Assembles the bytes of one read from the core's answers.
 
-A file is held whole, or in chunks, of which a read may span several. Only the first answer tells
-which, and how large the chunks are. So a read requests its first byte, and then all missing chunks
-at once. An object counts as a chunk that holds the whole file.
+A read may span several chunks, and only the first answer tells how large they are. So a read
+requests its first byte, and then all missing chunks at once. An object counts as a chunk that holds
+the whole file.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,13 +19,11 @@ from copperfs.node.events import ReadRequest
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces so far of ``size`` bytes from ``offset``, in a file of ``file_size``."""
-
     offset: int
     size: int
     file_size: int
     _chunk_bytes: int = 0
-    """0 until the first one has come."""
+    """0 until the first chunk has come."""
     _blobs: dict[int, Blob] = field(default_factory=dict)
 
     @property
@@ -34,13 +32,13 @@ class Pieces:
 
     @property
     def first_byte(self) -> int:
-        """The offset of the first request; within the file, wherever the read begins."""
+        """Within the file, wherever the read begins."""
         return min(self.offset, max(0, self.file_size - 1))
 
     def question(
         self, path: Path, version: Version, at: int, *, leads: bool
     ) -> Callable[[RequestId], ReadRequest]:
-        """A request for the chunk at this offset. The one that *leads* tells how much is read."""
+        """The one that *leads* tells how much is read."""
         size = max(1, self.end - at) if leads else 0
         return lambda request: ReadRequest(request, path, version, offset=at, size=size)
 
@@ -53,7 +51,6 @@ class Pieces:
             self._blobs[0] = blob
 
     def missing(self) -> list[int]:
-        """Offsets of the chunks that have not come; empty before the first one has."""
         if not self._chunk_bytes:
             return []
         return [
@@ -63,7 +60,6 @@ class Pieces:
         ]
 
     def joined(self) -> bytes | None:
-        """The bytes; None if any is missing."""
         if not self._chunk_bytes or self.missing():
             return None
         return b"".join(self._views())
@@ -82,10 +78,9 @@ class Pieces:
 
 
 async def ask_at_each(ask: Callable[[int], Awaitable[object]], offsets: Sequence[int]) -> None:
-    """Request all of these at once. When the first one fails, the others are cancelled.
+    """When the first one fails, the others are cancelled.
 
-    The requests are put in this order, which tells the core that a reader continues; trio runs
-    tasks that start together in any order.
+    The order tells the core that a reader continues; trio starts tasks in any order.
     """
     if len(offsets) == 1:  # nearly always, and a nursery costs as much as the request
         await ask(offsets[0])
@@ -103,6 +98,6 @@ async def ask_at_each(ask: Callable[[int], Awaitable[object]], offsets: Sequence
 
         for offset in offsets:
             nursery.start_soon(ask_at, offset)
-            await trio.lowlevel.checkpoint()  # its request is put before the next task starts
+            await trio.lowlevel.checkpoint()  # its request is put first
     if errors:
         raise errors[0]

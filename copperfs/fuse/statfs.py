@@ -1,11 +1,7 @@
 """Statfs cache: the source's numbers for ``df``, at most a quarter of a minute old.
 
-The source is asked on request, not by a clock: ten thousand idle mounts would otherwise query the
-servers of a parallel filesystem without end. The wait is short, since ``mounting.answers`` asks a
-mount for its numbers to find out whether it answers at all. When the source hangs, the earlier
-numbers are shown.
-
-The front answers from what the handlers publish; the daemon withdraws that at intervals.
+The source is asked on request, not by a clock: ten thousand idle mounts would query the servers of
+a parallel filesystem without end. When the source hangs, the earlier numbers are shown.
 """
 
 import logging
@@ -19,7 +15,7 @@ import trio
 log = logging.getLogger(__name__)
 
 FRESH_S = 15.0
-# Well below the time that ``mounting.answers`` waits.
+# Well below the time that ``mounting.answers`` waits for a mount's numbers.
 WITHIN_S = 1.0
 
 
@@ -28,7 +24,7 @@ class Statfs:
     """The first numbers are requested at once, before any user can wait for the mount."""
 
     ask: Callable[[], os.statvfs_result]
-    """Asks the source; may hang."""
+    """May hang."""
     known: os.statvfs_result = field(init=False)
     _asked_at: float = field(init=False)
     _one_at_a_time: trio.CapacityLimiter = field(init=False)
