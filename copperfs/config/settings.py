@@ -173,14 +173,6 @@ def _parse_metrics(text: str) -> str:
     return _parse_text(text)
 
 
-def _parse_fanout(text: str) -> str:
-    if text == "copper":
-        return text
-    if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise ValueError(f"{text!r} is no fan-out; write a number from 1 to 1024, or copper")
-    return str(int(text))
-
-
 def _parse_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", text):
         raise ValueError(f"{text!r} is no name for a node; write letters, digits, dots and dashes")
@@ -400,16 +392,6 @@ class Settings:
             "itself.",
         ),
     )
-    kernel_cache: bool = field(
-        default=True,
-        metadata=_option(
-            CACHES,
-            SWITCH,
-            "Let the kernel believe entries and attributes for as long as they are fresh. Without "
-            "it every lookup and stat reaches the daemon, while pages, link targets and the "
-            "contents of directories stay cached: for measuring the daemon, not for use.",
-        ),
-    )
     source_concurrency: int = field(
         default=32,
         metadata=_option(
@@ -559,15 +541,14 @@ class Settings:
             "C threads that answer the kernel from what is cached, without the GIL.",
         ),
     )
-    fanout: str = field(
-        default=str(FANOUT),
+    fanout: int = field(
+        default=FANOUT,
         metadata=_option(
             OVERLAY,
-            OptionKind("N|copper", _parse_fanout),
+            _count(1, 1024),
             "How many nodes ask one node. Each hop costs a round trip, so a high one is faster for "
             "single files; whom all ask serves one after the other, so a low one is faster when a "
-            "job starts. 'copper' is what Copper 1.0 takes: 2 for up to 31 nodes, up to 7 beyond "
-            "1,555. The same on all nodes.",
+            "job starts. The same on all nodes.",
         ),
     )
     push_fanout: int = field(
@@ -655,15 +636,6 @@ class Settings:
             "time for each. The same on all nodes.",
         ),
     )
-    placement: Literal["ring", "rendezvous"] = field(
-        default="ring",
-        metadata=_option(
-            TIER,
-            _choice("ring", "rendezvous"),
-            "How a chunk's owner is found among the nodes (docs/placement.md). The same on all "
-            "nodes.",
-        ),
-    )
     vnodes: int | None = field(
         default=None,
         metadata=_option(
@@ -696,16 +668,6 @@ class Settings:
             "what neither the disk nor --tier-memory could keep is read from the source again, in "
             "the background or by who wants it first. A disk that is full or broken holds up "
             "nobody in either case.",
-        ),
-    )
-    on_failure: Literal["ring", "source"] = field(
-        default="ring",
-        metadata=_option(
-            TIER,
-            _choice("ring", "source"),
-            "Who gives the chunks of a node that is gone: the next owner on the ring, which reads "
-            "each of them from the source once (ring), or the source, for each reader anew "
-            "(source). The second is for comparison.",
         ),
     )
     fetch_deadline_s: float = field(

@@ -29,10 +29,8 @@ AGREED = (
     "push_fanout",
     "tree_max_bytes",
     "chunk_size_bytes",
-    "placement",
     "vnodes",
     "ring",
-    "on_failure",
     "inodes",
 )
 
@@ -48,7 +46,7 @@ def digest_of(settings: Settings) -> bytes:
 
 
 def agreed_flags() -> str:
-    """The flags as part of a sentence: ``--source, --revalidate ... and --on-failure``."""
+    """The flags as part of a sentence: ``--source, --revalidate ... and --inodes``."""
     flags = {each.name: each.flag for each in OPTIONS}
     *most, last = (flags[name] for name in AGREED)
     return f"{', '.join(most)} and {last}"

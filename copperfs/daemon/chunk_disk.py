@@ -28,7 +28,6 @@ from copperfs.model.types import BlobId, ChunkKey, FetchId
 from copperfs.node.events import DiskLoaded, DiskRecovered, Event, Stored
 from copperfs.node.routing.hash_ring import VNODES, Ring
 from copperfs.node.routing.placement import Placement, weights_of
-from copperfs.node.routing.rendezvous_hashing import RendezvousHashing
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +56,6 @@ def placement_of(settings: Settings, launch: Launch | None) -> Placement | None:
     members = launch.roster.members
     names = [each.name for each in members]
     weights = weights_of([each.tier_bytes for each in members])
-    if settings.placement == "rendezvous":
-        return RendezvousHashing(names, weights)
     return Ring(names, weights, settings.vnodes or vnodes_for(len(members)))
 
 

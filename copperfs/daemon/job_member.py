@@ -250,7 +250,7 @@ class JobMember:
         held = {each["number"]: each for each in result.get("held", [])}
         shares = await self.ownership.shares()
         return await self._head(answered) | {
-            "placement": None if self.ownership.placement is None else self.settings.placement,
+            "placement": None if self.ownership.placement is None else "ring",
             "chunk_bytes": self.engine.node.limits.chunk_bytes,
             "members": [
                 self._member(NodeId(each))

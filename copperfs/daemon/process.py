@@ -239,7 +239,6 @@ class Daemon:
             settings.front_threads,
             nodes_max=self._nodes_max(),
             deadline_s=settings.source_deadline_s,
-            kernel_cache=settings.kernel_cache,
         )
         self._cleanup.callback(front.stop)
         limits = node.limits
@@ -498,7 +497,6 @@ class Daemon:
             tier_has_disk=self.settings.tier_dir is not None,
             tier_waits=self.settings.tier_write == "wait",
             tier_backlog_bytes=BACKLOG_BYTES_MAX,
-            lost_from_source=self.settings.on_failure == "source",
             takers_max=1 if trees is None else trees.fanout,
         )
 

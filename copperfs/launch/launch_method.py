@@ -21,7 +21,7 @@ from copperfs.launch.rendezvous import Meeting, meet
 from copperfs.model.errors import CopperError, LaunchError
 from copperfs.model.roster import BadRoster, Roster
 from copperfs.model.types import NodeId
-from copperfs.node.routing.overlay import Trees, copper_fanout
+from copperfs.node.routing.overlay import Trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ class Launch:
 
 def trees_of(settings: Settings, launch: Launch) -> Trees:
     nodes = len(launch.roster)
-    fanout = copper_fanout(nodes) if settings.fanout == "copper" else int(settings.fanout)
-    return Trees(nodes, launch.me, fanout, settings.push_fanout, settings.trees)
+    return Trees(nodes, launch.me, settings.fanout, settings.push_fanout, settings.trees)
 
 
 def line_of(launch: Launch | None) -> str:

@@ -45,12 +45,12 @@ static PyObject *front_create(PyTypeObject *type, PyObject *args, PyObject *kwar
 {
 	static char *names[] = { "fuse_fd", "miss_fd", "control_fd", "threads", "nodes_max",
 				 "deadline_s", "kernel_cache", NULL };
-	int fuse_fd, miss_fd, control_fd, kernel_cache;
+	int fuse_fd, miss_fd, control_fd, kernel_cache = 1;
 	unsigned threads, nodes_max;
 	double deadline;
 	struct front_object *self;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiIIdp", names, &fuse_fd, &miss_fd,
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiIId|p", names, &fuse_fd, &miss_fd,
 					 &control_fd, &threads, &nodes_max, &deadline,
 					 &kernel_cache))
 		return NULL;

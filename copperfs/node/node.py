@@ -179,10 +179,10 @@ class Node:
             self.membership = Membership(self.trees, self.patience, stats, links, self.random)
         owners = None
         if self.placement is not None and self.trees is not None:
-            owners = Owners(
-                self.placement, self.trees.me, limits.chunk_bytes, stats, limits.lost_from_source
-            )
-        self._routing = routing = Routing(policy, self.trees, links, self.membership, owners)
+            owners = Owners(self.placement, self.trees.me, limits.chunk_bytes, stats)
+        self._routing = routing = Routing(
+            policy, self.trees, links, self.membership, owners, limits.lost_from_source
+        )
         asking = FetchMachine(limits, stats, links, routing, self.random, self.patience.slow_s)
         tier = ChunkCache(limits, stats, pins) if limits.chunk_bytes else None
         disk = None if tier is None else WriteBack(limits, stats, tier)

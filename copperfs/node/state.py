@@ -58,8 +58,6 @@ class Limits:
     fallback_jitter_s: float = 0.0
     """Each fallback begins at a random moment of this time."""
 
-    cut_through: bool = True
-    """Large objects are forwarded while they arrive. False: when they are whole, for comparison."""
     chunk_bytes: int = 0
     """The size of a chunk of the data tier; 0: there is no tier, here or anywhere."""
     tier_memory_bytes: int = 0
@@ -70,13 +68,17 @@ class Limits:
     """A read of a chunk from the source waits until the disk has room; see ``write_back.py``."""
     tier_backlog_bytes: int = 64 << 20
     """For chunks that the disk has still to take. This memory is not part of any other budget."""
-    lost_from_source: bool = False
-    """Each reader reads the chunks of a dead owner from the source, for comparison."""
     crowds_above: int = 256
     """In a job of more nodes a large file is asked for up the tree first. To redirect this number
     of nodes keeps an owner busy for some 50 ms."""
     takers_max: int = FANOUT
     """An owner gives a chunk to this number of nodes, and redirects later ones to these."""
+
+    # For comparison. Only the lab and the benchmarks change these.
+    cut_through: bool = True
+    """Large objects are forwarded while they arrive. False: when they are whole."""
+    lost_from_source: bool = False
+    """Each reader reads the chunks of a dead owner from the source."""
 
     def chunk_layout(self, file_bytes: int) -> ChunkLayout:
         return ChunkLayout(file_bytes, self.chunk_bytes)

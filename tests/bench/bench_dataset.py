@@ -17,10 +17,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.bench.altered_daemons import Alteration
 from tests.bench.cluster import Cluster, cluster
 from tests.bench.dataset import Dataset, Read, give_back_all, make_dataset, read_epoch
 from tests.bench.lab import Context
@@ -136,7 +137,12 @@ def stand_in(
 
 @contextlib.contextmanager
 def training(
-    context: Context, dataset: Dataset, nodes: int, *options: object, disk: bool = True
+    context: Context,
+    dataset: Dataset,
+    nodes: int,
+    *options: object,
+    disk: bool = True,
+    alterations: Sequence[Alteration] = (),
 ) -> Iterator[tuple[StandIn, Cluster, Path]]:
     """A source, a job on it, and its tiers; each epoch begins with ready()."""
     tiers = context.cache / "tiers"
@@ -152,6 +158,7 @@ def training(
                 *("--ring", standing.mountpoint),
                 *at_disk,
                 *options,
+                alterations=alterations,
             ) as job,
         ):
             yield standing, job, tiers

@@ -25,13 +25,11 @@ from tests.bench.contestants import (
     Mounted,
     PassthroughHp,
     copperfs,
-    copperfs_busy,
 )
 from tests.bench.lab import Context, Samples, make_file
 from tests.bench.processes import cpu_seconds
 from tests.bench.results import JUDGED, Measure, Target, Unit, at_least, at_most
 
-UNCACHED = "--no-kernel-cache"
 COUNT = 20_000
 CLIENTS = 8
 CLIENTS_SECONDS = 1.0
@@ -44,8 +42,9 @@ UNITS: dict[str, Unit] = {MANY: "1/s"}
 def run(context: Context) -> Iterator[Measure]:
     tree = _tree(context.cache / "trees" / "front")
     hp, bindfs = PassthroughHp(context.cache), Bindfs(kernel_cache=False)
-    quiet = [Bind(), hp, bindfs, copperfs(UNCACHED)]
-    contestants = context.taking_part([*quiet, copperfs_busy(UNCACHED)])
+    quiet = [Bind(), hp, bindfs, copperfs(alterations=["uncached"])]
+    busy = copperfs(alterations=["uncached", "busy"])
+    contestants = context.taking_part([*quiet, busy])
     yardstick = hp.name if hp in contestants else bindfs.name
     with context.all_mounted(contestants, tree) as places:
 

@@ -3,7 +3,7 @@
 Sixteen nodes, two readers on each. The first epoch fills the tier; five pairs of epochs follow. In
 the first of a pair a node is killed (-9) when a randomly drawn part of the files has been read, and
 the others read its remaining files; the second one is calm. The bench repeats this without a
-failure, and in FT-Cache's other mode (`--on-failure source`). A reader computes after each file,
+failure, and in FT-Cache's other mode (`altered_daemons.py`). A reader computes after each file,
 for a time proportional to its bytes. So the time allowed for an epoch is that without failure,
 times the former number of nodes by the present one, weighted by the part of the files that was read
 with each.
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
+from tests.bench.altered_daemons import Alteration
 from tests.bench.bench_dataset import checked, ready, training
 from tests.bench.dataset import DataFile, Dataset, Fall, make_dataset, read_epoch
 from tests.bench.lab import Context
@@ -125,10 +126,11 @@ def _measures(trained: dict[str, list[Trained]], deaths: list[Death]) -> Iterato
 
 
 def train(context: Context, dataset: Dataset, name: str, deaths: list[Death]) -> Trained:
-    mode = "source" if name == AGAIN else "ring"
-    options = ("--security", "none", "--on-failure", mode, "--tier-memory", "64MiB")
+    alterations: list[Alteration] = ["lost-from-source"] if name == AGAIN else []
+    options = ("--security", "none", "--tier-memory", "64MiB")
     done = Trained()
-    with training(context, dataset, NODES, *options) as (standing, job, tiers):
+    with training(context, dataset, NODES, *options, alterations=alterations) as training_:
+        standing, job, tiers = training_
         mounts = dict(enumerate(job.mounts))
         missing: Counter[str] = Counter()
         for epoch in range(1 + 2 * FALLS):

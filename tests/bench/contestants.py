@@ -14,12 +14,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench import passthrough
+from tests.bench.altered_daemons import Alteration, altered
 from tests.bench.processes import CannotMeasureError, daemon, mountpoint, process_tree, unmount
 
 
@@ -150,15 +151,12 @@ class PassthroughHp(FuseProgram):
         return [self.program, "--nocache", "--foreground", str(source), str(path)]
 
 
-BUSY = Path(__file__).parent / "busy"
-
-
 class Copperfs(FuseProgram):
-    def __init__(self, name: str, *mount_flags: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, *mount_flags: str, alterations: Sequence[Alteration]) -> None:
         beside = Path(sys.executable).parent / "copperfs"
         super().__init__(name, str(beside) if beside.exists() else "copperfs")
         self._flags = mount_flags
-        self._env = env or {}
+        self._env = altered(*alterations)
 
     def command(self, source: Path, path: Path) -> list[str]:
         flags = ["--source", str(source), "--foreground", *self._flags]
@@ -188,12 +186,9 @@ def _warm(file: Path) -> None:
             pass
 
 
-def copperfs(*more: str) -> Copperfs:
-    return Copperfs("copperfs", *more)
-
-
-def copperfs_busy(*more: str) -> Copperfs:
-    return Copperfs("copperfs, busy", *more, env={"PYTHONPATH": str(BUSY)})
+def copperfs(*more: str, alterations: Sequence[Alteration] = ()) -> Copperfs:
+    name = "copperfs, busy" if "busy" in alterations else "copperfs"
+    return Copperfs(name, *more, alterations=alterations)
 
 
 def standard(cache: Path) -> list[Contestant]:

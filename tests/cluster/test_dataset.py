@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.altered_daemons import altered
 from tests.bench.bench_dataset import owned_bytes
 from tests.bench.bench_owners_die import lost_with, owners_of
 from tests.bench.dataset import Dataset, Fall, Read, deal, make_dataset, read_epoch
@@ -175,9 +176,15 @@ def test_a_node_that_is_killed_in_the_middle_is_missed_by_no_other(
 
 
 def test_what_was_lost_is_read_by_each_reader_if_that_is_asked_for(
-    started: Starter, dataset: Dataset, counted: StandIn, tmp_path: Path
+    started: Starter,
+    dataset: Dataset,
+    counted: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = with_tier(started, counted, tmp_path / "tiers", "--on-failure", "source")
+    for name, value in altered("lost-from-source").items():
+        monkeypatch.setenv(name, value)
+    cluster = with_tier(started, counted, tmp_path / "tiers")
     living = mounts(cluster)
     without_errors(read_epoch(dataset, living, 0), dataset)
     lost = lost_with(living[0], dataset, 2)

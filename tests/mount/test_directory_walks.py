@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.altered_daemons import altered
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import Mount, eventually
 
@@ -114,15 +115,18 @@ DISTURBANCES: dict[str, tuple[tuple[str, ...], Callable[[Mount, set[str]], None]
     "cleared, bare": (("--listing-max", "100"), clears),
     "cleared and listed by others": ((), clears_and_lists),
     "revalidated": (("--revalidate", "0.1"), waits_until_it_shows),
-    "uncached": (("--no-kernel-cache", "--revalidate", "0.1"), waits_until_it_shows),
+    "uncached": (("--revalidate", "0.1"), waits_until_it_shows),
 }
 
 
 @pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_a_walk_gives_what_was_there_all_the_time_once_while_others_remove_names(
-    wide: Path, mounted: Mounter, disturbance: str
+    wide: Path, mounted: Mounter, disturbance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags, disturb = DISTURBANCES[disturbance]
+    if disturbance == "uncached":
+        for name, value in altered("uncached").items():
+            monkeypatch.setenv(name, value)
     mount = mounted(*flags)
     going = list(PASSING)
     there = KEPT | set(PASSING)

@@ -17,14 +17,12 @@ OTHERS: dict[str, object] = {
     "source": "/lus",
     "revalidate_s": 5.0,
     "trees": 2,
-    "fanout": "3",
+    "fanout": 3,
     "push_fanout": 3,
     "tree_max_bytes": 1 << 20,
     "chunk_size_bytes": 1 << 18,
-    "placement": "rendezvous",
     "vnodes": 200,
     "ring": ("/lus/data",),
-    "on_failure": "source",
     "inodes": "ignore",
 }
 
@@ -43,7 +41,7 @@ def test_what_each_node_decides_for_itself_is_not_agreed_on() -> None:
 def test_the_sentence_names_all_of_it() -> None:
     assert agreed_flags() == (
         "--source, --revalidate, --trees, --fanout, --push-fanout, --tree-max, --chunk-size, "
-        "--placement, --vnodes, --ring, --on-failure and --inodes"
+        "--vnodes, --ring and --inodes"
     )
 
 

@@ -159,7 +159,7 @@ def test_config_show_names_the_origin_of_each_setting(
     path.parent.mkdir()
     path.write_text('tree-max = "1MiB"\nsymlinks = "keep"\n')
     monkeypatch.setenv("COPPERFS_SYMLINKS", "rewrite")
-    shown = config_show(capsys, "--no-kernel-cache", "--shared", "/a", "/b", "--shared=/c")
+    shown = config_show(capsys, "--no-fallback", "--shared", "/a", "/b", "--shared=/c")
     assert list(shown) == [option.key for option in OPTIONS]
     assert shown["tree-max"] == {"value": 1 << 20, "origin": "file", "where": str(path)}
     assert shown["symlinks"] == {
@@ -167,7 +167,7 @@ def test_config_show_names_the_origin_of_each_setting(
         "origin": "variable",
         "where": "COPPERFS_SYMLINKS",
     }
-    assert shown["kernel-cache"]["value"] is False
+    assert shown["fallback"]["value"] is False
     assert shown["shared"] == {"value": ["/a", "/b", "/c"], "origin": "flag", "where": "--shared"}
     assert shown["log-level"] == {"value": "info", "origin": "default", "where": "default"}
 

@@ -43,7 +43,6 @@ EXAMPLES: dict[str, Value] = {
     "bypass_above_bytes": 5 * MIB,
     "revalidate_s": 2.5,
     "listing_max": 10,
-    "kernel_cache": False,
     "read_ahead": False,
     "source_concurrency": 7,
     "source_deadline_s": 0.25,
@@ -58,7 +57,7 @@ EXAMPLES: dict[str, Value] = {
     "port": 5000,
     "security": "none",
     "front_threads": 7,
-    "fanout": "copper",
+    "fanout": 4,
     "push_fanout": 3,
     "trees": 4,
     "wait_all": True,
@@ -67,11 +66,9 @@ EXAMPLES: dict[str, Value] = {
     "tier_size_bytes": 100 * GIB,
     "ring": ("/lus/data", "/lus/more"),
     "chunk_size_bytes": 256 * KIB,
-    "placement": "rendezvous",
     "vnodes": 250,
     "mover_rate_bytes": 200 * MIB,
     "tier_write": "later",
-    "on_failure": "source",
     "fetch_deadline_s": 12.5,
     "fallback": False,
     "fallback_concurrency": 2,
@@ -284,8 +281,8 @@ def test_a_wrong_file_is_told_in_one_sentence(toml: str, sentence: str) -> None:
 
 
 def test_a_wrong_variable_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^COPPERFS_KERNEL_CACHE: 'maybe' is neither yes nor no"):
-        resolve_with(environ={"COPPERFS_KERNEL_CACHE": "maybe"})
+    with pytest.raises(ConfigError, match=r"^COPPERFS_FALLBACK: 'maybe' is neither yes nor no"):
+        resolve_with(environ={"COPPERFS_FALLBACK": "maybe"})
 
 
 def test_variables_of_others_are_left_alone() -> None:

@@ -164,6 +164,20 @@ def test_module_keeps_to_its_layer(path: Path) -> None:
     assert not faults, "\n".join(f"{path}:{fault.line}: {fault.what}" for fault in faults)
 
 
+# ---- what exists for comparison ------------------------------------------------------------------
+
+COMPARED = {"cut_through", "lost_from_source", "kernel_cache"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_lab_sets_what_exists_for_comparison(path: Path) -> None:
+    """``tests/bench/altered_daemons.py`` sets them in daemons."""
+    if path.is_relative_to(ROOT / "copperfs" / "lab"):
+        return
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert not {each.arg for call in calls for each in call.keywords} & COMPARED
+
+
 # ---- the checker itself can fail -----------------------------------------------------------------
 
 

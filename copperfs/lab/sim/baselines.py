@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from copperfs.lab.sim.costs import Costs
 from copperfs.lab.sim.workload import MIB, Workload
-from copperfs.node.routing.overlay import copper_fanout
 
 LARGE_BYTES = 10 * MIB
 COPPER_THREADS = 4
@@ -25,6 +24,9 @@ COPPER_REQUEST_S = 20e-6
 """libfuse, answered from a hash table (``passthrough_hp``: 10 to 22 us, docs/performance.md)."""
 REQUESTS_PER_LOOKUP = 18
 """42,500 requests for 2,346 names in an import without kernel caching."""
+# The fan-out of Copper 1.0 by the number of nodes: the largest job for each.
+_COPPER_FANOUTS = ((31, 2), (121, 3), (341, 4), (781, 5), (1555, 6))
+_COPPER_FANOUT_BEYOND = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ def copper(workload: Workload, nodes: int, costs: Costs) -> Modelled:
 def _read_bytes(workload: Workload, above: int) -> float:
     sizes = [w.size for w in workload.wants if w.size is not None and w.size > above]
     return sum(size * (workload.touched if size > LARGE_BYTES else 1.0) for size in sizes)
+
+
+def copper_fanout(nodes: int) -> int:
+    return next((k for most, k in _COPPER_FANOUTS if nodes <= most), _COPPER_FANOUT_BEYOND)
 
 
 def _depth(nodes: int, fanout: int) -> int:

@@ -12,10 +12,10 @@ from math import exp
 from random import Random
 from statistics import fmean, pstdev
 
+from copperfs.lab.sim.rendezvous_hashing import RendezvousHashing
 from copperfs.model.types import NodeId
 from copperfs.node.routing.hash_ring import Ring
 from copperfs.node.routing.placement import Placement
-from copperfs.node.routing.rendezvous_hashing import RendezvousHashing
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class ReplyBuilder:
     links: FlowControl
     grants: bool
     """Whether the node may grant the front the files of a listing."""
-    cut_through: bool = True
+    cut_through: bool
 
     _warm: set[Path] = field(default_factory=set)
     """Directories that are not granted, because this node holds files that the front would read

@@ -36,8 +36,6 @@ class Owners:
     me: NodeId
     chunk_bytes: int
     stats: NodeStats
-    from_source: bool = False
-    """Each reader reads the chunks of an owner that is gone from the source; for comparison."""
     _timeouts: dict[NodeId, int] = field(default_factory=dict)
     _without: dict[NodeId, float] = field(default_factory=dict)
     """Excluded owners, and until when."""

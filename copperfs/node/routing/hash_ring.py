@@ -1,4 +1,4 @@
-"""Hash ring: consistent hashing, the default placement.
+"""Hash ring: consistent hashing, the placement of daemons.
 
 Every node has points on a circle. The owner of a key is the node whose point comes next, clockwise,
 from the key's own position. A node of weight 1 has ``vnodes`` points, its virtual nodes; weight 2

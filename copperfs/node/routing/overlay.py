@@ -21,15 +21,6 @@ from copperfs.node.routing.kary_tree import (
     parent_among,
 )
 
-# Copper 1.0's fan-out by the number of nodes: the largest job for each.
-_COPPER_FANOUTS = ((31, 2), (121, 3), (341, 4), (781, 5), (1555, 6))
-_COPPER_FANOUT_BEYOND = 7
-
-
-def copper_fanout(nodes: int) -> int:
-    """The fan-out of Copper 1.0 for a job of this size; a preset."""
-    return next((k for most, k in _COPPER_FANOUTS if nodes <= most), _COPPER_FANOUT_BEYOND)
-
 
 @dataclass(frozen=True, slots=True)
 class Trees:

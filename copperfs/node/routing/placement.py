@@ -8,10 +8,9 @@ and ``tests/unit/test_placement.py`` checks them for every placement:
   nothing is rebuilt, because *gone* is an argument, not a state
 - nodes with different member tables still agree on all keys whose owners both believe to be alive
 
-There are two placements, the ring (``hash_ring.py``) and rendezvous hashing
-(``rendezvous_hashing.py``); docs/placement.md compares them. AnchorHash would be faster than both,
-but its placement depends on the order in which nodes went, and two nodes may learn of that in
-different orders.
+Daemons use the ring (``hash_ring.py``). docs/placement.md compares it with rendezvous hashing,
+which the simulator has. AnchorHash would be faster than both, but its placement depends on the
+order in which nodes went, and two nodes may learn of that in different orders.
 
 A key is bytes, so a placement does not depend on what is placed: a chunk, or one day a directory
 whose small files travel together.

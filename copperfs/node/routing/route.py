@@ -91,6 +91,7 @@ class Routing:
     membership: Membership | None
     owners: Owners | None = None
     """None where there is no data tier, or no other node."""
+    lost_from_source: bool = False
 
     def tree_of(self, subject: Subject) -> int:
         """A directory and its entries are requested in one tree."""
@@ -162,7 +163,7 @@ class Routing:
     ) -> Route:
         owners, gone = self.owners, membership.view.gone
         assert owners is not None, "a job that has chunks has owners of them"
-        if owners.from_source and gone and owners.owner(key, ()) in gone:
+        if self.lost_from_source and gone and owners.owner(key, ()) in gone:
             return Route(role=Role.SUBSTITUTE)
         gone = gone.union(owners.without(now))
         first = owners.before_me(key, gone)
