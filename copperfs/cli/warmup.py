@@ -10,14 +10,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TextColumn
+from rich.progress import TextColumn
 
-from copperfs.cli.output import console, print_document, printable, transfer_progress
+from copperfs.cli.output import print_document, printable, transfer_progress
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
@@ -80,38 +79,51 @@ def run(arguments: argparse.Namespace) -> int:
         wanted.add(read_manifest(arguments.manifest))
     if not (wanted.paths or wanted.files or wanted.listings):
         raise ControlError("nothing to warm up; name paths, or a --manifest that is not empty")
-    if arguments.ring:
-        outcome = _fill(mountpoint, {"ring": True, "paths": wanted.paths, "check": arguments.check})
-        is_done = is_filled(outcome)
-    else:
-        request = asdict(wanted) | {"check": arguments.check, "evict": arguments.evict}
-        bar = transfer_progress(console(), shown=not arguments.json)
-        outcome = _wait_done(mountpoint, _begin(mountpoint, request), bar)
-        is_done = outcome["nodes_complete"] == outcome["roster"]
+    more = {"ring": True} if arguments.ring else {"evict": arguments.evict}
+    outcome = _warm_up(mountpoint, asdict(wanted) | more | {"check": arguments.check})
     print_document(outcome, _ring_sentence if arguments.ring else _sentence, as_json=arguments.json)
-    return 0 if is_done else 1
+    return 0 if is_held(outcome) else 1
 
 
-def _wait_done(
-    mountpoint: str,
-    state: dict[str, Any],
-    bar: Progress,
-    files_of: Callable[[dict[str, Any]], str] = lambda state: "",
-) -> dict[str, Any]:
-    number = state["number"]
-    with bar:
-        task = bar.add_task("planning", total=None, files="0/0")
+def is_held(outcome: dict[str, Any]) -> bool:
+    """Whether all nodes hold the set, or of a data tier all that live."""
+    if "ring" in outcome:
+        return outcome["held_chunks"] == outcome["chunks"] and not outcome["unheard"]
+    return bool(outcome["nodes_complete"] == outcome["roster"])
+
+
+def _warm_up(mountpoint: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Have it done; returns its last state."""
+    state = _begin(mountpoint, request)
+    try:
+        return _wait(mountpoint, state)
+    except KeyboardInterrupt:
+        if "ring" in state:
+            _begin(mountpoint, {"paths": [], "stop": state["number"]})
+        raise
+
+
+def _wait(mountpoint: str, state: dict[str, Any]) -> dict[str, Any]:
+    number, said = state["number"], False
+    errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with transfer_progress(errors, TextColumn("{task.fields[files]}"), shown=True) as bar:
+        task = bar.add_task("planning", total=None, files="")
         while state["phase"] not in ("done", "failed"):
             time.sleep(POLL_EVERY_S)
             state = _state(ask_mount(mountpoint, IoctlRequest.WARM_UP_STATE))
             if state["number"] != number:
                 raise ControlError("somebody began another warm-up; --check tells how this went")
+            if state["phase"] in ("filling", "done") and state.get("left_bytes") and not said:
+                said = True
+                errors.print(_no_room(state))
             bar.update(
                 task,
                 description=state["phase"],
                 total=state["total_bytes"] or None,
                 completed=state["done_bytes"],
-                files=files_of(state),
+                files=f"{state['files_done']:,}/{state['files']:,} files"
+                if "ring" in state
+                else "",
             )
     if state["phase"] == "failed":
         raise ControlError(state["error"])
@@ -136,7 +148,7 @@ def _state(answer: object) -> dict[str, Any]:
 
 def _sentence(outcome: dict[str, Any]) -> str:
     nodes, roster, lacking = outcome["nodes_complete"], outcome["roster"], outcome["lacking"]
-    said = f"{_files(outcome['objects'])}, {outcome['total_bytes'] / (1 << 20):.1f} MiB: "
+    said = f"{_files(outcome['objects'])}, {_mib(outcome['total_bytes'])}: "
     said += f"held by {nodes} of {roster} node{'s' * (roster != 1)}"
     if nodes < roster:
         more = roster - nodes - len(lacking)
@@ -167,34 +179,6 @@ _LEFT = {
 }
 
 
-# --- the data tier -------------------------------------------------------------------------------
-
-
-def _fill(mountpoint: str, request: dict[str, Any]) -> dict[str, Any]:
-    begun = _begin(mountpoint, request)
-    errors = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    said = False
-
-    def files_of(state: dict[str, Any]) -> str:
-        nonlocal said
-        if state["phase"] in ("filling", "done") and state["left_bytes"] and not said:
-            said = True
-            errors.print(_no_room(state))
-        return f"{state['files_done']:,}/{state['files']:,}"
-
-    bar = transfer_progress(errors, TextColumn("{task.fields[files]} files"), shown=True)
-    try:
-        return _wait_done(mountpoint, begun, bar, files_of)
-    except KeyboardInterrupt:
-        _begin(mountpoint, {"paths": [], "stop": begun["number"]})
-        raise
-
-
-def is_filled(outcome: dict[str, Any]) -> bool:
-    """Whether the live nodes hold all of it."""
-    return outcome["held_chunks"] == outcome["chunks"] and not outcome["unheard"]
-
-
 def _no_room(state: dict[str, Any]) -> str:
     return (
         f"the set takes more than the data tier holds: {_mib(state['left_bytes'])} of "
@@ -206,7 +190,7 @@ def _no_room(state: dict[str, Any]) -> str:
 def _ring_sentence(outcome: dict[str, Any]) -> str:
     said = f"{_files(outcome['files'])}, {_mib(outcome['total_bytes'])} in "
     said += f"{outcome['chunks']:,} chunk{'s' * (outcome['chunks'] != 1)}: "
-    if is_filled(outcome):
+    if is_held(outcome):
         said += "all are held by their owners"
     else:
         said += f"{outcome['held_chunks']:,} are held by their owners"

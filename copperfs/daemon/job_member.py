@@ -32,7 +32,9 @@ from copperfs.daemon.ring_report import Ownership
 from copperfs.daemon.scrubber import SCRUB_KEYS, Scrubbing
 from copperfs.daemon.tree_report import places_of, way_between
 from copperfs.daemon.warmup_coordinator import WorkingSets
-from copperfs.daemon.warmup_push import Warmup, path_of
+from copperfs.daemon.warmup_progress import Members
+from copperfs.daemon.warmup_push import Warmup
+from copperfs.daemon.warmup_walk import path_of
 from copperfs.launch.launch_method import Launch
 from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import ControlError
@@ -123,7 +125,7 @@ class JobMember:
 
     def __post_init__(self) -> None:
         warmup = Warmup(self.engine)
-        self.working_sets = WorkingSets(self.engine, warmup, self.roster)
+        self.working_sets = WorkingSets(self.engine, warmup, Members(self.roster))
         self.scrubbing, self.ownership = Scrubbing(self.engine), Ownership(self.engine)
         self.readiness = Readiness(self.engine, self.settings, self.roster)
         self.engine.calls.operations = CollectiveOperations(

@@ -1,4 +1,5 @@
-"""Warmup coordinator: plans, checks and pushes a working set, for ``copperfs warmup``.
+"""Warmup coordinator: starts warm-ups for ``copperfs warmup``; plans, checks and pushes a working
+set.
 
 The request comes in a file, because an ioctl has no room for thousands of paths. The daemon runs as
 the requesting user, and only that user may request it. Planning lists directories over the tree, as
@@ -13,50 +14,51 @@ import errno
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import trio
 
-from copperfs.daemon.collective_ops import Operation, Result, numbers_in, pack
+from copperfs.daemon.collective_ops import Operation, Result, numbers_in
 from copperfs.daemon.engine import Engine
-from copperfs.daemon.warmup_push import (
+from copperfs.daemon.warmup_progress import Members, PushState, RingState
+from copperfs.daemon.warmup_push import Warmup
+from copperfs.daemon.warmup_ring import RingWarmup
+from copperfs.daemon.warmup_walk import (
+    DatasetWalk,
     Directories,
-    Warmup,
+    Wanted,
+    by_directory,
+    directories_above,
     files_in,
-    is_readable,
+    in_messages,
+    left_out,
     list_directory,
+    listed,
     octets,
     path_of,
     text,
+    where_to_walk,
 )
-from copperfs.daemon.warmup_ring import RingState, RingWarmup
 from copperfs.fuse.node_port import SourceError
 from copperfs.model.errors import ControlError
 from copperfs.model.listing import Listing
-from copperfs.model.roster import Roster
-from copperfs.model.types import ROOT, NodeId, Path, RequestId, Version, join, split
+from copperfs.model.types import NodeId, Path, RequestId, Version, join, split
 from copperfs.node.events import LookupRequest
-from copperfs.node.peer.messages import PATH_BYTES_MAX
 from copperfs.node.peer.push import Push
 from copperfs.node.requests.path_policy import Place
 from copperfs.node.state import OBJECT_OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
 
-# A collective carries 64 KiB, packed; some of it is left for other fields. The unpacked size is
-# bounded as well, because similar names pack a thousandfold.
-ARGUMENT_BYTES_MAX = 48 << 10
-UNPACKED_BYTES_MAX = 4 << 20
-LISTS_AT_ONCE = 16
 CHECK_WITHIN_S = 30.0
 # A push slower than these rates is abandoned.
 BYTES_PER_SECOND_MIN = 1 << 20
 FILES_PER_SECOND_MIN = 100
 PUSH_WITHIN_MIN_S, PUSH_WITHIN_MAX_S = 60.0, 3600.0
-NAMES_SHOWN_MAX = 16
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 
@@ -85,8 +87,8 @@ class Plan:
     parts: dict[Path, Part] = field(default_factory=dict)
     apart: list[Path] = field(default_factory=list)
     """Directories on the way that are in no listing of the set."""
-    missing: list[str] = field(default_factory=list)
-    """Paths that do not exist, in the form for display."""
+    missing: int = 0
+    """Files of a manifest that do not exist."""
     unreadable: int = 0
     """Unreadable directories."""
     failed: int = 0
@@ -97,15 +99,8 @@ class Plan:
         if before is not None:
             names = None if names is None or before.names is None else before.names | names
         part = self.parts[directory] = Part(names, listing_bytes=2 * len(listing.packed))
-        for name, entry in listing.rows():
-            if not entry.attributes.is_file() or (names is not None and name not in names):
-                continue
-            if listing.bare or entry.unknown:
-                part.unlisted += 1
-            elif not is_readable(entry.attributes):
-                part.unreadable += 1
-        shown = None if names is None else [text(name) for name in names]
-        for path, version in files_in(directory, listing, shown):
+        part.unlisted, part.unreadable = left_out(listing, names)
+        for path, version in files_in(directory, listing, names):
             if not self.is_whole(path, version):
                 part.too_large += 1
             else:
@@ -128,51 +123,18 @@ class Plan:
 
 
 @dataclass(slots=True)
-class WarmupState:
-    """The progress of a warmup; ``copperfs warmup`` shows it while it waits."""
-
-    number: int = 0
-    """The number of this warmup, so that a client does not mistake the end of another for its
-    own."""
-    phase: str = "idle"
-    """idle, planning, checking, pushing, done or failed"""
-    objects: int = 0
-    total_bytes: int = 0
-    done_bytes: int = 0
-    """The bytes that passed this node; the others are about as far."""
-    too_large: int = 0
-    unreadable: int = 0
-    unlisted: int = 0
-    missing: int = 0
-    """Files of a manifest that no longer exist."""
-    failed: int = 0
-    roster: int = 1
-    nodes: int = 0
-    """How many nodes reported what they hold ..."""
-    nodes_complete: int = 0
-    """... and how many of them hold all of it."""
-    lacking: list[str] = field(default_factory=list)
-    """The names of some that do not, or did not report."""
-    least_objects: int = 0
-    """Each node that reported holds at least this many."""
-    unread: list[str] = field(default_factory=list)
-    """The names of roots whose push failed, or which could not be called."""
-    error: str = ""
-
-
-@dataclass(slots=True)
 class WorkingSets:
     engine: Engine
     warmup: Warmup
-    roster: Roster | None = None
+    members: Members
     ring: RingWarmup = field(init=False)
-    _state: WarmupState | RingState = field(default_factory=WarmupState)
+    _state: PushState | RingState = field(default_factory=PushState)
     _pushes: list[Push] = field(default_factory=list)
     """The pushes of the running warmup."""
     _busy: bool = False
 
     def __post_init__(self) -> None:
-        self.ring = RingWarmup(self.engine, self.roster)
+        self.ring = RingWarmup(self.engine, self.members)
 
     def operations(self) -> dict[str, Operation]:
         return {
@@ -193,8 +155,8 @@ class WorkingSets:
         if self._busy:
             raise ControlError("a warm-up is under way already; wait for it")
         self._busy = True
-        kind = RingState if request.get("ring") else WarmupState
-        self._state = kind(self._state.number + 1, "planning", roster=self._nodes)
+        kind = RingState if request.get("ring") else PushState
+        self._state = kind(self._state.number + 1, "planning", roster=len(self.members))
         self._pushes.clear()
         nursery.start_soon(self._run, request)
         return self.state()
@@ -207,13 +169,10 @@ class WorkingSets:
             state.done_bytes = min(state.total_bytes, sum(push.bytes for push in self._pushes))
         return asdict(state)
 
-    @property
-    def _nodes(self) -> int:
-        return 1 if self.roster is None else len(self.roster)
-
     async def _run(self, request: dict[str, Any]) -> None:
         state = self._state
         try:
+            await self._check_there(map(_path, request["paths"]))
             if isinstance(state, RingState):
                 await self.ring.run(state, request)
             else:
@@ -227,15 +186,15 @@ class WorkingSets:
         finally:
             self._busy = False
 
-    async def _warm_up(self, state: WarmupState, request: dict[str, Any]) -> None:
+    async def _warm_up(self, state: PushState, request: dict[str, Any]) -> None:
         plan = await self._plan(request)
         state.objects, state.total_bytes = plan.sum_of("files"), plan.sum_of("bytes")
         state.too_large, state.unlisted = plan.sum_of("too_large"), plan.sum_of("unlisted")
         state.unreadable = plan.unreadable + plan.sum_of("unreadable")
-        state.missing, state.failed = len(plan.missing), plan.failed
+        state.missing, state.failed = plan.missing, plan.failed
         state.phase = "checking"
         held_bytes = await self._count_holders(state, plan)
-        if request.get("check") or state.nodes_complete == self._nodes:
+        if request.get("check") or state.nodes_complete == len(self.members):
             return
         await self._check_room(plan, held_bytes, evict=bool(request.get("evict")))
         state.phase = "pushing"
@@ -244,131 +203,63 @@ class WorkingSets:
         for some in in_messages(dict.fromkeys(map(text, plan.apart))):
             await self.engine.call("look", {"paths": list(some)}, CHECK_WITHIN_S)
         await self._count_holders(state, plan)
-        if state.nodes_complete == self._nodes:
+        if state.nodes_complete == len(self.members):
             state.unread.clear()  # only its reply was lost
 
     # --- planning --------------------------------------------------------------------------------
 
-    async def _plan(self, request: dict[str, Any]) -> Plan:
-        """A named path that does not exist is an error; files of a manifest may be gone."""
-        plan = Plan(self.engine.node.is_whole)
-        limiter = trio.CapacityLimiter(LISTS_AT_ONCE)
-        await self._plan_files(plan, request["paths"], limiter, below=True)
-        if plan.missing:
-            shown = ", ".join(plan.missing[:3])
+    async def _check_there(self, paths: Iterable[Path]) -> None:
+        """A path that was named has to exist; files of a manifest may be gone."""
+        missing = []
+        for directory, names in by_directory(filter(None, paths)).items():
+            listing = None
+            with suppress(SourceError):
+                listing = await list_directory(self.engine, directory)
+            for name in names or ():
+                entry = None if listing is None else listing.find(name)
+                attributes = None if entry is None else entry.attributes
+                if attributes is None or not (attributes.is_file() or attributes.is_directory()):
+                    missing.append(join(directory, name).decode("utf-8", "backslashreplace"))
+        if missing:
+            shown = ", ".join(sorted(missing)[:3])
             raise ControlError(f"not a file or directory there: {shown}; nothing was warmed up")
-        await self._plan_files(plan, request.get("files", []), limiter, below=False)
-        async with trio.open_nursery() as nursery:
-            for shown in request.get("listings", []):
-                nursery.start_soon(self._plan_listing, plan, _path(shown), limiter)
+
+    async def _plan(self, request: dict[str, Any]) -> Plan:
+        plan = Plan(self.engine.node.is_whole)
+        walk = DatasetWalk(self.engine)
+        await self._add(plan, walk, where_to_walk([*map(_path, request["paths"])]))
+        walk.below, walk.missing = False, 0
+        await self._add(plan, walk, by_directory(map(_path, request.get("files", []))))
+        plan.missing = walk.missing
+        listings = filter(self._is_shared, map(_path, request.get("listings", [])))
+        await self._add(plan, walk, {directory: set() for directory in listings})
         if not plan.parts and plan.missing:
             raise ControlError("nothing of what the manifest names is there any more")
-        await self._plan_way(plan, limiter)
+        for error, count in walk.errors.items():
+            plan.unreadable += count * (error in _FORBIDDEN)
+            plan.failed += count * (error not in (*_FORBIDDEN, *_NOT_THERE))
+        await self._plan_way(plan)
         return plan
 
-    async def _plan_files(
-        self, plan: Plan, paths: list[str], limiter: trio.CapacityLimiter, *, below: bool
-    ) -> None:
-        by_directory: dict[Path, set[bytes]] = {}
-        for path in map(_path, paths):
-            directory, name = split(path)
-            if path == ROOT and below:
-                await self._plan_below(plan, ROOT, limiter)
-            else:
-                by_directory.setdefault(directory, set()).add(name)
-        async with trio.open_nursery() as nursery:
-            for directory, names in by_directory.items():
-                nursery.start_soon(self._plan_names, plan, directory, names, limiter, below)
+    async def _add(self, plan: Plan, walk: DatasetWalk, wanted: Wanted) -> None:
+        async with walk.over(wanted) as found:
+            async for directory, listing, names in found:
+                if self._is_shared(directory):
+                    plan.add(directory, listing, names)
 
-    async def _plan_names(
-        self,
-        plan: Plan,
-        directory: Path,
-        names: set[bytes],
-        limiter: trio.CapacityLimiter,
-        below: bool,
-    ) -> None:
-        """Some names of one directory; with *below* a subdirectory is taken with its whole
-        subtree."""
-        listing = await self._list(plan, directory, limiter)
-        files = set()
-        for name in names:
-            entry = None if listing is None else listing.find(name)
-            if entry is not None and entry.attributes.is_file():
-                files.add(name)
-            elif entry is not None and entry.attributes.is_directory() and below:
-                await self._plan_below(plan, join(directory, name), limiter)
-            else:
-                plan.missing.append(join(directory, name).decode("utf-8", "backslashreplace"))
-        if listing is not None and files and self._is_shared(directory):
-            plan.add(directory, listing, files)
-
-    async def _plan_below(self, plan: Plan, top: Path, limiter: trio.CapacityLimiter) -> None:
-        async def visit(directory: Path) -> None:
-            listing = await self._list(plan, directory, limiter)
-            if listing is None:
-                return
-            if self._is_shared(directory):
-                plan.add(directory, listing, None)
-            for name, entry in listing.rows():
-                if entry.attributes.is_directory():
-                    nursery.start_soon(visit, join(directory, name))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(visit, top)
-
-    async def _plan_listing(
-        self, plan: Plan, directory: Path, limiter: trio.CapacityLimiter
-    ) -> None:
-        if not self._is_shared(directory):
-            return
-        listing = await self._list(plan, directory, limiter)
-        if listing is not None:
-            plan.add(directory, listing, set())
-
-    async def _plan_way(self, plan: Plan, limiter: trio.CapacityLimiter) -> None:
+    async def _plan_way(self, plan: Plan) -> None:
         """A lookup of a path needs each name on the way: from the parent's listing, or by its own
-        lookup where no listing is available."""
+        lookup where no listing is available, as in a directory that permits lookups only."""
         way = set(plan.parts)
         for directory in plan.parts:
-            while directory:
-                directory, _ = split(directory)
-                way.add(directory)
-        async with trio.open_nursery() as nursery:
-            for directory in way - set(plan.parts):
-                if self._is_shared(directory):
-                    nursery.start_soon(self._plan_on_the_way, plan, directory, limiter)
-        apart = (path for path in way if not path or split(path)[0] not in plan.parts)
-        plan.apart = sorted(path for path in apart if self._is_shared(path))
-
-    async def _plan_on_the_way(
-        self, plan: Plan, directory: Path, limiter: trio.CapacityLimiter
-    ) -> None:
-        try:
-            async with limiter:
-                listing = await list_directory(self.engine, directory)
-        except SourceError:
-            return  # the directory permits lookups only
-        plan.add(directory, listing, set())
-
-    async def _list(
-        self, plan: Plan, directory: Path, limiter: trio.CapacityLimiter
-    ) -> Listing | None:
-        if len(directory) > PATH_BYTES_MAX or self._is_refused(directory):
-            return None
-        try:
-            async with limiter:
-                return await list_directory(self.engine, directory)
-        except SourceError as error:
-            plan.unreadable += error.errno in _FORBIDDEN
-            plan.failed += error.errno not in (*_FORBIDDEN, *_NOT_THERE)
-            return None
+            way.update(directories_above(directory))
+        way = set(filter(self._is_shared, way))
+        between: Wanted = {directory: set() for directory in way.difference(plan.parts)}
+        await self._add(plan, DatasetWalk(self.engine), between)
+        plan.apart = sorted(path for path in way if not path or split(path)[0] not in plan.parts)
 
     def _is_shared(self, path: Path) -> bool:
         return self.engine.node.policy.place(path) is Place.SHARED
-
-    def _is_refused(self, path: Path) -> bool:
-        return self.engine.node.policy.place(path) is Place.REFUSED
 
     # --- pushing ---------------------------------------------------------------------------------
 
@@ -388,7 +279,7 @@ class WorkingSets:
                 f"the set takes {_mib(needed)}, and a node has room for {_mib(free)}; {advice}"
             )
 
-    async def _push_all(self, state: WarmupState, plan: Plan) -> None:
+    async def _push_all(self, state: PushState, plan: Plan) -> None:
         within_s = PUSH_WITHIN_MIN_S + state.total_bytes / BYTES_PER_SECOND_MIN
         within_s += state.objects / FILES_PER_SECOND_MIN
         until = trio.current_time() + min(PUSH_WITHIN_MAX_S, within_s)
@@ -404,7 +295,7 @@ class WorkingSets:
                 nursery.start_soon(self._push_tree, state, tree, mine, until)
 
     async def _push_tree(
-        self, state: WarmupState, tree: int, directories: Directories, until: float
+        self, state: PushState, tree: int, directories: Directories, until: float
     ) -> None:
         for some in in_messages(directories):
             left = until - trio.current_time()
@@ -418,12 +309,13 @@ class WorkingSets:
             if not done.get("read"):
                 # The remaining messages would fail in the same way.
                 trees = self.engine.node.trees
-                state.unread.append(self._name(NodeId(0) if trees is None else trees.root(tree)))
+                root = NodeId(0) if trees is None else trees.root(tree)
+                state.unread.append(self.members.name(root))
                 return
 
-    async def _count_holders(self, state: WarmupState, plan: Plan) -> int:
+    async def _count_holders(self, state: PushState, plan: Plan) -> int:
         """Ask all nodes what they hold of the set; returns the bytes that each holds at least."""
-        answered, complete = set(range(self._nodes)), set(range(self._nodes))
+        answered, complete = self.members.numbers, self.members.numbers
         least_objects = least_bytes = 0
         for some in in_messages(plan.directories()):
             held = await self.engine.call("holds", {"directories": some}, CHECK_WITHIN_S)
@@ -434,12 +326,8 @@ class WorkingSets:
         complete &= answered
         state.nodes, state.nodes_complete = len(answered), len(complete)
         state.least_objects = least_objects
-        lacking = sorted(set(range(self._nodes)) - complete)
-        state.lacking = [self._name(NodeId(each)) for each in lacking[:NAMES_SHOWN_MAX]]
+        state.lacking = self.members.names(self.members.numbers - complete)
         return least_bytes
-
-    def _name(self, number: NodeId) -> str:
-        return "this node" if self.roster is None else self.roster.member(number).name
 
     # --- on each node ----------------------------------------------------------------------------
 
@@ -462,8 +350,7 @@ class WorkingSets:
         """What this node holds of these directories, in the versions of its own listings."""
         node = self.engine.node
         lacks, objects, held_bytes = False, 0, 0
-        for shown, names in argument["directories"].items():
-            directory = path_of(shown)
+        for directory, names in listed(argument["directories"]):
             found = node.held_listing(directory)
             if found is None:
                 lacks = True
@@ -486,37 +373,12 @@ class WorkingSets:
         }
 
 
-def in_messages(directories: Directories) -> Iterator[Directories]:
-    """Split *directories* into pieces that fit into a collective."""
-    if not directories:
-        return
-    unpacked = len(json.dumps(directories))
-    if unpacked <= UNPACKED_BYTES_MAX and len(pack(directories)) <= ARGUMENT_BYTES_MAX:
-        yield directories
-        return
-    items = list(directories.items())
-    if len(items) > 1:
-        half = len(items) // 2
-        yield from in_messages(dict(items[:half]))
-        yield from in_messages(dict(items[half:]))
-        return
-    (directory, names) = items[0]
-    assert names is not None, "one directory alone always fits"
-    half = len(names) // 2
-    yield from in_messages({directory: names[:half]})
-    yield from in_messages({directory: names[half:]})
-
-
 def _read_request(file: str) -> dict[str, Any]:
     try:
         with open(file, encoding="ascii") as opened:
             request = json.load(opened)
-        for key in ("paths", "files", "listings"):
-            if not all(isinstance(path, str) for path in request.get(key, [])):
-                raise TypeError("paths are strings")
-        for path in request.get("listings", []):
+        for path in (*request["paths"], *request.get("files", ()), *request.get("listings", ())):
             _path(path)
-        request["paths"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ControlError(f"the request {file} cannot be read: {error}") from None
     assert isinstance(request, dict)

@@ -26,10 +26,16 @@ import trio
 from copperfs.chunkstore.store import PAGE_BYTES, Store, in_pages
 from copperfs.daemon.collective_ops import Operation, Result
 from copperfs.daemon.engine import Engine
-from copperfs.daemon.warmup_push import files_in, is_readable, list_directory, path_of
+from copperfs.daemon.warmup_walk import (
+    DatasetWalk,
+    WalkedDirectory,
+    files_in,
+    left_out,
+    path_of,
+    where_to_walk,
+)
 from copperfs.fuse.node_port import Answered, Content, SourceError
-from copperfs.model.listing import Listing
-from copperfs.model.types import ROOT, ChunkKey, NodeId, Path, RequestId, Version, join, split
+from copperfs.model.types import ChunkKey, NodeId, Path, RequestId, Version
 from copperfs.node.actions import AnswerChunk
 from copperfs.node.cache.chunk_cache import cost_of
 from copperfs.node.events import ChunkRequest, Used
@@ -63,7 +69,7 @@ class Count:
     held_cost_bytes: int = 0
     max_files: int = 0
     max_unlisted: int = 0
-    """Files and directories whose listings lack attributes."""
+    """Files without attributes in their listing, and directories that could not be listed."""
     max_unreadable: int = 0
 
 
@@ -176,27 +182,38 @@ class Filling:
         self._count = await self._counted()
 
     async def _counted(self) -> Count:
-        count, used = Count(), []
-        async for path, version in self._files(count):
-            count.max_files += 1
-            async with aclosing(self._own(path, version)) as own:
-                async for key in own:
-                    size, cost = self._size(key), self._cost(key)
-                    count.chunks += 1
-                    count.total_bytes += size
-                    count.cost_bytes += cost
-                    if self._is_held(key):
-                        count.held_chunks += 1
-                        count.held_bytes += size
-                        count.held_cost_bytes += cost
-                        used.append(key)
-            if len(used) >= AT_ONCE:
-                self.engine.post(Used(tuple(used)))
-                used.clear()
-            if not count.max_files % AT_ONCE:
-                await trio.lowlevel.checkpoint()
+        count, used, walk = Count(), list[ChunkKey](), DatasetWalk(self.engine)
+        async with walk.over(where_to_walk(self._paths)) as found:
+            async for each in found:
+                unlisted, unreadable = left_out(each.listing, each.names)
+                count.max_unlisted += unlisted
+                count.max_unreadable += unreadable
+                for path, version in self._chunked(each):
+                    await self._count_file(count, path, version, used)
+                    if len(used) >= AT_ONCE:
+                        self.engine.post(Used(tuple(used)))
+                        used.clear()
+                    if not count.max_files % AT_ONCE:
+                        await trio.lowlevel.checkpoint()
+        count.max_unlisted += walk.errors.total()
         self.engine.post(Used(tuple(used)))
         return count
+
+    async def _count_file(
+        self, count: Count, path: Path, version: Version, used: list[ChunkKey]
+    ) -> None:
+        count.max_files += 1
+        async with aclosing(self._own(path, version)) as own:
+            async for key in own:
+                size, cost = self._size(key), self._cost(key)
+                count.chunks += 1
+                count.total_bytes += size
+                count.cost_bytes += cost
+                if self._is_held(key):
+                    count.held_chunks += 1
+                    count.held_bytes += size
+                    count.held_cost_bytes += cost
+                    used.append(key)
 
     async def _have_all(self) -> None:
         """Request the missing chunks, as long as there is room for them."""
@@ -205,20 +222,24 @@ class Filling:
         )
         slots = trio.Semaphore(at_once)
         taken = self._count.held_cost_bytes
-        async with trio.open_nursery() as nursery, aclosing(self._files(Count())) as files:
-            async for path, version in files:
-                async with aclosing(self._own(path, version)) as own:
-                    async for key in own:
-                        if self._is_held(key):
-                            await trio.lowlevel.checkpoint()
-                            continue
-                        if taken + self._cost(key) > self._capacity_bytes():
-                            return
-                        taken += self._cost(key)
-                        await slots.acquire()
-                        await self._wait_backlog()
-                        nursery.start_soon(self._have, key, slots)
-                self._files_done += 1
+        async with (
+            trio.open_nursery() as nursery,
+            DatasetWalk(self.engine).over(where_to_walk(self._paths)) as found,
+        ):
+            async for each in found:
+                for path, version in self._chunked(each):
+                    async with aclosing(self._own(path, version)) as own:
+                        async for key in own:
+                            if self._is_held(key):
+                                await trio.lowlevel.checkpoint()
+                                continue
+                            if taken + self._cost(key) > self._capacity_bytes():
+                                return
+                            taken += self._cost(key)
+                            await slots.acquire()
+                            await self._wait_backlog()
+                            nursery.start_soon(self._have, key, slots)
+                    self._files_done += 1
 
     async def _have(self, key: ChunkKey, slots: trio.Semaphore) -> None:
         def take(answer: Answered, _: Content, __: object) -> None:
@@ -251,60 +272,11 @@ class Filling:
 
     # --- what there is ---------------------------------------------------------------------------
 
-    async def _files(self, count: Count) -> AsyncGenerator[tuple[Path, Version]]:
-        """All files that are read in chunks; directories that cannot be listed are counted."""
-        below: list[Path] = []
-        by_directory: dict[Path, set[bytes]] = {}
-        for path in self._paths:
-            directory, name = split(path)
-            if path == ROOT:
-                below.append(ROOT)
-            else:
-                by_directory.setdefault(directory, set()).add(name)
-        for directory, names in by_directory.items():
-            listing = await self._list(directory, count)
-            if listing is None:
-                continue
-            for name in sorted(names):
-                entry = listing.find(name)
-                if entry is not None and entry.attributes.is_directory():
-                    below.append(join(directory, name))
-            for each in self._chunked(directory, listing, names, count):
-                yield each
-        while below:
-            directory = below.pop()
-            listing = await self._list(directory, count)
-            if listing is None:
-                continue
-            for each in self._chunked(directory, listing, None, count):
-                yield each
-            below += [
-                join(directory, name)
-                for name, entry in listing.rows()
-                if entry.attributes.is_directory()
-            ]
-
-    def _chunked(
-        self, directory: Path, listing: Listing, names: set[bytes] | None, count: Count
-    ) -> Iterator[tuple[Path, Version]]:
-        for name, entry in listing.rows():
-            if (names is None or name in names) and entry.attributes.is_file():
-                is_unlisted = listing.bare or entry.unknown
-                count.max_unlisted += is_unlisted
-                count.max_unreadable += not is_unlisted and not is_readable(entry.attributes)
-        shown = (
-            None if names is None else [each.decode("utf-8", "surrogateescape") for each in names]
-        )
-        for path, version in files_in(directory, listing, shown):
+    def _chunked(self, found: WalkedDirectory) -> Iterator[tuple[Path, Version]]:
+        """The files of a directory that are read in chunks."""
+        for path, version in files_in(*found):
             if self.engine.node.is_chunked(path, version):
                 yield path, version
-
-    async def _list(self, directory: Path, count: Count) -> Listing | None:
-        try:
-            return await list_directory(self.engine, directory)
-        except SourceError:
-            count.max_unlisted += 1
-            return None
 
     async def _own(self, path: Path, version: Version) -> AsyncGenerator[ChunkKey]:
         """This node's chunks of a file; neighbouring chunks have one owner. A file of a terabyte

@@ -15,23 +15,20 @@ never reached the root, or the root failed without being able to say so.
 
 import errno
 import logging
-import os
-import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import trio
 
 from copperfs.daemon.collective_ops import Result
 from copperfs.daemon.engine import Engine
+from copperfs.daemon.warmup_walk import Directories, files_in, list_directory, listed
 from copperfs.fuse.node_port import Answered, Content, SourceError
-from copperfs.model.listing import Listing
-from copperfs.model.types import Attributes, NodeId, Path, RequestId, Version, join
+from copperfs.model.types import NodeId, Path, RequestId, Version
 from copperfs.native.blob import Blob, new_blob
-from copperfs.node.actions import AnswerListing, AnswerObject
-from copperfs.node.events import GrantsRevoked, ListRequest, PushBatch, ReadRequest
-from copperfs.node.peer.messages import PART_BYTES, PATH_BYTES_MAX, Batch, ContentKind, Item
+from copperfs.node.actions import AnswerObject
+from copperfs.node.events import GrantsRevoked, PushBatch, ReadRequest
+from copperfs.node.peer.messages import PART_BYTES, Batch, ContentKind, Item
 from copperfs.node.peer.push import Push
 from copperfs.node.routing.overlay import Trees
 from copperfs.wire.codec import ITEMS_MAX
@@ -49,9 +46,6 @@ BATCH_PATH_BYTES_MAX = 512 << 10
 ALIVE_EVERY_S = 2.0
 # ... and the time without a batch after which a node stops waiting.
 SILENCE_S = 10.0
-
-Directories = dict[str, list[str] | None]
-"""What to push, by directory: its listing, and these of its files; None means all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +167,7 @@ class Warmup:
             await self._send(push, number, tree, last, last=True)
             nursery.cancel_scope.cancel()
         if self.engine.node.trees is None:
-            self.engine.post(GrantsRevoked(tuple(Path(octets(each)) for each in directories)))
+            self.engine.post(GrantsRevoked(tuple(each for each, _ in listed(directories))))
 
     async def _pack_all(
         self, push: Push, number: int, tree: int, directories: Directories
@@ -208,8 +202,7 @@ class Warmup:
         """Listings and files of *directories*; unreadable ones are left out."""
         ahead = _Ahead()
         async with send, trio.open_nursery() as nursery:
-            for name, names in directories.items():
-                directory = path_of(name)
+            for directory, names in listed(directories):
                 try:
                     listing = await list_directory(self.engine, directory)
                 except SourceError:
@@ -316,61 +309,3 @@ class Warmup:
             await trio.sleep(left)
             if self.engine.node.links.backlog_bytes:
                 push.heard_at = time.monotonic()
-
-
-# --- what a push is of ----------------------------------------------------------------------------
-
-
-def files_in(
-    directory: Path, listing: Listing, names: list[str] | None
-) -> Iterator[tuple[Path, Version]]:
-    """The files of a listing with content to push, of *names* or all."""
-    wanted = None if names is None else {octets(name) for name in names}
-    for name, entry in listing.rows():
-        attributes = entry.attributes
-        if (wanted is None or name in wanted) and attributes.size and is_readable(attributes):
-            path = join(directory, name)
-            if len(path) <= PATH_BYTES_MAX:
-                yield path, attributes.version
-
-
-def is_readable(attributes: Attributes) -> bool:
-    """Whether the mode of a file lets this daemon's user read it."""
-    if not attributes.is_file():
-        return False
-    _, uid, gid = attributes.unpack()[10:13]
-    me = os.getuid()
-    if me == 0:
-        return True
-    if uid == me:
-        return bool(attributes.mode & stat.S_IRUSR)
-    mine = gid == os.getgid() or gid in os.getgroups()
-    return bool(attributes.mode & (stat.S_IRGRP if mine else stat.S_IROTH))
-
-
-async def list_directory(engine: Engine, directory: Path) -> Listing:
-    """The listing as this mount shows it, requested over the tree like any reader's."""
-
-    def take(answer: Answered, _: Content, __: object) -> Listing:
-        assert isinstance(answer, AnswerListing)
-        return answer.listing
-
-    return await engine.ask(lambda request: ListRequest(request, directory), take)
-
-
-def text(path: bytes) -> str:
-    """For JSON; bytes that are not UTF-8 become surrogates."""
-    return path.decode("utf-8", "surrogateescape")
-
-
-def octets(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")
-
-
-def path_of(shown: str) -> Path:
-    """A path from another process; ValueError if it leads out of the source."""
-    path = octets(shown)
-    parts = path.split(b"/")
-    if path and (b"\0" in path or {b"", b".", b".."} & set(parts) or len(path) > PATH_BYTES_MAX):
-        raise ValueError("no path below the source")
-    return Path(path)

@@ -14,65 +14,25 @@ from dataclasses import dataclass, field
 
 import trio
 
-from copperfs.daemon.collective_ops import Operation, Result, numbers_in, pack
+from copperfs.daemon.collective_ops import Operation, Result, numbers_in
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.warmup_fill import Filling
-from copperfs.daemon.warmup_push import list_directory, path_of
-from copperfs.fuse.node_port import SourceError
+from copperfs.daemon.warmup_progress import Members, RingState
+from copperfs.daemon.warmup_walk import fits
 from copperfs.model.errors import ControlError
-from copperfs.model.roster import Roster
-from copperfs.model.types import ROOT, NodeId, split
 
-# A collective has room for 64 KiB.
-ARGUMENT_BYTES_MAX = 48 << 10
 POLL_EVERY_S, POLL_MANY_EVERY_S = 0.25, 1.0
 MANY = 64
 CALL_WITHIN_S = 5.0
 # While all others are done, a node that is silent for this long is not awaited.
 SETTLES_WITHIN_S = 30.0
 ASKED_WITHIN_S = 60.0
-NAMES_SHOWN_MAX = 16
-
-
-@dataclass(slots=True)
-class RingState:
-    """The progress over all nodes that answered; the field names are keys of JSON."""
-
-    number: int = 0
-    phase: str = "idle"
-    """planning, filling, done or failed"""
-    ring: bool = True
-    files: int = 0
-    files_done: int = 0
-    """The files that the slowest node has walked."""
-    chunks: int = 0
-    held_chunks: int = 0
-    total_bytes: int = 0
-    done_bytes: int = 0
-    """Bytes that their owners hold."""
-    left_bytes: int = 0
-    """Bytes that do not fit on their owners."""
-    failed: int = 0
-    """Chunks that could not be read."""
-    unlisted: int = 0
-    unreadable: int = 0
-    roster: int = 1
-    nodes: int = 0
-    """How many nodes have reported their progress ..."""
-    nodes_complete: int = 0
-    """... and how many of them hold all of their chunks."""
-    lacking: list[str] = field(default_factory=list)
-    gone: list[str] = field(default_factory=list)
-    """Nodes that are dead; the others own their chunks."""
-    unheard: list[str] = field(default_factory=list)
-    """Nodes that have not reported, and are alive as far as this node knows."""
-    error: str = ""
 
 
 @dataclass(slots=True)
 class RingWarmup:
     engine: Engine
-    roster: Roster | None = None
+    members: Members
     settles_within_s: float = SETTLES_WITHIN_S
     asked_within_s: float = ASKED_WITHIN_S
     filling: Filling = field(init=False)
@@ -110,11 +70,10 @@ class RingWarmup:
                 "nobody keeps chunks here: give --tier-dir, or in a job of several nodes "
                 "--tier-memory"
             )
-        paths = [each.strip("/") for each in request["paths"]]
-        await self._check_there(paths)
         number = random.getrandbits(62)
+        paths = [each.strip("/") for each in request["paths"]]
         argument = {"number": number, "paths": paths, "check": bool(request.get("check"))}
-        if len(pack(argument)) > ARGUMENT_BYTES_MAX:
+        if not fits(argument):
             raise ControlError(
                 "so many paths do not fit into one warm-up; name the directories that they are in"
             )
@@ -129,31 +88,12 @@ class RingWarmup:
             with trio.CancelScope(shield=True):
                 await self.engine.call("fill stop", {"number": number}, CALL_WITHIN_S)
 
-    async def _check_there(self, paths: list[str]) -> None:
-        missing = []
-        for shown in paths:
-            path = path_of(shown)
-            if path == ROOT:
-                continue
-            directory, name = split(path)
-            try:
-                listing = await list_directory(self.engine, directory)
-            except SourceError:
-                missing.append(shown)
-                continue
-            entry = listing.find(name)
-            if entry is None or not (entry.attributes.is_file() or entry.attributes.is_directory()):
-                missing.append(shown)
-        if missing:
-            shown = ", ".join(missing[:3])
-            raise ControlError(f"not a file or directory there: {shown}; nothing was warmed up")
-
     async def _wait_all(self, state: RingState, argument: Result) -> None:
         number = {"number": argument["number"]}
         settling_since: float | None = None
         told: set[int] = set()
         while True:
-            begins = not set(range(self._count)) - self._gone() <= told
+            begins = not self.members.numbers - self._gone() <= told
             operation, words = ("fill", argument) if begins else ("fill state", number)
             result = await self.engine.call(operation, words, CALL_WITHIN_S)
             answered, told = numbers_in(result, "answered"), numbers_in(result, "begun")
@@ -167,12 +107,12 @@ class RingWarmup:
                 return
             if now - self._asked_at > self.asked_within_s:
                 raise ControlError("nobody asks for it any more")
-            await trio.sleep(POLL_EVERY_S if self._count <= MANY else POLL_MANY_EVERY_S)
+            await trio.sleep(POLL_EVERY_S if len(self.members) <= MANY else POLL_MANY_EVERY_S)
 
     def _agree(self, told: set[int], result: Result) -> bool:
         """Whether all live nodes are done, and none must walk the dataset again."""
         gone = self._gone()
-        everybody = set(range(self._count)) - gone <= told
+        everybody = self.members.numbers - gone <= told
         return everybody and result.get("min_gone") == result.get("max_gone") == len(gone)
 
     def _take(self, state: RingState, result: Result) -> None:
@@ -186,21 +126,11 @@ class RingWarmup:
         state.total_bytes, state.done_bytes = result["total_bytes"], result["held_bytes"]
         state.left_bytes, state.failed = result["left_bytes"], result["failed"]
         state.unlisted, state.unreadable = result["max_unlisted"], result["max_unreadable"]
-        state.roster, state.nodes = self._count, len(told)
+        state.nodes = len(told)
         state.nodes_complete = len(told - lacking)
-        state.lacking = self._names(lacking)
-        state.gone = self._names(gone - told)
-        state.unheard = self._names(set(range(self._count)) - gone - told)
+        state.lacking = self.members.names(lacking)
+        state.gone = self.members.names(gone - told)
+        state.unheard = self.members.names(self.members.numbers - gone - told)
 
     def _gone(self) -> set[int]:
         return {int(each) for each in self.engine.node.gone()}
-
-    @property
-    def _count(self) -> int:
-        return 1 if self.roster is None else len(self.roster)
-
-    def _names(self, numbers: set[int]) -> list[str]:
-        if self.roster is None:
-            return ["this node"] * len(numbers)
-        members = [self.roster.member(NodeId(each)) for each in sorted(numbers)]
-        return [each.name for each in members[:NAMES_SHOWN_MAX]]

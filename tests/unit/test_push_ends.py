@@ -15,8 +15,8 @@ import trio
 from copperfs.config.settings import Settings
 from copperfs.daemon.collective_ops import CollectiveOperations, Result, pack
 from copperfs.daemon.job_member import JobMember
-from copperfs.daemon.warmup_coordinator import ARGUMENT_BYTES_MAX
 from copperfs.daemon.warmup_push import Warmup
+from copperfs.daemon.warmup_walk import ARGUMENT_BYTES_MAX
 from copperfs.model.roster import Member, Roster
 from copperfs.model.types import Path, Version
 from copperfs.native.blob import Blob

@@ -18,23 +18,23 @@ from copperfs.cli.warmup import (
     _ring_sentence,
     _sentence,
     followed,
-    is_filled,
+    is_held,
     read_manifest,
 )
 from copperfs.daemon.collective_ops import CollectiveOperations, Result, pack
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.peers import Peers
-from copperfs.daemon.warmup_coordinator import ARGUMENT_BYTES_MAX, Plan, WarmupState, in_messages
-from copperfs.daemon.warmup_push import (
+from copperfs.daemon.warmup_coordinator import Plan
+from copperfs.daemon.warmup_progress import PushState, RingState
+from copperfs.daemon.warmup_push import Warmup, _Content, _Packed
+from copperfs.daemon.warmup_walk import (
+    ARGUMENT_BYTES_MAX,
     Directories,
-    Warmup,
-    _Content,
-    _Packed,
     files_in,
+    in_messages,
     octets,
     text,
 )
-from copperfs.daemon.warmup_ring import RingState
 from copperfs.model.errors import ControlError
 from copperfs.model.listing import pack_listing
 from copperfs.model.types import Attributes, NodeId, Path, Version
@@ -400,7 +400,7 @@ def test_files_that_may_not_be_read_are_not_of_a_set(monkeypatch: pytest.MonkeyP
 
 def test_names_need_not_be_utf_8() -> None:
     listing = pack_listing((name, file(1)) for name in (b"\xff\xfe", b"caf\xc3\xa9", b"other"))
-    found = {path for path, _ in files_in(Path(b"d"), listing, [text(b"\xff\xfe"), "café"])}
+    found = {path for path, _ in files_in(Path(b"d"), listing, [b"\xff\xfe", "café".encode()])}
     assert found == {b"d/\xff\xfe", b"d/caf\xc3\xa9"}
     assert octets(text(b"\xff\xfe")) == b"\xff\xfe"
 
@@ -434,7 +434,7 @@ def test_links_are_followed_and_the_way_is_wanted_too(tmp_path: FilePath) -> Non
 
 
 def test_of_a_push_that_broke_off_it_says_who_got_how_much_and_whose_fault_it_was() -> None:
-    state = WarmupState(objects=120, roster=4, nodes=3, lacking=["n1", "n2", "n3"], unread=["n2"])
+    state = PushState(objects=120, roster=4, nodes=3, lacking=["n1", "n2", "n3"], unread=["n2"])
     state.nodes_complete, state.least_objects = 1, 40
     assert _sentence(asdict(state)) == (
         "120 files, 0.0 MiB: held by 1 of 4 nodes, not by n1, n2, n3; who answered has at least "
@@ -445,13 +445,13 @@ def test_of_a_push_that_broke_off_it_says_who_got_how_much_and_whose_fault_it_wa
 def test_what_is_missing_in_the_data_tier_is_said_in_one_sentence() -> None:
     state = RingState(1, "done", files=2, chunks=10, held_chunks=10, total_bytes=10 * MIB)
     state.gone = ["n4"]
-    assert is_filled(asdict(state))
+    assert is_held(asdict(state))
     assert _ring_sentence(asdict(state)) == (
         "2 files, 10.0 MiB in 10 chunks: all are held by their owners; gone: n4"
     )
     state.held_chunks, state.lacking, state.left_bytes, state.failed = 7, ["n1", "n2"], MIB, 1
     state.unlisted, state.unheard = 3, ["n5"]
-    assert not is_filled(asdict(state))
+    assert not is_held(asdict(state))
     assert _ring_sentence(asdict(state)) == (
         "2 files, 10.0 MiB in 10 chunks: 7 are held by their owners, not all of n1, n2; there is "
         "no room for 1.0 MiB; 1 chunks could not be read; 3 files or directories could not be "
