@@ -92,7 +92,6 @@ def of_job(now: Any, before: Any, seconds: float, tree: Any) -> dict[str, Any]:
     rates = {
         each["number"]: _common(each, earlier.get(each["number"], each), seconds)
         for each in now.get("by_node", ())
-        if "node" in each  # some nodes may have failed to answer
     }
     given = [each["bytes"]["to_children_per_s"] for each in rates.values()]
     mean = sum(given) / len(given) if given else 0

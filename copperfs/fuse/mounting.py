@@ -71,7 +71,7 @@ def absolute(mountpoint: str) -> str:
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
-def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None:
+def answers(mountpoint: str) -> bool | None:
     """False: its daemon is gone; None: a timeout."""
     outcome: list[bool] = []
 
@@ -85,7 +85,7 @@ def answers(mountpoint: str, timeout_s: float = ANSWERS_WITHIN_S) -> bool | None
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(ANSWERS_WITHIN_S)
     return outcome[0] if outcome else None
 
 

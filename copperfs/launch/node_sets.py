@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from copperfs.model.errors import LaunchError
 from copperfs.model.roster import NODES_MAX
 
+FOLDED_MAX = 300
+
 
 def expand(text: str, where: str) -> tuple[str, ...]:
     if "[" not in text and "," not in text:
@@ -23,9 +25,9 @@ def expand(text: str, where: str) -> tuple[str, ...]:
     return tuple(str(each) for each in nodes)
 
 
-def fold(names: Iterable[str], at_most: int = 300) -> str:
+def fold(names: Iterable[str]) -> str:
     """``node[1-3,7]``, for a message."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     text = str(NodeSet.fromlist(sorted(names), resolver=RESOLVER_NOGROUP))
-    return text if len(text) <= at_most else text[:at_most] + "..."
+    return text if len(text) <= FOLDED_MAX else text[:FOLDED_MAX] + "..."

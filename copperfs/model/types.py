@@ -154,23 +154,11 @@ class Attributes:
             0 if flags & OWN_INODE else inode,
         )
 
-    @property
-    def times_ns(self) -> tuple[int, int, int]:
-        _, _, _, atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns, *_ = self.unpack()
-        return (
-            _signed(atime) * 1_000_000_000 + atime_ns,
-            _signed(mtime) * 1_000_000_000 + mtime_ns,
-            _signed(ctime) * 1_000_000_000 + ctime_ns,
-        )
-
     def is_directory(self) -> bool:
         return stat.S_ISDIR(self.mode)
 
     def is_file(self) -> bool:
         return stat.S_ISREG(self.mode)
-
-    def is_symlink(self) -> bool:
-        return stat.S_ISLNK(self.mode)
 
 
 @dataclass(frozen=True, slots=True)

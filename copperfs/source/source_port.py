@@ -26,8 +26,6 @@ class BlobRead:
 Arrived = Outcome | BlobRead
 Arrive = Callable[[Arrived], None]
 
-COUNTED = ("open", "read", "read_bytes", "stat", "scandir", "seek")
-
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:

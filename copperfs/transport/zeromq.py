@@ -97,7 +97,7 @@ class ZeroTransport:
         try:
             self._admission = None
             if secret_key is not None:
-                self._admission = Admission(self._context, roster, self._count_nothing)
+                self._admission = Admission(self._context, roster)
             router = sockets.new_router(self._context, self._limits, secret_key)
             self._router = Router(
                 router, self, self._limits, nodes=len(roster), encrypted=secret_key is not None
@@ -322,9 +322,6 @@ class ZeroTransport:
         logger.info("node %d spoke in the name of node %d", link.peer, claimed)
         self._give_up(link)
         return size
-
-    def _count_nothing(self) -> None:
-        """ZeroMQ's monitor reports each refusal, too."""
 
 
 def _check_keys(roster: Roster, me: NodeId, secret_key: str | None) -> None:

@@ -72,10 +72,10 @@ def enumerated(kind: type[IntEnum], *allowed: IntEnum) -> Field:
     return Field(check, int)
 
 
-def octets(most: int, least: int = 0) -> Field:
+def octets(most: int) -> Field:
     def check(value: Any) -> bytes:
-        if type(value) is not bytes or not least <= len(value) <= most:
-            raise Malformed(f"not {least} to {most} bytes")
+        if type(value) is not bytes or len(value) > most:
+            raise Malformed(f"not bytes, or more than {most}")
         return value
 
     return Field(check)

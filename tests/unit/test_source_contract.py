@@ -33,6 +33,7 @@ from copperfs.node.events import Failed, SourceListed, SourceLookedUp, SourceOpe
 from copperfs.source.source_pool import PoolFetcher
 from copperfs.source.source_port import Arrived, BlobRead, Fetcher
 from tests.mount.helpers import eventually
+from tests.unit.test_types import times_of
 
 WITHIN_S = 20.0
 FILES_MAX, STUCK_MAX = 64, 128
@@ -295,7 +296,7 @@ def test_times_before_1970_and_after_2038_are_exact(
             status = os.stat(os.path.join(bytes(tmp_path), name))
             entry = await source.look(name)
             assert entry is not None
-            times = entry.attributes.times_ns
+            times = times_of(entry.attributes)
             assert times == (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns)
             assert await source.read(name) == b""
 
