@@ -338,7 +338,7 @@ class JobMember:
         total = {key: document[key] for key in SUMMED}
         result = self._here() | {"total": total}
         if self._count() <= NODES_SHOWN_MAX:
-            result["by_node"] = [self._member(self._me()) | total]
+            result["by_node"] = [self._member(self.engine.node.me) | total]
         return result
 
     async def _scrub(self, argument: Result) -> Result:
@@ -348,7 +348,7 @@ class JobMember:
         return self._here() | self.scrubbing.state()
 
     async def _ring(self, _: Result) -> Result:
-        held = {"number": self._me()} | self.ownership.held_here()
+        held = {"number": self.engine.node.me} | self.ownership.held_here()
         return self._here() | {"held": [held]}
 
     async def _tree(self, _: Result) -> Result:
@@ -368,16 +368,14 @@ class JobMember:
             for each in parents
         ]
         return self._here() | {
-            "links": [{"number": self._me(), "parents": shown}],
-            "suspects": [{"number": each, "by": self._me()} for each in membership.suspects()],
+            "links": [{"number": self.engine.node.me, "parents": shown}],
+            "suspects": [
+                {"number": each, "by": self.engine.node.me} for each in membership.suspects()
+            ],
         }
 
     def _here(self) -> Result:
-        return {"answered": [self._me()]}
-
-    def _me(self) -> NodeId:
-        trees = self.engine.node.trees
-        return NodeId(0) if trees is None else trees.me
+        return {"answered": [self.engine.node.me]}
 
     def _own_epoch(self) -> int:
         return self.engine.node.epoch

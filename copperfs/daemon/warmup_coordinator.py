@@ -364,10 +364,9 @@ class WorkingSets:
                     held_bytes += version.size + OBJECT_OVERHEAD_BYTES
                 else:
                     lacks = True
-        me = 0 if node.trees is None else int(node.trees.me)
         return {
-            "answered": [me],
-            "lacking": [me] if lacks else [],
+            "answered": [node.me],
+            "lacking": [node.me] if lacks else [],
             "min_objects": objects,
             "min_bytes": held_bytes,
         }

@@ -111,7 +111,7 @@ class Filling:
     async def look(self, argument: Result) -> Result:
         """Its progress. If other nodes are dead than at the start, it starts again: this node may
         now own their chunks."""
-        me = NodeId(0) if self.engine.node.trees is None else self.engine.node.trees.me
+        me = self.engine.node.me
         if int(argument["number"]) != self._number:
             return {"answered": [me]}
         self._asked_at = trio.current_time()

@@ -421,6 +421,10 @@ class Node:
         return soonest
 
     @property
+    def me(self) -> NodeId:
+        return NodeId(0) if self.trees is None else self.trees.me
+
+    @property
     def epoch(self) -> int:
         return self.stats.epoch
 
