@@ -1,5 +1,4 @@
-"""``copperfs bugreport``: collects what helps to find a fault into one archive, even while mounts
-hang."""
+"""``copperfs bugreport``: archives what helps to find a fault, even while mounts hang."""
 
 import argparse
 import os
@@ -9,11 +8,11 @@ import time
 from copperfs.cli.output import console, print_json, print_progress, printable, waiting
 
 NAME = "bugreport"
-HELP = "put all that helps to find a fault into one archive, within ten seconds"
+HELP = "collect what helps to find a fault into one archive, within ten seconds"
 EPILOG = """\
-It holds versions, settings, what copperfs doctor and the mounts of this user say, and for each of
-their daemons the end of its log and what the kernel knows of its threads. No contents of files and
-no keys, but paths: look into it before you send it.
+It holds versions, settings, the output of copperfs doctor, and of this user's mounts the state, the
+daemons' threads and the ends of their logs. It has no contents of files and no keys, but it has
+paths: look into it before you send it.
 """
 
 

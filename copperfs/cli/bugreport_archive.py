@@ -1,12 +1,12 @@
 """Bug report archive: gathers the content of ``copperfs bugreport`` and writes it.
 
-Each source that may hang is read in a subprocess (``subprocess_deadline.py``), all at the same time
-and with one deadline. The report names those that time out. ``/proc`` gets a subprocess of its own,
-before them. For some of its files the kernel makes the reader wait for a process that holds its own
-memory map, and a hanging process may hold it.
+Each source that may hang is read in a subprocess (``subprocess_deadline.py``), all at once and with
+one deadline; the report names those that time out. A subprocess reads ``/proc`` before them: for
+some of its files the kernel waits for a process that holds its own memory map, and a hanging
+process may hold it.
 
-The report has no contents of files and no secrets: it has only the path of a key file, and only the
-variables of copperfs, schedulers and launchers. It does have paths.
+The report has paths, but no contents of files and no secrets: of a key file only the path, and only
+variables of copperfs, schedulers and launchers.
 """
 
 import io
@@ -42,14 +42,12 @@ _VARIABLES = re.compile(
     r"(COPPERFS_|SLURM_|PBS_|FLUX_|LSB_|OMPI_COMM|PMI_RANK|PMI_SIZE|PMIX_RANK|MPI_LOCAL|PALS_"
     r"|LANG|LC_|PATH$|LD_LIBRARY_PATH$|PYTHONPATH$)"
 )
-# Slurm's own SLURM_JWT lets its holder act as its user.
+# SLURM_JWT lets its holder act as its user.
 _SECRET = re.compile(r"JWT|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|_KEY$")
 
 
 @dataclass(slots=True)
 class GatheredFiles:
-    """Files of the archive by name, and the sources that timed out."""
-
     files: dict[str, bytes] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
 
@@ -70,7 +68,7 @@ def gather(mountpoints: Sequence[str], environ: Mapping[str, str]) -> GatheredFi
 
 
 def _processes(stack: ExitStack, gathered: GatheredFiles) -> dict[int, list[str]]:
-    """The kernel's data about each daemon; returns the paths of their logs."""
+    """Returns the paths of the daemons' logs."""
     script = "from copperfs.cli.bugreport_archive import print_processes; print_processes()"
     asked = _Asked.start(stack, "daemons.txt", python_aside(script))
     said = asked.wait(gathered, PROCESSES_S).splitlines()
@@ -90,8 +88,7 @@ def _processes(stack: ExitStack, gathered: GatheredFiles) -> dict[int, list[str]
 
 def write(gathered: GatheredFiles, path: str, *, new: bool) -> None:
     """Write a .tar.gz that only its owner can read; ControlError if that fails. *new*: fail if the
-    file exists, since in a directory that all may write to, another user can prepare it, and read
-    what is written into it."""
+    file exists, since in a shared directory another user may have prepared it."""
     top = Path(path).name.partition(".")[0]
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
     try:
@@ -109,7 +106,7 @@ def write(gathered: GatheredFiles, path: str, *, new: bool) -> None:
         ) from None
 
 
-# ---- what is asked aside -------------------------------------------------------------------------
+# ---- subprocesses --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ class _Asked:
 
     @classmethod
     def start(cls, stack: ExitStack, name: str, command: Sequence[str]) -> "_Asked":
-        """Its output goes to a file: a pipe would fill while the report waits for others."""
+        """The output goes to a file: a pipe would fill while the report waits for others."""
         output = stack.enter_context(
             tempfile.TemporaryFile(  # noqa: SIM115 - it ends with the stack
                 "w+", errors="backslashreplace", dir=_scratch()
@@ -164,11 +161,11 @@ def _ask(
 
 
 def _scratch() -> str:
-    """In memory if possible: TMPDIR may be on the filesystem that hangs."""
+    """In memory if possible: TMPDIR may hang."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
 
 
-# ---- what this process can read ------------------------------------------------------------------
+# ---- this process --------------------------------------------------------------------------------
 
 
 def _about(environ: Mapping[str, str]) -> dict[str, object]:
@@ -197,7 +194,7 @@ def _version(package: str) -> str | None:
 
 
 def print_processes() -> None:
-    """Runs in a subprocess: a line of JSON for each file, as far as it gets."""
+    """Runs in a subprocess; prints a line of JSON for each file."""
     for pid in daemons_here():
         for name, content in _of_process(pid):
             print(json.dumps([pid, name, content.decode("utf-8", "backslashreplace")]), flush=True)
@@ -205,7 +202,7 @@ def print_processes() -> None:
 
 
 def daemons_here() -> list[int]:
-    """The daemons of this user; for root those of all users."""
+    """Root gets the daemons of all users."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -239,7 +236,7 @@ def _of_process(pid: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _logs(pid: int) -> list[str]:
-    """The regular files that the daemon has open for appending."""
+    """Files that the daemon has open for appending."""
     found = []
     with suppress(OSError):
         for each in (Path("/proc") / f"{pid}" / "fd").iterdir():
@@ -253,7 +250,7 @@ def _logs(pid: int) -> list[str]:
 
 
 def _waiting() -> Iterator[tuple[str, bytes]]:
-    """How many requests wait in each FUSE connection; the number is the mount's minor device."""
+    """The kernel names a connection by the mount's minor device number."""
     top = Path("/sys/fs/fuse/connections")
     lines = []
     with suppress(OSError):

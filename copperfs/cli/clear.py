@@ -1,4 +1,4 @@
-"""``copperfs clear``: starts a new epoch; everything is looked up and read again on demand."""
+"""``copperfs clear``: starts a new epoch, so that everything is read again on demand."""
 
 import argparse
 from typing import Any
@@ -7,15 +7,15 @@ from copperfs.cli.output import ask, print_document, refuse_missing
 from copperfs.fuse.ioctl import IoctlRequest
 
 NAME = "clear"
-HELP = "drop all caches, the daemons' and the kernels', on all nodes of the job"
+HELP = "drop the caches of daemons and kernels on all nodes of the job"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
+    parser.add_argument("path", metavar="MNT", help="a path in the mount")
     parser.add_argument(
         "--local",
         action="store_true",
-        help="this node only; it gets again from its parents what they hold",
+        help="this node only; its parents keep their caches",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = IoctlRequest.CLEAR_LOCAL if arguments.local else IoctlRequest.CLEAR
     cleared: Any = ask(arguments.path, request)
     print_document(cleared, _sentence, as_json=arguments.json)
-    refuse_missing(cleared, "say that they cleared, and may go on with what they hold")
+    refuse_missing(cleared, "confirm, and may keep their caches")
     return 0
 
 

@@ -1,14 +1,14 @@
-"""Command tree: the commands as data, read from the parsers that also give ``--help``. Man pages,
-shell completion and ``docs/commands.md`` are made from it, so that they agree with ``--help``.
+"""Command tree: the commands as data for man pages, shell completion and ``docs/commands.md``, read
+from the parsers of ``--help``.
 
-argparse has no public way to walk its parsers; only this module uses its private names.
+Only this module uses private names of argparse, which has no public way to walk parsers.
 """
 
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The metavars that stand for a file or a directory.
+# Metavars of files and directories.
 PATHS = frozenset(
     ["PATH", "FILE", "DIR", "D", "MNT", "MOUNTPOINT", "PREFIX", "SOURCE", "DIRECTORY", "PORT|FILE"]
 )
@@ -16,11 +16,9 @@ PATHS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A flag with its names, or a positional argument."""
-
     flags: tuple[str, ...]
     metavar: str
-    """The placeholder for its value; empty if it takes none."""
+    """Empty if it takes no value."""
     help: str
     group: str
     optional: bool
@@ -39,8 +37,6 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A command."""
-
     name: str
     """Such as ``mount`` or ``config show``."""
     summary: str
@@ -49,12 +45,11 @@ class Page:
 
 
 def pages(parser: argparse.ArgumentParser) -> Iterator[Page]:
-    """All commands, in the order of ``--help``, each group together."""
     yield from _below(parser, "", "", "")
 
 
 def _below(parser: argparse.ArgumentParser, name: str, summary: str, epilog: str) -> Iterator[Page]:
-    """A subparser inherits the epilog of its parent unless it has one itself."""
+    """A subparser without an epilog inherits its parent's."""
     epilog = parser.epilog or epilog
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -1,7 +1,5 @@
-"""``copperfs completion SHELL``: prints a script with which the shell completes our commands.
-
-The scripts are made from the parsers and need nothing else: completion starts no Python.
-"""
+"""``copperfs completion``: prints a completion script for a shell, made from the parsers;
+completion itself starts no Python."""
 
 import argparse
 import sys
@@ -10,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copperfs.cli.command_tree import Argument, Page, pages
 
 NAME = "completion"
-HELP = "print a script that has a shell complete commands, options and their values"
+HELP = "print a shell's completion script"
 EPILOG = """\
 bash: put the output into ~/.local/share/bash-completion/completions/copperfs
 zsh:  put it into a file _copperfs in a directory of $fpath, before compinit

@@ -1,7 +1,4 @@
-"""``copperfs config show``: prints every setting, its value and its origin.
-
-It takes the flags of ``copperfs mount``, so that it shows what a mount with them would use.
-"""
+"""``copperfs config show``: prints the settings of a mount with these flags, and their origins."""
 
 import argparse
 from typing import Any
@@ -18,7 +15,7 @@ HELP = "print each setting with its value and origin"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.add_argument(
-        "--of", metavar="MNT", help="what the mount there was told, whatever else is given here"
+        "--of", metavar="MNT", help="the settings of this mount; other flags are ignored"
     )
     add_option_flags(parser)
 

@@ -1,5 +1,4 @@
-"""``copperfs doctor``: checks whether this node can mount and reach its peers; if not, says what to
-do."""
+"""``copperfs doctor``: checks whether this node can mount and reach its peers."""
 
 import argparse
 import os
@@ -10,12 +9,11 @@ from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import console, print_json, printable
 
 NAME = "doctor"
-HELP = "check whether mounts can work on this node, and say what to do where they cannot"
+HELP = "check whether mounts work on this node, and say how to repair what fails"
 EPILOG = """\
-It takes the options of copperfs mount, and judges by them. Nothing is mounted, and nothing that
-hangs is waited for longer than some seconds.
+It judges by the options of copperfs mount, mounts nothing, and waits only seconds for what hangs.
 
-exit codes: 0 if nothing has failed, warnings or not; 1 if something has.
+exit codes: 0 if no check failed, warnings or not; 1 if one did.
 """
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="MNT",
         nargs="?",
-        help="a mount whose readahead and nodes are looked at, too",
+        help="a mount whose readahead and nodes are checked, too",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         action="append",
         default=[],
-        help="a node that is to be reached, besides those of --hostfile; repeatable",
+        help="a node to reach, besides those of --hostfile; repeatable",
     )
     add_option_flags(parser)
 
@@ -86,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(name: str, verdict: str, found: str, remedy: str) -> None:
-    """Print each result as it comes: some checks take seconds."""
+    """Print results as they come: some checks take seconds."""
     console().print(Text.assemble((f"{verdict:8}", STYLES[verdict]), f"{name}: ", printable(found)))
     if remedy:
         console().print(Text(f"{'':8}{printable(remedy)}", "dim"))

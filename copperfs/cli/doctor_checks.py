@@ -1,8 +1,7 @@
 """Doctor checks: what ``copperfs doctor`` examines on this node, one function for each check.
 
-A check gives a finding, a verdict, and unless all is well a remedy. *failed*: mounts will not work,
-or not as requested; *warning*: they will work, with less. A check that may hang runs in a
-subprocess.
+*failed* says that mounts will not work as requested, *warning* that they work with less. A check
+that may hang runs in a subprocess.
 """
 
 import ctypes
@@ -32,8 +31,8 @@ CONNECTS_WITHIN_S = 2.0
 KERNEL_MIN = (5, 1)
 # Debian 11 and RHEL 9 have libfuse 3.10; older ones were never tried.
 LIBFUSE_MIN = (3, 10)
-# For open files and for connections to chunk owners, at most 512 (``REACHED_MAX``). Each node of
-# the job adds one, because it may connect to this one as an owner.
+# Open files, and up to 512 (``REACHED_MAX``) connections to chunk owners. Each node of the job adds
+# one, since it may connect to this one.
 DESCRIPTORS_MIN = 2048
 PROCESSES_MIN = 512
 # The limit of the rendezvous, with some room.
@@ -57,13 +56,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckedMachine:
-    """Where the checks look; tests point it at their own files."""
+    """Where the checks look; tests use their own files."""
 
     settings: Settings
     peers: Sequence[str] = ()
-    """HOST or HOST:PORT, to be reached besides those of the hostfile."""
+    """HOST or HOST:PORT, besides those of the hostfile."""
     nodes: int = 1
-    """The number of nodes of the job, as far as it is known in advance."""
+    """Nodes of the job, as far as known in advance."""
     port: int = 4711
     mountpoint: str | None = None
     uid: int = field(default_factory=os.geteuid)
@@ -72,9 +71,9 @@ class CheckedMachine:
     release: str = field(default_factory=lambda: os.uname().release)
     meminfo: str = "/proc/meminfo"
     root: str = "/"
-    """The root under which ``/proc`` and ``/sys`` describe the cgroups."""
+    """Where ``/proc`` and ``/sys`` are."""
     path: str | None = None
-    """PATH; None means that of this process."""
+    """PATH; None means this process's."""
 
 
 def ok(name: str, found: str) -> Check:
@@ -89,7 +88,7 @@ def failed(name: str, found: str, remedy: str) -> Check:
     return Check(name, CheckVerdict.FAILED, found, remedy)
 
 
-# ---- what mounting needs -------------------------------------------------------------------------
+# ---- mounting ------------------------------------------------------------------------------------
 
 
 def device(machine: CheckedMachine) -> Iterator[Check]:
@@ -162,7 +161,7 @@ def kernel(machine: CheckedMachine) -> Iterator[Check]:
         yield warning(
             "kernel",
             machine.release,
-            "works, but the kernel asks for each open of a directory; Linux 5.1 or later does not",
+            "works, but opens of directories reach the daemon before Linux 5.1",
         )
 
 
@@ -203,7 +202,7 @@ def extension(machine: CheckedMachine) -> Iterator[Check]:
 
 
 def read_ahead(machine: CheckedMachine) -> Iterator[Check]:
-    """The read-ahead of the mount if there is one, else whether a mount can raise it."""
+    """Without a mount, it checks whether mounting can raise the value."""
     name = "page-cache readahead"
     from copperfs.fuse.mounting import absolute, mount_at
 
@@ -229,7 +228,7 @@ _RAISE_READ_AHEAD = (
 
 
 def mount_state(machine: CheckedMachine) -> Iterator[Check]:
-    """Mounts that hang or whose daemons are gone. Mounts of other users refuse the check."""
+    """Other users' mounts refuse the check."""
     from copperfs.fuse.mounting import FSTYPE, absolute, mounts, owner_of
 
     name = "mounts"
@@ -246,7 +245,7 @@ def mount_state(machine: CheckedMachine) -> Iterator[Check]:
     for mountpoint, aside in asked.items():
         said = aside.said(max(deadline - time.monotonic(), 0.1))
         if said.code is None:
-            # Other mounts can be made all the same.
+            # Other mounts can still be made.
             yield (failed if mounted_there == mountpoint else warning)(
                 name,
                 f"{mountpoint} does not answer",
@@ -262,7 +261,7 @@ def mount_state(machine: CheckedMachine) -> Iterator[Check]:
         yield ok(name, f"{well} of copperfs, which answer")
 
 
-# ---- what the machine gives ----------------------------------------------------------------------
+# ---- the machine ---------------------------------------------------------------------------------
 
 
 def limits(machine: CheckedMachine) -> Iterator[Check]:
@@ -299,7 +298,7 @@ def _limit(value: int) -> str:
 
 
 def clock(machine: CheckedMachine) -> Iterator[Check]:
-    """Compares this node's clock with the shared filesystem's, which the rendezvous uses."""
+    """The rendezvous uses the shared filesystem's clock."""
     name = "clock"
     directory = machine.settings.rendezvous or os.path.expanduser("~")
     script = (
@@ -350,7 +349,7 @@ def memory(machine: CheckedMachine) -> Iterator[Check]:
         yield failed(name, shown, "give a smaller --memory")
     elif wanted > available // 2:
         yield warning(
-            name, shown, "that is more than half; a smaller --memory leaves more to the application"
+            name, shown, "that is more than half; a smaller --memory leaves the application more"
         )
     else:
         yield ok(name, shown)
@@ -361,7 +360,7 @@ def _gib(size: int) -> str:
 
 
 def temporary(machine: CheckedMachine) -> Iterator[Check]:
-    """The directory in which ``copperfs run`` mounts."""
+    """``copperfs run`` mounts there."""
     try:
         with tempfile.TemporaryDirectory(dir="/tmp", prefix="copperfs-doctor-"):
             pass

@@ -1,5 +1,4 @@
-"""Doctor peer checks: what ``copperfs doctor`` examines between nodes; ``doctor_checks.py`` has the
-checks of this node."""
+"""Doctor peer checks: what ``copperfs doctor`` examines between nodes."""
 
 import json
 import shutil
@@ -72,8 +71,7 @@ def resolution(machine: CheckedMachine) -> Iterator[Check]:
 
 
 def peers(machine: CheckedMachine) -> Iterator[Check]:
-    """Peers of a mount's job, of a hostfile, and named ones; a refused connection proves a live
-    host, too."""
+    """A refused connection proves a live host, too."""
     yield from _peers_of_mount(machine)
     wanted = list(machine.peers)
     if machine.settings.hostfile is not None:

@@ -1,12 +1,12 @@
 """Runs the user's command as if this process were not there.
 
-Signals sent to this process are passed on. Those of the terminal are not, since the kernel sends
-them to the command as well. If this process is killed, the kernel kills the command. Descriptors
-stay open: ranks of MPICH talk to their launcher through one that they inherit.
+Signals to this process are passed on, except the terminal's, which the command gets as well. If
+this process is killed, the kernel kills the command. Descriptors stay open, since ranks of MPICH
+reach their launcher through one.
 
-A rank that lost its launcher has lost its job. A rank inside MPI notices. Open MPI does not end the
-others, and they would run on without end. So this process checks whether its parent is still the
-same. (``PR_SET_PDEATHSIG`` would also come when merely the thread that started it ended.)
+A rank outside MPI does not notice that its launcher and its job are lost, and Open MPI does not end
+it. So this process checks whether its parent is still the same; ``PR_SET_PDEATHSIG`` would also
+come when only the parent's thread ended.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ ENDS_WITHIN_S = 5.0
 def run_command(
     command: Sequence[str], environ: Mapping[str, str], *, with_parent: bool = False
 ) -> int:
-    """Returns the command's exit code, or 128 and the number if a signal ended it. OSError if it
-    cannot be started. *with_parent*: end the command if the parent of this process ends."""
+    """Returns the exit code, or 128 and the signal's number; OSError if it cannot be started.
+    *with_parent*: end the command when this process's parent ends."""
     grandparent = os.getppid()
     libc = ctypes.CDLL(None)
     parent = os.getpid()
@@ -46,7 +46,7 @@ def run_command(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
-        # This process has one thread, so what runs between fork and exec is safe.
+        # This process has one thread, so code between fork and exec is safe.
         child = subprocess.Popen(
             command,
             env=dict(environ),

@@ -1,4 +1,4 @@
-"""``copperfs keygen``: writes the shared secret of nodes that are launched by a hostfile."""
+"""``copperfs keygen``: writes the secret that the nodes of a hostfile share."""
 
 import argparse
 
@@ -7,9 +7,7 @@ HELP = "write a new secret for --hostfile and --key-file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", metavar="FILE", help="must not exist yet; all nodes have to read it"
-    )
+    parser.add_argument("file", metavar="FILE", help="must not exist yet; all nodes read it")
 
 
 def run(arguments: argparse.Namespace) -> int:

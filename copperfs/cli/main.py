@@ -1,13 +1,9 @@
 """Entry point: finds the command, runs it, and turns errors into an exit code.
 
-A command is a module with the four names of ``Command``, listed by its name in ``COMMANDS``. Only
-the module of the requested command is imported, which halves the cost of a short command;
-``--help`` and an unknown command need all of them. Command modules import heavy packages (pyfuse3,
-the daemon, rich) inside ``run``. The commands of the lab follow those of the product; only ``LAB``
-names their package, which no command of the product imports.
-
-Exit codes: 0 done; 1 an error, told in one sentence on standard error; 2 wrong usage, as argparse
-reports it; 130 interrupted.
+A command is a module with the names of ``Command``, listed in ``COMMANDS``. Only the requested
+module is imported, which halves the cost of a short command; ``--help`` and an unknown command need
+all. Command modules import heavy packages (pyfuse3, the daemon, rich) inside ``run``. Only ``LAB``
+names the lab, which no command of the product imports.
 """
 
 import argparse
@@ -21,17 +17,15 @@ from copperfs import __version__
 from copperfs.cli.output import print_error
 from copperfs.model.errors import CopperError
 
-# The epilog of commands without one, in --help, the man pages and docs/commands.md.
+# For commands that name no others.
 EXIT_CODES = """\
-exit codes: 0 done; 1 an error, told in a sentence on standard error; 2 wrong usage; 130
+exit codes: 0 done; 1 an error, told on standard error; 2 wrong usage; 130
 interrupted.
 """
 
 
 class Command(Protocol):
-    """The interface of a command module."""
-
-    NAME: str  # "mount"; a name of two words, "config show", makes a group
+    NAME: str  # two words, "config show", make a group
     HELP: str
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
@@ -62,12 +56,11 @@ LAB = "copperfs.lab.commands"
 
 
 def command_names() -> tuple[str, ...]:
-    """The commands of the product, then those of the lab, in the order of ``--help``."""
+    """In the order of ``--help``."""
     return (*COMMANDS, *import_module(LAB).COMMANDS)
 
 
 def command_named(name: str) -> Command:
-    """The module of a command, which has the same name."""
     if name in COMMANDS:
         found: Command = cast(Any, import_module(f"copperfs.cli.{name.replace(' ', '_')}"))
     else:
@@ -105,8 +98,8 @@ def _requested(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the words, and pass those after ``--`` to ``profile`` unparsed: argparse takes an
-    optional positional as missing once an option precedes it."""
+    """``profile`` gets the words after ``--`` unparsed: argparse takes an optional positional after
+    an option as missing."""
     parser = build_parser(_requested(words, COMMANDS) or _requested(words, command_names()) or None)
     if words[:1] != ["profile"] or "--" not in words:
         return parser.parse_args(words)
@@ -128,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader, say head, has enough. Python would complain again when it flushes at exit.
+        # The reader has enough; without this, Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,10 +1,9 @@
 """Memory limit: how much memory this process may use, by the machine and by cgroups.
 
-A job of Slurm or Kubernetes, or a container, is in a cgroup with a limit, and the kernel kills it
-beyond that. The machine's memory says nothing there. A limit holds for all cgroups below it, so
-this module reads the own cgroup and all visible ones above. In version 2 it reads ``memory.max``,
-and ``memory.high``, beyond which the process is slowed down. In version 1 it reads
-``memory.limit_in_bytes``, and ``memory.stat`` for the limits of ancestors that are not visible.
+The kernel kills a job or a container beyond its cgroup's limit, whatever the machine's memory. A
+limit holds for all cgroups below, so this module reads the own cgroup and all visible ones above:
+in version 2 ``memory.max`` and ``memory.high``, beyond which processes are slowed down; in version
+1 ``memory.limit_in_bytes``, and ``memory.stat`` for the limits of invisible ancestors.
 """
 
 import os
@@ -32,12 +31,11 @@ def physical_memory() -> Memory:
 
 
 def memory_for_us(root: str = "/") -> Memory:
-    """The smallest limit. Tests have another *root* for ``/proc`` and ``/sys``."""
+    """The smallest limit; tests have another *root*."""
     return min([physical_memory(), *cgroup_limits(root)], key=lambda each: each.size_bytes)
 
 
 def cgroup_limits(root: str = "/") -> list[Memory]:
-    """All limits of this process's cgroups; a cgroup without one gives none."""
     found: list[Memory] = []
     with suppress(OSError):
         mounts = (Path(root) / "proc/self/mountinfo").read_text(errors="surrogateescape")
@@ -48,7 +46,6 @@ def cgroup_limits(root: str = "/") -> list[Memory]:
 
 
 def _limits_of_mount(root: str, line: str, groups: str) -> Iterator[Memory]:
-    """The limits of one line of mountinfo, if it is a hierarchy that limits memory."""
     left, _, right = line.partition(" - ")
     mounted, kind = left.split(), right.split()
     if len(mounted) < 6 or len(kind) < 3:
@@ -71,7 +68,7 @@ def _limits_of_mount(root: str, line: str, groups: str) -> Iterator[Memory]:
 
 
 def _own_group(groups: str, controller: str | None) -> str | None:
-    """The cgroup of this process, in the hierarchy of *controller* or in that of version 2."""
+    """*controller* None means version 2."""
     for line in groups.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if (
@@ -84,8 +81,7 @@ def _own_group(groups: str, controller: str | None) -> str | None:
 
 
 def _below(own: str, shown: str) -> str:
-    """The own cgroup's path relative to the mounted one. A container may see its own cgroup as the
-    topmost, whatever is above it."""
+    """The own cgroup relative to the mounted one; a container may see its own as the topmost."""
     own_parts, shown_parts = PurePosixPath(own).parts, PurePosixPath(shown).parts
     if ".." in own_parts or own_parts[: len(shown_parts)] != shown_parts:
         return ""
@@ -93,7 +89,6 @@ def _below(own: str, shown: str) -> str:
 
 
 def _limit(root: str, file: PurePosixPath, pattern: str) -> Iterator[Memory]:
-    """The limit in a file, unless it sets none or cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
         text = (Path(root) / str(file).lstrip("/")).read_text()
         said = re.match(pattern, text)
@@ -103,5 +98,5 @@ def _limit(root: str, file: PurePosixPath, pattern: str) -> Iterator[Memory]:
 
 
 def _unescaped(path: str) -> str:
-    """The kernel writes blanks in paths as octal numbers."""
+    """The kernel writes blanks as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda each: chr(int(each[1], 8)), path)

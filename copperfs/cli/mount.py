@@ -1,7 +1,7 @@
 """``copperfs mount``: finds the other nodes, starts the daemon, and returns when the mount answers.
 
-The daemon is a fresh process, not a fork of this one: it inherits nothing but its settings and its
-launch. Where this process was a rank of MPI that is required: see ``launch/mpi_launch.py``.
+The daemon is a fresh process, which inherits only its settings and its launch; after MPI that is
+required (``launch/mpi_launch.py``).
 """
 
 import argparse
@@ -61,7 +61,7 @@ def _run_here(settings: Settings, launch: "Launch | None") -> int:
 
 
 def _attend(daemon: "subprocess.Popen[bytes]") -> int:
-    """Stay until the daemon ends, and pass signals on to it."""
+    """Stay until the daemon ends, and pass on signals."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: daemon.send_signal(number))
     return 0 if daemon.wait() == 0 else 1
@@ -77,7 +77,7 @@ def _start(settings: Settings, launch: "Launch | None") -> "subprocess.Popen[byt
     from copperfs.launch.launch_method import line_of
     from copperfs.launch.launcher_variables import without_mpi
 
-    # Alone it waits for the source only, else for its parents, which start when they start.
+    # A node alone waits for the source only, others also for their parents.
     timeout_s = DAEMON_STARTS_WITHIN_S + (0 if launch is None else settings.launch_timeout_s)
     with starting_daemon(
         settings,

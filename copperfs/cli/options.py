@@ -1,8 +1,5 @@
-"""Options: makes flags from the table of options, and resolved settings from the given flags.
-
-It gathers the inputs of ``copperfs.config.settings.resolve``: the TOML file, the environment and
-the memory available to this process.
-"""
+"""Options: makes flags from the table of options, and settings from flags, the TOML file, the
+environment and the available memory."""
 
 import argparse
 import os
@@ -31,8 +28,8 @@ FILE_DEFAULT = "~/.config/copperfs.toml"
 
 
 def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str] = ()) -> None:
-    """Give the parser ``--config`` and a flag for every setting, grouped as in the table.
-    *without*: the settings that the command sets itself."""
+    """Add ``--config`` and a flag for every setting, but *without* those that the command sets
+    itself."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -46,10 +43,9 @@ def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str]
 
 
 def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
-    """The settings from these flags, this environment and the file; ConfigError if wrong."""
     flags: dict[str, Value] = {}
     for option in OPTIONS:
-        # A flag that was not given leaves no attribute: None is a value (--revalidate none).
+        # A flag not given leaves no attribute, since None is a value.
         if option.name in arguments:
             value = getattr(arguments, option.name)
             flags[option.name] = tuple(value) if option.multi else value
@@ -64,7 +60,6 @@ def resolve_options(arguments: argparse.Namespace) -> tuple[Resolved, ...]:
 
 
 def resolve_settings(mountpoint: str, arguments: argparse.Namespace) -> Settings:
-    """As ``resolve_options``, in the form for the daemon at ``mountpoint``."""
     return settings_of(mountpoint, resolve_options(arguments))
 
 
@@ -85,7 +80,7 @@ def default_text(option: Option) -> str:
 
 
 def argument_type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
-    """*parse* for argparse, which then reports what its ValueError says."""
+    """Have argparse report the text of a ValueError."""
 
     def parsed(text: str) -> Parsed:
         try:
@@ -97,7 +92,7 @@ def argument_type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
 
 
 def _read_file(flag: str | None) -> ConfigFile | None:
-    """The requested file, which must exist, or the default one, which need not."""
+    """The requested file must exist, the default one need not."""
     asked_for = flag or os.environ.get(FILE_VARIABLE)
     path = Path(asked_for or FILE_DEFAULT).expanduser()
     try:

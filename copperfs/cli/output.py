@@ -1,9 +1,8 @@
 """Output of commands: tables for people, JSON for programs, one sentence for an error.
 
-Colour appears only where rich finds a terminal and ``NO_COLOR`` is unset. Markup and emoji are off,
-since paths may contain brackets and colons. Text is made printable first, since names on a Unix
-filesystem need not be UTF-8. Commands that print JSON or nothing do not load rich, and start
-sooner.
+Rich shows colour only on terminals without ``NO_COLOR``. Markup and emoji are off, since paths may
+contain brackets and colons, and text is made printable, since names need not be UTF-8. Commands
+that print JSON or nothing do not load rich, and start sooner.
 """
 
 import json
@@ -47,7 +46,7 @@ def console() -> "Console":
 
 
 def printable(text: str) -> str:
-    """``text`` with unprintable characters, such as undecodable bytes, as escapes."""
+    """Unprintable characters, such as undecodable bytes, become escapes."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -59,7 +58,7 @@ def table(
     title: str | None = None,
     right: Sequence[str] = (),
 ) -> "Table":
-    """A table without vertical lines; the columns named in ``right`` are aligned right."""
+    """Columns named in ``right`` are aligned right."""
     from rich.table import Table
 
     result = Table(
@@ -79,7 +78,7 @@ def print_table(
 
 
 def transfer_progress(console: "Console", *columns: "TextColumn", shown: bool) -> "Progress":
-    """A bar with bytes and their rate, on terminals only; *columns* stand behind the bar."""
+    """*columns* stand behind the bar."""
     from rich import progress
 
     return progress.Progress(
@@ -92,7 +91,6 @@ def transfer_progress(console: "Console", *columns: "TextColumn", shown: bool) -
 
 
 def bytes_text(count: int) -> str:
-    """Rounded for people: three digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < KIB or unit == "GiB":
             return f"{count:.3g} {unit}" if unit != "B" else format_size(count)
@@ -101,14 +99,12 @@ def bytes_text(count: int) -> str:
 
 
 def names_of(members: Sequence[Any]) -> str:
-    """The names of nodes from a document about all nodes, for a sentence."""
     names = [printable(each["name"]) for each in members[:NAMES_MAX]]
     more = len(members) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def answered_text(document: Any) -> "Text":
-    """How many nodes a document covers, and which are missing."""
     from rich.text import Text
 
     text = Text(f"{document['nodes']} of {document['roster']} nodes answered")
@@ -134,12 +130,11 @@ def missing_names(missing: Sequence[Any]) -> str:
 
 
 def print_json(data: object) -> None:
-    """One document, keys in the order given, undecodable bytes as escaped surrogates."""
+    """Undecodable bytes become escaped surrogates."""
     print(json.dumps(data, indent=2))
 
 
 def print_document(document: Any, shown: Callable[[Any], object], *, as_json: bool) -> None:
-    """As JSON, or as *shown* makes it for people."""
     if as_json:
         print_json(document)
     else:
@@ -156,9 +151,9 @@ def write_file(path: str, text: str) -> None:
 
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a sign of progress on standard error, if that is a terminal and the wait is long enough
-    for a user to wonder. Yields a function that changes the text. The caller must not print to
-    standard output meanwhile: rich would print it to standard error."""
+    """Show progress on standard error, on a terminal and after a moment; yields a function that
+    changes the text. Callers must not print to standard output meanwhile: rich would print it to
+    standard error."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
@@ -179,7 +174,7 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def ask(path: str, request: "IoctlRequest", argument: bytes = b"") -> Any:
-    """Send a request to a mount, with a sign of progress meanwhile."""
+    """``ask_mount``, with a sign of progress."""
     from copperfs.fuse.ioctl import ask_mount
 
     with waiting(f"asking {path}"):
@@ -191,5 +186,5 @@ def print_error(sentence: str) -> None:
 
 
 def print_progress(sentence: str) -> None:
-    """On standard error, so that standard output has only the requested data."""
+    """Standard output has only the requested data."""
     print(f"copperfs: {printable(sentence)}", file=sys.stderr, flush=True)

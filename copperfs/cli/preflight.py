@@ -1,7 +1,4 @@
-"""Preflight: resolves settings for this node, and checks the node before it joins a launch.
-
-The commands that launch use it: ``mount`` and ``run``.
-"""
+"""Preflight: resolves settings for this node, and checks the node before it joins a launch."""
 
 import os
 import pwd
@@ -14,8 +11,7 @@ from copperfs.model.errors import MountError
 
 
 def on_this_node(settings: Settings) -> Settings:
-    """Make paths absolute, and insert the node's name into paths that have one for each node; in
-    paths of files the user's name, too."""
+    """Make paths absolute, and insert the names of node and user."""
     name = own_name(settings)
 
     def own(path: str | None) -> str | None:
@@ -35,7 +31,7 @@ def on_this_node(settings: Settings) -> Settings:
 
 
 def at_mountpoint(settings: Settings, mountpoint: str) -> Settings:
-    """Set the mount point once it is known: names of files may contain it, too."""
+    """Set the mount point, also in names of files."""
     shown = mountpoint.strip("/").replace("/", "-")
     files = {name: getattr(settings, name) for name in ("log_file", "events", "metrics")}
     named = {name: path and path.replace("%m", shown) for name, path in files.items()}
@@ -54,7 +50,7 @@ def _is_port(where: str | None) -> bool:
 
 
 def with_tier_size(settings: Settings) -> Settings:
-    """Resolved once, before the launch, because the other nodes are told the value."""
+    """The other nodes are told the value, so it is resolved before the launch."""
     if settings.tier_dir is None or settings.tier_size_bytes is not None:
         return settings
     from copperfs.chunkstore.default_budget import default_budget_bytes
@@ -75,7 +71,7 @@ def _try_tier_dir(path: str) -> None:
     from copperfs.chunkstore.disk_ops import RealFiles
     from copperfs.chunkstore.store_directory import open_directory
 
-    # A failing disk is no reason to stay away: the node works without it.
+    # The node works without its disk.
     with suppress(OSError):
         open_directory(path, RealFiles()).close()
 

@@ -1,7 +1,6 @@
 """``copperfs profile``: shows what each path costs, which lookups failed, and what is used at all.
 
-It first drops the caches of this node and its kernel, so that everything the command touches is
-seen once. ``--attach`` watches other processes, with the caches as they are.
+Before a command it drops the caches of this node and its kernel, so that every use is seen.
 """
 
 import argparse
@@ -26,10 +25,9 @@ from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "profile"
-HELP = "show which paths cost what, what was looked for in vain, and what is used at all"
+HELP = "show what each path costs, which lookups failed, and what is used at all"
 EPILOG = """\
-Only for the owner of the mount, and one at a time. What others do on this node meanwhile is seen as
-well.
+Only the mount's owner can profile, one at a time. What others do on this node is seen as well.
 
 exit codes: with a command its own (128 and the number of the signal that ended it), 125 if copperfs
 failed; with --attach 0, or 1.
@@ -40,25 +38,25 @@ ROWS_SHOWN = 15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("mountpoint", metavar="MNT")
-    parser.add_argument("--html", metavar="FILE", help="write a report for a browser as well")
+    parser.add_argument("mountpoint", metavar="MNT", help="the mount point")
+    parser.add_argument("--html", metavar="FILE", help="also write a report for a browser")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it")
     parser.add_argument(
         "--whole",
         metavar="DIR",
         action="append",
         default=[],
-        help="say how much is used of all that is below DIR, a path in the mount, which is walked "
-        "for it at the end; repeatable",
+        help="also show how much is used of all below DIR, a path in the mount, which is walked "
+        "at the end; repeatable",
     )
-    parser.add_argument("--warm", action="store_true", help="leave the caches as they are")
+    parser.add_argument("--warm", action="store_true", help="keep the caches")
     parser.add_argument(
         "--attach",
         metavar="SECONDS",
         nargs="?",
         type=float,
         const=0.0,
-        help="instead of running a command, watch for so long, or until interrupted",
+        help="watch other processes for so long, or until interrupted",
     )
     parser.add_argument("program", metavar="COMMAND", nargs="*", help="after --, as on its own")
 
@@ -115,7 +113,6 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _inside(directory: str, mountpoint: str) -> str:
-    """As given in the mount, or in the source."""
     path = os.path.abspath(directory)
     if path == mountpoint or path.startswith(mountpoint + "/"):
         return path

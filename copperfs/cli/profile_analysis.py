@@ -1,4 +1,4 @@
-"""Profile analysis: turns the daemon's records by path into a report. Pure, except ``whole``."""
+"""Profile analysis: makes a report from the daemon's records by path. Pure, except ``whole``."""
 
 import os
 import posixpath
@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
-# The most rows shown of each list; the sums are of all.
+# Rows shown; the sums are of all.
 PATHS_SHOWN = 2000
 NAMES_SHOWN = 500
 
 
 class Row(TypedDict):
-    """One path, as the daemon's document has it by columns."""
-
     path: str
     type: str
     lookups: int
@@ -46,7 +44,6 @@ def rows_of(document: Any) -> list[Row]:
 
 
 def analyse(document: Any, wholes: Sequence[Whole] = ()) -> dict[str, Any]:
-    """The report, as ``--json`` gives it and the other formats show it."""
     rows = rows_of(document)
     files = [row for row in rows if row["reads"] and row["type"] != "directory"]
     directories = _directories(rows, document["listings"])
@@ -79,7 +76,6 @@ def requests_of(row: Row) -> int:
 
 
 def _directories(rows: Sequence[Row], listings: Iterable[Any]) -> list[dict[str, Any]]:
-    """The requests in each directory, dearest first, with how much of it was read."""
     there = {path: (files, size) for path, _, files, size in listings}
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -115,7 +111,6 @@ def _directories(rows: Sequence[Row], listings: Iterable[Any]) -> list[dict[str,
 
 
 def _in_vain(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Names whose lookups failed: how often, and in how many directories."""
     counts: dict[str, int] = defaultdict(int)
     waits: dict[str, int] = defaultdict(int)
     places: dict[str, list[str]] = defaultdict(list)
@@ -140,7 +135,7 @@ def _in_vain(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def whole(mountpoint: str, directory: str, rows: Iterable[Row]) -> Whole:
-    """Walk *directory*, a path in the mount, and compare it with what was read."""
+    """Walk *directory*, in the mount, and compare it with what was read."""
     top = os.path.relpath(directory, mountpoint)
     top = "" if top == "." else top
     used = {row["path"]: row["bytes"] for row in rows if row["reads"] and row["type"] == "file"}

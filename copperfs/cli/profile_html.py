@@ -1,7 +1,7 @@
-"""The report of ``copperfs profile`` as one HTML file: no other file, nothing from the network.
+"""HTML report of ``copperfs profile``: one file, nothing from the network.
 
-Charts are SVG drawn here, 360 units wide, so that their text is readable on a page as narrow as a
-telephone; wider pages show several beside each other. The only script sorts tables.
+Charts are SVG, 360 units wide: readable on a telephone, several beside each other on wider pages.
+The only script sorts tables.
 """
 
 import html
@@ -160,7 +160,6 @@ def _shares(shares: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _short(path: str) -> str:
-    """The end of the path, as far as it fits."""
     path = "/" + path
     while len(path) > 34 and path.count("/") > 1:
         path = "…/" + path.split("/", 2)[2]

@@ -1,9 +1,8 @@
 """``copperfs record``: records what a command reads through the mount, as a manifest for ``copperfs
 warmup``.
 
-It first drops the caches of this node and its kernel, so that everything the command touches comes
-through the daemon, which then lists what it holds. The manifest also has what other processes read
-through the same mount meanwhile. It lacks what does not fit into the budget.
+It first drops the caches of this node and its kernel, so that all reads come through the daemon,
+which then lists what it holds: also other processes' reads, but not what exceeded the budget.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "record"
-HELP = "write down what a command reads through the mount"
+HELP = "record what a command reads through the mount"
 
 
 EPILOG = """\
@@ -26,7 +25,7 @@ failed.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="the mount point")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the manifest")
     parser.add_argument("program", metavar="COMMAND", nargs="+", help="after --, as on its own")
 

@@ -1,9 +1,8 @@
 """Rewriting: redirects a command's environment to the mount: ``/lus/me/env`` becomes
 ``MNT/lus/me/env``.
 
-Only paths on shared filesystems change. Local paths stay, and so do empty and relative entries. The
-mount resolves an entry, not the source: thousands of processes do this at the same time, and so the
-links on the way are looked up once.
+Only absolute paths on shared filesystems change. The mount resolves them, so that thousands of
+processes look up the links once.
 """
 
 import os
@@ -39,11 +38,10 @@ class Rewriter:
         return result | {name: self.value(value) for name, value in given.items()}
 
     def value(self, value: str) -> str:
-        """A list of paths as in PATH, or a single one."""
         return ":".join(map(self.path, value.split(":")))
 
     def path(self, path: str) -> str:
-        """*path* below the mount point if it is on a shared filesystem, else as it is."""
+        """A path on no shared filesystem stays as it is."""
         if not path.startswith("/") or is_below(os.fsencode(path), os.fsencode(self.mountpoint)):
             return path
         below = self._below_source(path)
@@ -58,7 +56,7 @@ class Rewriter:
         return shown if place is Place.SHARED else path
 
     def _below_source(self, path: str) -> str | None:
-        """The path as written, below the source; if that is outside, its real path."""
+        """The real path counts if the written one is outside the source."""
         written = os.path.normpath(path)
         for top in (self.source, self.source_root):
             if (below := _below(written, top)) is not None:

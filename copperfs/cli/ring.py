@@ -1,4 +1,4 @@
-"""``copperfs ring``: shows the share of the chunks that each node owns, and what each holds."""
+"""``copperfs ring``: shows which chunks each node owns and holds."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "ring"
-HELP = "show which node owns what part of the data tier and what it holds, or who owns a file"
+HELP = "show each node's part of the data tier, or the owners of a file"
 
 LINES_MAX = 64
 COLUMNS = ("owns", "in memory", "on disk")
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     document: Any = ask(arguments.mountpoint, IoctlRequest.RING)
     if document["placement"] is None and not document["chunk_bytes"]:
         raise ControlError(
-            "nobody keeps chunks here: give --tier-dir, or in a job of several nodes --tier-memory"
+            "no node keeps chunks: give --tier-dir, or in a job of several nodes --tier-memory"
         )
     document |= imbalance(document["members"])
     if arguments.paths:
@@ -56,7 +56,7 @@ def _owners(mountpoint: str, path: str) -> dict[str, Any]:
 
 
 def imbalance(members: list[dict[str, Any]]) -> dict[str, Any]:
-    """The maximum over the mean of the nodes that own chunks; None if that is undefined."""
+    """Maximum over mean of the nodes that own chunks; None if undefined."""
     owning = [each for each in members if each["share"]]
     found: dict[str, float | None] = {}
     for key in ("share", "memory_bytes", "disk_bytes"):

@@ -1,12 +1,10 @@
 """``copperfs run``: runs a command that sees its environment through the mount.
 
-Mount, rewrite the environment, run, unmount. Any number of runs on a node share one daemon, as the
-ranks of ``mpiexec`` or ``srun`` do: the first starts it and the last ends it
-(``launch/shared_mount_client.py``). None of them ever speaks MPI, since the command may: the nodes
-of a launch find each other by a rendezvous.
+The runs of a node share one daemon, as the ranks of ``mpiexec`` or ``srun`` do: the first starts it
+and the last ends it (``launch/shared_mount_client.py``). They never speak MPI, since the command
+may: the nodes find each other by a rendezvous.
 
-This process is the parent of the command, and is not replaced by it, so that it can unmount before
-the job's script continues.
+This process stays the parent of the command, to unmount before the job's script continues.
 """
 
 import argparse
@@ -35,13 +33,13 @@ if TYPE_CHECKING:
 NAME = "run"
 HELP = "run a command that reads its environment through a mount of its own"
 EPILOG = f"""\
-The mount is shared by all that run on this node with the same options in one launch, and is gone
-when the last of them has ended, or was killed. What is on shared filesystems (--shared) is read
-through it: the entries of {", ".join(PREFIX_ENV_DEFAULT)}, and the command if it is given as an
-absolute path. COPPERFS_MOUNTPOINT tells the command where the mount is.
+All runs on this node with the same options in one launch share the mount, which ends with the last
+of them. Paths on shared filesystems (--shared) are read through it: the entries of
+{", ".join(PREFIX_ENV_DEFAULT)}, and an absolute path of the command. COPPERFS_MOUNTPOINT tells the
+command where the mount is.
 
 exit codes: that of the command; 128 and the number of the signal that ended it; 125 if copperfs
-failed, which standard error explains; 126 if the command cannot be executed; 127 if there is none.
+failed; 126 if the command cannot be executed; 127 if there is none.
 """
 
 FAILED = 125
@@ -55,22 +53,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mountpoint",
         metavar="DIR",
-        help="where to mount; made if it is missing (a directory in /tmp that is named after user, "
-        "job and options)",
+        help="where to mount; made if missing (a directory in /tmp named after user, job and "
+        "options)",
     )
     parser.add_argument(
         "--prefix-env",
         metavar="NAMES",
         default=",".join(PREFIX_ENV_DEFAULT),
-        help="variables with a path or a list of paths, separated by commas, that are led through "
-        "the mount as far as they are on shared filesystems; none for none (%(default)s)",
+        help="comma-separated variables whose paths on shared filesystems are led through the "
+        "mount; none for none (%(default)s)",
     )
     parser.add_argument(
         "--env",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="set a variable of the command, its paths led through the mount likewise; repeatable",
+        help="set a variable of the command, its paths led through the mount; repeatable",
     )
     add_option_flags(parser, without=("foreground",))
     parser.add_argument("program", metavar="COMMAND", nargs="+", help="after --, as on its own")
@@ -125,8 +123,7 @@ def _settings(
     beside: "Companions",
     job: str,
 ) -> Settings:
-    """The daemon's settings. Except for *left_open* they must be the same for all runs that share
-    it."""
+    """The daemon's settings; except for *left_open* all runs that share it need the same."""
     from copperfs.cli.preflight import at_mountpoint, on_this_node
     from copperfs.fuse.mounting import absolute
 
@@ -151,13 +148,13 @@ def _settings(
 
 
 def _wanted(settings: Settings, left_open: Container[str]) -> dict[str, object]:
-    """The settings that this run needs of a daemon; None where the first run's value will do."""
+    """The settings that this run needs; None where the first run's value will do."""
     return {name: None if name in left_open else value for name, value in asdict(settings).items()}
 
 
 def _own_rendezvous() -> str:
-    """The rendezvous in the user's home, whose parent is made if missing. For a directory that was
-    given, no parent is made: it may be misspelled."""
+    """In the user's home, whose parent is made if missing; that of a given directory is not, since
+    it may be misspelled."""
     directory = os.path.expanduser(RENDEZVOUS_DEFAULT)
     with contextlib.suppress(OSError):  # the rendezvous reports the error
         os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
@@ -170,7 +167,7 @@ def _rewriter(settings: Settings) -> Rewriter:
 
     root = os.path.realpath(settings.source)
     policy = policy_for(settings, mounts(), os.fsencode(root))
-    # The policy refuses its own mount point, but here paths inside it are classified.
+    # The policy refuses its own mount point, whose paths are classified here.
     policy.refused = frozenset()
     return Rewriter(settings.mountpoint, settings.source, root, policy)
 
@@ -196,11 +193,10 @@ def _use(
     *,
     remove: bool,
 ) -> "Use":
-    """Get a mount that is ready, whichever run has started its daemon."""
     from copperfs.fuse.daemon_start import DAEMON_STARTS_WITHIN_S
     from copperfs.launch.shared_mount_client import First, Vanished, come
 
-    # The others may have to wait for those on other nodes, and then for the daemon.
+    # Runs may wait for other nodes, and then for the daemon.
     timeout_s = DAEMON_STARTS_WITHIN_S + 2 * settings.launch_timeout_s
     hello: dict[str, object] = {"settings": wanted, "token": token}
     for _ in range(TRIES_MAX):
@@ -226,7 +222,7 @@ def _use(
 def _begin(
     settings: Settings, first: "First", hello: dict[str, object], here: int, *, remove: bool
 ) -> "Use":
-    """Start the daemon. Its first user is this process, from its first moment."""
+    """Start the daemon, whose first user is this process."""
     from copperfs.cli.preflight import prepare, with_tier_size
     from copperfs.fuse.daemon_start import DAEMON_STARTS_WITHIN_S, let_live, starting_daemon
     from copperfs.launch.launch_method import launch, line_of
@@ -268,7 +264,7 @@ def _begin(
 
 
 def _make(mountpoint: str, *, private: bool) -> None:
-    """Make the directory. If its name is predictable, it must not belong to another user."""
+    """*private*: its name is predictable, so it must not be another user's."""
     from copperfs.fuse.mounting import clean_up_stale
 
     clean_up_stale(mountpoint)
@@ -291,8 +287,8 @@ def _leave(use: "Use", settings: Settings, *, remove: bool) -> None:
     if ending is Ending.SLOW:
         # It will read the bye, and unmounts then.
         print_error(
-            f"the daemon of {settings.mountpoint} has not answered that this was the last use; if "
-            f"the mount stays, end it with: copperfs umount {settings.mountpoint}"
+            f"the daemon of {settings.mountpoint} did not answer in time; if the mount stays, end "
+            f"it with: copperfs umount {settings.mountpoint}"
         )
     if ending is not Ending.LOST:
         return

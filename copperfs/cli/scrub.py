@@ -1,4 +1,4 @@
-"""``copperfs scrub``: reads and checks the chunks on the disks of the data tier."""
+"""``copperfs scrub``: checks the chunks on the disks of the data tier."""
 
 import argparse
 import json
@@ -12,21 +12,21 @@ from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "scrub"
-HELP = "check the chunks on the disk of a node, or of all, and drop those that are damaged"
+HELP = "check the chunks on the disk of a node, or of all, and drop damaged ones"
 
 POLL_EVERY_S = 0.2
 POLL_ALL_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
-    parser.add_argument("--all", action="store_true", help="the disks of all nodes of the job")
+    parser.add_argument("path", metavar="MNT", help="a path in the mount")
+    parser.add_argument("--all", action="store_true", help="all nodes of the job")
     parser.add_argument(
         "--rate",
         type=argument_type(parse_size),
         default=0,
         metavar="SIZE",
-        help="read at most so many bytes a second from each disk; by default as fast as it goes",
+        help="bytes a second to read from each disk at most (no limit)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -54,4 +54,4 @@ def _sentence(state: Any) -> str:
     said += f" on {state['disks']} disks" if state["disks"] > 1 else ""
     if not damaged:
         return f"{said}: all are as they were written"
-    return f"{said}: {damaged:,} damaged, dropped; they are read from the source when wanted again"
+    return f"{said}: {damaged:,} damaged, dropped; they will be read from the source again"

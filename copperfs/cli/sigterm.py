@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Meanwhile SIGTERM, which schedulers send, ends this process with its cleanup."""
+    """SIGTERM, which schedulers send, ends this process with its cleanup."""
 
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)

@@ -1,7 +1,5 @@
-"""``copperfs stats``: shows what a mount did, or with ``--all`` a job, as tables or as JSON.
-
-The JSON is the daemon's own document; ``docs/statistics.md`` explains its keys.
-"""
+"""``copperfs stats``: shows what a mount or a job did; ``docs/statistics.md`` explains the JSON's
+keys."""
 
 import argparse
 import time
@@ -25,29 +23,25 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NAME = "stats"
-HELP = "show what a mount, or a job, did: operations, hits, bytes, what reached the source"
+HELP = "show what a mount or a job did: operations, hits, bytes, reads of the source"
 
 WATCH_INTERVAL_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
+    parser.add_argument("path", metavar="MNT", help="a path in the mount")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--watch", action="store_true", help="repeat each second until interrupted")
     parser.add_argument(
-        "--watch", action="store_true", help="show again each second, until interrupted"
-    )
-    parser.add_argument(
-        "--reset", action="store_true", help="start counting anew; for the mount's owner only"
+        "--reset", action="store_true", help="count from zero; for the mount's owner only"
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--all",
         action="store_true",
-        help="all nodes of the job together, and one by one; with --reset, reset them all",
+        help="all nodes of the job, together and one by one; also with --reset",
     )
-    what.add_argument(
-        "--objects", action="store_true", help="list what is cached instead, oldest first"
-    )
+    what.add_argument("--objects", action="store_true", help="list what is cached, oldest first")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,7 +80,7 @@ def _reset(arguments: argparse.Namespace) -> int:
     outcome: Any = ask(arguments.path, request)
     if arguments.json:
         print_json(outcome)
-    refuse_missing(outcome, "say that they count anew")
+    refuse_missing(outcome, "confirm the reset")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Tables of ``copperfs stats``: the document of a node or of a job, for people."""
+"""Tables of ``copperfs stats`` for a node or a job."""
 
 from typing import Any
 
@@ -14,7 +14,6 @@ def shown(document: Any) -> Group:
 
 
 def _job_tables(document: Any) -> Group:
-    """The sums over all nodes, and a line for each if there are not too many."""
     parts: list[Any] = [answered_text(document)]
     total = document["total"]
     if total:
@@ -63,7 +62,6 @@ def _job_row(each: Any) -> tuple[str, ...]:
 
 
 def _overlay_table(document: Any) -> Table:
-    """Traffic between this node and the others of its job."""
     node, passed, transport = document["node"], document["bytes"], document["transport"]
     members = document["members"]
     rows = [
@@ -97,7 +95,6 @@ def _overlay_table(document: Any) -> Table:
 
 
 def _tier_table(tier: Any) -> Table:
-    """The chunk cache: where chunks were found, and what is held where."""
     hits, memory, disk = tier["hits"], tier["memory"], tier["disk"]
     rows = [
         ("chunks from this node's memory", str(hits["memory"])),

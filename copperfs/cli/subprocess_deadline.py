@@ -1,9 +1,8 @@
 """Subprocess with a deadline: does what may hang, and is left behind if it does.
 
-A process that waits for a mount whose daemon is stopped cannot be killed before the daemon answers,
-and such a thread would keep this process from ending. So ``doctor`` and ``bugreport`` touch a
-mount, a source or a name server only in subprocesses. One that is left behind was sent SIGKILL, and
-ends when its wait does.
+A process that waits for a mount whose daemon is stopped cannot be killed, and a waiting thread
+would keep this process from ending. So ``doctor`` and ``bugreport`` touch mounts, sources and name
+servers only in subprocesses. One left behind was sent SIGKILL, and ends when its wait does.
 """
 
 import signal
@@ -16,7 +15,7 @@ from typing import IO
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """How it ended and what it printed; *code* is None if it did not end in time."""
+    """*code* is None if it did not end in time."""
 
     code: int | None
     output: str
@@ -25,13 +24,13 @@ class Said:
 
 @dataclass(slots=True)
 class Aside:
-    """One such subprocess; ``said`` waits for it. Several can run at the same time."""
+    """``said`` waits for it; several can run at once."""
 
     process: subprocess.Popen[str]
 
     @classmethod
     def start(cls, command: Sequence[str], *, output: IO[str] | None = None) -> "Aside":
-        """OSError if it cannot be started. Its standard output goes to *output* if given."""
+        """OSError if it cannot be started. *output* gets its standard output."""
         return cls(
             subprocess.Popen(
                 list(command),

@@ -23,10 +23,9 @@ from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 
 NAME = "top"
-HELP = "show what a mount, or all nodes of its job, do now, until told to end"
+HELP = "show what a mount, or all nodes of its job, do now"
 EPILOG = """\
-keys: a all nodes or this one, q end. Where standard output is no terminal it shows one frame and
-ends.
+keys: a all nodes or this one, q end. Without a terminal it prints one frame.
 
 exit codes: 0, also when the mount is unmounted meanwhile; 1 if it cannot be asked.
 """
@@ -38,18 +37,18 @@ SVG_COLUMNS = 118
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
-    parser.add_argument("--all", action="store_true", help="all nodes of the job, as their tree")
+    parser.add_argument("path", metavar="MNT", help="a path in the mount")
+    parser.add_argument("--all", action="store_true", help="all nodes of the job, as a tree")
     parser.add_argument(
         "--interval",
         type=_interval,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks (%(default)s)",
+        help="between two frames (%(default)s)",
     )
     parser.add_argument("--count", type=_count, metavar="N", help="end after so many frames")
-    parser.add_argument("--json", action="store_true", help="print JSON, one document for a frame")
-    parser.add_argument("--svg", metavar="FILE", help="write one frame as a picture, and end")
+    parser.add_argument("--json", action="store_true", help="print JSON, a document for each frame")
+    parser.add_argument("--svg", metavar="FILE", help="write one frame as a picture")
 
 
 def _interval(text: str) -> float:
@@ -163,7 +162,7 @@ def _watch(look: _Look, interval_s: float, frames: int | None) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Yields a function that waits for a key for a given time, if there is a keyboard."""
+    """Yields a function that waits for a key, if there is a keyboard."""
     if not sys.stdin.isatty():
 
         def nobody(seconds: float) -> str:

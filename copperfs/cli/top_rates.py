@@ -1,12 +1,12 @@
 """Rates of ``copperfs top``, from the counts of two documents of a mount or a job. Pure.
 
-Counts restart at ``copperfs stats --reset`` and with a new daemon; a count that seems to have gone
-back is taken as counted from nothing.
+Counts restart at ``copperfs stats --reset`` and with a new daemon, so a lower count is taken as
+counted from zero.
 """
 
 from typing import Any
 
-# A hot node gives its children this many times what the others do on average.
+# A hot node gives its children this many times the average.
 HOT_FACTOR = 2.0
 _PASSED = ("from_memory", "from_source_files", "from_parents", "to_children")
 
@@ -16,13 +16,13 @@ def per_s(now: float, before: float, seconds: float) -> float:
 
 
 def share(part: float, *others: float) -> float | None:
-    """*part* of the sum; None if the sum is zero."""
+    """None if the sum is zero."""
     whole = part + sum(others)
     return part / whole if whole else None
 
 
 def of_node(now: Any, before: Any, seconds: float) -> dict[str, Any]:
-    """One node, from two documents of ``copperfs stats``."""
+    """From two documents of ``copperfs stats``."""
     operations = {
         kind: {
             answer: {
@@ -35,7 +35,7 @@ def of_node(now: Any, before: Any, seconds: float) -> dict[str, Any]:
     }
     answered = {
         answer: sum(
-            # without the requests of top itself
+            # without top's own
             answers[answer]["per_s"]
             for kind, answers in operations.items()
             if kind != "ioctl"
@@ -57,7 +57,6 @@ def of_node(now: Any, before: Any, seconds: float) -> dict[str, Any]:
 
 
 def _common(now: Any, before: Any, seconds: float) -> dict[str, Any]:
-    """The rates that exist for a node, and for the sums over all."""
 
     def rate(group: str, key: str) -> float:
         return per_s(now[group][key], before[group][key], seconds)
@@ -87,7 +86,7 @@ def _common(now: Any, before: Any, seconds: float) -> dict[str, Any]:
 
 
 def of_job(now: Any, before: Any, seconds: float, tree: Any) -> dict[str, Any]:
-    """All nodes, from two documents of ``copperfs stats --all`` and one of ``copperfs tree``."""
+    """From two documents of ``copperfs stats --all`` and one of ``copperfs tree``."""
     earlier = {each["number"]: each for each in before.get("by_node", ())}
     rates = {
         each["number"]: _common(each, earlier.get(each["number"], each), seconds)

@@ -18,7 +18,6 @@ _ANSWERS = ("hit", "fetch", "miss", "bypass")
 
 
 def frame(view: Any, *, title: str, hint: str = "") -> RenderableType:
-    """A node, or a job if the document is of one."""
     body = _job(view) if "by_node" in view else _node(view)
     head = Text.assemble((printable(title), "bold"), f"  {hint}")
     return Group(head, *body)
@@ -194,7 +193,7 @@ def _node_cells(node: Any) -> tuple[str, ...]:
     )
 
 
-# ---- odds and ends -------------------------------------------------------------------------------
+# ---- cells ---------------------------------------------------------------------------------------
 
 
 def _rate(value: float) -> str:

@@ -1,7 +1,7 @@
 """``copperfs tree``: shows the parents of each node, and the state of the links between them.
 
-A large job is shown to the depth that fits on a screen, with the nodes below counted; ``--depth``
-shows more. Nodes that did not answer are named in any case.
+Without ``--depth`` it shows what fits a screen, and counts the rest. Missing nodes are always
+named.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from copperfs.config.settings import whole_number
 from copperfs.fuse.ioctl import IoctlRequest
 
 NAME = "tree"
-HELP = "show the nodes of the job: who asks whom, their addresses and round trips"
+HELP = "show the job's nodes: parents, addresses and round trips"
 
-# A job of at most this many lines is shown whole, unless it is a chain too deep for the screen.
+# What fits a screen.
 LINES_MAX = 40
 DEPTH_MAX = 12
 HOPS_MAX = 10**6
@@ -29,14 +29,13 @@ TREES_MAX = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="MNT", help="the mount point, or any path below it")
+    parser.add_argument("path", metavar="MNT", help="a path in the mount")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--depth",
         type=argument_type(whole_number(0, HOPS_MAX)),
         metavar="N",
-        help=f"show all nodes up to N hops from the root (all; of more than {LINES_MAX} nodes, as "
-        f"many as fit {LINES_MAX} lines)",
+        help=f"show all nodes up to N hops from the root (as many as fit {LINES_MAX} lines)",
     )
 
 
@@ -50,7 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shown(document: Any, depth: int | None = None) -> Group:
-    """The document for people."""
     count = document["trees"]
     trees = count if depth is not None else min(count, TREES_MAX)
     parts: list[Tree | Text] = [answered_text(document)]
@@ -145,7 +143,7 @@ class _Drawing:
         return f"not reached, since {name} is missing", "red"
 
     def _count(self, numbers: list[int], below: dict[int | None, list[int]]) -> str:
-        """The number of these nodes and all below them."""
+        """All nodes below count as well."""
         everybody = list(_with_all_below(numbers, below))
         missing = sum(not self.document["members"][each]["answered"] for each in everybody)
         return f"{len(everybody)} more" + (f", {missing} of them missing" if missing else "")
@@ -160,7 +158,7 @@ def _with_all_below(numbers: list[int], below: dict[int | None, list[int]]) -> I
 
 
 def _depth_that_fits(at_depth: dict[int, int]) -> int:
-    """How deep to show; at least to the root's children."""
+    """The root's children are always shown."""
     depth, lines = 1, at_depth[0] + at_depth.get(1, 0)
     while depth < DEPTH_MAX and depth + 1 in at_depth and lines + at_depth[depth + 1] <= LINES_MAX:
         depth += 1

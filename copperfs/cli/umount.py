@@ -18,18 +18,20 @@ DAEMON_ENDS_WITHIN_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
+    parser.add_argument(
+        "mountpoint", metavar="MOUNTPOINT", nargs="?", help="a mount of copperfs or pfs-sim"
+    )
     parser.add_argument(
         "--stale",
         action="store_true",
-        help="all mounts whose daemons are gone, as after a job that was killed: those of this "
-        "user, and for root those of all; only those in MOUNTPOINT if that is given",
+        help="all mounts of this user, or for root of all users, whose daemons are gone; only "
+        "those in MOUNTPOINT if given",
     )
     parser.add_argument("--json", action="store_true", help="with --stale, print JSON")
     parser.add_argument(
         "--lazy",
         action="store_true",
-        help="take it out of the tree even if it is in use; who uses it may go on until done",
+        help="detach it even if it is in use; its users may go on",
     )
 
 
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _unmount_stale(within: str | None, *, as_json: bool) -> int:
-    """For the epilog of a scheduler, so it is silent where there is nothing."""
+    """For a scheduler's epilog: silent if there is nothing."""
     from copperfs.fuse.mounting import (
         FSTYPE,
         RUN_MOUNTPOINT,
@@ -116,7 +118,7 @@ def _daemon_of(mountpoint: str) -> int | None:
 
 
 def _wait_for_end(pid: int, started: int) -> None:
-    """Wait until the daemon has ended, so that nothing is left when this command returns."""
+    """Nothing is left when this command returns."""
     from copperfs.fuse.daemon_start import start_of
 
     deadline = time.monotonic() + DAEMON_ENDS_WITHIN_S

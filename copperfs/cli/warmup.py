@@ -1,8 +1,7 @@
-"""``copperfs warmup``: brings a set of files into the memory of every node, before the job needs
-them.
+"""``copperfs warmup``: brings files into every node's memory before the job needs them.
 
-The daemon of this node plans and watches it; the roots of the trees read and push. The daemon gets
-the paths in a file that only this user can read.
+This node's daemon plans and watches it; the roots of the trees read and push. The daemon gets the
+paths in a file that only this user can read.
 """
 
 import argparse
@@ -35,28 +34,28 @@ interrupted.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="the mount point")
     parser.add_argument(
         "paths",
         metavar="PATH",
         nargs="*",
-        help="files, and directories with all that is below them: in the mount, from the mount "
-        "point on, or as they are called in the source",
+        help="files, and directories with all below them: paths in the mount, relative to it, or "
+        "in the source",
     )
     parser.add_argument("--manifest", metavar="FILE", help="what 'copperfs record' wrote")
     parser.add_argument(
         "--check", action="store_true", help="only tell which nodes hold it; exit code 1 if not all"
     )
     parser.add_argument(
-        "--evict", action="store_true", help="let what is older go, if there is no room otherwise"
+        "--evict", action="store_true", help="evict older content if there is no room"
     )
     parser.add_argument(
         "--ring",
         action="store_true",
-        help="have each node read its own chunks of what goes through the data tier instead: large "
-        "files, and all below the --ring of the mount",
+        help="fill the data tier instead: each node reads its own chunks of large files, and of "
+        "all below the mount's --ring",
     )
-    parser.add_argument("--json", action="store_true", help="the outcome as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -226,10 +225,10 @@ class Wanted:
     """Paths below the mount point."""
 
     paths: list[str] = field(default_factory=list)
-    """Files, and directories with all that is below them; it is an error if one does not exist."""
+    """Files, and directories with all below them; each must exist."""
     files: list[str] = field(default_factory=list)
     listings: list[str] = field(default_factory=list)
-    """Directories of which only the names are wanted."""
+    """Directories of which only names are wanted."""
 
     def add(self, other: "Wanted") -> None:
         self.paths += other.paths
@@ -247,8 +246,8 @@ class Places:
     """The mount point as the user wrote it, perhaps through a link."""
 
     def find(self, path: str) -> str:
-        """The path in the mount: *path* is relative to the current directory, or relative to the
-        mount point, or a path of the source."""
+        """*path* is relative to the current directory or the mount point, or a path of the
+        source."""
         full = os.path.abspath(path)
         found = _below(self.mountpoint, full)
         if found is None and not os.path.isabs(path):
@@ -274,8 +273,8 @@ def _below(top: str, path: str) -> str | None:
 
 
 def followed(places: Places, path: str) -> Wanted:
-    """*path* without its links, and the directories that contain them: a reader of *path* lists
-    those as well."""
+    """*path* without its links, and the directories of the links, which its readers list as
+    well."""
     wanted, at, links = Wanted(), "", 0
     rest = places.find(path).split("/")
     while rest:
@@ -284,7 +283,7 @@ def followed(places: Places, path: str) -> Wanted:
         try:
             target = os.readlink(os.path.join(places.mountpoint, below))
         except OSError:
-            at = below  # no link; it may not exist at all, which the daemon reports
+            at = below  # no link, or missing, which the daemon reports
             continue
         wanted.listings.append(at)
         links += 1
@@ -301,7 +300,7 @@ def followed(places: Places, path: str) -> Wanted:
 
 
 def read_manifest(file: str) -> Wanted:
-    """One JSON object a line: a path, and ``object`` or ``listing`` for its kind."""
+    """One JSON object a line: a path, and as its kind ``object`` or ``listing``."""
     wanted = Wanted()
     by_kind = {"object": wanted.files, "listing": wanted.listings}
     try:
@@ -316,7 +315,7 @@ def read_manifest(file: str) -> Wanted:
         raise ControlError(f"the manifest {file} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise ControlError(
-            f"{file} is no manifest: each of its lines is a JSON object with a path and a kind, as "
-            "'copperfs record' writes it"
+            f"{file} is no manifest of 'copperfs record': each line has to be a JSON object with a "
+            "path and a kind"
         ) from None
     return wanted

@@ -1,17 +1,15 @@
 """Settings of a daemon, and the origin of each.
 
-``Settings`` is the one table. Each of its fields carries an ``Option`` with the spelling and the
-meaning of the setting. The flags, the ``COPPERFS_*`` variables, the keys of the TOML file,
-``copperfs config show`` and ``docs/options.md`` are all made from that. A setting has one name
-everywhere: ``--tree-max``, ``COPPERFS_TREE_MAX`` and ``tree-max = ...``.
+``Settings`` is the one table. Flags, ``COPPERFS_*`` variables, keys of the TOML file, ``copperfs
+config show`` and ``docs/options.md`` are made from it, with one name for each setting:
+``--tree-max``, ``COPPERFS_TREE_MAX``, ``tree-max = ...``.
 
-For each setting ``resolve`` takes the last origin that gives it: default, TOML file, variable,
-flag. It does no I/O: the command line passes the text of the file, the environment and the memory
-available to this process. The result goes to the daemon, a fresh process, as JSON.
+``resolve`` takes the last origin that gives a setting: default, TOML file, variable, flag. It does
+no I/O; the command line passes the file's text, the environment and the available memory. The
+daemon, a fresh process, gets the result as JSON.
 
-A value is first parsed from text, whatever its origin, so that there is one set of rules and of
-error messages. ``"none"`` stands for the absence of a value, because neither a variable nor TOML
-has another way to say so.
+Values of every origin are parsed from text, by one set of rules. ``"none"`` stands for no value,
+for which neither variables nor TOML have another way.
 
 This module is longer than most, because the table and its readers belong together.
 """
@@ -32,12 +30,12 @@ Value = str | int | float | bool | tuple[str, ...] | None
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 AGE_MIN_S = 0.1
 TIER_MEMORY_BYTES = 512 * MIB
-# A chunk travels in one message, which has room for 1 MiB.
+# A message has room for 1 MiB.
 CHUNK_UNIT_BYTES, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4 * KIB, 64 * KIB, MIB
-# On disk a chunk has up to two pages more, for its header (``chunkstore/disk_format.py``).
+# Up to two pages on disk (``chunkstore/disk_format.py``).
 CHUNK_HEADER_BYTES_MAX = 8 * KIB
 
-# ---- sizes and durations as text -------------------------------------------------------------
+# ---- sizes and durations as text --------------------------------------------------------------
 
 # As in coreutils: K and KiB are 1024, KB is 1000; case does not matter.
 _UNITS: dict[str, int] = {"": 1, "b": 1} | {
@@ -50,17 +48,17 @@ _SECONDS = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*s?", re.ASCII | re.IGNOR
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``"0"``, ``"512k"``, ``"10 MiB"``, ``"1.5G"``; ValueError otherwise."""
+    """``"0"``, ``"512k"``, ``"10 MiB"``, ``"1.5G"``; ValueError otherwise."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write 0, 512k, 10MiB or 1.5G")
     number, unit = match[1], _UNITS[match[2].lower()]
-    # An integer stays out of floating point, which is exact only up to 2**53.
+    # Floats are exact only up to 2**53.
     return int(number) * unit if number.isdigit() else round(float(number) * unit)
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact text: the largest unit that divides the size. ``parse_size`` reads it."""
+    """The shortest exact text, which ``parse_size`` reads back."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size_bytes and size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"
@@ -68,7 +66,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from ``"60"``, ``"0.5"`` or ``"5 s"``; ValueError otherwise."""
+    """``"60"``, ``"0.5"`` or ``"5 s"``; ValueError otherwise."""
     match = _SECONDS.fullmatch(text.strip())
     seconds = float(match[1]) if match is not None else math.nan
     if not math.isfinite(seconds):
@@ -77,10 +75,9 @@ def parse_seconds(text: str) -> float:
 
 
 def whole_number(at_least: int, at_most: int) -> Callable[[str], int]:
-    """A parser of whole numbers in these bounds; ValueError otherwise."""
 
     def parse(text: str) -> int:
-        # ASCII digits only, and few: int() takes other scripts, and refuses 5,000 digits.
+        # int() takes other scripts, and refuses 5,000 digits.
         if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or not at_least <= int(text) <= at_most:
             raise ValueError(f"{text!r} is not a whole number from {at_least} to {at_most}")
         return int(text)
@@ -89,16 +86,16 @@ def whole_number(at_least: int, at_most: int) -> Callable[[str], int]:
 
 
 def format_seconds(seconds: float) -> str:
-    """``"60 s"``; exact, so that ``parse_seconds`` gives the same number back."""
+    """Exact, so that ``parse_seconds`` gives the same number back."""
     return f"{seconds!r}".removesuffix(".0") + " s"
 
 
-# ---- kinds of values -------------------------------------------------------------------------
+# ---- kinds of values --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OptionKind:
-    """How the values of an option are written, as text and natively in TOML."""
+    """How values are written, as text and natively in TOML."""
 
     metavar: str
     parse: Callable[[str], Value]
@@ -148,9 +145,7 @@ def _parse_age(text: str) -> float:
 def _parse_chunk(text: str) -> int:
     size_bytes = parse_size(text)
     if size_bytes % CHUNK_UNIT_BYTES or not CHUNK_BYTES_MIN <= size_bytes <= CHUNK_BYTES_MAX:
-        raise ValueError(
-            f"{text!r} is no size of a chunk; write 64KiB, 1MiB or whole pages between"
-        )
+        raise ValueError(f"{text!r} is no chunk size; write 64KiB, 1MiB or whole pages between")
     return size_bytes
 
 
@@ -191,7 +186,7 @@ SWITCH = OptionKind("yes|no", _parse_switch, _format_switch, (bool,))
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting as its users see it; its name and default are those of the Settings field."""
+    """One setting; its name and default are those of the Settings field."""
 
     name: str
     group: str
@@ -204,7 +199,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name as users write it. Values carry their unit, so the name drops it."""
+        """The name as users write it, without the unit."""
         return self.name.removesuffix("_bytes").removesuffix("_s").replace("_", "-")
 
     @property
@@ -216,13 +211,13 @@ class Option:
         return "COPPERFS_" + self.key.upper().replace("-", "_")
 
     def parse(self, text: str) -> Value:
-        """The value that the text means; ValueError says what is wrong with it."""
+        """ValueError says what is wrong with the text."""
         if self.optional and text.lower() == "none":
             return None
         return self.kind.parse(text)
 
     def parse_variable(self, text: str) -> Value:
-        """Like ``parse``; a list is separated by colons, as in PATH."""
+        """Like ``parse``; colons separate a list, as in PATH."""
         if self.multi:
             return tuple(str(self.parse(part)) for part in text.split(":") if part)
         return self.parse(text)
@@ -234,14 +229,14 @@ class Option:
             return tuple(str(self.parse(part)) for part in value)
         if self.optional and value == "none":
             return None
-        # type(), because a bool is an int to isinstance, and "memory = true" is a mistake.
+        # A bool is an int to isinstance.
         if type(value) not in self.kind.toml_types:
             names = " or ".join(_TOML_NAMES[kind] for kind in self.kind.toml_types)
             raise ValueError(f"write {names}, not {value!r}")
         return self.parse(str(value))
 
     def format(self, value: Value) -> str:
-        """The value for a reader; ``parse_variable`` gives it back."""
+        """``parse_variable`` reads it back."""
         if value is None:
             return "none"
         return ":".join(value) if isinstance(value, tuple) else self.kind.format(value)
@@ -249,7 +244,7 @@ class Option:
 
 _TOML_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
-# ---- the table -------------------------------------------------------------------------------
+# ---- the table --------------------------------------------------------------------------------
 
 VIEW, CACHES, SOURCE, DAEMON = "What the mount shows", "Caches", "Source", "Daemon"
 OVERLAY = "Between nodes"
@@ -282,26 +277,26 @@ def _option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of a daemon. Each field but the mount point is an option."""
+    """Each field but the mount point is an option."""
 
     mountpoint: str
 
     source: str = field(
         default="/",
-        metadata=_option(VIEW, PATH, "The directory that the mount shows."),
+        metadata=_option(VIEW, PATH, "The directory to show."),
     )
     shared: tuple[str, ...] = field(
         default=(),
         metadata=_option(
             VIEW,
             PREFIX,
-            "Absolute paths on shared filesystems: what is below one of them is kept as one "
-            "snapshot, or for --revalidate seconds; all else is local to this node and is believed "
-            "for one second. Give several after one flag, or separated by colons in the variable. "
-            "Put the mount point before this flag.",
+            "Absolute paths on shared filesystems: all below them is kept as one snapshot, or "
+            "for --revalidate seconds; all else is local to the node and kept for one second. "
+            "Put the mount point before this flag; colons separate paths in the variable.",
             default_text="with --source /, the network filesystems of this node; if there are "
-            "none, or with another source, everything but /proc, /sys, /dev and /run. On several "
-            "machines never a disk of one of them: a job that shares nothing else is refused",
+            "none, or with another source, all but /proc, /sys, /dev and /run. A "
+            "job of several machines takes no disk of one of them, and is refused "
+            "if it shares nothing else",
             multi=True,
         ),
     )
@@ -310,9 +305,8 @@ class Settings:
         metadata=_option(
             VIEW,
             _choice("rewrite", "keep"),
-            "An absolute symlink into a shared path is shown so that following it does not leave "
-            "the mount (rewrite): the source's own path is replaced by the mount point. With keep "
-            "it is shown as it is.",
+            "rewrite: show an absolute symlink into a shared path with the mount point in place "
+            "of the source's path, so that it stays in the mount. keep: show it as it is.",
         ),
     )
     inodes: InodeMode = field(
@@ -320,11 +314,10 @@ class Settings:
         metadata=_option(
             VIEW,
             _choice("auto", "compare", "ignore"),
-            "Whether a file's inode number is part of its version, on all nodes. With auto it is, "
-            "unless the clients of the source (sshfs) have inode numbers of their own, which nodes "
-            "find out when they meet, by comparing a few names. With compare it is in any case, "
-            "with ignore it is not: then a file that is replaced by one of the same size and times "
-            "is not noticed.",
+            "Whether inode numbers are part of a file's version, on all nodes. auto: unless "
+            "nodes find that clients of the source (sshfs) number files by themselves. compare: "
+            "always. ignore: never, so a file replaced by one of the same size and times goes "
+            "unnoticed.",
         ),
     )
     allow_other: bool = field(
@@ -332,19 +325,19 @@ class Settings:
         metadata=_option(
             VIEW,
             SWITCH,
-            "Let other users use the mount; the kernel checks their rights against the modes and "
-            "owners that it shows. Needs user_allow_other in /etc/fuse.conf, or root.",
+            "Let other users in; the kernel checks the modes and owners shown. Needs "
+            "user_allow_other in /etc/fuse.conf, or root.",
         ),
     )
     memory_bytes: int = field(
         metadata=_option(
             CACHES,
             SIZE,
-            "The budget of all that this daemon holds of listings, entries and files. Once it is "
-            "full, what was used longest ago is evicted and read again when asked for. The front's "
-            "table of names comes on top, about a sixteenth of it; so does what the kernel caches.",
-            default_text="an eighth of the memory, at most 8 GiB; where the cgroup of the job has "
-            "a limit, an eighth of that",
+            "Budget of the listings, entries and files that this daemon holds; the least "
+            "recently used are evicted. The front's table of names, about a sixteenth of it, and "
+            "the kernel's caches come on top.",
+            default_text="an eighth of the memory, or of the limit of the job's cgroup, at most "
+            "8 GiB",
         ),
     )
     tree_max_bytes: int = field(
@@ -353,10 +346,9 @@ class Settings:
             CACHES,
             SIZE,
             "Files up to this size, and up to half of --memory, are fetched and cached whole at "
-            "the first read of any byte. Larger ones go through the data tier, in chunks, as they "
-            "are asked for; without a tier (a node alone, or --tier-memory 0) they are read from "
-            "the source, and only the kernel caches them. Larger values make a first read of a few "
-            "bytes dearer and later ones free.",
+            "their first read. Larger ones go through the data tier in chunks; without a tier (a "
+            "node alone, or --tier-memory 0) they are read from the source and cached only by "
+            "the kernel. Larger values make first reads dearer and later ones free.",
         ),
     )
     bypass_above_bytes: int | None = field(
@@ -364,9 +356,8 @@ class Settings:
         metadata=_option(
             CACHES,
             SIZE,
-            "Files above this size never enter a cache of the daemon or the data tier, even if "
-            "--tree-max is larger; every read that the kernel has not cached goes to the source. "
-            "With none, there is no such size.",
+            "Files above this size enter no cache of the daemon and no data tier, whatever "
+            "--tree-max: reads that the kernel has not cached go to the source.",
             optional=True,
         ),
     )
@@ -375,9 +366,8 @@ class Settings:
         metadata=_option(
             CACHES,
             AGE,
-            "Ask the source again about what was looked at longer ago than this; whoever opens a "
-            "file by name sees a change after at most this time. With none, the job sees one "
-            "snapshot until 'copperfs clear'.",
+            "Ask the source again after this time: a file opened by name shows changes at most "
+            "this late. With none, the job sees one snapshot until 'copperfs clear'.",
             optional=True,
         ),
     )
@@ -386,10 +376,9 @@ class Settings:
         metadata=_option(
             CACHES,
             _count(0, 10_000_000),
-            "A directory with up to this many entries is fetched whole, with all attributes, and "
-            "then answers every lookup, found or not. Of a larger one only the names are fetched: "
-            "they still answer for what is missing, and each name that is there is looked up by "
-            "itself.",
+            "Directories of up to this many entries are fetched whole, with attributes, and "
+            "answer every lookup. The names of larger ones answer only for what is missing; each "
+            "existing name is looked up by itself.",
         ),
     )
     source_concurrency: int = field(
@@ -397,10 +386,9 @@ class Settings:
         metadata=_option(
             SOURCE,
             _count(1, 1024),
-            "At most this many operations on the source at a time (listing a directory, looking at "
-            "a name, opening, reading a whole file), each in a thread of its own; a thread that "
-            "hangs beyond --source-deadline is replaced. Reads of files that are too large to be "
-            "cached come on top, up to 64 at a time.",
+            "Operations on the source at a time (list, look up, open, read a whole file), each "
+            "in a thread; one that hangs beyond --source-deadline is replaced. Up to 64 reads of "
+            "files too large to cache come on top.",
         ),
     )
     read_ahead: bool = field(
@@ -408,12 +396,11 @@ class Settings:
         metadata=_option(
             SOURCE,
             SWITCH,
-            "After the second file of one ending (.pyc) that is read in a directory, read the "
-            "others of it before they are asked for: up to 512 files of up to 128 KiB each, 4 MiB "
-            "together, a few at a time. Of Python packages the compiled files after the first one, "
-            "and the directories and libraries that the compiled __init__ mentions. What is read "
-            "is the same whatever the order and the number of nodes, and nothing that was asked "
-            "for goes for it.",
+            "After the second file of one ending (.pyc) read in a directory, read up to 512 "
+            "others ahead, of up to 128 KiB each and 4 MiB together. Of Python packages, read "
+            "the compiled files after the first one, and the directories and libraries that the "
+            "compiled __init__ mentions. The set is the same for every order and number of "
+            "nodes, and displaces nothing that was asked for.",
         ),
     )
     source_deadline_s: float = field(
@@ -421,9 +408,9 @@ class Settings:
         metadata=_option(
             SOURCE,
             DEADLINE,
-            "An operation on the source that takes longer than this fails with ETIMEDOUT for "
-            "whoever waits for it, so that a hung disk cannot hang a reader for good. No request "
-            "of the kernel waits more than about 6 seconds longer than this.",
+            "An operation on the source that takes longer fails with ETIMEDOUT, so that a hung "
+            "disk cannot hang a reader. No kernel request waits more than about 6 seconds "
+            "longer.",
         ),
     )
     bootstrap: Literal["auto", "mpi", "none"] = field(
@@ -431,10 +418,9 @@ class Settings:
         metadata=_option(
             LAUNCH,
             _choice("auto", "mpi", "none"),
-            "How the nodes of a job find each other. With auto: by --hostfile or --rendezvous if "
-            "given, else by MPI if mpiexec or srun started more than one process, else this node "
-            "is alone. With none it is alone whatever else is said, for instance in a process "
-            "that itself belongs to an MPI job.",
+            "How nodes find each other. auto: by --hostfile or --rendezvous if given, else by "
+            "MPI if mpiexec or srun started several processes, else this node is alone. mpi: by "
+            "MPI. none: alone, even inside an MPI job.",
         ),
     )
     rendezvous: str | None = field(
@@ -442,9 +428,9 @@ class Settings:
         metadata=_option(
             LAUNCH,
             PATH,
-            "A directory that all nodes share, through which they find each other without MPI. "
-            "It has to be yours with mode 0700, and is made so if it is missing; a start leaves "
-            "nothing in it. Two mounts that start at the same time need two directories.",
+            "A directory that all nodes share, to find each other without MPI. It must be yours "
+            "with mode 0700; it is made if missing and left empty. Two mounts that start at once "
+            "need two.",
             optional=True,
         ),
     )
@@ -453,8 +439,7 @@ class Settings:
         metadata=_option(
             LAUNCH,
             _count(1, 200_000),
-            "How many nodes --rendezvous waits for. Given with another way to launch, it has to "
-            "be what that finds.",
+            "How many nodes --rendezvous waits for; another way to launch must find as many.",
             default_text="what Slurm, PBS, PALS or Flux say",
             optional=True,
         ),
@@ -464,9 +449,9 @@ class Settings:
         metadata=_option(
             LAUNCH,
             DEADLINE,
-            "How long to wait for all nodes; --rendezvous then says who is missing. The same on "
-            "all nodes: a file in its directory that is a minute older than this is taken for "
-            "that of a start that crashed.",
+            "How long to wait for all nodes; --rendezvous then names the missing ones, and takes "
+            "a file in its directory that is a minute older as left by a crash. The same on all "
+            "nodes.",
         ),
     )
     hostfile: str | None = field(
@@ -474,8 +459,8 @@ class Settings:
         metadata=_option(
             LAUNCH,
             PATH,
-            "A file that names all nodes, the same on each of them: HOST, HOST:PORT or a set such "
-            "as node[001-128] on each line. Needs --key-file, unless --security is none.",
+            "A file that names all nodes, the same on each: HOST, HOST:PORT or a set such as "
+            "node[001-128] on each line. Needs --key-file, unless --security is none.",
             optional=True,
         ),
     )
@@ -484,9 +469,9 @@ class Settings:
         metadata=_option(
             LAUNCH,
             PATH,
-            "The secret by which nodes of a hostfile know each other, made by 'copperfs keygen'. "
-            "Whoever can read it can join the job, so it has to be yours with mode 0600. The "
-            "other ways to launch draw new keys each time.",
+            "The secret of a hostfile's nodes, made by 'copperfs keygen'. It must be yours with "
+            "mode 0600, since its readers can join the job. Other ways to launch draw new keys "
+            "each time.",
             optional=True,
         ),
     )
@@ -495,7 +480,7 @@ class Settings:
         metadata=_option(
             LAUNCH,
             NAME,
-            "What this node is called; no two may have one name.",
+            "The name of this node; no two may share one.",
             default_text="its host name",
             optional=True,
         ),
@@ -505,10 +490,10 @@ class Settings:
         metadata=_option(
             LAUNCH,
             OptionKind("WHERE", _parse_text),
-            "Where the other nodes reach this one: an address, an interface (hsn0) or a network "
-            "(10.1.0.0/16, whichever interface is in it). Nothing listens on other interfaces.",
-            default_text="the address that the host name has; if that is loopback, the interface "
-            "of the default route",
+            "Where other nodes reach this one: an address, an interface (hsn0) or a network "
+            "(10.1.0.0/16). Nothing listens elsewhere.",
+            default_text="the address of the host name; if that is loopback, the interface of "
+            "the default route",
             optional=True,
         ),
     )
@@ -517,8 +502,8 @@ class Settings:
         metadata=_option(
             LAUNCH,
             _count(0, 65535),
-            "The TCP port on which the other nodes reach this one; 0 is any that is free.",
-            default_text="any that is free; with --hostfile 4711",
+            "The TCP port where other nodes reach this one; 0 is any free one.",
+            default_text="any free one; with --hostfile 4711",
             optional=True,
         ),
     )
@@ -527,10 +512,9 @@ class Settings:
         metadata=_option(
             LAUNCH,
             _choice("curve", "none"),
-            "With curve, nodes encrypt what they say to each other and let nobody in who is not in "
-            "the roster; it takes CPU time for each byte. With none, whoever reaches the port can "
-            "read what the job reads and answer in its place: only for isolated networks. The "
-            "same on all nodes.",
+            "curve: nodes encrypt their messages and admit only nodes of the roster, for CPU "
+            "time per byte. none: any process that reaches the port can read the job's data and "
+            "forge answers; only for isolated networks. The same on all nodes.",
         ),
     )
     front_threads: int = field(
@@ -538,7 +522,7 @@ class Settings:
         metadata=_option(
             DAEMON,
             _count(1, 64),
-            "C threads that answer the kernel from what is cached, without the GIL.",
+            "C threads that answer the kernel from the cache, without the GIL.",
         ),
     )
     fanout: int = field(
@@ -556,8 +540,8 @@ class Settings:
         metadata=_option(
             OVERLAY,
             _count(1, 64),
-            "To how many nodes each node passes on what 'copperfs warmup' spreads. Its link "
-            "carries the data so many times, so a low one is faster. The same on all nodes.",
+            "How many nodes each node passes a 'copperfs warmup' on to. Its link carries the "
+            "data as often, so a low number is faster. The same on all nodes.",
         ),
     )
     trees: int = field(
@@ -565,8 +549,8 @@ class Settings:
         metadata=_option(
             OVERLAY,
             _count(1, 64),
-            "How many nodes share the reading of the source: there are so many trees, each with "
-            "another root, and a directory's path picks its tree. The same on all nodes.",
+            "How many nodes share the reading of the source: each tree has another root, and a "
+            "directory's path picks its tree. The same on all nodes.",
         ),
     )
     wait_all: bool = field(
@@ -574,8 +558,8 @@ class Settings:
         metadata=_option(
             OVERLAY,
             SWITCH,
-            "Return only when the mounts of all nodes answer, instead of when this node's own "
-            "parents do. Node 0 asks all others, so give it to all nodes.",
+            "Return when the mounts of all nodes answer, not only this node's parents. Node 0 "
+            "asks all others, so give it to all nodes.",
         ),
     )
     tier_memory_bytes: int = field(
@@ -583,12 +567,11 @@ class Settings:
         metadata=_option(
             TIER,
             SIZE,
-            "The memory of this node in which chunks of large files and datasets lie: its own "
-            "part of them, and for a moment those that it has read. It comes on top of --memory. "
-            "With 0 and no --tier-dir this node keeps none, and with that on all nodes, large "
-            "files are read from the source by every node. A node that is a job by itself has "
-            "none without --tier-dir.",
-            default_text="512 MiB, at most an eighth of the memory, or of the limit of the job's "
+            "Memory for this node's part of the chunks of large files and datasets, and briefly "
+            "for chunks that it has read; on top of --memory. With 0 on all nodes and no "
+            "--tier-dir, every node reads large files from the source. A node alone has none "
+            "without --tier-dir.",
+            default_text="512 MiB, at most an eighth of the memory or of the limit of the job's "
             "cgroup",
         ),
     )
@@ -597,9 +580,9 @@ class Settings:
         metadata=_option(
             TIER,
             PATH,
-            "A directory on a disk of this node (NVMe) where its part of the chunks is kept as "
-            "well, also for the next job. It is made if it is missing; %h in it stands for the "
-            "node's name. Two daemons cannot use one directory.",
+            "A directory on a disk of this node (NVMe) that also keeps its part of the chunks, "
+            "for later jobs, too. It is made if missing; %h stands for the node's name. Two "
+            "daemons cannot share one.",
             optional=True,
         ),
     )
@@ -608,10 +591,9 @@ class Settings:
         metadata=_option(
             TIER,
             SIZE,
-            "How much of the disk --tier-dir may take. At least 1 GiB of it is left free for "
-            "others, whatever this says. A node's part of all chunks is in proportion to this and "
-            "--tier-memory together.",
-            default_text="half of what is free on that disk when the node starts",
+            "How much of its disk --tier-dir may take; at least 1 GiB always stays free. A "
+            "node's part of the chunks is in proportion to this and --tier-memory together.",
+            default_text="half of what is free on that disk at the start",
             optional=True,
         ),
     )
@@ -620,8 +602,8 @@ class Settings:
         metadata=_option(
             TIER,
             PREFIX,
-            "Absolute paths of datasets: all files below one of them go through the data tier, "
-            "not only those above --tree-max. The same on all nodes.",
+            "Absolute paths of datasets: all files below them go through the data tier, not only "
+            "those above --tree-max. The same on all nodes.",
             default_text="no path",
             multi=True,
         ),
@@ -631,9 +613,8 @@ class Settings:
         metadata=_option(
             TIER,
             CHUNK,
-            "The size of the pieces in which files go through the data tier: whole pages, from 64 "
-            "KiB to 1 MiB. Smaller ones spare bytes where little of a file is read, and cost CPU "
-            "time for each. The same on all nodes.",
+            "Size of the data tier's chunks: whole pages, 64 KiB to 1 MiB. Small ones save bytes "
+            "where little of a file is read, and cost CPU time. The same on all nodes.",
         ),
     )
     vnodes: int | None = field(
@@ -641,9 +622,9 @@ class Settings:
         metadata=_option(
             TIER,
             _count(1, 10_000),
-            "How many points each node has on the ring. More share the chunks out more evenly, and "
-            "take longer to place. The same on all nodes.",
-            default_text="100, and up to 500 in jobs of less than 10,000 nodes: a million together",
+            "How many points each node has on the ring. More share the chunks out more evenly "
+            "and take longer to place. The same on all nodes.",
+            default_text="100; in jobs of less than 10,000 nodes up to 500, a million together",
             optional=True,
         ),
     )
@@ -652,9 +633,8 @@ class Settings:
         metadata=_option(
             TIER,
             SIZE,
-            "How many bytes a second are written to --tier-dir at most; 0 is as fast as the disk "
-            "takes them. With --tier-write wait no more than that is read from the source for the "
-            "disk, either.",
+            "Bytes a second written to --tier-dir at most; 0 is no limit. With --tier-write wait "
+            "it also limits what is read from the source for the disk.",
         ),
     )
     tier_write: Literal["wait", "later"] = field(
@@ -662,12 +642,10 @@ class Settings:
         metadata=_option(
             TIER,
             _choice("wait", "later"),
-            "What happens when the source gives chunks faster than the disk of --tier-dir takes "
-            "them. wait: the node reads the source as fast as its disk writes, so the source gives "
-            "each chunk once, and the first pass is as slow as the disk. later: nobody waits, and "
-            "what neither the disk nor --tier-memory could keep is read from the source again, in "
-            "the background or by who wants it first. A disk that is full or broken holds up "
-            "nobody in either case.",
+            "What to do if the source is faster than the disk of --tier-dir. wait: read each "
+            "chunk once, at the disk's pace. later: do not wait; chunks that neither the disk "
+            "nor --tier-memory could keep are read from the source again, in the background or "
+            "on demand. A full or broken disk never delays a reader.",
         ),
     )
     fetch_deadline_s: float = field(
@@ -675,8 +653,8 @@ class Settings:
         metadata=_option(
             FAILURE,
             DEADLINE,
-            "A node that no other one has answered for so long reads the source itself. Each ten "
-            "seconds until then it asks another one, too.",
+            "A node without an answer from its peers for this long reads the source itself. "
+            "Until then it asks one more peer each ten seconds.",
         ),
     )
     fallback: bool = field(
@@ -684,8 +662,8 @@ class Settings:
         metadata=_option(
             FAILURE,
             SWITCH,
-            "Whether a node that no other one can answer reads the source itself. Without, its "
-            "reader gets an error when --source-deadline is over.",
+            "A node that no peer can answer reads the source itself. Without it, readers get an "
+            "error after --source-deadline.",
         ),
     )
     fallback_concurrency: int = field(
@@ -693,8 +671,8 @@ class Settings:
         metadata=_option(
             FAILURE,
             _count(1, 1024),
-            "How many of such reads of the source a node has under way at once, so that a "
-            "failure that many nodes see does not become a storm.",
+            "How many such reads of the source a node does at once, so that a failure that many "
+            "nodes see does not become a storm.",
         ),
     )
     hedge_after_s: float = field(
@@ -702,9 +680,8 @@ class Settings:
         metadata=_option(
             FAILURE,
             DEADLINE,
-            "A peer that owes an answer is asked for a sign of life after 0.1 s; if it gives none "
-            "for so long, another one is asked as well. Shorter ones ask more often in vain when "
-            "nodes are loaded.",
+            "A peer that owes an answer is pinged after 0.1 s; after this long another one is "
+            "asked, too. Shorter times cause needless requests on loaded nodes.",
         ),
     )
     heartbeat_s: float = field(
@@ -712,7 +689,7 @@ class Settings:
         metadata=_option(
             FAILURE,
             DEADLINE,
-            "A parent that said nothing for so long is asked for a sign of life.",
+            "A parent that was silent for this long is pinged.",
         ),
     )
     dead_after_s: float = field(
@@ -720,8 +697,8 @@ class Settings:
         metadata=_option(
             FAILURE,
             DEADLINE,
-            "A node that gave no sign of life for so long counts as gone, until it is heard of "
-            "again. Nothing waits for this: it only says when others are told.",
+            "A node that was silent for this long counts as gone until it is heard again. "
+            "Nothing waits for it; it only decides when others are told.",
         ),
     )
     events: str | None = field(
@@ -729,10 +706,8 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "What happens to the nodes is appended to this file, a line of JSON each: who was "
-            "lost, silent, gone or back, and who turned to another parent. Its name may have %h, "
-            "%u and %m as that of --log-file. A node by itself has nothing to tell, and makes no "
-            "file.",
+            "Append events of nodes to this file as lines of JSON: lost, silent, gone, back, "
+            "another parent. It may be named as --log-file. A node alone writes none.",
             optional=True,
         ),
     )
@@ -741,25 +716,23 @@ class Settings:
         metadata=_option(
             DAEMON,
             OptionKind("PORT|FILE", _parse_metrics),
-            "Give the statistics to Prometheus: at http://127.0.0.1:PORT/metrics, for processes of "
-            "this node only, or in a file that is written each 15 seconds (for the textfile "
-            "collector of its node_exporter). Its name may have %h, %u and %m as that of "
-            "--log-file; a file of another user, or a link, is not replaced.",
+            "Statistics for Prometheus: at http://127.0.0.1:PORT/metrics, for processes of this "
+            "node only, or in a file written every 15 seconds (for node_exporter's textfile "
+            "collector), which may be named as --log-file; a link or another user's file is not "
+            "replaced.",
             optional=True,
         ),
     )
     foreground: bool = field(
         default=False,
-        metadata=_option(
-            DAEMON, SWITCH, "Stay in the foreground until unmounted, instead of daemonising."
-        ),
+        metadata=_option(DAEMON, SWITCH, "Stay in the foreground until unmounted."),
     )
     log_level: str = field(
         default="info",
         metadata=_option(
             DAEMON,
             _choice("debug", "info", "warning", "error"),
-            "The least severe messages that are logged.",
+            "The least severe messages to log.",
         ),
     )
     log_file: str | None = field(
@@ -767,34 +740,32 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "Messages are appended to this file, in which %h stands for the node's name, %u for "
-            "the user's, and %m for the mount point with - for each /; also in the foreground. "
-            "What libfuse and Python write to standard error goes there, too, when daemonised. "
-            "It has to be the user's own, and no link. Once it is renamed, as by logrotate, a new "
-            "one is begun within some seconds, or at SIGHUP. With none, messages go to "
-            "standard error in the foreground, and nowhere otherwise.",
+            "Append messages to this file, also in the foreground; %h stands for the node's "
+            "name, %u for the user's, %m for the mount point with - for each /. When daemonised, "
+            "standard error of libfuse and Python goes there, too. It must be the user's own "
+            "and no link. After a rename, as by logrotate, or at SIGHUP, a new one begins within "
+            "seconds. With none, messages go to standard error in the foreground, else nowhere.",
             optional=True,
         ),
     )
 
     @property
     def has_tier(self) -> bool:
-        """Whether this node keeps chunks, in memory or on a disk."""
         return self.tier_memory_bytes > 0 or self.tier_dir is not None
 
     @property
     def tier_bytes(self) -> int:
-        """The weight of this node in the placement of chunks; valid once --tier-size is known."""
+        """This node's weight in the placement of chunks; valid once --tier-size is known."""
         disk_bytes = 0 if self.tier_dir is None else self.tier_size_bytes or 0
         return self.tier_memory_bytes + disk_bytes
 
     def to_json(self) -> str:
-        # ASCII, with names that are not UTF-8 as escaped surrogates: it survives any pipe.
+        # ASCII, with escaped surrogates: it survives any pipe.
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        """What ``to_json`` wrote. Both ends are of one version, so a mismatch is a bug."""
+        """Both ends are of one version, so a mismatch is a bug."""
         values = json.loads(text)
         tuples = {name: tuple(values[name]) for name in ("shared", "ring")}
         return cls(**values | tuples)
@@ -812,7 +783,7 @@ OPTIONS: tuple[Option, ...] = tuple(
 
 
 def check_tier(settings: Settings) -> None:
-    """Raise ConfigError if the settings of the data tier contradict each other."""
+    """Raise ConfigError if the data tier's settings contradict each other."""
     if settings.tier_dir is None:
         for given, flag, what in (
             (settings.tier_size_bytes is not None, "--tier-size", "how much of its disk is used"),
@@ -831,7 +802,7 @@ def check_tier(settings: Settings) -> None:
             f"--tier-size {format_size(size)} has no room for one chunk: give at least "
             f"{format_size(least)}, or leave --tier-dir out"
         )
-    # A cluster has its own mount points, which are not known here.
+    # A cluster's mount points are not known here.
     if settings.mountpoint and f"{settings.tier_dir}/".startswith(f"{settings.mountpoint}/"):
         raise ConfigError(
             f"--tier-dir {settings.tier_dir} lies in the mount point: give a directory outside "
@@ -845,7 +816,6 @@ def _eighth(memory_bytes: int) -> int:
 
 
 def default_memory_bytes(memory_bytes: int) -> int:
-    """An eighth of the memory available to this process, at most 8 GiB."""
     return min(_eighth(memory_bytes), 8 * GIB)
 
 
@@ -859,11 +829,11 @@ _DEFAULTS_OF_MEMORY: dict[str, Callable[[int], int]] = {
 }
 
 
-# ---- origins ---------------------------------------------------------------------------------
+# ---- origins ----------------------------------------------------------------------------------
 
 
 class Origin(Enum):
-    """Where a value can come from; a later one wins over an earlier one."""
+    """A later origin wins over an earlier one."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -873,15 +843,13 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The TOML file as the command line read it."""
-
     path: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A setting's value, and the origin that won; ``where`` is the file, variable or flag."""
+    """A setting's value; ``where`` is the file, variable or flag that gave it."""
 
     option: Option
     value: Value
@@ -901,11 +869,8 @@ def resolve(
     memory_bytes: int,
     memory_where: str = "physical memory",
 ) -> tuple[Resolved, ...]:
-    """Every option's value and origin, in the order of the table.
-
-    ``flags`` has the parsed values of the given flags, by field name. ``memory_where`` names the
-    source of ``memory_bytes``: physical memory, or the file that limits it.
-    """
+    """``flags`` has parsed values by field name; ``memory_where`` names the source of
+    ``memory_bytes``."""
     keys = _toml_keys(file)
     return tuple(
         _resolve_one(option, flags, environ, file, keys, memory_bytes, memory_where)
@@ -944,8 +909,8 @@ def _resolve_one(
 
 
 def following_memory(resolved: tuple[Resolved, ...]) -> frozenset[str]:
-    """The names of options that were not given and that follow from the available memory: two
-    processes of one node may have different limits."""
+    """Options that follow from the available memory, which may differ between processes of one
+    node."""
     defaults = {each.option.name for each in resolved if each.origin is Origin.DEFAULT}
     return frozenset(defaults & _DEFAULTS_OF_MEMORY.keys())
 
@@ -953,7 +918,7 @@ def following_memory(resolved: tuple[Resolved, ...]) -> frozenset[str]:
 def _toml_keys(file: ConfigFile | None) -> Mapping[str, object]:
     if file is None:
         return {}
-    import tomllib  # here, since few have a file, and each command would pay for it
+    import tomllib  # few have a file
 
     try:
         keys = tomllib.loads(file.text)
@@ -972,6 +937,5 @@ def _toml_keys(file: ConfigFile | None) -> Mapping[str, object]:
 
 def settings_of(mountpoint: str, resolved: tuple[Resolved, ...]) -> Settings:
     values: dict[str, object] = {entry.option.name: entry.value for entry in resolved}
-    # The one place where the table's values meet the types of the fields; a test checks the table
-    # against them.
+    # A test checks the table against the types of the fields.
     return Settings(mountpoint=mountpoint, **values)  # type: ignore[arg-type]

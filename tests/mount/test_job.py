@@ -289,8 +289,7 @@ def test_clearing_says_who_could_not_be_told(source: Path, job: Starter) -> None
     assert done.returncode == 1
     assert "cleared 3 of 4 nodes; epoch 2" in done.stdout
     assert done.stderr == (
-        "copperfs: 1 of 4 nodes did not say that they cleared, and may go on with what they hold: "
-        "n1\n"
+        "copperfs: 1 of 4 nodes did not confirm, and may keep their caches: n1\n"
     )
     as_json = copperfs("clear", "--json", nodes[2].mountpoint)
     assert as_json.returncode == 1

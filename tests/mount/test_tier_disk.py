@@ -323,7 +323,7 @@ def test_ring_of_a_node_alone_is_its_own(
     for wrong, why in (("missing", "it is no file"), (".", "is not below"), ("/etc", "not below")):
         done = copperfs("ring", mount.mountpoint, wrong)
         assert (done.returncode, why in done.stderr) == (1, True), done.stderr
-    assert "nobody keeps chunks here" in copperfs("ring", mounted().mountpoint).stderr
+    assert "no node keeps chunks" in copperfs("ring", mounted().mountpoint).stderr
 
 
 def test_without_a_tier_nothing_is_said_of_one(mounted: Mounter, content: bytes) -> None:

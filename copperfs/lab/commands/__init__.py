@@ -1,8 +1,5 @@
-"""Commands of the lab: ``copperfs cluster``, ``pfs-sim``, ``pfs-ask`` and ``sim``.
-
-``cli/main.py`` finds them here by name. As in ``cli/``, a command is the module of that name; those
-about single nodes of a cluster share ``cluster_nodes.py``.
-"""
+"""Commands of the lab; ``cli/main.py`` finds them here. A command is the module of its name, except
+those about single nodes of a cluster."""
 
 from importlib import import_module
 from typing import Any
@@ -17,7 +14,6 @@ COMMANDS = (
 
 
 def command_named(name: str) -> Any:
-    """The ``copperfs.cli.main.Command`` of this name."""
     group, _, word = name.partition(" ")
     if group == "cluster" and word in NODE_COMMANDS:
         return import_module(f"{__name__}.cluster_nodes").COMMANDS[word]

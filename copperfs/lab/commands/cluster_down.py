@@ -1,4 +1,4 @@
-"""``copperfs cluster down``: ends a cluster on this machine, or removes what is left of one."""
+"""``copperfs cluster down``: ends a cluster, or removes what is left of one."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from copperfs.cli.output import console, print_json, waiting
 from copperfs.lab.commands.cluster_status import add_directory
 
 NAME = "cluster down"
-HELP = "end a cluster on this machine, and remove all that it made; also what a killed one has left"
+HELP = "end a cluster, and remove all that it made, also after it was killed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,4 @@
-"""``copperfs cluster kill``, ``start``, ``stop``, ``cont``, ``cut``, ``drop`` and ``heal``: act on
-daemons or links of single nodes of a cluster."""
+"""``copperfs cluster kill``, ``start``, ``stop``, ``cont``, ``cut``, ``drop`` and ``heal``."""
 
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -29,9 +28,9 @@ class NodesCommand:
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         if self.takes_several:
-            parser.add_argument("nodes", nargs="+", metavar="NODE", help="node3, or just 3")
+            parser.add_argument("nodes", nargs="+", metavar="NODE", help="node3, or 3")
         else:
-            parser.add_argument("node", metavar="NODE", help="node3, or just 3")
+            parser.add_argument("node", metavar="NODE", help="node3, or 3")
         add_directory(parser)
         if self.add_more is not None:
             self.add_more(parser)
@@ -103,7 +102,7 @@ def _add_loss(parser: ArgumentParser) -> None:
         "--direction",
         choices=DIRECTIONS,
         default=DIRECTIONS[0],
-        help="towards the node, away from it, or both; default: both",
+        help="towards the node, away from it, or both (the default)",
     )
 
 
@@ -133,33 +132,29 @@ def _share(text: str) -> float:
 COMMANDS = {
     "kill": NodesCommand(
         "cluster kill",
-        "kill the daemons of nodes, as a crash would, and unmount what is then dead",
+        "kill the daemons of nodes, as a crash would, and unmount",
         _kill,
         add_more=_add_leave,
     ),
     "start": NodesCommand(
         "cluster start",
-        "start nodes again that were killed or unmounted: the same nodes, with nothing cached",
+        "start killed or unmounted nodes again, with nothing cached",
         _start,
     ),
-    "stop": NodesCommand(
-        "cluster stop", "freeze the daemons of nodes: they do nothing, and say nothing", _stop
-    ),
-    "cont": NodesCommand("cluster cont", "let the daemons of nodes that were stopped go on", _cont),
+    "stop": NodesCommand("cluster stop", "freeze the daemons of nodes", _stop),
+    "cont": NodesCommand("cluster cont", "let frozen daemons go on", _cont),
     "cut": NodesCommand(
         "cluster cut",
-        "cut the link of a node: what it sends is lost, and so is what is sent to it",
+        "cut the link of a node in both directions",
         _cut,
         takes_several=False,
     ),
     "drop": NodesCommand(
         "cluster drop",
-        "make the link of a node lose packets, all or a share, in one direction or both",
+        "make the link of a node lose packets",
         _drop,
         takes_several=False,
         add_more=_add_loss,
     ),
-    "heal": NodesCommand(
-        "cluster heal", "mend the link of a node that was cut", _heal, takes_several=False
-    ),
+    "heal": NodesCommand("cluster heal", "mend the link of a node", _heal, takes_several=False),
 }

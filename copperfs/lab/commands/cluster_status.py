@@ -1,7 +1,4 @@
-"""``copperfs cluster status``: shows the state of the nodes of a cluster on this machine.
-
-The exit code is 0 if all of them are well and 1 if not.
-"""
+"""``copperfs cluster status``: shows the state of a cluster's nodes."""
 
 import argparse
 from dataclasses import asdict
@@ -14,9 +11,9 @@ if TYPE_CHECKING:
     from copperfs.lab.local_cluster.cluster_state import Cluster
 
 NAME = "cluster status"
-HELP = "show the nodes of a cluster on this machine, and whether each of them is well"
+HELP = "show the nodes of a cluster, and whether each is well"
 EPILOG = """\
-exit codes: 0 if all are; 1 if one of them is not, or an error; 2 wrong usage; 130 interrupted.
+exit codes: 0 if all are well; 1 if not, or an error; 2 wrong usage; 130 interrupted.
 """
 
 
@@ -27,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dir", required=True, metavar="D", help="where the cluster lives")
+    parser.add_argument("--dir", required=True, metavar="D", help="the cluster's directory")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def report(cluster: "Cluster", *, as_json: bool) -> bool:
-    """Print the state of the nodes; returns whether all of them are well."""
+    """Print the state of the nodes; returns whether all are well."""
     from copperfs.lab.local_cluster.cluster_health import status_of
 
     found = status_of(cluster)
@@ -123,5 +120,5 @@ def _endpoint(status: "NodeStatus") -> str:
 
 
 def _parents(parents: list[str | None]) -> str:
-    """The parents by tree, if there are several trees; the root of a tree asks the source."""
+    """Each tree has a parent, but its root asks the source."""
     return ", ".join(each or "the source" for each in parents) or "-"

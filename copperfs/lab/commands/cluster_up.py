@@ -1,4 +1,4 @@
-"""``copperfs cluster up``: starts N real daemons with N mounts on this machine."""
+"""``copperfs cluster up``: starts N real daemons with N mounts."""
 
 import argparse
 import os
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from copperfs.lab.local_cluster.bring_up import Differing
 
 NAME = "cluster up"
-HELP = "start a whole job on this machine, each node a daemon with a mount, for trying it out"
+HELP = "start a job on this machine, with a daemon and a mount for each node"
 
 NODES_MAX = 256
 SEED_MAX = 10**12 - 1
 MEMORY_MIN_BYTES = 64 * MIB
-# The cluster sets these itself: how nodes find each other, and what each node has for itself.
+# The cluster sets these itself.
 OWN = frozenset(
     [
         *("bootstrap", "rendezvous", "nodes", "hostfile", "key_file"),
@@ -44,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dir",
         required=True,
         metavar="D",
-        help="where it lives; the mounts are at D/node0/mnt, D/node1/mnt and so on, the logs "
-        "beside them. It is made if it is missing",
+        help="its directory, made if missing; the mounts are D/node0/mnt, D/node1/mnt and so on, "
+        "with logs beside them",
     )
     parser.add_argument(
         "--netns",
         action="store_true",
-        help="give each node a network namespace with an address of its own, so that links can be "
-        "cut (copperfs cluster cut); needs root",
+        help="give each node a network namespace and an address, so that links can be cut "
+        "(copperfs cluster cut); needs root",
     )
     differing = parser.add_argument_group("nodes that differ, as those of a real cluster do")
     differing.add_argument(
@@ -60,22 +60,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=1,
         metavar="NUMBER",
-        help="draw from NUMBER, 1 if none is given, how wrong the clock of each node is, whether "
-        "it has little memory or few descriptors, when it starts, and with --netns how slowly the "
-        "others' names are resolved there; and have --own-clients. Needs root",
+        help="draw from NUMBER (1) each node's clock error, memory, descriptors, start, and with "
+        "--netns its resolver's delay; implies --own-clients. Needs root",
     )
     differing.add_argument(
         "--own-clients",
         nargs="?",
         const="",
         metavar="PATH",
-        help="give each node a client of its own, with its own device number, of the directory "
-        "PATH at or below the source; of the source, if no PATH is given. Needs root",
+        help="give each node a client of its own, with its own device number, of PATH, at or "
+        "below the source (the source itself). Needs root",
     )
     differing.add_argument(
         "--own-inodes",
         action="store_true",
-        help="have these clients number the files by themselves, as sshfs does",
+        help="these clients number files by themselves, as sshfs does",
     )
     differing.add_argument(
         "--with",
@@ -83,9 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NODE:NAME=VALUE,...",
-        help="give single nodes other conditions than the rest: skew (seconds by which the clock "
-        "is wrong), descriptors, memory (a share of that of the others), resolver (quick, slow or "
-        "failing), start (seconds after the first)",
+        help="conditions of single nodes: skew (seconds by which the clock is wrong), "
+        "descriptors, memory (a share of the others'), resolver (quick, slow or failing), "
+        "start (seconds after the first)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_option_flags(parser, without=OWN)

@@ -1,7 +1,6 @@
 """``copperfs pfs-ask``: shows what reached a simulated filesystem, and changes, fails or hangs it.
 
-It uses the control socket, never the mount: so it counts as no request, and works while everything
-hangs.
+It uses the control socket, not the mount: so it is not counted, and works while everything hangs.
 """
 
 import argparse
@@ -40,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     counts = add("counts", "what was asked, by operation and path", _counts)
     counts.add_argument(
         "--paths", type=int, default=PATHS_SHOWN, metavar="N",
-        help=f"show the N paths that were asked for most. Default: {PATHS_SHOWN}.",
+        help=f"show the N most requested paths. Default: {PATHS_SHOWN}.",
     )  # fmt: skip
     add("reset", "count from zero again", lambda sim, _: sim.ask("reset"))
     add("info", "its process, directory, mount points and settings", _info)
-    add_speed(add("set", "change the servers, for operations to come", _set), with_defaults=False)
+    add_speed(add("set", "change the servers from now on", _set), with_defaults=False)
     fail = add("fail", "make operations fail", _fail)
     _add_rule(fail)
     fail.add_argument("--errno", default="EIO", help="by name or number. Default: EIO.")
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     slow.add_argument(
         "--by", type=parse_duration, required=True, metavar="DURATION", help="how much longer"
     )
-    release = add("release", "remove one rule; what hangs on it goes on", _release)
+    release = add("release", "remove one rule, and release what hangs on it", _release)
     release.add_argument("rule", type=int, metavar="RULE", help="its number")
     add("heal", "remove all rules", lambda sim, _: sim.ask("heal"))
     add("rules", "the rules in force", _rules)
@@ -76,7 +75,7 @@ def _add_rule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="below the mount point, or relative to it; 'x/**' is x and all below it, '**' all",
+        help="below the mount point, or relative to it; 'x/**' is x and all below, '**' all",
     )
     parser.add_argument(
         "--ops", nargs="+", default=[], choices=sorted(OPERATIONS), metavar="OPERATION",
@@ -85,8 +84,7 @@ def _add_rule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--times", type=int, metavar="N", help="only for the next N operations")
     parser.add_argument(
         "--server", type=int, metavar="K",
-        help="only reads of files on data server K: those whose inode number modulo the number of "
-        "data servers is K",
+        help="only reads of files on data server K (inode number modulo data servers)",
     )  # fmt: skip
 
 

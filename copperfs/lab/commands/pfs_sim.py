@@ -1,7 +1,4 @@
-"""``copperfs pfs-sim``: shows a directory as a loaded parallel filesystem would.
-
-Its flags are separate from the settings of the mount: it is in no job.
-"""
+"""``copperfs pfs-sim``: shows a directory as a loaded parallel filesystem would."""
 
 import argparse
 import os
@@ -15,7 +12,7 @@ from copperfs.config.settings import parse_size, whole_number
 from copperfs.lab.pfs_sim.pfs_settings import PfsSettings, format_duration, parse_duration
 
 NAME = "pfs-sim"
-HELP = "show a directory as slowly as a loaded parallel filesystem would, for trying and testing"
+HELP = "show a directory as slowly as a loaded parallel filesystem would"
 
 START_TIMEOUT_S = 30.0
 SERVERS_MAX = 100_000
@@ -28,20 +25,19 @@ _size: Callable[[str], float] = argument_type(parse_size)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIRECTORY", help="what to show; a local directory")
+    parser.add_argument("directory", metavar="DIRECTORY", help="a local directory")
     parser.add_argument(
         "mountpoints",
         metavar="MOUNTPOINT",
         nargs="+",
-        help="existing directories. Each is one client with caches of its own, as a node of a job "
-        "is; all share the servers",
+        help="existing directories, each a client with its own caches; all share the servers",
     )
     add_speed(parser)
     caches = parser.add_argument_group("clients")
     _add(
         caches, "cache", "DURATION", _duration,
-        "for how long a client keeps names, attributes and listings; with 0 every process asks "
-        "for everything",
+        "how long a client keeps names, attributes and listings; with 0 every process asks for "
+        "everything",
     )  # fmt: skip
     caches.add_argument(
         "--page-cache",
@@ -53,49 +49,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--permissions",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="let the kernel check modes and owners; with --cache 0 that costs a getattr for each "
-        "directory of each path. Default: yes.",
+        help="let the kernel check modes and owners; with --cache 0 each directory of a path "
+        "costs a getattr. Default: yes.",
     )
     caches.add_argument(
         "--own-inodes",
         action="store_true",
-        help="each client gives a file an inode number of its own, as sshfs does",
+        help="each client numbers files by itself, as sshfs does",
     )
     caches.add_argument("--allow-other", action="store_true", help="let other users in")
     process = parser.add_argument_group("process")
     process.add_argument(
-        "--foreground", action="store_true", help="stay until unmounted, instead of daemonising"
+        "--foreground", action="store_true", help="stay in the foreground until unmounted"
     )
     process.add_argument(
         "--control",
         metavar="SOCKET",
-        help="where to make the control socket. Default: in $XDG_RUNTIME_DIR/copperfs, else "
-        "/tmp/copperfs-UID; it is found by the mount point.",
+        help="the control socket. Default: in $XDG_RUNTIME_DIR/copperfs, else /tmp/copperfs-UID.",
     )
 
 
 def add_speed(parser: argparse.ArgumentParser, *, with_defaults: bool = True) -> None:
-    """The flags that can also be changed at run time: there those not given are None."""
+    """Also for ``pfs-ask set``, where flags not given are None."""
     speed = parser.add_argument_group("servers")
     _add(
         speed, "latency", "DURATION", _duration,
-        "what an operation on metadata takes one server: 1ms, 500us",
+        "time of a metadata operation at a server: 1ms, 500us",
     )  # fmt: skip
     _add(
         speed, "servers", "N", argument_type(whole_number(0, SERVERS_MAX)),
-        "metadata servers, each busy with one operation at a time; 0 for as many as needed",
+        "metadata servers, each busy with one operation at a time; 0: unlimited",
     )  # fmt: skip
     _add(
         speed, "read_latency", "DURATION", _duration,
-        "what a read takes besides moving its bytes; it keeps no server busy",
+        "time of a read besides moving its bytes; it keeps no server busy",
     )  # fmt: skip
     _add(
         speed, "bandwidth", "SIZE", _size,
-        "bytes a second of all data servers together, 1GB; 0 for no limit",
+        "bytes a second of all data servers together, 1GB; 0: no limit",
     )  # fmt: skip
     _add(
         speed, "data_servers", "N", argument_type(whole_number(1, SERVERS_MAX)),
-        "data servers; each file lies on one, which has its share of the bandwidth",
+        "data servers, which share the bandwidth; each file lies on one",
     )  # fmt: skip
     if not with_defaults:
         parser.set_defaults(**dict.fromkeys(SPEED))

@@ -1,12 +1,11 @@
 """``copperfs sim calibrate``: measures the costs of this machine's real daemons, for ``--costs``.
 
-It starts a cluster of two nodes, with real mounts and real sockets, over a directory of files, and
-reads each file once on each node. First on the root: the cost is a miss and the source. Then on the
-other node: the cost is a miss and one request to a root that holds the content. The kernel gives
-the CPU time of each daemon meanwhile.
+Two nodes read each file of a directory once: first the root, at the cost of a miss and the source,
+then the other node, at the cost of a miss and one request to the root. The kernel gives the
+daemons' CPU time.
 
-Of the network this measures what a message costs a daemon. Latency and bandwidth are those of this
-machine's loopback: take those of a cluster from its preset, or write them into the file.
+Latency and bandwidth are those of this machine's loopback: take those of a cluster from its preset,
+or write them into the file.
 """
 
 import argparse
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=2000,
         metavar="N",
-        help="small files that are read; default %(default)s",
+        help="small files to read; default %(default)s",
     )
     parser.add_argument(
         "--repeats", type=int, default=3, metavar="N", help="medians of so many (%(default)s)"
@@ -90,7 +89,6 @@ class Measured:
     """CPU time of the root meanwhile."""
     direct_byte_s: float
     alone_byte_s: float
-    """Through the root, which reads the source."""
     received_byte_s: float
     sent_byte_s: float
     """CPU time of the two."""
@@ -104,8 +102,7 @@ def _measure(files: int) -> Measured:
             direct_s, _, _ = _read(source, small, nodes)
             direct_large_s, _, _ = _read(source, large, nodes)
             alone_s, alone_cpu, _ = _read(nodes[0].mountpoint, small, nodes)
-            # In reverse order: a node that reads in the same order gets the next files offered, and
-            # sends no requests.
+            # In reverse: in the same order the node would get the next files offered.
             asked_s, served_cpu, asked_cpu = _read(nodes[1].mountpoint, small[::-1], nodes)
             alone_large_s, _, _ = _read(nodes[0].mountpoint, large, nodes)
             _, sent_cpu, received_cpu = _read(nodes[1].mountpoint, large[::-1], nodes)
@@ -174,7 +171,7 @@ class _RealNode:
 
 
 def _make_files(source: Path, count: int) -> tuple[list[str], list[str]]:
-    """Each file of a directory has another ending: so none is prefetched."""
+    """Each file of a directory has another ending, so none is prefetched."""
     small = [f"small{number % 16}/f.{number}" for number in range(count)]
     large = [f"large/f.{number}" for number in range(LARGE_FILES)]
     for names, size in ((small, SMALL_BYTES), (large, LARGE_BYTES)):

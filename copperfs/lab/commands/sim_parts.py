@@ -24,18 +24,15 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
         "--workload",
         default="torch-small",
         metavar="WHAT",
-        help="torch, torch-small (without files above 10 MiB; the default), mpi4py, "
-        "dataset:FILES:BYTES:EPOCHS, or a file of copperfs record, or a trace",
+        help="torch, torch-small (no files above 10 MiB; the default), mpi4py, "
+        "dataset:FILES:BYTES:EPOCHS, a file of copperfs record, or a trace",
     )
-    parser.add_argument(
-        "--source", metavar="DIR", help="where the files of a record are, for their sizes"
-    )
+    parser.add_argument("--source", metavar="DIR", help="the recorded files, for their sizes")
     parser.add_argument(
         "--compute",
         type=float,
         metavar="SECONDS",
-        help="that a process computes; default what was measured of the imports, and "
-        f"{COMPUTE_S:g} otherwise",
+        help=f"computing time of a process (as measured for the imports, else {COMPUTE_S:g})",
     )
 
 
@@ -111,7 +108,6 @@ def _recorded(name: str, source: str | None, compute_s: float | None) -> "Worklo
 
 
 def progress_bar(*, quiet: bool) -> Progress:
-    """A progress bar, on terminals only."""
     terminal = console()
     return Progress(
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""``copperfs sim replay``: prints the events of a random run, or of a scenario, line by line."""
+"""``copperfs sim replay``: prints the events of a random run or a scenario."""
 
 import argparse
 import sys
@@ -7,17 +7,17 @@ from pathlib import Path
 from copperfs.cli.output import print_json, waiting
 
 NAME = "sim replay"
-HELP = "carry out a random run or a scenario again, and print its trace"
+HELP = "repeat a random run or a scenario, and print its trace"
 EPILOG = "exit codes: 0 if all was well; 1 if a promise was broken; 2 wrong usage; 130 interrupted."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--seed", type=int, metavar="N", help="a random run, as sim sweep seeds does")
+    what.add_argument("--seed", type=int, metavar="N", help="a random run of sim sweep seeds")
     what.add_argument("scenario", nargs="?", type=Path, help="a file of tests/scenarios/jobs/")
-    parser.add_argument("--node", type=int, metavar="N", help="only what happened to this one")
+    parser.add_argument("--node", type=int, metavar="N", help="only events of this node")
     parser.add_argument(
-        "--last", type=int, default=200, metavar="N", help="so many lines (200; 0: none)"
+        "--last", type=int, default=200, metavar="N", help="the last N lines (200; 0: none)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = EPILOG

@@ -1,5 +1,4 @@
-"""``copperfs sim ring``: shows which nodes get the files of a lost node, by number of virtual
-nodes."""
+"""``copperfs sim ring``: shows which nodes get the files of a lost node."""
 
 import argparse
 from dataclasses import asdict
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from copperfs.lab.sim.figure_ring import Outcome, RingExperiment
 
 NAME = "sim ring"
-HELP = "show who receives the files of a lost node, by the number of virtual nodes"
+HELP = "show who receives the files of a lost node, by number of virtual nodes"
 
 # Limits of the ring (node/routing/hash_ring.py) and of memory: 20 million points take 1 GB.
 NODES_MAX = 200_000
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=default.rings,
         metavar="N",
-        help="the trials are spread over so many rings; default %(default)s",
+        help="rings that share the trials; default %(default)s",
     )
     parser.add_argument(
         "--vnodes",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from copperfs.lab.sim.experiment import Result
 
 NAME = "sim run"
-HELP = "simulate a job of any size that carries out a workload"
+HELP = "simulate a workload on a job of any size"
 
 NODES_MAX = 200_000
 WHOLE_MAX = 10_000
@@ -43,18 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_size,
         default="1MiB",
         metavar="SIZE",
-        help="of the data tier in the memory of each node; default 1 MiB; 0: there is none, and "
-        "each node reads large files by itself",
+        help="of the data tier; default 1 MiB; 0: no tier, each node reads large files itself",
     )
-    parser.add_argument(
-        "--push", action="store_true", help="push the set to all nodes before they want it"
-    )
+    parser.add_argument("--push", action="store_true", help="push the set to all nodes first")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="default %(default)s")
     parser.add_argument(
         "--stand-for",
         type=int,
         metavar="N",
-        help="of siblings simulate one for each N, with what is below it (1; 8 above 10,000 nodes)",
+        help="simulate one of N siblings, with all below it (1; 8 above 10,000 nodes)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", metavar="FILE", help="write JSON there, too")

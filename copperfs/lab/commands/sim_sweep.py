@@ -1,4 +1,4 @@
-"""``copperfs sim sweep``: varies one parameter, as a chart; or runs seeds, one after another."""
+"""``copperfs sim sweep``: varies one parameter, or runs seeds."""
 
 import argparse
 from dataclasses import asdict
@@ -35,14 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload(parser)
     add_costs(parser)
     parser.add_argument("--nodes", type=int, nargs="+", metavar="N", help="numbers of nodes")
-    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of seeds")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed")
     parser.add_argument("--count", type=int, default=300, metavar="N", help="so many seeds (300)")
     parser.add_argument(
-        "--failed", metavar="FILE", help="seeds that ever failed: run, and more added to it"
+        "--failed", metavar="FILE", help="seeds that failed before: run, and added to"
     )
-    parser.add_argument(
-        "--processes", type=int, metavar="N", help="at once (as many as there are cores)"
-    )
+    parser.add_argument("--processes", type=int, metavar="N", help="at once (one for each core)")
     parser.add_argument("--svg", metavar="FILE", help="write a picture")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -63,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = {}
     with progress_bar(quiet=arguments.json) as progress:
         task = progress.add_task(effect.name, total=len(effect.points))
-        # The largest take longest, so they run first: none is left to run alone at the end.
+        # The largest first, so that none runs alone at the end.
         order = sorted(
             range(len(effect.points)), key=lambda n: -effect.points[n].experiment.job.nodes
         )

@@ -1,2 +1,1 @@
-"""Generators of the manual, ``docs/options.md``, ``docs/commands.md`` and ``man/``, from what
-``--help`` says."""
+"""Generators of ``docs/options.md``, ``docs/commands.md`` and ``man/`` from ``--help``."""

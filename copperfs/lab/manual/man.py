@@ -1,7 +1,5 @@
-"""Man page generator: ``python -m copperfs.lab.manual.man man`` makes them.
-
-The pages are kept in ``man/``, so that the package can ship them; a test compares them.
-"""
+"""Man page generator, ``python -m copperfs.lab.manual.man man``; a test compares ``man/``, which
+the package ships."""
 
 import re
 import sys
@@ -85,7 +83,6 @@ def _paragraph(text: str) -> list[str]:
 
 
 def _roff(text: str) -> str:
-    """Escaped, so that roff prints it literally."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE)
 

@@ -7,7 +7,7 @@ python -m copperfs.lab.manual.markdown commands > docs/commands.md
 import sys
 
 from copperfs.cli.command_tree import Argument, Page, pages
-from copperfs.cli.main import build_parser
+from copperfs.cli.main import EXIT_CODES, build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE, default_text
 from copperfs.config.settings import OPTIONS, SWITCH, Option
 from copperfs.lab.manual.page_texts import paragraphs, usage
@@ -15,28 +15,25 @@ from copperfs.lab.manual.page_texts import paragraphs, usage
 HEADER = f"""\
 # Options
 
-<!-- Made by `python -m copperfs.lab.manual.markdown > docs/options.md`; change
-copperfs/config/settings.py instead. -->
+<!-- Made by `python -m copperfs.lab.manual.markdown > docs/options.md` from
+copperfs/config/settings.py. -->
 
-A setting can be given in four places; the later one wins:
+A setting has the same name in all places that can give it; a later one wins:
 
 1. the default below,
-2. a TOML file: `--config FILE`, else `${FILE_VARIABLE}`, else `{FILE_DEFAULT}` if it exists,
-3. a variable, `COPPERFS_` and the name in capitals,
-4. a flag of `copperfs mount`.
+2. `tree-max = "20MiB"` in a TOML file: `--config`, else `${FILE_VARIABLE}`, else `{FILE_DEFAULT}`,
+3. a variable, `COPPERFS_TREE_MAX=20MiB`,
+4. a flag, `--tree-max 20MiB`.
 
-`copperfs config show` prints each setting with its value and its origin, and takes the same flags.
-The name is the same everywhere: `--tree-max 20MiB`, `COPPERFS_TREE_MAX=20MiB`, and in the file
-`tree-max = "20MiB"`.
+`copperfs config show` takes the same flags, and prints each setting with its value and origin.
 
 Sizes are bytes, or have a unit: `512k` and `512KiB` are 524,288, `512KB` is 512,000. Durations are
-seconds. `none` stands for no value where the table says so. A switch is `--NAME` or `--no-NAME`
-as a flag, `yes` or `no` in a variable, `true` or `false` in the file.
+seconds. `none` stands for no value. A switch is `--NAME` or `--no-NAME` as a flag, `yes` or `no` in
+a variable, `true` or `false` in the file.
 """
 
 
 def render() -> str:
-    """The whole document."""
     parts = [HEADER]
     for group in dict.fromkeys(option.group for option in OPTIONS):
         parts.append(f"\n## {group}\n")
@@ -50,8 +47,8 @@ def _section(option: Option) -> str:
         usage += "..."
     return (
         f"\n### `{usage}`\n\n{option.help}\n\n"
-        f"Variable `{option.variable}`, key `{option.key}`. "
-        f"{'May be `none`. ' if option.optional else ''}Default: {default_text(option)}.\n"
+        f"{'May be `none`. ' if option.optional and option.default_text else ''}"
+        f"Default: {default_text(option)}.\n"
     )
 
 
@@ -63,38 +60,40 @@ COMMANDS_HEADER = """\
 <!-- Made by `python -m copperfs.lab.manual.markdown commands > docs/commands.md` from what --help
 says. -->
 
-Every command has `--help` and a man page (`man copperfs-mount`), and ends with one sentence on
-standard error if it cannot do what it was asked for. Those that print have `--json`. Colours are
-shown on terminals only, and not if `NO_COLOR` is set; bars of progress on terminals only.
-`copperfs completion` has shells complete all of this.
+Every command has `--help` and a man page (`man copperfs-mount`). Those that print have `--json`.
+Colours and bars of progress are shown on terminals only, colours not if `NO_COLOR` is set.
+
+Exit codes are, unless a command names others: {codes}
 
 """
+MOUNT_GROUPS = {option.group.lower() for option in OPTIONS}
+SAID_ABOVE = {"-h", "--config"}
 
 
 def render_commands() -> str:
     found = list(pages(build_parser()))
-    lines = ["| command | |", "| --- | --- |"]
-    for page in found:
-        anchor = f"copperfs-{page.name.replace(' ', '-')}"
-        lines.append(f"| [`{page.name}`](#{anchor}) | {_cell(page.summary)} |")
-    return COMMANDS_HEADER + "\n".join(lines) + "\n" + "".join(map(_command_section, found))
+    names = [f"[`{page.name}`](#copperfs-{page.name.replace(' ', '-')})" for page in found]
+    header = COMMANDS_HEADER.format(codes=_codes(EXIT_CODES))
+    return header + ",\n".join(names) + "\n" + "".join(map(_command_section, found))
 
 
 def _command_section(page: Page) -> str:
     text, codes = paragraphs(page)
-    own = [each for each in page.arguments if each.group == "" and each.flags != ("-h", "--help")]
     rows = "".join(
-        f"| `{_cell(_spelled(each))}` | {_cell(each.help or 'the command, after --')} |\n"
-        for each in own
+        f"- `{_spelled(each)}`: {each.help}\n"
+        for each in page.arguments
+        if each.group not in MOUNT_GROUPS
+        and not SAID_ABOVE.intersection(each.flags)
+        and each.help != "print JSON"
     )
-    table = f"| | |\n| --- | --- |\n{rows}" if rows else ""
-    options = any(each.group for each in page.arguments)
+    takes_options = any(each.group in MOUNT_GROUPS for each in page.arguments)
+    own_codes = "" if codes in EXIT_CODES else f"\nExit codes: {' '.join(codes.split())}\n"
     return (
         f"\n## copperfs {page.name}\n\n`{usage(page)}`\n\n{page.summary}.\n"
         + (f"\n{' '.join(text.split())}\n" if text else "")
-        + (f"\n{table}" if table else "")
-        + ("\nIt also takes the [options](options.md) of a mount.\n" if options else "")
-        + f"\nExit codes: {' '.join(codes.split())}\n"
+        + (f"\n{rows}" if rows else "")
+        + ("\nIt also takes the [options](options.md) of a mount.\n" if takes_options else "")
+        + own_codes
     )
 
 
@@ -102,8 +101,8 @@ def _spelled(argument: Argument) -> str:
     return " ".join(filter(None, [", ".join(argument.flags), argument.metavar]))
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _codes(epilog: str) -> str:
+    return " ".join(epilog.partition("exit codes:")[2].split())
 
 
 if __name__ == "__main__":

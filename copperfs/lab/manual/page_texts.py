@@ -1,10 +1,9 @@
-"""Page texts: what the Markdown and the man page of a command both say."""
+"""Page texts: what the Markdown and the man page of a command share."""
 
 from copperfs.cli.command_tree import Argument, Page
 
 
 def usage(page: Page) -> str:
-    """The usage in one line; the options are listed below it."""
     required = [
         f"{each.flags[0]} {each.metavar}"
         for each in page.arguments
@@ -15,7 +14,7 @@ def usage(page: Page) -> str:
 
 
 def paragraphs(page: Page) -> tuple[str, str]:
-    """The epilog in two parts: the text, and the exit codes."""
+    """The epilog's text and exit codes."""
     text, _, codes = page.epilog.partition("exit codes:")
     return text.strip(), codes.strip()
 
