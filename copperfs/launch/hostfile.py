@@ -119,7 +119,7 @@ def _find_me(settings: Settings, names: list[str]) -> NodeId:
             return NodeId(found[0])
     raise LaunchError(
         f"{own} is not in the hostfile {settings.hostfile}, which names {fold(names)}; "
-        "add it, or say with --node-name which of these this node is"
+        "add it, or give the right --node-name"
     )
 
 
@@ -128,8 +128,8 @@ def _secret(settings: Settings) -> bytes:
         return b""
     if settings.key_file is None:
         raise LaunchError(
-            "with --hostfile the nodes need a shared secret to know each other by: make one with "
-            "'copperfs keygen FILE' and give all nodes --key-file FILE, or give --security none"
+            "--hostfile needs a secret that all nodes share: make one with 'copperfs keygen FILE' "
+            "and give all nodes --key-file FILE, or give --security none"
         )
     return read_key_file(settings.key_file)
 

@@ -104,8 +104,8 @@ def find_way(settings: Settings, around: Surroundings) -> Way:
     if settings.bootstrap == "mpi":
         if around.mpi_processes is None:
             raise LaunchError(
-                "--bootstrap mpi needs an MPI launcher, and nothing in the environment is of one; "
-                "start it with mpiexec or srun --mpi=pmix"
+                "--bootstrap mpi needs an MPI launcher, and the environment has none; start it "
+                "with mpiexec or srun --mpi=pmix"
             )
         return ByMpi(around.mpi_processes)
     if settings.hostfile is not None:
@@ -116,17 +116,17 @@ def find_way(settings: Settings, around: Surroundings) -> Way:
         nodes = settings.nodes or around.nodes
         if nodes is None:
             raise LaunchError(
-                "with --rendezvous the number of nodes has to be known: nothing in the environment "
-                "says it, so give --nodes N"
+                "--rendezvous needs the number of nodes, which the environment does not say; give "
+                "--nodes N"
             )
         return ByRendezvous(settings.rendezvous, nodes) if nodes > 1 else Alone()
     if around.mpi_processes is not None and around.mpi_processes > 1:
         return ByMpi(around.mpi_processes)
     if around.processes_without_mpi is not None and around.processes_without_mpi > 1:
         raise LaunchError(
-            f"{around.processes_without_mpi} processes were started without anything by which MPI "
-            "could find them; give --rendezvous DIR, or srun --mpi=pmix or pmi2, or --bootstrap "
-            "none if each node is to mount for itself"
+            f"{around.processes_without_mpi} processes were started in a way that MPI cannot use; "
+            "give --rendezvous DIR, srun --mpi=pmix or pmi2, or --bootstrap none if each node is "
+            "to mount alone"
         )
     if settings.nodes is not None and settings.nodes > 1:
         raise LaunchError(

@@ -105,8 +105,8 @@ def companions(environ: Mapping[str, str], nodes: int | None = None) -> Companio
     if size is not None and here:
         if nodes is None and size % here:
             raise LaunchError(
-                f"{size} processes were started, {here} of them on this node, which does not say "
-                "how many nodes there are; give --nodes N"
+                f"{size} processes, {here} of them on this node, do not say how many nodes there "
+                "are; give --nodes N"
             )
         return Companions(nodes or size // here, here, by_mpi)
     if step_nodes is not None:

@@ -180,8 +180,8 @@ def _open_world(processes: int, *, by_open_mpi: bool) -> "MPI.Intracomm":
         if found:
             MPI.Finalize()
         raise LaunchError(
-            f"{started}, but mpi4py's MPI ({library}) does not find them: the launcher is of "
-            f"another MPI; put that one's library first in LD_LIBRARY_PATH{instead}"
+            f"{started}, but mpi4py's MPI ({library}) does not find them; put the "
+            f"library of the launcher's MPI first in LD_LIBRARY_PATH{instead}"
         )
     return MPI.COMM_WORLD
 

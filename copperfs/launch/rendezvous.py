@@ -263,8 +263,7 @@ class _Party:
         raise self._fail(
             cards,
             f"a second process came to {self.top} as {self.card.name}: two nodes have one name, "
-            "or two processes were started on one node; start one on each, "
-            "or give each its own --node-name",
+            "or one node two processes; start one on each, or give each its own --node-name",
         )
 
     # --- the leader's part -----------------------------------------------------------------------
@@ -283,8 +282,8 @@ class _Party:
             raise self._fail(
                 cards,
                 f"{self.meeting.nodes} nodes are expected at {self.top} and {len(cards)} came: "
-                f"{fold(each.name for each in cards)}; give the right --nodes, or, if some of "
-                "these are left from a start that crashed, start again",
+                f"{fold(each.name for each in cards)}; give the right --nodes, or start again "
+                "if a crash left some of these",
             )
         if len(cards) < self.meeting.nodes:
             return False
@@ -440,8 +439,7 @@ class _Party:
         self._check_own(cards)
         sentence = (
             f"{self._progress()}, after {self.meeting.timeout_s:g} s (--launch-timeout); start "
-            f"them, give the right --nodes, or, if these are all, remove {self.top}, which another "
-            "start may have left"
+            f"them, give the right --nodes, or remove {self.top} if another start left it"
         )
         if cards[0] == self.card:
             raise self._fail(cards, sentence)

@@ -144,8 +144,7 @@ def come(mountpoint: str, hello: dict[str, object], within_s: float = 30.0) -> F
     """More processes may come than the backlog takes until the daemon accepts; hence *within_s*."""
     name = counter_name(mountpoint)
     in_the_way = MountError(
-        f"another user, or a process that hangs, stands in the way of {mountpoint} on this node; "
-        "give another --mountpoint"
+        f"another user or a hung process holds {mountpoint} on this node; give another --mountpoint"
     )
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

@@ -190,7 +190,7 @@ def test_the_way_follows_from_settings_and_surroundings(
 @pytest.mark.parametrize(
     ("values", "environ", "sentence"),
     [
-        ({"rendezvous": "/d"}, {}, "nothing in the environment says it, so give --nodes N"),
+        ({"rendezvous": "/d"}, {}, "which the environment does not say; give --nodes N"),
         ({"rendezvous": "/d", "hostfile": "/f"}, {}, "two ways to launch; give one"),
         ({"nodes": 4}, {}, "--nodes 4 needs a way for the nodes to find each other"),
         ({"bootstrap": "mpi"}, {}, "--bootstrap mpi needs an MPI launcher"),

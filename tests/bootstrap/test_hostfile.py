@@ -119,7 +119,7 @@ def test_a_hostfile_of_one_node_is_no_launch(nodes: Nodes, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--node-name", "127.0.11.1"], "the nodes need a shared secret to know each other by"),
+        (["--node-name", "127.0.11.1"], "--hostfile needs a secret that all nodes share"),
         (["--node-name", "n7", "--security", "none"], "n7 is not in the hostfile"),
         (["--nodes", "4"], "names 3 nodes, and --nodes says 4"),
         (["--node-name", "127.0.11.1", "--key-file", "/absent"], "copperfs keygen /absent"),

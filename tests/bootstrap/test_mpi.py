@@ -116,7 +116,7 @@ def test_a_launcher_of_another_mpi_is_told(mpi: Mpi, tmp_path: Path) -> None:
     script = f"LD_LIBRARY_PATH={other.libraries} exec $ATTEND --node-name n$RANK"
     (sentence,) = sentences(attend(mpi, 2, script))
     assert "a launcher started 2 processes, but mpi4py's MPI (" in sentence
-    assert ") does not find them: the launcher is of another MPI; put that" in sentence
+    assert ") does not find them; put the library of the launcher's MPI first" in sentence
 
 
 def test_no_mpi_library_is_told(mpi: Mpi) -> None:

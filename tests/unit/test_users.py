@@ -271,7 +271,7 @@ def test_a_name_that_is_of_no_use_is_not_waited_for_for_ever(listens: bool) -> N
             other.listen(0)
             waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
             waiting.connect(counter_name(mountpoint))
-        with pytest.raises(MountError, match="stands in the way of"):
+        with pytest.raises(MountError, match="another user or a hung process holds"):
             come(mountpoint, {}, within_s=0.1)
 
 
