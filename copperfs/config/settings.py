@@ -530,9 +530,9 @@ class Settings:
         metadata=_option(
             OVERLAY,
             _count(1, 1024),
-            "How many nodes ask one node. Each hop costs a round trip, so a high one is faster for "
-            "single files; whom all ask serves one after the other, so a low one is faster when a "
-            "job starts. The same on all nodes.",
+            "How many nodes ask one node. Each hop costs a round trip, so a high number is "
+            "faster for single files; a node serves those that ask it one after the other, so a "
+            "low number is faster when a job starts. The same on all nodes.",
         ),
     )
     push_fanout: int = field(

@@ -263,7 +263,8 @@ class _Party:
         raise self._fail(
             cards,
             f"a second process came to {self.top} as {self.card.name}: two nodes have one name, "
-            "or one node two processes; start one on each, or give each its own --node-name",
+            "or two processes were started on one node; start one on each, "
+            "or give each its own --node-name",
         )
 
     # --- the leader's part -----------------------------------------------------------------------

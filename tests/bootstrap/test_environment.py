@@ -194,7 +194,7 @@ def test_the_way_follows_from_settings_and_surroundings(
         ({"rendezvous": "/d", "hostfile": "/f"}, {}, "two ways to launch; give one"),
         ({"nodes": 4}, {}, "--nodes 4 needs a way for the nodes to find each other"),
         ({"bootstrap": "mpi"}, {}, "--bootstrap mpi needs an MPI launcher"),
-        ({}, SLURM_STEP, "3 processes were started without anything by which MPI could find them"),
+        ({}, SLURM_STEP, "3 processes were started in a way that MPI cannot use"),
     ],
 )
 def test_what_cannot_be_meant_is_told_in_one_sentence(

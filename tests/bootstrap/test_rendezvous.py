@@ -172,7 +172,7 @@ def test_what_was_left_a_moment_ago_is_named_and_gone_at_the_next_start(
     wait_for(directory, "a", "z")
     b = start(nodes, directory, "b", 2)
     assert "2 nodes are expected at" in (error := a.ended().error)
-    assert "3 came: a,b,z; give the right --nodes, or, if some of these are left" in error
+    assert "3 came: a,b,z; give the right --nodes, or start again if a crash left some" in error
     assert b.ended().error == "", "one of them tells"
     started = [start(nodes, directory, name, 2) for name in ("a", "b")]
     assert started[0].ended().roster == started[1].ended().roster
@@ -224,7 +224,7 @@ def test_who_is_missing_is_told_by_name_where_a_scheduler_knows(
 def test_who_is_here_is_told_otherwise(nodes: Nodes, directory: Path) -> None:
     error = start(nodes, directory, "n0", 3, "--launch-timeout", "0.5").ended().error
     assert error.startswith("waiting for 2 of 3 nodes; here: n0, after 0.5 s")
-    assert f"remove {directory}/job, which another start may have left" in error
+    assert f"remove {directory}/job if another start left it" in error
 
 
 def test_who_is_led_does_not_list_all_members_each_time(
