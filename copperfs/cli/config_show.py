@@ -15,7 +15,7 @@ HELP = "print each setting with its value and origin"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.add_argument(
-        "--of", metavar="MNT", help="the settings of this mount; other flags are ignored"
+        "--of", metavar="MNT", help="the settings of this mount, whatever else is given"
     )
     add_option_flags(parser)
 

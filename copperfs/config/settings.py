@@ -706,8 +706,8 @@ class Settings:
         metadata=_option(
             DAEMON,
             PATH,
-            "Append events of nodes to this file as lines of JSON: lost, silent, gone, back, "
-            "another parent. It may be named as --log-file. A node alone writes none.",
+            "Append what happens to nodes (lost, silent, gone, back, another parent) to this "
+            "file, as lines of JSON. It may be named as --log-file. A node alone writes none.",
             optional=True,
         ),
     )
