@@ -38,8 +38,8 @@ from copperfs.transport.interface import (
     Transport,
 )
 from copperfs.wire.fields import Malformed
-from copperfs.wire.greeting import versions_differ
 from copperfs.wire.payload import Payload
+from copperfs.wire.wire_version import versions_differ
 
 log = logging.getLogger(__name__)
 

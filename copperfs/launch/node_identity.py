@@ -8,8 +8,7 @@ from copperfs.config.settings import Settings
 from copperfs.launch.curve_keys import NO_KEYS, draw_pair
 from copperfs.launch.listen_address import choose_address, endpoint_of, open_listener
 from copperfs.model.roster import BadRoster, Member, Roster
-from copperfs.wire.codec import VERSION
-from copperfs.wire.greeting import versions_differ
+from copperfs.wire.wire_version import VERSION, versions_differ
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ A message travels as one frame, or as two if it has a payload that is not short:
 
 A frame costs more than copying some KiB. A receiver accepts both.
 
-``LAYOUTS`` is the whole protocol; increment ``VERSION`` when it changes. ``decode_header`` checks
-everything before it allocates anything whose size the header names. ``check_payload`` is separate:
-the asker has to know what it did not get.
+``LAYOUTS`` is the whole protocol; ``VERSION`` (``wire_version.py``) changes with it.
+``decode_header`` checks everything before it allocates anything whose size the header names.
+``check_payload`` is separate: the asker has to know what it did not get.
 """
 
 import struct
@@ -55,9 +55,8 @@ from copperfs.node.peer.messages import (
 from copperfs.wire import fields as f
 from copperfs.wire.fields import Field, Malformed
 from copperfs.wire.payload import DIGEST_BYTES, Payload, digest, size_of
+from copperfs.wire.wire_version import MAGIC, VERSION
 
-MAGIC = b"cpf"
-VERSION = 5
 _LENGTH = struct.Struct("<I")
 PREFIX_BYTES = len(MAGIC) + 2 + _LENGTH.size
 BESIDE_BYTES_MAX = 16 << 10

@@ -21,8 +21,8 @@ import xxhash
 from copperfs import __version__
 from copperfs.model.roster import Roster
 from copperfs.model.types import NodeId
-from copperfs.wire.codec import MAGIC, VERSION
 from copperfs.wire.fields import Malformed
+from copperfs.wire.wire_version import MAGIC, VERSION
 
 _GREETING = struct.Struct("<5s16sIIQ")
 _VERSION_AT, _CODE_AT = len(MAGIC), len(MAGIC) + 1
@@ -83,12 +83,3 @@ def decode_greeting(frame: bytes) -> Greeting:
     if not text.isprintable():
         raise Malformed("a release that cannot be printed")
     return Greeting(job, NodeId(speaker), NodeId(listener), serial, version, text)
-
-
-def versions_differ(peer: str, version: int, release: str, me: str) -> str:
-    """*release* may be empty."""
-    theirs = f"copperfs {release}".rstrip()
-    return (
-        f"{peer} runs {theirs} (wire version {version}) and {me} runs copperfs {__version__} (wire "
-        f"version {VERSION}): start all nodes from one installation"
-    )

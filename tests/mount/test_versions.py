@@ -12,7 +12,7 @@ import pytest
 
 from copperfs import __version__
 from copperfs.launch.curve_keys import write_key_file
-from copperfs.wire.codec import VERSION
+from copperfs.wire.wire_version import VERSION
 from tests.bootstrap.slurm import free_ports
 from tests.mount.helpers import COMMAND_TIMEOUT_S, is_mounted
 from tests.mount.jobs import JobNode
@@ -25,8 +25,8 @@ OTHER = "9.9.1", 99
 CUSTOM = f"""
 import copperfs
 copperfs.__version__ = {OTHER[0]!r}
-import copperfs.wire.codec
-copperfs.wire.codec.VERSION = {OTHER[1]}
+import copperfs.wire.wire_version
+copperfs.wire.wire_version.VERSION = {OTHER[1]}
 """
 
 

@@ -19,9 +19,10 @@ from copperfs.model.types import NodeId
 from copperfs.node.peer.messages import PART_BYTES, Credit, DataReply
 from copperfs.transport.interface import Connected, Corrupt, Lost, ReceivedMessage, TransportStats
 from copperfs.transport.zeromq import ZeroTransport
-from copperfs.wire.codec import FRAME_BYTES_MAX, MAGIC, VERSION, encode
+from copperfs.wire.codec import FRAME_BYTES_MAX, encode
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from copperfs.wire.payload import payload_of
+from copperfs.wire.wire_version import MAGIC, VERSION
 from tests.net.raw import RawPeer, Tcp, polls
 from tests.net.world import LIMITS, Node, ZeroWorld, ask, part, trio_test, zero_world
 

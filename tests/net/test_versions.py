@@ -8,8 +8,8 @@ import trio
 from copperfs.model.types import NodeId
 from copperfs.transport.interface import Connected, Foreign, ReceivedMessage
 from copperfs.transport.zeromq import ZeroTransport
-from copperfs.wire.codec import VERSION
 from copperfs.wire.greeting import decode_greeting, encode_greeting
+from copperfs.wire.wire_version import VERSION
 from tests.net.raw import polls
 from tests.net.world import LIMITS, Node, ask, trio_test, zero_world
 

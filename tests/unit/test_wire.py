@@ -58,6 +58,7 @@ from copperfs.wire.codec import (
 from copperfs.wire.fields import NUMBER_MAX, SECONDS_MAX, Malformed
 from copperfs.wire.greeting import Greeting, decode_greeting, encode_greeting
 from copperfs.wire.payload import Payload, payload_of
+from copperfs.wire.wire_version import MAGIC, VERSION
 
 numbers = st.integers(0, NUMBER_MAX)
 names = st.binary(min_size=1, max_size=40).filter(
@@ -163,7 +164,7 @@ def frames_of(message: Message, payload: Payload | None) -> list[bytes | memoryv
 
 
 def with_body(code: int, body: bytes) -> bytes:
-    return codec.MAGIC + bytes((codec.VERSION, code)) + struct.pack("<I", len(body)) + body
+    return MAGIC + bytes((VERSION, code)) + struct.pack("<I", len(body)) + body
 
 
 @given(sent)
