@@ -36,6 +36,7 @@ async def test_who_is_connected_to_learns_of_another_version_and_answers(curve: 
         node, honest = await world.start(0), await world.start(2)
         honest.transport.connect(node.id)
         await node.hears(Connected(honest.id))
+        await honest.hears(Connected(node.id))
         other = await world.start(1)
         make_other(other)
         other.transport.connect(node.id)

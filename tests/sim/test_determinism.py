@@ -30,16 +30,16 @@ def digest_of(seed: int, hash_seed: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("seed", [3, 17])
+@pytest.mark.parametrize("seed", [3, 4])
 def test_hash_seeds_do_not_show(seed: int) -> None:
     assert digest_of(seed, "1") == digest_of(seed, "4242")
 
 
 def test_seeds_differ() -> None:
-    assert digest_of(3, "1") != digest_of(17, "1")
+    assert digest_of(3, "1") != digest_of(4, "1")
 
 
-@pytest.mark.parametrize("seed", [3, 17, 20])
+@pytest.mark.parametrize("seed", [3, 4, 20])
 def test_the_fast_path_is_equal(seed: int) -> None:
     """If messages are given the same sizes without codec and bytes."""
     digests = []
