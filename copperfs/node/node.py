@@ -10,7 +10,7 @@ knows those below it:
     Session           connections: greetings, peers with the same options, connected peers
     Reassembly        turns messages with bytes into blobs and listings
     Pushes            does the same for the batches of a pushed working set
-    PeerProtocol      inbound messages: asks become requests, replies become outcomes
+    PeerProtocol      inbound messages: requests of peers, and replies, which become outcomes
     RequestHandler    from a request to its reply: what to fetch, what an outcome means
     ImportPrefetcher  prefetch of files that a directory or an import needs next
     ReplyBuilder      replies to an application of this node, or to a peer
@@ -24,7 +24,7 @@ knows those below it:
     Membership        the live members, and the peers to which this node stays connected
     Offers            speculative push to children
     Trail             access history: the order of objects, and the peers that read in that order
-    FlowControl       outstanding asks of each peer, and credit windows
+    FlowControl       outstanding requests at each peer, and credit windows
     Cache             objects and listings, and how long a listing is valid
     Pins              reference counts of blobs
 
@@ -32,7 +32,7 @@ knows those below it:
 
 The cache or a fetch answers a request. A fetch goes to the source. In a job of several nodes, a
 fetch of a shared path goes to this node's parent in the tree of its directory, and the root of that
-tree reads the source. An ask of a peer is a request like any other: it waits on the same fetches,
+tree reads the source. A request of a peer is handled like any other: it waits on the same fetches,
 and a message answers it. Nodes exchange what the source returned, not what this mount shows of it.
 A node that cannot reach its parent reads the source itself, and counts the read as a fallback.
 
@@ -332,7 +332,7 @@ class Node:
                 return self._peering.step(now, event)  # the most frequent events
             case LookupRequest() | ListRequest() | ReadRequest() | ChunkRequest():
                 self.stats.questions += 1
-                return self._questions.ask(now, event)
+                return self._questions.handle(now, event)
             case (
                 SourceListed()
                 | SourceLookedUp()

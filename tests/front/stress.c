@@ -147,7 +147,7 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	/* two names of one listing are seldom requested together */
 	ending = ending_find(front, listing, ".n", 2);
 	CHECK(ending);
-	ending->asked = listing_row(listing, 2);
+	ending->requested = listing_row(listing, 2);
 	if (!front_publish_listing(front, id, listing))
 		return;
 	tables_lock(&front->tables);
@@ -179,7 +179,7 @@ static void grant_listing(uint64_t *state)
 	node = node_by_id(t, id);
 	if (node) {
 		node_withdraw(t, node);
-		node->asked = false;
+		node->awaits_names = false;
 		if (node->parent && node->parent->listing) {
 			node->parent->listing->granted_below = true;
 			look_into = id;

@@ -468,7 +468,7 @@ def test_many_endings_in_one_directory_are_gone_through_once(
     names = [b"%d.%d" % (number % files, number // files) for number in range(MANY)]
     lab = lab_of(dict.fromkeys(names, 10), memory_bytes=256 * MIB)
     for name in names:
-        lab.node._ahead.asked(ObjectKey(Path(b"d/" + name), version(10)))
+        lab.node._ahead.requested(ObjectKey(Path(b"d/" + name), version(10)))
     assert len(lab.node._ahead._queue) == read_ahead, "each second one has both read"
     # once for each row and request, and a binary search for each ending
     assert looked_at <= MANY * (1 + 1 + 2) + MANY // 2 * 17

@@ -492,7 +492,7 @@ def test_one_that_was_named_and_is_the_next_owner_is_asked_once() -> None:
         job.tick(0.01)
         assert job.now < 60.0
     for other in (first, second):  # they are overloaded
-        number = fetch.asks[NodeId(other)].number
+        number = fetch.attempts[NodeId(other)].number
         job.happen(NodeId(reader), PeerMessage(NodeId(other), ErrorReply(number, 1, errno.EBUSY)))
     job.tree.failing[LARGE] = errno.EIO
     job.no_source.clear()
@@ -526,9 +526,9 @@ def test_who_reads_as_the_next_owner_goes_on_when_the_one_that_was_named_refuses
         job.tick(0.01)
         assert job.now < 60.0
     assert not fetch.phase.is_fallback
-    number = fetch.asks[NodeId(named)].number
+    number = fetch.attempts[NodeId(named)].number
     job.happen(NodeId(reader), PeerMessage(NodeId(named), ErrorReply(number, 1, errno.EIO)))
-    assert not fetch.asks
+    assert not fetch.attempts
     job.no_source.clear()
     job.run()
     assert has(job, reader, request, 0)
@@ -587,10 +587,10 @@ def test_what_is_known_of_the_readers_of_one_file_outlasts_a_read_of_another() -
     known = crowds.HotFileDetector(Policy(source=b"/s", mountpoint=b"/m"), is_large=True)
     alone, other = Path(b"alone"), Path(b"other")
     for _ in range(crowds.JUDGED_AFTER - 1):
-        assert known.asked(0.0, alone, shared=False), "that is too early to tell"
-    known.asked(0.0, other, shared=True)
-    assert not known.asked(0.0, alone, shared=False)
-    assert known.asked(crowds.FORGOTTEN_AFTER_S, alone, shared=False)
+        assert known.count_request(0.0, alone, shared=False), "that is too early to tell"
+    known.count_request(0.0, other, shared=True)
+    assert not known.count_request(0.0, alone, shared=False)
+    assert known.count_request(crowds.FORGOTTEN_AFTER_S, alone, shared=False)
 
 
 def test_who_waits_for_a_parent_that_lives_and_gives_nothing_asks_the_owner() -> None:

@@ -23,7 +23,7 @@ from copperfs.node.events import (
     SourceListed,
 )
 from copperfs.node.membership.swim import PINGED_FOR_S
-from copperfs.node.peer.flow_control import ASKS_MAX, SERVING_MAX, WINDOW_BYTES
+from copperfs.node.peer.flow_control import OUTSTANDING_MAX, SERVING_MAX, WINDOW_BYTES
 from copperfs.node.peer.messages import (
     LISTING_MAX_BYTES,
     PART_BYTES,
@@ -344,11 +344,11 @@ def test_a_child_that_takes_nothing_in_holds_up_only_itself() -> None:
 
 def test_asks_under_way_at_one_parent_are_bounded() -> None:
     job = Job(2)
-    for number in range(2 * ASKS_MAX):
+    for number in range(2 * OUTSTANDING_MAX):
         job.ask(1, ListRequest, b"d%d" % number)
-    assert job.sent["Request"] == ASKS_MAX
+    assert job.sent["Request"] == OUTSTANDING_MAX
     job.run()
-    assert len(job.daemons[1].answers) == 2 * ASKS_MAX
+    assert len(job.daemons[1].answers) == 2 * OUTSTANDING_MAX
 
 
 def test_a_peer_that_asks_for_too_much_is_refused() -> None:
@@ -377,7 +377,7 @@ def test_what_a_peer_asks_and_withdraws_in_turn_does_not_wait(what: ContentKind,
         job.happen(NodeId(0), PeerMessage(NodeId(1), Cancel(number)))
     fetches = job.daemons[0].node._fetches
     waiting = [*fetches._running.values()]
-    assert sum(len(fetch.asked) for fetch in waiting) + len(fetches._no_room[0]) <= 3
+    assert sum(len(fetch.waiters) for fetch in waiting) + len(fetches._no_room[0]) <= 3
     assert job.daemons[0].node.stats.peers_refused == 0
     job.run()
     assert len(job.daemons[0].answers) == 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import copperfs
 from copperfs.model.types import FetchId, NodeId, Path
-from copperfs.node.fetch.fetch import INVARIANTS, Fetch, Pending, Timers
+from copperfs.node.fetch.fetch import INVARIANTS, Attempt, Fetch, Timers
 from copperfs.node.fetch.phases import (
     FALLBACK,
     MEANINGS,
@@ -135,7 +135,7 @@ def test_the_invariants_of_a_phase_are_checked() -> None:
     begun.move(Trigger.ASK_PEER)
     with pytest.raises(AssertionError, match="in ASKING: it asks somebody"):
         begun.check_invariants()
-    begun.asks[NodeId(1)] = Pending(1)
+    begun.attempts[NodeId(1)] = Attempt(1)
     begun.check_invariants()
     begun.move(Trigger.DELAY_FALLBACK)
     with pytest.raises(AssertionError, match="a delay is set"):

@@ -127,9 +127,9 @@ def test_an_owner_that_is_not_connected_is_reached_by_who_takes_the_route() -> N
     routing = routing_of()
     membership = routing.membership
     assert membership is not None
-    subject = next(chunk(n) for n in range(0, 800, 8) if not routing.is_asked_in_place(chunk(n)))
+    subject = next(chunk(n) for n in range(0, 800, 8) if not routing.is_owned_elsewhere(chunk(n)))
     assert routing.route(1.0, subject, 0) == Route(role=Role.OWNER)
-    other = next(chunk(n) for n in range(0, 800, 8) if routing.is_asked_in_place(chunk(n)))
+    other = next(chunk(n) for n in range(0, 800, 8) if routing.is_owned_elsewhere(chunk(n)))
     route = routing.route(1.0, other, 0)
     assert route.peer is None
     assert route.connects

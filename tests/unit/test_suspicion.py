@@ -6,9 +6,9 @@ from copperfs.node.membership.failure_detector import (
     PeerObservations,
     PeerState,
     Timeouts,
-    asks_for_sign,
     doubted_until,
-    next_look,
+    is_ping_due,
+    next_check,
     standing,
 )
 
@@ -21,17 +21,17 @@ def up(**seen: float | None) -> PeerObservations:
 
 
 def test_who_owes_nothing_is_asked_for_a_sign_of_life_each_heartbeat() -> None:
-    assert not asks_for_sign(0.49, up(), PATIENCE, BEAT_S, 0.0)
-    assert asks_for_sign(0.5, up(), PATIENCE, BEAT_S, 0.0)
-    assert next_look(0.0, up(), PATIENCE, BEAT_S, 0.0) == 0.5
+    assert not is_ping_due(0.49, up(), PATIENCE, BEAT_S, 0.0)
+    assert is_ping_due(0.5, up(), PATIENCE, BEAT_S, 0.0)
+    assert next_check(0.0, up(), PATIENCE, BEAT_S, 0.0) == 0.5
 
 
 def test_who_owes_an_answer_is_asked_sooner_and_only_once() -> None:
     owing = up(heard_at=1.0, owed_since=1.2)
-    assert not asks_for_sign(1.29, owing, PATIENCE, BEAT_S, 0.0)
-    assert asks_for_sign(1.31, owing, PATIENCE, BEAT_S, 0.0)
-    owing.asked_at = 1.31
-    assert not asks_for_sign(9.0, owing, PATIENCE, BEAT_S, 0.0)
+    assert not is_ping_due(1.29, owing, PATIENCE, BEAT_S, 0.0)
+    assert is_ping_due(1.31, owing, PATIENCE, BEAT_S, 0.0)
+    owing.ping_sent_at = 1.31
+    assert not is_ping_due(9.0, owing, PATIENCE, BEAT_S, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_an_application_waits_less_than_a_second_for_a_peer_that_is_stuck() -> N
 def test_nothing_changes_before_the_next_look(seen: PeerObservations) -> None:
     """A node that checks again only then misses nothing."""
     now = 0.31
-    at = next_look(now, seen, PATIENCE, BEAT_S, 0.0)
+    at = next_check(now, seen, PATIENCE, BEAT_S, 0.0)
     assert at is not None
     assert at > now
-    before = (standing(now, seen, PATIENCE, 0.0), asks_for_sign(now, seen, PATIENCE, BEAT_S, 0.0))
+    before = (standing(now, seen, PATIENCE, 0.0), is_ping_due(now, seen, PATIENCE, BEAT_S, 0.0))
     step = now
     while (step := step + 0.01) < at:
         assert before == (
             standing(step, seen, PATIENCE, 0.0),
-            asks_for_sign(step, seen, PATIENCE, BEAT_S, 0.0),
+            is_ping_due(step, seen, PATIENCE, BEAT_S, 0.0),
         )

@@ -143,9 +143,9 @@ void ahead_note(struct front *f, const struct node *file)
 	noted = row ? ending_find(f, listing, ending, length) : NULL;
 	if (!noted || noted->begun)
 		return;
-	if (!noted->asked)
-		noted->asked = row;
-	if (noted->asked == row && !is_compiled(file->parent))
+	if (!noted->requested)
+		noted->requested = row;
+	if (noted->requested == row && !is_compiled(file->parent))
 		return;
 	/* libraries of packages are read once a module mentions them */
 	if (length == LIBRARY_LENGTH && !memcmp(ending, library, length) &&
@@ -415,7 +415,7 @@ static void put_back(struct front *f, uint64_t id, bool begun)
 	node = node_by_id(&f->tables, id);
 	if (node && node->parent && !node->listing && !node->fetching && !(begun && node->tried)) {
 		node->tried |= begun;
-		node->asked = false;
+		node->awaits_names = false;
 		add(&f->ahead_lists, node->parent, node->name, node->name_length);
 	}
 	tables_unlock(&f->tables);

@@ -84,7 +84,7 @@ static bool may_list(const struct node *directory)
 /* Handlers that were asked for a directory's names own its listing until they have published. */
 bool list_may_begin(const struct front *f, const struct node *directory)
 {
-	return f->reader && !directory->listing && !directory->fetching && !directory->asked &&
+	return f->reader && !directory->listing && !directory->fetching && !directory->awaits_names &&
 	       S_ISDIR(directory->attr.mode) && may_list(directory);
 }
 
@@ -97,7 +97,7 @@ char *list_begin(struct front *f, struct node *directory, struct version *versio
 		return NULL;
 	if (list_may_begin(f, directory))
 		path = fetch_begin(f, directory, LISTING_CREDIT, version);
-	directory->asked = !path;
+	directory->awaits_names = !path;
 	return path;
 }
 
@@ -266,7 +266,7 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 	}
 	known = node && node->listing;
 	if (node && !known)
-		node->asked = true;
+		node->awaits_names = true;
 	tables_unlock(&f->tables);
 	if (!noted) {
 		give_credit(f, fetched.credit);

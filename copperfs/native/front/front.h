@@ -253,7 +253,7 @@ struct version version_of(const struct fuse_attr *a);
 
 /* holes.c. The first two with the tables locked. EAGAIN: the source has to be asked. seek_start()
  * takes the pending. */
-int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *asked,
+int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *seek,
 	      bool retried, uint64_t *found);
 char *seek_begin(const struct node *node, uint64_t offset, struct version *version,
 		 unsigned *count);

@@ -47,30 +47,30 @@ static bool is_known(const struct extents *known, uint64_t offset)
 }
 
 /* 0, or ENXIO: there is no more data. */
-static int find_in(const struct extents *known, uint64_t size, const struct fuse_lseek_in *asked,
+static int find_in(const struct extents *known, uint64_t size, const struct fuse_lseek_in *seek,
 		   uint64_t *found)
 {
-	bool wants_data = asked->whence == SEEK_DATA;
+	bool wants_data = seek->whence == SEEK_DATA;
 
-	*found = find_known(known, size, asked->offset, wants_data);
+	*found = find_known(known, size, seek->offset, wants_data);
 	return wants_data && *found >= size ? ENXIO : 0;
 }
 
-int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *asked,
+int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *seek,
 	      bool retried, uint64_t *found)
 {
-	bool wants_data = asked->whence == SEEK_DATA;
+	bool wants_data = seek->whence == SEEK_DATA;
 	uint64_t size = node->attr.size;
 
-	if ((!wants_data && asked->whence != SEEK_HOLE) || !S_ISREG(node->attr.mode))
+	if ((!wants_data && seek->whence != SEEK_HOLE) || !S_ISREG(node->attr.mode))
 		return EINVAL;
-	if (asked->offset >= size)
+	if (seek->offset >= size)
 		return ENXIO;
-	if (is_known(node->extents, asked->offset))
-		return find_in(node->extents, size, asked, found);
+	if (is_known(node->extents, seek->offset))
+		return find_in(node->extents, size, seek, found);
 	if (!retried && may_have_holes(f, node))
 		return EAGAIN;
-	*found = wants_data ? asked->offset : size;
+	*found = wants_data ? seek->offset : size;
 	return 0;
 }
 
@@ -119,7 +119,7 @@ static void seek_done(void *context, uint64_t unique, struct extents *extents)
 	struct pending *pending = pending_claim(f, unique);
 	struct fuse_lseek_out out = { 0 };
 	const struct fuse_in_header *in;
-	const struct fuse_lseek_in *asked;
+	const struct fuse_lseek_in *seek;
 	int error = EAGAIN;
 	struct node *node;
 
@@ -128,12 +128,12 @@ static void seek_done(void *context, uint64_t unique, struct extents *extents)
 		return;
 	}
 	in = (const struct fuse_in_header *)pending->request;
-	asked = (const struct fuse_lseek_in *)(in + 1);
-	if (is_known(extents, asked->offset)) {
+	seek = (const struct fuse_lseek_in *)(in + 1);
+	if (is_known(extents, seek->offset)) {
 		tables_lock(&f->tables);
 		node = node_by_id(&f->tables, in->nodeid);
 		if (node && S_ISREG(node->attr.mode) && extents->until <= node->attr.size) {
-			error = find_in(extents, node->attr.size, asked, &out.offset);
+			error = find_in(extents, node->attr.size, seek, &out.offset);
 			node_set_extents(&f->tables, node, joined(node->extents, extents));
 			extents = NULL;
 		}

@@ -14,7 +14,7 @@
  * SEEKING: the source is asked where the file has data. */
 enum verdict { ANSWERED, MISSED, QUEUED, FETCHING, SEEKING };
 
-struct asked {
+struct request {
 	struct front *front;
 	const struct fuse_in_header *in;
 	const char *body;
@@ -28,9 +28,9 @@ struct asked {
 	unsigned extents;
 };
 
-static enum verdict answer_error(const struct asked *a, int error)
+static enum verdict answer_error(const struct request *req, int error)
 {
-	front_reply(a->front, a->in->unique, error, NULL, 0);
+	front_reply(req->front, req->in->unique, error, NULL, 0);
 	return ANSWERED;
 }
 
@@ -58,23 +58,23 @@ static void fill_entry(const struct front *f, struct fuse_entry_out *out,
 	out->attr_valid_nsec = out->entry_valid_nsec;
 }
 
-static bool tells(const struct asked *a, uint64_t fresh_until, uint64_t published_ns, uint64_t now)
+static bool tells(const struct request *req, uint64_t fresh_until, uint64_t published_ns, uint64_t now)
 {
-	return fresh_until > now || published_ns >= a->started_ns;
+	return fresh_until > now || published_ns >= req->started_ns;
 }
 
 /* False: the tables cannot tell. */
-static bool find_entry(const struct asked *a, struct node *directory, const char *name,
+static bool find_entry(const struct request *req, struct node *directory, const char *name,
 		       size_t length, struct fuse_entry_out *entry)
 {
-	struct front *f = a->front;
+	struct front *f = req->front;
 	struct listing *listing = directory->listing;
 	uint64_t now = now_ns(), fresh_until;
 	const struct row *row = NULL;
 	struct node *node = NULL;
 	bool listed, known;
 
-	if (listing && tells(a, listing->fresh_until, listing->published_ns, now)) {
+	if (listing && tells(req, listing->fresh_until, listing->published_ns, now)) {
 		directory->touched = true;
 		row = listing_find(&f->tables, listing, name, length);
 	} else {
@@ -87,7 +87,7 @@ static bool find_entry(const struct asked *a, struct node *directory, const char
 				   listing->fresh_until);
 	else if (!listing || row)
 		node = node_by_name(&f->tables, directory, name, length);
-	known = listed || (node && tells(a, node->fresh_until, node->published_ns, now));
+	known = listed || (node && tells(req, node->fresh_until, node->published_ns, now));
 	if (node && known && !node->negative) {
 		fill_entry(f, entry, node, now);
 		node_refer(&f->tables, node);
@@ -107,15 +107,15 @@ static bool find_entry(const struct asked *a, struct node *directory, const char
 }
 
 /* False: the handlers have to list. Tried once; then they know what to do. */
-static bool await_names(struct asked *a, struct node *directory)
+static bool await_names(struct request *req, struct node *directory)
 {
 	bool joined = directory->fetching && S_ISDIR(directory->attr.mode);
 
-	if (a->retried)
+	if (req->retried)
 		return false;
 	if (!joined)
-		a->path = list_begin(a->front, directory, &a->version);
-	return joined || a->path;
+		req->path = list_begin(req->front, directory, &req->version);
+	return joined || req->path;
 }
 
 /* Signals once, until the handlers have had names forgotten. */
@@ -127,45 +127,45 @@ static void crowded_tell(struct front *f)
 		return; /* it is signalled already */
 }
 
-static enum verdict lookup(struct asked *a)
+static enum verdict lookup(struct request *req)
 {
-	struct front *f = a->front;
+	struct front *f = req->front;
 	struct fuse_entry_out entry;
 	struct denial denial;
-	size_t length = strnlen(a->body, a->body_size);
+	size_t length = strnlen(req->body, req->body_size);
 	struct node *directory;
 	bool found, denied, fetching = false, crowded;
 
-	if (length == a->body_size || !length)
-		return answer_error(a, EINVAL);
+	if (length == req->body_size || !length)
+		return answer_error(req, EINVAL);
 	if (length > 255)
-		return answer_error(a, ENAMETOOLONG);
+		return answer_error(req, ENAMETOOLONG);
 	tables_lock(&f->tables);
-	directory = node_by_id(&f->tables, a->in->nodeid);
-	found = directory && find_entry(a, directory, a->body, length, &entry);
+	directory = node_by_id(&f->tables, req->in->nodeid);
+	found = directory && find_entry(req, directory, req->body, length, &entry);
 	denied = found && !entry.nodeid && (entry.entry_valid || entry.entry_valid_nsec);
 	if (denied)
 		denial_begin(f, &denial);
 	if (directory && !found)
-		fetching = await_names(a, directory);
+		fetching = await_names(req, directory);
 	crowded = f->tables.nodes > f->tables.nodes_max;
 	tables_unlock(&f->tables);
 	if (crowded)
 		crowded_tell(f);
 	if (!directory)
-		return answer_error(a, ESTALE);
+		return answer_error(req, ESTALE);
 	if (!found)
 		return fetching ? FETCHING : MISSED;
 	if (!entry.nodeid) {
 		atomic_fetch_add_explicit(&f->statistics.negative, 1, memory_order_relaxed);
 		/* the kernel caches "not found" only as an entry without a number */
 		if (!denied)
-			return answer_error(a, ENOENT);
-		front_reply(f, a->in->unique, 0, &entry, sizeof(entry));
+			return answer_error(req, ENOENT);
+		front_reply(f, req->in->unique, 0, &entry, sizeof(entry));
 		denial_end(f, &denial);
 		return ANSWERED;
 	}
-	if (!front_reply(f, a->in->unique, 0, &entry, sizeof(entry))) {
+	if (!front_reply(f, req->in->unique, 0, &entry, sizeof(entry))) {
 		tables_lock(&f->tables);
 		node_forget(&f->tables, entry.nodeid, 1);
 		tables_unlock(&f->tables);
@@ -173,48 +173,48 @@ static enum verdict lookup(struct asked *a)
 	return ANSWERED;
 }
 
-static enum verdict getattr(struct asked *a)
+static enum verdict getattr(struct request *req)
 {
-	struct front *f = a->front;
+	struct front *f = req->front;
 	struct fuse_attr_out out = { 0 };
 	uint64_t now = now_ns();
 	bool fresh = false;
 	struct node *node;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, a->in->nodeid);
+	node = node_by_id(&f->tables, req->in->nodeid);
 	/* A file's number stands for a version, which does not change. */
 	if (node && (!S_ISDIR(node->attr.mode) ||
-		     tells(a, node->fresh_until, node->published_ns, now))) {
+		     tells(req, node->fresh_until, node->published_ns, now))) {
 		fresh = true;
 		out.attr = shown(&node->attr);
 		set_validity(f, node->fresh_until, now, &out.attr_valid, &out.attr_valid_nsec);
 	}
 	tables_unlock(&f->tables);
 	if (!node)
-		return answer_error(a, ESTALE);
+		return answer_error(req, ESTALE);
 	if (!fresh)
 		return MISSED;
-	front_reply(f, a->in->unique, 0, &out, sizeof(out));
+	front_reply(f, req->in->unique, 0, &out, sizeof(out));
 	return ANSWERED;
 }
 
-static enum verdict readlink_(struct asked *a)
+static enum verdict readlink_(struct request *req)
 {
-	struct front *f = a->front;
+	struct front *f = req->front;
 	struct blob *target = NULL;
 	struct node *node;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, a->in->nodeid);
+	node = node_by_id(&f->tables, req->in->nodeid);
 	if (node && S_ISLNK(node->attr.mode) && node->object)
 		target = blob_ref(node->object);
 	tables_unlock(&f->tables);
 	if (!node)
-		return answer_error(a, ESTALE);
+		return answer_error(req, ESTALE);
 	if (!target)
 		return MISSED;
-	front_reply(f, a->in->unique, 0, target->data, target->size);
+	front_reply(f, req->in->unique, 0, target->data, target->size);
 	blob_unref(target);
 	return ANSWERED;
 }
@@ -226,7 +226,7 @@ static void count_read_hit(struct front *f, size_t size)
 }
 
 /* Takes the pieces' references. */
-static enum verdict answer_pieces(const struct asked *a, const struct piece *pieces, int count)
+static enum verdict answer_pieces(const struct request *req, const struct piece *pieces, int count)
 {
 	struct iovec parts[1 + PIECES_MAX];
 	size_t size = 0;
@@ -236,24 +236,24 @@ static enum verdict answer_pieces(const struct asked *a, const struct piece *pie
 					       pieces[i].length };
 		size += pieces[i].length;
 	}
-	front_reply_parts(a->front, a->in->unique, parts, 1 + count);
-	count_read_hit(a->front, size);
+	front_reply_parts(req->front, req->in->unique, parts, 1 + count);
+	count_read_hit(req->front, size);
 	for (int i = 0; i < count; i++)
 		blob_unref(pieces[i].blob);
 	return ANSWERED;
 }
 
 /* This thread has waited for the same file until its deadline. */
-static bool hung_just_now(const struct asked *a, const struct node *node)
+static bool hung_just_now(const struct request *req, const struct node *node)
 {
-	return node->hung.until && !a->retried && node->hung.thread == a->in->pid &&
-	       node->hung.seek == (a->in->opcode == FUSE_LSEEK) && node->hung.until > now_ns();
+	return node->hung.until && !req->retried && node->hung.thread == req->in->pid &&
+	       node->hung.seek == (req->in->opcode == FUSE_LSEEK) && node->hung.until > now_ns();
 }
 
-static enum verdict read_(struct asked *a)
+static enum verdict read_(struct request *req)
 {
-	struct front *f = a->front;
-	const struct fuse_read_in *read = (const struct fuse_read_in *)a->body;
+	struct front *f = req->front;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)req->body;
 	struct blob *object = NULL;
 	struct handle *handle = NULL;
 	struct iovec parts[2];
@@ -263,10 +263,10 @@ static enum verdict read_(struct asked *a)
 	size_t size = 0;
 	int count = -1;
 
-	if (a->body_size < sizeof(*read) || read->size > REPLY_MAX)
-		return answer_error(a, EINVAL);
+	if (req->body_size < sizeof(*read) || read->size > REPLY_MAX)
+		return answer_error(req, EINVAL);
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, a->in->nodeid);
+	node = node_by_id(&f->tables, req->in->nodeid);
 	if (node && !S_ISLNK(node->attr.mode)) {
 		if (node->object)
 			object = blob_ref(node->object);
@@ -275,43 +275,43 @@ static enum verdict read_(struct asked *a)
 					    node_cut(node, read->offset, read->size), pieces);
 		if (object || count >= 0) {
 			/* all of it is here */
-		} else if (hung_just_now(a, node)) {
+		} else if (hung_just_now(req, node)) {
 			hung = true;
 		} else if (node->handle) {
 			handle = node->handle;
 			atomic_fetch_add(&handle->refs, 1);
-		} else if (!a->retried && !node->chunk_bytes) {
+		} else if (!req->retried && !node->chunk_bytes) {
 			/* once, as in await_names() */
 			fetching = node->fetching;
-			a->path = read_begin(f, node, &a->version);
+			req->path = read_begin(f, node, &req->version);
 		}
 		node->touched = true;
 	}
 	tables_unlock(&f->tables);
 	if (!node)
-		return answer_error(a, ESTALE);
+		return answer_error(req, ESTALE);
 	if (object) {
 		if (read->offset < object->size)
 			size = object->size - read->offset;
 		if (size > read->size)
 			size = read->size;
 		parts[1] = (struct iovec){ object->data + (size ? read->offset : 0), size };
-		front_reply_parts(f, a->in->unique, parts, size ? 2 : 1);
+		front_reply_parts(f, req->in->unique, parts, size ? 2 : 1);
 		count_read_hit(f, size);
 		blob_unref(object);
 		return ANSWERED;
 	}
 	if (count >= 0)
-		return answer_pieces(a, pieces, count);
+		return answer_pieces(req, pieces, count);
 	if (hung)
-		return answer_error(a, ETIMEDOUT);
+		return answer_error(req, ETIMEDOUT);
 	if (!handle)
-		return fetching || a->path ? FETCHING : MISSED;
-	if (a->scratch && bypass_read_nowait(f, handle, a->in, read, a->scratch)) {
+		return fetching || req->path ? FETCHING : MISSED;
+	if (req->scratch && bypass_read_nowait(f, handle, req->in, read, req->scratch)) {
 		handle_unref(handle);
 		return ANSWERED;
 	}
-	a->handle = handle;
+	req->handle = handle;
 	return QUEUED;
 }
 
@@ -395,120 +395,120 @@ static void take_back(struct front *f, const char *reply, size_t size)
 	tables_unlock(&f->tables);
 }
 
-static enum verdict readdir(struct asked *a)
+static enum verdict readdir(struct request *req)
 {
-	struct front *f = a->front;
-	const struct fuse_read_in *read = (const struct fuse_read_in *)a->body;
-	bool plus = a->in->opcode == FUSE_READDIRPLUS, known = false, fetching = false;
+	struct front *f = req->front;
+	const struct fuse_read_in *read = (const struct fuse_read_in *)req->body;
+	bool plus = req->in->opcode == FUSE_READDIRPLUS, known = false, fetching = false;
 	struct node *node;
 	size_t used = 0;
 
-	if (a->body_size < sizeof(*read))
-		return answer_error(a, EINVAL);
+	if (req->body_size < sizeof(*read))
+		return answer_error(req, EINVAL);
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, a->in->nodeid);
+	node = node_by_id(&f->tables, req->in->nodeid);
 	if (node && node->listing &&
 	    /* a walk continues even after its listing has expired */
 	    (read->offset ||
-	     tells(a, node->listing->fresh_until, node->listing->published_ns, now_ns()))) {
+	     tells(req, node->listing->fresh_until, node->listing->published_ns, now_ns()))) {
 		known = true;
 		node->touched = true;
-		used = add_rows(f, node, read->offset, plus, a->scratch,
+		used = add_rows(f, node, read->offset, plus, req->scratch,
 				read->size < REPLY_MAX ? read->size : REPLY_MAX);
 	} else if (node) {
-		fetching = await_names(a, node);
+		fetching = await_names(req, node);
 	}
 	tables_unlock(&f->tables);
 	if (!node)
-		return answer_error(a, ESTALE);
+		return answer_error(req, ESTALE);
 	if (!known)
 		return fetching ? FETCHING : MISSED;
-	if (!front_reply(f, a->in->unique, 0, a->scratch, used) && plus)
-		take_back(f, a->scratch, used);
+	if (!front_reply(f, req->in->unique, 0, req->scratch, used) && plus)
+		take_back(f, req->scratch, used);
 	return ANSWERED;
 }
 
-static enum verdict lseek_(struct asked *a)
+static enum verdict lseek_(struct request *req)
 {
-	struct front *f = a->front;
-	const struct fuse_lseek_in *lseek = (const struct fuse_lseek_in *)a->body;
+	struct front *f = req->front;
+	const struct fuse_lseek_in *lseek = (const struct fuse_lseek_in *)req->body;
 	struct fuse_lseek_out out = { 0 };
 	int error = ESTALE;
 	struct node *node;
 
-	if (a->body_size < sizeof(*lseek))
-		return answer_error(a, EINVAL);
+	if (req->body_size < sizeof(*lseek))
+		return answer_error(req, EINVAL);
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, a->in->nodeid);
+	node = node_by_id(&f->tables, req->in->nodeid);
 	if (node)
-		error = hole_find(f, node, lseek, a->retried || hung_just_now(a, node),
+		error = hole_find(f, node, lseek, req->retried || hung_just_now(req, node),
 				  &out.offset);
 	if (node && error == EAGAIN) {
-		a->path = seek_begin(node, lseek->offset, &a->version, &a->extents);
-		if (!a->path) /* as if there were no holes */
+		req->path = seek_begin(node, lseek->offset, &req->version, &req->extents);
+		if (!req->path) /* as if there were no holes */
 			error = hole_find(f, node, lseek, true, &out.offset);
 	}
 	tables_unlock(&f->tables);
 	if (error == EAGAIN)
 		return SEEKING;
 	if (error)
-		return answer_error(a, error);
-	front_reply(f, a->in->unique, 0, &out, sizeof(out));
+		return answer_error(req, error);
+	front_reply(f, req->in->unique, 0, &out, sizeof(out));
 	return ANSWERED;
 }
 
-static enum verdict statfs_(struct asked *a)
+static enum verdict statfs_(struct request *req)
 {
 	struct fuse_statfs_out statfs;
 
-	if (!atomic_load(&a->front->statfs_known))
+	if (!atomic_load(&req->front->statfs_known))
 		return MISSED;
-	tables_lock(&a->front->tables);
-	statfs = a->front->statfs;
-	tables_unlock(&a->front->tables);
-	front_reply(a->front, a->in->unique, 0, &statfs, sizeof(statfs));
+	tables_lock(&req->front->tables);
+	statfs = req->front->statfs;
+	tables_unlock(&req->front->tables);
+	front_reply(req->front, req->in->unique, 0, &statfs, sizeof(statfs));
 	return ANSWERED;
 }
 
-static enum verdict open_(struct asked *a)
+static enum verdict open_(struct request *req)
 {
-	struct fuse_open_out out = { .fh = a->in->nodeid };
+	struct fuse_open_out out = { .fh = req->in->nodeid };
 
 	/* ENOSYS: the kernel never asks again */
-	if (a->front->opens_unasked)
-		return answer_error(a, ENOSYS);
+	if (req->front->opens_unasked)
+		return answer_error(req, ENOSYS);
 	out.open_flags = FOPEN_KEEP_CACHE;
-	if (a->in->opcode == FUSE_OPENDIR)
+	if (req->in->opcode == FUSE_OPENDIR)
 		out.open_flags |= FOPEN_CACHE_DIR;
-	front_reply(a->front, a->in->unique, 0, &out, sizeof(out));
+	front_reply(req->front, req->in->unique, 0, &out, sizeof(out));
 	return ANSWERED;
 }
 
-static enum verdict ioctl_(struct asked *a)
+static enum verdict ioctl_(struct request *req)
 {
-	const struct fuse_ioctl_in *ioctl = (const struct fuse_ioctl_in *)a->body;
+	const struct fuse_ioctl_in *ioctl = (const struct fuse_ioctl_in *)req->body;
 
-	if (a->body_size < sizeof(*ioctl))
-		return answer_error(a, EINVAL);
+	if (req->body_size < sizeof(*ioctl))
+		return answer_error(req, EINVAL);
 	/* CPython calls isatty() on every file that it opens */
-	if (_IOC_TYPE(ioctl->cmd) != FRONT_IOCTL_TYPE || a->front->control_fd < 0)
-		return answer_error(a, ENOTTY);
+	if (_IOC_TYPE(ioctl->cmd) != FRONT_IOCTL_TYPE || req->front->control_fd < 0)
+		return answer_error(req, ENOTTY);
 	return MISSED;
 }
 
-static void forget(struct front *f, const struct asked *a)
+static void forget(struct front *f, const struct request *req)
 {
-	const struct fuse_forget_in *one = (const struct fuse_forget_in *)a->body;
-	const struct fuse_batch_forget_in *batch = (const struct fuse_batch_forget_in *)a->body;
+	const struct fuse_forget_in *one = (const struct fuse_forget_in *)req->body;
+	const struct fuse_batch_forget_in *batch = (const struct fuse_batch_forget_in *)req->body;
 	const struct fuse_forget_one *each = (const struct fuse_forget_one *)(batch + 1);
 
 	atomic_fetch_add_explicit(&f->statistics.forgets, 1, memory_order_relaxed);
 	tables_lock(&f->tables);
-	if (a->in->opcode == FUSE_FORGET) {
-		if (a->body_size >= sizeof(*one))
-			node_forget(&f->tables, a->in->nodeid, one->nlookup);
-	} else if (a->body_size >= sizeof(*batch)) {
-		size_t sent = (a->body_size - sizeof(*batch)) / sizeof(*each);
+	if (req->in->opcode == FUSE_FORGET) {
+		if (req->body_size >= sizeof(*one))
+			node_forget(&f->tables, req->in->nodeid, one->nlookup);
+	} else if (req->body_size >= sizeof(*batch)) {
+		size_t sent = (req->body_size - sizeof(*batch)) / sizeof(*each);
 
 		for (size_t i = 0; i < batch->count && i < sent; i++)
 			node_forget(&f->tables, each[i].nodeid, each[i].nlookup);
@@ -516,67 +516,67 @@ static void forget(struct front *f, const struct asked *a)
 	tables_unlock(&f->tables);
 }
 
-static enum verdict answer(struct asked *a)
+static enum verdict answer(struct request *req)
 {
-	switch (a->in->opcode) {
+	switch (req->in->opcode) {
 	case FUSE_LOOKUP:
-		return lookup(a);
+		return lookup(req);
 	case FUSE_GETATTR:
-		return getattr(a);
+		return getattr(req);
 	case FUSE_READ:
-		return read_(a);
+		return read_(req);
 	case FUSE_READDIR:
 	case FUSE_READDIRPLUS:
-		return readdir(a);
+		return readdir(req);
 	case FUSE_READLINK:
-		return readlink_(a);
+		return readlink_(req);
 	case FUSE_LSEEK:
-		return lseek_(a);
+		return lseek_(req);
 	case FUSE_STATFS:
-		return statfs_(a);
+		return statfs_(req);
 	case FUSE_IOCTL:
-		return ioctl_(a);
+		return ioctl_(req);
 	case FUSE_OPEN:
 	case FUSE_OPENDIR:
-		return open_(a);
+		return open_(req);
 	case FUSE_INIT:
 		return MISSED;
 	case FUSE_RELEASE:
 	case FUSE_RELEASEDIR:
 	case FUSE_DESTROY:
-		return answer_error(a, 0);
+		return answer_error(req, 0);
 	case FUSE_SETATTR: case FUSE_SYMLINK: case FUSE_MKNOD: case FUSE_MKDIR:
 	case FUSE_UNLINK: case FUSE_RMDIR: case FUSE_RENAME: case FUSE_RENAME2:
 	case FUSE_LINK: case FUSE_WRITE: case FUSE_CREATE: case FUSE_FALLOCATE:
 	case FUSE_SETXATTR: case FUSE_REMOVEXATTR: case FUSE_COPY_FILE_RANGE:
 	case FUSE_TMPFILE:
-		return answer_error(a, EROFS);
+		return answer_error(req, EROFS);
 	default: /* extended attributes, flush, access, poll, statx, and future requests */
-		return answer_error(a, ENOSYS);
+		return answer_error(req, ENOSYS);
 	}
 }
 
-static void interrupt(struct front *f, const struct asked *a)
+static void interrupt(struct front *f, const struct request *req)
 {
-	const struct fuse_interrupt_in *in = (const struct fuse_interrupt_in *)a->body;
+	const struct fuse_interrupt_in *in = (const struct fuse_interrupt_in *)req->body;
 
-	if (a->body_size >= sizeof(*in))
-		pending_interrupt(f, a->in->unique, in->unique);
+	if (req->body_size >= sizeof(*in))
+		pending_interrupt(f, req->in->unique, in->unique);
 }
 
-static struct pending *keep(struct asked *a, enum answer answer)
+static struct pending *keep(struct request *req, enum answer answer)
 {
-	struct pending *pending = a->retried;
+	struct pending *pending = req->retried;
 
 	if (!pending)
-		pending = pending_new((const char *)a->in, sizeof(*a->in) + a->body_size,
-				      a->started_ns);
+		pending = pending_new((const char *)req->in, sizeof(*req->in) + req->body_size,
+				      req->started_ns);
 	if (pending) {
 		pending->answer = answer;
 		return pending;
 	}
-	atomic_fetch_add(&a->front->statistics.no_room, 1);
-	answer_error(a, ENOMEM);
+	atomic_fetch_add(&req->front->statistics.no_room, 1);
+	answer_error(req, ENOMEM);
 	return NULL;
 }
 
@@ -594,17 +594,17 @@ static bool is_being_fetched(struct front *f, uint64_t id)
 
 /* The end of a fetch answers all pendings of its node, so the pending is kept first, and answered
  * again if the fetch has ended meanwhile. */
-static void wait_for_fetch(struct asked *a, struct pending *pending)
+static void wait_for_fetch(struct request *req, struct pending *pending)
 {
-	struct front *f = a->front;
-	uint64_t id = a->in->nodeid, unique = a->in->unique;
+	struct front *f = req->front;
+	uint64_t id = req->in->nodeid, unique = req->in->unique;
 	bool kept = pending && pending_add(f, pending);
 
-	if (a->path && a->in->opcode == FUSE_READ)
-		read_start(f, id, a->path, &a->version);
-	else if (a->path)
-		list_start(f, id, a->path, &a->version);
-	if (a->path) {
+	if (req->path && req->in->opcode == FUSE_READ)
+		read_start(f, id, req->path, &req->version);
+	else if (req->path)
+		list_start(f, id, req->path, &req->version);
+	if (req->path) {
 		ahead_start(f); /* after the request's own */
 		return;
 	}
@@ -612,71 +612,71 @@ static void wait_for_fetch(struct asked *a, struct pending *pending)
 		return;
 	pending = pending_claim(f, unique);
 	if (pending)
-		front_retry(f, pending, a->scratch);
+		front_retry(f, pending, req->scratch);
 }
 
-static void conclude(struct asked *a, enum verdict verdict)
+static void conclude(struct request *req, enum verdict verdict)
 {
 	struct pending *pending;
 
 	if (verdict == ANSWERED) {
-		front_count(a->front, a->in,
-			    a->retried ? a->retried->answer : ANSWER_HIT, a->started_ns);
-		free(a->retried);
+		front_count(req->front, req->in,
+			    req->retried ? req->retried->answer : ANSWER_HIT, req->started_ns);
+		free(req->retried);
 		return;
 	}
 	/* publish.c answers the second try, and handlers answer a read with its bytes. So this is a
 	 * bug, or there is no memory for a node. */
-	if (verdict == MISSED && a->retried && a->retried->tries > TRIES_MAX) {
-		atomic_fetch_add(&a->front->statistics.unanswered, 1);
-		answer_error(a, EIO);
-		free(a->retried);
+	if (verdict == MISSED && req->retried && req->retried->tries > TRIES_MAX) {
+		atomic_fetch_add(&req->front->statistics.unanswered, 1);
+		answer_error(req, EIO);
+		free(req->retried);
 		return;
 	}
-	pending = keep(a, verdict == QUEUED || verdict == SEEKING ? ANSWER_BYPASS
+	pending = keep(req, verdict == QUEUED || verdict == SEEKING ? ANSWER_BYPASS
 			  : verdict == FETCHING ? ANSWER_FETCH : ANSWER_MISS);
 	if (verdict == QUEUED && pending)
-		bypass_queue(a->front, a->handle, pending);
+		bypass_queue(req->front, req->handle, pending);
 	else if (verdict == QUEUED)
-		handle_unref(a->handle);
+		handle_unref(req->handle);
 	else if (verdict == FETCHING)
-		wait_for_fetch(a, pending);
+		wait_for_fetch(req, pending);
 	else if (pending && verdict == SEEKING)
-		seek_start(a->front, pending, a->path, &a->version, a->extents);
+		seek_start(req->front, pending, req->path, &req->version, req->extents);
 	else if (pending)
-		miss_forward(a->front, pending);
+		miss_forward(req->front, pending);
 	if (verdict == SEEKING)
-		free(a->path);
+		free(req->path);
 }
 
 void front_request(struct front *f, const char *request, size_t size, char *scratch)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
-	struct asked a = { .front = f, .in = in, .scratch = scratch, .started_ns = now_ns() };
+	struct request req = { .front = f, .in = in, .scratch = scratch, .started_ns = now_ns() };
 
 	if (size < sizeof(*in) || in->len != size) {
 		atomic_fetch_add(&f->statistics.protocol_errors, 1);
 		return;
 	}
-	a.body = request + sizeof(*in);
-	a.body_size = size - sizeof(*in);
+	req.body = request + sizeof(*in);
+	req.body_size = size - sizeof(*in);
 	if (in->opcode == FUSE_FORGET || in->opcode == FUSE_BATCH_FORGET)
-		forget(f, &a);
+		forget(f, &req);
 	else if (in->opcode == FUSE_INTERRUPT)
-		interrupt(f, &a);
+		interrupt(f, &req);
 	else if (in->opcode != FUSE_NOTIFY_REPLY)
-		conclude(&a, answer(&a));
+		conclude(&req, answer(&req));
 }
 
 void front_retry(struct front *f, struct pending *pending, char *scratch)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
-	struct asked a = {
+	struct request req = {
 		.front = f, .in = in, .scratch = scratch, .started_ns = pending->started_ns,
 		.body = pending->request + sizeof(*in),
 		.body_size = pending->size - sizeof(*in), .retried = pending,
 	};
 
 	pending->tries++;
-	conclude(&a, answer(&a));
+	conclude(&req, answer(&req));
 }

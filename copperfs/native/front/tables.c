@@ -573,7 +573,7 @@ void node_set_listing(struct tables *t, struct node *node, struct listing *listi
 	}
 	node->listing = listing;
 	if (listing)
-		node->asked = false;
+		node->awaits_names = false;
 }
 
 void node_outdate_listing(struct tables *t, struct node *node)
@@ -632,7 +632,7 @@ void tables_clear(struct tables *t)
 			node_withdraw(t, node);
 			node->fresh_until = 0;
 			node->outdated = true;
-			node->asked = false;
+			node->awaits_names = false;
 		}
 }
 

@@ -34,8 +34,8 @@ struct ending {
 	uint32_t first, last; /* row numbers, plus one */
 	uint32_t files;
 	uint64_t bytes;
-	const struct row *asked;
-	bool begun; /* a second one was asked for: the rest is prefetched */
+	const struct row *requested;
+	bool begun; /* a second one was requested: the rest is prefetched */
 };
 
 struct endings {
@@ -139,7 +139,7 @@ struct node {
 	bool ahead : 1;	   /* no request had asked */
 	bool outdated : 1; /* its content may have changed since */
 	/* lasts from one such fetch to the next */
-	bool asked : 1; /* the handlers were asked for its names */
+	bool awaits_names : 1; /* the handlers have a request for its names */
 	bool tried : 1; /* a prefetch of its listing failed */
 
 	/* for HUNG_NS after a request timed out */

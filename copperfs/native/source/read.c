@@ -145,7 +145,7 @@ int source_open_for_pieces(const char *root, const char *path, const struct vers
 
 static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 {
-	size_t done = 0, asked = 0;
+	size_t done = 0, advised = 0;
 	bool ahead = blob->size > READ_BYTES && is_cached(fd);
 
 	while (done < blob->size) {
@@ -153,9 +153,9 @@ static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 		ssize_t got;
 
 		/* each call starts at most one read-ahead of the filesystem */
-		for (; ahead && asked < blob->size && asked < done + AHEAD_BYTES;
-		     asked += READ_BYTES)
-			posix_fadvise(fd, (off_t)asked, READ_BYTES, POSIX_FADV_WILLNEED);
+		for (; ahead && advised < blob->size && advised < done + AHEAD_BYTES;
+		     advised += READ_BYTES)
+			posix_fadvise(fd, (off_t)advised, READ_BYTES, POSIX_FADV_WILLNEED);
 		got = pread(fd, blob->data + done, part, (off_t)done);
 
 		if (got < 0 && errno == EINTR)
@@ -210,8 +210,8 @@ static int read_piece(int fd, const struct errand *errand)
 	bool ahead = blob->size > ASK_BYTES && is_cached(fd);
 
 	/* the whole piece: there is no other read-ahead */
-	for (size_t asked = 0; ahead && asked < blob->size; asked += ASK_BYTES)
-		posix_fadvise(fd, (off_t)(offset + asked), ASK_BYTES, POSIX_FADV_WILLNEED);
+	for (size_t advised = 0; ahead && advised < blob->size; advised += ASK_BYTES)
+		posix_fadvise(fd, (off_t)(offset + advised), ASK_BYTES, POSIX_FADV_WILLNEED);
 	while (done < blob->size) {
 		ssize_t got = pread(fd, blob->data + done, blob->size - done,
 				    (off_t)(offset + done));

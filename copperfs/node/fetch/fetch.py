@@ -1,4 +1,7 @@
-"""Fetch: one attempt to obtain a subject, with all that is known of it.
+"""Fetch: the work of obtaining one subject, with all that is known of it.
+
+A fetch has *waiters*, the requests that wait for its outcome, and *attempts*, its own requests to
+peers that have no complete reply yet.
 
 The *phase* of a fetch (``phases.py``) says what it waits for, and only ``move`` changes it. Five
 values hold the rest: ``Timers`` the times of its events, ``Route`` the last route, ``AskPlan`` how
@@ -23,14 +26,14 @@ from copperfs.node.state import Kind, Subject
 
 
 @dataclass(slots=True)
-class Pending:
-    """One outstanding ask."""
+class Attempt:
+    """A request to a peer that has no complete reply yet."""
 
     number: int
     parts_received: int = 0
     """The parts of a listing; for an object ``Fetch.received`` counts them."""
     how: ChunkAskMode = ChunkAskMode.ANY
-    """The mode of an ask for a chunk."""
+    """The mode of a request for a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +115,11 @@ class Witnesses:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """*asked* are the requests that wait on it."""
-
     number: FetchId
     subject: Subject
     deadline: float
-    asked: list[Question]
+    waiters: list[Question]
+    """The requests that wait for its outcome."""
     timers: Timers
     reserved_bytes: int = 0
     room: int = 0
@@ -127,8 +129,8 @@ class Fetch:
     plan: AskPlan = AskPlan()
     route: Route = SOURCE_ROUTE
     """The last route that it took."""
-    asks: dict[NodeId, Pending] = field(default_factory=dict)
-    """The outstanding asks."""
+    attempts: dict[NodeId, Attempt] = field(default_factory=dict)
+    """Its outstanding requests, by the peer that has to reply."""
     skipped: set[NodeId] = field(default_factory=set)
     """Peers that it does not ask again: they live, but did not answer in time, or refused."""
     received: Received = Received()
@@ -149,8 +151,8 @@ class Fetch:
 
 Invariant = tuple[str, Callable[[Fetch], bool]]
 
-_ASKS: Invariant = ("it asks somebody", lambda fetch: bool(fetch.asks))
-_ASKS_NOBODY: Invariant = ("it asks nobody", lambda fetch: not fetch.asks)
+_HAS_ATTEMPTS: Invariant = ("it has asked a peer", lambda fetch: bool(fetch.attempts))
+_HAS_NO_ATTEMPTS: Invariant = ("it waits for no peer", lambda fetch: not fetch.attempts)
 _IS_DELAYED: Invariant = ("a delay is set", lambda fetch: fetch.timers.fallback_at is not None)
 _NO_TURN: Invariant = ("no delay is set", lambda fetch: fetch.timers.fallback_at is None)
 _IS_CHUNK: Invariant = ("it is after a chunk", lambda fetch: fetch.subject[0] is Kind.CHUNK)
@@ -160,7 +162,7 @@ _IS_NEVER: Invariant = ("no step ends so", lambda _: False)
 
 INVARIANTS: dict[Phase, tuple[Invariant, ...]] = {
     Phase.NEW: (_IS_NEVER,),
-    Phase.ASKING: (_OF_OTHERS, _ASKS, _NO_TURN),
+    Phase.ASKING: (_OF_OTHERS, _HAS_ATTEMPTS, _NO_TURN),
     Phase.CONNECTING: (_OF_OTHERS, _NO_TURN),
     Phase.DOUBTING: (_OF_OTHERS, _NO_TURN),
     Phase.WAITING: (_OF_OTHERS, _NO_TURN),
@@ -171,5 +173,5 @@ INVARIANTS: dict[Phase, tuple[Invariant, ...]] = {
     Phase.READING_DISK: (_IS_CHUNK, _NO_TURN),
     Phase.WAITING_FOR_DISK: (_IS_CHUNK, _NO_TURN, _HAS_NO_ROOM),
     Phase.READING_SOURCE: (_NO_TURN,),
-    Phase.DONE: (_ASKS_NOBODY,),
+    Phase.DONE: (_HAS_NO_ATTEMPTS,),
 }

@@ -3,9 +3,9 @@
 A fetch asks the peer that ``Routing`` names. It asks another peer *as well* when the first one
 falls silent (a hedged request): a slow parent costs a moment, and never an error. It asks another
 peer *instead* when the connection to the first one is lost. The first reply counts, and the fetch
-cancels the other asks. Parts of an object may come from several peers, since bytes of a version are
-the same everywhere, and each ask begins at the first missing part. If a peer lives and does not
-answer within ``slow_s``, its source may hang, and the fetch asks the next one.
+cancels the other attempts. Parts of an object may come from several peers, since bytes of a version
+are the same everywhere, and each attempt begins at the first missing part. If a peer lives and does
+not answer within ``slow_s``, its source may hang, and the fetch asks the next one.
 
 Chunks go the same way, to their owners instead of up a tree. An owner may redirect a fetch to
 another node (``redirected``). If that node does not have the chunk, the fetch asks the owner again.
@@ -46,7 +46,7 @@ from copperfs.node.actions import (
     Send,
 )
 from copperfs.node.events import ReadRequest
-from copperfs.node.fetch.fetch import AskPlan, Fetch, Pending
+from copperfs.node.fetch.fetch import AskPlan, Attempt, Fetch
 from copperfs.node.fetch.phases import Phase, Trigger
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import PASSED_MAX, Cancel, ChunkAskMode, ContentKind, Request
@@ -88,7 +88,7 @@ class FetchMachine:
     _queue: deque[Fetch] = field(default_factory=deque)
     """Fallbacks that wait for their turn."""
     _timers_max: int = OUTDATED_MAX
-    _next_ask: int = 1
+    _next_number: int = 1
 
     # --- its life --------------------------------------------------------------------------------
 
@@ -96,9 +96,9 @@ class FetchMachine:
         return self._dispatch(now, fetch)
 
     def end(self, fetch: Fetch) -> list[Action]:
-        """The fetch is over: cancel its asks."""
+        """The fetch is over: cancel its attempts."""
         actions: list[Action] = []
-        for peer in list(fetch.asks):
+        for peer in list(fetch.attempts):
             actions += self.withdraw(fetch, peer)
         fetch.move(Trigger.END)
         self._timer_of.pop(fetch.number, None)
@@ -118,29 +118,29 @@ class FetchMachine:
             began, slow_at = timers.began + seconds, timers.slow_at + seconds
             fetch.timers = replace(timers, began=began, slow_at=slow_at)
 
-    # --- outcomes of an ask ----------------------------------------------------------------------
+    # --- outcomes of an attempt ------------------------------------------------------------------
 
     def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
         """The whole reply of *peer* came, or none will."""
-        return self.links.answered(peer, fetch.asks.pop(peer).number)
+        return self.links.answered(peer, fetch.attempts.pop(peer).number)
 
     def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
-        """A part of an object came from *peer*: cancel the asks of other peers, which must not
+        """A part of an object came from *peer*: cancel the attempts at other peers, which must not
         overtake it."""
-        if len(fetch.asks) == 1:
+        if len(fetch.attempts) == 1:
             return []
-        others = [each for each in fetch.asks if each != peer]
+        others = [each for each in fetch.attempts if each != peer]
         return [action for each in others for action in self.withdraw(fetch, each)]
 
     def withdraw(self, fetch: Fetch, peer: NodeId) -> list[Action]:
-        """Cancel the ask of *peer*, which would otherwise still send the reply."""
-        number = fetch.asks[peer].number
+        """Cancel the attempt at *peer*, which would otherwise still send the reply."""
+        number = fetch.attempts[peer].number
         told = [Send(peer, Cancel(number))] if self.links.was_sent(peer, number) else []
         return [*told, *self.answered(fetch, peer)]
 
     def lost(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
-        """A lost connection has lost the ask of *peer*."""
-        fetch.asks.pop(peer, None)
+        """A lost connection has lost the attempt at *peer*."""
+        fetch.attempts.pop(peer, None)
         if self._is_on_its_way(fetch):
             return []
         self.stats.resent += 1
@@ -160,11 +160,11 @@ class FetchMachine:
         actions = self.routing.ping(now, peer)
         key = fetch.subject[2]
         if isinstance(key, ChunkKey):
-            actions += self.routing.ping_next(now, key, {*fetch.asks, *fetch.skipped})
+            actions += self.routing.ping_next(now, key, {*fetch.attempts, *fetch.skipped})
         return actions
 
     def spoiled(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
-        """*peer* gave a corrupt part. The next ask begins at the first missing part."""
+        """*peer* gave a corrupt part. The next attempt begins at the first missing part."""
         fetch.spoiled += 1
         actions = self.withdraw(fetch, peer)
         if fetch.spoiled >= SPOILED_MAX:
@@ -173,7 +173,7 @@ class FetchMachine:
 
     def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* cannot give it, for a reason of its own."""
-        how = fetch.asks[peer].how
+        how = fetch.attempts[peer].how
         actions = self.answered(fetch, peer)
         if how is ChunkAskMode.TREE:
             fetch.plan = fetch.plan.without_tree()
@@ -185,7 +185,7 @@ class FetchMachine:
         fetch.skipped.add(peer)
         if fetch.subject[0] is Kind.CHUNK and len(fetch.skipped) < REFUSING_MAX:
             return actions + self._dispatch(now, fetch)
-        if self._has_good_ask(fetch):
+        if self._has_good_attempt(fetch):
             return actions
         return actions + self._start_fallback(now, fetch, many_might=True)
 
@@ -195,15 +195,15 @@ class FetchMachine:
         the end, because the fetch can ask other owners."""
         if fetch.subject[0] is Kind.CHUNK:
             return False
-        others = (each for each in fetch.asks if each != peer)
+        others = (each for each in fetch.attempts if each != peer)
         has_looked = bool(fetch.witnesses.own_error)
         return has_looked and not any(map(self.routing.is_good, others))
 
     def redirected(self, now: float, fetch: Fetch, peer: NodeId, other: NodeId) -> list[Action]:
         """The owner *peer* says that *other* has the chunk, too, or is getting it."""
-        if fetch.asks[peer].how is not ChunkAskMode.ANY:
-            # The ask was for the chunk itself. A peer that always redirects would be asked without
-            # end.
+        if fetch.attempts[peer].how is not ChunkAskMode.ANY:
+            # The request was for the chunk itself. A peer that always redirects would be asked
+            # without end.
             return self.refused(now, fetch, peer)
         actions = self.answered(fetch, peer)
         plan = fetch.plan
@@ -221,14 +221,14 @@ class FetchMachine:
         whether the fetch can only wait."""
         if now >= fetch.deadline - self.limits.fetch_deadline_s / 3:
             return False
-        if self.routing.owners is not None and fetch.asks[peer].how.is_of_owner:
+        if self.routing.owners is not None and fetch.attempts[peer].how.is_of_owner:
             self.routing.owners.gave(peer)
         if fetch.phase.is_reading:
             return False
         fetch.timers = replace(fetch.timers, began=now, slow_at=now + self.slow_s)
         return True
 
-    def asked_as_owner(
+    def requested_as_owner(
         self, now: float, fetch: Fetch, skipped: tuple[NodeId, ...] = ()
     ) -> list[Action]:
         """A peer asks this node as the owner of a chunk. Such a node waits only for owners before
@@ -236,12 +236,12 @@ class FetchMachine:
         owners that did not answer the peer either (*skipped*)."""
         if fetch.phase.is_reading:
             return []
-        if fetch.timers.doubted_at is None and self.routing.is_asked_in_place(fetch.subject):
+        if fetch.timers.doubted_at is None and self.routing.is_owned_elsewhere(fetch.subject):
             fetch.timers = replace(fetch.timers, doubted_at=now)
-        waits_for = [peer for peer, each in fetch.asks.items() if not each.how.is_of_owner]
+        waits_for = [peer for peer, each in fetch.attempts.items() if not each.how.is_of_owner]
         is_of_owner = fetch.plan.redirected_to is None and not fetch.plan.via_tree
         if not waits_for and is_of_owner and not skipped:
-            return [] if self._has_good_ask(fetch) else self._dispatch(now, fetch)
+            return [] if self._has_good_attempt(fetch) else self._dispatch(now, fetch)
         actions: list[Action] = []
         for peer in waits_for:
             actions += self.withdraw(fetch, peer)
@@ -256,16 +256,16 @@ class FetchMachine:
         if not fetch.phase.is_fallback:
             return None
         route = SOURCE_ROUTE
-        if not self._has_good_ask(fetch):
+        if not self._has_good_attempt(fetch):
             route = self._find_route(now, fetch)
-            if route.peer is None and not fetch.asks:
+            if route.peer is None and not fetch.attempts:
                 return None
         fetch.move(Trigger.SOURCE_FAILED)
         actions = self._end_fallback(fetch)
         if route.peer is not None:
             actions += self._give_up_otherwise(fetch, route.peer, via_tree=route.via_tree)
-            if route.peer not in fetch.asks:
-                actions += self._ask(now, fetch, route.peer, via_tree=route.via_tree)
+            if route.peer not in fetch.attempts:
+                actions += self._send_request(now, fetch, route.peer, via_tree=route.via_tree)
         self._set_timer(fetch, self._patient_until(now, fetch))
         return actions
 
@@ -306,9 +306,9 @@ class FetchMachine:
                 fetch.timers = replace(fetch.timers, fallback_at=None)
                 actions += self._queue_fallback(fetch)
         if now >= fetch.timers.slow_at:
-            self._skip_asked(now, fetch)
+            self._skip_slow_peers(now, fetch)
             fetch.timers = replace(fetch.timers, slow_at=now + self.slow_s)
-        elif self._has_good_ask(fetch) and not self._is_late(now, fetch):
+        elif self._has_good_attempt(fetch) and not self._is_late(now, fetch):
             self._set_timer(fetch, self._patient_until(now, fetch))
             return actions
         if self._is_late(now, fetch):
@@ -317,13 +317,13 @@ class FetchMachine:
             actions += self._start_fallback(now, fetch, many_might=True, within_s=within_s)
         return actions + self._dispatch(now, fetch)
 
-    def _skip_asked(self, now: float, fetch: Fetch) -> None:
+    def _skip_slow_peers(self, now: float, fetch: Fetch) -> None:
         """The time to answer has ended for the peers that it asks."""
         if fetch.plan.via_tree:
             fetch.plan = fetch.plan.without_tree()  # ask the owner next, which may be one of them
             return
         # A peer that an owner named, or that is above in the tree, may itself be waiting.
-        as_owners = [peer for peer, each in fetch.asks.items() if each.how.is_of_owner]
+        as_owners = [peer for peer, each in fetch.attempts.items() if each.how.is_of_owner]
         fetch.skipped.update(as_owners)
         if fetch.subject[0] is not Kind.CHUNK or self.routing.owners is None:
             return
@@ -336,12 +336,12 @@ class FetchMachine:
 
     def _is_on_its_way(self, fetch: Fetch) -> bool:
         """Whether it waits for the source, or for a peer that is likely to answer."""
-        return fetch.phase.is_own_read or self._has_good_ask(fetch)
+        return fetch.phase.is_own_read or self._has_good_attempt(fetch)
 
-    def _has_good_ask(self, fetch: Fetch) -> bool:
-        for peer, each in fetch.asks.items():
+    def _has_good_attempt(self, fetch: Fetch) -> bool:
+        for peer, each in fetch.attempts.items():
             # A peer that an owner named, or that is above in the tree, may itself be waiting. When
-            # its time is over it does not count, although the ask stays open beside that of the
+            # its time is over it does not count, although the attempt stays open beside that at the
             # owner.
             if each.how is ChunkAskMode.HELD:
                 counts = peer == fetch.plan.redirected_to
@@ -386,12 +386,12 @@ class FetchMachine:
         fetch.move(Trigger.ASK_PEER)
         self._set_timer(fetch, self._patient_until(now, fetch))
         actions = self._give_up_otherwise(fetch, peer, via_tree=route.via_tree)
-        if peer in fetch.asks:
+        if peer in fetch.attempts:
             return actions
         if route.skips or fetch.timers.doubted_at is not None:
             actions += self._ping(now, fetch, peer)
-        self.stats.detours += route.skips and not fetch.asks
-        return actions + self._ask(now, fetch, peer, via_tree=route.via_tree)
+        self.stats.detours += route.skips and not fetch.attempts
+        return actions + self._send_request(now, fetch, peer, via_tree=route.via_tree)
 
     def _dispatch_around(self, now: float, fetch: Fetch, route: Route) -> list[Action]:
         """No peer can be asked, and other nodes than this one should read the source."""
@@ -405,8 +405,8 @@ class FetchMachine:
             return self._start_fallback(now, fetch, many_might=many_might)
         fetch.move(Trigger.CONNECT if route.connects else Trigger.DOUBT)
         self._set_timer(fetch, route.not_before)
-        if route.meanwhile is not None and not fetch.asks:
-            return self._ask(now, fetch, route.meanwhile)
+        if route.meanwhile is not None and not fetch.attempts:
+            return self._send_request(now, fetch, route.meanwhile)
         return []
 
     def _find_route(self, now: float, fetch: Fetch) -> Route:
@@ -431,7 +431,7 @@ class FetchMachine:
         if self.routing.is_good(peer):
             fetch.move(Trigger.ASK_PEER)
             self._set_timer(fetch, self._patient_until(now, fetch))
-            return [] if peer in fetch.asks else self._ask(now, fetch, peer)
+            return [] if peer in fetch.attempts else self._send_request(now, fetch, peer)
         if connects_until is not None:
             fetch.move(Trigger.CONNECT)
             self._set_timer(fetch, connects_until)
@@ -440,33 +440,33 @@ class FetchMachine:
         return None
 
     def _give_up_otherwise(self, fetch: Fetch, peer: NodeId, *, via_tree: bool) -> list[Action]:
-        """Cancel an ask of *peer* in another role. *peer* is the owner now; before, an owner had
-        named it, or it was above in the tree."""
-        pending = fetch.asks.get(peer)
-        if pending is None or via_tree or pending.how.is_of_owner:
+        """Cancel an attempt at *peer* in another role. *peer* is the owner now; before, an owner
+        had named it, or it was above in the tree."""
+        attempt = fetch.attempts.get(peer)
+        if attempt is None or via_tree or attempt.how.is_of_owner:
             return []
         return self.withdraw(fetch, peer)
 
-    def _ask(
+    def _send_request(
         self, now: float, fetch: Fetch, peer: NodeId, *, via_tree: bool = False
     ) -> list[Action]:
         """Send *peer* a request under a new number."""
         kind, path, version = fetch.subject
-        number = self._next_ask
-        self._next_ask += 1
+        number = self._next_number
+        self._next_number += 1
         self.stats.asks += 1
-        self.stats.hedges += bool(fetch.asks)
+        self.stats.hedges += bool(fetch.attempts)
         slow_at = now + self.slow_s
-        if fetch.timers.slow_at != slow_at and not self._has_good_ask(fetch):
+        if fetch.timers.slow_at != slow_at and not self._has_good_attempt(fetch):
             # The peer gets its full time, whatever time others used before they were lost.
             fetch.timers = replace(fetch.timers, slow_at=slow_at)
-        pending = fetch.asks[peer] = Pending(number)
+        attempt = fetch.attempts[peer] = Attempt(number)
         self.routing.owes(now, peer)
         if isinstance(version, ChunkKey):
             plan = fetch.plan
             how = ChunkAskMode.TREE if via_tree else plan.of_owner
-            pending.how = how = ChunkAskMode.HELD if peer == plan.redirected_to else how
-            skipped = sorted(self.routing.not_asked(now, version, fetch.skipped))[:PASSED_MAX]
+            attempt.how = how = ChunkAskMode.HELD if peer == plan.redirected_to else how
+            skipped = sorted(self.routing.passed_owners(now, version, fetch.skipped))[:PASSED_MAX]
             message = Request(
                 number,
                 self.stats.epoch,
@@ -481,7 +481,7 @@ class FetchMachine:
             wanted = version if isinstance(version, Version) else None
             first = fetch.received.parts
             message = Request(number, self.stats.epoch, _WHAT[kind], path, wanted, first)
-        return self.links.ask(peer, message, fetch.number)
+        return self.links.request(peer, message, fetch.number)
 
     # --- the source ------------------------------------------------------------------------------
 
@@ -523,7 +523,7 @@ class FetchMachine:
             fetch = self._queue.popleft()
             if fetch.phase is Phase.DONE:
                 continue
-            if self._has_good_ask(fetch) and fetch.timers.late_at is None:
+            if self._has_good_attempt(fetch) and fetch.timers.late_at is None:
                 fetch.move(Trigger.PEERS_RETURN)
                 continue
             self._fallbacks.add(fetch.number)
@@ -560,7 +560,7 @@ class FetchMachine:
                 offset, size = layout.offset_of(version.index), layout.size_of(version.index)
                 return ReadChunk(fetch.number, path, version.version, offset, size)
             case _:
-                question = fetch.asked[0]
+                question = fetch.waiters[0]
                 assert isinstance(question, ReadRequest)
                 return OpenSource(fetch.number, path, question.version)
 
@@ -593,16 +593,16 @@ class FetchMachine:
         set_timers = {each[1] for each in self._timers if not self._is_outdated(each)}
         assert set_timers == set(self._timer_of)
         running: dict[FetchId, Fetch] = {}
-        asks = 0
+        attempts = 0
         for fetch in fetches:
             running[fetch.number] = fetch
-            asks += len(fetch.asks)
+            attempts += len(fetch.attempts)
             fetch.check_invariants()
             assert fetch.phase is not Phase.DONE
             assert fetch.phase.is_own_read or fetch.number in set_timers, fetch
-            for peer, pending in fetch.asks.items():
-                assert self.links.asked(peer, pending.number) == fetch.number
-        assert asks == self.links.asked_count(), "a peer is asked for what is over"
+            for peer, attempt in fetch.attempts.items():
+                assert self.links.fetch_of(peer, attempt.number) == fetch.number
+        assert attempts == self.links.outstanding_count(), "a peer is asked for what is over"
         assert set_timers <= set(running), "a timer of what is over"
         queued = {each for each in self._queue if each.phase is not Phase.DONE}
         assert queued == {f for f in running.values() if f.phase is Phase.FALLBACK_QUEUED}

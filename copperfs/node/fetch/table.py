@@ -33,14 +33,14 @@ from copperfs.node.cache.write_back import WriteBack
 from copperfs.node.events import Asker, ChunkRequest, Question, ReadRequest
 from copperfs.node.fetch.fetch import AskPlan, Fetch, Timers
 from copperfs.node.fetch.machine import FetchMachine
-from copperfs.node.peer.flow_control import ASKS_MAX, FlowControl
+from copperfs.node.peer.flow_control import OUTSTANDING_MAX, FlowControl
 from copperfs.node.peer.messages import ChunkAskMode
 from copperfs.node.routing.route import Routing
 from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats, Subject
 
 OfBytes = ReadRequest | ChunkRequest
 
-OUTSIDE_MAX = ASKS_MAX
+OUTSIDE_MAX = OUTSTANDING_MAX
 """At most this many fetches wait outside of the room; others keep their reservation."""
 
 
@@ -96,9 +96,9 @@ class FetchTable:
     def get(self, number: FetchId) -> Fetch | None:
         return self._running.get(number)
 
-    def of_ask(self, peer: NodeId, number: int) -> Fetch | None:
-        """The fetch that asks *peer* by this number; None if that ask is over."""
-        fetch = self.links.asked(peer, number)
+    def of_request(self, peer: NodeId, number: int) -> Fetch | None:
+        """The fetch that asks *peer* by this number; None if that attempt is over."""
+        fetch = self.links.fetch_of(peer, number)
         return None if fetch is None else self._running[fetch]
 
     def is_under_way(self, subject: Subject) -> bool:
@@ -113,7 +113,7 @@ class FetchTable:
         fetch = self._by_subject.get(subject)
         if fetch is not None:
             self.stats.joined += 1
-            fetch.asked.append(question)
+            fetch.waiters.append(question)
             if deadline is not None and deadline < fetch.deadline:
                 fetch.deadline = deadline
                 self._sooner[fetch.number] = fetch
@@ -153,13 +153,13 @@ class FetchTable:
                 fetch.plan = AskPlan((ChunkAskMode.TREE, ChunkAskMode.ANY))
             of_peer = isinstance(question.request, PeerRequest)
             is_owner = of_peer and question.how.is_of_owner
-            if is_owner and self.routing.is_asked_in_place(subject):
+            if is_owner and self.routing.is_owned_elsewhere(subject):
                 fetch.timers = replace(timers, doubted_at=now)
         self._running[number] = self._by_subject[subject] = fetch
         return actions + self.asking.begin(now, fetch)
 
     def end(self, fetch: Fetch) -> list[Action]:
-        """The fetch is over for this node, although replies to its asks may still arrive."""
+        """The fetch is over for this node, although replies to its attempts may still arrive."""
         del self._running[fetch.number]
         del self._by_subject[fetch.subject]
         self._sooner.pop(fetch.number, None)
@@ -181,9 +181,10 @@ class FetchTable:
     # --- peers -----------------------------------------------------------------------------------
 
     def forget_questions_of(self, peer: NodeId) -> None:
-        """A restarted peer numbers its asks from the beginning, and waits for no earlier one."""
+        """A restarted peer numbers its requests from the beginning, and waits for no earlier
+        one."""
         for fetch in self._running.values():
-            fetch.asked = [each for each in fetch.asked if not _is_from(peer, each)]
+            fetch.waiters = [each for each in fetch.waiters if not _is_from(peer, each)]
             fetch.streams = [each for each in fetch.streams if each[0] != peer]
         for waiting in self._no_room:
             still = [each for each in waiting if not _is_from(peer, each)]
@@ -193,12 +194,12 @@ class FetchTable:
             del self._room_by[request]
 
     def forget_question(self, peer: NodeId, number: int) -> None:
-        """The peer cancelled its ask. Forgetting it keeps the number of waiting requests bounded: a
-        peer that asks and cancels in turn would otherwise queue any number, since ``FlowControl``
-        counts only the unanswered ones."""
+        """The peer cancelled its request. Forgetting it keeps the number of waiting requests
+        bounded: a peer that asks and cancels in turn would otherwise queue any number, since
+        ``FlowControl`` counts only the unanswered ones."""
         request = PeerRequest(peer, number)
         for fetch in self._running.values():
-            fetch.asked = [each for each in fetch.asked if each.request != request]
+            fetch.waiters = [each for each in fetch.waiters if each.request != request]
             fetch.streams = [each for each in fetch.streams if (each[0], each[1].number) != request]
         for waiting in self._no_room:
             for question in [each for each in waiting if each.request == request]:
@@ -287,22 +288,22 @@ class FetchTable:
         if not self._outside or owners is None:
             return False
         owner = owners.before_me(key, self.routing.gone())
-        return any(owner in each.asks for each in self._outside.values())
+        return any(owner in each.attempts for each in self._outside.values())
 
     def has_room(self, subject: Subject, size: int) -> bool:
         """Whether *size* bytes more fit without making a request wait."""
         room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
         return self._on_its_way[self.routing.tree_of(subject)] + size <= room
 
-    def room_was_made(self, ask: Callable[[OfBytes], list[Action]]) -> list[Action]:
-        """*ask* again for the requests that found no room; those that still find none queue at the
+    def room_was_made(self, retry: Callable[[OfBytes], list[Action]]) -> list[Action]:
+        """*retry* the requests that found no room; those that still find none queue at the
         end."""
         actions: list[Action] = []
         for waiting in self._no_room:
             for _ in range(len(waiting)):
                 question = waiting.popleft()
                 left, before = len(waiting), self._turned_away
-                actions += ask(question)
+                actions += retry(question)
                 if self._turned_away == before:
                     del self._room_by[question.request]
                 elif len(waiting) > left:

@@ -60,7 +60,7 @@ class Peer:
     probed: bool = False
     """A probe of its listening socket is under way."""
     told_all_at: float = float("-inf")
-    asked_last_at: float = float("-inf")
+    ping_last_sent_at: float = float("-inf")
     """When it was last asked for a heartbeat."""
 
 
@@ -126,7 +126,7 @@ class ConnectionPlan:
         return True
 
     def _is_idle(self, now: float, peer: NodeId) -> bool:
-        return not self.links[peer].asked and self.connects_until(now, peer) is None
+        return not self.links[peer].outstanding and self.connects_until(now, peer) is None
 
     def connects_until(self, now: float, peer: NodeId) -> float | None:
         """How long to wait for a connection that is being made, or would be from now on; None if
@@ -161,7 +161,7 @@ class ConnectionPlan:
             actions.append(Connect(peer))
             self._watch(peer, PeerObservations(now))
             self.peers[peer].dropped = False
-        kept = {each for each in self.wanted - wanted if self.links[each].asked}
+        kept = {each for each in self.wanted - wanted if self.links[each].outstanding}
         for peer in sorted(self.wanted - wanted - kept):
             self.peers[peer].dropped = True
             actions.append(Disconnect(peer))

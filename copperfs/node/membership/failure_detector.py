@@ -89,7 +89,7 @@ class PeerObservations:
     heard_at: float = 0.0
     owed_since: float | None = None
     """Since when a reply is owed and none has come; None if none is owed."""
-    asked_at: float | None = None
+    ping_sent_at: float | None = None
     """When it was pinged; None once it has answered anything."""
 
 
@@ -105,24 +105,28 @@ def standing(now: float, seen: PeerObservations, patience: Timeouts, late_s: flo
         patient_s = patience.dead_s + late_s if seen.was_up else patience.reach_s
         gone = seen.refused or now >= seen.since + patient_s
         return PeerState.GONE if gone else PeerState.LOST
-    if seen.asked_at is None:
+    if seen.ping_sent_at is None:
         return PeerState.GOOD
-    if now >= max(seen.asked_at, seen.heard_at) + _gone_after_s(patience, late_s):
+    if now >= max(seen.ping_sent_at, seen.heard_at) + _gone_after_s(patience, late_s):
         return PeerState.GONE
-    return PeerState.SILENT if now >= seen.asked_at + patience.silent_s + late_s else PeerState.GOOD
+    return (
+        PeerState.SILENT
+        if now >= seen.ping_sent_at + patience.silent_s + late_s
+        else PeerState.GOOD
+    )
 
 
-def asks_for_sign(
+def is_ping_due(
     now: float, seen: PeerObservations, patience: Timeouts, heartbeat_s: float, late_s: float
 ) -> bool:
     """Whether to ping it: a request is unanswered for ``probe_s + late_s``, or nothing was received
     for *heartbeat_s*. It is pinged once, until it answers."""
-    if not seen.up or seen.asked_at is not None:
+    if not seen.up or seen.ping_sent_at is not None:
         return False
-    return now >= _asks_at(seen, patience, heartbeat_s, late_s)
+    return now >= _ping_due_at(seen, patience, heartbeat_s, late_s)
 
 
-def next_look(
+def next_check(
     now: float, seen: PeerObservations, patience: Timeouts, heartbeat_s: float, late_s: float
 ) -> float | None:
     """When the two functions above may next change their answer, if nothing is observed until
@@ -130,12 +134,12 @@ def next_look(
     if not seen.up:
         patient_s = patience.dead_s + late_s if seen.was_up else patience.reach_s
         times = [seen.since + patient_s]
-    elif seen.asked_at is None:
-        times = [_asks_at(seen, patience, heartbeat_s, late_s)]
+    elif seen.ping_sent_at is None:
+        times = [_ping_due_at(seen, patience, heartbeat_s, late_s)]
     else:
         times = [
-            seen.asked_at + patience.silent_s + late_s,
-            max(seen.asked_at, seen.heard_at) + _gone_after_s(patience, late_s),
+            seen.ping_sent_at + patience.silent_s + late_s,
+            max(seen.ping_sent_at, seen.heard_at) + _gone_after_s(patience, late_s),
         ]
     return min((each for each in times if each > now), default=None)
 
@@ -149,15 +153,15 @@ def doubted_until(seen: PeerObservations, patience: Timeouts, late_s: float) -> 
     * never connected: ``probe_s + silent_s + late_s`` after the attempts began"""
     if seen.up:
         since = [] if seen.owed_since is None else [seen.owed_since]
-        if seen.asked_at is not None:
-            since.append(seen.asked_at - patience.probe_s)
+        if seen.ping_sent_at is not None:
+            since.append(seen.ping_sent_at - patience.probe_s)
         return min(since, default=seen.heard_at) + patience.doubt_s + late_s
     if seen.was_up:
         return seen.since + patience.doubt_s + late_s
     return seen.since + patience.probe_s + patience.silent_s + late_s
 
 
-def _asks_at(
+def _ping_due_at(
     seen: PeerObservations, patience: Timeouts, heartbeat_s: float, late_s: float
 ) -> float:
     at = seen.heard_at + heartbeat_s

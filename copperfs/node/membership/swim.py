@@ -39,9 +39,9 @@ from copperfs.node.membership.failure_detector import (
     PeerObservations,
     PeerState,
     Timeouts,
-    asks_for_sign,
     doubted_until,
-    next_look,
+    is_ping_due,
+    next_check,
     standing,
 )
 from copperfs.node.membership.member_table import MemberTable
@@ -183,11 +183,11 @@ class Membership:
         """Ping *peer* at once, because it is asked, or would be, instead of a silent one. A peer
         that gave a sign of life a moment ago is not pinged. So stuck peers are found together."""
         found = self._peers.get(peer)
-        if found is None or not found.seen.up or found.seen.asked_at is not None:
+        if found is None or not found.seen.up or found.seen.ping_sent_at is not None:
             return []
         if now < found.seen.heard_at + PINGED_FOR_S:
             return []
-        return self._ask_for_sign(now, peer)
+        return self._send_ping(now, peer)
 
     def take_owing(self) -> list[NodeId]:
         """Peers pinged since the last call because a reply is overdue."""
@@ -201,15 +201,15 @@ class Membership:
         found = self._peers.get(peer)
         if found is None:
             return []
-        seen, was_asked = found.seen, found.seen.asked_at is not None
+        seen, was_asked = found.seen, found.seen.ping_sent_at is not None
         seen.heard_at = now
         if not answers:
-            if not was_asked or now < found.asked_last_at + self.patience.heartbeat_s:
+            if not was_asked or now < found.ping_last_sent_at + self.patience.heartbeat_s:
                 return []
-            found.asked_last_at = now
+            found.ping_last_sent_at = now
             return [Send(peer, self._heartbeat(wants_answer=True))]
-        seen.asked_at = seen.owed_since = None
-        if self.links[peer].asked:
+        seen.ping_sent_at = seen.owed_since = None
+        if self.links[peer].outstanding:
             self.owes(now, peer)
         if found.standing is PeerState.GOOD or not seen.up:
             if was_asked and seen.up:
@@ -298,12 +298,12 @@ class Membership:
             # A peer that answers the heartbeat has received the update, and all that was sent
             # before.
             actions += [Send(peer, MembershipUpdate((fate,))), Send(peer, beat)]
-            self._peers[peer].seen.asked_at = now
+            self._peers[peer].seen.ping_sent_at = now
         return actions
 
     def is_known_to_leave(self) -> bool:
         """Whether all connected peers have acknowledged that this node leaves."""
-        return all(self._peers[peer].seen.asked_at is None for peer in self._up())
+        return all(self._peers[peer].seen.ping_sent_at is None for peer in self._up())
 
     # --- timers ----------------------------------------------------------------------------------
 
@@ -359,8 +359,8 @@ class Membership:
         for peer, found in self._peers.items():
             seen = found.seen
             if seen.up:
-                seen.heard_at, seen.asked_at = now, None
-                seen.owed_since = now if self.links[peer].asked else None
+                seen.heard_at, seen.ping_sent_at = now, None
+                seen.owed_since = now if self.links[peer].outstanding else None
             else:
                 seen.since = now
             self._look_again(now, peer)
@@ -373,8 +373,8 @@ class Membership:
             seen.heard_at = min(now, seen.heard_at + seconds)
             if seen.owed_since is not None:
                 seen.owed_since = min(now, seen.owed_since + seconds)
-            if seen.asked_at is not None:
-                seen.asked_at = min(now, seen.asked_at + seconds)
+            if seen.ping_sent_at is not None:
+                seen.ping_sent_at = min(now, seen.ping_sent_at + seconds)
             self._look_again(now, peer)
 
     def _look(self, now: float, peer: NodeId) -> list[Action]:
@@ -382,15 +382,15 @@ class Membership:
         found = self._peers[peer]
         seen = found.seen
         actions: list[Action] = []
-        if asks_for_sign(now, seen, self.patience, self._beat_s(peer), self._late_s):
-            actions += self._ask_for_sign(now, peer)
+        if is_ping_due(now, seen, self.patience, self._beat_s(peer), self._late_s):
+            actions += self._send_ping(now, peer)
             if seen.owed_since is not None:
                 self._owing.append(peer)
                 # If it is stuck, the next candidates must not be found stuck one by one.
                 for other in sorted(self.company.overlay & self.company.wanted):
                     rest = self._peers[other].seen
-                    if rest.up and rest.asked_at is None:
-                        actions += self._ask_for_sign(now, other)
+                    if rest.up and rest.ping_sent_at is None:
+                        actions += self._send_ping(now, other)
         actions += self._judge(now, peer, standing(now, seen, self.patience, self._late_s))
         if self._may_be_ending(now, peer) and not found.probed:
             found.probed = True
@@ -406,9 +406,9 @@ class Membership:
         lost = seen.was_up and not seen.up and peer not in self.view.gone
         return lost and now < seen.since + PROBE_FOR_S
 
-    def _ask_for_sign(self, now: float, peer: NodeId) -> list[Action]:
+    def _send_ping(self, now: float, peer: NodeId) -> list[Action]:
         found = self._peers[peer]
-        found.seen.asked_at = found.asked_last_at = now
+        found.seen.ping_sent_at = found.ping_last_sent_at = now
         self._look_again(now, peer)
         return [Send(peer, self._heartbeat(wants_answer=True))]
 
@@ -445,7 +445,7 @@ class Membership:
         found = self._peers[peer]
         if peer in self.view.gone and not found.seen.up:
             return
-        at = next_look(now, found.seen, self.patience, self._beat_s(peer), self._late_s)
+        at = next_check(now, found.seen, self.patience, self._beat_s(peer), self._late_s)
         if at is None and found.seen.up:
             at = now + self.patience.dead_s  # announced as gone, and perhaps received from again
         connects_by = found.seen.since + CONNECTS_WITHIN_S

@@ -3,7 +3,7 @@
 Flow control lives here, not in sockets. A node sends a peer payload only on *credit*. The peer
 starts with a window, each part spends some of it, and the peer returns credit once it has consumed
 the part. So a slow peer delays its own data and no other. Requests are bounded as well: above
-``ASKS_MAX`` outstanding at one peer they queue here.
+``OUTSTANDING_MAX`` outstanding at one peer they queue here.
 
 It cannot deadlock. A node reserves memory for an object before it requests it, so it can always
 consume what arrives. A node waits only for nodes nearer to the root of its tree, and each tree has
@@ -29,9 +29,9 @@ WINDOW_BYTES = 8 << 20
 # Credit is returned in lumps: one message for several parts.
 CREDIT_LUMP_BYTES = WINDOW_BYTES // 4
 # With 64 in flight a request costs a fifth of the CPU of one by one; more only queue at the root.
-ASKS_MAX = 256
+OUTSTANDING_MAX = 256
 # A peer that exceeds this is refused, or its requests would fill this node's memory.
-SERVING_MAX = 4 * ASKS_MAX
+SERVING_MAX = 4 * OUTSTANDING_MAX
 
 
 def parts_in(total_bytes: int) -> int:
@@ -89,10 +89,10 @@ class PeerWindow:
     streams: deque[OutgoingStream] = field(default_factory=deque)
     batches: deque[PushForward] = field(default_factory=deque)
     """Batches to send to it; replies go first."""
-    asked: dict[int, FetchId] = field(default_factory=dict)
+    outstanding: dict[int, FetchId] = field(default_factory=dict)
     """Outstanding at this peer, by the number of the request."""
     queued: dict[int, Request] = field(default_factory=dict)
-    """Requests beyond the limit, not sent yet; these are in *asked* as well."""
+    """Requests beyond the limit, not sent yet; these are in *outstanding* as well."""
     serving: set[int] = field(default_factory=set)
     """Requests of the peer that have no complete reply yet."""
 
@@ -118,31 +118,31 @@ class FlowControl:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def ask(self, peer: NodeId, ask: Request, fetch: FetchId) -> list[Action]:
+    def request(self, peer: NodeId, message: Request, fetch: FetchId) -> list[Action]:
         link = self[peer]
-        link.asked[ask.number] = fetch
-        if len(link.asked) - len(link.queued) > ASKS_MAX:
-            link.queued[ask.number] = ask
+        link.outstanding[message.number] = fetch
+        if len(link.outstanding) - len(link.queued) > OUTSTANDING_MAX:
+            link.queued[message.number] = message
             return []
-        return [Send(peer, ask)]
+        return [Send(peer, message)]
 
-    def asked(self, peer: NodeId, number: int) -> FetchId | None:
+    def fetch_of(self, peer: NodeId, number: int) -> FetchId | None:
         """The fetch behind this request to *peer*."""
         link = self._links.get(peer)
-        return link.asked.get(number) if link is not None else None
+        return link.outstanding.get(number) if link is not None else None
 
     def fetches_of(self, peer: NodeId) -> list[FetchId]:
         """The fetches that wait for *peer*, the oldest first."""
         link = self._links.get(peer)
-        return [] if link is None else list(link.asked.values())
+        return [] if link is None else list(link.outstanding.values())
 
-    def asked_count(self) -> int:
-        return sum(len(link.asked) for link in self._links.values())
+    def outstanding_count(self) -> int:
+        return sum(len(link.outstanding) for link in self._links.values())
 
     def answered(self, peer: NodeId, number: int) -> list[Action]:
         """The request is finished; the next queued one may go."""
         link = self[peer]
-        if link.asked.pop(number, None) is None:
+        if link.outstanding.pop(number, None) is None:
             return []
         if link.queued.pop(number, None) is not None or not link.queued:
             return []
@@ -291,16 +291,16 @@ class FlowControl:
     def up(self, peer: NodeId) -> None:
         """A new connection, with a window of its own; ``down`` was called before."""
         link = self[peer]
-        assert not link.asked
+        assert not link.outstanding
         assert not link.streams
         link.up, link.credit_bytes, link.owed_bytes = True, WINDOW_BYTES, 0
 
     def down(self, peer: NodeId) -> tuple[list[Action], list[FetchId]]:
         """The connection is lost; returns the fetches that waited for the peer."""
         link = self[peer]
-        fetches = list(link.asked.values())
+        fetches = list(link.outstanding.values())
         link.up = False
-        link.asked.clear()
+        link.outstanding.clear()
         link.queued.clear()
         link.serving.clear()
         actions: list[Action] = []
@@ -335,7 +335,7 @@ class FlowControl:
             assert link.credit_bytes <= WINDOW_BYTES
             assert len(link.serving) <= SERVING_MAX
             if link.queued:
-                assert link.queued.keys() <= link.asked.keys()
+                assert link.queued.keys() <= link.outstanding.keys()
             for stream in link.streams:
                 assert stream.number in link.serving
                 if not isinstance(stream.content, Listing):

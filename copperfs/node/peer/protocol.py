@@ -204,45 +204,49 @@ class PeerProtocol:
 
     # --- requests of peers -----------------------------------------------------------------------
 
-    def _serve(self, now: float, peer: NodeId, ask: Request) -> list[Action]:
+    def _serve(self, now: float, peer: NodeId, message: Request) -> list[Action]:
         self.stats.peer_questions += 1
-        request = PeerRequest(peer, ask.number)
-        if not self.links.serve(peer, ask.number):
+        request = PeerRequest(peer, message.number)
+        if not self.links.serve(peer, message.number):
             self.stats.peers_refused += 1
-            return [Send(peer, ErrorReply(ask.number, self.stats.epoch, errno.EBUSY))]
-        if self.policy.place(ask.path) is not Place.SHARED:
-            return self.answers.with_error(LookupRequest(request, ask.path), errno.EXDEV)
-        if self.ignores_inodes and ask.version is not None and ask.version.inode:
+            return [Send(peer, ErrorReply(message.number, self.stats.epoch, errno.EBUSY))]
+        if self.policy.place(message.path) is not Place.SHARED:
+            return self.answers.with_error(LookupRequest(request, message.path), errno.EXDEV)
+        if self.ignores_inodes and message.version is not None and message.version.inode:
             # The requester saw the file before it learnt that inode numbers do not count, and this
             # node's client has another number for the same version.
-            ask = replace(ask, version=ask.version._replace(inode=0))
-        match ask.what:
+            message = replace(message, version=message.version._replace(inode=0))
+        match message.what:
             case ContentKind.ENTRY:
-                return self.questions.ask(now, LookupRequest(request, ask.path))
+                return self.questions.handle(now, LookupRequest(request, message.path))
             case ContentKind.LISTING:
-                actions = self.questions.ask(now, ListRequest(request, ask.path))
-                return actions + self.offers.asked(now, peer, ListingKey(ask.path))
+                actions = self.questions.handle(now, ListRequest(request, message.path))
+                return actions + self.offers.requested_by(now, peer, ListingKey(message.path))
             case ContentKind.CHUNK:
                 if self.questions.chunks is None:
-                    return self.answers.with_error(LookupRequest(request, ask.path), errno.EXDEV)
-                return self.questions.chunks.serve(now, peer, ask)
+                    return self.answers.with_error(
+                        LookupRequest(request, message.path), errno.EXDEV
+                    )
+                return self.questions.chunks.serve(now, peer, message)
             case ContentKind.OBJECT:
-                assert ask.version is not None, "the codec sees to it"
-                first = min(ask.first, parts_in(ask.version.size) - 1)
-                question = ReadRequest(request, ask.path, ask.version, first)
-                actions = self.questions.ask(now, question)
-                return actions + self.offers.asked(now, peer, ObjectKey(ask.path, ask.version))
+                assert message.version is not None, "the codec sees to it"
+                first = min(message.first, parts_in(message.version.size) - 1)
+                question = ReadRequest(request, message.path, message.version, first)
+                actions = self.questions.handle(now, question)
+                return actions + self.offers.requested_by(
+                    now, peer, ObjectKey(message.path, message.version)
+                )
 
     # --- replies of peers ------------------------------------------------------------------------
 
     def wanted(self, peer: NodeId, part: DataReply) -> tuple[ContentKind, BlobId | None] | None:
         """Whether to keep the bytes of *part*, and where: the later parts of an object go into its
         blob. None if they were not requested, or do not fit."""
-        fetch = self.fetches.of_ask(peer, part.number)
+        fetch = self.fetches.of_request(peer, part.number)
         if fetch is None:
             return None
         kind, _, version = fetch.subject
-        there = fetch.asks[peer].parts_received if kind is Kind.SCAN else fetch.received.parts
+        there = fetch.attempts[peer].parts_received if kind is Kind.SCAN else fetch.received.parts
         if part.index >= parts_in(part.total_bytes) or part.index != there:
             return None
         if kind is Kind.SCAN:
@@ -262,7 +266,7 @@ class PeerProtocol:
     def _take_reply(
         self, now: float, peer: NodeId, message: EntryReply | ErrorReply | Redirect | Delayed
     ) -> list[Action]:
-        fetch = self.fetches.of_ask(peer, message.number)
+        fetch = self.fetches.of_request(peer, message.number)
         if fetch is None:
             return []
         if isinstance(message, Delayed):
@@ -308,7 +312,7 @@ class PeerProtocol:
         return actions + self.questions.fail(now, fetch, error)
 
     def _take_part(self, now: float, peer: NodeId, part: DataReply, blob: BlobId) -> list[Action]:
-        fetch = self.fetches.of_ask(peer, part.number)
+        fetch = self.fetches.of_request(peer, part.number)
         assert fetch is not None, "it was wanted"
         if fetch.subject[0] is Kind.CHUNK:
             if self.routing.owners is not None:
@@ -322,7 +326,7 @@ class PeerProtocol:
             return actions + self.questions.take_object(now, fetch, blob)
         actions = self.fetches.asking.progressed(fetch, peer)
         if part.index == 0:
-            for question in fetch.asked:
+            for question in fetch.waiters:
                 actions += self.answers.pass_on(now, fetch, question)
         return actions + self.answers.pass_more(now, fetch, blob, fetch.received.parts)
 
@@ -330,7 +334,7 @@ class PeerProtocol:
         self, now: float, peer: NodeId, part: DataReply, listing: Listing
     ) -> list[Action]:
         actions = self._hear_epoch(now, part.epoch)
-        fetch = self.fetches.of_ask(peer, part.number)
+        fetch = self.fetches.of_request(peer, part.number)
         if fetch is None:
             return actions  # requested in an older epoch
         self.stats.answers += 1
@@ -342,12 +346,12 @@ class PeerProtocol:
     def _pass(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
         """A part whose bytes were not kept: one more of a listing, a duplicate of what a faster
         peer sent, or a part that does not fit."""
-        fetch = self.fetches.of_ask(peer, part.number)
+        fetch = self.fetches.of_request(peer, part.number)
         if fetch is None:
             return []
         kind, _, version = fetch.subject
         if kind is Kind.SCAN and self.wanted(peer, part) is not None:
-            fetch.asks[peer].parts_received += 1
+            fetch.attempts[peer].parts_received += 1
             return []
         has_come = part.index < fetch.received.parts
         if has_come and isinstance(version, Version) and part.total_bytes == version.size:
@@ -356,7 +360,7 @@ class PeerProtocol:
 
     def _spoil(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
         self.stats.spoiled += 1
-        fetch = self.fetches.of_ask(peer, part.number)
+        fetch = self.fetches.of_request(peer, part.number)
         return [] if fetch is None else self.fetches.asking.spoiled(now, fetch, peer)
 
     def _took(self, peer: NodeId, part: DataReply) -> list[Action]:
@@ -390,7 +394,7 @@ def _hear_witnesses(fetch: Fetch, peer: NodeId, witnesses: int) -> None:
         return
     if kind is not Kind.CHUNK:
         witnesses += bool(fetch.witnesses.own_error)
-    elif fetch.asks[peer].how.is_of_owner:
+    elif fetch.attempts[peer].how.is_of_owner:
         witnesses = max(witnesses, fetch.witnesses.count + 1)
     fetch.witnesses = fetch.witnesses.at_least(witnesses)
 

@@ -159,7 +159,7 @@ class Reassembly:
         return [each for parts in self._listings.values() for each in parts]
 
     def _expects(self, peer: NodeId, number: int) -> bool:
-        return self.peering.fetches.of_ask(peer, number) is not None
+        return self.peering.fetches.of_request(peer, number) is not None
 
     def _drop(self, key: tuple[NodeId, int]) -> None:
         for each in self._listings.pop(key, ()):

@@ -105,7 +105,7 @@ class ImportPrefetcher:
 
     # --- what to prefetch ------------------------------------------------------------------------
 
-    def asked(self, key: ObjectKey) -> None:
+    def requested(self, key: ObjectKey) -> None:
         """A file was requested, held or not. ``go_on`` comes next."""
         self.used(key)
         if not self.decides or not self.limits.ahead_max:

@@ -39,7 +39,7 @@ class SpeculativePush:
     trail: AccessHistory
     _due: float | None = None
 
-    def asked(self, now: float, peer: NodeId, key: ListingKey | ObjectKey) -> list[Action]:
+    def requested_by(self, now: float, peer: NodeId, key: ListingKey | ObjectKey) -> list[Action]:
         """*peer* has requested *key*, and got a reply if it is held."""
         # Offer what it missed first: then the history shows whether this is a step forward.
         actions = self._offer(now, peer, self.trail.behind(peer, but=key))

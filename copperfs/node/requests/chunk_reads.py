@@ -108,7 +108,7 @@ class Chunks:
             if self.disk.is_waiting(running):
                 return [self._delayed(question.request)]
             if question.how.is_of_owner:
-                return self.fetches.asking.asked_as_owner(now, running, question.passed)
+                return self.fetches.asking.requested_as_owner(now, running, question.passed)
             return []
         if question.how is ChunkAskMode.HELD:
             return self.answers.with_error(question, errno.EAGAIN)
@@ -130,20 +130,23 @@ class Chunks:
         actions += self.disk.store(key, blob)  # the disk may have refused it when it came
         return actions + self._answer(now, question, blob)
 
-    def serve(self, now: float, peer: NodeId, ask: Request) -> list[Action]:
+    def serve(self, now: float, peer: NodeId, message: Request) -> list[Action]:
         """A peer asks for a chunk."""
-        assert ask.version is not None, "the codec sees to it"
-        request, key = PeerRequest(peer, ask.number), ChunkKey(ask.path, ask.version, ask.first)
-        passed = tuple(filter(self.routing.is_other, ask.passed))
-        question = ChunkRequest(request, key, ask.how, passed)
+        assert message.version is not None, "the codec sees to it"
+        request, key = (
+            PeerRequest(peer, message.number),
+            ChunkKey(message.path, message.version, message.first),
+        )
+        passed = tuple(filter(self.routing.is_other, message.passed))
+        question = ChunkRequest(request, key, message.how, passed)
         if self.tier.size_of(key) <= 0:
             return self.answers.with_error(question, errno.EINVAL)
-        if ask.how is ChunkAskMode.ANY:
+        if message.how is ChunkAskMode.ANY:
             other = self.takers.other_for(now, key, peer, self.routing.gone())
             if other is not None:
                 self.stats.redirects += 1
-                self.links.served(peer, ask.number)
-                return [Send(peer, Redirect(ask.number, self.stats.epoch, other))]
+                self.links.served(peer, message.number)
+                return [Send(peer, Redirect(message.number, self.stats.epoch, other))]
         return self.want(now, question)
 
     def _is_shared(self, now: float, question: ChunkRequest, blob: BlobId | None) -> bool:
@@ -151,7 +154,7 @@ class Chunks:
         it. Requests of this node always pass, because its parent decides."""
         subject = _subject(question.key)
         shared = blob is not None or self.fetches.is_under_way(subject)
-        is_crowd = self.crowds.asked(now, question.path, shared=shared)
+        is_crowd = self.crowds.count_request(now, question.path, shared=shared)
         return shared or is_crowd or not isinstance(question.request, PeerRequest)
 
     def goes_alone(self, now: float, fetch: Fetch) -> None:
@@ -209,7 +212,7 @@ class Chunks:
         keeps_result, key = fetch.route.role.keeps_result, _key_of(fetch)
         if isinstance(outcome, SourceRead):
             self.stats.tier_from_source += 1
-            for_disk = any(map(_is_for_disk, fetch.asked))
+            for_disk = any(map(_is_for_disk, fetch.waiters))
             self.stats.tier_read_again += for_disk or self.disk.owes(key)
             self.stats.tier_read_for_disk += for_disk
             return self._take(now, fetch, outcome.blob, keeps_result=keeps_result, stores=True)
@@ -230,7 +233,7 @@ class Chunks:
 
     def tell_delayed(self, fetch: Fetch) -> list[Action]:
         """Tell the waiting peers that this node, or the one that it asks, waits for its disk."""
-        askers = (each.request for each in fetch.asked)
+        askers = (each.request for each in fetch.waiters)
         return [self._delayed(each) for each in askers if isinstance(each, PeerRequest)]
 
     def _delayed(self, asker: PeerRequest) -> Action:
@@ -248,7 +251,7 @@ class Chunks:
         from the source, so an owner gives it to its disk."""
         actions = self.fetches.end(fetch)
         key = _key_of(fetch)
-        for question in fetch.asked:
+        for question in fetch.waiters:
             assert isinstance(question, ChunkRequest)
             if _is_for_disk(question):
                 continue
@@ -260,7 +263,7 @@ class Chunks:
         self.disk.settled(key)
         if stores and owned:
             actions += self.disk.store(key, blob)
-        for_disk = all(map(_is_for_disk, fetch.asked)) and bool(fetch.asked)
+        for_disk = all(map(_is_for_disk, fetch.waiters)) and bool(fetch.waiters)
         return actions + self.tier.admit(key, blob, owned=owned, oldest=for_disk)
 
     # --- the disk --------------------------------------------------------------------------------
@@ -320,7 +323,7 @@ def _key_of(fetch: Fetch) -> ChunkKey:
 
 def _is_wanted(fetch: Fetch) -> bool:
     """Whether a request waits on it."""
-    return not all(map(is_nobodys, fetch.asked))
+    return not all(map(is_nobodys, fetch.waiters))
 
 
 def _is_for_disk(question: Question) -> bool:

@@ -98,7 +98,7 @@ class RequestHandler:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def ask(self, now: float, question: Question) -> list[Action]:
+    def handle(self, now: float, question: Question) -> list[Action]:
         if self.policy.place(question.path) is Place.REFUSED and not (
             isinstance(question, LookupRequest) and question.path in self.policy.refused
         ):
@@ -158,7 +158,7 @@ class RequestHandler:
             assert self.chunks is not None
             return self.chunks.read(now, question)
         if not question.alone:
-            self.ahead.asked(ObjectKey(question.path, question.version))
+            self.ahead.requested(ObjectKey(question.path, question.version))
         return self._read(now, question, file_class) + self.ahead.go_on(now)
 
     def _class_of(self, question: ReadRequest) -> FileClass:
@@ -216,7 +216,7 @@ class RequestHandler:
                 raise AssertionError("only chunks are loaded")
             case SourceOpened(_, handle):
                 ended = self.fetches.end(fetch)
-                answers = self.answers.with_handle(fetch.asked[0], handle)
+                answers = self.answers.with_handle(fetch.waiters[0], handle)
                 return ended + answers + self._room_was_made(now)
             case Failed(_, error):
                 _witness(fetch, error)
@@ -249,7 +249,7 @@ class RequestHandler:
                 case _:
                     actions += self.answers.with_listing(now, question, path, held)
         actions += self.cache.take_listing(path, held, CameBy.FETCH)
-        if self._is_of_all(ListingKey(path)) and not _is_asked_here(fetch) and not is_another:
+        if self._is_of_all(ListingKey(path)) and not _has_local_waiter(fetch) and not is_another:
             actions += self.cache.publish_listing(path, held)
         self._note(now, ListingKey(path))
         self.ahead.listed(path, listing)
@@ -275,7 +275,7 @@ class RequestHandler:
         path = fetch.subject[1]
         held = self.cache.as_looked(path, entry, fresh_until, since)
         actions += self.cache.admit_entry(path, held)
-        for question in fetch.asked:
+        for question in fetch.waiters:
             assert isinstance(question, LookupRequest)
             actions += self.answers.with_entry(now, question, held)
         return actions + self._room_was_made(now)
@@ -286,7 +286,7 @@ class RequestHandler:
         version = key.version
         actions += self.answers.pass_more(now, fetch, blob, parts_in(version.size))
         streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
-        for question in fetch.asked:
+        for question in fetch.waiters:
             assert isinstance(question, ReadRequest)
             if question.request not in streaming and not is_nobodys(question):
                 actions += self.answers.with_object(now, question, key, blob)
@@ -297,7 +297,7 @@ class RequestHandler:
             actions += self.cache.take_ahead(key, blob)
         else:
             actions += self.cache.admit_object(key, blob)
-        if self._is_of_all(key) and not _is_asked_here(fetch):
+        if self._is_of_all(key) and not _has_local_waiter(fetch):
             actions += self.cache.publish_object(key)
         return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
 
@@ -316,7 +316,7 @@ class RequestHandler:
         """End the fetch with this error, and answer its requests with it."""
         self._remember(now, fetch, error)
         actions = self.fetches.end(fetch) + self.ahead.ended(now, fetch)
-        if all(is_nobodys(each) for each in fetch.asked) and fetch.asked:
+        if all(is_nobodys(each) for each in fetch.waiters) and fetch.waiters:
             return actions + self._drop_partial(fetch) + self._room_was_made(now)
         self.stats.failures += 1
         kind, path, _ = fetch.subject
@@ -425,10 +425,10 @@ def _key_of(fetch: Fetch) -> ObjectKey:
 
 
 def _of_somebody(fetch: Fetch) -> list[Question]:
-    return [each for each in fetch.asked if not is_nobodys(each)]
+    return [each for each in fetch.waiters if not is_nobodys(each)]
 
 
-def _is_asked_here(fetch: Fetch) -> bool:
+def _has_local_waiter(fetch: Fetch) -> bool:
     """Whether its reply to a request of this node publishes it."""
     return any(not isinstance(each.request, PeerRequest) for each in _of_somebody(fetch))
 

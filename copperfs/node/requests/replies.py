@@ -1,8 +1,8 @@
 """Reply builder: answers requests of this node by actions, those of peers by messages.
 
 A request of this node gets what this mount shows. A peer gets what the source returned, because
-each node shows it in its own way. A peer that disconnected, or cancelled its ask, gets nothing:
-``FlowControl`` knows which asks it still serves.
+each node shows it in its own way. A peer that disconnected, or cancelled its request, gets nothing:
+``FlowControl`` knows which requests it still serves.
 
 The node forwards a large object while it arrives (cut-through). Its fetch then has a stream for
 each peer that waits on it, and ``pass_more`` reports each part to these streams.

@@ -30,7 +30,7 @@ FILES_MAX = 4096
 @dataclass(slots=True)
 class _Crowd:
     since: float
-    asked: int = 0
+    requests: int = 0
     shared: int = 0
 
 
@@ -55,7 +55,7 @@ class HotFileDetector:
         if len(self._alone) > FILES_MAX:
             self._alone.popitem(last=False)
 
-    def asked(self, now: float, path: Path, *, shared: bool) -> bool:
+    def count_request(self, now: float, path: Path, *, shared: bool) -> bool:
         """Count a request, here or by a child, for a chunk of this file. *shared*: another node
         wanted it, too. Returns whether the file looks hot so far."""
         crowd = self._crowds.get(path)
@@ -64,6 +64,6 @@ class HotFileDetector:
             self._crowds.move_to_end(path)
             if len(self._crowds) > FILES_MAX:
                 self._crowds.popitem(last=False)
-        crowd.asked += 1
+        crowd.requests += 1
         crowd.shared += shared
-        return crowd.asked < JUDGED_AFTER or crowd.shared * SHARED_PART >= crowd.asked
+        return crowd.requests < JUDGED_AFTER or crowd.shared * SHARED_PART >= crowd.requests

@@ -242,7 +242,7 @@ class Routing:
             assert self.membership is not None
             self.membership.reach(now, peer)
 
-    def is_asked_in_place(self, subject: Subject) -> bool:
+    def is_owned_elsewhere(self, subject: Subject) -> bool:
         """Whether this node believes another one to own the chunk. Then a peer that asks this node
         as the owner does not reach that one."""
         key = subject[2]
@@ -293,7 +293,7 @@ class Routing:
     def gone(self) -> Collection[NodeId]:
         return () if self.membership is None else self.membership.view.gone
 
-    def not_asked(
+    def passed_owners(
         self, now: float, key: ChunkKey, passed: Collection[NodeId]
     ) -> Collection[NodeId]:
         """The owners of a chunk that did not reply, to be named in the request to the next one.
