@@ -164,7 +164,7 @@ class Engine:
 
     async def wait_backlog_below(self, size: int) -> None:
         """Wait until less than *size* bytes of batches wait for the credit of children."""
-        await self.wait_until(lambda: self.node.links.backlog_bytes < size)
+        await self.wait_until(lambda: self.node.flow.backlog_bytes < size)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until a step of the node has made *condition* true."""

@@ -192,7 +192,7 @@ class Daemon:
         trees = trees_of(settings, self.launch) if self.launch is not None else None
         limits = self._limits(trees)
         placement = placement_of(settings, self.launch)
-        node = Node(policy, limits, trees, self._patience(), Random(), placement)
+        node = Node(policy, limits, trees, self._timeouts(), Random(), placement)
         fetcher = self._fetcher(lambda: grants[0].renew() if grants else node.policy.refused)
         self._cleanup.callback(fetcher.close)
         self._ignoring = ignores_inodes(settings, all_mounts, policy)
@@ -466,8 +466,8 @@ class Daemon:
         mounted = mount_at(mountpoint)
         if mounted is None and not os.path.isdir(mountpoint):
             raise MountError(f"{mountpoint} is not a directory; make it with: mkdir {mountpoint}")
-        patience = self._patience()
-        if patience.dead_s < 2 * patience.heartbeat_s + patience.silent_s:
+        timeouts = self._timeouts()
+        if timeouts.dead_s < 2 * timeouts.heartbeat_s + timeouts.silent_s:
             raise MountError(
                 "--dead-after has to be at least twice --heartbeat and --hedge-after together, or "
                 "nodes that are well are taken for gone"
@@ -500,7 +500,7 @@ class Daemon:
             takers_max=1 if trees is None else trees.fanout,
         )
 
-    def _patience(self) -> Timeouts:
+    def _timeouts(self) -> Timeouts:
         return Timeouts(
             silent_s=self.settings.hedge_after_s,
             heartbeat_s=self.settings.heartbeat_s,

@@ -187,7 +187,7 @@ class Statistics:
         """What happened to the other nodes, as this one saw it."""
         membership = self.engine.node.membership
         return {
-            "gone": 0 if membership is None else len(membership.view.gone),
+            "gone": 0 if membership is None else len(membership.members.gone),
             "suspects": 0 if membership is None else len(membership.suspects()),
             "deaths": node.deaths,
             "max_detection_ms": node.max_detection_ms,

@@ -307,5 +307,5 @@ class Warmup:
         push.heard_at = max(push.heard_at, time.monotonic())
         while (left := push.heard_at + self.silence_s - time.monotonic()) > 0:
             await trio.sleep(left)
-            if self.engine.node.links.backlog_bytes:
+            if self.engine.node.flow.backlog_bytes:
                 push.heard_at = time.monotonic()

@@ -19,14 +19,14 @@ knows those below it:
     FetchMachine      drives one fetch: picks a peer or the source, hedges, retries, falls back
     Chunks            large files and datasets in chunks; read-ahead, redirects, hot files
     WriteBack         chunks that the disk has still to take, and what waits for that
-    Tier              the chunks in this node's memory
+    ChunkCache        the chunks in this node's memory
     Routing           the route of a fetch: a parent in a tree, or the owner of a chunk (Owners)
     Membership        the live members, and the peers to which this node stays connected
-    Offers            speculative push to children
-    Trail             access history: the order of objects, and the peers that read in that order
+    SpeculativePush   offers to children, before they ask
+    AccessHistory     the order of objects, and the peers that read in that order
     FlowControl       outstanding requests at each peer, and credit windows
     Cache             objects and listings, and how long a listing is valid
-    Pins              reference counts of blobs
+    BlobRefs          reference counts of blobs
 
 ``Policy``, ``Trees`` and ``Limits`` only hold facts, and any part may read them.
 
@@ -139,14 +139,14 @@ class Node:
     limits: Limits
     trees: Trees | None = None
     """None in a job of one node."""
-    patience: Timeouts = field(default_factory=Timeouts)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     random: Random = field(default_factory=lambda: Random(0))
     placement: Placement | None = None
     """The owners of chunks; None in a job of one node, or without a data tier."""
     stats: NodeStats = field(default_factory=NodeStats)
     files: FileClassifier = field(init=False)
     """How each file is read."""
-    links: FlowControl = field(init=False)
+    flow: FlowControl = field(init=False)
     membership: Membership | None = field(init=False, default=None)
     """None in a job of one node."""
     session: Session | None = field(init=False, default=None)
@@ -157,13 +157,13 @@ class Node:
     _routing: Routing = field(init=False)
     _cache: Cache = field(init=False)
     _fetches: FetchTable = field(init=False)
-    _calls: Collectives = field(init=False)
-    _answers: ReplyBuilder = field(init=False)
-    _questions: RequestHandler = field(init=False)
-    _ahead: ImportPrefetcher = field(init=False)
-    _tier: ChunkCache | None = field(init=False)
+    _collectives: Collectives = field(init=False)
+    _replies: ReplyBuilder = field(init=False)
+    _handler: RequestHandler = field(init=False)
+    _prefetcher: ImportPrefetcher = field(init=False)
+    _chunk_cache: ChunkCache | None = field(init=False)
     _offers: SpeculativePush = field(init=False)
-    _peering: PeerProtocol = field(init=False)
+    _protocol: PeerProtocol = field(init=False)
 
     def __post_init__(self) -> None:
         policy, limits, stats = self.policy, self.limits, self.stats
@@ -171,70 +171,80 @@ class Node:
         # path belongs to the ring.
         self.policy = policy = replace(policy, ring=policy.ring if limits.chunk_bytes else ())
         self.files = files = FileClassifier(policy, limits)
-        pins = BlobRefs()
-        links = FlowControl(pins)
-        cache = Cache(policy, files, limits, stats, pins)
+        blob_refs = BlobRefs()
+        flow = FlowControl(blob_refs)
+        cache = Cache(policy, files, limits, stats, blob_refs)
         if self.trees is not None:
             self.session = Session(self.trees.me, stats)
-            self.membership = Membership(self.trees, self.patience, stats, links, self.random)
+            self.membership = Membership(self.trees, self.timeouts, stats, flow, self.random)
         owners = None
         if self.placement is not None and self.trees is not None:
             owners = Owners(self.placement, self.trees.me, limits.chunk_bytes, stats)
         self._routing = routing = Routing(
-            policy, self.trees, links, self.membership, owners, limits.lost_from_source
+            policy, self.trees, flow, self.membership, owners, limits.lost_from_source
         )
-        asking = FetchMachine(limits, stats, links, routing, self.random, self.patience.slow_s)
-        tier = ChunkCache(limits, stats, pins) if limits.chunk_bytes else None
-        disk = None if tier is None else WriteBack(limits, stats, tier)
-        fetches = FetchTable(limits, stats, cache, links, routing, asking, tier, disk)
+        machine = FetchMachine(limits, stats, flow, routing, self.random, self.timeouts.slow_s)
+        chunk_cache = ChunkCache(limits, stats, blob_refs) if limits.chunk_bytes else None
+        write_back = None if chunk_cache is None else WriteBack(limits, stats, chunk_cache)
+        fetches = FetchTable(limits, stats, cache, flow, routing, machine, chunk_cache, write_back)
         # In a job of several nodes only the node can tell which requests are for the same file.
         grants = limits.credit_bytes > 0 and self.trees is None
-        answers = ReplyBuilder(policy, files, stats, links, grants, limits.cut_through)
-        ahead = ImportPrefetcher(
+        replies = ReplyBuilder(policy, files, stats, flow, grants, limits.cut_through)
+        prefetcher = ImportPrefetcher(
             policy, files, limits, stats, cache, fetches, routing, decides=not grants
         )
-        self._offers = offers = SpeculativePush(stats, links, cache, AccessHistory())
-        sick = FailedNames(remembers=bool(self.trees))
+        self._offers = offers = SpeculativePush(stats, flow, cache, AccessHistory())
+        failed_names = FailedNames(remembers=bool(self.trees))
         chunks = None
-        if tier is not None and disk is not None:
+        if chunk_cache is not None and write_back is not None:
             chunks = Chunks(
-                policy, limits, stats, pins, links, tier, fetches, answers, routing, disk, sick
+                policy,
+                limits,
+                stats,
+                blob_refs,
+                flow,
+                chunk_cache,
+                fetches,
+                replies,
+                routing,
+                write_back,
+                failed_names,
             )
-        questions = RequestHandler(
+        handler = RequestHandler(
             policy,
             files,
             stats,
-            pins,
+            blob_refs,
             cache,
             fetches,
-            answers,
+            replies,
             offers if self.trees else None,
-            ahead,
-            sick,
+            prefetcher,
+            failed_names,
             chunks,
         )
-        calls = Collectives(routing, self.random)
-        self._peering = PeerProtocol(
+        collectives = Collectives(routing, self.random)
+        self._protocol = PeerProtocol(
             policy,
             stats,
-            links,
+            flow,
             routing,
             cache,
             fetches,
-            answers,
-            questions,
-            calls,
+            replies,
+            handler,
+            collectives,
             offers,
             self.membership,
         )
-        self.links, self._cache, self._fetches = links, cache, fetches
-        self._calls, self._answers, self._questions = calls, answers, questions
-        self._ahead, self._tier = ahead, tier
+        self.flow, self._cache, self._fetches = flow, cache, fetches
+        self._collectives, self._replies, self._handler = collectives, replies, handler
+        self._prefetcher, self._chunk_cache = prefetcher, chunk_cache
         self.pushes = Pushes(policy, limits, self.files, cache, self.trees)
 
     def attach(self, payloads: Payloads) -> None:
         """Set where the bytes of peer messages are; call it before the first message arrives."""
-        self.reassembly = Reassembly(self._peering, self.stats, payloads)
+        self.reassembly = Reassembly(self._protocol, self.stats, payloads)
         self.pushes.payloads = payloads
 
     # --- the four verbs --------------------------------------------------------------------------
@@ -253,7 +263,7 @@ class Node:
     def _whole_step(self, now: float, event: OfNode) -> list[Action]:
         """One step, then new connections and new routes of fetches
         (``PeerProtocol.reconsider``)."""
-        return self._step(now, event) + self._peering.reconsider(now)
+        return self._step(now, event) + self._protocol.reconsider(now)
 
     def _receive(self, now: float, received: MessageReceived) -> list[Action]:
         """One message may become several events for the other parts, each a whole step."""
@@ -329,10 +339,10 @@ class Node:
     def _step(self, now: float, event: OfNode) -> list[Action]:
         match event:
             case Pushed() | PushedListing() | PeerMessage() | PartReceived() | ListingTaken():
-                return self._peering.step(now, event)  # the most frequent events
+                return self._protocol.step(now, event)  # the most frequent events
             case LookupRequest() | ListRequest() | ReadRequest() | ChunkRequest():
                 self.stats.questions += 1
-                return self._questions.handle(now, event)
+                return self._handler.handle(now, event)
             case (
                 SourceListed()
                 | SourceLookedUp()
@@ -341,9 +351,9 @@ class Node:
                 | Failed()
                 | DiskLoaded()
             ):
-                return self._questions.conclude(now, event)
+                return self._handler.conclude(now, event)
             case Stored() | DiskRecovered():
-                return self._questions.of_disk(now, event)
+                return self._handler.of_disk(now, event)
             case FrontRead():
                 return self._take_fetched(event)
             case FrontListed(path, listing, epoch, ahead):
@@ -356,18 +366,18 @@ class Node:
             case Used(keys):
                 self._cache.used(keys)
                 for key in keys:
-                    self._ahead.used(key)
-                    if self._tier is not None:
-                        self._tier.used(key)
+                    self._prefetcher.used(key)
+                    if self._chunk_cache is not None:
+                        self._chunk_cache.used(key)
                 return []
             case GrantsRevoked(directories):
-                return self._take_back(self._answers.keep_from_front(directories))
+                return self._take_back(self._replies.keep_from_front(directories))
             case Clear(epoch):
-                return self._questions.clear(now, epoch or self.stats.epoch + 1)
+                return self._handler.clear(now, epoch or self.stats.epoch + 1)
             case StartCall(request, operation, argument, within_s):
-                return self._calls.start(now, request, operation, argument, within_s)
+                return self._collectives.start(now, request, operation, argument, within_s)
             case CallPerformed(call, result):
-                return self._calls.performed(call, result)
+                return self._collectives.performed(call, result)
             case Tick():
                 return self._tick(now)
             case Start():
@@ -377,7 +387,7 @@ class Node:
             case RefusedPathsChanged():
                 raise AssertionError("done with")
             case _:
-                return self._peering.step(now, event)
+                return self._protocol.step(now, event)
 
     def _start(self, now: float) -> list[Action]:
         if self.membership is None:
@@ -389,21 +399,21 @@ class Node:
         actions: list[Action] = []
         due = self.deadline()
         late_s = 0.0 if due is None else max(0.0, now - due)
-        if late_s > self.patience.nap_s:
+        if late_s > self.timeouts.nap_s:
             self._fetches.slept(late_s)
         if self.membership is not None:
             self.membership.woke(now, late_s)
             actions += self.membership.tick(now)
-        actions += self._fetches.asking.tick(now)
-        actions += self._questions.expire(now) + self._calls.expire(now)
+        actions += self._fetches.machine.tick(now)
+        actions += self._handler.expire(now) + self._collectives.expire(now)
         return actions + self._offers.flush(now)
 
     def _take_fetched(self, fetched: FrontRead) -> list[Action]:
         key = ObjectKey(fetched.path, fetched.version)
         self.stats.fetched_on_credit += 1
         if fetched.ahead:
-            self._ahead.fetched(key, used=fetched.used)
-        if self._ahead.is_unused(key):
+            self._prefetcher.fetched(key, used=fetched.used)
+        if self._prefetcher.is_unused(key):
             return self._cache.take_ahead(key, fetched.blob)
         return self._cache.take_fetched(key, fetched.blob)
 
@@ -415,7 +425,7 @@ class Node:
         """When the next ``Tick`` is due. The caller reads it after every step."""
         soonest = self._fetches.deadline()
         of_members = None if self.membership is None else self.membership.deadline()
-        for each in (self._calls.deadline(), self._offers.deadline(), of_members):
+        for each in (self._collectives.deadline(), self._offers.deadline(), of_members):
             if each is not None and (soonest is None or each < soonest):
                 soonest = each
         return soonest
@@ -431,26 +441,26 @@ class Node:
     def statistics(self) -> NodeStats:
         self.stats.fetching = len(self._fetches)
         self._cache.count()
-        if self._tier is not None:
-            self._tier.count()
-        if self._fetches.disk is not None:
-            self._fetches.disk.count()
+        if self._chunk_cache is not None:
+            self._chunk_cache.count()
+        if self._fetches.write_back is not None:
+            self._fetches.write_back.count()
         return self.stats
 
     def reset_statistics(self) -> None:
         """Reset the counts, but not the epoch."""
         self.stats.reset()
         self._cache.reset_counts()
-        if self._tier is not None:
-            self._tier.reset_counts()
+        if self._chunk_cache is not None:
+            self._chunk_cache.reset_counts()
 
     def check_invariants(self) -> None:
-        self.links.check_invariants()
+        self.flow.check_invariants()
         if self.membership is not None:
             self.membership.check_invariants()
         self._fetches.check_invariants()
         self._cache.check_invariants(self._fetches.on_its_way_bytes)
-        self._ahead.check_invariants()
+        self._prefetcher.check_invariants()
 
     # --- queries between steps -------------------------------------------------------------------
 
@@ -465,7 +475,7 @@ class Node:
 
     def ignore_inodes(self) -> None:
         """From now on, ignore the inode number in the versions that peers ask for."""
-        self._peering.ignores_inodes = True
+        self._protocol.ignores_inodes = True
 
     def is_whole(self, path: Path, version: Version) -> bool:
         """Whether every node holds this file whole. Other files are read in chunks or by handle,
@@ -487,7 +497,7 @@ class Node:
             return ()
         _, path, version = running.subject
         assert isinstance(version, Version)
-        return self._ahead.looks_for(ObjectKey(path, version))
+        return self._prefetcher.looks_for(ObjectKey(path, version))
 
     def held(self) -> list[tuple[CacheKey, int]]:
         """All entries of the LRU with their sizes, oldest first."""
@@ -495,7 +505,7 @@ class Node:
 
     def held_chunks(self) -> list[tuple[ChunkKey, int]]:
         """All chunks in memory, with their sizes."""
-        return [] if self._tier is None else self._tier.held()
+        return [] if self._chunk_cache is None else self._chunk_cache.held()
 
     def is_chunked(self, path: Path, version: Version) -> bool:
         """Whether a file of this version is read in chunks."""
@@ -503,19 +513,19 @@ class Node:
 
     def owns_chunk(self, key: ChunkKey) -> bool:
         """Whether this node is the owner of the chunk."""
-        return self._tier is not None and self._routing.is_mine(key)
+        return self._chunk_cache is not None and self._routing.is_mine(key)
 
     def keeps_chunk(self, key: ChunkKey) -> bool:
         """Whether this node has the chunk in memory, as its owner."""
-        return self._tier is not None and self._tier.owns(key)
+        return self._chunk_cache is not None and self._chunk_cache.owns(key)
 
     def chunks_budget_bytes(self) -> int:
         """Memory for the chunks that this node owns."""
-        return 0 if self._tier is None else self._tier.owned_budget_bytes
+        return 0 if self._chunk_cache is None else self._chunk_cache.owned_budget_bytes
 
     def gone(self) -> frozenset[NodeId]:
         """The nodes that this node believes to be gone (dead, or left)."""
-        return frozenset() if self.membership is None else frozenset(self.membership.view.gone)
+        return frozenset() if self.membership is None else frozenset(self.membership.members.gone)
 
     def pushes_to(self, tree: int) -> list[NodeId]:
         """The peers to which this node forwards what is pushed."""
@@ -525,8 +535,8 @@ class Node:
         """Whether other nodes had declared this node dead, and it has refuted that."""
         if self.membership is None:
             return False
-        view = self.membership.view
-        return view.incarnation(view.me) > 0
+        members = self.membership.members
+        return members.incarnation(members.me) > 0
 
     def is_in_touch(self) -> bool:
         """Whether this node is connected to all peers that it asks, or that push to it."""
@@ -535,7 +545,7 @@ class Node:
     def is_drained(self) -> bool:
         """After ``Leave``: whether all nodes know, and no peer waits for the rest of a reply."""
         known = self.membership is None or self.membership.is_known_to_leave()
-        return known and not self.links.is_serving_any()
+        return known and not self.flow.is_serving_any()
 
     def is_upstream(self, peer: NodeId) -> bool:
         """Whether this node may have to ask *peer*."""
@@ -543,4 +553,4 @@ class Node:
 
     def wanted(self, peer: NodeId, part: DataReply) -> tuple[ContentKind, BlobId | None] | None:
         """Whether to keep the bytes of *part*, and where; see ``PeerProtocol``."""
-        return self._peering.wanted(peer, part)
+        return self._protocol.wanted(peer, part)

@@ -68,7 +68,7 @@ class Limits:
     """A read of a chunk from the source waits until the disk has room; see ``write_back.py``."""
     tier_backlog_bytes: int = 64 << 20
     """For chunks that the disk has still to take. This memory is not part of any other budget."""
-    crowds_above: int = 256
+    hot_files_above_nodes: int = 256
     """In a job of more nodes a large file is asked for up the tree first. To redirect this number
     of nodes keeps an owner busy for some 50 ms."""
     takers_max: int = FANOUT

@@ -23,9 +23,9 @@ import msgpack  # type: ignore[import-untyped]
 from copperfs.model.roster import NODES_MAX
 from copperfs.node.cache.failed_names import WITNESSES_ENOUGH
 from copperfs.node.peer.messages import (
-    FATES_MAX,
     PART_BYTES,
     PASSED_MAX,
+    RECORDS_MAX,
     SAMPLE_MAX,
     SAMPLE_PATH_BYTES_MAX,
     Batch,
@@ -150,7 +150,7 @@ _ITEM = f.record(
         ("digest", f.octets(DIGEST_BYTES)),
     ),
 )
-_FATE = f.record(
+_RECORD = f.record(
     MemberStatus,
     (("node", _NODE), ("incarnation", f.integer(0, INCARNATION_MAX)), ("is_gone", f.SWITCH)),
 )
@@ -264,8 +264,8 @@ LAYOUTS = (
     Layout(
         15,
         MembershipUpdate,
-        (("fates", f.several(_FATE, FATES_MAX)),),
-        header_bytes_max=HEADER_BYTES_MAX + FATES_MAX * FATE_BYTES_MAX,
+        (("records", f.several(_RECORD, RECORDS_MAX)),),
+        header_bytes_max=HEADER_BYTES_MAX + RECORDS_MAX * FATE_BYTES_MAX,
     ),
 )
 _OF_A_VERSION = (ContentKind.OBJECT, ContentKind.CHUNK)

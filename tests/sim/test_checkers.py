@@ -66,7 +66,7 @@ def test_a_second_read_of_the_source_is_seen(world: World) -> None:
 def test_a_wrong_view_is_seen(world: World) -> None:
     membership = world[1].node.membership
     assert membership is not None
-    membership.view.gone.add(NodeId(2))
+    membership.members.gone.add(NodeId(2))
     with pytest.raises(Violation, match=r"node 1 believes \[2\] gone; \[\] are"):
         judge(world)
 

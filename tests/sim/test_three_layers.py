@@ -20,8 +20,8 @@ FILES = [Path(b"lib/0.py"), Path(b"lib/1.py")]
 PARENT, CHILD = 1, 3
 
 
-def job(patience: Timeouts) -> World:
-    world = World(1, Job(7, fanout=2, patience=patience))
+def job(timeouts: Timeouts) -> World:
+    world = World(1, Job(7, fanout=2, timeouts=timeouts))
     for path in FILES:
         world.source.add(path, 100)
     world.start()

@@ -464,7 +464,7 @@ class Job:
                 tier_backlog_bytes=self.tier_backlog_bytes,
                 takers_max=self.fanout,
                 lost_from_source=self.lost_from_source,
-                crowds_above=self.crowds_above,
+                hot_files_above_nodes=self.crowds_above,
             )
             trees = Trees(self.nodes, NodeId(number), self.fanout, 2, self.count)
             node = Node(policy, limits, trees, placement=placement)

@@ -102,7 +102,9 @@ def test_where_it_would_be_too_much_nothing_is_read_ahead(sizes: dict[bytes, int
 
 def test_it_can_be_turned_off() -> None:
     lab = lab_of(named(9))
-    lab.node.limits = lab.node._ahead.limits = type(lab.node.limits)(MIB, MIB, None, DEADLINE_S)
+    lab.node.limits = lab.node._prefetcher.limits = type(lab.node.limits)(
+        MIB, MIB, None, DEADLINE_S
+    )
     lab.read(b"d/000.p")
     assert read(lab.read(b"d/001.p")) == [b"d/001.p"]
 
@@ -468,8 +470,8 @@ def test_many_endings_in_one_directory_are_gone_through_once(
     names = [b"%d.%d" % (number % files, number // files) for number in range(MANY)]
     lab = lab_of(dict.fromkeys(names, 10), memory_bytes=256 * MIB)
     for name in names:
-        lab.node._ahead.requested(ObjectKey(Path(b"d/" + name), version(10)))
-    assert len(lab.node._ahead._queue) == read_ahead, "each second one has both read"
+        lab.node._prefetcher.requested(ObjectKey(Path(b"d/" + name), version(10)))
+    assert len(lab.node._prefetcher._queue) == read_ahead, "each second one has both read"
     # once for each row and request, and a binary search for each ending
     assert looked_at <= MANY * (1 + 1 + 2) + MANY // 2 * 17
 

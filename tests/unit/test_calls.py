@@ -47,7 +47,7 @@ def test_who_answers_too_late_is_left_out_and_those_before_it_are_not() -> None:
     assert request not in job.daemons[0].called
     job.tick(5)
     assert job.daemons[0].called[request] == everybody(7, but={2, 5, 6})
-    assert all(daemon.node._calls.deadline() is None for daemon in job.daemons)
+    assert all(daemon.node._collectives.deadline() is None for daemon in job.daemons)
 
 
 def test_each_hop_waits_less_than_the_one_before() -> None:

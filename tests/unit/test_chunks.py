@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from copperfs.model.types import ChunkKey, NodeId, Path, RequestId, Version
 from copperfs.node.actions import AnswerChunk, AnswerError, AnswerHandle, Publish, StoreChunk
 from copperfs.node.events import ChunkRequest, DiskLoaded, PeerMessage, ReadRequest, SourceRead
-from copperfs.node.membership import connection_plan as company
+from copperfs.node.membership import connection_plan
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.peer.messages import (
     ChunkAskMode,
@@ -33,10 +33,10 @@ from tests.unit.overlay_lab import Job, content
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK = 4 * KIB
-PATIENCE = Timeouts()
-HEDGED_S = PATIENCE.probe_s + PATIENCE.silent_s + 0.1
-DOUBTED_S = PATIENCE.doubt_s + 0.1
-SLOW_S = PATIENCE.slow_s + 0.1
+TIMEOUTS = Timeouts()
+HEDGED_S = TIMEOUTS.probe_s + TIMEOUTS.silent_s + 0.1
+DOUBTED_S = TIMEOUTS.doubt_s + 0.1
+SLOW_S = TIMEOUTS.slow_s + 0.1
 
 LARGE = Path(b"lib/large")
 SIZE = 10 * CHUNK + 100
@@ -391,14 +391,14 @@ def test_who_is_sent_to_another_is_not_waited_for_by_one_that_leaves() -> None:
         if n != owner(job):
             read(job, n, 0)
     assert job.daemons[owner(job)].node.stats.redirects
-    assert not job.daemons[owner(job)].node.links.is_serving_any()
+    assert not job.daemons[owner(job)].node.flow.is_serving_any()
 
 
 def test_who_was_sent_in_vain_is_given_it_by_the_owner() -> None:
     job = tiered(4, fanout=1)
     one, other = not_owner(job), not_owner(job, not_owner(job))
     read(job, one, 0)
-    tier = job.daemons[one].node._tier
+    tier = job.daemons[one].node._chunk_cache
     assert tier is not None
     for key, _ in list(tier.held()):
         for action in tier._gone(tier._guests.drop(key), None):
@@ -602,7 +602,7 @@ def test_who_waits_for_a_parent_that_lives_and_gives_nothing_asks_the_owner() ->
     for (me, _), way in job.queues.items():
         if me == node:
             way.clear()  # its parent never receives it
-    job.pass_time(PATIENCE.slow_s - 1.0, step_s=0.25)
+    job.pass_time(TIMEOUTS.slow_s - 1.0, step_s=0.25)
     assert not has(job, node, request, 0)
     job.pass_time(1.0 + DOUBTED_S, step_s=0.25)
     assert has(job, node, request, 0)
@@ -749,7 +749,7 @@ def test_who_reads_in_the_place_of_an_owner_keeps_what_it_read(how: str) -> None
     request = begin(job, node, 0)
     job.pass_time(DOUBTED_S + HEDGED_S if how == "hangs" else SLOW_S, step_s=0.25)
     assert has(job, node, request, 0)
-    assert not job.daemons[heir].node.membership.view.gone  # type: ignore[union-attr]
+    assert not job.daemons[heir].node.membership.members.gone  # type: ignore[union-attr]
     assert job.daemons[heir].node.keeps_chunk(ChunkKey(LARGE, version(job), 0))
     assert len(job.daemons[heir].disk) == 1
     assert not job.daemons[node].disk
@@ -819,7 +819,7 @@ def test_a_reader_that_slept_has_not_waited_for_its_owner() -> None:
     reader = not_owner(job)
     job.no_source.add(NodeId(owner(job)))
     begin(job, reader, 0)
-    job.pass_time(PATIENCE.slow_s - 2.0, step_s=0.25)
+    job.pass_time(TIMEOUTS.slow_s - 2.0, step_s=0.25)
     job.tick(20.0)
     job.pass_time(1.0, step_s=0.25)
     stats = job.daemons[reader].node.stats
@@ -944,7 +944,7 @@ def test_the_next_owner_has_its_time_from_when_it_is_asked() -> None:
 def test_nobody_waits_longer_because_many_owners_are_asked(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(company, "REACHED_MAX", 1)
+    monkeypatch.setattr(connection_plan, "REACHED_MAX", 1)
     job = tiered(12, seed=seed)
     paths = [b"lib/many%d" % n for n in range(20)]
     for path in paths:

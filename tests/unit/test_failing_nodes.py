@@ -25,10 +25,10 @@ from copperfs.node.peer.messages import (
 from tests.unit.overlay_lab import ASK_DEADLINE_S, MIB, Job, content
 
 ROOT, PARENT, LEAF = 0, 3, 7
-PATIENCE = Timeouts()
-HEDGED_S = PATIENCE.probe_s + PATIENCE.silent_s + 0.1
-DOUBTED_S = PATIENCE.doubt_s + 0.1
-DEAD_S = PATIENCE.dead_s + 0.2
+TIMEOUTS = Timeouts()
+HEDGED_S = TIMEOUTS.probe_s + TIMEOUTS.silent_s + 0.1
+DOUBTED_S = TIMEOUTS.doubt_s + 0.1
+DEAD_S = TIMEOUTS.dead_s + 0.2
 
 
 def eight(count: int = 1, seed: int = 0) -> Job:
@@ -73,7 +73,7 @@ def test_a_node_that_hangs_is_asked_around(who: int, within_s: float) -> None:
     assert not has(job, LEAF, request, b"lib/a")
     job.pass_time(within_s)
     assert has(job, LEAF, request, b"lib/a")
-    assert not any(daemon.node.membership.view.gone for daemon in job.daemons)  # type: ignore[union-attr]
+    assert not any(daemon.node.membership.members.gone for daemon in job.daemons)  # type: ignore[union-attr]
     assert read(job, LEAF, b"lib/b"), "it is asked nothing new"
     assert sum(job.source_reads().values()) == 2
 
@@ -87,7 +87,7 @@ def test_one_that_is_doubted_is_told_of_as_such_until_it_is_found_to_be_gone() -
     job.pass_time(HEDGED_S)
     assert membership.suspects() == [PARENT]
     job.pass_time(10.0, step_s=0.25)
-    assert (membership.suspects(), set(membership.view.gone)) == ([], {PARENT})
+    assert (membership.suspects(), set(membership.members.gone)) == ([], {PARENT})
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_only_what_answers_is_a_sign_that_the_other_hears_this_node(
 def test_those_that_are_gone_are_tried_however_often_something_happens_to_others() -> None:
     membership = eight().daemons[LEAF].node.membership
     assert membership is not None
-    company, first, wait_s = membership.company, 1.0, PATIENCE.try_gone_s
+    plan, first, wait_s = membership.plan, 1.0, TIMEOUTS.try_gone_s
     for part in (0.0, 0.3, 0.6, 0.9):
-        company.view_changed(first + part * wait_s)
-        assert company.try_gone_at == first + wait_s
+        plan.members_changed(first + part * wait_s)
+        assert plan.try_gone_at == first + wait_s
 
 
 def test_one_that_believes_otherwise_is_told_all_again_after_two_heartbeats() -> None:
@@ -138,8 +138,8 @@ def test_one_that_believes_otherwise_is_told_all_again_after_two_heartbeats() ->
         return any(isinstance(each, MembershipUpdate) for each in sent)
 
     assert is_told(began)
-    assert not is_told(began + 1.5 * PATIENCE.heartbeat_s)
-    assert is_told(began + 2.0 * PATIENCE.heartbeat_s)
+    assert not is_told(began + 1.5 * TIMEOUTS.heartbeat_s)
+    assert is_told(began + 2.0 * TIMEOUTS.heartbeat_s)
 
 
 def test_one_that_is_said_to_be_back_and_is_not_is_found_to_be_gone_again() -> None:
@@ -148,15 +148,15 @@ def test_one_that_is_said_to_be_back_and_is_not_is_found_to_be_gone_again() -> N
     job.pass_time(10.0, step_s=0.25)
     membership = job.daemons[2].node.membership
     assert membership is not None
-    assert membership.view.gone == {1}
+    assert membership.members.gone == {1}
     job.happen(
         NodeId(2),
         PeerMessage(NodeId(0), MembershipUpdate((MemberStatus(NodeId(1), 1, is_gone=False),))),
     )
-    assert membership.view.gone == set()
+    assert membership.members.gone == set()
     job.crash(0)  # no other node could tell
     job.pass_time(20.0, step_s=0.25)
-    assert NodeId(1) in membership.view.gone
+    assert NodeId(1) in membership.members.gone
 
 
 def test_two_that_have_nothing_to_do_ask_each_other_for_a_sign_of_life_each_heartbeat() -> None:
@@ -164,7 +164,7 @@ def test_two_that_have_nothing_to_do_ask_each_other_for_a_sign_of_life_each_hear
     membership = job.daemons[0].node.membership
     assert membership is not None
     job.pass_time(5.0)
-    beats = 5.0 / membership.patience.heartbeat_s
+    beats = 5.0 / membership.timeouts.heartbeat_s
     assert beats / 2 <= job.sent["Heartbeat"] <= 4 * beats, "a question and an answer of each"
 
 
@@ -173,12 +173,12 @@ def test_a_node_that_is_late_again_and_again_gives_the_others_as_much_more_time(
     membership = eight().daemons[LEAF].node.membership
     assert membership is not None
     late_s = 0.5
-    assert membership.patience.silent_s < late_s < membership.patience.nap_s
+    assert membership.timeouts.silent_s < late_s < membership.timeouts.nap_s
     untils = []
     for now in (1.0, 2.0):
         membership.woke(now, late_s)
         untils.append(membership.doubted_until(NodeId(PARENT)))
-    assert untils[1] - untils[0] == late_s + late_s - membership.patience.silent_s
+    assert untils[1] - untils[0] == late_s + late_s - membership.timeouts.silent_s
 
 
 def test_the_next_root_waits_for_two_above_it_no_longer_than_for_one() -> None:
@@ -220,7 +220,7 @@ def test_a_source_that_takes_half_a_minute_makes_nobody_suspect_anybody() -> Non
     job = eight()
     job.no_source.add(NodeId(ROOT))
     request = begin(job, LEAF, b"lib/a")
-    job.pass_time(PATIENCE.slow_s - 1)
+    job.pass_time(TIMEOUTS.slow_s - 1)
     hedges = [daemon.node.stats.hedges for daemon in job.daemons]
     assert hedges == [0] * 8
     assert not any(daemon.node.membership.suspects() for daemon in job.daemons)  # type: ignore[union-attr]
@@ -230,7 +230,7 @@ def test_a_source_that_takes_half_a_minute_makes_nobody_suspect_anybody() -> Non
     job.no_source.clear()
     job.run()
     assert sum(job.source_reads().values()) == 2
-    assert not any(daemon.node.membership.view.gone for daemon in job.daemons)  # type: ignore[union-attr]
+    assert not any(daemon.node.membership.members.gone for daemon in job.daemons)  # type: ignore[union-attr]
     job.check_at_rest()
 
 
@@ -238,15 +238,15 @@ def test_who_was_asleep_suspects_nobody() -> None:
     job = eight()
     job.pass_time(1.0)
     job.frozen.add(NodeId(LEAF))
-    job.pass_time(PATIENCE.dead_s - 1)
+    job.pass_time(TIMEOUTS.dead_s - 1)
     job.frozen.clear()
     job.tick(0.0)
     membership = job.daemons[LEAF].node.membership
     assert membership is not None
     assert membership.suspects() == []
-    assert not membership.view.gone
+    assert not membership.members.gone
     job.pass_time(1.0)
-    assert not any(daemon.node.membership.view.gone for daemon in job.daemons)  # type: ignore[union-attr]
+    assert not any(daemon.node.membership.members.gone for daemon in job.daemons)  # type: ignore[union-attr]
 
 
 # --- death ----------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_nodes_that_end_are_missed_by_nobody(dead: tuple[int, ...]) -> None:
             assert read(job, number, b"lib/b")
             membership = job.daemons[number].node.membership
             assert membership is not None
-            assert membership.view.gone == set(dead)
+            assert membership.members.gone == set(dead)
     assert all(count == 1 for (kind, _), count in job.source_reads().items() if kind == "read")
 
 
@@ -326,7 +326,7 @@ def gone(job: Job, number: int) -> set[int]:
     membership = job.daemons[number].node.membership
     assert membership is not None
     membership.check_invariants()
-    return set(membership.view.gone)
+    return set(membership.members.gone)
 
 
 def test_who_was_stopped_for_long_is_taken_back() -> None:

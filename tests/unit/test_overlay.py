@@ -646,11 +646,11 @@ def test_batches_come_in_order_and_never_more_than_the_credit_at_once() -> None:
     for sequence in range(60):
         path = Path(b"d/%d" % sequence)
         job.push(0, 0, sequence, {path: job.tree.add(path, MIB)})
-    assert job.daemons[0].node.links.backlog_bytes > 0
+    assert job.daemons[0].node.flow.backlog_bytes > 0
     job.run()
     assert all(daemon.batches == list(range(60)) for daemon in job.daemons[1:])
     assert job.in_flight_max <= WINDOW_BYTES + PART_BYTES
-    assert job.daemons[0].node.links.backlog_bytes == 0
+    assert job.daemons[0].node.flow.backlog_bytes == 0
 
 
 def test_a_slow_leaf_holds_up_the_push_and_nothing_else() -> None:

@@ -133,7 +133,7 @@ def test_the_invariants_of_a_phase_are_checked() -> None:
     with pytest.raises(AssertionError, match="no step ends so"):
         begun.check_invariants()
     begun.move(Trigger.ASK_PEER)
-    with pytest.raises(AssertionError, match="in ASKING: it asks somebody"):
+    with pytest.raises(AssertionError, match="in ASKING: it has asked a peer"):
         begun.check_invariants()
     begun.attempts[NodeId(1)] = Attempt(1)
     begun.check_invariants()

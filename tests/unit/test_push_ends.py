@@ -147,12 +147,12 @@ def test_who_is_held_up_by_its_own_children_does_not_call_it_silence(source: Fil
                 ended.set()
 
             async with trio.open_nursery() as nursery:
-                job.engine.node.links.backlog_bytes = 100
+                job.engine.node.flow.backlog_bytes = 100
                 nursery.start_soon(take_part)
                 with trio.move_on_after(0.5):
                     await ended.wait()
                 assert not ended.is_set()
-                job.engine.node.links.backlog_bytes = 0
+                job.engine.node.flow.backlog_bytes = 0
                 await ended.wait()
 
     trio.run(main)

@@ -35,7 +35,7 @@ def test_what_falls_back_is_begun_once() -> None:
     """Otherwise ``NativeFetcher`` ends the daemon with a KeyError."""
     job = Job(8, deadline_s=60.0)
     for daemon in job.daemons:
-        asking = daemon.node._fetches.asking
+        asking = daemon.node._fetches.machine
         asking.limits = replace(asking.limits, fallback_jitter_s=0.1)
     for number in range(20):
         job.tree.add(b"lib/%d" % number, 10)
@@ -131,15 +131,15 @@ def test_a_batch_of_who_pushes_now_is_taken_in() -> None:
     node = warmup.engine.node
     assert node.trees is not None
     assert node.membership is not None
-    view = node.membership.view
-    view.hear(view.end_of(NodeId(0)))
+    view = node.membership.members
+    view.hear(view.death_of(NodeId(0)))
     instead = node.trees.push_parent(0, view.gone)
     assert instead == 1
-    node.links.up(instead)
+    node.flow.up(instead)
     data = b"x" * 10
     batch = Batch(1, 0, 1, 0, (piece(b"lib/a", version(10)),))
     receive(warmup, instead, batch, Payload(data, digest(data)))
-    assert node.links[instead].owed_bytes == 10
+    assert node.flow[instead].owed_bytes == 10
 
 
 @pytest.mark.parametrize(("dead", "me"), [(273, 300), (4150, 4150)])

@@ -24,13 +24,13 @@ VERSION = Version(1 << 30, 1, 2, 3)
 
 
 def routing_of(me: int = 11) -> Routing:
-    node, stats, links = NodeId(me), NodeStats(), FlowControl(BlobRefs())
+    node, stats, flow = NodeId(me), NodeStats(), FlowControl(BlobRefs())
     trees = Trees(NODES, node, fanout=2, count=2)
-    membership = Membership(trees, Timeouts(), stats, links, Random(1))
+    membership = Membership(trees, Timeouts(), stats, flow, Random(1))
     owners = Owners(Ring([f"n{n}" for n in range(NODES)]), node, 1 << 20, stats)
     membership.start()
     membership.settle(0.0)
-    return Routing(Policy(b"/", b"/mnt"), trees, links, membership, owners)
+    return Routing(Policy(b"/", b"/mnt"), trees, flow, membership, owners)
 
 
 def everything(routing: Routing) -> str:
@@ -55,19 +55,19 @@ def happen(routing: Routing, what: str, now: float, peer: NodeId) -> None:
     membership, owners = routing.membership, routing.owners
     assert membership is not None
     assert owners is not None
-    if peer == membership.view.me:
+    if peer == membership.members.me:
         return
     match what:
         case "up":
-            routing.links.up(peer)
+            routing.flow.up(peer)
             membership.up(now, peer)
         case "down":
-            routing.links.down(peer)
+            routing.flow.down(peer)
             membership.down(now, peer)
         case "refused":
             membership.probed(now, peer, refused=True)
         case "gone":
-            membership.view.hear(MemberStatus(peer, 0, True))
+            membership.members.hear(MemberStatus(peer, 0, True))
         case "reached":
             routing.reach(now, (peer,))
         case "silent":
@@ -134,6 +134,6 @@ def test_an_owner_that_is_not_connected_is_reached_by_who_takes_the_route() -> N
     assert route.peer is None
     assert route.connects
     assert route.reach
-    assert not membership.company.reached
+    assert not membership.plan.reached
     routing.reach(1.0, route.reach)
-    assert tuple(membership.company.reached) == route.reach
+    assert tuple(membership.plan.reached) == route.reach

@@ -8,8 +8,8 @@ import pytest
 from copperfs.model.types import ChunkKey, Path, Version
 from copperfs.node.prefetch.sequential import (
     GROWS_EACH_S,
+    READAHEAD_BYTES_MAX,
     RECENT_S,
-    ROW_BYTES_MAX,
     ReadaheadWindows,
 )
 
@@ -45,7 +45,7 @@ def test_with_each_read_of_a_row_more_is_fetched_up_to_a_bound() -> None:
     assert [len(ahead(rows, index)) for index in range(7)] == [0, 2, 4, 8, 9, 10, 11]
     for index in range(7, 30):
         assert ahead(rows, index)[0] == index + 1
-    assert len(ahead(rows, 30)) == ROW_BYTES_MAX // MIB == MOST
+    assert len(ahead(rows, 30)) == READAHEAD_BYTES_MAX // MIB == MOST
 
 
 def test_small_chunks_are_as_many_bytes() -> None:
@@ -167,7 +167,7 @@ def test_a_row_goes_on_when_less_may_be_ahead_than_is() -> None:
     """The trigger chunk is an unpublished one, so at times there may be none."""
     rows = ReadaheadWindows(MIB)
     asked_by_reader(rows, 300)
-    rows.may = 4
+    rows.window_chunks = 4
     asked = [each for each in asked_by_reader(rows, 400) if each > 320]
     assert len(asked) < 80 / (4 / 2) + 8
 
@@ -184,9 +184,9 @@ def test_half_as_many_when_one_is_gone_before_it_is_read() -> None:
     rows = ReadaheadWindows(MIB)
     marker = long_row(rows)
     ahead(rows, marker, is_there=False, now=1.0)
-    assert rows.may == MOST // 2
+    assert rows.window_chunks == MOST // 2
     ahead(rows, marker + 1, is_there=False, now=1.1)
-    assert rows.may == MOST // 2, "it had gone ahead before"
+    assert rows.window_chunks == MOST // 2, "it had gone ahead before"
 
 
 def test_one_that_is_gone_is_missed_whichever_it_is_but_once_for_all_rows() -> None:
@@ -194,10 +194,10 @@ def test_one_that_is_gone_is_missed_whichever_it_is_but_once_for_all_rows() -> N
     markers = {path: long_row(rows, path) for path in (b"one", b"two", b"three")}
     for path, marker in markers.items():
         ahead(rows, marker - 2, path=path, is_there=False, now=1.0)
-    assert rows.may == MOST // 2
+    assert rows.window_chunks == MOST // 2
     fresh_at = long_row(rows, b"four", now=2.0)
     ahead(rows, fresh_at, path=b"four", is_there=False, now=3.0)
-    assert rows.may == MOST // 4
+    assert rows.window_chunks == MOST // 4
 
 
 def test_never_less_than_the_next_one() -> None:
@@ -206,7 +206,7 @@ def test_never_less_than_the_next_one() -> None:
         path = b"file%d" % turn
         ahead(rows, 0, path=path, now=float(turn), begins=True)
         ahead(rows, 1, path=path, now=turn + 0.5, is_there=False)
-    assert rows.may == 1
+    assert rows.window_chunks == 1
     assert ahead(rows, 0, path=b"another", now=30.0, begins=True) == [1]
 
 
@@ -214,15 +214,17 @@ def test_as_many_as_before_when_all_are_there_again_and_not_at_once() -> None:
     rows = ReadaheadWindows(MIB)
     ahead(rows, long_row(rows), is_there=False, now=1.0)
     asked_by_reader(rows, 20)
-    before = rows.may
+    before = rows.window_chunks
     for turn in range(100):
         ahead(rows, long_row(rows, b"%d" % turn, now=50.0), path=b"%d" % turn, now=50.0)
-    assert rows.may <= before + 1, f"however many readers there are, one in {GROWS_EACH_S} s"
+    assert rows.window_chunks <= before + 1, (
+        f"however many readers there are, one in {GROWS_EACH_S} s"
+    )
     for turn in range(100):
         ahead(
             rows, long_row(rows, b"%d" % turn, now=60.0 + turn), path=b"%d" % turn, now=60.0 + turn
         )
-    assert rows.may == MOST
+    assert rows.window_chunks == MOST
 
 
 def test_who_was_not_read_ahead_for_misses_nothing() -> None:
@@ -230,7 +232,7 @@ def test_who_was_not_read_ahead_for_misses_nothing() -> None:
     ahead(rows, 0, is_there=False)
     for index in (500, 700, 600, 601):
         ahead(rows, index, is_there=False)
-    assert rows.may == MOST
+    assert rows.window_chunks == MOST
 
 
 def test_what_was_read_is_not_missed() -> None:
@@ -239,14 +241,14 @@ def test_what_was_read_is_not_missed() -> None:
     asked_by_reader(rows, 200)
     for index in (150, 20, 77, 100):
         ahead(rows, index, is_there=False, now=200.0)
-    assert rows.may == MOST
+    assert rows.window_chunks == MOST
 
 
 def test_what_was_ahead_of_somebody_long_ago_is_nothing_to_learn_from() -> None:
     rows = ReadaheadWindows(MIB)
     marker = long_row(rows)
     ahead(rows, marker, now=RECENT_S + 1, is_there=False)
-    assert rows.may == MOST
+    assert rows.window_chunks == MOST
 
 
 def test_what_found_no_room_is_fetched_with_the_next_read() -> None:
@@ -259,7 +261,7 @@ def test_what_found_no_room_is_fetched_with_the_next_read() -> None:
     assert again.start == fresh.start
     rows.found_no_room(key_of(32))
     assert ahead(rows, 32, is_there=False, now=1.0)
-    assert rows.may == MOST, "it was not ahead"
+    assert rows.window_chunks == MOST, "it was not ahead"
 
 
 def test_of_too_many_rows_the_one_that_was_read_longest_ago_is_forgotten(

@@ -79,7 +79,7 @@ def test_a_new_connection_is_greeted_on_and_the_peer_is_lost_until_it_answers(no
     hear(node, hello(is_answer=True))
     assert greetings(node.step(0.0, ConnectionMade(PARENT)))[-1] is False
     assert not session_of(node).connected
-    assert not node.links.is_up(PARENT)
+    assert not node.flow.is_up(PARENT)
 
 
 def test_a_node_does_not_listen_to_a_peer_that_has_not_greeted(node: Node) -> None:

@@ -236,7 +236,7 @@ def test_what_a_node_got_from_another_although_its_own_read_had_failed_is_no_sic
     job.frozen.clear()
     job.pass_time(0.1)
     assert isinstance(job.answer(1, request), bytes)
-    assert job.daemons[1].node._questions.sick.get(job.now, (Kind.READ, WELL, wanted)) is None
+    assert job.daemons[1].node._handler.failed_names.get(job.now, (Kind.READ, WELL, wanted)) is None
 
 
 @pytest.mark.parametrize("has_read", [False, True])

@@ -348,7 +348,7 @@ def test_a_path_that_no_message_can_carry_is_not_offered() -> None:
         job.read(0, path, wanted)
     job.run()
     walk(job, 1, dict(list(versions.items())[:10]))
-    assert all(key.path != deep for key in job.daemons[0].node._offers.trail._keys)
+    assert all(key.path != deep for key in job.daemons[0].node._offers.history._keys)
 
 
 def test_what_is_local_to_this_node_is_not_taken_from_an_offer() -> None:

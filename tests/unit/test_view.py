@@ -28,29 +28,29 @@ def view(me: int = 0) -> MemberTable:
 
 @given(FATES, st.randoms(use_true_random=False))
 def test_the_order_in_which_fates_are_heard_makes_no_difference(
-    fates: list[MemberStatus], order: random.Random
+    records: list[MemberStatus], order: random.Random
 ) -> None:
     one, other = view(), view()
-    for fate in fates:
-        one.hear(fate)
-    shuffled = [*fates, *order.sample(fates, len(fates) // 2)]
+    for record in records:
+        one.hear(record)
+    shuffled = [*records, *order.sample(records, len(records) // 2)]
     order.shuffle(shuffled)
-    for fate in shuffled:
-        other.hear(fate)
+    for record in shuffled:
+        other.hear(record)
     one.check_invariants()
     other.check_invariants()
     assert one.gone == other.gone
     assert one.digest == other.digest
-    assert set(one.fates()) == set(other.fates())
+    assert set(one.records()) == set(other.records())
 
 
 @given(FATES)
-def test_who_hears_all_that_another_believes_believes_the_same(fates: list[MemberStatus]) -> None:
+def test_who_hears_all_that_another_believes_believes_the_same(records: list[MemberStatus]) -> None:
     one, other = view(), view()
-    for fate in fates:
-        one.hear(fate)
-    for fate in one.fates():
-        other.hear(fate)
+    for record in records:
+        one.hear(record)
+    for record in one.records():
+        other.hear(record)
     assert one.digest == other.digest
 
 
@@ -70,13 +70,13 @@ def test_who_hears_of_its_own_end_refutes_it_with_the_next_incarnation() -> None
     )
     assert here.hear(MemberStatus(NodeId(2), 4, is_gone=True)) is None
     assert here.gone == set()
-    assert here.end_of(NodeId(2)) == MemberStatus(NodeId(2), 5, is_gone=True)
+    assert here.death_of(NodeId(2)) == MemberStatus(NodeId(2), 5, is_gone=True)
 
 
 def test_who_leaves_does_not_refute_it() -> None:
     here = view(2)
     here.leaving = True
-    assert here.hear(here.end_of(NodeId(2))) == MemberStatus(NodeId(2), 0, is_gone=True)
+    assert here.hear(here.death_of(NodeId(2))) == MemberStatus(NodeId(2), 0, is_gone=True)
 
 
 def test_nonsense_is_not_believed() -> None:

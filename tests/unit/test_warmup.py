@@ -313,12 +313,12 @@ def test_all_who_wait_for_the_backlog_go_on() -> None:
     engine = receiver().engine
 
     async def scene() -> None:
-        engine.node.links.backlog_bytes = 100
+        engine.node.flow.backlog_bytes = 100
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(engine.wait_backlog_below, 50)
             await trio.testing.wait_all_tasks_blocked()
-            engine.node.links.backlog_bytes = 0
+            engine.node.flow.backlog_bytes = 0
             engine.post(Tick())
 
     run_with(engine, scene)

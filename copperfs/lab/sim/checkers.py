@@ -166,7 +166,7 @@ def check_limits(world: World) -> None:
 def gone_in_view_of(world: World, node: int) -> set[int]:
     membership = world[node].node.membership
     assert membership is not None
-    return set(membership.view.gone)
+    return set(membership.members.gone)
 
 
 def check_views(world: World) -> None:

@@ -81,7 +81,7 @@ class RandomRun:
             tier_disk_bytes=draw.choice((4 * MIB, TIER_DISK_AMPLE_BYTES)),
             ring=draw.choice(((), (Path(b"d1"),))),
             tier_memory_bytes=draw.choice((4 * MIB, TIER_AMPLE_BYTES)),
-            crowds_above=draw.choice((4, 256)),
+            hot_files_above_nodes=draw.choice((4, 256)),
             lost_from_source=draw.random() < 0.1,
             tree_max_bytes=draw.choice((2, 10, 10)) * MIB,
             cut_through=draw.random() < 0.8,
@@ -225,7 +225,7 @@ class RandomRun:
             checkers.check_views(self.world)
             checkers.check_overlay(self.world)
         except checkers.Violation:
-            self.world.run(self.world.job.patience.reach_s + 10.0)
+            self.world.run(self.world.job.timeouts.reach_s + 10.0)
             checkers.check_views(self.world)
             checkers.check_overlay(self.world)
 
@@ -429,7 +429,7 @@ class RandomRun:
     def _is_push_root(self, node: int) -> bool:
         membership = self.world[node].node.membership
         assert membership is not None
-        return membership.trees.push_parent(0, membership.view.gone) is None
+        return membership.trees.push_parent(0, membership.members.gone) is None
 
     def _change(self) -> None:
         """Write a file anew; a reader that looked it up before may get ESTALE."""

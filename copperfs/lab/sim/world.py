@@ -71,14 +71,14 @@ class Job:
     tier_backlog_bytes: int = 64 * MIB
     tier_disk_bytes: int = 1 << 40
     ring: tuple[Path, ...] = ()
-    crowds_above: int = 256
+    hot_files_above_nodes: int = 256
     """In a larger job a request for a large file goes up the tree first."""
     lost_from_source: bool = False
     inodes: str | None = None
     """"auto": nodes compare inode numbers; "ignore": they leave them out; None: neither."""
     all_have_met: bool = True
     """Applications wait until their node has compared with the first one."""
-    patience: Timeouts = field(default_factory=Timeouts)
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 @dataclass(slots=True, repr=False)
@@ -180,7 +180,7 @@ class World:
             takers_max=job.fanout,
             ahead_max=job.ahead_max,
             cut_through=job.cut_through,
-            crowds_above=job.crowds_above,
+            hot_files_above_nodes=job.hot_files_above_nodes,
             lost_from_source=job.lost_from_source,
         )
         trees = Trees(job.nodes, me, job.fanout, job.push_fanout, job.trees)
@@ -188,7 +188,7 @@ class World:
             source=b"/src", mountpoint=b"/mnt", revalidate_s=job.revalidate_s, ring=job.ring
         )
         own = self._another_random()
-        node = Node(policy, limits, trees, job.patience, own, self._placement)
+        node = Node(policy, limits, trees, job.timeouts, own, self._placement)
         process = Process(self.clock)
         every = self.check_every if self.exact else 0
         client = SimulatedClient(me + 1, machine.own_numbers, machine.ahead_s)

@@ -40,7 +40,7 @@ def cost_of(size: int) -> int:
 class ChunkCache:
     limits: Limits
     stats: NodeStats
-    pins: BlobRefs
+    blob_refs: BlobRefs
     evicted: Callable[[ChunkKey], None] = lambda _: None
     """Called with each chunk that leaves memory."""
     _owned: LruBudget[ChunkKey, BlobId] = field(init=False)
@@ -107,7 +107,7 @@ class ChunkCache:
             if key != kept:
                 actions.append(Evict(key))
                 self.evicted(key)
-            actions += self.pins.release(blob)
+            actions += self.blob_refs.release(blob)
         return actions
 
     # --- room ------------------------------------------------------------------------------------

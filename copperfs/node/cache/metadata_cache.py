@@ -88,7 +88,7 @@ class Cache:
     files: FileClassifier
     limits: Limits
     stats: NodeStats
-    pins: BlobRefs
+    blob_refs: BlobRefs
     _shelf: LruBudget[CacheKey, Held | BlobId] = field(init=False)
     # In order of discovery, the oldest forgotten first: asking the source again costs one
     # operation. The value is the time until which peers get the error without that.
@@ -234,7 +234,7 @@ class Cache:
             return [ReleaseBlob(blob)]
         size = key.version.size + OBJECT_OVERHEAD_BYTES
         if not self._shelf.has_free(size):
-            return [Evict(key), *self.pins.release(blob)]
+            return [Evict(key), *self.blob_refs.release(blob)]
         gone = self._shelf.admit(key, blob, size, oldest=True)
         assert not gone, "there was room"
         return []
@@ -369,7 +369,7 @@ class Cache:
             ):
                 actions.append(Evict(key))
             if not isinstance(value, Held):
-                actions += self.pins.release(value)
+                actions += self.blob_refs.release(value)
         return actions
 
     # --- directories that cannot be listed -------------------------------------------------------

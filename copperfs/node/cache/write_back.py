@@ -60,7 +60,7 @@ TELLS_EACH_S = 4.0
 class WriteBack:
     limits: Limits
     stats: NodeStats
-    tier: ChunkCache
+    chunk_cache: ChunkCache
     _storing: dict[ChunkKey, int] = field(default_factory=dict)
     """Chunks given to the store, which has not reported their outcome, with their sizes."""
     _reading: dict[FetchId, int] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class WriteBack:
     is_outgrown: bool = False
 
     def __post_init__(self) -> None:
-        self.tier.evicted = self._evicted
+        self.chunk_cache.evicted = self._evicted
 
     # --- reads of the source ---------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class WriteBack:
         until ``next_to_read`` returns it."""
         if not self._holds_up or fetch.phase.is_fallback:
             return True
-        size = self.tier.size_of(key)
+        size = self.chunk_cache.size_of(key)
         if not self._waiting and not self._overdue and self._has_room(size):
             self._begin(fetch, size)
             return True
@@ -127,7 +127,9 @@ class WriteBack:
         fetch = next(filter(is_wanted, in_order), self._waiting[self._order[0][1]][0])
         key = fetch.subject[2]
         assert isinstance(key, ChunkKey)
-        return fetch if not self._holds_up or self._has_room(self.tier.size_of(key)) else None
+        return (
+            fetch if not self._holds_up or self._has_room(self.chunk_cache.size_of(key)) else None
+        )
 
     def begin(self, fetch: Fetch) -> None:
         key = fetch.subject[2]
@@ -135,7 +137,7 @@ class WriteBack:
         if self._overdue.pop(fetch.number, None) is None:
             self._waits_no_longer(fetch)
             if self._holds_up:
-                self._begin(fetch, self.tier.size_of(key))
+                self._begin(fetch, self.chunk_cache.size_of(key))
 
     def _waits_no_longer(self, fetch: Fetch) -> None:
         waiting = self._waiting.pop(fetch.number, None)
@@ -179,7 +181,7 @@ class WriteBack:
         if not self.limits.tier_has_disk or key in self._storing:
             return []
         self._forget(key)
-        size = self.tier.size_of(key)
+        size = self.chunk_cache.size_of(key)
         if self._has_room(size):
             return [self._hand_over(key, blob, size)]
         self._remember(self._held, key)
@@ -198,7 +200,7 @@ class WriteBack:
             self._lost.clear()
             self._owed_bytes = 0
         if not written:
-            self._remember(self._held if key in self.tier else self._lost, key)
+            self._remember(self._held if key in self.chunk_cache else self._lost, key)
 
     def recovered(self) -> None:
         self.takes = self._pays = True
@@ -208,7 +210,7 @@ class WriteBack:
         actions: list[Action] = []
         while self._held and self.takes and self._pays:
             key = next(iter(self._held))
-            size, blob = self.tier.size_of(key), self.tier.peek(key)
+            size, blob = self.chunk_cache.size_of(key), self.chunk_cache.peek(key)
             if not self._has_room(size):
                 break
             assert blob is not None, "what memory lets go of is told"
@@ -247,13 +249,13 @@ class WriteBack:
             self._forget(next(iter(self._lost or self._held)))
             self.stats.tier_forgotten += 1
         debts[key] = None
-        self._owed_bytes += self.tier.size_of(key)
+        self._owed_bytes += self.chunk_cache.size_of(key)
 
     def _forget(self, key: ChunkKey) -> None:
         for debts in (self._held, self._lost):
             if key in debts:
                 del debts[key]
-                self._owed_bytes -= self.tier.size_of(key)
+                self._owed_bytes -= self.chunk_cache.size_of(key)
 
     def _evicted(self, key: ChunkKey) -> None:
         """Memory has evicted the chunk."""
@@ -307,10 +309,10 @@ class WriteBack:
         more_than_one = len(self._storing) + len(self._reading) > 1
         assert counted <= self.limits.tier_backlog_bytes or not more_than_one
         owed = [*self._held, *self._lost]
-        assert self._owed_bytes == sum(map(self.tier.size_of, owed))
+        assert self._owed_bytes == sum(map(self.chunk_cache.size_of, owed))
         assert len(owed) == len({*owed, *self._storing}) - len(self._storing)
-        assert all(key in self.tier for key in self._held)
-        assert not any(key in self.tier for key in self._lost)
+        assert all(key in self.chunk_cache for key in self._held)
+        assert not any(key in self.chunk_cache for key in self._lost)
         assert self._order == sorted((at, n) for n, (_, at) in self._waiting.items())
         for fetch in self.waiting():
             assert fetch.phase is Phase.WAITING_FOR_DISK

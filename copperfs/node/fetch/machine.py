@@ -75,7 +75,7 @@ _WHAT = {
 class FetchMachine:
     limits: Limits
     stats: NodeStats
-    links: FlowControl
+    flow: FlowControl
     routing: Routing
     random: Random
     slow_s: float
@@ -122,7 +122,7 @@ class FetchMachine:
 
     def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
         """The whole reply of *peer* came, or none will."""
-        return self.links.answered(peer, fetch.attempts.pop(peer).number)
+        return self.flow.answered(peer, fetch.attempts.pop(peer).number)
 
     def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
         """A part of an object came from *peer*: cancel the attempts at other peers, which must not
@@ -135,7 +135,7 @@ class FetchMachine:
     def withdraw(self, fetch: Fetch, peer: NodeId) -> list[Action]:
         """Cancel the attempt at *peer*, which would otherwise still send the reply."""
         number = fetch.attempts[peer].number
-        told = [Send(peer, Cancel(number))] if self.links.was_sent(peer, number) else []
+        told = [Send(peer, Cancel(number))] if self.flow.was_sent(peer, number) else []
         return [*told, *self.answered(fetch, peer)]
 
     def lost(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
@@ -481,7 +481,7 @@ class FetchMachine:
             wanted = version if isinstance(version, Version) else None
             first = fetch.received.parts
             message = Request(number, self.stats.epoch, _WHAT[kind], path, wanted, first)
-        return self.links.request(peer, message, fetch.number)
+        return self.flow.request(peer, message, fetch.number)
 
     # --- the source ------------------------------------------------------------------------------
 
@@ -601,8 +601,8 @@ class FetchMachine:
             assert fetch.phase is not Phase.DONE
             assert fetch.phase.is_own_read or fetch.number in set_timers, fetch
             for peer, attempt in fetch.attempts.items():
-                assert self.links.fetch_of(peer, attempt.number) == fetch.number
-        assert attempts == self.links.outstanding_count(), "a peer is asked for what is over"
+                assert self.flow.fetch_of(peer, attempt.number) == fetch.number
+        assert attempts == self.flow.outstanding_count(), "a peer is asked for what is over"
         assert set_timers <= set(running), "a timer of what is over"
         queued = {each for each in self._queue if each.phase is not Phase.DONE}
         assert queued == {f for f in running.values() if f.phase is Phase.FALLBACK_QUEUED}

@@ -49,11 +49,11 @@ class FetchTable:
     limits: Limits
     stats: NodeStats
     cache: Cache
-    links: FlowControl
+    flow: FlowControl
     routing: Routing
-    asking: FetchMachine
-    tier: ChunkCache | None = None
-    disk: WriteBack | None = None
+    machine: FetchMachine
+    chunk_cache: ChunkCache | None = None
+    write_back: WriteBack | None = None
     """None without a data tier."""
     _running: dict[FetchId, Fetch] = field(default_factory=dict)
     _sooner: dict[FetchId, Fetch] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class FetchTable:
 
     def of_request(self, peer: NodeId, number: int) -> Fetch | None:
         """The fetch that asks *peer* by this number; None if that attempt is over."""
-        fetch = self.links.fetch_of(peer, number)
+        fetch = self.flow.fetch_of(peer, number)
         return None if fetch is None else self._running[fetch]
 
     def is_under_way(self, subject: Subject) -> bool:
@@ -142,7 +142,7 @@ class FetchTable:
         self._next_fetch += 1
         self.stats.fetches += 1
         deadline = now + self.limits.fetch_deadline_s
-        timers = Timers(now, now + self.asking.slow_s)
+        timers = Timers(now, now + self.machine.slow_s)
         fetch = Fetch(number, subject, deadline, [question], timers, reserved, room, tree)
         if by is not None and by < deadline:
             fetch.deadline = by
@@ -156,7 +156,7 @@ class FetchTable:
             if is_owner and self.routing.is_owned_elsewhere(subject):
                 fetch.timers = replace(timers, doubted_at=now)
         self._running[number] = self._by_subject[subject] = fetch
-        return actions + self.asking.begin(now, fetch)
+        return actions + self.machine.begin(now, fetch)
 
     def end(self, fetch: Fetch) -> list[Action]:
         """The fetch is over for this node, although replies to its attempts may still arrive."""
@@ -165,9 +165,9 @@ class FetchTable:
         self._sooner.pop(fetch.number, None)
         self.give_back_room(fetch)
         self._outside.pop(fetch.number, None)
-        if self.disk is not None:
-            self.disk.ended(fetch)
-        return self.asking.end(fetch)
+        if self.write_back is not None:
+            self.write_back.ended(fetch)
+        return self.machine.end(fetch)
 
     def running(self) -> list[Fetch]:
         return list(self._running.values())
@@ -210,14 +210,14 @@ class FetchTable:
         """A lost connection has lost what these fetches asked of *peer*."""
         actions: list[Action] = []
         for number in numbers:
-            actions += self.asking.lost(now, self._running[number], peer)
+            actions += self.machine.lost(now, self._running[number], peer)
         return actions
 
     def owed_by(self, now: float, peer: NodeId) -> list[Action]:
         """*peer* keeps its fetches waiting, and has been pinged."""
         actions: list[Action] = []
-        for number in self.links.fetches_of(peer):
-            actions += self.asking.on_overdue(now, self._running[number], peer)
+        for number in self.flow.fetches_of(peer):
+            actions += self.machine.on_overdue(now, self._running[number], peer)
         return actions
 
     # --- room ------------------------------------------------------------------------------------
@@ -238,13 +238,13 @@ class FetchTable:
     def _size_of(self, question: OfBytes) -> int:
         if isinstance(question, ReadRequest):
             return question.version.size + OBJECT_OVERHEAD_BYTES
-        assert self.tier is not None
-        return cost_of(self.tier.size_of(question.key))
+        assert self.chunk_cache is not None
+        return cost_of(self.chunk_cache.size_of(question.key))
 
     def _reserve(self, room: int, size: int) -> list[Action] | None:
         """Reserve *size* bytes in a room; None if there is none now."""
-        if self.tier is not None and room >= self.owned_room:
-            evicted = self.tier.reserve(size, owned=room == self.owned_room)
+        if self.chunk_cache is not None and room >= self.owned_room:
+            evicted = self.chunk_cache.reserve(size, owned=room == self.owned_room)
         else:
             most = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
             if self._on_its_way[room] and self._on_its_way[room] + size > most:
@@ -256,18 +256,18 @@ class FetchTable:
 
     def give_back_room(self, fetch: Fetch) -> None:
         """The fetch is over, or waits for something else first."""
-        if self.tier is None or fetch.room < self.owned_room:
+        if self.chunk_cache is None or fetch.room < self.owned_room:
             self.cache.unreserve(fetch.reserved_bytes)
         else:
-            self.tier.unreserve(fetch.reserved_bytes, owned=fetch.room == self.owned_room)
+            self.chunk_cache.unreserve(fetch.reserved_bytes, owned=fetch.room == self.owned_room)
         self._on_its_way[fetch.room] -= fetch.reserved_bytes
         fetch.reserved_bytes = 0
 
     def take_room(self, fetch: Fetch, key: ChunkKey) -> list[Action] | None:
         """Reserve memory for it again; None if there is none now."""
-        assert self.tier is not None
+        assert self.chunk_cache is not None
         assert not fetch.reserved_bytes
-        size = cost_of(self.tier.size_of(key))
+        size = cost_of(self.chunk_cache.size_of(key))
         evicted = self._reserve(fetch.room, size)
         if evicted is not None:
             fetch.reserved_bytes = size
@@ -315,8 +315,8 @@ class FetchTable:
     def deadline(self) -> float | None:
         # All fetches have the same time limit, so the oldest expires first, except those in
         # ``_sooner``.
-        soonest = self.asking.deadline()
-        of_disk = None if self.disk is None else self.disk.deadline()
+        soonest = self.machine.deadline()
+        of_disk = None if self.write_back is None else self.write_back.deadline()
         if of_disk is not None and (soonest is None or of_disk < soonest):
             soonest = of_disk
         for oldest in self._running.values():
@@ -334,9 +334,9 @@ class FetchTable:
             fetch.deadline += seconds
         for request in self._room_by:
             self._room_by[request] += seconds
-        if self.disk is not None:
-            self.disk.slept(seconds)
-        self.asking.slept(self._running.values(), seconds)
+        if self.write_back is not None:
+            self.write_back.slept(seconds)
+        self.machine.slept(self._running.values(), seconds)
 
     def overdue(self, now: float) -> list[Fetch]:
         found = list(takewhile(lambda fetch: fetch.deadline <= now, self._running.values()))
@@ -373,14 +373,14 @@ class FetchTable:
         assert self.on_its_way_bytes or not any(self._no_room[: self.owned_room])
         for room in (self.owned_room, self.guest_room):
             assert self._on_its_way[room] or not self._no_room[room]
-        if self.tier is not None:
-            self.tier.check_invariants(*self._on_its_way[self.owned_room :])
-        if self.disk is not None:
-            self.disk.check_invariants()
+        if self.chunk_cache is not None:
+            self.chunk_cache.check_invariants(*self._on_its_way[self.owned_room :])
+        if self.write_back is not None:
+            self.write_back.check_invariants()
             # a fetch waits for the disk only if the disk has work
-            makes_some = self.disk.unwritten_bytes or any(self._on_its_way[self.owned_room :])
-            assert makes_some or not self.disk.waiting()
-        self.asking.check_invariants(self._running.values())
+            makes_some = self.write_back.unwritten_bytes or any(self._on_its_way[self.owned_room :])
+            assert makes_some or not self.write_back.waiting()
+        self.machine.check_invariants(self._running.values())
 
 
 def _is_from(peer: NodeId, question: Question) -> bool:

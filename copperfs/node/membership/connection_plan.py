@@ -67,11 +67,11 @@ class Peer:
 @dataclass(slots=True)
 class ConnectionPlan:
     trees: Trees
-    patience: Timeouts
+    timeouts: Timeouts
     stats: NodeStats
-    links: FlowControl
+    flow: FlowControl
     random: Random
-    view: MemberTable
+    members: MemberTable
     peers: dict[NodeId, Peer]
     """All watched peers; it contains all of ``wanted``."""
     parents: list[NodeId | None] = field(init=False)
@@ -106,7 +106,7 @@ class ConnectionPlan:
             found is not None
             and found.standing is PeerState.GOOD
             and found.seen.up
-            and peer not in self.view.gone
+            and peer not in self.members.gone
         )
 
     def reach(self, now: float, peer: NodeId) -> bool:
@@ -126,16 +126,16 @@ class ConnectionPlan:
         return True
 
     def _is_idle(self, now: float, peer: NodeId) -> bool:
-        return not self.links[peer].outstanding and self.connects_until(now, peer) is None
+        return not self.flow[peer].outstanding and self.connects_until(now, peer) is None
 
     def connects_until(self, now: float, peer: NodeId) -> float | None:
         """How long to wait for a connection that is being made, or would be from now on; None if
         there is nothing to wait for."""
         found = self.peers.get(peer)
         seen = PeerObservations(now) if found is None else found.seen
-        if seen.up or seen.was_up or peer in self.view.gone:
+        if seen.up or seen.was_up or peer in self.members.gone:
             return None
-        until = doubted_until(seen, self.patience, 0.0)
+        until = doubted_until(seen, self.timeouts, 0.0)
         return until if now < until else None
 
     def is_close(self, peer: NodeId) -> bool:
@@ -145,8 +145,8 @@ class ConnectionPlan:
     def settle(self, now: float) -> list[Action]:
         """Connect to the peers this node needs now, and disconnect from the others."""
         actions: list[Action] = []
-        if self._found != self.view.number:
-            self._found = self.view.number
+        if self._found != self.members.number:
+            self._found = self.members.number
             actions += self._find_place(now)
         wanted = set(self.trees.parents()) | self.near
         for tree in range(self.trees.count):
@@ -154,14 +154,14 @@ class ConnectionPlan:
         if self._trial is not None:
             wanted.add(self._trial)
         self.overlay = set(wanted)
-        for peer in self.view.gone & set(self.reached):
+        for peer in self.members.gone & set(self.reached):
             del self.reached[peer]
         wanted.update(self.reached)
         for peer in sorted(wanted - self.wanted):
             actions.append(Connect(peer))
             self._watch(peer, PeerObservations(now))
             self.peers[peer].dropped = False
-        kept = {each for each in self.wanted - wanted if self.links[each].outstanding}
+        kept = {each for each in self.wanted - wanted if self.flow[each].outstanding}
         for peer in sorted(self.wanted - wanted - kept):
             self.peers[peer].dropped = True
             actions.append(Disconnect(peer))
@@ -169,33 +169,33 @@ class ConnectionPlan:
         self._forget_strangers()
         return actions
 
-    def view_changed(self, now: float) -> None:
+    def members_changed(self, now: float) -> None:
         """A node that has just gone may be back in a moment, so wait before the first attempt to
         reach it."""
         if self.try_gone_at <= now:
-            self.try_gone_at = now + self.patience.try_gone_s
+            self.try_gone_at = now + self.timeouts.try_gone_s
 
     def try_the_gone(self, now: float) -> bool:
         """While any node is gone, try to reach one after the other; returns whether a new attempt
         begins."""
-        if not self.view.gone:
+        if not self.members.gone:
             self._trial = None
         elif now >= self.try_gone_at:
-            self.try_gone_at = now + self.patience.try_gone_s
-            self._trial = self.random.choice(sorted(self.view.gone))
+            self.try_gone_at = now + self.timeouts.try_gone_s
+            self._trial = self.random.choice(sorted(self.members.gone))
             return True
         return False
 
     def try_again(self, peer: NodeId) -> list[Action]:
         """Reconnect to a peer that is back. The socket's reconnect attempts have become rare, so a
         request would wait for the next one, up to a second."""
-        if peer not in self.wanted or self.links.is_up(peer):
+        if peer not in self.wanted or self.flow.is_up(peer):
             return []
         return [Disconnect(peer), Connect(peer)]
 
     def _find_place(self, now: float) -> list[Action]:
         """Compute this node's parents and children among the nodes that are alive."""
-        trees, gone = self.trees, self.view.gone
+        trees, gone = self.trees, self.members.gone
         actions: list[Action] = []
         self.near.clear()
         self.expected.clear()
@@ -221,7 +221,7 @@ class ConnectionPlan:
 
     def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
         """The peer to ask, the one after it, and further ones while none of them replies."""
-        passed = set(self.view.gone)
+        passed = set(self.members.gone)
         last = False
         for _ in range(CANDIDATES_MAX):
             peer = self.trees.parent(tree, passed)

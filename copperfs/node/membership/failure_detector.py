@@ -93,7 +93,7 @@ class PeerObservations:
     """When it was pinged; None once it has answered anything."""
 
 
-def standing(now: float, seen: PeerObservations, patience: Timeouts, late_s: float) -> PeerState:
+def standing(now: float, seen: PeerObservations, timeouts: Timeouts, late_s: float) -> PeerState:
     """The state of a peer:
 
     * not connected: *gone* if refused after it had been connected, or ``dead_s + late_s`` after it
@@ -102,49 +102,49 @@ def standing(now: float, seen: PeerObservations, patience: Timeouts, late_s: flo
     * pinged ``silent_s + late_s`` ago, and no answer: *silent*
     * else *good*"""
     if not seen.up:
-        patient_s = patience.dead_s + late_s if seen.was_up else patience.reach_s
+        patient_s = timeouts.dead_s + late_s if seen.was_up else timeouts.reach_s
         gone = seen.refused or now >= seen.since + patient_s
         return PeerState.GONE if gone else PeerState.LOST
     if seen.ping_sent_at is None:
         return PeerState.GOOD
-    if now >= max(seen.ping_sent_at, seen.heard_at) + _gone_after_s(patience, late_s):
+    if now >= max(seen.ping_sent_at, seen.heard_at) + _gone_after_s(timeouts, late_s):
         return PeerState.GONE
     return (
         PeerState.SILENT
-        if now >= seen.ping_sent_at + patience.silent_s + late_s
+        if now >= seen.ping_sent_at + timeouts.silent_s + late_s
         else PeerState.GOOD
     )
 
 
 def is_ping_due(
-    now: float, seen: PeerObservations, patience: Timeouts, heartbeat_s: float, late_s: float
+    now: float, seen: PeerObservations, timeouts: Timeouts, heartbeat_s: float, late_s: float
 ) -> bool:
     """Whether to ping it: a request is unanswered for ``probe_s + late_s``, or nothing was received
     for *heartbeat_s*. It is pinged once, until it answers."""
     if not seen.up or seen.ping_sent_at is not None:
         return False
-    return now >= _ping_due_at(seen, patience, heartbeat_s, late_s)
+    return now >= _ping_due_at(seen, timeouts, heartbeat_s, late_s)
 
 
 def next_check(
-    now: float, seen: PeerObservations, patience: Timeouts, heartbeat_s: float, late_s: float
+    now: float, seen: PeerObservations, timeouts: Timeouts, heartbeat_s: float, late_s: float
 ) -> float | None:
     """When the two functions above may next change their answer, if nothing is observed until
     then."""
     if not seen.up:
-        patient_s = patience.dead_s + late_s if seen.was_up else patience.reach_s
+        patient_s = timeouts.dead_s + late_s if seen.was_up else timeouts.reach_s
         times = [seen.since + patient_s]
     elif seen.ping_sent_at is None:
-        times = [_ping_due_at(seen, patience, heartbeat_s, late_s)]
+        times = [_ping_due_at(seen, timeouts, heartbeat_s, late_s)]
     else:
         times = [
-            seen.ping_sent_at + patience.silent_s + late_s,
-            max(seen.ping_sent_at, seen.heard_at) + _gone_after_s(patience, late_s),
+            seen.ping_sent_at + timeouts.silent_s + late_s,
+            max(seen.ping_sent_at, seen.heard_at) + _gone_after_s(timeouts, late_s),
         ]
     return min((each for each in times if each > now), default=None)
 
 
-def doubted_until(seen: PeerObservations, patience: Timeouts, late_s: float) -> float:
+def doubted_until(seen: PeerObservations, timeouts: Timeouts, late_s: float) -> float:
     """Until when the source is not read instead of asking this peer:
 
     * connected: ``doubt_s + late_s`` after the request it has not answered, or ``2 * silent_s +
@@ -154,21 +154,21 @@ def doubted_until(seen: PeerObservations, patience: Timeouts, late_s: float) -> 
     if seen.up:
         since = [] if seen.owed_since is None else [seen.owed_since]
         if seen.ping_sent_at is not None:
-            since.append(seen.ping_sent_at - patience.probe_s)
-        return min(since, default=seen.heard_at) + patience.doubt_s + late_s
+            since.append(seen.ping_sent_at - timeouts.probe_s)
+        return min(since, default=seen.heard_at) + timeouts.doubt_s + late_s
     if seen.was_up:
-        return seen.since + patience.doubt_s + late_s
-    return seen.since + patience.probe_s + patience.silent_s + late_s
+        return seen.since + timeouts.doubt_s + late_s
+    return seen.since + timeouts.probe_s + timeouts.silent_s + late_s
 
 
 def _ping_due_at(
-    seen: PeerObservations, patience: Timeouts, heartbeat_s: float, late_s: float
+    seen: PeerObservations, timeouts: Timeouts, heartbeat_s: float, late_s: float
 ) -> float:
     at = seen.heard_at + heartbeat_s
     if seen.owed_since is not None:
-        at = min(at, seen.owed_since + patience.probe_s + late_s)
+        at = min(at, seen.owed_since + timeouts.probe_s + late_s)
     return at
 
 
-def _gone_after_s(patience: Timeouts, late_s: float) -> float:
-    return patience.dead_s - patience.heartbeat_s + late_s
+def _gone_after_s(timeouts: Timeouts, late_s: float) -> float:
+    return timeouts.dead_s - timeouts.heartbeat_s + late_s

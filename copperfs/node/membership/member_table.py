@@ -32,59 +32,59 @@ class MemberTable:
     """The same for two nodes with equal tables, whatever they received before."""
     leaving: bool = False
     """This node is leaving, and does not refute its own death."""
-    _fates: dict[NodeId, MemberStatus] = field(default_factory=dict)
+    _records: dict[NodeId, MemberStatus] = field(default_factory=dict)
 
     def incarnation(self, node: NodeId) -> int:
-        fate = self._fates.get(node)
-        return 0 if fate is None else fate.incarnation
+        record = self._records.get(node)
+        return 0 if record is None else record.incarnation
 
-    def fates(self) -> tuple[MemberStatus, ...]:
+    def records(self) -> tuple[MemberStatus, ...]:
         """All records that differ from the initial table."""
-        return tuple(self._fates.values())
+        return tuple(self._records.values())
 
-    def is_news(self, fate: MemberStatus) -> bool:
-        """Whether *fate* overrides the record of its node."""
-        if fate.node >= self.nodes:
+    def is_news(self, record: MemberStatus) -> bool:
+        """Whether *record* overrides the record of its node."""
+        if record.node >= self.nodes:
             return False
-        known = self._fates.get(fate.node, MemberStatus(fate.node, 0, is_gone=False))
-        if not known.incarnation <= fate.incarnation <= known.incarnation + INCARNATION_LEAP_MAX:
+        known = self._records.get(record.node, MemberStatus(record.node, 0, is_gone=False))
+        if not known.incarnation <= record.incarnation <= known.incarnation + INCARNATION_LEAP_MAX:
             return False
-        return fate.incarnation > known.incarnation or (fate.is_gone and not known.is_gone)
+        return record.incarnation > known.incarnation or (record.is_gone and not known.is_gone)
 
-    def hear(self, fate: MemberStatus) -> MemberStatus | None:
-        """Apply *fate* if it is news; returns the record to announce, or None. For a death of this
-        node that is its refutation."""
-        if not self.is_news(fate):
+    def hear(self, record: MemberStatus) -> MemberStatus | None:
+        """Apply *record* if it is news; returns the record to announce, or None. For a death of
+        this node that is its refutation."""
+        if not self.is_news(record):
             return None
-        if fate.node == self.me and fate.is_gone and not self.leaving:
-            fate = MemberStatus(self.me, fate.incarnation + 1, is_gone=False)
-        self._believe(fate)
-        return fate
+        if record.node == self.me and record.is_gone and not self.leaving:
+            record = MemberStatus(self.me, record.incarnation + 1, is_gone=False)
+        self._believe(record)
+        return record
 
-    def end_of(self, node: NodeId) -> MemberStatus:
+    def death_of(self, node: NodeId) -> MemberStatus:
         """The record that announces a node's death, or that this node leaves."""
         return MemberStatus(node, self.incarnation(node), is_gone=True)
 
-    def _believe(self, fate: MemberStatus) -> None:
-        known = self._fates.get(fate.node)
+    def _believe(self, record: MemberStatus) -> None:
+        known = self._records.get(record.node)
         if known is not None:
             self.digest ^= _digest(known)
-        self.digest ^= _digest(fate)
-        self._fates[fate.node] = fate
+        self.digest ^= _digest(record)
+        self._records[record.node] = record
         self.number += 1
-        if fate.is_gone:
-            self.gone.add(fate.node)
+        if record.is_gone:
+            self.gone.add(record.node)
         else:
-            self.gone.discard(fate.node)
+            self.gone.discard(record.node)
 
     def check_invariants(self) -> None:
-        assert self.gone == {node for node, fate in self._fates.items() if fate.is_gone}
+        assert self.gone == {node for node, record in self._records.items() if record.is_gone}
         assert self.leaving or self.me not in self.gone
         digest = 0
-        for fate in self._fates.values():
-            digest ^= _digest(fate)
+        for record in self._records.values():
+            digest ^= _digest(record)
         assert digest == self.digest
 
 
-def _digest(fate: MemberStatus) -> int:
-    return xxhash.xxh3_64_intdigest(b"%d %d %d" % (fate.node, fate.incarnation, fate.is_gone))
+def _digest(record: MemberStatus) -> int:
+    return xxhash.xxh3_64_intdigest(b"%d %d %d" % (record.node, record.incarnation, record.is_gone))

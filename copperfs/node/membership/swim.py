@@ -46,7 +46,7 @@ from copperfs.node.membership.failure_detector import (
 )
 from copperfs.node.membership.member_table import MemberTable
 from copperfs.node.peer.flow_control import FlowControl
-from copperfs.node.peer.messages import FATES_MAX, Heartbeat, MembershipUpdate, MemberStatus
+from copperfs.node.peer.messages import RECORDS_MAX, Heartbeat, MembershipUpdate, MemberStatus
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import NodeStats
 
@@ -70,17 +70,15 @@ LATE_FOR_S = 5.0
 
 @dataclass(slots=True)
 class Membership:
-    """Membership as one node sees it. Some fields have older names: ``view`` is the member table,
-    ``company`` the connection plan, ``links`` flow control, ``patience`` the timeouts. A *fate* is
-    a ``MemberStatus``, and *news* are a ``MembershipUpdate``."""
+    """Membership as one node sees it. A *record* is a ``MemberStatus``."""
 
     trees: Trees
-    patience: Timeouts
+    timeouts: Timeouts
     stats: NodeStats
-    links: FlowControl
+    flow: FlowControl
     random: Random
-    view: MemberTable = field(init=False)
-    company: ConnectionPlan = field(init=False)
+    members: MemberTable = field(init=False)
+    plan: ConnectionPlan = field(init=False)
     _peers: dict[NodeId, Peer] = field(default_factory=dict)
     _looks: list[tuple[float, NodeId]] = field(default_factory=list)
     """When to check each peer again: a heap with some outdated entries."""
@@ -101,55 +99,55 @@ class Membership:
     _started: bool = False
 
     def __post_init__(self) -> None:
-        self.view = MemberTable(self.trees.me, self.trees.nodes)
-        self.company = ConnectionPlan(
-            self.trees, self.patience, self.stats, self.links, self.random, self.view, self._peers
+        self.members = MemberTable(self.trees.me, self.trees.nodes)
+        self.plan = ConnectionPlan(
+            self.trees, self.timeouts, self.stats, self.flow, self.random, self.members, self._peers
         )
 
     # --- queries of the other parts --------------------------------------------------------------
 
     def is_good(self, peer: NodeId) -> bool:
-        return self.company.is_good(peer)
+        return self.plan.is_good(peer)
 
     @property
     def parents(self) -> list[NodeId | None]:
-        return self.company.parents
+        return self.plan.parents
 
     def doubted_until(self, peer: NodeId) -> float:
         """Until when the source is not read instead of asking a peer that is not good."""
         found = self._peers.get(peer)
-        if found is None or peer in self.view.gone:
+        if found is None or peer in self.members.gone:
             return float("-inf")
-        return doubted_until(found.seen, self.patience, self._late_s)
+        return doubted_until(found.seen, self.timeouts, self._late_s)
 
     def silent_until(self, since: float) -> float:
         """Until when to wait for peers found silent one after the other, the first of them at
         *since*: all together get no longer than one."""
-        return since + self.patience.silent_s + self._late_s
+        return since + self.timeouts.silent_s + self._late_s
 
     def is_in_touch(self) -> bool:
         """Whether all parents, and all peers that push to this node, are connected and good."""
-        return self._started and all(self.is_good(peer) for peer in self.company.near)
+        return self._started and all(self.is_good(peer) for peer in self.plan.near)
 
     def waited_for(self) -> set[NodeId]:
         """Those of them that were never reached."""
         return {
             peer
-            for peer in self.company.near
+            for peer in self.plan.near
             if (found := self._peers.get(peer)) is not None
             and not (found.seen.up or found.seen.was_up)
         }
 
     def is_wanted(self, peer: NodeId) -> bool:
         """Whether it is one of the ancestors to which this node stays connected."""
-        return peer in self.company.overlay
+        return peer in self.plan.overlay
 
     def reach(self, now: float, peer: NodeId) -> None:
         """Connect to a chunk owner that is about to be asked."""
-        self._stale |= self.company.reach(now, peer)
+        self._stale |= self.plan.reach(now, peer)
 
     def connects_until(self, now: float, peer: NodeId) -> float | None:
-        return self.company.connects_until(now, peer)
+        return self.plan.connects_until(now, peer)
 
     def suspects(self) -> list[NodeId]:
         """Suspected peers: silent or lost, and not announced as gone."""
@@ -157,8 +155,8 @@ class Membership:
             peer
             for peer, each in self._peers.items()
             if each.standing in (PeerState.SILENT, PeerState.LOST)
-            and peer not in self.view.gone
-            and (each.seen.was_up or peer in self.company.near)
+            and peer not in self.members.gone
+            and (each.seen.was_up or peer in self.plan.near)
         )
 
     def take_changed(self) -> bool:
@@ -177,7 +175,7 @@ class Membership:
         found = self._peers.get(peer)
         if found is not None and found.seen.up and found.seen.owed_since is None:
             found.seen.owed_since = now
-            self._look_by(peer, now + self.patience.probe_s + self._late_s)
+            self._look_by(peer, now + self.timeouts.probe_s + self._late_s)
 
     def ping(self, now: float, peer: NodeId) -> list[Action]:
         """Ping *peer* at once, because it is asked, or would be, instead of a silent one. A peer
@@ -204,12 +202,12 @@ class Membership:
         seen, was_asked = found.seen, found.seen.ping_sent_at is not None
         seen.heard_at = now
         if not answers:
-            if not was_asked or now < found.ping_last_sent_at + self.patience.heartbeat_s:
+            if not was_asked or now < found.ping_last_sent_at + self.timeouts.heartbeat_s:
                 return []
             found.ping_last_sent_at = now
             return [Send(peer, self._heartbeat(wants_answer=True))]
         seen.ping_sent_at = seen.owed_since = None
-        if self.links[peer].outstanding:
+        if self.flow[peer].outstanding:
             self.owes(now, peer)
         if found.standing is PeerState.GOOD or not seen.up:
             if was_asked and seen.up:
@@ -219,15 +217,15 @@ class Membership:
         found.standing = PeerState.GOOD
         self._changed = self._stale = True
         actions: list[Action] = [LogEvent("answers again", peer, seconds=was_silent_s)]
-        if peer in self.view.gone:  # only the peer itself can refute its death
-            actions.append(Send(peer, MembershipUpdate((self.view.end_of(peer),))))
+        if peer in self.members.gone:  # only the peer itself can refute its death
+            actions.append(Send(peer, MembershipUpdate((self.members.death_of(peer),))))
         return actions
 
     def up(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer] = Peer(
             PeerObservations(now, up=True, was_up=True, heard_at=now), PeerState.GOOD
         )
-        self.company.away.discard(peer)
+        self.plan.away.discard(peer)
         self._changed = self._stale = True
         self._look_again(now, peer)
         return self._tell_all(now, peer)
@@ -238,13 +236,13 @@ class Membership:
         if found is None or not found.seen.up:
             return []
         found.seen = PeerObservations(now, was_up=True, heard_at=found.seen.heard_at)
-        self.company.away.add(peer)
+        self.plan.away.add(peer)
         if found.dropped:
             self._stale = True
             return []
         found.standing = PeerState.LOST
         self._changed = self._stale = True
-        if self.view.leaving or peer in self.view.gone:
+        if self.members.leaving or peer in self.members.gone:
             return []
         self._look_again(now, peer)
         found.probed = True
@@ -268,36 +266,36 @@ class Membership:
         if beat.wants_answer:
             actions.append(Send(peer, self._heartbeat(wants_answer=False)))
         found = self._peers.get(peer)
-        if found is None or beat.view == self.view.digest:
+        if found is None or beat.view == self.members.digest:
             return actions
-        spreads_until = max(found.told_all_at, self._believed_at) + 2 * self.patience.heartbeat_s
+        spreads_until = max(found.told_all_at, self._believed_at) + 2 * self.timeouts.heartbeat_s
         if now < spreads_until:
             return actions  # it has not received all updates yet
         return actions + self._tell_all(now, peer)
 
-    def hear_news(self, now: float, peer: NodeId, news: MembershipUpdate) -> list[Action]:
+    def hear_update(self, now: float, peer: NodeId, update: MembershipUpdate) -> list[Action]:
         actions: list[Action] = []
-        for fate in news.fates:
-            if not self.view.is_news(fate):
+        for record in update.records:
+            if not self.members.is_news(record):
                 continue
-            if fate.is_gone and fate.node != peer and self._is_heard(now, fate.node):
-                actions.append(Send(fate.node, MembershipUpdate((fate,))))
+            if record.is_gone and record.node != peer and self._is_heard(now, record.node):
+                actions.append(Send(record.node, MembershipUpdate((record,))))
                 continue
-            actions += self._believe(now, fate, peer, "was told")
+            actions += self._believe(now, record, peer, "was told")
         return actions
 
     def leave(self, now: float) -> list[Action]:
         """Announce that this node leaves, at once, so that no peer has to detect it. A second call
         checks that all that was sent meanwhile was received."""
-        fate = self.view.end_of(self.view.me)
-        actions: list[Action] = [] if self.view.leaving else [LogEvent("leaves")]
-        self.view.leaving = True
-        self.view.hear(fate)
+        record = self.members.death_of(self.members.me)
+        actions: list[Action] = [] if self.members.leaving else [LogEvent("leaves")]
+        self.members.leaving = True
+        self.members.hear(record)
         beat = self._heartbeat(wants_answer=True)
         for peer in self._up():
             # A peer that answers the heartbeat has received the update, and all that was sent
             # before.
-            actions += [Send(peer, MembershipUpdate((fate,))), Send(peer, beat)]
+            actions += [Send(peer, MembershipUpdate((record,))), Send(peer, beat)]
             self._peers[peer].seen.ping_sent_at = now
         return actions
 
@@ -319,17 +317,17 @@ class Membership:
             heappop(looks)  # outdated
         if self._tell_at is not None and (soonest is None or self._tell_at < soonest):
             soonest = self._tell_at
-        if self.view.gone and not self.view.leaving:
-            try_at = self.company.try_gone_at
+        if self.members.gone and not self.members.leaving:
+            try_at = self.plan.try_gone_at
             soonest = try_at if soonest is None else min(soonest, try_at)
         return soonest
 
     def woke(self, now: float, late_s: float) -> None:
         """A timer fired *late_s* too late."""
-        if late_s > self.patience.nap_s:
+        if late_s > self.timeouts.nap_s:
             self._forget_nap(now)
             return
-        counted_s = min(late_s, self.patience.silent_s)
+        counted_s = min(late_s, self.timeouts.silent_s)
         if counted_s < late_s:
             self._discount(now, late_s)
             if now <= self._much_late_at + LATE_FOR_S:
@@ -341,7 +339,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        self._stale |= self.company.try_the_gone(now)
+        self._stale |= self.plan.try_the_gone(now)
         while (at := self.deadline()) is not None and at <= now:
             if self._tell_at == at:
                 actions += self._spread()
@@ -360,7 +358,7 @@ class Membership:
             seen = found.seen
             if seen.up:
                 seen.heard_at, seen.ping_sent_at = now, None
-                seen.owed_since = now if self.links[peer].outstanding else None
+                seen.owed_since = now if self.flow[peer].outstanding else None
             else:
                 seen.since = now
             self._look_again(now, peer)
@@ -382,16 +380,16 @@ class Membership:
         found = self._peers[peer]
         seen = found.seen
         actions: list[Action] = []
-        if is_ping_due(now, seen, self.patience, self._beat_s(peer), self._late_s):
+        if is_ping_due(now, seen, self.timeouts, self._beat_s(peer), self._late_s):
             actions += self._send_ping(now, peer)
             if seen.owed_since is not None:
                 self._owing.append(peer)
                 # If it is stuck, the next candidates must not be found stuck one by one.
-                for other in sorted(self.company.overlay & self.company.wanted):
+                for other in sorted(self.plan.overlay & self.plan.wanted):
                     rest = self._peers[other].seen
                     if rest.up and rest.ping_sent_at is None:
                         actions += self._send_ping(now, other)
-        actions += self._judge(now, peer, standing(now, seen, self.patience, self._late_s))
+        actions += self._judge(now, peer, standing(now, seen, self.timeouts, self._late_s))
         if self._may_be_ending(now, peer) and not found.probed:
             found.probed = True
             actions.append(Probe(peer))
@@ -403,7 +401,7 @@ class Membership:
         """Whether to keep probing. A killed process closes its descriptors one after the other, so
         its connections may be gone before its port refuses new ones."""
         seen = self._peers[peer].seen
-        lost = seen.was_up and not seen.up and peer not in self.view.gone
+        lost = seen.was_up and not seen.up and peer not in self.members.gone
         return lost and now < seen.since + PROBE_FOR_S
 
     def _send_ping(self, now: float, peer: NodeId) -> list[Action]:
@@ -415,7 +413,7 @@ class Membership:
     def _judge(self, now: float, peer: NodeId, new: PeerState) -> list[Action]:
         found = self._peers[peer]
         before, found.standing = found.standing, new
-        if new is before or peer in self.view.gone:
+        if new is before or peer in self.members.gone:
             return []
         self._changed = True
         if new is not PeerState.GONE:
@@ -427,27 +425,27 @@ class Membership:
         self.stats.deaths += 1
         self.stats.max_detection_ms = max(self.stats.max_detection_ms, round(took_s * 1000))
         how = "nobody listens" if seen.refused else "no sign of life"
-        return self._believe(now, self.view.end_of(peer), None, how, took_s)
+        return self._believe(now, self.members.death_of(peer), None, how, took_s)
 
     def _heartbeat(self, *, wants_answer: bool) -> Heartbeat:
-        return Heartbeat(self.stats.epoch, self.view.digest, wants_answer)
+        return Heartbeat(self.stats.epoch, self.members.digest, wants_answer)
 
     def _beat_s(self, peer: NodeId) -> float:
-        if peer in self.company.near:
-            return self.patience.heartbeat_s
-        if peer in self.company.overlay:
-            return self.patience.heartbeat_s * STANDBY_BEATS
-        if peer not in self.company.expected:
-            return self.patience.dead_s * STRANGER_BEATS
-        return self.patience.dead_s / 2  # children ping this node themselves
+        if peer in self.plan.near:
+            return self.timeouts.heartbeat_s
+        if peer in self.plan.overlay:
+            return self.timeouts.heartbeat_s * STANDBY_BEATS
+        if peer not in self.plan.expected:
+            return self.timeouts.dead_s * STRANGER_BEATS
+        return self.timeouts.dead_s / 2  # children ping this node themselves
 
     def _look_again(self, now: float, peer: NodeId) -> None:
         found = self._peers[peer]
-        if peer in self.view.gone and not found.seen.up:
+        if peer in self.members.gone and not found.seen.up:
             return
-        at = next_check(now, found.seen, self.patience, self._beat_s(peer), self._late_s)
+        at = next_check(now, found.seen, self.timeouts, self._beat_s(peer), self._late_s)
         if at is None and found.seen.up:
-            at = now + self.patience.dead_s  # announced as gone, and perhaps received from again
+            at = now + self.timeouts.dead_s  # announced as gone, and perhaps received from again
         connects_by = found.seen.since + CONNECTS_WITHIN_S
         if at is not None and not found.seen.was_up and now < connects_by:
             at = connects_by
@@ -468,32 +466,32 @@ class Membership:
     def _believe(
         self,
         now: float,
-        fate: MemberStatus,
+        record: MemberStatus,
         peer: NodeId | None,
         how: str,
         seconds: float | None = None,
     ) -> list[Action]:
-        told = self.view.hear(fate)
+        told = self.members.hear(record)
         assert told is not None, "it was news"
         self._changed = self._stale = True
         self._believed_at = now
-        self.company.view_changed(now)
+        self.plan.members_changed(now)
         here = self._peers.get(told.node)
         if not told.is_gone and here is not None and not here.seen.up:
             here.seen.since, here.seen.refused = now, False
             here.standing = PeerState.LOST
             self._look_again(now, told.node)
-        self._untold[told] = peer if told == fate else None
+        self._untold[told] = peer if told == record else None
         self._tell_at = min(now + SPREAD_S, self._tell_at or float("inf"))
-        if told.node == self.view.me:
-            self.stats.refutations += told != fate
-            return [LogEvent("refutes its end", None, how)] if told != fate else []
+        if told.node == self.members.me:
+            self.stats.refutations += told != record
+            return [LogEvent("refutes its end", None, how)] if told != record else []
         if told.is_gone:
             if how == "was told" and peer == told.node:
                 how = "has left"
             return [LogEvent("gone", told.node, how, seconds)]
         self.stats.returns += 1
-        return [LogEvent("is back", told.node, how), *self.company.try_again(told.node)]
+        return [LogEvent("is back", told.node, how), *self.plan.try_again(told.node)]
 
     def _is_heard(self, now: float, node: NodeId) -> bool:
         """Whether this node receives from *node* itself, and so knows better than a report of its
@@ -501,14 +499,14 @@ class Membership:
         found = self._peers.get(node)
         if found is None or not found.seen.up or found.standing is not PeerState.GOOD:
             return False
-        return now - found.seen.heard_at < 2 * self.patience.heartbeat_s
+        return now - found.seen.heard_at < 2 * self.timeouts.heartbeat_s
 
     def _spread(self) -> list[Action]:
         untold, self._untold, self._tell_at = self._untold, {}, None
         actions: list[Action] = []
         strangers = 0
         for peer in self._up():
-            if not self.company.is_close(peer):
+            if not self.plan.is_close(peer):
                 strangers += 1
                 if strangers > STRANGERS_TOLD_MAX:
                     continue
@@ -517,7 +515,7 @@ class Membership:
 
     def _tell_all(self, now: float, peer: NodeId) -> list[Action]:
         self._peers[peer].told_all_at = now
-        return _in_messages(peer, list(self.view.fates()))
+        return _in_messages(peer, list(self.members.records()))
 
     def _up(self) -> Iterator[NodeId]:
         return (peer for peer, found in self._peers.items() if found.seen.up)
@@ -526,28 +524,28 @@ class Membership:
 
     def settle(self, now: float) -> list[Action]:
         """Adapt the connections after a step that may have changed which are needed."""
-        if not self._stale or not self._started or self.view.leaving:
+        if not self._stale or not self._started or self.members.leaving:
             return []
         self._stale = False
-        actions = self.company.settle(now)
-        for peer in self.company.new:
+        actions = self.plan.settle(now)
+        for peer in self.plan.new:
             if peer in self._peers:  # it was wanted for a moment, and is gone
                 self._look_again(now, peer)
-        self.company.new.clear()
+        self.plan.new.clear()
         return actions
 
     def check_invariants(self) -> None:
-        self.view.check_invariants()
-        assert self.view.leaving or self.company.wanted <= set(self._peers)
-        assert self.company.away == {peer for peer, each in self._peers.items() if not each.seen.up}
+        self.members.check_invariants()
+        assert self.members.leaving or self.plan.wanted <= set(self._peers)
+        assert self.plan.away == {peer for peer, each in self._peers.items() if not each.seen.up}
         looks = set(self._looks)
         for peer, found in self._peers.items():
             assert not (found.seen.up and found.seen.refused), peer
             assert found.look_at is None or (found.look_at, peer) in looks
 
 
-def _in_messages(peer: NodeId, fates: list[MemberStatus]) -> list[Action]:
+def _in_messages(peer: NodeId, records: list[MemberStatus]) -> list[Action]:
     return [
-        Send(peer, MembershipUpdate(tuple(fates[start : start + FATES_MAX])))
-        for start in range(0, len(fates), FATES_MAX)
+        Send(peer, MembershipUpdate(tuple(records[start : start + RECORDS_MAX])))
+        for start in range(0, len(records), RECORDS_MAX)
     ]

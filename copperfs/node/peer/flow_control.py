@@ -101,52 +101,52 @@ class PeerWindow:
 class FlowControl:
     """The windows of all peers that this node has heard of."""
 
-    pins: BlobRefs
+    blob_refs: BlobRefs
     backlog_bytes: int = 0
     """Of batches that wait for credit."""
-    _links: dict[NodeId, PeerWindow] = field(default_factory=dict)
+    _windows: dict[NodeId, PeerWindow] = field(default_factory=dict)
 
     def __getitem__(self, peer: NodeId) -> PeerWindow:
-        link = self._links.get(peer)
-        if link is None:  # setdefault would create a PeerWindow for each message
-            link = self._links[peer] = PeerWindow()
-        return link
+        window = self._windows.get(peer)
+        if window is None:  # setdefault would create a PeerWindow for each message
+            window = self._windows[peer] = PeerWindow()
+        return window
 
     def is_up(self, peer: NodeId) -> bool:
-        link = self._links.get(peer)
-        return link is not None and link.up
+        window = self._windows.get(peer)
+        return window is not None and window.up
 
     # --- requests --------------------------------------------------------------------------------
 
     def request(self, peer: NodeId, message: Request, fetch: FetchId) -> list[Action]:
-        link = self[peer]
-        link.outstanding[message.number] = fetch
-        if len(link.outstanding) - len(link.queued) > OUTSTANDING_MAX:
-            link.queued[message.number] = message
+        window = self[peer]
+        window.outstanding[message.number] = fetch
+        if len(window.outstanding) - len(window.queued) > OUTSTANDING_MAX:
+            window.queued[message.number] = message
             return []
         return [Send(peer, message)]
 
     def fetch_of(self, peer: NodeId, number: int) -> FetchId | None:
         """The fetch behind this request to *peer*."""
-        link = self._links.get(peer)
-        return link.outstanding.get(number) if link is not None else None
+        window = self._windows.get(peer)
+        return window.outstanding.get(number) if window is not None else None
 
     def fetches_of(self, peer: NodeId) -> list[FetchId]:
         """The fetches that wait for *peer*, the oldest first."""
-        link = self._links.get(peer)
-        return [] if link is None else list(link.outstanding.values())
+        window = self._windows.get(peer)
+        return [] if window is None else list(window.outstanding.values())
 
     def outstanding_count(self) -> int:
-        return sum(len(link.outstanding) for link in self._links.values())
+        return sum(len(window.outstanding) for window in self._windows.values())
 
     def answered(self, peer: NodeId, number: int) -> list[Action]:
         """The request is finished; the next queued one may go."""
-        link = self[peer]
-        if link.outstanding.pop(number, None) is None:
+        window = self[peer]
+        if window.outstanding.pop(number, None) is None:
             return []
-        if link.queued.pop(number, None) is not None or not link.queued:
+        if window.queued.pop(number, None) is not None or not window.queued:
             return []
-        return [Send(peer, link.queued.pop(next(iter(link.queued))))]
+        return [Send(peer, window.queued.pop(next(iter(window.queued))))]
 
     def was_sent(self, peer: NodeId, number: int) -> bool:
         return number not in self[peer].queued
@@ -155,18 +155,18 @@ class FlowControl:
 
     def serve(self, peer: NodeId, number: int) -> bool:
         """Register a request of *peer*; False if it has too many, or repeats one."""
-        link = self[peer]
-        if len(link.serving) >= SERVING_MAX or number in link.serving:
+        window = self[peer]
+        if len(window.serving) >= SERVING_MAX or number in window.serving:
             return False
-        link.serving.add(number)
+        window.serving.add(number)
         return True
 
     def is_serving(self, peer: NodeId, number: int) -> bool:
-        link = self._links.get(peer)
-        return link is not None and number in link.serving
+        window = self._windows.get(peer)
+        return window is not None and number in window.serving
 
     def is_serving_any(self) -> bool:
-        return any(link.streams or link.serving for link in self._links.values())
+        return any(window.streams or window.serving for window in self._windows.values())
 
     def served(self, peer: NodeId, number: int) -> None:
         self[peer].serving.discard(number)
@@ -179,27 +179,27 @@ class FlowControl:
 
     def pump(self, now: float, epoch: int, peer: NodeId) -> list[Action]:
         """Send what is here, one part of each reply in turn, as far as the credit reaches."""
-        link = self[peer]
+        window = self[peer]
         actions: list[Action] = []
         idle = 0
-        while link.streams and link.credit_bytes > 0 and idle < len(link.streams):
-            stream = link.streams.popleft()
+        while window.streams and window.credit_bytes > 0 and idle < len(window.streams):
+            stream = window.streams.popleft()
             if stream.next >= stream.there:
                 idle += 1
-                link.streams.append(stream)
+                window.streams.append(stream)
                 continue
             idle = 0
-            link.credit_bytes -= part_size(stream.next, stream.total_bytes)
+            window.credit_bytes -= part_size(stream.next, stream.total_bytes)
             actions.append(Send(peer, self._part(now, epoch, stream), stream.content))
             stream.next += 1
             if stream.is_done:
-                link.serving.discard(stream.number)
+                window.serving.discard(stream.number)
                 actions += self._finish(stream)
             else:
-                link.streams.append(stream)
-        while link.batches and link.credit_bytes > 0:
-            passing = link.batches.popleft()
-            link.credit_bytes -= passing.size
+                window.streams.append(stream)
+        while window.batches and window.credit_bytes > 0:
+            passing = window.batches.popleft()
+            window.credit_bytes -= passing.size
             actions.append(Send(peer, passing.batch, passing.blob))
             actions += self._passed(passing)
         return actions
@@ -219,8 +219,8 @@ class FlowControl:
 
     def may_offer(self, peer: NodeId) -> bool:
         """Only when nothing else waits for the credit."""
-        link = self[peer]
-        return link.credit_bytes > WINDOW_BYTES // 2 and not link.batches
+        window = self[peer]
+        return window.credit_bytes > WINDOW_BYTES // 2 and not window.batches
 
     def spread(
         self, now: float, epoch: int, children: list[NodeId], passing: PushForward
@@ -231,7 +231,7 @@ class FlowControl:
         passing.children = len(up) + 1  # one more, so that it does not finish while it starts
         actions: list[Action] = []
         for child in up:
-            self._links[child].batches.append(passing)
+            self._windows[child].batches.append(passing)
             self.backlog_bytes += passing.size
             actions += self.pump(now, epoch, child)
         return actions + self._passed(passing, begun=True)
@@ -261,11 +261,11 @@ class FlowControl:
 
     def stop(self, peer: NodeId, number: int) -> list[Action]:
         """Stop sending this reply."""
-        link = self[peer]
-        link.serving.discard(number)
-        for stream in link.streams:
+        window = self[peer]
+        window.serving.discard(number)
+        for stream in window.streams:
             if stream.number == number:
-                link.streams.remove(stream)
+                window.streams.remove(stream)
                 return self._finish(stream)
         return []
 
@@ -273,43 +273,43 @@ class FlowControl:
 
     def took(self, peer: NodeId, count_bytes: int) -> list[Action]:
         """This node consumed a part: the peer may send as much again."""
-        link = self[peer]
-        link.owed_bytes += count_bytes
-        if link.owed_bytes < CREDIT_LUMP_BYTES:
+        window = self[peer]
+        window.owed_bytes += count_bytes
+        if window.owed_bytes < CREDIT_LUMP_BYTES:
             return []
-        owed, link.owed_bytes = link.owed_bytes, 0
+        owed, window.owed_bytes = window.owed_bytes, 0
         return [Send(peer, Credit(owed))]
 
     def credited(self, now: float, epoch: int, peer: NodeId, count_bytes: int) -> list[Action]:
-        link = self[peer]
+        window = self[peer]
         # At most a window, whatever the peer claims.
-        link.credit_bytes = min(WINDOW_BYTES, link.credit_bytes + count_bytes)
+        window.credit_bytes = min(WINDOW_BYTES, window.credit_bytes + count_bytes)
         return self.pump(now, epoch, peer)
 
     # --- connections -----------------------------------------------------------------------------
 
     def up(self, peer: NodeId) -> None:
         """A new connection, with a window of its own; ``down`` was called before."""
-        link = self[peer]
-        assert not link.outstanding
-        assert not link.streams
-        link.up, link.credit_bytes, link.owed_bytes = True, WINDOW_BYTES, 0
+        window = self[peer]
+        assert not window.outstanding
+        assert not window.streams
+        window.up, window.credit_bytes, window.owed_bytes = True, WINDOW_BYTES, 0
 
     def down(self, peer: NodeId) -> tuple[list[Action], list[FetchId]]:
         """The connection is lost; returns the fetches that waited for the peer."""
-        link = self[peer]
-        fetches = list(link.outstanding.values())
-        link.up = False
-        link.outstanding.clear()
-        link.queued.clear()
-        link.serving.clear()
+        window = self[peer]
+        fetches = list(window.outstanding.values())
+        window.up = False
+        window.outstanding.clear()
+        window.queued.clear()
+        window.serving.clear()
         actions: list[Action] = []
-        while link.streams:
-            actions += self._finish(link.streams.popleft())
-        while link.batches:
-            actions += self._passed(link.batches.popleft())
+        while window.streams:
+            actions += self._finish(window.streams.popleft())
+        while window.batches:
+            actions += self._passed(window.batches.popleft())
         # Mostly no push is under way, and there may be thousands of windows.
-        for other in self._links.values() if self.backlog_bytes else ():
+        for other in self._windows.values() if self.backlog_bytes else ():
             for passing in other.batches:
                 if passing.sender == peer:
                     passing.sender = None  # a new connection starts with a full window
@@ -323,24 +323,24 @@ class FlowControl:
 
     def _pin(self, content: BlobId | Listing) -> None:
         if not isinstance(content, Listing):
-            self.pins.pin(content)
+            self.blob_refs.pin(content)
 
     def _unpin(self, content: BlobId | Listing) -> list[Action]:
-        return [] if isinstance(content, Listing) else self.pins.unpin(content)
+        return [] if isinstance(content, Listing) else self.blob_refs.unpin(content)
 
     def check_invariants(self) -> None:
         pinned: Counter[BlobId] = Counter()
         waiting_bytes = 0
-        for link in self._links.values():  # most of them idle
-            assert link.credit_bytes <= WINDOW_BYTES
-            assert len(link.serving) <= SERVING_MAX
-            if link.queued:
-                assert link.queued.keys() <= link.outstanding.keys()
-            for stream in link.streams:
-                assert stream.number in link.serving
+        for window in self._windows.values():  # most of them idle
+            assert window.credit_bytes <= WINDOW_BYTES
+            assert len(window.serving) <= SERVING_MAX
+            if window.queued:
+                assert window.queued.keys() <= window.outstanding.keys()
+            for stream in window.streams:
+                assert stream.number in window.serving
                 if not isinstance(stream.content, Listing):
                     pinned[stream.content] += 1
-            for passing in link.batches:
+            for passing in window.batches:
                 waiting_bytes += passing.size
         assert self.backlog_bytes == waiting_bytes
-        self.pins.check_invariants(pinned)
+        self.blob_refs.check_invariants(pinned)

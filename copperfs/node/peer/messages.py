@@ -26,7 +26,7 @@ SAMPLE_PATH_BYTES_MAX = 512
 """The longest path of such a name, because a sample travels with each greeting."""
 PASSED_MAX = 4
 """After this many owners have not replied, a node reads the source."""
-FATES_MAX = 4096
+RECORDS_MAX = 4096
 """Records in one message; a job in which more nodes are gone sends several."""
 LISTING_MAX_BYTES = 256 << 20
 """Two million names. Each node reads a larger listing from the source."""
@@ -269,7 +269,7 @@ class MemberStatus:
 class MembershipUpdate:
     """News of other nodes that the sender has learnt, or the announcement that it leaves."""
 
-    fates: tuple[MemberStatus, ...]
+    records: tuple[MemberStatus, ...]
 
 
 FromParent = EntryReply | DataReply | ErrorReply | Redirect | Delayed

@@ -82,13 +82,13 @@ Alone = PushBatch | Pushed | PushedListing
 class PeerProtocol:
     policy: Policy
     stats: NodeStats
-    links: FlowControl
+    flow: FlowControl
     routing: Routing
     cache: Cache
     fetches: FetchTable
-    answers: ReplyBuilder
-    questions: RequestHandler
-    calls: Collectives
+    replies: ReplyBuilder
+    handler: RequestHandler
+    collectives: Collectives
     offers: SpeculativePush
     membership: Membership | None
     """None for a job of one node."""
@@ -115,7 +115,7 @@ class PeerProtocol:
         for peer in self.membership.take_owing():
             actions += self.fetches.owed_by(now, peer)
         if self.membership.take_changed():
-            actions += self.fetches.asking.reconsider(now, self.fetches.running())
+            actions += self.fetches.machine.reconsider(now, self.fetches.running())
         return actions
 
     def _take(self, now: float, event: FromPeer) -> list[Action]:
@@ -142,7 +142,7 @@ class PeerProtocol:
                 actions = self._hear_epoch(now, batch.epoch)
                 return actions + self._spread(now, peer, batch, blob, size)
             case PayloadConsumed(peer, size, epoch):
-                return self._hear_epoch(now, epoch) + self.links.took(peer, size)
+                return self._hear_epoch(now, epoch) + self.flow.took(peer, size)
             case Pushed(path, version, blob, offered):
                 if self.policy.place(path) is not Place.SHARED:
                     return [ReleaseBlob(blob)]  # a peer's file at this path is a different file
@@ -155,14 +155,14 @@ class PeerProtocol:
         """A connection was made, or the last one was lost. All that was under way is lost. Requests
         to the peer are sent again, to it or to another. Requests of the peer are forgotten, because
         a restarted peer numbers its requests from the beginning."""
-        actions, lost = self.links.down(peer)
+        actions, lost = self.flow.down(peer)
         self.fetches.forget_questions_of(peer)
         self.offers.forget(peer)
-        if self.questions.chunks is not None:
-            self.questions.chunks.takers.forget(peer)
-        actions += self.calls.peer_changed(peer)
+        if self.handler.chunks is not None:
+            self.handler.chunks.redirects.forget(peer)
+        actions += self.collectives.peer_changed(peer)
         if up:
-            self.links.up(peer)
+            self.flow.up(peer)
         if self.membership is not None:
             happens = self.membership.up if up else self.membership.down
             actions += happens(now, peer)
@@ -181,18 +181,18 @@ class PeerProtocol:
                 actions = self._hear_epoch(now, message.epoch)
                 return actions + self.membership.hear_heartbeat(now, peer, message)
             case MembershipUpdate() if self.membership is not None:
-                return self.membership.hear_news(now, peer, message)
+                return self.membership.hear_update(now, peer, message)
             case Credit(count_bytes):
-                return self.links.credited(now, self.stats.epoch, peer, count_bytes)
+                return self.flow.credited(now, self.stats.epoch, peer, count_bytes)
             case CollectiveRequest(number, operation, argument, within_s, identity):
                 asker = PeerRequest(peer, number)
-                return self.calls.start(now, asker, operation, argument, within_s, identity)
+                return self.collectives.start(now, asker, operation, argument, within_s, identity)
             case CollectiveReply():
-                return self.calls.returned(peer, message)
+                return self.collectives.returned(peer, message)
             case Cancel(number):
-                if self.links.is_serving(peer, number):
+                if self.flow.is_serving(peer, number):
                     self.fetches.forget_question(peer, number)
-                return self.links.stop(peer, number)
+                return self.flow.stop(peer, number)
             case _:
                 return []
 
@@ -200,39 +200,39 @@ class PeerProtocol:
         # A leap is a fault of the sender, and would leave no room for later epochs.
         if not self.stats.epoch < epoch <= self.stats.epoch + EPOCH_LEAP_MAX:
             return []
-        return self.questions.clear(now, epoch)
+        return self.handler.clear(now, epoch)
 
     # --- requests of peers -----------------------------------------------------------------------
 
     def _serve(self, now: float, peer: NodeId, message: Request) -> list[Action]:
         self.stats.peer_questions += 1
         request = PeerRequest(peer, message.number)
-        if not self.links.serve(peer, message.number):
+        if not self.flow.serve(peer, message.number):
             self.stats.peers_refused += 1
             return [Send(peer, ErrorReply(message.number, self.stats.epoch, errno.EBUSY))]
         if self.policy.place(message.path) is not Place.SHARED:
-            return self.answers.with_error(LookupRequest(request, message.path), errno.EXDEV)
+            return self.replies.with_error(LookupRequest(request, message.path), errno.EXDEV)
         if self.ignores_inodes and message.version is not None and message.version.inode:
             # The requester saw the file before it learnt that inode numbers do not count, and this
             # node's client has another number for the same version.
             message = replace(message, version=message.version._replace(inode=0))
         match message.what:
             case ContentKind.ENTRY:
-                return self.questions.handle(now, LookupRequest(request, message.path))
+                return self.handler.handle(now, LookupRequest(request, message.path))
             case ContentKind.LISTING:
-                actions = self.questions.handle(now, ListRequest(request, message.path))
+                actions = self.handler.handle(now, ListRequest(request, message.path))
                 return actions + self.offers.requested_by(now, peer, ListingKey(message.path))
             case ContentKind.CHUNK:
-                if self.questions.chunks is None:
-                    return self.answers.with_error(
+                if self.handler.chunks is None:
+                    return self.replies.with_error(
                         LookupRequest(request, message.path), errno.EXDEV
                     )
-                return self.questions.chunks.serve(now, peer, message)
+                return self.handler.chunks.serve(now, peer, message)
             case ContentKind.OBJECT:
                 assert message.version is not None, "the codec sees to it"
                 first = min(message.first, parts_in(message.version.size) - 1)
                 question = ReadRequest(request, message.path, message.version, first)
-                actions = self.questions.handle(now, question)
+                actions = self.handler.handle(now, question)
                 return actions + self.offers.requested_by(
                     now, peer, ObjectKey(message.path, message.version)
                 )
@@ -258,8 +258,8 @@ class PeerProtocol:
                 if part.total_bytes == version.size
                 else None
             )
-        if isinstance(version, ChunkKey) and self.questions.chunks is not None:
-            size = self.questions.chunks.tier.size_of(version)
+        if isinstance(version, ChunkKey) and self.handler.chunks is not None:
+            size = self.handler.chunks.chunk_cache.size_of(version)
             return (ContentKind.CHUNK, None) if part.total_bytes == size else None
         return None
 
@@ -270,17 +270,17 @@ class PeerProtocol:
         if fetch is None:
             return []
         if isinstance(message, Delayed):
-            if self.questions.chunks is None or fetch.subject[0] is not Kind.CHUNK:
+            if self.handler.chunks is None or fetch.subject[0] is not Kind.CHUNK:
                 return []
-            waits = self.fetches.asking.delayed(now, fetch, peer)
-            actions = self.questions.wait_outside(now, fetch) if waits else []
-            return actions + self.questions.chunks.tell_delayed(fetch)
+            waits = self.fetches.machine.delayed(now, fetch, peer)
+            actions = self.handler.wait_outside(now, fetch) if waits else []
+            return actions + self.handler.chunks.tell_delayed(fetch)
         if isinstance(message, Redirect):
             if fetch.subject[0] is not Kind.CHUNK:
                 return []
             if not self.routing.is_other(message.peer):
-                return self.fetches.asking.refused(now, fetch, peer)
-            return self.fetches.asking.redirected(now, fetch, peer, message.peer)
+                return self.fetches.machine.refused(now, fetch, peer)
+            return self.fetches.machine.redirected(now, fetch, peer, message.peer)
         if isinstance(message, ErrorReply):
             return self._take_refusal(now, peer, fetch, message)
         if fetch.subject[0] is not Kind.LOOK:
@@ -288,28 +288,28 @@ class PeerProtocol:
         self.stats.answers += 1
         limit_s = self.policy.fresh_s(fetch.subject[1])
         fresh_until, since = believed(now, message.fresh_for_s, limit_s)
-        actions = self.fetches.asking.answered(fetch, peer)
-        return actions + self.questions.take_entry(now, fetch, message.entry, fresh_until, since)
+        actions = self.fetches.machine.answered(fetch, peer)
+        return actions + self.handler.take_entry(now, fetch, message.entry, fresh_until, since)
 
     def _take_refusal(
         self, now: float, peer: NodeId, fetch: Fetch, refusal: ErrorReply
     ) -> list[Action]:
         error = refusal.error
         if error not in TRUE_OF_THE_FILE:  # the error may be the peer's own
-            asking = self.fetches.asking
+            machine = self.fetches.machine
             _hear_witnesses(fetch, peer, refusal.witnesses)
             # A peer without a lookup of its own may have lacked memory: ask others then.
             has_looked = refusal.witnesses > 0 or fetch.subject[0] is Kind.LOOK
-            is_last = has_looked and asking.is_last_word(fetch, peer)
+            is_last = has_looked and machine.is_last_word(fetch, peer)
             if fetch.witnesses.count < WITNESSES_ENOUGH and not is_last:
                 if fetch.plan.via_tree and error == errno.EAGAIN:
-                    assert self.questions.chunks is not None
-                    self.questions.chunks.goes_alone(now, fetch)
-                return asking.refused(now, fetch, peer)
+                    assert self.handler.chunks is not None
+                    self.handler.chunks.goes_alone(now, fetch)
+                return machine.refused(now, fetch, peer)
             error = fetch.witnesses.own_error or error
         self.stats.answers += 1
-        actions = self.fetches.asking.answered(fetch, peer)
-        return actions + self.questions.fail(now, fetch, error)
+        actions = self.fetches.machine.answered(fetch, peer)
+        return actions + self.handler.fail(now, fetch, error)
 
     def _take_part(self, now: float, peer: NodeId, part: DataReply, blob: BlobId) -> list[Action]:
         fetch = self.fetches.of_request(peer, part.number)
@@ -317,18 +317,18 @@ class PeerProtocol:
         if fetch.subject[0] is Kind.CHUNK:
             if self.routing.owners is not None:
                 self.routing.owners.gave(peer)
-            actions = self.fetches.asking.answered(fetch, peer)
-            return actions + self.questions.take_chunk(now, fetch, blob)
+            actions = self.fetches.machine.answered(fetch, peer)
+            return actions + self.handler.take_chunk(now, fetch, blob)
         fetch.received = Received(blob, part.index + 1)
         if fetch.received.parts == parts_in(part.total_bytes):
             self.stats.answers += 1
-            actions = self.fetches.asking.answered(fetch, peer)
-            return actions + self.questions.take_object(now, fetch, blob)
-        actions = self.fetches.asking.progressed(fetch, peer)
+            actions = self.fetches.machine.answered(fetch, peer)
+            return actions + self.handler.take_object(now, fetch, blob)
+        actions = self.fetches.machine.progressed(fetch, peer)
         if part.index == 0:
             for question in fetch.waiters:
-                actions += self.answers.pass_on(now, fetch, question)
-        return actions + self.answers.pass_more(now, fetch, blob, fetch.received.parts)
+                actions += self.replies.pass_on(now, fetch, question)
+        return actions + self.replies.pass_more(now, fetch, blob, fetch.received.parts)
 
     def _take_listing(
         self, now: float, peer: NodeId, part: DataReply, listing: Listing
@@ -338,10 +338,10 @@ class PeerProtocol:
         if fetch is None:
             return actions  # requested in an older epoch
         self.stats.answers += 1
-        actions += self.fetches.asking.answered(fetch, peer)
+        actions += self.fetches.machine.answered(fetch, peer)
         limit_s = self.policy.listing_fresh_s(fetch.subject[1])
         fresh_until, since = believed(now, part.fresh_for_s, limit_s)
-        return actions + self.questions.take_listing(now, fetch, listing, fresh_until, since)
+        return actions + self.handler.take_listing(now, fetch, listing, fresh_until, since)
 
     def _pass(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
         """A part whose bytes were not kept: one more of a listing, a duplicate of what a faster
@@ -361,10 +361,10 @@ class PeerProtocol:
     def _spoil(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
         self.stats.spoiled += 1
         fetch = self.fetches.of_request(peer, part.number)
-        return [] if fetch is None else self.fetches.asking.spoiled(now, fetch, peer)
+        return [] if fetch is None else self.fetches.machine.spoiled(now, fetch, peer)
 
     def _took(self, peer: NodeId, part: DataReply) -> list[Action]:
-        return self.links.took(peer, part_size(part.index, part.total_bytes))
+        return self.flow.took(peer, part_size(part.index, part.total_bytes))
 
     # --- pushes ----------------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class PeerProtocol:
     ) -> list[Action]:
         passing = PushForward(batch, blob, size, sender, 0)
         children = self.routing.push_children(batch.tree)
-        return self.links.spread(now, self.stats.epoch, children, passing)
+        return self.flow.spread(now, self.stats.epoch, children, passing)
 
     def _take_pushed_listing(self, now: float, event: PushedListing) -> list[Action]:
         actions = self._hear_epoch(now, event.epoch)

@@ -88,14 +88,14 @@ class Payloads(Protocol):
 
 @dataclass(slots=True)
 class Reassembly:
-    peering: PeerProtocol
+    protocol: PeerProtocol
     stats: NodeStats
     payloads: Payloads
     _listings: dict[tuple[NodeId, int], list[PayloadId]] = field(default_factory=dict)
     """The parts that have arrived of listings that are too large for one message."""
 
     def part(self, peer: NodeId, part: DataReply, payload: PayloadId) -> FromPeer:
-        wanted = self.peering.wanted(peer, part)
+        wanted = self.protocol.wanted(peer, part)
         if wanted is None:
             return PartSkipped(peer, part)
         what, blob = wanted
@@ -159,7 +159,7 @@ class Reassembly:
         return [each for parts in self._listings.values() for each in parts]
 
     def _expects(self, peer: NodeId, number: int) -> bool:
-        return self.peering.fetches.of_request(peer, number) is not None
+        return self.protocol.fetches.of_request(peer, number) is not None
 
     def _drop(self, key: tuple[NodeId, int]) -> None:
         for each in self._listings.pop(key, ()):

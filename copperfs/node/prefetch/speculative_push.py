@@ -34,21 +34,21 @@ MESSAGES_MAX = 4
 @dataclass(slots=True)
 class SpeculativePush:
     stats: NodeStats
-    links: FlowControl
+    flow: FlowControl
     cache: Cache
-    trail: AccessHistory
+    history: AccessHistory
     _due: float | None = None
 
     def requested_by(self, now: float, peer: NodeId, key: ListingKey | ObjectKey) -> list[Action]:
         """*peer* has requested *key*, and got a reply if it is held."""
         # Offer what it missed first: then the history shows whether this is a step forward.
-        actions = self._offer(now, peer, self.trail.behind(peer, but=key))
-        return actions + self._offer(now, peer, self.trail.ahead(peer, key))
+        actions = self._offer(now, peer, self.history.behind(peer, but=key))
+        return actions + self._offer(now, peer, self.history.ahead(peer, key))
 
     def noted(self, now: float, key: ListingKey | ObjectKey) -> None:
         """*key* came, and is held or will be in a moment."""
-        self.trail.note(key)
-        if self._due is None and any(True for _ in self.trail.followers()):
+        self.history.note(key)
+        if self._due is None and any(True for _ in self.history.followers()):
             self._due = now + DELAY_S
 
     def deadline(self) -> float | None:
@@ -60,10 +60,10 @@ class SpeculativePush:
             return []
         self._due = None
         actions: list[Action] = []
-        for peer in list(self.trail.followers()):
+        for peer in list(self.history.followers()):
             for _ in range(MESSAGES_MAX):
-                behind = self.trail.behind(peer)
-                if not behind or not self.links.may_offer(peer):
+                behind = self.history.behind(peer)
+                if not behind or not self.flow.may_offer(peer):
                     break
                 actions += self._offer(now, peer, behind)
             else:
@@ -71,7 +71,7 @@ class SpeculativePush:
         return actions
 
     def _offer(self, now: float, peer: NodeId, keys: list[CacheKey]) -> list[Action]:
-        if not keys or not self.links.may_offer(peer):
+        if not keys or not self.flow.may_offer(peer):
             return []
         items: list[Item] = []
         contents: list[BlobId | Listing] = []
@@ -79,7 +79,7 @@ class SpeculativePush:
         for each in keys:
             found = self._item(now, each)
             if found is None:
-                self.trail.offered(peer, each)  # the child has to request it
+                self.history.offered(peer, each)  # the child has to request it
                 continue
             item, content = found
             size, path_size = size + item.length, path_size + len(item.path)
@@ -87,11 +87,11 @@ class SpeculativePush:
                 break
             items.append(item)
             contents.append(content)
-            self.trail.offered(peer, each, item.length)
+            self.history.offered(peer, each, item.length)
         if not items:
             return []
         self.stats.offers += len(items)
-        return self.links.offer(peer, Offer(self.stats.epoch, tuple(items)), tuple(contents))
+        return self.flow.offer(peer, Offer(self.stats.epoch, tuple(items)), tuple(contents))
 
     def _item(self, now: float, key: CacheKey) -> tuple[Item, BlobId | Listing] | None:
         """The held content of *key*, if it is small enough to be offered."""
@@ -111,8 +111,8 @@ class SpeculativePush:
         return Item(ContentKind.LISTING, key.path, listing.directory, size, 0, size, left), listing
 
     def forget(self, peer: NodeId) -> None:
-        self.trail.forget(peer)
+        self.history.forget(peer)
 
     def clear(self) -> None:
-        self.trail.clear()
+        self.history.clear()
         self._due = None

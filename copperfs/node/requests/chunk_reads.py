@@ -53,24 +53,24 @@ class Chunks:
     limits: Limits
     stats: NodeStats
     pins: BlobRefs
-    links: FlowControl
-    tier: ChunkCache
+    flow: FlowControl
+    chunk_cache: ChunkCache
     fetches: FetchTable
-    answers: ReplyBuilder
+    replies: ReplyBuilder
     routing: Routing
-    disk: WriteBack
-    sick: FailedNames
-    crowds: HotFileDetector = field(init=False)
-    takers: RedirectTree = field(init=False)
-    rows: ReadaheadWindows = field(init=False)
+    write_back: WriteBack
+    failed_names: FailedNames
+    hot_files: HotFileDetector = field(init=False)
+    redirects: RedirectTree = field(init=False)
+    readahead: ReadaheadWindows = field(init=False)
     _for_disk: set[Subject] = field(default_factory=set)
     """Fetches that only give the disk a chunk which it has missed."""
 
     def __post_init__(self) -> None:
         nodes = 1 if self.routing.trees is None else self.routing.trees.nodes
-        self.crowds = HotFileDetector(self.policy, nodes > self.limits.crowds_above)
-        self.takers = RedirectTree(self.limits.takers_max)
-        self.rows = ReadaheadWindows(self.limits.chunk_bytes)
+        self.hot_files = HotFileDetector(self.policy, nodes > self.limits.hot_files_above_nodes)
+        self.redirects = RedirectTree(self.limits.takers_max)
+        self.readahead = ReadaheadWindows(self.limits.chunk_bytes)
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -78,13 +78,13 @@ class Chunks:
         """An application of this node reads a chunked file."""
         layout = self.limits.chunk_layout(question.version.size)
         key = ChunkKey(question.path, question.version, layout.at(question.offset))
-        how = ChunkAskMode.TREE if self.crowds.goes_up(now, question.path) else ChunkAskMode.ANY
-        is_there = key in self.tier or self.fetches.is_under_way(_subject(key))
+        how = ChunkAskMode.TREE if self.hot_files.goes_up(now, question.path) else ChunkAskMode.ANY
+        is_there = key in self.chunk_cache or self.fetches.is_under_way(_subject(key))
         actions = self.want(now, ChunkRequest(question.request, key, how))
         if question.size:
             ends_in = layout.at(question.offset + question.size - 1)
             begins = not question.offset and question.size >= layout.chunk_bytes
-            ahead = self.rows.next(now, key, ends_in, begins=begins, is_there=is_there)
+            ahead = self.readahead.next(now, key, ends_in, begins=begins, is_there=is_there)
             actions += self._read_ahead(now, key, ahead)
         return actions
 
@@ -93,9 +93,9 @@ class Chunks:
         one."""
         if question.keeps:
             return self._keep(now, question)
-        blob = self.tier.blob(question.key)
+        blob = self.chunk_cache.blob(question.key)
         if question.how is ChunkAskMode.TREE and not self._is_shared(now, question, blob):
-            return self.answers.with_error(question, errno.EAGAIN)
+            return self.replies.with_error(question, errno.EAGAIN)
         if blob is not None:
             self.stats.answered_from_shelf += 1
             self.stats.tier_from_memory += 1
@@ -105,29 +105,29 @@ class Chunks:
         if running is not None:
             if not isinstance(question.request, PeerRequest):
                 return []
-            if self.disk.is_waiting(running):
+            if self.write_back.is_waiting(running):
                 return [self._delayed(question.request)]
             if question.how.is_of_owner:
-                return self.fetches.asking.requested_as_owner(now, running, question.passed)
+                return self.fetches.machine.requested_as_owner(now, running, question.passed)
             return []
         if question.how is ChunkAskMode.HELD:
-            return self.answers.with_error(question, errno.EAGAIN)
-        sick = self.sick.get(now, subject)
+            return self.replies.with_error(question, errno.EAGAIN)
+        sick = self.failed_names.get(now, subject)
         if sick is not None:
-            return self.answers.with_remembered(question, sick)
+            return self.replies.with_remembered(question, sick)
         return self.fetches.begin(now, subject, question)
 
     def _keep(self, now: float, question: ChunkRequest) -> list[Action]:
         """Have a chunk before an application asks for it; a warm-up sends this
         (``daemon/warmup_fill.py``)."""
         key = question.key
-        if self.tier.size_of(key) <= 0 or not self.routing.is_mine(key):
-            return self.answers.with_error(question, errno.EXDEV)
-        actions = self.tier.keep(key)
-        blob = self.tier.blob(key)
+        if self.chunk_cache.size_of(key) <= 0 or not self.routing.is_mine(key):
+            return self.replies.with_error(question, errno.EXDEV)
+        actions = self.chunk_cache.keep(key)
+        blob = self.chunk_cache.blob(key)
         if blob is None:
             return self.want(now, ChunkRequest(question.request, key))
-        actions += self.disk.store(key, blob)  # the disk may have refused it when it came
+        actions += self.write_back.store(key, blob)  # the disk may have refused it when it came
         return actions + self._answer(now, question, blob)
 
     def serve(self, now: float, peer: NodeId, message: Request) -> list[Action]:
@@ -139,13 +139,13 @@ class Chunks:
         )
         passed = tuple(filter(self.routing.is_other, message.passed))
         question = ChunkRequest(request, key, message.how, passed)
-        if self.tier.size_of(key) <= 0:
-            return self.answers.with_error(question, errno.EINVAL)
+        if self.chunk_cache.size_of(key) <= 0:
+            return self.replies.with_error(question, errno.EINVAL)
         if message.how is ChunkAskMode.ANY:
-            other = self.takers.other_for(now, key, peer, self.routing.gone())
+            other = self.redirects.other_for(now, key, peer, self.routing.gone())
             if other is not None:
                 self.stats.redirects += 1
-                self.links.served(peer, message.number)
+                self.flow.served(peer, message.number)
                 return [Send(peer, Redirect(message.number, self.stats.epoch, other))]
         return self.want(now, question)
 
@@ -154,12 +154,12 @@ class Chunks:
         it. Requests of this node always pass, because its parent decides."""
         subject = _subject(question.key)
         shared = blob is not None or self.fetches.is_under_way(subject)
-        is_crowd = self.crowds.count_request(now, question.path, shared=shared)
-        return shared or is_crowd or not isinstance(question.request, PeerRequest)
+        is_hot = self.hot_files.count_request(now, question.path, shared=shared)
+        return shared or is_hot or not isinstance(question.request, PeerRequest)
 
     def goes_alone(self, now: float, fetch: Fetch) -> None:
         """A parent has said that no other node below it reads this file."""
-        self.crowds.goes_alone(now, fetch.subject[1])
+        self.hot_files.goes_alone(now, fetch.subject[1])
 
     def _read_ahead(self, now: float, key: ChunkKey, ahead: Next) -> list[Action]:
         """Read ahead, as long as no request has to wait for room and no awaited chunk is
@@ -167,12 +167,12 @@ class Chunks:
         actions: list[Action] = []
         for index in ahead.known:
             # Count it as used, so that chunks already read are evicted before it.
-            self.tier.used(ChunkKey(key.path, key.version, index))
+            self.chunk_cache.used(ChunkKey(key.path, key.version, index))
         for index in ahead.fresh:
             each = ChunkKey(key.path, key.version, index)
             fetched = self._fetch_ahead(now, each)
             if fetched is None:
-                self.rows.found_no_room(each)
+                self.readahead.found_no_room(each)
                 break
             actions += fetched
         return actions
@@ -180,30 +180,30 @@ class Chunks:
     def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action] | None:
         """Fetch a chunk ahead of its reader; None if there is no room for it."""
         subject = _subject(key)
-        blob = self.tier.blob(key)
+        blob = self.chunk_cache.blob(key)
         if blob is not None:
             # The reader finds it published and does not ask, so the hit is counted here.
             self.stats.tier_from_memory += 1
             return self._publish_ahead(key, blob)
-        how = ChunkAskMode.TREE if self.crowds.goes_up(now, key.path) else ChunkAskMode.ANY
+        how = ChunkAskMode.TREE if self.hot_files.goes_up(now, key.path) else ChunkAskMode.ANY
         question = ChunkRequest(NOBODY, key, how)
         if self.fetches.join(subject, question) is not None:
             return []  # a peer may have asked for it; the node publishes it when it comes
         owned = self.routing.is_mine(key)
-        size = self.tier.size_of(key)
-        if not self.tier.has_room(cost_of(size), owned=owned):
+        size = self.chunk_cache.size_of(key)
+        if not self.chunk_cache.has_room(cost_of(size), owned=owned):
             return None
-        if not self.disk.may_read_ahead(size) if owned else self.fetches.is_held_up(key):
+        if not self.write_back.may_read_ahead(size) if owned else self.fetches.is_held_up(key):
             return None
         self.stats.tier_ahead += 1
         return self.fetches.begin(now, subject, question)
 
     def _publish_ahead(self, key: ChunkKey, blob: BlobId) -> list[Action]:
-        return [] if self.rows.is_marker(key) else [Publish(key, blob)]
+        return [] if self.readahead.is_marker(key) else [Publish(key, blob)]
 
     def _answer(self, now: float, question: ChunkRequest, blob: BlobId) -> list[Action]:
-        size = self.tier.size_of(question.key)
-        return self.answers.with_chunk(now, question, blob, size, self.limits.chunk_bytes)
+        size = self.chunk_cache.size_of(question.key)
+        return self.replies.with_chunk(now, question, blob, size, self.limits.chunk_bytes)
 
     # --- outcomes --------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Chunks:
         if isinstance(outcome, SourceRead):
             self.stats.tier_from_source += 1
             for_disk = any(map(_is_for_disk, fetch.waiters))
-            self.stats.tier_read_again += for_disk or self.disk.owes(key)
+            self.stats.tier_read_again += for_disk or self.write_back.owes(key)
             self.stats.tier_read_for_disk += for_disk
             return self._take(now, fetch, outcome.blob, keeps_result=keeps_result, stores=True)
         if outcome.blob is None:
@@ -225,9 +225,9 @@ class Chunks:
         """The disk does not hold the chunk. If this node has to keep it, the read may have to wait
         until the disk can take more."""
         is_kept = fetch.route.role.keeps_result or self.routing.is_mine(key)
-        if not is_kept or self.disk.may_read(now, fetch, key):
-            return [self.fetches.asking.from_source(fetch)]
-        self.fetches.asking.wait_for_disk(fetch)
+        if not is_kept or self.write_back.may_read(now, fetch, key):
+            return [self.fetches.machine.from_source(fetch)]
+        self.fetches.machine.wait_for_disk(fetch)
         self.fetches.give_back_room(fetch)
         return self.tell_delayed(fetch)
 
@@ -260,16 +260,16 @@ class Chunks:
             else:
                 actions += self._answer(now, question, blob)
         owned = keeps_result or self.routing.is_mine(key)
-        self.disk.settled(key)
+        self.write_back.settled(key)
         if stores and owned:
-            actions += self.disk.store(key, blob)
+            actions += self.write_back.store(key, blob)
         for_disk = all(map(_is_for_disk, fetch.waiters)) and bool(fetch.waiters)
-        return actions + self.tier.admit(key, blob, owned=owned, oldest=for_disk)
+        return actions + self.chunk_cache.admit(key, blob, owned=owned, oldest=for_disk)
 
     # --- the disk --------------------------------------------------------------------------------
 
     def stored(self, outcome: Stored) -> None:
-        self.disk.stored(
+        self.write_back.stored(
             outcome.key,
             written=outcome.written,
             is_degraded=outcome.is_degraded,
@@ -278,13 +278,13 @@ class Chunks:
 
     def go_on(self, now: float) -> list[Action]:
         """The disk, or memory, may have room again for the fetches that wait for it."""
-        actions = self.disk.pay_from_memory()
-        while (fetch := self.disk.next_to_read(_is_wanted)) is not None:
+        actions = self.write_back.pay_from_memory()
+        while (fetch := self.write_back.next_to_read(_is_wanted)) is not None:
             evicted = self.fetches.take_room(fetch, _key_of(fetch))
             if evicted is None:
                 break
-            self.disk.begin(fetch)
-            actions += [*evicted, self.fetches.asking.from_source(fetch)]
+            self.write_back.begin(fetch)
+            actions += [*evicted, self.fetches.machine.from_source(fetch)]
         return actions + self._read_for_disk(now)
 
     def _read_for_disk(self, now: float) -> list[Action]:
@@ -292,26 +292,30 @@ class Chunks:
         reader has to wait for the room."""
         actions: list[Action] = []
         self._for_disk = {each for each in self._for_disk if self.fetches.is_under_way(each)}
-        while (key := self.disk.debt_to_read(len(self._for_disk))) is not None:
+        while (key := self.write_back.debt_to_read(len(self._for_disk))) is not None:
             subject = _subject(key)
             # A chunk in flight is stored when it comes.
             if self.routing.is_mine(key) and not self.fetches.is_under_way(subject):
-                if not self.tier.has_room(cost_of(self.tier.size_of(key)), owned=True):
+                if not self.chunk_cache.has_room(
+                    cost_of(self.chunk_cache.size_of(key)), owned=True
+                ):
                     break
                 self._for_disk.add(subject)
                 actions += self.fetches.begin(now, subject, ChunkRequest(NOBODY, key, keeps=True))
-            self.disk.settled(key)
+            self.write_back.settled(key)
         return actions
 
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for fetch in self.disk.have_waited(now):
+        for fetch in self.write_back.have_waited(now):
             if _is_wanted(fetch):
-                self.disk.go_on(fetch)
+                self.write_back.go_on(fetch)
             else:
                 actions += self.fetches.end(fetch)
-        if self.disk.tick(now):
-            actions += [each for fetch in self.disk.waiting() for each in self.tell_delayed(fetch)]
+        if self.write_back.tick(now):
+            actions += [
+                each for fetch in self.write_back.waiting() for each in self.tell_delayed(fetch)
+            ]
         return actions + self.go_on(now)
 
 

@@ -85,14 +85,14 @@ class RequestHandler:
     policy: Policy
     files: FileClassifier
     stats: NodeStats
-    pins: BlobRefs
+    blob_refs: BlobRefs
     cache: Cache
     fetches: FetchTable
-    answers: ReplyBuilder
+    replies: ReplyBuilder
     offers: SpeculativePush | None
     """None in a job of one node, which has no children."""
-    ahead: ImportPrefetcher
-    sick: FailedNames
+    prefetcher: ImportPrefetcher
+    failed_names: FailedNames
     chunks: Chunks | None = None
     """None without a data tier."""
 
@@ -102,7 +102,7 @@ class RequestHandler:
         if self.policy.place(question.path) is Place.REFUSED and not (
             isinstance(question, LookupRequest) and question.path in self.policy.refused
         ):
-            return self.answers.with_error(question, errno.ELOOP)
+            return self.replies.with_error(question, errno.ELOOP)
         match question:
             case LookupRequest():
                 return self._look(now, question)
@@ -117,7 +117,7 @@ class RequestHandler:
         held = self.cache.entry(path, now)
         if held is not None:
             self.stats.answered_from_shelf += 1
-            return self.answers.with_entry(now, question, held)
+            return self.replies.with_entry(now, question, held)
         directory, name = split(path)
         # The root has no directory. A path may stay valid for longer than its directory, on the way
         # down to a shared prefix; it must not expire with that directory's listing.
@@ -132,7 +132,7 @@ class RequestHandler:
         if listing.value.has_to_be_looked_up(name):
             return self._look_singly(now, question)
         self.stats.answered_from_shelf += 1
-        return self.answers.with_listing(now, question, directory, listing)
+        return self.replies.with_listing(now, question, directory, listing)
 
     def _look_singly(
         self, now: float, question: LookupRequest, by: float | None = None
@@ -144,10 +144,10 @@ class RequestHandler:
         if held is None:
             from_peer = isinstance(question.request, PeerRequest)
             if from_peer and self.cache.is_refused_to_peers(question.path, now):
-                return self.answers.with_error(question, errno.EACCES)
+                return self.replies.with_error(question, errno.EACCES)
             return self._fetch(now, (Kind.SCAN, question.path, None), question)
         self.stats.answered_from_shelf += 1
-        return self.answers.with_listing(now, question, question.path, held)
+        return self.replies.with_listing(now, question, question.path, held)
 
     def _ask_bytes(self, now: float, question: ReadRequest | ChunkRequest) -> list[Action]:
         if isinstance(question, ChunkRequest):
@@ -158,8 +158,8 @@ class RequestHandler:
             assert self.chunks is not None
             return self.chunks.read(now, question)
         if not question.alone:
-            self.ahead.requested(ObjectKey(question.path, question.version))
-        return self._read(now, question, file_class) + self.ahead.go_on(now)
+            self.prefetcher.requested(ObjectKey(question.path, question.version))
+        return self._read(now, question, file_class) + self.prefetcher.go_on(now)
 
     def _class_of(self, question: ReadRequest) -> FileClass:
         """Peers ask for chunks explicitly; a peer's read means the whole file."""
@@ -172,10 +172,10 @@ class RequestHandler:
         blob = self.cache.blob(key)
         if blob is not None:
             self.stats.answered_from_shelf += 1
-            return self.answers.with_object(now, question, key, blob)
+            return self.replies.with_object(now, question, key, blob)
         if file_class is FileClass.DIRECT:
             if isinstance(question.request, PeerRequest):
-                return self.answers.with_error(question, errno.EFBIG)
+                return self.replies.with_error(question, errno.EFBIG)
             return self._fetch(now, (Kind.OPEN, question.path, question.request), question)
         return self._fetch(now, (Kind.READ, question.path, question.version), question)
 
@@ -185,10 +185,10 @@ class RequestHandler:
         """*by* is the deadline of a request that has waited on another fetch before."""
         running = self.fetches.join(subject, question, by)
         if running is not None:
-            return self.answers.pass_on(now, running, question)
-        sick = self.sick.get(now, subject)
+            return self.replies.pass_on(now, running, question)
+        sick = self.failed_names.get(now, subject)
         if sick is not None:
-            return self.answers.with_remembered(question, sick)
+            return self.replies.with_remembered(question, sick)
         return self.fetches.begin(now, subject, question, by)
 
     # --- outcomes --------------------------------------------------------------------------------
@@ -210,19 +210,19 @@ class RequestHandler:
                 assert self.chunks is not None
                 return self.chunks.conclude(now, fetch, outcome) + self._room_was_made(now)
             case SourceRead(_, blob, mentions):
-                self.ahead.mentioned(_key_of(fetch), mentions)
+                self.prefetcher.mentioned(_key_of(fetch), mentions)
                 return self.take_object(now, fetch, blob)
             case DiskLoaded():
                 raise AssertionError("only chunks are loaded")
             case SourceOpened(_, handle):
                 ended = self.fetches.end(fetch)
-                answers = self.answers.with_handle(fetch.waiters[0], handle)
+                answers = self.replies.with_handle(fetch.waiters[0], handle)
                 return ended + answers + self._room_was_made(now)
             case Failed(_, error):
                 _witness(fetch, error)
                 others = None
                 if error not in TRUE_OF_THE_FILE and fetch.witnesses.count < WITNESSES_ENOUGH:
-                    others = self.fetches.asking.source_failed(now, fetch)
+                    others = self.fetches.machine.source_failed(now, fetch)
                 return self.fail(now, fetch, error) if others is None else others
 
     def take_listing(
@@ -243,17 +243,17 @@ class RequestHandler:
             match question:
                 case LookupRequest() if shown.has_to_be_looked_up(split(question.path)[1]):
                     if is_another:  # a single lookup would not say in which directory
-                        actions += self.answers.with_error(question, errno.ESTALE)
+                        actions += self.replies.with_error(question, errno.ESTALE)
                     else:
                         actions += self._look_singly(now, question, fetch.deadline)
                 case _:
-                    actions += self.answers.with_listing(now, question, path, held)
+                    actions += self.replies.with_listing(now, question, path, held)
         actions += self.cache.take_listing(path, held, CameBy.FETCH)
         if self._is_of_all(ListingKey(path)) and not _has_local_waiter(fetch) and not is_another:
             actions += self.cache.publish_listing(path, held)
         self._note(now, ListingKey(path))
-        self.ahead.listed(path, listing)
-        return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
+        self.prefetcher.listed(path, listing)
+        return actions + self.prefetcher.ended(now, fetch) + self._room_was_made(now)
 
     def take_chunk(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         assert self.chunks is not None
@@ -277,29 +277,29 @@ class RequestHandler:
         actions += self.cache.admit_entry(path, held)
         for question in fetch.waiters:
             assert isinstance(question, LookupRequest)
-            actions += self.answers.with_entry(now, question, held)
+            actions += self.replies.with_entry(now, question, held)
         return actions + self._room_was_made(now)
 
     def take_object(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         actions = self.fetches.end(fetch)
         key = _key_of(fetch)
         version = key.version
-        actions += self.answers.pass_more(now, fetch, blob, parts_in(version.size))
+        actions += self.replies.pass_more(now, fetch, blob, parts_in(version.size))
         streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
         for question in fetch.waiters:
             assert isinstance(question, ReadRequest)
             if question.request not in streaming and not is_nobodys(question):
-                actions += self.answers.with_object(now, question, key, blob)
+                actions += self.replies.with_object(now, question, key, blob)
         if fetch.received.blob not in (None, blob):
             actions += self._drop_partial(fetch)
         self._note(now, key)
-        if self.ahead.is_unused(key):
+        if self.prefetcher.is_unused(key):
             actions += self.cache.take_ahead(key, blob)
         else:
             actions += self.cache.admit_object(key, blob)
         if self._is_of_all(key) and not _has_local_waiter(fetch):
             actions += self.cache.publish_object(key)
-        return actions + self.ahead.ended(now, fetch) + self._room_was_made(now)
+        return actions + self.prefetcher.ended(now, fetch) + self._room_was_made(now)
 
     def _note(self, now: float, key: ListingKey | ObjectKey) -> None:
         if self._is_of_all(key):
@@ -315,7 +315,7 @@ class RequestHandler:
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
         """End the fetch with this error, and answer its requests with it."""
         self._remember(now, fetch, error)
-        actions = self.fetches.end(fetch) + self.ahead.ended(now, fetch)
+        actions = self.fetches.end(fetch) + self.prefetcher.ended(now, fetch)
         if all(is_nobodys(each) for each in fetch.waiters) and fetch.waiters:
             return actions + self._drop_partial(fetch) + self._room_was_made(now)
         self.stats.failures += 1
@@ -330,13 +330,13 @@ class RequestHandler:
             actions += self.cache.forget_name(path)
         actions += self._drop_partial(fetch)
         for question in _of_somebody(fetch):
-            actions += self.answers.with_error(question, error, fetch.witnesses.count)
+            actions += self.replies.with_error(question, error, fetch.witnesses.count)
         return actions + self._room_was_made(now)
 
     def _remember(self, now: float, fetch: Fetch, error: int) -> None:
         """Remember the error if this node has tried too, so that the next request need not."""
         if fetch.witnesses.own_error and error not in TRUE_OF_THE_FILE:
-            self.sick.note(now, fetch.subject, error, fetch.witnesses.count)
+            self.failed_names.note(now, fetch.subject, error, fetch.witnesses.count)
 
     def _search(self, now: float, fetch: Fetch) -> list[Action]:
         """A directory that may not be listed may still be searched: look its names up singly.
@@ -347,12 +347,12 @@ class RequestHandler:
             if isinstance(question, LookupRequest):
                 actions += self._look_singly(now, question, fetch.deadline)
             else:
-                actions += self.answers.with_error(question, errno.EACCES)
+                actions += self.replies.with_error(question, errno.EACCES)
         return actions
 
     def _drop_partial(self, fetch: Fetch) -> list[Action]:
         blob = fetch.received.blob
-        return [] if blob is None else self.pins.release(blob)
+        return [] if blob is None else self.blob_refs.release(blob)
 
     def _room_was_made(self, now: float) -> list[Action]:
         actions = [] if self.chunks is None else self.chunks.go_on(now)
@@ -365,7 +365,7 @@ class RequestHandler:
         if isinstance(event, Stored):
             self.chunks.stored(event)
         else:
-            self.chunks.disk.recovered()
+            self.chunks.write_back.recovered()
         return self._room_was_made(now)
 
     # --- deadlines and clear ---------------------------------------------------------------------
@@ -380,26 +380,26 @@ class RequestHandler:
                 _witness(fetch, errno.ETIMEDOUT)
             self._remember(now, fetch, errno.ETIMEDOUT)
             actions += self.fetches.end(fetch)
-            actions += self._drop_partial(fetch) + self.ahead.ended(now, fetch)
+            actions += self._drop_partial(fetch) + self.prefetcher.ended(now, fetch)
             for question in _of_somebody(fetch):
-                actions += self.answers.with_error(question, errno.ETIMEDOUT, fetch.witnesses.count)
+                actions += self.replies.with_error(question, errno.ETIMEDOUT, fetch.witnesses.count)
         if overdue:
             actions += self._room_was_made(now)
         if self.chunks is not None:
             actions += self.chunks.tick(now)
         for question in self.fetches.found_no_room(now):
             self.stats.overdue += 1
-            actions += self.answers.with_error(question, errno.ETIMEDOUT)
+            actions += self.replies.with_error(question, errno.ETIMEDOUT)
         return actions
 
     def clear(self, now: float, epoch: int) -> list[Action]:
         """Begin an epoch: forget everything, and start lookups in flight again."""
         self.stats.epoch = epoch
-        self.answers.forget_warm()
-        self.ahead.clear()
-        self.sick.clear()
+        self.replies.forget_warm()
+        self.prefetcher.clear()
+        self.failed_names.clear()
         if self.chunks is not None:
-            self.chunks.rows.forget()
+            self.chunks.readahead.forget()
         if self.offers is not None:
             self.offers.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]

@@ -40,7 +40,7 @@ class ReplyBuilder:
     policy: Policy
     files: FileClassifier
     stats: NodeStats
-    links: FlowControl
+    flow: FlowControl
     grants: bool
     """Whether the node may grant the front the files of a listing."""
     cut_through: bool
@@ -69,9 +69,9 @@ class ReplyBuilder:
         request = question.request
         if not isinstance(request, PeerRequest):
             return [AnswerError(request, error)]
-        if not self.links.is_serving(*request):
+        if not self.flow.is_serving(*request):
             return []  # the peer disconnected or cancelled
-        stopped = self.links.stop(*request)
+        stopped = self.flow.stop(*request)
         refusal = ErrorReply(request.number, self.stats.epoch, error, witnesses)
         return [*stopped, Send(request.peer, refusal)]
 
@@ -102,7 +102,7 @@ class ReplyBuilder:
             if isinstance(question, LookupRequest):
                 entry = held.source.find(split(question.path)[1])
                 return self._give_entry(now, request, entry, held.fresh_until)
-            if not self.links.is_serving(*request):
+            if not self.flow.is_serving(*request):
                 return []
             total = len(held.source.packed)
             if total > LISTING_MAX_BYTES:
@@ -110,7 +110,7 @@ class ReplyBuilder:
             stream = OutgoingStream(
                 request.number, held.source, total, 0, parts_in(total), held.fresh_until
             )
-            return self.links.give(now, self.stats.epoch, request.peer, stream)
+            return self.flow.give(now, self.stats.epoch, request.peer, stream)
         granted = self.grants and not held.value.bare and directory not in self._warm
         granted = granted and self.files.is_granted(directory)
         below = granted and directory not in self._above_warm
@@ -132,11 +132,11 @@ class ReplyBuilder:
         request = question.request
         if not isinstance(request, PeerRequest):
             return [AnswerObject(request, key, blob)]
-        if not self.links.is_serving(*request):
+        if not self.flow.is_serving(*request):
             return []
         size = key.version.size
         stream = OutgoingStream(request.number, blob, size, question.first, parts_in(size))
-        return self.links.give(now, self.stats.epoch, request.peer, stream)
+        return self.flow.give(now, self.stats.epoch, request.peer, stream)
 
     def with_chunk(
         self, now: float, question: ChunkRequest, blob: BlobId, size: int, chunk_bytes: int
@@ -144,17 +144,17 @@ class ReplyBuilder:
         request = question.request
         if not isinstance(request, PeerRequest):
             return [AnswerChunk(request, question.key, blob, chunk_bytes)]
-        if not self.links.is_serving(*request):
+        if not self.flow.is_serving(*request):
             return []
         stream = OutgoingStream(request.number, blob, size, 0, parts_in(size))
-        return self.links.give(now, self.stats.epoch, request.peer, stream)
+        return self.flow.give(now, self.stats.epoch, request.peer, stream)
 
     def _give_entry(
         self, now: float, request: PeerRequest, entry: Entry | None, fresh_until: float | None
     ) -> list[Action]:
-        if not self.links.is_serving(*request):
+        if not self.flow.is_serving(*request):
             return []
-        self.links.served(*request)
+        self.flow.served(*request)
         left = None if fresh_until is None else max(0.0, fresh_until - now)
         message = EntryReply(request.number, self.stats.epoch, entry, left)
         return [Send(request.peer, message)]
@@ -166,19 +166,19 @@ class ReplyBuilder:
         request, blob = question.request, fetch.received.blob
         if blob is None or not isinstance(request, PeerRequest) or not self.cut_through:
             return []
-        if not self.links.is_serving(*request):
+        if not self.flow.is_serving(*request):
             return []
         assert isinstance(question, ReadRequest)
         size = question.version.size
         stream = OutgoingStream(request.number, blob, size, question.first, fetch.received.parts)
         fetch.streams.append((request.peer, stream))
-        return self.links.give(now, self.stats.epoch, request.peer, stream)
+        return self.flow.give(now, self.stats.epoch, request.peer, stream)
 
     def pass_more(self, now: float, fetch: Fetch, blob: BlobId, there: int) -> list[Action]:
         """*there* parts are in *blob*. It is another blob than before if the object was read from
         the source after all."""
         actions: list[Action] = []
         for peer, stream in fetch.streams:
-            actions += self.links.more(stream, blob, there)
-            actions += self.links.pump(now, self.stats.epoch, peer)
+            actions += self.flow.more(stream, blob, there)
+            actions += self.flow.pump(now, self.stats.epoch, peer)
         return actions

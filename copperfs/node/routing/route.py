@@ -87,7 +87,7 @@ class Routing:
     policy: Policy
     trees: Trees | None
     """None for a job of one node."""
-    links: FlowControl
+    flow: FlowControl
     membership: Membership | None
     owners: Owners | None = None
     """None where there is no data tier, or no other node."""
@@ -149,7 +149,9 @@ class Routing:
             return Route(parent)
         assert self.trees is not None
         above = partial(self.trees.parent, tree)
-        return self._route_around(now, membership, above, skipped, membership.view.gone, silent_at)
+        return self._route_around(
+            now, membership, above, skipped, membership.members.gone, silent_at
+        )
 
     def _route_to_owner(
         self,
@@ -161,7 +163,7 @@ class Routing:
         *,
         is_second_opinion: bool,
     ) -> Route:
-        owners, gone = self.owners, membership.view.gone
+        owners, gone = self.owners, membership.members.gone
         assert owners is not None, "a job that has chunks has owners of them"
         if self.lost_from_source and gone and owners.owner(key, ()) in gone:
             return Route(role=Role.SUBSTITUTE)
@@ -230,7 +232,7 @@ class Routing:
             if not is_second_opinion:
                 until = membership.doubted_until(peer)
                 not_before = max(not_before, min(until, at_most)) if skips else until
-            if meanwhile is None and self.links.is_up(peer):
+            if meanwhile is None and self.flow.is_up(peer):
                 meanwhile = peer
             excluded.add(peer)
             skips = True
@@ -291,7 +293,7 @@ class Routing:
         return self.trees is not None and node < self.trees.nodes and node != self.trees.me
 
     def gone(self) -> Collection[NodeId]:
-        return () if self.membership is None else self.membership.view.gone
+        return () if self.membership is None else self.membership.members.gone
 
     def passed_owners(
         self, now: float, key: ChunkKey, passed: Collection[NodeId]
@@ -306,7 +308,7 @@ class Routing:
         """Whether this node is the one to keep the chunk, as far as it knows."""
         if self.owners is None or self.membership is None:
             return True
-        return self.owners.is_mine(key, self.membership.view.gone)
+        return self.owners.is_mine(key, self.membership.members.gone)
 
     def owes(self, now: float, peer: NodeId) -> None:
         assert self.membership is not None
@@ -325,14 +327,14 @@ class Routing:
         if self.trees is None or self.membership is None:
             return []
         parent = self.membership.parents[0]
-        children = self.trees.children(0, self.membership.view.gone)
+        children = self.trees.children(0, self.membership.members.gone)
         around = [*([] if parent is None else [parent]), *children]
-        return [each for each in around if self.links.is_up(each)]
+        return [each for each in around if self.flow.is_up(each)]
 
     def push_children(self, tree: int) -> list[NodeId]:
         """The nodes to which a batch is forwarded. *tree* is what its sender said."""
         assert self.trees is not None
-        gone = () if self.membership is None else self.membership.view.gone
+        gone = () if self.membership is None else self.membership.members.gone
         return self.trees.push_children(tree % self.trees.count, gone)
 
 
