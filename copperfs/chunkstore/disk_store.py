@@ -59,7 +59,7 @@ _OWN_TROUBLE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 class DiskLimits:
     budget_bytes: int
     backlog_bytes_max: int = BACKLOG_BYTES_MAX
-    """On top of every other budget. The core hands over no more (``node/cache/write_back.py``)."""
+    """On top of every other budget. The node hands over no more (``node/cache/write_back.py``)."""
     mover_rate_bytes_s: int = 0
     """0: as fast as the disk takes it."""
     free_bytes_min: int = 1 << 30

@@ -29,9 +29,10 @@ from copperfs.node.actions import (
     Evict,
     InvalidateName,
     ListingKey,
+    ListSource,
     LoadChunk,
     LogEvent,
-    LookSource,
+    LookupSource,
     NewEpoch,
     ObjectKey,
     OpenSource,
@@ -42,7 +43,6 @@ from copperfs.node.actions import (
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
-    ScanSource,
     Send,
     StoreChunk,
 )
@@ -91,7 +91,7 @@ class Driver(Generic[Content, Payload]):
                 ports.frontend.answer_error(request, error)
             case ReadSource():
                 ports.source.start(action, self.node.looks_for(action.fetch))
-            case ScanSource() | LookSource() | OpenSource() | ReadChunk():
+            case ListSource() | LookupSource() | OpenSource() | ReadChunk():
                 ports.source.start(action, ())
             case LoadChunk(fetch, key):
                 self._chunk_store.load(fetch, key)
@@ -165,10 +165,10 @@ class Driver(Generic[Content, Payload]):
                 self.ports.frontend.publish_listing(key.path, listing)
 
     def _end_call(self, action: EndCall) -> None:
-        operations, asker = self.ports.operations, action.asker
+        operations, requester = self.ports.operations, action.requester
         operations.stop(action.call)
         result = operations.merge(action.results)
-        if isinstance(asker, PeerRequest):
-            self._network.send(asker.peer, CollectiveReply(asker.number, result), None)
+        if isinstance(requester, PeerRequest):
+            self._network.send(requester.peer, CollectiveReply(requester.number, result), None)
         else:
-            operations.end(asker, result)
+            operations.end(requester, result)

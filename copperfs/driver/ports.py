@@ -31,11 +31,11 @@ from copperfs.node.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
-    Fetch,
     ListingKey,
     LogEvent,
     ObjectKey,
     PerformCall,
+    SourceAction,
 )
 from copperfs.node.events import Event
 from copperfs.node.peer.messages import Message, Offer
@@ -75,7 +75,7 @@ class Clock(Protocol):
 
 
 class Source(Protocol):
-    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
         """Report one outcome later. *looks_for*: names to scan for in a file that is read whole."""
 
     def close_handle(self, handle: HandleId) -> None:

@@ -1,6 +1,6 @@
 """FUSE handlers: a pyfuse3 filesystem that sees only the requests that the front could not answer.
 
-Each handler asks the core, publishes the answer to the front, and tells the front to try again
+Each handler asks the node, publishes the answer to the front, and tells the front to try again
 (RETRY, decision 2). A read that was tried before (FULL) gets its bytes.
 """
 
@@ -73,19 +73,19 @@ def is_listing_of(path: Path, known: Attributes, listing: Listing) -> bool:
     return directory is None or path == ROOT or not directory.is_another_than(known.version)
 
 
-async def as_stale(asker: NodePort, path: Path, error: SourceError) -> SourceError:
+async def as_stale(node: NodePort, path: Path, error: SourceError) -> SourceError:
     """ENOTDIR becomes ESTALE: the kernel repeats the path walk for that error alone."""
     if error.errno in LOOK_AGAIN:
-        await asker.wait_kernel_told(path)
+        await node.wait_kernel_told(path)
     return SourceError(errno.ESTALE) if error.errno == errno.ENOTDIR else error
 
 
-async def replaced(asker: NodePort, path: Path, *, attached: bool) -> SourceError:
+async def replaced(node: NodePort, path: Path, *, attached: bool) -> SourceError:
     """A request for a number that is not *attached* comes from the old directory, and what others
     hold of the new one is true."""
     if attached:
-        asker.replaced(path)
-    await asker.wait_kernel_told(path)
+        node.replaced(path)
+    await node.wait_kernel_told(path)
     return SourceError(errno.ESTALE)
 
 
@@ -129,10 +129,10 @@ class FrontHandlers(pyfuse3.Operations):
     enable_writeback_cache = False
 
     def __init__(
-        self, asker: NodePort, board: PublicationIndex, statfs: Statfs, *, allow_other: bool
+        self, node_port: NodePort, board: PublicationIndex, statfs: Statfs, *, allow_other: bool
     ) -> None:
         super().__init__()
-        self._asker = asker
+        self._node_port = node_port
         self._board = board
         self._statfs = statfs
         self._allow_other = allow_other
@@ -179,11 +179,11 @@ class FrontHandlers(pyfuse3.Operations):
         deliver: Callable[[Answered, Content, Remaining], T],
     ) -> T:
         # The front may have listed the answer, and forwards the request if it cannot publish that.
-        self._board.hear(self._asker)
+        self._board.hear(self._node_port)
         try:
-            return await self._asker.ask(question, deliver)
+            return await self._node_port.ask(question, deliver)
         except SourceError as error:
-            raise await as_stale(self._asker, path, error) from None
+            raise await as_stale(self._node_port, path, error) from None
 
     async def _look_up(self, parent: int, name: bytes) -> None:
         directory, known = self._node(parent)
@@ -264,7 +264,7 @@ class FrontHandlers(pyfuse3.Operations):
         return found
 
     async def _replaced(self, number: int, path: Path) -> SourceError:
-        return await replaced(self._asker, path, attached=self._board.is_attached(number))
+        return await replaced(self._node_port, path, attached=self._board.is_attached(number))
 
     async def _look_at(self, path: Path) -> Entry | None:
         def take(answer: Answered, _: Content, __: Remaining) -> Entry | None:

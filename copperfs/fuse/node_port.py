@@ -1,6 +1,6 @@
-"""The interface between the handlers and the runner of the core.
+"""The interface between the handlers and the runner of the node.
 
-The function that consumes an answer runs while the core's actions are performed, in their order. A
+The function that consumes an answer runs while the node's actions are performed, in their order. A
 later action may evict the answer: it must have been published before, or it would stay published
 for good.
 """
@@ -27,7 +27,7 @@ Answered = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHand
 Content = Blob | int | None
 """The bytes behind an object or a chunk, the descriptor behind a handle."""
 Deliver = Callable[[Answered, Content, Callable[[float | None], float | None]], T]
-"""The last argument turns a time of the core's clock into seconds from now."""
+"""The last argument turns a time of the node's clock into seconds from now."""
 
 
 class SourceError(Exception):

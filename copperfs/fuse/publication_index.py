@@ -1,8 +1,8 @@
 """Publication index: records what the handlers have published to the front, and under which
 numbers.
 
-The core knows paths and versions, the front knows node numbers. Only this index holds both, so that
-content that the core evicts can be withdrawn.
+The node knows paths and versions, the front knows node numbers. Only this index holds both, so that
+content that the node evicts can be withdrawn.
 
 All methods run on trio's thread, and none waits. A notification of the kernel may wait for a reply
 of the handlers themselves, so ``look_again`` only returns the work for a worker thread.
@@ -140,8 +140,8 @@ class PublicationIndex:
             found.f_frsize,
         )
 
-    def hear(self, asker: NodePort) -> None:
-        """Gives the credit back once the core has made room."""
+    def hear(self, node: NodePort) -> None:
+        """Gives the credit back once the node has made room."""
         try:
             fetched = self.front.fetched()
         except MemoryError:
@@ -151,11 +151,11 @@ class PublicationIndex:
             version = Attributes(attributes).version
             if isinstance(content, bytes):
                 self._note(ListingKey(Path(path)), number)
-                asker.take_listing(Path(path), Listing(content, version), epoch, ahead=ahead)
+                node.take_listing(Path(path), Listing(content, version), epoch, ahead=ahead)
             else:
                 key = ObjectKey(Path(path), version)
                 self._note(key, number)
-                asker.take(key, content, ahead=ahead, used=used)
+                node.take(key, content, ahead=ahead, used=used)
             self.front.add_credit(credit)
 
     def _note(self, key: CacheKey, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Assembles the bytes of one read from the core's answers.
+"""Assembles the bytes of one read from the node's answers.
 
 A read may span several chunks, and only the first answer tells how large they are. So a read
 requests its first byte, and then all missing chunks at once. An object counts as a chunk that holds
@@ -80,7 +80,7 @@ class Pieces:
 async def ask_at_each(ask: Callable[[int], Awaitable[object]], offsets: Sequence[int]) -> None:
     """When the first one fails, the others are cancelled.
 
-    The order tells the core that a reader continues; trio starts tasks in any order.
+    The order tells the node that a reader continues; trio starts tasks in any order.
     """
     if len(offsets) == 1:  # nearly always, and a nursery costs as much as the request
         await ask(offsets[0])

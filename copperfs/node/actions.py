@@ -54,13 +54,13 @@ CacheKey = ObjectKey | ListingKey | EntryKey
 
 
 @dataclass(frozen=True, slots=True)
-class ScanSource:
+class ListSource:
     fetch: FetchId
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
-class LookSource:
+class LookupSource:
     fetch: FetchId
     path: Path
 
@@ -176,10 +176,11 @@ class PerformCall:
 
 @dataclass(frozen=True, slots=True)
 class EndCall:
-    """Merge these results into one for the asker: in a ``CollectiveReply``, if that is a peer."""
+    """Merge these results into one for the requester: in a ``CollectiveReply``, if that is a
+    peer."""
 
     call: CallId
-    asker: RequestId | PeerRequest
+    requester: RequestId | PeerRequest
     operation: str
     results: tuple[bytes, ...]
 
@@ -297,10 +298,10 @@ class InvalidateName:
     path: Path
 
 
-Fetch = ScanSource | LookSource | ReadSource | OpenSource | ReadChunk
-AtDisk = LoadChunk | StoreChunk
+SourceAction = ListSource | LookupSource | ReadSource | OpenSource | ReadChunk
+DiskAction = LoadChunk | StoreChunk
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHandle | AnswerError
-AtPeers = Send | Connect | Disconnect | Probe | PerformCall | EndCall | DropCall
-LettingGo = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | InvalidateName
-ForPeople = LogEvent | Disagree
-Action = Fetch | AtDisk | AtPeers | Answer | Publish | LettingGo | ForPeople
+PeerAction = Send | Connect | Disconnect | Probe | PerformCall | EndCall | DropCall
+ReleaseAction = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | InvalidateName
+UserNotice = LogEvent | Disagree
+Action = SourceAction | DiskAction | PeerAction | Answer | Publish | ReleaseAction | UserNotice

@@ -24,7 +24,8 @@ from copperfs.model.types import (
 )
 from copperfs.node.peer.messages import Batch, ChunkAskMode, DataReply, Message
 
-Asker = RequestId | PeerRequest
+Requester = RequestId | PeerRequest
+"""An application of this node or a peer, by the number of its request; the answer goes there."""
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -33,7 +34,7 @@ Asker = RequestId | PeerRequest
 class LookupRequest:
     """Look up *path*. The answer is an entry, or that there is none."""
 
-    request: Asker
+    request: Requester
     path: Path
 
 
@@ -41,7 +42,7 @@ class LookupRequest:
 class ListRequest:
     """List the names in *path*."""
 
-    request: Asker
+    request: Requester
     path: Path
 
 
@@ -49,7 +50,7 @@ class ListRequest:
 class ReadRequest:
     """Read *path* in this version; the answer is an object or a handle."""
 
-    request: Asker
+    request: Requester
     path: Path
     version: Version
     first: int = 0
@@ -68,7 +69,7 @@ class ReadRequest:
 class ChunkRequest:
     """Read one chunk: a peer's request, or a ``ReadRequest`` of a chunked file."""
 
-    request: Asker
+    request: Requester
     key: ChunkKey
     how: ChunkAskMode = ChunkAskMode.ANY
     passed: tuple[NodeId, ...] = ()

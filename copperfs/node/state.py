@@ -146,7 +146,8 @@ class NodeStats:
     deaths: int = 0
     """Nodes that this one declared dead."""
     max_detection_ms: int = 0
-    """The longest detection time, from when the dead node owed a reply or was last heard."""
+    """The longest detection time, from when a reply of the dead node was awaited or it was last
+    heard."""
     returns: int = 0
     """Nodes that were declared dead and are back."""
     refutations: int = 0

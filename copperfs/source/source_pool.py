@@ -12,7 +12,14 @@ import trio
 from copperfs.model.listing import NAME_MAX, Listing
 from copperfs.model.types import Attributes, Entry, FetchId, HandleId, Path
 from copperfs.native import SourcePool
-from copperfs.node.actions import Fetch, LookSource, OpenSource, ReadChunk, ReadSource, ScanSource
+from copperfs.node.actions import (
+    ListSource,
+    LookupSource,
+    OpenSource,
+    ReadChunk,
+    ReadSource,
+    SourceAction,
+)
 from copperfs.node.events import Failed, Outcome, SourceListed, SourceLookedUp, SourceOpened
 from copperfs.source.source_port import (
     Arrive,
@@ -46,13 +53,13 @@ class PoolFetcher:
         prefix = root.rstrip(b"/") + b"/"
         self._untouchable = untouchable
         self._pool = SourcePool(prefix, concurrency, os.stat(root).st_dev, listing_max, deadline_s)
-        self._started: dict[int, type[Fetch]] = {}
+        self._started: dict[int, type[SourceAction]] = {}
         self._looked_for: dict[int, tuple[bytes, ...]] = {}
         self._refused: list[Outcome] = []
         self._woken = trio.Event()
         self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
 
-    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
+    def start(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
         if (outcome := refused(fetch, self._untouchable())) is not None:
             self._refuse(outcome)
         elif isinstance(fetch, ReadChunk):
@@ -67,12 +74,12 @@ class PoolFetcher:
     def _fail(self, fetch: FetchId, error: int) -> None:
         self._refuse(Failed(fetch, error))
 
-    def _submit(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
+    def _submit(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
         kind, version = SourcePool.LOOK, _NO_VERSION
         names: tuple[bytes, ...] = ()
         offset = length = 0
         match fetch:
-            case ScanSource():
+            case ListSource():
                 kind, names = SourcePool.SCAN, names_in(fetch.path, self._untouchable())
             case ReadSource():
                 kind, version = SourcePool.READ, fetch.version
@@ -81,7 +88,7 @@ class PoolFetcher:
             case ReadChunk():
                 kind, version = SourcePool.CHUNK, fetch.version
                 offset, length = fetch.offset, fetch.length
-            case LookSource():
+            case LookupSource():
                 pass
         self._started[fetch.fetch] = type(fetch)
         packed = b""
@@ -116,7 +123,7 @@ class PoolFetcher:
         match result:
             case None:
                 return SourceLookedUp(fetch, None)
-            case (bytes(attributes), packed) if kind is ScanSource:
+            case (bytes(attributes), packed) if kind is ListSource:
                 listing = Listing(packed, Attributes(attributes).version)
                 if not listing.bare:
                     self._pool.count_stats(listing.count)

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from copperfs.model.types import Attributes, Entry, FetchId, HandleId, Path, is_below, split
 from copperfs.native.blob import FileBlob
-from copperfs.node.actions import Fetch, LookSource
+from copperfs.node.actions import LookupSource, SourceAction
 from copperfs.node.events import Failed, Outcome, SourceLookedUp
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRead:
-    """The receiver keeps the bytes and gives the core a handle to them."""
+    """The receiver keeps the bytes and gives the node a handle to them."""
 
     fetch: FetchId
     blob: FileBlob
@@ -52,7 +52,7 @@ class Fetcher(Protocol):
         """*untouchable* paths lead back into the mount."""
         ...
 
-    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
+    def start(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
         """The outcome arrives later, never within this call. The thread that reads a whole file
         looks for *looked_for* in it."""
         ...
@@ -97,9 +97,9 @@ class Fetcher(Protocol):
         ...
 
 
-def refused(fetch: Fetch, untouchable: frozenset[Path]) -> Outcome | None:
+def refused(fetch: SourceAction, untouchable: frozenset[Path]) -> Outcome | None:
     """Refuse what leads back into the mount: the daemon would wait for itself."""
-    if isinstance(fetch, LookSource) and fetch.path in untouchable:
+    if isinstance(fetch, LookupSource) and fetch.path in untouchable:
         return SourceLookedUp(fetch.fetch, Entry(Attributes.bare(1, stat.S_IFDIR)))
     if any(is_below(fetch.path, each) for each in untouchable):
         return Failed(fetch.fetch, errno.ELOOP)

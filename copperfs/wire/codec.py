@@ -10,7 +10,7 @@ A frame costs more than copying some KiB. A receiver accepts both.
 
 ``LAYOUTS`` is the whole protocol; ``VERSION`` (``wire_version.py``) changes with it.
 ``decode_header`` checks everything before it allocates anything whose size the header names.
-``check_payload`` is separate: the asker has to know what it did not get.
+``check_payload`` is separate: the requester has to know what it did not get.
 """
 
 import struct

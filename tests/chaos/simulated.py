@@ -1,6 +1,6 @@
 """``python -m tests.chaos.simulated``: runs the same schedules in virtual time.
 
-The nodes are the daemon's own core; the network and the source are the simulator's. So a stall
+The nodes are the daemon's own ``Node``; the network and the source are the simulator's. So a stall
 comes only from deadlines and the order in which peers are asked. Packet loss is not simulated, and
 not drawn.
 """

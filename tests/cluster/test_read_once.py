@@ -212,7 +212,7 @@ def test_who_is_level_with_another_is_sent_what_that_one_asks_for(
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    """The core wakes by its own deadlines alone."""
+    """The node wakes by its own deadlines alone."""
     until = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < until

@@ -682,7 +682,7 @@ static void ask_ioctl(struct input *in)
 	world_ask(FUSE_IOCTL, pick_node(in), &body, sizeof(body));
 }
 
-/* The core's actions once it knows of them. */
+/* The node's actions once it knows of them. */
 static void take_fetched(void)
 {
 	struct front *f = &world->front;

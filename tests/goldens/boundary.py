@@ -3,7 +3,7 @@ digest.
 
 A line is a message that a node sends, an operation at the source and its outcome, a chunk that goes
 to a disk or comes from one, or an answer to an application, each with its virtual time. A redesign
-may change the events and actions of the core, so they are left out.
+may change the events and actions of the node, so they are left out.
 """
 
 from collections import Counter

@@ -14,6 +14,8 @@ RENAMED: dict[str, str] = {
     "SourceRead": "HaveRead",
     "SourceOpened": "Opened",
     "DiskLoaded": "Loaded",
+    "ListSource": "ScanSource",
+    "LookupSource": "LookSource",
     # The scenario language has kept these words.
     **{kind.__name__: word for word, kind in WORDS.items() if kind.__name__ != word},
     "ContentKind": "What",
@@ -25,6 +27,7 @@ RENAMED: dict[str, str] = {
     "ChunkRequest": "WantChunk",
     "InvalidateName": "LookAgain",
     "LogEvent": "Happened",
+    "records": "fates",
 }
 
 _WORD = re.compile(r"[A-Za-z_]+")

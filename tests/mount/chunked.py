@@ -1,4 +1,4 @@
-"""Stand-in for the core: gives files in chunks at once, evicts them, or lets readers wait, as a
+"""Stand-in for the node: gives files in chunks at once, evicts them, or lets readers wait, as a
 test says by lines of JSON on the daemon's standard input.
 
 In ``ChunkedMount`` the front, the handlers and the engine are the real daemon's. In production only

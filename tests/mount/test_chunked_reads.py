@@ -1,6 +1,6 @@
 """Files that come in chunks, on real mounts, as readers, mappings and programs see them.
 
-A stand-in for the core (``chunked.py``) says which chunk is evicted or has to wait, and when.
+A stand-in for the node (``chunked.py``) says which chunk is evicted or has to wait, and when.
 """
 
 from __future__ import annotations

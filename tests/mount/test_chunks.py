@@ -204,7 +204,7 @@ def test_with_less_memory_than_the_file_has_it_is_still_read(source: Path, job: 
 def test_a_node_alone_reads_a_dataset_through_its_disk_and_not_by_itself(
     source: Path, mounted: Mounter, tmp_path: Path
 ) -> None:
-    """The front leaves these small files to the core."""
+    """The front leaves these small files to the node."""
     (source / "data").mkdir()
     contents = {f"{count}": write(source / "data" / f"{count}", count) for count in range(1, 30)}
     mount = mounted("--tier-dir", str(tmp_path / "tier"), "--ring", str(source / "data"))

@@ -427,8 +427,8 @@ def test_statistics_count_what_happened(source: Path, mounted: Mounter) -> None:
     (mount / "file").read_bytes()
     assert errno_of((mount / "absent").lstat) == errno.ENOENT
     os.listdir(mount / "directory")
-    # The front reads on credit, and tells the core a moment later.
-    eventually(lambda: mount.stats()["cache"]["object_bytes"] >= 5000, "the core holds the file")
+    # The front reads on credit, and tells the node a moment later.
+    eventually(lambda: mount.stats()["cache"]["object_bytes"] >= 5000, "the node holds the file")
     stats = mount.stats()
     assert stats["source"]["open"] == 1
     assert stats["source"]["read_bytes"] == 5000

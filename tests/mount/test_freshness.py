@@ -115,13 +115,13 @@ def test_clear_begins_an_epoch_and_says_so(source: Path, mounted: Mounter) -> No
     grow_a_tree(source)
     mount = mounted()
     picture(mount.mountpoint)
-    # The core learns a moment later what the front has read by itself, also after a clear.
+    # The node learns a moment later what the front has read by itself, also after a clear.
     read = sum(
         each.stat().st_size
         for each in source.rglob("*")
         if each.is_file() and not each.is_symlink()
     )
-    eventually(lambda: mount.stats()["cache"]["object_bytes"] >= read, "the core knows of all")
+    eventually(lambda: mount.stats()["cache"]["object_bytes"] >= read, "the node knows of all")
     epoch = mount.stats()["epoch"]
     assert mount.clear()["epoch"] == epoch + 1
     stats = mount.stats()

@@ -77,7 +77,7 @@ def test_the_daemon_keeps_nothing_of_who_started_it(source: Path, mounted: Mount
 
 
 def test_a_core_dump_of_the_daemon_would_hold_no_memory(mounted: Mounter) -> None:
-    """``test_core_dump.py`` has a real core dump."""
+    """``test_core_dump.py`` has a real node dump."""
     pid = mounted().pid
     assert int(Path(f"/proc/{pid}/coredump_filter").read_text(), 16) == 0x10
 

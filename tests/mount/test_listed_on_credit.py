@@ -45,7 +45,7 @@ def test_many_processes_at_once_cause_one_scan_of_each_directory(
     assert asked["handlers"]["requests"] <= 2 * PROCESSES
     eventually(
         lambda: mount.stats()["node"]["listed_on_credit"] == directories - 1,
-        "the core has heard of all",
+        "the node has heard of all",
     )
 
 

@@ -62,7 +62,7 @@ def look_through(mount: Mount) -> dict[str, Any]:
         copied.append(mount.stats())
         return bool(copied[-1]["cache"]["held_bytes"] == copied[-2]["cache"]["held_bytes"])
 
-    eventually(is_settled, "the core has heard of all")
+    eventually(is_settled, "the node has heard of all")
     return copied[-1]
 
 

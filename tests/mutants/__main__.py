@@ -201,7 +201,7 @@ def main() -> int:
     baseline = measure(given.work, files_of(given.tests), SEEDS[: given.seeds])
     for name, why in baseline.left_out.items():
         print(f"left out: {name}: {' '.join(why.split())[:120]}")
-    print(f"{len(baseline.reach)} tests and seeds reach the core or the codec", flush=True)
+    print(f"{len(baseline.reach)} tests and seeds reach the node or the codec", flush=True)
     for name in baseline.libraries:
         with suppress(Exception):
             importlib.import_module(name)

@@ -24,7 +24,7 @@ TESTS = ("tests/unit", "tests/sim")
 # Seeds are a separate step; two runs of one mutant are as equal as those of a healthy tree.
 LEFT_OUT = ("test_seeds.py", "test_determinism.py", "test_mutants.py")
 _USES = re.compile(
-    r"copperfs\.(node|model|driver|wire|lab|daemon|transport)\b|core_lab|overlay_lab"
+    r"copperfs\.(node|model|driver|wire|lab|daemon|transport)\b|node_lab|overlay_lab"
 )
 
 
@@ -69,7 +69,7 @@ def _imports(source: bytes, name: str) -> bool:
 
 
 def files_of(places: Collection[str]) -> list[str]:
-    """Files of tests that could use the core or the codec in their own process."""
+    """Files of tests that could use the node or the codec in their own process."""
     found = sorted(path for place in places for path in (ROOT / place).glob("test_*.py"))
     return [
         str(path.relative_to(ROOT))

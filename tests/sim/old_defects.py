@@ -15,7 +15,7 @@ from copperfs.lab.sim.sim_source import Arrived, Operation, SimulatedSource
 from copperfs.lab.sim.source_client import SimulatedClient
 from copperfs.model.listing import Listing
 from copperfs.model.types import Path, split
-from copperfs.node.actions import ScanSource
+from copperfs.node.actions import ListSource
 from copperfs.node.cache.failed_names import FailedNames, Sick
 from copperfs.node.events import Failed
 from copperfs.node.peer.connection_limits import Room
@@ -39,7 +39,7 @@ def one_sick_name_takes_its_directory_along(patch: Patch) -> None:
 
     def outcome(self: SimulatedSource, operation: Operation) -> Arrived:
         fetch = operation.fetch
-        if isinstance(fetch, ScanSource):
+        if isinstance(fetch, ListSource):
             for path, error in self.failing.items():
                 if split(path)[0] == fetch.path:
                     return Failed(fetch.fetch, error)

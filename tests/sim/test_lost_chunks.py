@@ -53,9 +53,9 @@ def key_of(world: World, path: Path, offset: int) -> ChunkKey:
 
 
 def owned_by(world: World, node: int) -> Chunks:
-    core = world[node].node
+    its_node = world[node].node
     return Chunks(
-        each for each in world.source.chunk_counts if core.owns_chunk(key_of(world, *each))
+        each for each in world.source.chunk_counts if its_node.owns_chunk(key_of(world, *each))
     )
 
 

@@ -36,17 +36,17 @@ from copperfs.node.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
-    Fetch,
     ListingKey,
+    ListSource,
     LoadChunk,
     LogEvent,
-    LookSource,
+    LookupSource,
     ObjectKey,
     OpenSource,
     PerformCall,
     ReadChunk,
     ReadSource,
-    ScanSource,
+    SourceAction,
 )
 from copperfs.node.events import (
     CallPerformed,
@@ -92,7 +92,7 @@ from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.hash_ring import Ring
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import Limits
-from tests.unit.core_lab import DEADLINE_S, directory, file, with_unknown
+from tests.unit.node_lab import DEADLINE_S, directory, file, with_unknown
 
 MIB = 1 << 20
 ASK_DEADLINE_S = 30.0
@@ -257,7 +257,7 @@ class Daemon:
     blobs: LabBlobs = field(default_factory=LabBlobs)
     handles: set[HandleId] = field(default_factory=set)
     answers: dict[RequestId, Outcome] = field(default_factory=dict)
-    fetches: list[Fetch] = field(default_factory=list)
+    fetches: list[SourceAction] = field(default_factory=list)
     loads: list[LoadChunk] = field(default_factory=list)
     disk: dict[ChunkKey, bytes] = field(default_factory=dict)
     stored: list[ChunkKey] = field(default_factory=list)
@@ -310,7 +310,7 @@ class Daemon:
 
     # --- the source and the disk -----------------------------------------------------------------
 
-    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
         self.fetches.append(fetch)
 
     def close_handle(self, handle: HandleId) -> None:
@@ -686,25 +686,25 @@ class Job:
         size = sum(map(len, data))
         self.happen(NodeId(number), PushBatch(batch, blob, size))
 
-    def _read_source(self, number: int, fetch: Fetch) -> None:
+    def _read_source(self, number: int, fetch: SourceAction) -> None:
         kind = type(fetch).__name__.removesuffix("Source").lower()
         self.tree.counts[kind, fetch.path] += 1
         if isinstance(fetch, ReadChunk):
             self.tree.chunk_reads[fetch.path, fetch.offset] += 1
         self.happen(NodeId(number), self._outcome(number, fetch))
 
-    def _outcome(self, number: int, fetch: Fetch) -> Event:
+    def _outcome(self, number: int, fetch: SourceAction) -> Event:
         daemon, path = self.daemons[number], fetch.path
         failing = self.tree.failing.get(path)
         if failing is not None:
             return Failed(fetch.fetch, failing)
         found = self.tree.entry(path)
         match fetch:
-            case LookSource():
+            case LookupSource():
                 return SourceLookedUp(fetch.fetch, found)
             case _ if found is None:
                 return Failed(fetch.fetch, errno.ENOENT)
-            case ScanSource():
+            case ListSource():
                 return SourceListed(fetch.fetch, self.tree.listing(path))
             case ReadChunk(_, _, version, offset, length):
                 if found.attributes.version != version:

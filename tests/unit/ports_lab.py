@@ -14,11 +14,11 @@ from copperfs.node.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
-    Fetch,
     ListingKey,
     LogEvent,
     ObjectKey,
     PerformCall,
+    SourceAction,
 )
 from copperfs.node.events import Event
 from copperfs.node.node import Node
@@ -52,7 +52,7 @@ class NoPorts:
 
     # --- unexpected calls ------------------------------------------------------------------------
 
-    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
         _unexpected(fetch)
 
     def close_handle(self, handle: HandleId) -> None:

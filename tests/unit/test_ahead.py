@@ -15,11 +15,11 @@ from copperfs.node.actions import (
     AnswerListing,
     AnswerObject,
     Evict,
-    LookSource,
+    ListSource,
+    LookupSource,
     ObjectKey,
     ReadSource,
     ReleaseBlob,
-    ScanSource,
 )
 from copperfs.node.events import FrontRead, LookupRequest, SourceRead
 from copperfs.node.fetch.fetch import Received
@@ -32,7 +32,7 @@ from copperfs.node.prefetch.python_imports import (
     NOBODY,
 )
 from copperfs.node.requests.path_policy import Policy
-from tests.unit.core_lab import DEADLINE_S, MIB, Lab, directory, file, files, unknown, version
+from tests.unit.node_lab import DEADLINE_S, MIB, Lab, directory, file, files, unknown, version
 from tests.unit.overlay_lab import Job, content
 
 
@@ -168,7 +168,7 @@ def package_lab(
 
 
 def scans(actions: list[Action]) -> list[bytes]:
-    return [each.path for each in actions if isinstance(each, ScanSource)]
+    return [each.path for each in actions if isinstance(each, ListSource)]
 
 
 def test_what_is_compiled_of_a_package_is_listed_after_it() -> None:
@@ -271,7 +271,7 @@ def test_one_that_may_only_be_searched_is_searched_for_who_asks() -> None:
     lab = package_lab()
     lab.look(b"p/__pycache__/a.pyc")
     (action,) = lab.failed(2, errno.EACCES)
-    assert action == LookSource(FetchId(3), Path(b"p/__pycache__/a.pyc"))
+    assert action == LookupSource(FetchId(3), Path(b"p/__pycache__/a.pyc"))
 
 
 def test_after_a_clear_only_what_somebody_asked_for_is_listed_again() -> None:

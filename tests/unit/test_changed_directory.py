@@ -9,12 +9,12 @@ import stat
 
 from copperfs.model.listing import Listing, pack_listing
 from copperfs.model.types import ROOT, FetchId, Path, RequestId
-from copperfs.node.actions import AnswerListing, ScanSource
+from copperfs.node.actions import AnswerListing, ListSource
 from copperfs.node.events import ListRequest, LookupRequest, SourceListed, SourceLookedUp
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.state import Limits
-from tests.unit.core_lab import entry, with_unknown
+from tests.unit.node_lab import entry, with_unknown
 
 MIB = 1 << 20
 
@@ -42,7 +42,7 @@ def node_that_listed_d_before_it_was_seen_to_change(seen_changed_s: int) -> Node
 def test_a_directory_that_has_changed_since_it_was_listed_is_listed_again() -> None:
     node = node_that_listed_d_before_it_was_seen_to_change(seen_changed_s=2)
     assert node.step(1.5, ListRequest(RequestId(3), Path(b"d"))) == [
-        ScanSource(FetchId(3), Path(b"d"))
+        ListSource(FetchId(3), Path(b"d"))
     ]
 
 
@@ -75,7 +75,7 @@ def test_the_listing_of_the_root_does_not_judge_itself() -> None:
     node.step(0.1, LookupRequest(RequestId(2), ROOT))
     seen = SourceLookedUp(FetchId(2), entry(stat.S_IFDIR, changed_s=2))
     node.step(0.2, seen)
-    assert node.step(0.3, ListRequest(RequestId(3), ROOT)) == [ScanSource(FetchId(3), ROOT)]
+    assert node.step(0.3, ListRequest(RequestId(3), ROOT)) == [ListSource(FetchId(3), ROOT)]
 
 
 def test_a_directory_that_could_not_be_looked_at_has_not_changed_for_that() -> None:

@@ -28,7 +28,7 @@ from copperfs.node.routing import redirects as takers
 from copperfs.node.routing.chunk_owners import TIMEOUTS_MAX, Owners
 from copperfs.node.routing.hash_ring import Ring
 from copperfs.node.state import NodeStats
-from tests.unit.core_lab import file
+from tests.unit.node_lab import file
 from tests.unit.overlay_lab import Job, content
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -894,10 +894,10 @@ def test_one_that_waits_for_a_slow_owner_is_not_taken_for_another() -> None:
     job.pass_time(SLOW_S, step_s=0.25)
     owners = job.daemons[node].node._routing.owners
     assert owners is not None
-    assert NodeId(taker) not in owners.without(job.now)
+    assert NodeId(taker) not in owners.excluded(job.now)
     owners = job.daemons[slow].node._routing.owners
     assert owners is not None
-    assert NodeId(taker) not in owners.without(job.now)
+    assert NodeId(taker) not in owners.excluded(job.now)
 
 
 @pytest.mark.parametrize("to_itself", [False, True])

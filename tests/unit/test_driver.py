@@ -24,12 +24,12 @@ from copperfs.node.actions import (
     Connect,
     EndCall,
     Evict,
+    ListSource,
     LoadChunk,
     ObjectKey,
     Publish,
     ReadSource,
     ReleaseBlob,
-    ScanSource,
     Send,
 )
 from copperfs.node.events import Event, Tick
@@ -132,25 +132,25 @@ def test_an_answer_is_given_and_a_message_made_before_their_blob_is_released() -
 
 def test_each_kind_of_action_goes_to_its_port() -> None:
     driver, told = driven(
-        ScanSource(FetchId(1), Path(b"")),
+        ListSource(FetchId(1), Path(b"")),
         ReadSource(FetchId(2), *KEY),
         AnswerError(RequestId(1), errno.EIO),
         Connect(PEER),
         Send(PEER, Credit(5)),
     )
     driver.post(Tick())
-    assert told.lines == ["ScanSource", "ReadSource", "EIO", "connect", "Credit with None", "wake"]
+    assert told.lines == ["ListSource", "ReadSource", "EIO", "connect", "Credit with None", "wake"]
 
 
 @pytest.mark.parametrize(
-    ("asker", "end"),
+    ("requester", "end"),
     [(RequestId(1), "end b'a+b'"), (PeerRequest(PEER, 4), "CollectiveReply with None")],
     ids=["here", "peer"],
 )
 def test_the_results_of_a_call_are_merged_for_whoever_asked(
-    asker: RequestId | PeerRequest, end: str
+    requester: RequestId | PeerRequest, end: str
 ) -> None:
-    driver, told = driven(EndCall(CallId(1), asker, "x", (b"a", b"b")))
+    driver, told = driven(EndCall(CallId(1), requester, "x", (b"a", b"b")))
     driver.post(Tick())
     assert told.lines == ["stop", end, "wake"]
 

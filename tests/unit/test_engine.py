@@ -30,13 +30,13 @@ from copperfs.node.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
-    Fetch,
     ListingKey,
-    LookSource,
+    ListSource,
+    LookupSource,
     ObjectKey,
     OpenSource,
     ReadSource,
-    ScanSource,
+    SourceAction,
 )
 from copperfs.node.events import (
     Clear,
@@ -55,7 +55,7 @@ from copperfs.node.requests.path_policy import Policy
 from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Limits
 from copperfs.source.source_port import Arrive, BlobRead, PoolStats
 from tests.conftest import LogWatch
-from tests.unit.core_lab import file, files, version
+from tests.unit.node_lab import file, files, version
 
 ABC = files(b"a", b"b", b"c")
 Remaining = Callable[[float | None], float | None]
@@ -63,12 +63,12 @@ Remaining = Callable[[float | None], float | None]
 
 class FakeFetcher:
     def __init__(self) -> None:
-        self.started: list[Fetch] = []
+        self.started: list[SourceAction] = []
         self.closed: list[HandleId] = []
         self.arrive: Arrive | None = None
         self.looked_for: tuple[bytes, ...] = ()
 
-    def start(self, fetch: Fetch, looked_for: tuple[bytes, ...] = ()) -> None:
+    def start(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
         self.started.append(fetch)
         self.looked_for = looked_for
 
@@ -229,7 +229,7 @@ def test_a_question_is_fetched_and_answered() -> None:
     async def play(scene: Scene) -> None:
         await scene.asking("me", listing(b"d"))
         (fetch,) = scene.fetcher.started
-        assert isinstance(fetch, ScanSource)
+        assert isinstance(fetch, ListSource)
         scene.arrive(SourceListed(fetch.fetch, ABC))
         await scene.settle()
         answer = scene.answers["me"]
@@ -312,7 +312,7 @@ def test_an_error_is_raised_where_it_was_asked_and_logged(
     async def play(scene: Scene) -> None:
         await scene.asking("me", looking(b""))
         (fetch,) = scene.fetcher.started
-        assert isinstance(fetch, LookSource)
+        assert isinstance(fetch, LookupSource)
         scene.arrive(Failed(fetch.fetch, errno.EIO))
         await scene.settle()
         assert scene.answers == {"me": "EIO"}

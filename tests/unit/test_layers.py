@@ -252,13 +252,13 @@ def test_a_relative_import_in_a_package_is_resolved_from_the_package() -> None:
 # A port may distinguish the actions of its own family. Code that distinguishes actions of several
 # families interprets them.
 FAMILY = {
-    **{each.__name__: "at the source" for each in get_args(actions.Fetch)},
-    **{each.__name__: "at the disk" for each in get_args(actions.AtDisk)},
-    **{each.__name__: "at the peers" for each in get_args(actions.AtPeers)},
+    **{each.__name__: "at the source" for each in get_args(actions.SourceAction)},
+    **{each.__name__: "at the disk" for each in get_args(actions.DiskAction)},
+    **{each.__name__: "at the peers" for each in get_args(actions.PeerAction)},
     **{each.__name__: "answer" for each in get_args(actions.Answer)},
-    **{each.__name__: "letting go" for each in get_args(actions.LettingGo)},
+    **{each.__name__: "letting go" for each in get_args(actions.ReleaseAction)},
     "Publish": "publish",
-    **{each.__name__: "for people" for each in get_args(actions.ForPeople)},
+    **{each.__name__: "for people" for each in get_args(actions.UserNotice)},
 }
 INTERPRETER = "copperfs/driver/driver.py"
 
@@ -308,13 +308,13 @@ def test_only_the_driver_interprets_actions(path: Path) -> None:
         assert not lines, f"{path} tells actions apart at lines {lines}: give the driver a port"
 
 
-PERFORM = "from copperfs.node.actions import ReleaseBlob, ScanSource, Send\ndef perform(action):\n"
+PERFORM = "from copperfs.node.actions import ReleaseBlob, ListSource, Send\ndef perform(action):\n"
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        " match action:\n  case ScanSource(): pass\n  case Send(): pass",
+        " match action:\n  case ListSource(): pass\n  case Send(): pass",
         " if isinstance(action, ReleaseBlob): pass\n elif isinstance(action, Send): pass",
     ],
 )
@@ -325,10 +325,10 @@ def test_a_second_interpreter_is_found(body: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        " if isinstance(action, ScanSource): pass",
+        " if isinstance(action, ListSource): pass",
         " return [each for each in action if isinstance(each, Send)]",
         " return [each for each in action if isinstance(each, Send)], [\n"
-        "  each for each in action if isinstance(each, ScanSource)]",
+        "  each for each in action if isinstance(each, ListSource)]",
     ],
 )
 def test_who_looks_for_one_kind_of_action_is_no_interpreter(body: str) -> None:

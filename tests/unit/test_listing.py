@@ -21,7 +21,7 @@ from copperfs.model.listing import (
 )
 from copperfs.model.types import ATTRIBUTES_BYTES, Attributes, Entry
 from copperfs.node.state import SLOT_BYTES
-from tests.unit.core_lab import directory, file, files, link, unknown
+from tests.unit.node_lab import directory, file, files, link, unknown
 
 names = st.binary(min_size=1, max_size=NAME_MAX)
 entries = st.builds(

@@ -13,7 +13,7 @@ from tests.mutants.operators import MODULE_LEVEL, draw, places
 
 
 def changes(source: str) -> set[tuple[str, str, str]]:
-    found = places("core/made_up.py", source.encode())
+    found = places("node/made_up.py", source.encode())
     return {(each.operator, each.old, each.new) for place in found for each in place}
 
 
@@ -112,7 +112,7 @@ def test_mutants_are_drawn_by_a_seed_and_each_place_is_drawn_once() -> None:
 
 
 def test_a_constant_of_a_module_belongs_to_no_statement_of_a_function() -> None:
-    (place,) = places("core/made_up.py", b"MOST = 7\n")
+    (place,) = places("node/made_up.py", b"MOST = 7\n")
     assert {each.statement for each in place} == {MODULE_LEVEL}
 
 

@@ -20,20 +20,20 @@ from copperfs.node.actions import (
     Evict,
     InvalidateName,
     ListingKey,
-    LookSource,
+    ListSource,
+    LookupSource,
     NewEpoch,
     ObjectKey,
     OpenSource,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
-    ScanSource,
 )
 from copperfs.node.cache.metadata_cache import UNLISTABLE_MAX, Held, cost_of_listing
 from copperfs.node.events import Event, GrantsRevoked, Leave, RefusedPathsChanged, Start
 from copperfs.node.requests.path_policy import LOCAL_FRESH_S, Policy
 from copperfs.node.state import OBJECT_OVERHEAD_BYTES, SLOT_BYTES, Limits
-from tests.unit.core_lab import (
+from tests.unit.node_lab import (
     DEADLINE_S,
     MIB,
     Lab,
@@ -47,12 +47,12 @@ from tests.unit.core_lab import (
 ABC = files(b"a", b"b", b"c")
 
 
-def scan(fetch: int, path: bytes) -> ScanSource:
-    return ScanSource(FetchId(fetch), Path(path))
+def scan(fetch: int, path: bytes) -> ListSource:
+    return ListSource(FetchId(fetch), Path(path))
 
 
-def look(fetch: int, path: bytes) -> LookSource:
-    return LookSource(FetchId(fetch), Path(path))
+def look(fetch: int, path: bytes) -> LookupSource:
+    return LookupSource(FetchId(fetch), Path(path))
 
 
 def read(fetch: int, path: bytes, size: int = 10, changed_s: int = 0) -> ReadSource:
@@ -280,8 +280,8 @@ def test_only_so_many_unlistable_directories_are_remembered() -> None:
         lab.list(b"d%d" % number)
         lab.failed(number + 1, errno.EACCES)
     (first,), (second,) = lab.look(b"d0/a"), lab.look(b"d1/a")
-    assert isinstance(first, ScanSource)
-    assert isinstance(second, LookSource)
+    assert isinstance(first, ListSource)
+    assert isinstance(second, LookupSource)
 
 
 # ---- bytes ---------------------------------------------------------------------------------------

@@ -37,15 +37,15 @@ from copperfs.node.actions import (
     AnswerListing,
     AnswerObject,
     CacheKey,
-    Fetch,
     ListingKey,
+    ListSource,
     LogEvent,
-    LookSource,
+    LookupSource,
     ObjectKey,
     OpenSource,
     ReadChunk,
     ReadSource,
-    ScanSource,
+    SourceAction,
 )
 from copperfs.node.events import (
     Clear,
@@ -67,7 +67,7 @@ from copperfs.node.events import (
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.state import Limits
-from tests.unit.core_lab import DEADLINE_S, directory, file
+from tests.unit.node_lab import DEADLINE_S, directory, file
 from tests.unit.ports_lab import NoPorts
 
 BIG, SEARCH_ONLY, MOUNT = Path(b"big"), Path(b"search"), Path(b"mnt")
@@ -108,7 +108,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Began:
-    fetch: Fetch
+    fetch: SourceAction
     tree: Tree
 
 
@@ -119,7 +119,7 @@ class Surroundings(NoPorts):
     def now(self) -> float:
         return self.machine.now
 
-    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
         assert fetch.fetch not in self.machine.began
         self.machine.began[fetch.fetch] = Began(fetch, self.machine.tree)
 
@@ -289,13 +289,13 @@ class NodeMachine(RuleBasedStateMachine):
         began = self.began.pop(number)
         self.happen(self.outcome(began.fetch, began.tree))
 
-    def outcome(self, fetch: Fetch, tree: Tree) -> Event:
+    def outcome(self, fetch: SourceAction, tree: Tree) -> Event:
         match fetch:
-            case ScanSource(number, path) if path == SEARCH_ONLY:
+            case ListSource(number, path) if path == SEARCH_ONLY:
                 return Failed(number, errno.EACCES)
-            case ScanSource(number, path):
+            case ListSource(number, path):
                 return SourceListed(number, tree.listing(path))
-            case LookSource(number, path):
+            case LookupSource(number, path):
                 return SourceLookedUp(number, tree.entry(path))
             case ReadSource(number, path, version) | OpenSource(number, path, version):
                 entry = tree.entry(path)

@@ -32,7 +32,7 @@ from copperfs.node.peer.messages import (
     DataReply,
     Request,
 )
-from tests.unit.core_lab import DEADLINE_S, version
+from tests.unit.node_lab import DEADLINE_S, version
 from tests.unit.overlay_lab import MIB, Job, Never, content
 
 ROOT, LEAF = 0, 7

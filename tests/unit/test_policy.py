@@ -7,7 +7,7 @@ import pytest
 from copperfs.model.listing import pack_listing
 from copperfs.model.types import ROOT, Path
 from copperfs.node.requests.path_policy import LOCAL_FRESH_S, Place, Policy
-from tests.unit.core_lab import directory, file, link
+from tests.unit.node_lab import directory, file, link
 
 
 def policy(

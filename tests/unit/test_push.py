@@ -67,7 +67,7 @@ def test_a_node_does_not_pass_on_a_batch_that_it_has_had() -> None:
     receiver = Receiver()
     receiver.takes(BATCH)
     assert passed_on(receiver.takes(BATCH)) == []
-    assert receiver.node.flow[PARENT].owed_bytes == 2 * len(b"abc")
+    assert receiver.node.flow[PARENT].unreturned_credit_bytes == 2 * len(b"abc")
 
 
 def test_a_damaged_last_batch_ends_the_push_here_and_below() -> None:

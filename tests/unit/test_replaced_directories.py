@@ -16,13 +16,13 @@ from copperfs.node.actions import (
     Evict,
     InvalidateName,
     ListingKey,
-    LookSource,
-    ScanSource,
+    ListSource,
+    LookupSource,
 )
 from copperfs.node.cache.metadata_cache import REPLACED_AGAIN_S
 from copperfs.node.events import Replaced
 from copperfs.node.requests.path_policy import Policy
-from tests.unit.core_lab import Lab, directory, entry, file
+from tests.unit.node_lab import Lab, directory, entry, file
 
 OLD, NEW = 7, 8
 
@@ -61,7 +61,7 @@ def test_a_link_in_the_place_of_a_directory_has_all_that_leads_there_looked_up_a
     actions = lab.failed(3, errno.ENOTDIR)
     assert [each for each in actions if each in FORGOTTEN] == FORGOTTEN
     assert actions[-1] == AnswerError(RequestId(3), errno.ENOTDIR)
-    assert lab.look(b"a") == [ScanSource(FetchId(4), Path(b""))]
+    assert lab.look(b"a") == [ListSource(FetchId(4), Path(b""))]
     assert lab.node.statistics().version_changes == 1
 
 
@@ -73,7 +73,7 @@ def test_another_directory_has_all_that_leads_there_looked_up_again(asked: str) 
     assert actions[:4] == FORGOTTEN
     # the front end compares it with what the kernel knows
     assert isinstance(actions[-1], AnswerListing)
-    assert lab.look(b"a/b") == [ScanSource(FetchId(4), Path(b"a"))]
+    assert lab.look(b"a/b") == [ListSource(FetchId(4), Path(b"a"))]
 
 
 def test_a_number_that_does_not_count_makes_no_other_directory() -> None:
@@ -97,7 +97,7 @@ def test_a_name_in_another_directory_is_not_looked_up_by_itself() -> None:
     lab.look(b"a/b/c")
     actions = lab.scanned(3, listing_of(NEW, (b"c", file()), bare=True))
     assert AnswerError(RequestId(3), errno.ESTALE) in actions
-    assert not any(isinstance(each, LookSource) for each in actions)
+    assert not any(isinstance(each, LookupSource) for each in actions)
 
 
 def test_a_number_from_a_bare_listing_does_not_say_which_directory_it_is() -> None:
@@ -118,7 +118,7 @@ def test_a_listing_from_before_the_directory_was_replaced_is_listed_again() -> N
     lab.failed(_fetch_of(lab.read(b"a/x")), errno.ESTALE)  # something else in a has changed
     lab.look(b"a/b")
     lab.scanned(5, above(NEW))
-    assert lab.list(b"a/b") == [ScanSource(FetchId(6), Path(b"a/b"))]
+    assert lab.list(b"a/b") == [ListSource(FetchId(6), Path(b"a/b"))]
 
 
 def _fetch_of(actions: list[Action]) -> int:

@@ -14,7 +14,7 @@ from copperfs.node.node import Node
 from copperfs.node.peer.messages import Batch
 from copperfs.node.routing.overlay import Trees
 from copperfs.wire.payload import Payload, digest
-from tests.unit.core_lab import version
+from tests.unit.node_lab import version
 from tests.unit.overlay_lab import Daemon, Job
 from tests.unit.test_failing_nodes import begin, cut_off, eight, gone, has
 from tests.unit.test_warmup import piece, receive, receiver
@@ -139,7 +139,7 @@ def test_a_batch_of_who_pushes_now_is_taken_in() -> None:
     data = b"x" * 10
     batch = Batch(1, 0, 1, 0, (piece(b"lib/a", version(10)),))
     receive(warmup, instead, batch, Payload(data, digest(data)))
-    assert node.flow[instead].owed_bytes == 10
+    assert node.flow[instead].unreturned_credit_bytes == 10
 
 
 @pytest.mark.parametrize(("dead", "me"), [(273, 300), (4150, 4150)])

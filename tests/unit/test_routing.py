@@ -71,7 +71,7 @@ def happen(routing: Routing, what: str, now: float, peer: NodeId) -> None:
         case "reached":
             routing.reach(now, (peer,))
         case "silent":
-            membership.owes(now, peer)
+            membership.await_reply(now, peer)
         case "done without":
             for _ in range(TIMEOUTS_MAX):
                 owners.timed_out(now, peer)

@@ -32,18 +32,18 @@ from copperfs.node.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
-    Fetch,
     ListingKey,
-    LookSource,
+    ListSource,
+    LookupSource,
     ObjectKey,
     OpenSource,
     ReadChunk,
     ReadSource,
-    ScanSource,
+    SourceAction,
 )
 from copperfs.node.events import Event
 from copperfs.node.requests.path_policy import Policy
-from tests.unit.core_lab import Actions, Lab, directory, file, files, version, with_unknown
+from tests.unit.node_lab import Actions, Lab, directory, file, files, version, with_unknown
 from tests.unit.ports_lab import NoPorts
 
 SCENARIOS = sorted((FilePath(__file__).parent.parent / "scenarios").glob("*.txt"))
@@ -116,11 +116,11 @@ class Telling(NoPorts):
     def tell(self, line: str) -> None:
         self.lines.append(line)
 
-    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
         match fetch:
-            case ScanSource(number, path):
+            case ListSource(number, path):
                 self.tell(f"{number} scan {shown(path)}")
-            case LookSource(number, path):
+            case LookupSource(number, path):
                 self.tell(f"{number} look {shown(path)}")
             case ReadSource(number, path, wanted):
                 self.tell(f"{number} read {shown(path)} {shown_version(wanted)}")

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from copperfs.model.types import NodeId, Path, Version
-from copperfs.node.actions import AnswerError, LookSource, ReadSource
+from copperfs.node.actions import AnswerError, LookupSource, ReadSource
 from copperfs.node.cache.failed_names import BELIEVED_S, SICK_MAX, WITNESSES_ENOUGH, FailedNames
 from copperfs.node.events import ListRequest, LookupRequest, PeerMessage
 from copperfs.node.peer.messages import ErrorReply, Request
@@ -139,7 +139,7 @@ def test_a_node_looks_unless_enough_others_above_it_have(witnesses: int) -> None
         job.now, PeerMessage(NodeId(0), ErrorReply(ask.number, 1, errno.EIO, witnesses))
     )
     told = [each for each in actions if isinstance(each, AnswerError)]
-    looked = [each for each in actions if isinstance(each, LookSource)]
+    looked = [each for each in actions if isinstance(each, LookupSource)]
     assert (len(told), len(looked)) == ((1, 0) if witnesses >= WITNESSES_ENOUGH else (0, 1))
 
 

@@ -28,7 +28,14 @@ import trio.testing
 
 from copperfs.model.listing import Listing
 from copperfs.model.types import ROOT, Attributes, Entry, FetchId, Path, Version
-from copperfs.node.actions import Fetch, LookSource, OpenSource, ReadChunk, ReadSource, ScanSource
+from copperfs.node.actions import (
+    ListSource,
+    LookupSource,
+    OpenSource,
+    ReadChunk,
+    ReadSource,
+    SourceAction,
+)
 from copperfs.node.events import Failed, SourceListed, SourceLookedUp, SourceOpened
 from copperfs.source.source_pool import PoolFetcher
 from copperfs.source.source_port import Arrived, BlobRead, Fetcher
@@ -55,7 +62,7 @@ class Source:
         self.arrived[outcome.fetch] = outcome
         self._news.set()
 
-    def start(self, fetch: Callable[[FetchId], Fetch]) -> FetchId:
+    def start(self, fetch: Callable[[FetchId], SourceAction]) -> FetchId:
         self._last += 1
         number = FetchId(self._last)
         self.fetcher.start(fetch(number))
@@ -69,18 +76,18 @@ class Source:
                 await self._news.wait()
         return self.arrived.pop(number)
 
-    async def fetch(self, fetch: Callable[[FetchId], Fetch]) -> Arrived:
+    async def fetch(self, fetch: Callable[[FetchId], SourceAction]) -> Arrived:
         return await self.outcome(self.start(fetch))
 
     # --- as a test writes it ---------------------------------------------------------------------
 
     async def scan(self, path: bytes = b"") -> Listing:
-        outcome = await self.fetch(lambda n: ScanSource(n, Path(path)))
+        outcome = await self.fetch(lambda n: ListSource(n, Path(path)))
         assert isinstance(outcome, SourceListed), outcome
         return outcome.listing
 
     async def look(self, path: bytes) -> Entry | None:
-        outcome = await self.fetch(lambda n: LookSource(n, Path(path)))
+        outcome = await self.fetch(lambda n: LookupSource(n, Path(path)))
         assert isinstance(outcome, SourceLookedUp), outcome
         return outcome.entry
 
@@ -114,31 +121,31 @@ class Source:
         assert isinstance(outcome, BlobRead), outcome
         return bytes(outcome.blob.view)
 
-    async def error_of(self, fetch: Callable[[FetchId], Fetch]) -> int:
+    async def error_of(self, fetch: Callable[[FetchId], SourceAction]) -> int:
         outcome = await self.fetch(fetch)
         assert isinstance(outcome, Failed), outcome
         return outcome.error
 
 
-def scan_of(path: bytes) -> Callable[[FetchId], Fetch]:
-    return lambda number: ScanSource(number, Path(path))
+def scan_of(path: bytes) -> Callable[[FetchId], SourceAction]:
+    return lambda number: ListSource(number, Path(path))
 
 
-def look_at(path: bytes) -> Callable[[FetchId], Fetch]:
-    return lambda number: LookSource(number, Path(path))
+def look_at(path: bytes) -> Callable[[FetchId], SourceAction]:
+    return lambda number: LookupSource(number, Path(path))
 
 
-def read_of(path: bytes, version: Version) -> Callable[[FetchId], Fetch]:
+def read_of(path: bytes, version: Version) -> Callable[[FetchId], SourceAction]:
     return lambda number: ReadSource(number, Path(path), version)
 
 
-def open_of(path: bytes, version: Version) -> Callable[[FetchId], Fetch]:
+def open_of(path: bytes, version: Version) -> Callable[[FetchId], SourceAction]:
     return lambda number: OpenSource(number, Path(path), version)
 
 
 def chunk_of(
     path: bytes, version: Version, offset: int = 0, length: int = 5
-) -> Callable[[FetchId], Fetch]:
+) -> Callable[[FetchId], SourceAction]:
     return lambda number: ReadChunk(number, Path(path), version, offset, length)
 
 

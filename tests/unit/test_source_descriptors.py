@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from copperfs.model.types import FetchId
-from copperfs.node.actions import Fetch
+from copperfs.node.actions import SourceAction
 from copperfs.node.events import Failed
 from tests.descriptors import no_descriptor_left
 from tests.unit.test_source_contract import (
@@ -26,7 +26,7 @@ from tests.unit.test_source_contract import (
 LONG_ENOUGH_S = 0.3
 """Seconds that suffice for a failure to show."""
 
-Want = Callable[[FetchId], Fetch]
+Want = Callable[[FetchId], SourceAction]
 
 
 async def all_that_open(source: Source) -> list[Want]:

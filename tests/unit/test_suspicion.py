@@ -27,11 +27,11 @@ def test_who_owes_nothing_is_asked_for_a_sign_of_life_each_heartbeat() -> None:
 
 
 def test_who_owes_an_answer_is_asked_sooner_and_only_once() -> None:
-    owing = up(heard_at=1.0, owed_since=1.2)
-    assert not is_ping_due(1.29, owing, TIMEOUTS, BEAT_S, 0.0)
-    assert is_ping_due(1.31, owing, TIMEOUTS, BEAT_S, 0.0)
-    owing.ping_sent_at = 1.31
-    assert not is_ping_due(9.0, owing, TIMEOUTS, BEAT_S, 0.0)
+    awaited = up(heard_at=1.0, awaited_since=1.2)
+    assert not is_ping_due(1.29, awaited, TIMEOUTS, BEAT_S, 0.0)
+    assert is_ping_due(1.31, awaited, TIMEOUTS, BEAT_S, 0.0)
+    awaited.ping_sent_at = 1.31
+    assert not is_ping_due(9.0, awaited, TIMEOUTS, BEAT_S, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_who_gives_no_sign_of_life_is_silent_and_then_gone(now: float, expected:
 def test_a_source_that_takes_half_a_minute_makes_nobody_suspect() -> None:
     """Its reader sends signs of life, each of which restarts the wait."""
     for second in range(30):
-        seen = up(heard_at=float(second), owed_since=float(second), ping_sent_at=None)
+        seen = up(heard_at=float(second), awaited_since=float(second), ping_sent_at=None)
         assert standing(second + 0.2, seen, TIMEOUTS, 0.0) is PeerState.GOOD
 
 
@@ -83,7 +83,7 @@ def test_who_was_lost_is_gone_after_a_while_and_who_was_never_there_much_later()
 
 
 def test_the_source_is_not_read_in_the_place_of_one_that_may_yet_answer() -> None:
-    assert doubted_until(up(owed_since=1.0), TIMEOUTS, 0.0) == pytest.approx(1.6)
+    assert doubted_until(up(awaited_since=1.0), TIMEOUTS, 0.0) == pytest.approx(1.6)
     assert doubted_until(PeerObservations(1.0, was_up=True), TIMEOUTS, 0.5) == pytest.approx(2.1)
     assert doubted_until(PeerObservations(1.0), TIMEOUTS, 0.0) == pytest.approx(1.35)
 
@@ -101,7 +101,7 @@ def test_an_application_waits_less_than_a_second_for_a_peer_that_is_stuck() -> N
     "seen",
     [
         up(),
-        up(owed_since=0.3),
+        up(awaited_since=0.3),
         up(ping_sent_at=0.2),
         PeerObservations(0.0),
         PeerObservations(0.0, was_up=True),

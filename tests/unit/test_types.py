@@ -17,7 +17,7 @@ from copperfs.model.types import (
     join,
     split,
 )
-from tests.unit.core_lab import file
+from tests.unit.node_lab import file
 
 names = st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name)
 paths = st.lists(names, max_size=4).map(lambda parts: Path(b"/".join(parts)))

@@ -57,7 +57,7 @@ from copperfs.transport.interface import ReceivedMessage
 from copperfs.wire.codec import decode, encode
 from copperfs.wire.payload import Payload, payload_of
 from tests.net.memory_network import MemoryNetwork
-from tests.unit.core_lab import file, unknown, version
+from tests.unit.node_lab import file, unknown, version
 from tests.unit.test_engine import FakeFetcher, FakePublications
 
 MIB = 1 << 20

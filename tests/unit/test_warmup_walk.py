@@ -15,7 +15,7 @@ from copperfs.model.listing import pack_listing
 from copperfs.model.types import Path, RequestId, join
 from copperfs.node.actions import AnswerListing
 from copperfs.node.requests.path_policy import Policy
-from tests.unit.core_lab import directory, file
+from tests.unit.node_lab import directory, file
 
 Tree = dict[bytes, dict[bytes, bool]]
 """Directories by path; whether each name in them is a directory."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
     miss_s: float = 300e-6
-    """From a request that the front cannot answer to the core, and back."""
+    """From a request that the front cannot answer to the node, and back."""
     miss_cpu_s: float = 230e-6
     """Computing time of the daemon within that."""
     byte_s: float = 0.0

@@ -48,7 +48,7 @@ class Walk:
         self.host.ask(lambda request: ListRequest(request, self.directory), self._answered)
 
     def _answered(self, answer: Answered) -> None:
-        """Take an answer, in the middle of the core's step; the walk continues after it."""
+        """Take an answer, in the middle of the node's step; the walk continues after it."""
         match answer:
             case AnswerListing():
                 self._take(answer.listing)

@@ -102,7 +102,7 @@ class Reading:
         self._asked_at, self._still_s = self.host.clock.now, self.host.process.still_s()
 
     def _answered(self, answer: Answered) -> None:
-        """Take an answer, in the middle of the core's step; the reader continues after it."""
+        """Take an answer, in the middle of the node's step; the reader continues after it."""
         self.stall_s = max(self.stall_s, self.waits_s())
         match answer:
             case AnswerEntry():

@@ -45,11 +45,11 @@ from copperfs.node.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
-    Fetch,
     ListingKey,
     LogEvent,
     ObjectKey,
     PerformCall,
+    SourceAction,
 )
 from copperfs.node.events import (
     CallPerformed,
@@ -109,7 +109,7 @@ class Host:
     hands: SourceWorkers
     trace: Trace
     check_every: int = 1
-    """Steps between checks of the core's invariants; 0: never."""
+    """Steps between checks of the node's invariants; 0: never."""
     with_bytes: bool = True
     port: Port = field(init=False)
     peers: SimulatedPeers = field(init=False)
@@ -269,7 +269,7 @@ class Host:
     def calls(self) -> int:
         return len(self._calls)
 
-    # --- the core --------------------------------------------------------------------------------
+    # --- the node --------------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
         self.driver.post(event)
@@ -349,7 +349,7 @@ class Host:
 
     # --- the source ------------------------------------------------------------------------------
 
-    def start(self, fetch: Fetch, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
         assert fetch.fetch not in self._at_source, f"{fetch} is begun twice"
         self._at_source[fetch.fetch] = looks_for
         self.hands.start(fetch, self._source_said)

@@ -82,7 +82,7 @@ def chunk_of(path: Path, version: Version, offset: int, length: int, *, with_byt
 
 def listing_piece(listing: Listing, index: int, *, with_bytes: bool) -> Piece:
     """Its digest is kept with the listing, as in the daemon. Without bytes the listing itself goes
-    from node to node, since the core reads it."""
+    from node to node, since the node reads it."""
     start = index * PART_BYTES
     if not with_bytes:
         return Piece(part_size(index, len(listing.packed)), b"", listing=listing)

@@ -132,7 +132,7 @@ class Program:
         )
 
     def _answered(self, answer: Answered) -> None:
-        """Take an answer, in the middle of the core's step; the program continues after it."""
+        """Take an answer, in the middle of the node's step; the program continues after it."""
         later, want = self.host.process.after, self.plan.workload.wants[self._number(self._next)]
         if isinstance(answer, AnswerError):
             raise ProgramFailed(f"node {self.host.me} was told {answer.error} for {want.path!r}")

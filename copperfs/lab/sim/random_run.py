@@ -138,7 +138,7 @@ class RandomRun:
         except AssertionError as broken:
             raise checkers.Violation(
                 f"seed {self.seed}, at {self.world.clock.now:.6f}, node {self.world.acting}: "
-                f"{str(broken) or 'an invariant of the core'}"
+                f"{str(broken) or 'an invariant of the node'}"
             ) from broken
 
     def _run(self) -> None:

@@ -91,7 +91,7 @@ def _judge(seed: int) -> Verdict:
         run.run()
     except AssertionError as broken:
         fault = f"{type(broken).__name__}: {broken}"
-    except Exception as error:  # noqa: BLE001 - whatever a core raises is a finding
+    except Exception as error:  # noqa: BLE001 - whatever a node raises is a finding
         fault = f"{type(error).__name__}: {error}"
     messages = sum(run.world.network.sent.values())
     took = time.process_time() - began

@@ -1,4 +1,4 @@
-"""Simulated disk of the data tier: what ``chunkstore/`` does, as far as the core sees it.
+"""Simulated disk of the data tier: what ``chunkstore/`` does, as far as the node sees it.
 
 Writes and reads queue for one device, first come first served. Neither call ever returns an error:
 a store that fails leaves the chunk out, a load that fails finds nothing.

@@ -33,12 +33,12 @@ from copperfs.model.types import (
     split,
 )
 from copperfs.node.actions import (
-    Fetch,
-    LookSource,
+    ListSource,
+    LookupSource,
     OpenSource,
     ReadChunk,
     ReadSource,
-    ScanSource,
+    SourceAction,
 )
 from copperfs.node.events import Failed, SourceListed, SourceLookedUp
 
@@ -65,7 +65,7 @@ class SourceCosts:
 
 @dataclass(frozen=True, slots=True)
 class ContentRead:
-    """The receiver keeps the bytes, and gives the core a handle to them."""
+    """The receiver keeps the bytes, and gives the node a handle to them."""
 
     fetch: FetchId
     content: tuple[Piece, ...]
@@ -82,7 +82,7 @@ Arrived = SourceListed | SourceLookedUp | Failed | ContentRead | FileOpened
 
 @dataclass(slots=True)
 class Operation:
-    fetch: Fetch
+    fetch: SourceAction
     done: Callable[[Arrived], None]
     times: int
     client: SimulatedClient
@@ -92,11 +92,11 @@ class Operation:
     writes."""
 
 
-def kind_of(fetch: Fetch) -> str:
+def kind_of(fetch: SourceAction) -> str:
     match fetch:
-        case ScanSource():
+        case ListSource():
             return "scan"
-        case LookSource():
+        case LookupSource():
             return "look"
         case ReadSource():
             return "read"
@@ -261,7 +261,7 @@ class SimulatedSource:
 
     def begin(
         self,
-        fetch: Fetch,
+        fetch: SourceAction,
         done: Callable[[Arrived], None],
         times: int = 1,
         client: SimulatedClient | None = None,
@@ -270,7 +270,7 @@ class SimulatedSource:
         last."""
         path = fetch.path
         self.counts[kind_of(fetch), path] += times
-        ends = self._serve(path, isinstance(fetch, ScanSource), times)
+        ends = self._serve(path, isinstance(fetch, ListSource), times)
         if isinstance(fetch, ReadChunk):
             self.chunk_counts[path, fetch.offset] += 1
         if self.rewritten is not None:
@@ -284,8 +284,8 @@ class SimulatedSource:
             return
         self._read(operation, ends)
 
-    def _write_meanwhile(self, fetch: Fetch, path: Path) -> None:
-        if isinstance(fetch, ScanSource) and fetch.path == split(path)[0]:
+    def _write_meanwhile(self, fetch: SourceAction, path: Path) -> None:
+        if isinstance(fetch, ListSource) and fetch.path == split(path)[0]:
             self.write(path)
         elif isinstance(fetch, ReadSource | ReadChunk) and fetch.path == path:
             self.rewritten = None
@@ -308,7 +308,7 @@ class SimulatedSource:
             begins = max(ends, self._pipe_free)
             ends = self._pipe_free = begins + operation.times * size / self.costs.bytes_per_s
         ends += self.costs.latency_s + self.slow.get(fetch.path, 0.0)
-        if isinstance(fetch, ScanSource):
+        if isinstance(fetch, ListSource):
             ends += self._waits_for_names_s(fetch.path)
         self.clock.at(ends, self._end, operation)
 
@@ -396,11 +396,11 @@ class SimulatedSource:
             return Failed(fetch.fetch, self.failing[path])
         found = self.entry(path)
         match fetch:
-            case LookSource():
+            case LookupSource():
                 return SourceLookedUp(fetch.fetch, None if found is None else client.entry(found))
             case _ if found is None:
                 return Failed(fetch.fetch, errno.ENOENT)
-            case ScanSource():
+            case ListSource():
                 if path not in self._directories:
                     return Failed(fetch.fetch, errno.ENOTDIR)
                 if self.only_searched:

@@ -330,7 +330,7 @@ class Port:
         self._to_say.append((say, arguments))
 
     def _rouse(self) -> None:
-        """Deliver later: a send or a disconnect may come in the middle of a step of the core."""
+        """Deliver later: a send or a disconnect may come in the middle of a step of the node."""
         if self._to_say and not self._speaking:
             self.process.after(0.0, self._flush)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from copperfs.lab.sim.sim_source import Arrived, SimulatedSource
 from copperfs.lab.sim.source_client import SimulatedClient
-from copperfs.node.actions import Fetch
+from copperfs.node.actions import SourceAction
 from copperfs.node.events import Failed
 
 PAUSE_S = 0.1
@@ -34,16 +34,16 @@ class SourceWorkers:
     """How many are at the source; the others wait for descriptors."""
     starved_s: float = 0.0
     """The longest wait for descriptors."""
-    _waiting: deque[tuple[Fetch, Callable[[Arrived], None]]] = field(default_factory=deque)
+    _waiting: deque[tuple[SourceAction, Callable[[Arrived], None]]] = field(default_factory=deque)
 
-    def start(self, fetch: Fetch, done: Callable[[Arrived], None]) -> None:
+    def start(self, fetch: SourceAction, done: Callable[[Arrived], None]) -> None:
         if self.busy >= self.count:
             self._waiting.append((fetch, done))
             return
         self.busy += 1
         self._begin(fetch, done, self.source.clock.now)
 
-    def _begin(self, fetch: Fetch, done: Callable[[Arrived], None], since: float) -> None:
+    def _begin(self, fetch: SourceAction, done: Callable[[Arrived], None], since: float) -> None:
         """Without descriptors it waits, since the daemon is at fault and not the source."""
         clock = self.source.clock
         self.opened += 1

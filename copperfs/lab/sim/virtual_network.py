@@ -18,7 +18,7 @@ It simulates TCP under ZeroMQ, with measured times (``transport/zmq_sockets.py``
   takes with it what was under way. Damage on the way is found by the digest.
 
 Not simulated: that TCP soon stops in both directions when one is cut, a receiver that does not read
-(the core's credit bounds that), and routers.
+(the node's credit bounds that), and routers.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class NetworkCosts:
     """Of each NIC, in each direction."""
     send_s: float = 12e-6
     receive_s: float = 17e-6
-    """CPU with the step of the core; with the send 29 us, as measured of a root for a request."""
+    """CPU with the step of the node; with the send 29 us, as measured of a root for a request."""
     send_byte_s: float = 0.065e-9
     receive_byte_s: float = 0.065e-9
     """CPU for each byte. Measured without CURVE: round trips of 1 MiB and 64 B differ by 135 us."""

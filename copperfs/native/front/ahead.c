@@ -1,7 +1,7 @@
 /*
  * Prefetch in the front: reads files and lists directories before the kernel asks for them.
  *
- * Decisions 41 and 42 have the rules. The core has the same for jobs
+ * Decisions 41 and 42 have the rules. The node has the same for jobs
  * (copperfs/node/prefetch/python_imports.py), and the numbers must be the same in both. The set of
  * requests decides what is read, not their order, so that a job of many nodes reads what one would.
  *

@@ -2,7 +2,7 @@
  * Fetches without the handlers, on a node that is a job by itself (decision 9).
  *
  * The source's threads read a file whole if the listing of its directory was *granted*, and list a
- * directory if its parent's listing grants all below it. The bytes come from a credit that the core
+ * directory if its parent's listing grants all below it. The bytes come from a credit that the node
  * has reserved. Without credit, and when a fetch fails, the request goes to the handlers.
  *
  * A listing that must be shown differently, or lacks attributes, is not published: the handlers get

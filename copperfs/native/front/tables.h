@@ -158,7 +158,7 @@ struct tables {
 
 	/* Guards everything below. */
 	pthread_mutex_t lock;
-	uint64_t epoch; /* counts clears, like the core's */
+	uint64_t epoch; /* counts clears, like the node's */
 
 	struct node *root;
 	struct node **by_id;
@@ -207,7 +207,7 @@ static inline size_t index_slots(uint32_t count)
 		slots *= 2;
 	return slots;
 }
-/* The core's charge for a listing except its path: cost_of_listing() in
+/* The node's charge for a listing except its path: cost_of_listing() in
  * node/cache/metadata_cache.py. */
 static inline uint64_t listing_cost(size_t size, uint32_t count)
 {

@@ -71,13 +71,13 @@ class WriteBack:
     """Reads that wait for the disk, and until when."""
     _order: list[tuple[float, FetchId]] = field(default_factory=list)
     """The same, in the order of these times."""
-    _overdue: OrderedDict[FetchId, Fetch] = field(default_factory=OrderedDict)
+    _done_waiting: OrderedDict[FetchId, Fetch] = field(default_factory=OrderedDict)
     """Reads that have waited long enough, and only need room in memory."""
     _held: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
     """Debts that memory holds, the oldest first,"""
     _lost: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
     """and debts that memory has evicted."""
-    _owed_bytes: int = 0
+    _debt_bytes: int = 0
     """The bytes of both."""
     _tells_at: float | None = None
     takes: bool = True
@@ -97,7 +97,7 @@ class WriteBack:
         if not self._holds_up or fetch.phase.is_fallback:
             return True
         size = self.chunk_cache.size_of(key)
-        if not self._waiting and not self._overdue and self._has_room(size):
+        if not self._waiting and not self._done_waiting and self._has_room(size):
             self._begin(fetch, size)
             return True
         self.stats.tier_waited += 1
@@ -114,13 +114,13 @@ class WriteBack:
         """Whether a chunk of read-ahead would find room on the disk at once."""
         if not self._holds_up:
             return True
-        return not self._waiting and not self._overdue and self._has_room(size)
+        return not self._waiting and not self._done_waiting and self._has_room(size)
 
     def next_to_read(self, is_wanted: Callable[[Fetch], bool]) -> Fetch | None:
         """A waiting fetch that may continue, or None; fetches that are *wanted* go first. The
         caller confirms with ``begin``."""
-        if self._overdue:
-            return next(iter(self._overdue.values()))
+        if self._done_waiting:
+            return next(iter(self._done_waiting.values()))
         if not self._waiting:
             return None
         in_order = (self._waiting[number][0] for _, number in self._order)
@@ -134,7 +134,7 @@ class WriteBack:
     def begin(self, fetch: Fetch) -> None:
         key = fetch.subject[2]
         assert isinstance(key, ChunkKey)
-        if self._overdue.pop(fetch.number, None) is None:
+        if self._done_waiting.pop(fetch.number, None) is None:
             self._waits_no_longer(fetch)
             if self._holds_up:
                 self._begin(fetch, self.chunk_cache.size_of(key))
@@ -151,15 +151,15 @@ class WriteBack:
     def ended(self, fetch: Fetch) -> None:
         """The fetch is over, with any outcome."""
         self._waits_no_longer(fetch)
-        self._overdue.pop(fetch.number, None)
+        self._done_waiting.pop(fetch.number, None)
         self._unwritten_bytes -= self._reading.pop(fetch.number, 0)
 
     def is_waiting(self, fetch: Fetch) -> bool:
-        return fetch.number in self._waiting or fetch.number in self._overdue
+        return fetch.number in self._waiting or fetch.number in self._done_waiting
 
     def waiting(self) -> list[Fetch]:
         in_order = (self._waiting[number][0] for _, number in self._order)
-        return [*self._overdue.values(), *in_order]
+        return [*self._done_waiting.values(), *in_order]
 
     @property
     def unwritten_bytes(self) -> int:
@@ -198,7 +198,7 @@ class WriteBack:
             self.is_outgrown = True
             self._held.clear()
             self._lost.clear()
-            self._owed_bytes = 0
+            self._debt_bytes = 0
         if not written:
             self._remember(self._held if key in self.chunk_cache else self._lost, key)
 
@@ -228,7 +228,7 @@ class WriteBack:
         keeps_up = self._unwritten_bytes <= self.limits.tier_backlog_bytes // 2
         return next(iter(self._lost), None) if keeps_up else None
 
-    def owes(self, key: ChunkKey) -> bool:
+    def is_debt(self, key: ChunkKey) -> bool:
         """Whether the chunk was read from the source before, and is on no disk."""
         return key in self._held or key in self._lost
 
@@ -249,13 +249,13 @@ class WriteBack:
             self._forget(next(iter(self._lost or self._held)))
             self.stats.tier_forgotten += 1
         debts[key] = None
-        self._owed_bytes += self.chunk_cache.size_of(key)
+        self._debt_bytes += self.chunk_cache.size_of(key)
 
     def _forget(self, key: ChunkKey) -> None:
         for debts in (self._held, self._lost):
             if key in debts:
                 del debts[key]
-                self._owed_bytes -= self.chunk_cache.size_of(key)
+                self._debt_bytes -= self.chunk_cache.size_of(key)
 
     def _evicted(self, key: ChunkKey) -> None:
         """Memory has evicted the chunk."""
@@ -286,31 +286,31 @@ class WriteBack:
     def go_on(self, fetch: Fetch) -> None:
         """The fetch stops waiting for the disk, and only needs room in memory."""
         self._waits_no_longer(fetch)
-        self._overdue[fetch.number] = fetch
+        self._done_waiting[fetch.number] = fetch
 
     def tick(self, now: float) -> bool:
         """Whether to tell the waiting peers again that this node delays their chunks."""
         if self._tells_at is None or self._tells_at > now:
             return False
-        waits = bool(self._waiting or self._overdue)
+        waits = bool(self._waiting or self._done_waiting)
         self._tells_at = now + TELLS_EACH_S if waits else None
         return waits
 
     # --- statistics and invariants ---------------------------------------------------------------
 
     def count(self) -> None:
-        self.stats.tier_waiting = len(self._waiting) + len(self._overdue)
+        self.stats.tier_waiting = len(self._waiting) + len(self._done_waiting)
         self.stats.tier_owed = len(self._held) + len(self._lost)
-        self.stats.tier_owed_bytes = self._owed_bytes
+        self.stats.tier_owed_bytes = self._debt_bytes
 
     def check_invariants(self) -> None:
         counted = sum(self._storing.values()) + sum(self._reading.values())
         assert self._unwritten_bytes == counted
         more_than_one = len(self._storing) + len(self._reading) > 1
         assert counted <= self.limits.tier_backlog_bytes or not more_than_one
-        owed = [*self._held, *self._lost]
-        assert self._owed_bytes == sum(map(self.chunk_cache.size_of, owed))
-        assert len(owed) == len({*owed, *self._storing}) - len(self._storing)
+        debts = [*self._held, *self._lost]
+        assert self._debt_bytes == sum(map(self.chunk_cache.size_of, debts))
+        assert len(debts) == len({*debts, *self._storing}) - len(self._storing)
         assert all(key in self.chunk_cache for key in self._held)
         assert not any(key in self.chunk_cache for key in self._lost)
         assert self._order == sorted((at, n) for n, (_, at) in self._waiting.items())

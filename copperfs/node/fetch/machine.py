@@ -37,12 +37,12 @@ from random import Random
 from copperfs.model.types import ChunkKey, FetchId, NodeId, Version
 from copperfs.node.actions import (
     Action,
+    ListSource,
     LoadChunk,
-    LookSource,
+    LookupSource,
     OpenSource,
     ReadChunk,
     ReadSource,
-    ScanSource,
     Send,
 )
 from copperfs.node.events import ReadRequest
@@ -146,7 +146,7 @@ class FetchMachine:
         self.stats.resent += 1
         return self._dispatch(now, fetch)
 
-    def on_overdue(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
+    def on_reply_overdue(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* may be stuck, and so may the owners after it. This node pings them all at once,
         not one after the other. For the trees ``Membership`` does so."""
         key = fetch.subject[2]
@@ -461,7 +461,7 @@ class FetchMachine:
             # The peer gets its full time, whatever time others used before they were lost.
             fetch.timers = replace(fetch.timers, slow_at=slow_at)
         attempt = fetch.attempts[peer] = Attempt(number)
-        self.routing.owes(now, peer)
+        self.routing.await_reply(now, peer)
         if isinstance(version, ChunkKey):
             plan = fetch.plan
             how = ChunkAskMode.TREE if via_tree else plan.of_owner
@@ -550,9 +550,9 @@ class FetchMachine:
             self.stats.took_over += 1
         match kind, version:
             case Kind.SCAN, _:
-                return ScanSource(fetch.number, path)
+                return ListSource(fetch.number, path)
             case Kind.LOOK, _:
-                return LookSource(fetch.number, path)
+                return LookupSource(fetch.number, path)
             case Kind.READ, Version():
                 return ReadSource(fetch.number, path, version)
             case Kind.CHUNK, ChunkKey():

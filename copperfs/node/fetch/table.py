@@ -30,7 +30,7 @@ from copperfs.node.actions import Action
 from copperfs.node.cache.chunk_cache import ChunkCache, cost_of
 from copperfs.node.cache.metadata_cache import Cache
 from copperfs.node.cache.write_back import WriteBack
-from copperfs.node.events import Asker, ChunkRequest, Question, ReadRequest
+from copperfs.node.events import ChunkRequest, Question, ReadRequest, Requester
 from copperfs.node.fetch.fetch import AskPlan, Fetch, Timers
 from copperfs.node.fetch.machine import FetchMachine
 from copperfs.node.peer.flow_control import OUTSTANDING_MAX, FlowControl
@@ -63,7 +63,7 @@ class FetchTable:
     """Bytes reserved, by room: first those of the trees, then the two of the tier."""
     _no_room: list[deque[OfBytes]] = field(init=False)
     """Requests that wait for memory, by room."""
-    _room_by: dict[Asker, float] = field(default_factory=dict)
+    _room_by: dict[Requester, float] = field(default_factory=dict)
     """Until when each of them waits, the oldest first."""
     _outside: dict[FetchId, Fetch] = field(default_factory=dict)
     """Fetches that wait for the disks of other nodes, and have given their reservation back."""
@@ -213,11 +213,11 @@ class FetchTable:
             actions += self.machine.lost(now, self._running[number], peer)
         return actions
 
-    def owed_by(self, now: float, peer: NodeId) -> list[Action]:
+    def reply_overdue(self, now: float, peer: NodeId) -> list[Action]:
         """*peer* keeps its fetches waiting, and has been pinged."""
         actions: list[Action] = []
         for number in self.flow.fetches_of(peer):
-            actions += self.machine.on_overdue(now, self._running[number], peer)
+            actions += self.machine.on_reply_overdue(now, self._running[number], peer)
         return actions
 
     # --- room ------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class FetchTable:
             self.write_back.slept(seconds)
         self.machine.slept(self._running.values(), seconds)
 
-    def overdue(self, now: float) -> list[Fetch]:
+    def past_deadline(self, now: float) -> list[Fetch]:
         found = list(takewhile(lambda fetch: fetch.deadline <= now, self._running.values()))
         sooner = [fetch for fetch in self._sooner.values() if fetch.deadline <= now]
         return found + [fetch for fetch in sooner if fetch not in found]
@@ -387,5 +387,5 @@ def _is_from(peer: NodeId, question: Question) -> bool:
     return _is_of(peer, question.request)
 
 
-def _is_of(peer: NodeId, request: Asker) -> bool:
+def _is_of(peer: NodeId, request: Requester) -> bool:
     return isinstance(request, PeerRequest) and request.peer == peer

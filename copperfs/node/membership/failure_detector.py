@@ -8,7 +8,7 @@ later declared dead (*gone*). A *ping* here is a ``Heartbeat`` that wants an ans
 - A process that ended: its connections close within milliseconds, and its port refuses new ones
   (``refused``). It is *gone* at once; no timeout has to pass.
 - A node that is stuck, stopped, cut off or only slow: a request and a ping are both unanswered. It
-  is *silent*: it gets no new requests, and the next peer up is asked for what it owes. This stays
+  is *silent*: it gets no new requests, and the next peer up is asked instead. This stays
   local: other nodes are not told, and any reply ends it.
 - A node that gives no sign of life for longer than any slow one was ever measured: it is *gone*.
 
@@ -87,8 +87,8 @@ class PeerObservations:
     refused: bool = False
     """Since the loss its port has refused connections."""
     heard_at: float = 0.0
-    owed_since: float | None = None
-    """Since when a reply is owed and none has come; None if none is owed."""
+    awaited_since: float | None = None
+    """Since when the oldest reply of it is awaited; None if none is."""
     ping_sent_at: float | None = None
     """When it was pinged; None once it has answered anything."""
 
@@ -152,7 +152,7 @@ def doubted_until(seen: PeerObservations, timeouts: Timeouts, late_s: float) -> 
     * lost: ``doubt_s + late_s`` after the loss
     * never connected: ``probe_s + silent_s + late_s`` after the attempts began"""
     if seen.up:
-        since = [] if seen.owed_since is None else [seen.owed_since]
+        since = [] if seen.awaited_since is None else [seen.awaited_since]
         if seen.ping_sent_at is not None:
             since.append(seen.ping_sent_at - timeouts.probe_s)
         return min(since, default=seen.heard_at) + timeouts.doubt_s + late_s
@@ -165,8 +165,8 @@ def _ping_due_at(
     seen: PeerObservations, timeouts: Timeouts, heartbeat_s: float, late_s: float
 ) -> float:
     at = seen.heard_at + heartbeat_s
-    if seen.owed_since is not None:
-        at = min(at, seen.owed_since + timeouts.probe_s + late_s)
+    if seen.awaited_since is not None:
+        at = min(at, seen.awaited_since + timeouts.probe_s + late_s)
     return at
 
 

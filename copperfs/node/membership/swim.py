@@ -11,14 +11,14 @@ How a parent's death is handled:
 
 1. Its process ended: the transport reports the loss (``down``), and the parent is *lost*. A probe
    tries its port; a refusal (``probed``) makes it *gone* within milliseconds.
-2. It is stuck: a request is unanswered for ``probe_s`` (``owes``), or nothing came from it for
-   ``heartbeat_s``. A timer (``tick``, ``_look``) pings it, and if it owes a reply also the peers
-   that would be asked next. After ``silent_s`` more it is *silent*, after ``dead_s`` *gone*.
+2. It is stuck: a request is unanswered for ``probe_s`` (``await_reply``), or nothing came from it
+   for ``heartbeat_s``. A timer (``tick``, ``_look``) pings it, and if a reply is overdue also the
+   peers that would be asked next. After ``silent_s`` more it is *silent*, after ``dead_s`` *gone*.
 3. ``_believe`` records the death, and ``_spread`` sends it on ``SPREAD_S`` later.
 4. ``settle`` computes the new parent, to which a connection mostly exists already, and connects to
    the next candidate.
-5. ``PeerProtocol`` asks other peers for what the parent owed: at once when the connection is lost
-   (``_changed``), else when its state changes (``reconsider``).
+5. ``PeerProtocol`` asks other peers for what the parent has not sent: at once when the connection
+   is lost (``_changed``), else when its state changes (``reconsider``).
 
 A node that receives the death of a peer that it still hears does not believe it. It forwards the
 message to that peer, which refutes it with its next incarnation.
@@ -92,7 +92,7 @@ class Membership:
     _much_late_at: float = float("-inf")
     _believed_at: float = float("-inf")
     """When the member table last changed."""
-    _owing: list[NodeId] = field(default_factory=list)
+    _overdue: list[NodeId] = field(default_factory=list)
     _stale: bool = False
     """The connection plan may be outdated; see ``settle``."""
     _changed: bool = False
@@ -170,11 +170,11 @@ class Membership:
         """The node is up: ``settle`` decides where it connects."""
         self._started = self._stale = True
 
-    def owes(self, now: float, peer: NodeId) -> None:
-        """A request went to *peer*, which now owes a reply."""
+    def await_reply(self, now: float, peer: NodeId) -> None:
+        """A request went to *peer*: await its reply."""
         found = self._peers.get(peer)
-        if found is not None and found.seen.up and found.seen.owed_since is None:
-            found.seen.owed_since = now
+        if found is not None and found.seen.up and found.seen.awaited_since is None:
+            found.seen.awaited_since = now
             self._look_by(peer, now + self.timeouts.probe_s + self._late_s)
 
     def ping(self, now: float, peer: NodeId) -> list[Action]:
@@ -187,10 +187,10 @@ class Membership:
             return []
         return self._send_ping(now, peer)
 
-    def take_owing(self) -> list[NodeId]:
+    def take_overdue(self) -> list[NodeId]:
         """Peers pinged since the last call because a reply is overdue."""
-        owing, self._owing = self._owing, []
-        return owing
+        overdue, self._overdue = self._overdue, []
+        return overdue
 
     def heard(self, now: float, peer: NodeId, *, answers: bool = True) -> list[Action]:
         """A message came from *peer*. A message that answers nothing, such as a membership update,
@@ -206,9 +206,9 @@ class Membership:
                 return []
             found.ping_last_sent_at = now
             return [Send(peer, self._heartbeat(wants_answer=True))]
-        seen.ping_sent_at = seen.owed_since = None
+        seen.ping_sent_at = seen.awaited_since = None
         if self.flow[peer].outstanding:
-            self.owes(now, peer)
+            self.await_reply(now, peer)
         if found.standing is PeerState.GOOD or not seen.up:
             if was_asked and seen.up:
                 self._look_again(now, peer)  # cancels the timer of its silence
@@ -358,7 +358,7 @@ class Membership:
             seen = found.seen
             if seen.up:
                 seen.heard_at, seen.ping_sent_at = now, None
-                seen.owed_since = now if self.flow[peer].outstanding else None
+                seen.awaited_since = now if self.flow[peer].outstanding else None
             else:
                 seen.since = now
             self._look_again(now, peer)
@@ -369,8 +369,8 @@ class Membership:
             seen = found.seen
             seen.since = min(now, seen.since + seconds)
             seen.heard_at = min(now, seen.heard_at + seconds)
-            if seen.owed_since is not None:
-                seen.owed_since = min(now, seen.owed_since + seconds)
+            if seen.awaited_since is not None:
+                seen.awaited_since = min(now, seen.awaited_since + seconds)
             if seen.ping_sent_at is not None:
                 seen.ping_sent_at = min(now, seen.ping_sent_at + seconds)
             self._look_again(now, peer)
@@ -382,8 +382,8 @@ class Membership:
         actions: list[Action] = []
         if is_ping_due(now, seen, self.timeouts, self._beat_s(peer), self._late_s):
             actions += self._send_ping(now, peer)
-            if seen.owed_since is not None:
-                self._owing.append(peer)
+            if seen.awaited_since is not None:
+                self._overdue.append(peer)
                 # If it is stuck, the next candidates must not be found stuck one by one.
                 for other in sorted(self.plan.overlay & self.plan.wanted):
                     rest = self._peers[other].seen
@@ -421,7 +421,7 @@ class Membership:
             self._stale = True
             return [LogEvent(new.value, peer)]
         seen = found.seen
-        took_s = now - (seen.since if not seen.up else seen.owed_since or seen.heard_at)
+        took_s = now - (seen.since if not seen.up else seen.awaited_since or seen.heard_at)
         self.stats.deaths += 1
         self.stats.max_detection_ms = max(self.stats.max_detection_ms, round(took_s * 1000))
         how = "nobody listens" if seen.refused else "no sign of life"

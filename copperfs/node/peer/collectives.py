@@ -15,7 +15,7 @@ from random import Random
 
 from copperfs.model.types import CallId, NodeId, PeerRequest
 from copperfs.node.actions import Action, DropCall, EndCall, PerformCall, Send
-from copperfs.node.events import Asker
+from copperfs.node.events import Requester
 from copperfs.node.peer.messages import CollectiveReply, CollectiveRequest
 from copperfs.node.routing.route import Routing
 
@@ -29,7 +29,7 @@ HOP_SHARE = 0.1
 
 @dataclass(slots=True)
 class _Running:
-    asker: Asker
+    requester: Requester
     operation: str
     deadline: float
     performed: bool = False
@@ -50,7 +50,7 @@ class Collectives:
     def start(
         self,
         now: float,
-        asker: Asker,
+        requester: Requester,
         operation: str,
         argument: bytes,
         within_s: float,
@@ -60,16 +60,16 @@ class Collectives:
         if identity is None:
             identity = self.random.getrandbits(64)
         if len(self._running) >= CALLS_MAX or identity in self._known:
-            return [EndCall(CallId(0), asker, operation, ())]
+            return [EndCall(CallId(0), requester, operation, ())]
         self._known[identity] = None
         if len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
         number = CallId(self._next)
         self._next += 1
-        running = _Running(asker, operation, now + within_s)
+        running = _Running(requester, operation, now + within_s)
         self._running[number] = running
         actions: list[Action] = [PerformCall(number, operation, argument)]
-        came_from = asker.peer if isinstance(asker, PeerRequest) else None
+        came_from = requester.peer if isinstance(requester, PeerRequest) else None
         for peer in self.routing.neighbours():
             if peer != came_from:
                 running.waiting[peer] = number
@@ -101,7 +101,7 @@ class Collectives:
         """The connection to *peer* was renewed or lost, and with it all requests and replies."""
         actions: list[Action] = []
         for number, running in list(self._running.items()):
-            if isinstance(running.asker, PeerRequest) and running.asker.peer == peer:
+            if isinstance(running.requester, PeerRequest) and running.requester.peer == peer:
                 del self._running[number]
                 actions.append(DropCall(number))
             elif running.waiting.pop(peer, None) is not None:
@@ -127,4 +127,4 @@ class Collectives:
 
     def _end(self, number: CallId, running: _Running) -> Action:
         del self._running[number]
-        return EndCall(number, running.asker, running.operation, tuple(running.results))
+        return EndCall(number, running.requester, running.operation, tuple(running.results))

@@ -84,7 +84,7 @@ class PeerWindow:
 
     up: bool = False
     credit_bytes: int = WINDOW_BYTES
-    owed_bytes: int = 0
+    unreturned_credit_bytes: int = 0
     """Credit for consumed parts that was not returned yet."""
     streams: deque[OutgoingStream] = field(default_factory=deque)
     batches: deque[PushForward] = field(default_factory=deque)
@@ -274,11 +274,11 @@ class FlowControl:
     def took(self, peer: NodeId, count_bytes: int) -> list[Action]:
         """This node consumed a part: the peer may send as much again."""
         window = self[peer]
-        window.owed_bytes += count_bytes
-        if window.owed_bytes < CREDIT_LUMP_BYTES:
+        window.unreturned_credit_bytes += count_bytes
+        if window.unreturned_credit_bytes < CREDIT_LUMP_BYTES:
             return []
-        owed, window.owed_bytes = window.owed_bytes, 0
-        return [Send(peer, Credit(owed))]
+        consumed_bytes, window.unreturned_credit_bytes = window.unreturned_credit_bytes, 0
+        return [Send(peer, Credit(consumed_bytes))]
 
     def credited(self, now: float, epoch: int, peer: NodeId, count_bytes: int) -> list[Action]:
         window = self[peer]
@@ -293,7 +293,7 @@ class FlowControl:
         window = self[peer]
         assert not window.outstanding
         assert not window.streams
-        window.up, window.credit_bytes, window.owed_bytes = True, WINDOW_BYTES, 0
+        window.up, window.credit_bytes, window.unreturned_credit_bytes = True, WINDOW_BYTES, 0
 
     def down(self, peer: NodeId) -> tuple[list[Action], list[FetchId]]:
         """The connection is lost; returns the fetches that waited for the peer."""

@@ -9,7 +9,7 @@ Every message carries its sender's epoch. A node that receives a later one clear
 the rest of the message. So a reply never predates the last clear that its requester knew of.
 
 The loss of a peer enters here: ``_changed`` when its connection is lost, ``reconsider`` when
-membership finds it silent or gone. Both let the fetches ask other peers for what it owes;
+membership finds it silent or gone. Both let the fetches ask other peers instead;
 ``membership/swim.py`` has the whole story.
 
 This module only forwards the batches of a push; their contents arrive as ``Pushed`` and
@@ -112,8 +112,8 @@ class PeerProtocol:
         if self.membership is None:
             return []
         actions = self.membership.settle(now)
-        for peer in self.membership.take_owing():
-            actions += self.fetches.owed_by(now, peer)
+        for peer in self.membership.take_overdue():
+            actions += self.fetches.reply_overdue(now, peer)
         if self.membership.take_changed():
             actions += self.fetches.machine.reconsider(now, self.fetches.running())
         return actions
@@ -185,8 +185,10 @@ class PeerProtocol:
             case Credit(count_bytes):
                 return self.flow.credited(now, self.stats.epoch, peer, count_bytes)
             case CollectiveRequest(number, operation, argument, within_s, identity):
-                asker = PeerRequest(peer, number)
-                return self.collectives.start(now, asker, operation, argument, within_s, identity)
+                requester = PeerRequest(peer, number)
+                return self.collectives.start(
+                    now, requester, operation, argument, within_s, identity
+                )
             case CollectiveReply():
                 return self.collectives.returned(peer, message)
             case Cancel(number):

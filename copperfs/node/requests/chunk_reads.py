@@ -213,7 +213,7 @@ class Chunks:
         if isinstance(outcome, SourceRead):
             self.stats.tier_from_source += 1
             for_disk = any(map(_is_for_disk, fetch.waiters))
-            self.stats.tier_read_again += for_disk or self.write_back.owes(key)
+            self.stats.tier_read_again += for_disk or self.write_back.is_debt(key)
             self.stats.tier_read_for_disk += for_disk
             return self._take(now, fetch, outcome.blob, keeps_result=keeps_result, stores=True)
         if outcome.blob is None:
@@ -233,11 +233,11 @@ class Chunks:
 
     def tell_delayed(self, fetch: Fetch) -> list[Action]:
         """Tell the waiting peers that this node, or the one that it asks, waits for its disk."""
-        askers = (each.request for each in fetch.waiters)
-        return [self._delayed(each) for each in askers if isinstance(each, PeerRequest)]
+        requesters = (each.request for each in fetch.waiters)
+        return [self._delayed(each) for each in requesters if isinstance(each, PeerRequest)]
 
-    def _delayed(self, asker: PeerRequest) -> Action:
-        return Send(asker.peer, Delayed(asker.number, self.stats.epoch))
+    def _delayed(self, requester: PeerRequest) -> Action:
+        return Send(requester.peer, Delayed(requester.number, self.stats.epoch))
 
     def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
         """A peer has given the chunk."""

@@ -373,7 +373,7 @@ class RequestHandler:
     def expire(self, now: float) -> list[Action]:
         """End the fetches that are past their deadline, and requests that found no room in time."""
         actions: list[Action] = []
-        overdue = self.fetches.overdue(now)
+        overdue = self.fetches.past_deadline(now)
         for fetch in overdue:
             self.stats.overdue += 1
             if fetch.phase.is_reading and fetch.subject[0] is Kind.LOOK:

@@ -37,7 +37,7 @@ class Owners:
     chunk_bytes: int
     stats: NodeStats
     _timeouts: dict[NodeId, int] = field(default_factory=dict)
-    _without: dict[NodeId, float] = field(default_factory=dict)
+    _excluded_until: dict[NodeId, float] = field(default_factory=dict)
     """Excluded owners, and until when."""
 
     def owner(self, key: ChunkKey, gone: Collection[NodeId]) -> NodeId | None:
@@ -59,13 +59,15 @@ class Owners:
         """The first *count* of the roster, for display."""
         return self.placement.owners(self._placed(key), count)
 
-    def without(self, now: float) -> Iterator[NodeId]:
+    def excluded(self, now: float) -> Iterator[NodeId]:
         """The owners excluded at present."""
-        return (peer for peer, until in self._without.items() if now < until)
+        return (peer for peer, until in self._excluded_until.items() if now < until)
 
-    def done_without(self, now: float, key: ChunkKey, gone: Collection[NodeId]) -> Iterator[NodeId]:
+    def excluded_before(
+        self, now: float, key: ChunkKey, gone: Collection[NodeId]
+    ) -> Iterator[NodeId]:
         """The excluded owners that come before the one to ask."""
-        without, excluded = set(self.without(now)), set(gone)
+        without, excluded = set(self.excluded(now)), set(gone)
         while without and (owner := self.owner(key, excluded)) in without:
             assert owner is not None
             excluded.add(owner)
@@ -80,9 +82,9 @@ class Owners:
         self._timeouts[peer] = self._timeouts.get(peer, 0) + 1
         if self._timeouts[peer] >= TIMEOUTS_MAX:
             del self._timeouts[peer]
-            self._without = {each: self._without[each] for each in self.without(now)}
-            self.stats.tier_exclusions += peer not in self._without
-            self._without[peer] = now + WITHOUT_S
+            self._excluded_until = {each: self._excluded_until[each] for each in self.excluded(now)}
+            self.stats.tier_exclusions += peer not in self._excluded_until
+            self._excluded_until[peer] = now + WITHOUT_S
 
     def _placed(self, key: ChunkKey) -> bytes:
         group = ChunkLayout(key.version.size, self.chunk_bytes).group_of(key.index)

@@ -167,7 +167,7 @@ class Routing:
         assert owners is not None, "a job that has chunks has owners of them"
         if self.lost_from_source and gone and owners.owner(key, ()) in gone:
             return Route(role=Role.SUBSTITUTE)
-        gone = gone.union(owners.without(now))
+        gone = gone.union(owners.excluded(now))
         first = owners.before_me(key, gone)
         if first is None and not skipped:
             return _AS_OWNER
@@ -267,7 +267,7 @@ class Routing:
         if self.owners is None or self.membership is None:
             return []
         actions: list[Action] = []
-        gone = excluded.union(self.gone(), self.owners.without(now))
+        gone = excluded.union(self.gone(), self.owners.excluded(now))
         for _ in range(CANDIDATES_MAX):
             peer = self.owners.before_me(key, gone)
             if peer is None:
@@ -302,7 +302,7 @@ class Routing:
         *passed*: those of this request; excluded owners are added."""
         if self.owners is None:
             return passed
-        return {*passed, *self.owners.done_without(now, key, {*self.gone(), *passed})}
+        return {*passed, *self.owners.excluded_before(now, key, {*self.gone(), *passed})}
 
     def is_mine(self, key: ChunkKey) -> bool:
         """Whether this node is the one to keep the chunk, as far as it knows."""
@@ -310,9 +310,9 @@ class Routing:
             return True
         return self.owners.is_mine(key, self.membership.members.gone)
 
-    def owes(self, now: float, peer: NodeId) -> None:
+    def await_reply(self, now: float, peer: NodeId) -> None:
         assert self.membership is not None
-        self.membership.owes(now, peer)
+        self.membership.await_reply(now, peer)
 
     def is_root(self, file: Path) -> bool:
         """Whether this node reads *file* from the source while no node is gone. A node that takes
