@@ -94,7 +94,7 @@ class Comparison(InodeNumbers):
         unseen = set(some)
         async with trio.open_nursery() as nursery:
             for each in some:
-                nursery.start_soon(self._look, each, names_of_each(len(some)), unseen)
+                nursery.start_soon(self._sample_below, each, names_of_each(len(some)), unseen)
             with trio.move_on_after(LOOKS_S):
                 while unseen:
                     await self._woken.wait()
@@ -106,7 +106,7 @@ class Comparison(InodeNumbers):
                     each,
                 )
 
-    async def _look(self, prefix: Path, count: int, unseen: set[Path]) -> None:
+    async def _sample_below(self, prefix: Path, count: int, unseen: set[Path]) -> None:
         """Add names below *prefix* to the sample as soon as the filesystem gives them."""
         take = partial(take_names, self.node.policy.source, prefix, self._is_shared, count)
         while (names := await self._in_a_thread(take)) is None:

@@ -55,7 +55,7 @@ class Ownership:
     async def of_file(self, path: Path) -> Result:
         """The owners of a file's chunks, in the order of the file."""
         node = self.engine.node
-        entry = await self._look(path)
+        entry = await self._lookup(path)
         if entry is None or not entry.attributes.is_file():
             raise ControlError("it is no file")
         version = entry.attributes.version
@@ -64,7 +64,7 @@ class Ownership:
             return about | {"chunks": 0, "owners": [], "ranges": []}
         return about | await trio.to_thread.run_sync(self._placed, path, version, node.gone())
 
-    async def _look(self, path: Path) -> Entry | None:
+    async def _lookup(self, path: Path) -> Entry | None:
         def take(answer: Answered, _: Content, __: object) -> Entry | None:
             if isinstance(answer, AnswerListing):
                 return answer.listing.find(split(path)[1])

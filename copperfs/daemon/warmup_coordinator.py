@@ -140,7 +140,7 @@ class WorkingSets:
         return {
             **self.ring.operations(),
             "push": self.warmup.push,
-            "look": self._look,
+            "look": self._lookup_all,
             "room": self._room,
             "holds": self._holds,
         }
@@ -337,7 +337,7 @@ class WorkingSets:
         budget = stats.budget_bytes - self.engine.node.limits.credit_bytes
         return {"min_free_bytes": max(0, free), "min_budget_bytes": budget}
 
-    async def _look(self, argument: Result) -> Result:
+    async def _lookup_all(self, argument: Result) -> Result:
         """Look these paths up, so that this node has their entries."""
         for path in map(_path, argument["paths"]):
             try:

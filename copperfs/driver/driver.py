@@ -90,7 +90,7 @@ class Driver(Generic[Content, Payload]):
             case AnswerError(request, error):
                 ports.frontend.answer_error(request, error)
             case ReadSource():
-                ports.source.start(action, self.node.looks_for(action.fetch))
+                ports.source.start(action, self.node.names_to_find(action.fetch))
             case ListSource() | LookupSource() | OpenSource() | ReadChunk():
                 ports.source.start(action, ())
             case LoadChunk(fetch, key):

@@ -75,8 +75,9 @@ class Clock(Protocol):
 
 
 class Source(Protocol):
-    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
-        """Report one outcome later. *looks_for*: names to scan for in a file that is read whole."""
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...]) -> None:
+        """Report one outcome later. *names_to_find*: names to scan for in a file that is read
+        whole."""
 
     def close_handle(self, handle: HandleId) -> None:
         """The node does not need this open file any more."""

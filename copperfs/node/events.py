@@ -168,7 +168,7 @@ class SourceRead:
     fetch: FetchId
     blob: BlobId
     mentions: tuple[bytes, ...] = ()
-    """The names from ``Node.looks_for`` that occur in it."""
+    """The names from ``Node.names_to_find`` that occur in it."""
 
 
 @dataclass(frozen=True, slots=True)

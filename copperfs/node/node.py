@@ -130,7 +130,7 @@ from copperfs.node.routing.chunk_owners import Owners
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.routing.placement import Placement
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import Kind, Limits, NodeStats
+from copperfs.node.state import FetchKind, Limits, NodeStats
 
 
 @dataclass(slots=True)
@@ -490,14 +490,14 @@ class Node:
         running = self._fetches.get(fetch)
         return None if running is None else running.subject[1]
 
-    def looks_for(self, fetch: FetchId) -> tuple[bytes, ...]:
+    def names_to_find(self, fetch: FetchId) -> tuple[bytes, ...]:
         """The names to scan for in what *fetch* reads; ``SourceRead`` reports those that occur."""
         running = self._fetches.get(fetch)
-        if running is None or running.subject[0] is not Kind.READ:
+        if running is None or running.subject[0] is not FetchKind.OBJECT:
             return ()
         _, path, version = running.subject
         assert isinstance(version, Version)
-        return self._prefetcher.looks_for(ObjectKey(path, version))
+        return self._prefetcher.names_to_find(ObjectKey(path, version))
 
     def held(self) -> list[tuple[CacheKey, int]]:
         """All entries of the LRU with their sizes, oldest first."""

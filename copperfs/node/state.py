@@ -19,18 +19,18 @@ OBJECT_OVERHEAD_BYTES = 1152
 ENTRY_BYTES = 768
 
 
-class Kind(IntEnum):
-    """The kind of a fetch. It is an integer, because Python hashes an integer without calling
+class FetchKind(IntEnum):
+    """What a fetch obtains. It is an integer, because Python hashes an integer without calling
     Python code, and each message looks subjects up."""
 
-    SCAN = 1
-    LOOK = 2
-    READ = 3
-    OPEN = 4
+    LISTING = 1
+    ENTRY = 2
+    OBJECT = 3
+    HANDLE = 4
     CHUNK = 5
 
 
-Subject = tuple[Kind, Path, object]
+Subject = tuple[FetchKind, Path, object]
 """The key of a fetch: one subject has one fetch. The third part is the version, for bytes, and the
 key, for a chunk."""
 

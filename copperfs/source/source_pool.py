@@ -54,18 +54,18 @@ class PoolFetcher:
         self._untouchable = untouchable
         self._pool = SourcePool(prefix, concurrency, os.stat(root).st_dev, listing_max, deadline_s)
         self._started: dict[int, type[SourceAction]] = {}
-        self._looked_for: dict[int, tuple[bytes, ...]] = {}
+        self._names_to_find: dict[int, tuple[bytes, ...]] = {}
         self._refused: list[Outcome] = []
         self._woken = trio.Event()
         self._turns = Turns(concurrency, deadline_s, self._submit, self._fail)
 
-    def start(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...] = ()) -> None:
         if (outcome := refused(fetch, self._untouchable())) is not None:
             self._refuse(outcome)
         elif isinstance(fetch, ReadChunk):
             self._turns.start(fetch)
         else:
-            self._submit(fetch, looked_for)
+            self._submit(fetch, names_to_find)
 
     def _refuse(self, outcome: Outcome) -> None:
         self._refused.append(outcome)
@@ -74,7 +74,7 @@ class PoolFetcher:
     def _fail(self, fetch: FetchId, error: int) -> None:
         self._refuse(Failed(fetch, error))
 
-    def _submit(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
+    def _submit(self, fetch: SourceAction, names_to_find: tuple[bytes, ...] = ()) -> None:
         kind, version = SourcePool.LOOK, _NO_VERSION
         names: tuple[bytes, ...] = ()
         offset = length = 0
@@ -92,10 +92,10 @@ class PoolFetcher:
                 pass
         self._started[fetch.fetch] = type(fetch)
         packed = b""
-        if looked_for:
-            looked_for = tuple(name for name in looked_for if 0 < len(name) <= NAME_MAX)
-            packed = b"".join(bytes((len(name),)) + name for name in looked_for) + b"\0"
-            self._looked_for[fetch.fetch] = looked_for
+        if names_to_find:
+            names_to_find = tuple(name for name in names_to_find if 0 < len(name) <= NAME_MAX)
+            packed = b"".join(bytes((len(name),)) + name for name in names_to_find) + b"\0"
+            self._names_to_find[fetch.fetch] = names_to_find
         self._pool.submit(fetch.fetch, kind, fetch.path, version, names, offset, length, packed)
 
     async def run(self, arrive: Arrive) -> None:
@@ -117,7 +117,7 @@ class PoolFetcher:
 
     def _arrived(self, fetch: FetchId, error: int, result: "Result") -> Arrived:
         kind = self._started.pop(fetch)
-        looked_for = self._looked_for.pop(fetch, ())
+        names_to_find = self._names_to_find.pop(fetch, ())
         if error:
             return Failed(fetch, error)
         match result:
@@ -131,7 +131,7 @@ class PoolFetcher:
             case (bytes(attributes), target):
                 return SourceLookedUp(fetch, Entry(Attributes(attributes), target))
             case (blob, mentioned):
-                return BlobRead(fetch, blob, tuple(compress(looked_for, mentioned)))
+                return BlobRead(fetch, blob, tuple(compress(names_to_find, mentioned)))
             case int():
                 return SourceOpened(fetch, HandleId(result))
             case _:

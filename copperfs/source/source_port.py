@@ -52,9 +52,9 @@ class Fetcher(Protocol):
         """*untouchable* paths lead back into the mount."""
         ...
 
-    def start(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...] = ()) -> None:
         """The outcome arrives later, never within this call. The thread that reads a whole file
-        looks for *looked_for* in it."""
+        looks for *names_to_find* in it."""
         ...
 
     async def run(self, arrive: Arrive) -> None: ...

@@ -160,7 +160,7 @@ class ZeroTransport:
                 self._nursery = nursery
                 nursery.start_soon(self._herald.run, deliver)
                 nursery.start_soon(self._router.run)
-                nursery.start_soon(self._look)
+                nursery.start_soon(self._cut_endless)
                 if self._admission is not None:
                     pump = Pump(self._admission.socket, self._admission.take)
                     nursery.start_soon(pump.run)
@@ -171,7 +171,7 @@ class ZeroTransport:
             self._closed = True
             self._destroy()
 
-    async def _look(self) -> None:
+    async def _cut_endless(self) -> None:
         connections = 0
         while True:
             await trio.sleep(self._limits.look_s + connections / 1000)

@@ -310,7 +310,7 @@ class Daemon:
 
     # --- the source and the disk -----------------------------------------------------------------
 
-    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...]) -> None:
         self.fetches.append(fetch)
 
     def close_handle(self, handle: HandleId) -> None:
@@ -722,8 +722,8 @@ class Job:
                 blob = BlobId(self._number(number))
                 daemon.blobs[blob] = bytearray(self.tree.content(path, version))
                 mentions = self.tree.mentions.get(path, set())
-                looked_for = daemon.node.looks_for(fetch.fetch)
-                there = tuple(each for each in looked_for if each in mentions)
+                names_to_find = daemon.node.names_to_find(fetch.fetch)
+                there = tuple(each for each in names_to_find if each in mentions)
                 return SourceRead(FetchId(fetch.fetch), blob, there)
         raise AssertionError("unreachable")
 

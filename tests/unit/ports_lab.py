@@ -52,7 +52,7 @@ class NoPorts:
 
     # --- unexpected calls ------------------------------------------------------------------------
 
-    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...]) -> None:
         _unexpected(fetch)
 
     def close_handle(self, handle: HandleId) -> None:

@@ -183,7 +183,7 @@ def test_what_could_not_be_looked_at_is_neither_listed_nor_read_ahead() -> None:
     sick = {b"sub": unknown(directory()), b"lib.x.so": unknown(file(10)), b"other": directory()}
     lab = package_lab(sick, {b"__init__.x.pyc": 10})
     lab.read(INIT)
-    assert set(lab.node.looks_for(FetchId(3))) == {b"other"}
+    assert set(lab.node.names_to_find(FetchId(3))) == {b"other"}
     lab = Lab(ahead_max=8)
     lab.list(b"p")
     assert scans(lab.scanned(1, pack_listing([(b"__pycache__", unknown(directory()))]))) == []
@@ -216,7 +216,7 @@ BESIDE = {
 def test_what_a_package_mentions_is_listed_and_read() -> None:
     lab = package_lab(BESIDE, {b"__init__.x.pyc": 10})
     assert read(lab.read(INIT)) == [INIT]
-    assert set(lab.node.looks_for(FetchId(3))) == {b"sub", b"other", b"lib", b"more"}
+    assert set(lab.node.names_to_find(FetchId(3))) == {b"sub", b"other", b"lib", b"more"}
     actions = lab.step(SourceRead(FetchId(3), BlobId(3), (b"sub", b"lib")))
     assert (scans(actions), read(actions)) == ([b"p/sub"], [b"p/lib.x.so"])
 
@@ -224,7 +224,7 @@ def test_what_a_package_mentions_is_listed_and_read() -> None:
 def test_only_a_package_itself_is_looked_through() -> None:
     lab = package_lab(BESIDE, {b"a.pyc": 10})
     lab.read(b"p/__pycache__/a.pyc")
-    assert lab.node.looks_for(FetchId(3)) == ()
+    assert lab.node.names_to_find(FetchId(3)) == ()
 
 
 def test_libraries_of_a_package_are_not_read_because_others_are() -> None:
@@ -258,7 +258,7 @@ def test_a_directory_that_cannot_be_listed_ahead_is_nobodys_error() -> None:
 def test_of_what_cannot_be_read_ahead_the_parts_that_have_come_are_let_go_of() -> None:
     lab = package_lab(BESIDE, {b"__init__.x.pyc": 10})
     lab.read(INIT)
-    assert b"lib" in lab.node.looks_for(FetchId(3))
+    assert b"lib" in lab.node.names_to_find(FetchId(3))
     assert read(lab.step(SourceRead(FetchId(3), BlobId(3), (b"lib",)))) == [b"p/lib.x.so"]
     fetch = lab.node._fetches.get(FetchId(4))
     assert fetch is not None
@@ -499,4 +499,4 @@ def test_a_directory_of_very_many_directories_is_no_package(count: int, some: bo
     lab.scanned(1, pack_listing([(b"__pycache__", directory()), *beside.items()]))
     lab.scanned(2, pack_listing([(b"__init__.x.pyc", file(10))]))
     lab.read(INIT)
-    assert len(lab.node.looks_for(FetchId(3))) == (count if some else 0)
+    assert len(lab.node.names_to_find(FetchId(3))) == (count if some else 0)

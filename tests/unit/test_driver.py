@@ -64,7 +64,7 @@ class Told(NoPorts):
     def withdraw(self, key: object) -> None:
         self.lines.append("withdraw")
 
-    def start(self, fetch: object, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: object, names_to_find: tuple[bytes, ...]) -> None:
         self.lines.append(type(fetch).__name__)
 
     def stop(self, call: CallId) -> None:

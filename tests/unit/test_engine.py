@@ -66,11 +66,11 @@ class FakeFetcher:
         self.started: list[SourceAction] = []
         self.closed: list[HandleId] = []
         self.arrive: Arrive | None = None
-        self.looked_for: tuple[bytes, ...] = ()
+        self.names_to_find: tuple[bytes, ...] = ()
 
-    def start(self, fetch: SourceAction, looked_for: tuple[bytes, ...] = ()) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...] = ()) -> None:
         self.started.append(fetch)
-        self.looked_for = looked_for
+        self.names_to_find = names_to_find
 
     async def run(self, arrive: Arrive) -> None:
         self.arrive = arrive
@@ -292,14 +292,14 @@ def test_a_file_is_looked_through_by_the_thread_that_reads_it(
 
     async def play(scene: Scene) -> None:
         await scene.asking("me", reading(b"f"))
-        assert scene.fetcher.looked_for == (b"sub", b"lib")
+        assert scene.fetcher.names_to_find == (b"sub", b"lib")
         blob = LookedThrough()
         scene.arrive(BlobRead(scene.fetcher.started[0].fetch, blob, (b"lib",)))
         await scene.settle()
         assert scene.answers["me"] is blob
         assert [each.mentions for each in heard] == [(b"lib",)]
 
-    monkeypatch.setattr(Node, "looks_for", lambda _, fetch: (b"sub", b"lib"))
+    monkeypatch.setattr(Node, "names_to_find", lambda _, fetch: (b"sub", b"lib"))
     monkeypatch.setattr(Node, "step", hear)
     run(play)
 

@@ -119,7 +119,7 @@ class Surroundings(NoPorts):
     def now(self) -> float:
         return self.machine.now
 
-    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...]) -> None:
         assert fetch.fetch not in self.machine.began
         self.machine.began[fetch.fetch] = Began(fetch, self.machine.tree)
 

@@ -80,7 +80,7 @@ def test_all_nodes_at_once_cost_the_source_what_one_costs(fanout: int, count: in
         wanted = job.tree.files[path].attributes.version
         assert job.answer(number, request) == content(path, wanted)
     assert set(job.source_reads().values()) == {1}
-    assert {path for kind, path in job.source_reads() if kind == "scan"} == {
+    assert {path for kind, path in job.source_reads() if kind == "list"} == {
         b"lib", b"lib/sub", b"bin",
     }  # fmt: skip
     assert sum(kind == "read" for kind, _ in job.source_reads()) == 4
@@ -220,7 +220,7 @@ def test_a_directory_that_may_only_be_searched_is_searched_over_the_overlay() ->
         answer = job.answer(number, request)
         assert isinstance(answer, AnswerEntry)
         assert answer.entry == job.tree.entry(Path(b"lib/a.py"))
-    assert job.source_reads()["look", Path(b"lib/a.py")] == 1
+    assert job.source_reads()["lookup", Path(b"lib/a.py")] == 1
 
 
 def test_a_file_that_changed_is_stale_for_all_and_then_seen_anew() -> None:

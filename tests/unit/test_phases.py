@@ -27,14 +27,14 @@ from copperfs.node.fetch.phases import (
     Trigger,
     after,
 )
-from copperfs.node.state import Kind
+from copperfs.node.state import FetchKind
 
 PACKAGE = FilePath(copperfs.__file__).parent
 DOCUMENT = PACKAGE.parent / "docs" / "fetch-phases.md"
 
 
 def fetch() -> Fetch:
-    return Fetch(FetchId(1), (Kind.SCAN, Path(b"d"), None), 10.0, [], Timers(0.0, 1.0))
+    return Fetch(FetchId(1), (FetchKind.LISTING, Path(b"d"), None), 10.0, [], Timers(0.0, 1.0))
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from copperfs.node.routing.chunk_owners import TIMEOUTS_MAX, Owners
 from copperfs.node.routing.hash_ring import Ring
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.routing.route import Role, Route, Routing
-from copperfs.node.state import Kind, NodeStats, Subject
+from copperfs.node.state import FetchKind, NodeStats, Subject
 
 NODES = 16
 PATH = Path(b"lib/large")
@@ -38,7 +38,7 @@ def everything(routing: Routing) -> str:
 
 
 def chunk(index: int) -> Subject:
-    return (Kind.CHUNK, PATH, ChunkKey(PATH, VERSION, index))
+    return (FetchKind.CHUNK, PATH, ChunkKey(PATH, VERSION, index))
 
 
 happenings = st.lists(
@@ -81,7 +81,9 @@ def happen(routing: Routing, what: str, now: float, peer: NodeId) -> None:
 
 @given(
     happened=happenings,
-    subject=st.one_of(st.integers(0, 200).map(chunk), st.just((Kind.SCAN, Path(b"lib"), None))),
+    subject=st.one_of(
+        st.integers(0, 200).map(chunk), st.just((FetchKind.LISTING, Path(b"lib"), None))
+    ),
     skipped=st.sets(st.integers(0, NODES - 1).map(NodeId), max_size=3),
     via_tree=st.booleans(),
     is_silent=st.booleans(),

@@ -116,7 +116,7 @@ class Telling(NoPorts):
     def tell(self, line: str) -> None:
         self.lines.append(line)
 
-    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...]) -> None:
         match fetch:
             case ListSource(number, path):
                 self.tell(f"{number} scan {shown(path)}")

@@ -9,12 +9,12 @@ from copperfs.node.actions import AnswerError, LookupSource, ReadSource
 from copperfs.node.cache.failed_names import BELIEVED_S, SICK_MAX, WITNESSES_ENOUGH, FailedNames
 from copperfs.node.events import ListRequest, LookupRequest, PeerMessage
 from copperfs.node.peer.messages import ErrorReply, Request
-from copperfs.node.state import Kind, Subject
+from copperfs.node.state import FetchKind, Subject
 from tests.unit.overlay_lab import Job
 
 
 def of(path: bytes) -> Subject:
-    return (Kind.LOOK, Path(path), None)
+    return (FetchKind.ENTRY, Path(path), None)
 
 
 def test_an_error_is_believed_for_a_moment() -> None:
@@ -56,7 +56,7 @@ def job_with_a_sick_name(nodes: int) -> Job:
     for number in range(nodes):
         job.ask(number, ListRequest, b"lib")
     job.run()
-    assert job.tree.counts["scan", Path(b"lib")] == 1
+    assert job.tree.counts["list", Path(b"lib")] == 1
     return job
 
 
@@ -69,7 +69,7 @@ def look(job: Job, *nodes: int) -> set[int]:
 
 
 def looks(job: Job) -> int:
-    return job.tree.counts["look", SICK]
+    return job.tree.counts["lookup", SICK]
 
 
 def test_few_nodes_of_many_look_at_a_sick_name_however_often_it_is_asked_for() -> None:
@@ -89,7 +89,7 @@ def test_a_name_that_is_well_again_is_found_by_all_after_a_moment() -> None:
     job.pass_time(BELIEVED_S)
     assert look(job, *range(40)) == {0}
     assert looks(job) == before + 1
-    assert job.tree.counts["scan", Path(b"lib")] == 1
+    assert job.tree.counts["list", Path(b"lib")] == 1
 
 
 def test_a_clear_has_the_name_looked_at_again() -> None:
@@ -236,7 +236,10 @@ def test_what_a_node_got_from_another_although_its_own_read_had_failed_is_no_sic
     job.frozen.clear()
     job.pass_time(0.1)
     assert isinstance(job.answer(1, request), bytes)
-    assert job.daemons[1].node._handler.failed_names.get(job.now, (Kind.READ, WELL, wanted)) is None
+    assert (
+        job.daemons[1].node._handler.failed_names.get(job.now, (FetchKind.OBJECT, WELL, wanted))
+        is None
+    )
 
 
 @pytest.mark.parametrize("has_read", [False, True])

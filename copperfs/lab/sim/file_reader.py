@@ -84,9 +84,9 @@ class Reading:
 
     def _begin(self) -> None:
         self.left_numbers_out = self.host.hands.client.ignores_numbers
-        self._look()
+        self._lookup()
 
-    def _look(self) -> None:
+    def _lookup(self) -> None:
         path = self._way[self.looked]
         self._ask()
         self.host.ask(lambda request: LookupRequest(request, path), self._answered)
@@ -124,7 +124,7 @@ class Reading:
             return
         self.looked += 1
         if self.looked < len(self._way):
-            self.host.process.after(0.0, self._look)
+            self.host.process.after(0.0, self._lookup)
         else:
             self.host.process.after(0.0, self._read, entry.attributes.version)
 
@@ -151,7 +151,7 @@ class Reading:
         if error == errno.ESTALE and self._tried < 2:
             self._tried += 1
             self.looked = 0
-            self.host.process.after(0.0, self._look)
+            self.host.process.after(0.0, self._lookup)
             return
         self.error = error
         self._end()

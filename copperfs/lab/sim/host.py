@@ -349,9 +349,9 @@ class Host:
 
     # --- the source ------------------------------------------------------------------------------
 
-    def start(self, fetch: SourceAction, looks_for: tuple[bytes, ...]) -> None:
+    def start(self, fetch: SourceAction, names_to_find: tuple[bytes, ...]) -> None:
         assert fetch.fetch not in self._at_source, f"{fetch} is begun twice"
-        self._at_source[fetch.fetch] = looks_for
+        self._at_source[fetch.fetch] = names_to_find
         self.hands.start(fetch, self._source_said)
 
     def close_handle(self, handle: HandleId) -> None:
@@ -361,10 +361,10 @@ class Host:
         self.process.take(self._take_arrived, arrived)
 
     def _take_arrived(self, arrived: Arrived) -> None:
-        looked_for = self._at_source.pop(arrived.fetch)
+        names_to_find = self._at_source.pop(arrived.fetch)
         match arrived:
             case ContentRead(fetch, content):
-                found = tuple(each for each in looked_for if each in arrived.mentions)
+                found = tuple(each for each in names_to_find if each in arrived.mentions)
                 self.post(SourceRead(fetch, self.blobs.keep_blob(content), found))
             case FileOpened(fetch):
                 handle = HandleId(self._number())

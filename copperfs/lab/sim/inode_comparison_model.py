@@ -34,12 +34,12 @@ class Numbers(InodeNumbers):
         self._goes_on = False
         while not self.ignoring and (names := self.next_heard()):
             self.begins_to_compare()
-            self._look(len(names), self._compare, names)
+            self._after_lookups(len(names), self._compare, names)
         if not self.ignoring and self.begins_to_take():
             self._process.after(LOOKS_S, self._end_sample)
-            self._look(NAMES_IN_ALL, self._take)
+            self._after_lookups(NAMES_IN_ALL, self._take)
 
-    def _look(self, count: int, then: Any, *arguments: object) -> None:
+    def _after_lookups(self, count: int, then: Any, *arguments: object) -> None:
         source = self._hands.source
         took_s = count * source.costs.operation_s + source.costs.latency_s
         wait_s = max(0.0, source.stalled_until - source.clock.now)

@@ -21,12 +21,12 @@ A job of one node remembers nothing, because no other node asks the source.
 
 from dataclasses import dataclass, field
 
-from copperfs.node.state import Kind, Subject
+from copperfs.node.state import FetchKind, Subject
 
 BELIEVED_S = 2.0
 WITNESSES_ENOUGH = 3
 SICK_MAX = 4096
-WITNESSED = (Kind.LOOK, Kind.READ, Kind.CHUNK)
+WITNESSED = (FetchKind.ENTRY, FetchKind.OBJECT, FetchKind.CHUNK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ class Cache:
         shown = self.policy.shown_listing(path, listing)
         return Held(shown, fresh_until, listing, since, listing.directory)
 
-    def as_looked(
+    def as_looked_up(
         self, path: Path, entry: Entry | None, fresh_until: float | None, since: float
     ) -> Held:
         shown = entry

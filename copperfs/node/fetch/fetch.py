@@ -22,7 +22,7 @@ from copperfs.node.fetch.phases import Phase, Trigger, after
 from copperfs.node.peer.flow_control import OutgoingStream
 from copperfs.node.peer.messages import ChunkAskMode
 from copperfs.node.routing.route import SOURCE_ROUTE, Route
-from copperfs.node.state import Kind, Subject
+from copperfs.node.state import FetchKind, Subject
 
 
 @dataclass(slots=True)
@@ -155,8 +155,11 @@ _HAS_ATTEMPTS: Invariant = ("it has asked a peer", lambda fetch: bool(fetch.atte
 _HAS_NO_ATTEMPTS: Invariant = ("it waits for no peer", lambda fetch: not fetch.attempts)
 _IS_DELAYED: Invariant = ("a delay is set", lambda fetch: fetch.timers.fallback_at is not None)
 _NO_TURN: Invariant = ("no delay is set", lambda fetch: fetch.timers.fallback_at is None)
-_IS_CHUNK: Invariant = ("it is after a chunk", lambda fetch: fetch.subject[0] is Kind.CHUNK)
-_OF_OTHERS: Invariant = ("others can have it", lambda fetch: fetch.subject[0] is not Kind.OPEN)
+_IS_CHUNK: Invariant = ("it is after a chunk", lambda fetch: fetch.subject[0] is FetchKind.CHUNK)
+_OF_OTHERS: Invariant = (
+    "others can have it",
+    lambda fetch: fetch.subject[0] is not FetchKind.HANDLE,
+)
 _HAS_NO_ROOM: Invariant = ("it takes no memory", lambda fetch: not fetch.reserved_bytes)
 _IS_NEVER: Invariant = ("no step ends so", lambda _: False)
 

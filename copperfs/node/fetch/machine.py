@@ -51,7 +51,7 @@ from copperfs.node.fetch.phases import Phase, Trigger
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import PASSED_MAX, Cancel, ChunkAskMode, ContentKind, Request
 from copperfs.node.routing.route import SOURCE_ROUTE, Role, Route, Routing
-from copperfs.node.state import Kind, Limits, NodeStats
+from copperfs.node.state import FetchKind, Limits, NodeStats
 
 # A fetch falls back to the source after this many corrupt parts.
 SPOILED_MAX = 3
@@ -65,9 +65,9 @@ SILENT_TOGETHER_S = 1.0
 REFUSING_MAX = 2
 
 _WHAT = {
-    Kind.SCAN: ContentKind.LISTING,
-    Kind.LOOK: ContentKind.ENTRY,
-    Kind.READ: ContentKind.OBJECT,
+    FetchKind.LISTING: ContentKind.LISTING,
+    FetchKind.ENTRY: ContentKind.ENTRY,
+    FetchKind.OBJECT: ContentKind.OBJECT,
 }
 
 
@@ -183,7 +183,7 @@ class FetchMachine:
                 fetch.plan = fetch.plan.not_redirected()
             return actions + self._dispatch(now, fetch)
         fetch.skipped.add(peer)
-        if fetch.subject[0] is Kind.CHUNK and len(fetch.skipped) < REFUSING_MAX:
+        if fetch.subject[0] is FetchKind.CHUNK and len(fetch.skipped) < REFUSING_MAX:
             return actions + self._dispatch(now, fetch)
         if self._has_good_attempt(fetch):
             return actions
@@ -193,11 +193,11 @@ class FetchMachine:
         """Whether an error of *peer* ends the fetch: this node's own lookup or read has failed, and
         no other peer is asked. This node does not try again for this fetch. For a chunk it is never
         the end, because the fetch can ask other owners."""
-        if fetch.subject[0] is Kind.CHUNK:
+        if fetch.subject[0] is FetchKind.CHUNK:
             return False
         others = (each for each in fetch.attempts if each != peer)
-        has_looked = bool(fetch.witnesses.own_error)
-        return has_looked and not any(map(self.routing.is_good, others))
+        has_tried = bool(fetch.witnesses.own_error)
+        return has_tried and not any(map(self.routing.is_good, others))
 
     def redirected(self, now: float, fetch: Fetch, peer: NodeId, other: NodeId) -> list[Action]:
         """The owner *peer* says that *other* has the chunk, too, or is getting it."""
@@ -325,7 +325,7 @@ class FetchMachine:
         # A peer that an owner named, or that is above in the tree, may itself be waiting.
         as_owners = [peer for peer, each in fetch.attempts.items() if each.how.is_of_owner]
         fetch.skipped.update(as_owners)
-        if fetch.subject[0] is not Kind.CHUNK or self.routing.owners is None:
+        if fetch.subject[0] is not FetchKind.CHUNK or self.routing.owners is None:
             return
         if fetch.plan.redirected_to is not None:
             fetch.plan = fetch.plan.not_redirected()
@@ -549,13 +549,13 @@ class FetchMachine:
         if not fetch.phase.is_fallback and self.routing.is_takeover(fetch.subject, fetch.tree):
             self.stats.took_over += 1
         match kind, version:
-            case Kind.SCAN, _:
+            case FetchKind.LISTING, _:
                 return ListSource(fetch.number, path)
-            case Kind.LOOK, _:
+            case FetchKind.ENTRY, _:
                 return LookupSource(fetch.number, path)
-            case Kind.READ, Version():
+            case FetchKind.OBJECT, Version():
                 return ReadSource(fetch.number, path, version)
-            case Kind.CHUNK, ChunkKey():
+            case FetchKind.CHUNK, ChunkKey():
                 layout = self.limits.chunk_layout(version.version.size)
                 offset, size = layout.offset_of(version.index), layout.size_of(version.index)
                 return ReadChunk(fetch.number, path, version.version, offset, size)

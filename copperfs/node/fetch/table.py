@@ -36,7 +36,7 @@ from copperfs.node.fetch.machine import FetchMachine
 from copperfs.node.peer.flow_control import OUTSTANDING_MAX, FlowControl
 from copperfs.node.peer.messages import ChunkAskMode
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats, Subject
+from copperfs.node.state import OBJECT_OVERHEAD_BYTES, FetchKind, Limits, NodeStats, Subject
 
 OfBytes = ReadRequest | ChunkRequest
 
@@ -127,7 +127,7 @@ class FetchTable:
         actions: list[Action] = []
         reserved, tree = 0, self.routing.tree_of(subject)
         room = self._room_of(subject, question, tree)
-        if isinstance(question, OfBytes) and subject[0] is not Kind.OPEN:
+        if isinstance(question, OfBytes) and subject[0] is not FetchKind.HANDLE:
             reserved = self._size_of(question)
             evicted = self._reserve(room, reserved)
             if evicted is None:
@@ -175,7 +175,7 @@ class FetchTable:
     def of_names(self) -> list[Fetch]:
         """The fetches of names, which a clear invalidates. It does not invalidate bytes of a
         version."""
-        names = (Kind.SCAN, Kind.LOOK)
+        names = (FetchKind.LISTING, FetchKind.ENTRY)
         return [fetch for fetch in self._running.values() if fetch.subject[0] in names]
 
     # --- peers -----------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Peer:
 
     seen: PeerObservations
     standing: PeerState = PeerState.LOST
-    look_at: float | None = None
+    check_at: float | None = None
     """When to check its state again."""
     dropped: bool = False
     """This node closed the connection."""

@@ -12,13 +12,13 @@ How a parent's death is handled:
 1. Its process ended: the transport reports the loss (``down``), and the parent is *lost*. A probe
    tries its port; a refusal (``probed``) makes it *gone* within milliseconds.
 2. It is stuck: a request is unanswered for ``probe_s`` (``await_reply``), or nothing came from it
-   for ``heartbeat_s``. A timer (``tick``, ``_look``) pings it, and if a reply is overdue also the
+   for ``heartbeat_s``. A timer (``tick``, ``_check``) pings it, and if a reply is overdue also the
    peers that would be asked next. After ``silent_s`` more it is *silent*, after ``dead_s`` *gone*.
 3. ``_believe`` records the death, and ``_spread`` sends it on ``SPREAD_S`` later.
 4. ``settle`` computes the new parent, to which a connection mostly exists already, and connects to
    the next candidate.
 5. ``PeerProtocol`` asks other peers for what the parent has not sent: at once when the connection
-   is lost (``_changed``), else when its state changes (``reconsider``).
+   is lost (``_connection_changed``), else when its state changes (``reconsider``).
 
 A node that receives the death of a peer that it still hears does not believe it. It forwards the
 message to that peer, which refutes it with its next incarnation.
@@ -80,7 +80,7 @@ class Membership:
     members: MemberTable = field(init=False)
     plan: ConnectionPlan = field(init=False)
     _peers: dict[NodeId, Peer] = field(default_factory=dict)
-    _looks: list[tuple[float, NodeId]] = field(default_factory=list)
+    _checks: list[tuple[float, NodeId]] = field(default_factory=list)
     """When to check each peer again: a heap with some outdated entries."""
     _untold: dict[MemberStatus, NodeId | None] = field(default_factory=dict)
     """Records to announce, each with the peer it came from."""
@@ -175,7 +175,7 @@ class Membership:
         found = self._peers.get(peer)
         if found is not None and found.seen.up and found.seen.awaited_since is None:
             found.seen.awaited_since = now
-            self._look_by(peer, now + self.timeouts.probe_s + self._late_s)
+            self._check_by(peer, now + self.timeouts.probe_s + self._late_s)
 
     def ping(self, now: float, peer: NodeId) -> list[Action]:
         """Ping *peer* at once, because it is asked, or would be, instead of a silent one. A peer
@@ -211,7 +211,7 @@ class Membership:
             self.await_reply(now, peer)
         if found.standing is PeerState.GOOD or not seen.up:
             if was_asked and seen.up:
-                self._look_again(now, peer)  # cancels the timer of its silence
+                self._schedule_check(now, peer)  # cancels the timer of its silence
             return []
         was_silent_s = now - seen.since
         found.standing = PeerState.GOOD
@@ -227,7 +227,7 @@ class Membership:
         )
         self.plan.away.discard(peer)
         self._changed = self._stale = True
-        self._look_again(now, peer)
+        self._schedule_check(now, peer)
         return self._tell_all(now, peer)
 
     def down(self, now: float, peer: NodeId) -> list[Action]:
@@ -244,7 +244,7 @@ class Membership:
         self._changed = self._stale = True
         if self.members.leaving or peer in self.members.gone:
             return []
-        self._look_again(now, peer)
+        self._schedule_check(now, peer)
         found.probed = True
         return [LogEvent("lost", peer), Probe(peer)]
 
@@ -256,7 +256,7 @@ class Membership:
         found.seen.refused = refused
         # If it does not refuse, and this node does not want it, the peer has turned to another
         # parent, which watches it.
-        actions = self._look(now, peer) if refused else []
+        actions = self._check(now, peer) if refused else []
         found.probed = False
         self._stale = True
         return actions
@@ -306,15 +306,15 @@ class Membership:
     # --- timers ----------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        looks, peers = self._looks, self._peers
+        checks, peers = self._checks, self._peers
         soonest = None
-        while looks:
-            at, peer = looks[0]
+        while checks:
+            at, peer = checks[0]
             found = peers.get(peer)
-            if found is not None and found.look_at == at:
+            if found is not None and found.check_at == at:
                 soonest = at
                 break
-            heappop(looks)  # outdated
+            heappop(checks)  # outdated
         if self._tell_at is not None and (soonest is None or self._tell_at < soonest):
             soonest = self._tell_at
         if self.members.gone and not self.members.leaving:
@@ -344,11 +344,11 @@ class Membership:
             if self._tell_at == at:
                 actions += self._spread()
                 continue
-            if self._looks[0][0] != at:
+            if self._checks[0][0] != at:
                 break  # the deadline was that of ``try_the_gone``
-            _, peer = heappop(self._looks)
-            self._peers[peer].look_at = None
-            actions += self._look(now, peer)
+            _, peer = heappop(self._checks)
+            self._peers[peer].check_at = None
+            actions += self._check(now, peer)
         return actions
 
     def _forget_nap(self, now: float) -> None:
@@ -361,7 +361,7 @@ class Membership:
                 seen.awaited_since = now if self.flow[peer].outstanding else None
             else:
                 seen.since = now
-            self._look_again(now, peer)
+            self._schedule_check(now, peer)
 
     def _discount(self, now: float, seconds: float) -> None:
         """Subtract the time in which this node was stalled from all waits for peers."""
@@ -373,9 +373,9 @@ class Membership:
                 seen.awaited_since = min(now, seen.awaited_since + seconds)
             if seen.ping_sent_at is not None:
                 seen.ping_sent_at = min(now, seen.ping_sent_at + seconds)
-            self._look_again(now, peer)
+            self._schedule_check(now, peer)
 
-    def _look(self, now: float, peer: NodeId) -> list[Action]:
+    def _check(self, now: float, peer: NodeId) -> list[Action]:
         """Check the state of *peer*: ping, judge, probe."""
         found = self._peers[peer]
         seen = found.seen
@@ -393,7 +393,7 @@ class Membership:
         if self._may_be_ending(now, peer) and not found.probed:
             found.probed = True
             actions.append(Probe(peer))
-        self._look_again(now, peer)
+        self._schedule_check(now, peer)
         self._stale |= not seen.up
         return actions
 
@@ -407,7 +407,7 @@ class Membership:
     def _send_ping(self, now: float, peer: NodeId) -> list[Action]:
         found = self._peers[peer]
         found.seen.ping_sent_at = found.ping_last_sent_at = now
-        self._look_again(now, peer)
+        self._schedule_check(now, peer)
         return [Send(peer, self._heartbeat(wants_answer=True))]
 
     def _judge(self, now: float, peer: NodeId, new: PeerState) -> list[Action]:
@@ -439,7 +439,7 @@ class Membership:
             return self.timeouts.dead_s * STRANGER_BEATS
         return self.timeouts.dead_s / 2  # children ping this node themselves
 
-    def _look_again(self, now: float, peer: NodeId) -> None:
+    def _schedule_check(self, now: float, peer: NodeId) -> None:
         found = self._peers[peer]
         if peer in self.members.gone and not found.seen.up:
             return
@@ -452,14 +452,14 @@ class Membership:
         if at is not None and self._may_be_ending(now, peer):
             at = min(at, now + PROBE_EVERY_S)
         if at is not None:
-            found.look_at = None
-            self._look_by(peer, at)
+            found.check_at = None
+            self._check_by(peer, at)
 
-    def _look_by(self, peer: NodeId, at: float) -> None:
+    def _check_by(self, peer: NodeId, at: float) -> None:
         found = self._peers[peer]
-        if found.look_at is None or at < found.look_at:
-            found.look_at = at
-            heappush(self._looks, (at, peer))
+        if found.check_at is None or at < found.check_at:
+            found.check_at = at
+            heappush(self._checks, (at, peer))
 
     # --- membership updates ----------------------------------------------------------------------
 
@@ -480,7 +480,7 @@ class Membership:
         if not told.is_gone and here is not None and not here.seen.up:
             here.seen.since, here.seen.refused = now, False
             here.standing = PeerState.LOST
-            self._look_again(now, told.node)
+            self._schedule_check(now, told.node)
         self._untold[told] = peer if told == record else None
         self._tell_at = min(now + SPREAD_S, self._tell_at or float("inf"))
         if told.node == self.members.me:
@@ -530,7 +530,7 @@ class Membership:
         actions = self.plan.settle(now)
         for peer in self.plan.new:
             if peer in self._peers:  # it was wanted for a moment, and is gone
-                self._look_again(now, peer)
+                self._schedule_check(now, peer)
         self.plan.new.clear()
         return actions
 
@@ -538,10 +538,10 @@ class Membership:
         self.members.check_invariants()
         assert self.members.leaving or self.plan.wanted <= set(self._peers)
         assert self.plan.away == {peer for peer, each in self._peers.items() if not each.seen.up}
-        looks = set(self._looks)
+        checks = set(self._checks)
         for peer, found in self._peers.items():
             assert not (found.seen.up and found.seen.refused), peer
-            assert found.look_at is None or (found.look_at, peer) in looks
+            assert found.check_at is None or (found.check_at, peer) in checks
 
 
 def _in_messages(peer: NodeId, records: list[MemberStatus]) -> list[Action]:

@@ -198,10 +198,10 @@ class FlowControl:
             else:
                 window.streams.append(stream)
         while window.batches and window.credit_bytes > 0:
-            passing = window.batches.popleft()
-            window.credit_bytes -= passing.size
-            actions.append(Send(peer, passing.batch, passing.blob))
-            actions += self._passed(passing)
+            forward = window.batches.popleft()
+            window.credit_bytes -= forward.size
+            actions.append(Send(peer, forward.batch, forward.blob))
+            actions += self._forwarded(forward)
         return actions
 
     @staticmethod
@@ -223,28 +223,28 @@ class FlowControl:
         return window.credit_bytes > WINDOW_BYTES // 2 and not window.batches
 
     def spread(
-        self, now: float, epoch: int, children: list[NodeId], passing: PushForward
+        self, now: float, epoch: int, children: list[NodeId], forward: PushForward
     ) -> list[Action]:
         """Forward a batch to all connected *children*. Its blob is released when it has gone to all
         of them."""
         up = [child for child in children if self.is_up(child)]
-        passing.children = len(up) + 1  # one more, so that it does not finish while it starts
+        forward.children = len(up) + 1  # one more, so that it does not finish while it starts
         actions: list[Action] = []
         for child in up:
-            self._windows[child].batches.append(passing)
-            self.backlog_bytes += passing.size
+            self._windows[child].batches.append(forward)
+            self.backlog_bytes += forward.size
             actions += self.pump(now, epoch, child)
-        return actions + self._passed(passing, begun=True)
+        return actions + self._forwarded(forward, begun=True)
 
-    def _passed(self, passing: PushForward, *, begun: bool = False) -> list[Action]:
+    def _forwarded(self, forward: PushForward, *, begun: bool = False) -> list[Action]:
         if not begun:
-            self.backlog_bytes -= passing.size
-        passing.children -= 1
-        if passing.children:
+            self.backlog_bytes -= forward.size
+        forward.children -= 1
+        if forward.children:
             return []
-        actions: list[Action] = [ReleaseBlob(passing.blob)]
-        if passing.sender is not None and self.is_up(passing.sender):
-            actions += self.took(passing.sender, passing.size)
+        actions: list[Action] = [ReleaseBlob(forward.blob)]
+        if forward.sender is not None and self.is_up(forward.sender):
+            actions += self.took(forward.sender, forward.size)
         return actions
 
     def more(self, stream: OutgoingStream, content: BlobId, there: int) -> list[Action]:
@@ -307,12 +307,12 @@ class FlowControl:
         while window.streams:
             actions += self._finish(window.streams.popleft())
         while window.batches:
-            actions += self._passed(window.batches.popleft())
+            actions += self._forwarded(window.batches.popleft())
         # Mostly no push is under way, and there may be thousands of windows.
         for other in self._windows.values() if self.backlog_bytes else ():
-            for passing in other.batches:
-                if passing.sender == peer:
-                    passing.sender = None  # a new connection starts with a full window
+            for forward in other.batches:
+                if forward.sender == peer:
+                    forward.sender = None  # a new connection starts with a full window
         return actions, fetches
 
     def _finish(self, stream: OutgoingStream) -> list[Action]:
@@ -340,7 +340,7 @@ class FlowControl:
                 assert stream.number in window.serving
                 if not isinstance(stream.content, Listing):
                     pinned[stream.content] += 1
-            for passing in window.batches:
-                waiting_bytes += passing.size
+            for forward in window.batches:
+                waiting_bytes += forward.size
         assert self.backlog_bytes == waiting_bytes
         self.blob_refs.check_invariants(pinned)

@@ -8,8 +8,8 @@ peer that sends corrupt parts is asked again, and then the source is read instea
 Every message carries its sender's epoch. A node that receives a later one clears before it reads
 the rest of the message. So a reply never predates the last clear that its requester knew of.
 
-The loss of a peer enters here: ``_changed`` when its connection is lost, ``reconsider`` when
-membership finds it silent or gone. Both let the fetches ask other peers instead;
+The loss of a peer enters here: ``_connection_changed`` when its connection is lost, ``reconsider``
+when membership finds it silent or gone. Both let the fetches ask other peers instead;
 ``membership/swim.py`` has the whole story.
 
 This module only forwards the batches of a push; their contents arrive as ``Pushed`` and
@@ -71,7 +71,7 @@ from copperfs.node.requests.handler import TRUE_OF_THE_FILE, RequestHandler
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import Kind, NodeStats
+from copperfs.node.state import FetchKind, NodeStats
 
 EPOCH_LEAP_MAX = 1 << 20
 # Events of this node itself.
@@ -121,9 +121,9 @@ class PeerProtocol:
     def _take(self, now: float, event: FromPeer) -> list[Action]:
         match event:
             case PeerUp(peer):
-                return self._changed(now, peer, up=True)
+                return self._connection_changed(now, peer, up=True)
             case PeerDown(peer):
-                return self._changed(now, peer, up=False)
+                return self._connection_changed(now, peer, up=False)
             case Probed():
                 return []
             case PeerMessage(peer, message):
@@ -131,7 +131,7 @@ class PeerProtocol:
             case PartReceived(peer, part, blob):
                 return self._took(peer, part) + self._take_part(now, peer, part, blob)
             case PartSkipped(peer, part):
-                return self._took(peer, part) + self._pass(now, peer, part)
+                return self._took(peer, part) + self._take_skipped(now, peer, part)
             case ListingTaken(peer, part, listing):
                 return self._took(peer, part) + self._take_listing(now, peer, part, listing)
             case PartCorrupt(peer, part):
@@ -151,7 +151,7 @@ class PeerProtocol:
             case PushedListing():
                 return self._take_pushed_listing(now, event)
 
-    def _changed(self, now: float, peer: NodeId, *, up: bool) -> list[Action]:
+    def _connection_changed(self, now: float, peer: NodeId, *, up: bool) -> list[Action]:
         """A connection was made, or the last one was lost. All that was under way is lost. Requests
         to the peer are sent again, to it or to another. Requests of the peer are forgotten, because
         a restarted peer numbers its requests from the beginning."""
@@ -248,12 +248,16 @@ class PeerProtocol:
         if fetch is None:
             return None
         kind, _, version = fetch.subject
-        there = fetch.attempts[peer].parts_received if kind is Kind.SCAN else fetch.received.parts
+        there = (
+            fetch.attempts[peer].parts_received
+            if kind is FetchKind.LISTING
+            else fetch.received.parts
+        )
         if part.index >= parts_in(part.total_bytes) or part.index != there:
             return None
-        if kind is Kind.SCAN:
+        if kind is FetchKind.LISTING:
             return (ContentKind.LISTING, None) if part.total_bytes <= LISTING_MAX_BYTES else None
-        if kind is Kind.READ:
+        if kind is FetchKind.OBJECT:
             assert isinstance(version, Version)
             return (
                 (ContentKind.OBJECT, fetch.received.blob)
@@ -272,20 +276,20 @@ class PeerProtocol:
         if fetch is None:
             return []
         if isinstance(message, Delayed):
-            if self.handler.chunks is None or fetch.subject[0] is not Kind.CHUNK:
+            if self.handler.chunks is None or fetch.subject[0] is not FetchKind.CHUNK:
                 return []
             waits = self.fetches.machine.delayed(now, fetch, peer)
             actions = self.handler.wait_outside(now, fetch) if waits else []
             return actions + self.handler.chunks.tell_delayed(fetch)
         if isinstance(message, Redirect):
-            if fetch.subject[0] is not Kind.CHUNK:
+            if fetch.subject[0] is not FetchKind.CHUNK:
                 return []
             if not self.routing.is_other(message.peer):
                 return self.fetches.machine.refused(now, fetch, peer)
             return self.fetches.machine.redirected(now, fetch, peer, message.peer)
         if isinstance(message, ErrorReply):
             return self._take_refusal(now, peer, fetch, message)
-        if fetch.subject[0] is not Kind.LOOK:
+        if fetch.subject[0] is not FetchKind.ENTRY:
             return []
         self.stats.answers += 1
         limit_s = self.policy.fresh_s(fetch.subject[1])
@@ -301,8 +305,8 @@ class PeerProtocol:
             machine = self.fetches.machine
             _hear_witnesses(fetch, peer, refusal.witnesses)
             # A peer without a lookup of its own may have lacked memory: ask others then.
-            has_looked = refusal.witnesses > 0 or fetch.subject[0] is Kind.LOOK
-            is_last = has_looked and machine.is_last_word(fetch, peer)
+            has_tried = refusal.witnesses > 0 or fetch.subject[0] is FetchKind.ENTRY
+            is_last = has_tried and machine.is_last_word(fetch, peer)
             if fetch.witnesses.count < WITNESSES_ENOUGH and not is_last:
                 if fetch.plan.via_tree and error == errno.EAGAIN:
                     assert self.handler.chunks is not None
@@ -316,7 +320,7 @@ class PeerProtocol:
     def _take_part(self, now: float, peer: NodeId, part: DataReply, blob: BlobId) -> list[Action]:
         fetch = self.fetches.of_request(peer, part.number)
         assert fetch is not None, "it was wanted"
-        if fetch.subject[0] is Kind.CHUNK:
+        if fetch.subject[0] is FetchKind.CHUNK:
             if self.routing.owners is not None:
                 self.routing.owners.gave(peer)
             actions = self.fetches.machine.answered(fetch, peer)
@@ -329,8 +333,8 @@ class PeerProtocol:
         actions = self.fetches.machine.progressed(fetch, peer)
         if part.index == 0:
             for question in fetch.waiters:
-                actions += self.replies.pass_on(now, fetch, question)
-        return actions + self.replies.pass_more(now, fetch, blob, fetch.received.parts)
+                actions += self.replies.start_forwarding(now, fetch, question)
+        return actions + self.replies.forward_more(now, fetch, blob, fetch.received.parts)
 
     def _take_listing(
         self, now: float, peer: NodeId, part: DataReply, listing: Listing
@@ -345,14 +349,14 @@ class PeerProtocol:
         fresh_until, since = believed(now, part.fresh_for_s, limit_s)
         return actions + self.handler.take_listing(now, fetch, listing, fresh_until, since)
 
-    def _pass(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
+    def _take_skipped(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
         """A part whose bytes were not kept: one more of a listing, a duplicate of what a faster
         peer sent, or a part that does not fit."""
         fetch = self.fetches.of_request(peer, part.number)
         if fetch is None:
             return []
         kind, _, version = fetch.subject
-        if kind is Kind.SCAN and self.wanted(peer, part) is not None:
+        if kind is FetchKind.LISTING and self.wanted(peer, part) is not None:
             fetch.attempts[peer].parts_received += 1
             return []
         has_come = part.index < fetch.received.parts
@@ -373,9 +377,9 @@ class PeerProtocol:
     def _spread(
         self, now: float, sender: NodeId | None, batch: Batch, blob: BlobId, size: int
     ) -> list[Action]:
-        passing = PushForward(batch, blob, size, sender, 0)
+        forward = PushForward(batch, blob, size, sender, 0)
         children = self.routing.push_children(batch.tree)
-        return self.flow.spread(now, self.stats.epoch, children, passing)
+        return self.flow.spread(now, self.stats.epoch, children, forward)
 
     def _take_pushed_listing(self, now: float, event: PushedListing) -> list[Action]:
         actions = self._hear_epoch(now, event.epoch)
@@ -394,7 +398,7 @@ def _hear_witnesses(fetch: Fetch, peer: NodeId, witnesses: int) -> None:
     kind = fetch.subject[0]
     if not witnesses or kind not in WITNESSED:
         return
-    if kind is not Kind.CHUNK:
+    if kind is not FetchKind.CHUNK:
         witnesses += bool(fetch.witnesses.own_error)
     elif fetch.attempts[peer].how.is_of_owner:
         witnesses = max(witnesses, fetch.witnesses.count + 1)

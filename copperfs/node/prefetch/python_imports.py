@@ -46,7 +46,7 @@ from copperfs.node.fetch.table import FetchTable
 from copperfs.node.requests.file_class import FileClass, FileClassifier
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Kind, Limits, NodeStats
+from copperfs.node.state import OBJECT_OVERHEAD_BYTES, FetchKind, Limits, NodeStats
 
 FILES_MAX = 512
 FILE_BYTES_MAX = 128 << 10
@@ -137,7 +137,7 @@ class ImportPrefetcher:
         if self._lists_below(directory) and _has_compiled(listing):
             self._will_list(join(directory, COMPILED))
 
-    def looks_for(self, key: ObjectKey) -> tuple[bytes, ...]:
+    def names_to_find(self, key: ObjectKey) -> tuple[bytes, ...]:
         """The names to scan this file for; empty if it is no package's ``__init__``."""
         directory, name = split(key.path)
         package, compiled = split(directory)
@@ -236,7 +236,7 @@ class ImportPrefetcher:
         actions: list[Action] = []
         while self._to_list and len(self._listing) < self._directories_max:
             directory = self._to_list.popleft()
-            scan = (Kind.SCAN, directory, None)
+            scan = (FetchKind.LISTING, directory, None)
             if self.cache.listing(directory, now) is not None or self.fetches.is_under_way(scan):
                 continue
             if not self.cache.has_free(LISTING_ROOM_BYTES):
@@ -245,7 +245,7 @@ class ImportPrefetcher:
             actions += self.fetches.begin(now, scan, ListRequest(NOBODY, directory))
         while self._queue and len(self._under_way) < self.limits.ahead_max:
             key = self._queue.popleft()
-            subject = (Kind.READ, key.path, key.version)
+            subject = (FetchKind.OBJECT, key.path, key.version)
             if self.cache.holds(key.path, key.version) or self.fetches.is_under_way(subject):
                 continue
             size = key.version.size + OBJECT_OVERHEAD_BYTES
@@ -265,7 +265,7 @@ class ImportPrefetcher:
     def ended(self, now: float, fetch: Fetch) -> list[Action]:
         """A read or a scan is over, for whichever request; its result is admitted already."""
         kind, path, version = fetch.subject
-        if kind is Kind.SCAN:
+        if kind is FetchKind.LISTING:
             if path in self._listing:
                 self._listing.discard(path)
                 self.stats.listed_ahead += self.cache.held_listing(path) is not None
@@ -315,10 +315,10 @@ class ImportPrefetcher:
     def check_invariants(self) -> None:
         assert len(self._under_way) <= self.limits.ahead_max
         for key in self._under_way:
-            assert self.fetches.is_under_way((Kind.READ, key.path, key.version))
+            assert self.fetches.is_under_way((FetchKind.OBJECT, key.path, key.version))
         assert len(self._listing) <= self._directories_max
         for directory in self._listing:
-            assert self.fetches.is_under_way((Kind.SCAN, directory, None))
+            assert self.fetches.is_under_way((FetchKind.LISTING, directory, None))
 
 
 def _has_compiled(listing: Listing) -> bool:

@@ -44,7 +44,7 @@ from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.hot_files import HotFileDetector
 from copperfs.node.routing.redirects import RedirectTree
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import Kind, Limits, NodeStats, Subject
+from copperfs.node.state import FetchKind, Limits, NodeStats, Subject
 
 
 @dataclass(slots=True)
@@ -335,4 +335,4 @@ def _is_for_disk(question: Question) -> bool:
 
 
 def _subject(key: ChunkKey) -> Subject:
-    return (Kind.CHUNK, key.path, key)
+    return (FetchKind.CHUNK, key.path, key)

@@ -62,7 +62,7 @@ from copperfs.node.requests.chunk_reads import Chunks
 from copperfs.node.requests.file_class import FileClass, FileClassifier
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.requests.replies import ReplyBuilder
-from copperfs.node.state import Kind, NodeStats, Subject
+from copperfs.node.state import FetchKind, NodeStats, Subject
 
 # These errors are true of the file itself, on any node. Any other error may be a failure of the
 # node that reported it, or of its client of the filesystem, so another node tries.
@@ -105,13 +105,13 @@ class RequestHandler:
             return self.replies.with_error(question, errno.ELOOP)
         match question:
             case LookupRequest():
-                return self._look(now, question)
+                return self._lookup(now, question)
             case ListRequest():
                 return self._list(now, question)
             case ReadRequest() | ChunkRequest():
                 return self._ask_bytes(now, question)
 
-    def _look(self, now: float, question: LookupRequest) -> list[Action]:
+    def _lookup(self, now: float, question: LookupRequest) -> list[Action]:
         """Look a name up: in the cache, in the listing of its directory, or singly."""
         path = question.path
         held = self.cache.entry(path, now)
@@ -122,22 +122,22 @@ class RequestHandler:
         # The root has no directory. A path may stay valid for longer than its directory, on the way
         # down to a shared prefix; it must not expire with that directory's listing.
         if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
-            return self._look_singly(now, question)
+            return self._lookup_singly(now, question)
         listing = self.cache.listing(directory, now)
         if listing is None:
             if self.cache.is_unlistable(directory):
-                return self._look_singly(now, question)
-            return self._fetch(now, (Kind.SCAN, directory, None), question)
+                return self._lookup_singly(now, question)
+            return self._fetch(now, (FetchKind.LISTING, directory, None), question)
         assert isinstance(listing.value, Listing)
         if listing.value.has_to_be_looked_up(name):
-            return self._look_singly(now, question)
+            return self._lookup_singly(now, question)
         self.stats.answered_from_shelf += 1
         return self.replies.with_listing(now, question, directory, listing)
 
-    def _look_singly(
+    def _lookup_singly(
         self, now: float, question: LookupRequest, by: float | None = None
     ) -> list[Action]:
-        return self._fetch(now, (Kind.LOOK, question.path, None), question, by)
+        return self._fetch(now, (FetchKind.ENTRY, question.path, None), question, by)
 
     def _list(self, now: float, question: ListRequest) -> list[Action]:
         held = self.cache.listing(question.path, now)
@@ -145,7 +145,7 @@ class RequestHandler:
             from_peer = isinstance(question.request, PeerRequest)
             if from_peer and self.cache.is_refused_to_peers(question.path, now):
                 return self.replies.with_error(question, errno.EACCES)
-            return self._fetch(now, (Kind.SCAN, question.path, None), question)
+            return self._fetch(now, (FetchKind.LISTING, question.path, None), question)
         self.stats.answered_from_shelf += 1
         return self.replies.with_listing(now, question, question.path, held)
 
@@ -176,8 +176,8 @@ class RequestHandler:
         if file_class is FileClass.DIRECT:
             if isinstance(question.request, PeerRequest):
                 return self.replies.with_error(question, errno.EFBIG)
-            return self._fetch(now, (Kind.OPEN, question.path, question.request), question)
-        return self._fetch(now, (Kind.READ, question.path, question.version), question)
+            return self._fetch(now, (FetchKind.HANDLE, question.path, question.request), question)
+        return self._fetch(now, (FetchKind.OBJECT, question.path, question.version), question)
 
     def _fetch(
         self, now: float, subject: Subject, question: Question, by: float | None = None
@@ -185,7 +185,7 @@ class RequestHandler:
         """*by* is the deadline of a request that has waited on another fetch before."""
         running = self.fetches.join(subject, question, by)
         if running is not None:
-            return self.replies.pass_on(now, running, question)
+            return self.replies.start_forwarding(now, running, question)
         sick = self.failed_names.get(now, subject)
         if sick is not None:
             return self.replies.with_remembered(question, sick)
@@ -206,7 +206,7 @@ class RequestHandler:
             case SourceLookedUp(_, entry):
                 fresh_until = until(now, self.policy.fresh_s(path))
                 return self.take_entry(now, fetch, entry, fresh_until, now)
-            case SourceRead() | DiskLoaded() if fetch.subject[0] is Kind.CHUNK:
+            case SourceRead() | DiskLoaded() if fetch.subject[0] is FetchKind.CHUNK:
                 assert self.chunks is not None
                 return self.chunks.conclude(now, fetch, outcome) + self._room_was_made(now)
             case SourceRead(_, blob, mentions):
@@ -245,7 +245,7 @@ class RequestHandler:
                     if is_another:  # a single lookup would not say in which directory
                         actions += self.replies.with_error(question, errno.ESTALE)
                     else:
-                        actions += self._look_singly(now, question, fetch.deadline)
+                        actions += self._lookup_singly(now, question, fetch.deadline)
                 case _:
                     actions += self.replies.with_listing(now, question, path, held)
         actions += self.cache.take_listing(path, held, CameBy.FETCH)
@@ -273,7 +273,7 @@ class RequestHandler:
     ) -> list[Action]:
         actions = self.fetches.end(fetch)
         path = fetch.subject[1]
-        held = self.cache.as_looked(path, entry, fresh_until, since)
+        held = self.cache.as_looked_up(path, entry, fresh_until, since)
         actions += self.cache.admit_entry(path, held)
         for question in fetch.waiters:
             assert isinstance(question, LookupRequest)
@@ -284,7 +284,7 @@ class RequestHandler:
         actions = self.fetches.end(fetch)
         key = _key_of(fetch)
         version = key.version
-        actions += self.replies.pass_more(now, fetch, blob, parts_in(version.size))
+        actions += self.replies.forward_more(now, fetch, blob, parts_in(version.size))
         streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
         for question in fetch.waiters:
             assert isinstance(question, ReadRequest)
@@ -320,12 +320,12 @@ class RequestHandler:
             return actions + self._drop_partial(fetch) + self._room_was_made(now)
         self.stats.failures += 1
         kind, path, _ = fetch.subject
-        if kind is Kind.SCAN and error == errno.EACCES:
-            return actions + self._search(now, fetch) + self._room_was_made(now)
+        if kind is FetchKind.LISTING and error == errno.EACCES:
+            return actions + self._lookup_each(now, fetch) + self._room_was_made(now)
         if error == errno.ENOTDIR:  # on the way, where the cache has directories
-            directory = path if kind is Kind.SCAN else split(path)[0]
+            directory = path if kind is FetchKind.LISTING else split(path)[0]
             actions += self.cache.forget_no_directory(now, directory, path)
-        elif kind is not Kind.LOOK and error in (errno.ESTALE, errno.ENOENT):
+        elif kind is not FetchKind.ENTRY and error in (errno.ESTALE, errno.ENOENT):
             self.stats.version_changes += 1
             actions += self.cache.forget_name(path)
         actions += self._drop_partial(fetch)
@@ -338,14 +338,14 @@ class RequestHandler:
         if fetch.witnesses.own_error and error not in TRUE_OF_THE_FILE:
             self.failed_names.note(now, fetch.subject, error, fetch.witnesses.count)
 
-    def _search(self, now: float, fetch: Fetch) -> list[Action]:
+    def _lookup_each(self, now: float, fetch: Fetch) -> list[Action]:
         """A directory that may not be listed may still be searched: look its names up singly.
         Requests for the listing get EACCES."""
         self.cache.remember_unlistable(fetch.subject[1], now)
         actions: list[Action] = []
         for question in _of_somebody(fetch):
             if isinstance(question, LookupRequest):
-                actions += self._look_singly(now, question, fetch.deadline)
+                actions += self._lookup_singly(now, question, fetch.deadline)
             else:
                 actions += self.replies.with_error(question, errno.EACCES)
         return actions
@@ -376,7 +376,7 @@ class RequestHandler:
         overdue = self.fetches.past_deadline(now)
         for fetch in overdue:
             self.stats.overdue += 1
-            if fetch.phase.is_reading and fetch.subject[0] is Kind.LOOK:
+            if fetch.phase.is_reading and fetch.subject[0] is FetchKind.ENTRY:
                 _witness(fetch, errno.ETIMEDOUT)
             self._remember(now, fetch, errno.ETIMEDOUT)
             actions += self.fetches.end(fetch)

@@ -5,7 +5,7 @@ each node shows it in its own way. A peer that disconnected, or cancelled its re
 ``FlowControl`` knows which requests it still serves.
 
 The node forwards a large object while it arrives (cut-through). Its fetch then has a stream for
-each peer that waits on it, and ``pass_more`` reports each part to these streams.
+each peer that waits on it, and ``forward_more`` reports each part to these streams.
 """
 
 import errno
@@ -161,7 +161,7 @@ class ReplyBuilder:
 
     # --- while it arrives ------------------------------------------------------------------------
 
-    def pass_on(self, now: float, fetch: Fetch, question: Question) -> list[Action]:
+    def start_forwarding(self, now: float, fetch: Fetch, question: Question) -> list[Action]:
         """Begin to send a peer the parts of an object received so far, if there are any."""
         request, blob = question.request, fetch.received.blob
         if blob is None or not isinstance(request, PeerRequest) or not self.cut_through:
@@ -174,7 +174,7 @@ class ReplyBuilder:
         fetch.streams.append((request.peer, stream))
         return self.flow.give(now, self.stats.epoch, request.peer, stream)
 
-    def pass_more(self, now: float, fetch: Fetch, blob: BlobId, there: int) -> list[Action]:
+    def forward_more(self, now: float, fetch: Fetch, blob: BlobId, there: int) -> list[Action]:
         """*there* parts are in *blob*. It is another blob than before if the object was read from
         the source after all."""
         actions: list[Action] = []

@@ -27,7 +27,7 @@ from copperfs.node.peer.messages import PATH_BYTES_MAX
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.routing.chunk_owners import Owners
 from copperfs.node.routing.overlay import Trees
-from copperfs.node.state import Kind, Subject
+from copperfs.node.state import FetchKind, Subject
 
 
 class Role(Enum):
@@ -98,7 +98,7 @@ class Routing:
         if self.trees is None:
             return 0
         kind, path, _ = subject
-        return self.trees.tree_of(path if kind is Kind.SCAN else split(path)[0])
+        return self.trees.tree_of(path if kind is FetchKind.LISTING else split(path)[0])
 
     def route(
         self,
@@ -119,7 +119,7 @@ class Routing:
         membership = self.membership
         if (
             membership is None
-            or kind is Kind.OPEN
+            or kind is FetchKind.HANDLE
             or len(path) > PATH_BYTES_MAX
             or self.policy.place(path) is not Place.SHARED
         ):
@@ -254,7 +254,11 @@ class Routing:
         """Whether this node is the root or the owner only because another node is gone or excluded:
         it would ask that node if all were alive."""
         kind, path, key = subject
-        if self.trees is None or kind is Kind.OPEN or self.policy.place(path) is not Place.SHARED:
+        if (
+            self.trees is None
+            or kind is FetchKind.HANDLE
+            or self.policy.place(path) is not Place.SHARED
+        ):
             return False
         if len(path) > PATH_BYTES_MAX:
             return False
