@@ -402,7 +402,7 @@ class Node:
         if late_s > self.timeouts.nap_s:
             self._fetches.slept(late_s)
         if self.membership is not None:
-            self.membership.woke(now, late_s)
+            self.membership.on_late_wakeup(now, late_s)
             actions += self.membership.tick(now)
         actions += self._fetches.machine.tick(now)
         actions += self._handler.expire(now) + self._collectives.expire(now)

@@ -13,7 +13,7 @@ from copperfs.node.membership.failure_detector import Timeouts
 
 NEVER_S = 1000.0
 USUAL = Timeouts()
-NO_HEDGING = replace(USUAL, probe_s=NEVER_S, silent_s=NEVER_S)
+NO_HEDGING = replace(USUAL, ping_after_s=NEVER_S, silent_s=NEVER_S)
 NO_HEARTBEATS = replace(USUAL, dead_s=NEVER_S, heartbeat_s=NEVER_S / 2)
 NEITHER = replace(NO_HEDGING, dead_s=3 * NEVER_S, heartbeat_s=NEVER_S)
 FILES = [Path(b"lib/0.py"), Path(b"lib/1.py")]

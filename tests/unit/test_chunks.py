@@ -34,7 +34,7 @@ from tests.unit.overlay_lab import Job, content
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK = 4 * KIB
 TIMEOUTS = Timeouts()
-HEDGED_S = TIMEOUTS.probe_s + TIMEOUTS.silent_s + 0.1
+HEDGED_S = TIMEOUTS.ping_after_s + TIMEOUTS.silent_s + 0.1
 DOUBTED_S = TIMEOUTS.doubt_s + 0.1
 SLOW_S = TIMEOUTS.slow_s + 0.1
 

@@ -26,7 +26,7 @@ from tests.unit.overlay_lab import ASK_DEADLINE_S, MIB, Job, content
 
 ROOT, PARENT, LEAF = 0, 3, 7
 TIMEOUTS = Timeouts()
-HEDGED_S = TIMEOUTS.probe_s + TIMEOUTS.silent_s + 0.1
+HEDGED_S = TIMEOUTS.ping_after_s + TIMEOUTS.silent_s + 0.1
 DOUBTED_S = TIMEOUTS.doubt_s + 0.1
 DEAD_S = TIMEOUTS.dead_s + 0.2
 
@@ -176,7 +176,7 @@ def test_a_node_that_is_late_again_and_again_gives_the_others_as_much_more_time(
     assert membership.timeouts.silent_s < late_s < membership.timeouts.nap_s
     untils = []
     for now in (1.0, 2.0):
-        membership.woke(now, late_s)
+        membership.on_late_wakeup(now, late_s)
         untils.append(membership.doubted_until(NodeId(PARENT)))
     assert untils[1] - untils[0] == late_s + late_s - membership.timeouts.silent_s
 

@@ -9,7 +9,7 @@ from copperfs.node.membership.failure_detector import (
     doubted_until,
     is_ping_due,
     next_check,
-    standing,
+    peer_state,
 )
 
 TIMEOUTS = Timeouts()
@@ -46,40 +46,40 @@ def test_who_owes_an_answer_is_asked_sooner_and_only_once() -> None:
 )
 def test_who_gives_no_sign_of_life_is_silent_and_then_gone(now: float, expected: PeerState) -> None:
     seen = up(heard_at=4.5, ping_sent_at=5.0)
-    assert standing(now, seen, TIMEOUTS, 0.0) is expected
+    assert peer_state(now, seen, TIMEOUTS, 0.0) is expected
 
 
 def test_a_source_that_takes_half_a_minute_makes_nobody_suspect() -> None:
     """Its reader sends signs of life, each of which restarts the wait."""
     for second in range(30):
         seen = up(heard_at=float(second), awaited_since=float(second), ping_sent_at=None)
-        assert standing(second + 0.2, seen, TIMEOUTS, 0.0) is PeerState.GOOD
+        assert peer_state(second + 0.2, seen, TIMEOUTS, 0.0) is PeerState.GOOD
 
 
 def test_a_heartbeat_that_is_one_and_a_half_seconds_late_is_silence_and_no_death() -> None:
     seen = up(heard_at=0.0, ping_sent_at=0.5)
-    assert standing(2.0, seen, TIMEOUTS, 0.0) is PeerState.SILENT
+    assert peer_state(2.0, seen, TIMEOUTS, 0.0) is PeerState.SILENT
 
 
 def test_ones_own_lateness_is_no_reason_to_suspect_others() -> None:
     seen = up(heard_at=0.0, ping_sent_at=0.5)
-    assert standing(1.2, seen, TIMEOUTS, 0.0) is PeerState.SILENT
-    assert standing(1.2, seen, TIMEOUTS, 0.8) is PeerState.GOOD
+    assert peer_state(1.2, seen, TIMEOUTS, 0.0) is PeerState.SILENT
+    assert peer_state(1.2, seen, TIMEOUTS, 0.8) is PeerState.GOOD
 
 
 def test_who_refuses_after_it_was_connected_is_gone_at_once() -> None:
-    assert standing(0.0, PeerObservations(0.0, was_up=True), TIMEOUTS, 0.0) is PeerState.LOST
+    assert peer_state(0.0, PeerObservations(0.0, was_up=True), TIMEOUTS, 0.0) is PeerState.LOST
     assert (
-        standing(0.0, PeerObservations(0.0, was_up=True, refused=True), TIMEOUTS, 0.0)
+        peer_state(0.0, PeerObservations(0.0, was_up=True, refused=True), TIMEOUTS, 0.0)
         is PeerState.GONE
     )
 
 
 def test_who_was_lost_is_gone_after_a_while_and_who_was_never_there_much_later() -> None:
-    assert standing(2.9, PeerObservations(0.0, was_up=True), TIMEOUTS, 0.0) is PeerState.LOST
-    assert standing(3.0, PeerObservations(0.0, was_up=True), TIMEOUTS, 0.0) is PeerState.GONE
-    assert standing(100.0, PeerObservations(0.0), TIMEOUTS, 0.0) is PeerState.LOST
-    assert standing(120.0, PeerObservations(0.0), TIMEOUTS, 0.0) is PeerState.GONE
+    assert peer_state(2.9, PeerObservations(0.0, was_up=True), TIMEOUTS, 0.0) is PeerState.LOST
+    assert peer_state(3.0, PeerObservations(0.0, was_up=True), TIMEOUTS, 0.0) is PeerState.GONE
+    assert peer_state(100.0, PeerObservations(0.0), TIMEOUTS, 0.0) is PeerState.LOST
+    assert peer_state(120.0, PeerObservations(0.0), TIMEOUTS, 0.0) is PeerState.GONE
 
 
 def test_the_source_is_not_read_in_the_place_of_one_that_may_yet_answer() -> None:
@@ -93,7 +93,7 @@ def test_of_one_that_owes_nothing_and_was_not_asked_counts_when_it_was_heard() -
 
 
 def test_an_application_waits_less_than_a_second_for_a_peer_that_is_stuck() -> None:
-    assert TIMEOUTS.probe_s + TIMEOUTS.silent_s < TIMEOUTS.doubt_s < 1.0
+    assert TIMEOUTS.ping_after_s + TIMEOUTS.silent_s < TIMEOUTS.doubt_s < 1.0
     assert TIMEOUTS.doubt_s < TIMEOUTS.dead_s - TIMEOUTS.heartbeat_s
 
 
@@ -113,10 +113,10 @@ def test_nothing_changes_before_the_next_look(seen: PeerObservations) -> None:
     at = next_check(now, seen, TIMEOUTS, BEAT_S, 0.0)
     assert at is not None
     assert at > now
-    before = (standing(now, seen, TIMEOUTS, 0.0), is_ping_due(now, seen, TIMEOUTS, BEAT_S, 0.0))
+    before = (peer_state(now, seen, TIMEOUTS, 0.0), is_ping_due(now, seen, TIMEOUTS, BEAT_S, 0.0))
     step = now
     while (step := step + 0.01) < at:
         assert before == (
-            standing(step, seen, TIMEOUTS, 0.0),
+            peer_state(step, seen, TIMEOUTS, 0.0),
             is_ping_due(step, seen, TIMEOUTS, BEAT_S, 0.0),
         )

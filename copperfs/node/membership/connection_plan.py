@@ -52,14 +52,14 @@ class Peer:
     """A peer that this node watches."""
 
     seen: PeerObservations
-    standing: PeerState = PeerState.LOST
+    state: PeerState = PeerState.LOST
     check_at: float | None = None
     """When to check its state again."""
     dropped: bool = False
     """This node closed the connection."""
-    probed: bool = False
+    probing: bool = False
     """A probe of its listening socket is under way."""
-    told_all_at: float = float("-inf")
+    table_sent_at: float = float("-inf")
     ping_last_sent_at: float = float("-inf")
     """When it was last asked for a heartbeat."""
 
@@ -104,7 +104,7 @@ class ConnectionPlan:
         found = self.peers.get(peer)
         return (
             found is not None
-            and found.standing is PeerState.GOOD
+            and found.state is PeerState.GOOD
             and found.seen.up
             and peer not in self.members.gone
         )
@@ -241,6 +241,6 @@ class ConnectionPlan:
         """Drop the state of peers that this node does not need, unless they are connected."""
         for peer in list(self.away):
             needed = peer in self.wanted or peer in self.expected
-            if not needed and not self.peers[peer].probed:
+            if not needed and not self.peers[peer].probing:
                 self.away.discard(peer)
                 del self.peers[peer]

@@ -2,7 +2,7 @@
 
 After SWIM's suspicion: a peer that does not answer is first suspected (*silent*, *lost*) and only
 later declared dead (*gone*). A *ping* here is a ``Heartbeat`` that wants an answer, not the message
-``Ping``. The detector keeps no state: ``standing`` is a function of ``PeerObservations``, of
+``Ping``. The detector keeps no state: ``peer_state`` is a function of ``PeerObservations``, of
 ``Timeouts`` and of this node's own lateness. It tells three kinds of failure apart:
 
 - A process that ended: its connections close within milliseconds, and its port refuses new ones
@@ -15,12 +15,7 @@ later declared dead (*gone*). A *ping* here is a ``Heartbeat`` that wants an ans
 A peer that waits for its source is none of these, however long it takes: it answers pings all the
 time.
 
-A late clock must not make others suspect. A loaded machine wakes this node late, and its peers then
-had less time to answer than the timeout says. So this node's own lateness is added to each timeout,
-up to ``silent_s``. A longer stall is subtracted from the waits that were under way, but does not
-extend later ones, unless it happens again within a few seconds. Otherwise a node that was stuck for
-a second would wait two seconds longer when another node is stuck soon after. After a stall longer
-than ``nap_s`` (the node was stopped, or stuck) it forgets what it was waiting for.
+*late_s* in these functions is this node's own lateness (``own_lateness.py``).
 """
 
 from dataclasses import dataclass
@@ -32,12 +27,12 @@ class Timeouts:
     """The failure detector's timeouts. Measured on loaded nodes: a live peer replies within 0.3 to
     3 ms, and its loop may be 1.4 s late at worst."""
 
-    probe_s: float = 0.1
+    ping_after_s: float = 0.1
     """A request that is unanswered for this long makes the node ping the peer. It is well above a
     fetch through five hops, so requests of a healthy job cause no pings. A wait for a slow source
     costs one small message per such time."""
     silent_s: float = 0.25
-    """A ping that is unanswered for this long makes the peer silent. A read waits ``probe_s +
+    """A ping that is unanswered for this long makes the peer silent. A read waits ``ping_after_s +
     silent_s`` for a stuck peer before it asks the next one."""
     heartbeat_s: float = 0.5
     """A parent that sent nothing for this long is pinged."""
@@ -55,10 +50,10 @@ class Timeouts:
     @property
     def doubt_s(self) -> float:
         """A node whose peers are silent does not fall back to the source before its request has
-        been unanswered for this long: ``probe_s + 2 * silent_s``. It exceeds the time until another
-        peer is asked, because a needless read of the source costs more. It stays below a second,
-        which an application may have to wait."""
-        return self.probe_s + 2 * self.silent_s
+        been unanswered for this long: ``ping_after_s + 2 * silent_s``. It exceeds the time until
+        another peer is asked, because a needless read of the source costs more. It stays below a
+        second, which an application may have to wait."""
+        return self.ping_after_s + 2 * self.silent_s
 
     @property
     def nap_s(self) -> float:
@@ -93,7 +88,7 @@ class PeerObservations:
     """When it was pinged; None once it has answered anything."""
 
 
-def standing(now: float, seen: PeerObservations, timeouts: Timeouts, late_s: float) -> PeerState:
+def peer_state(now: float, seen: PeerObservations, timeouts: Timeouts, late_s: float) -> PeerState:
     """The state of a peer:
 
     * not connected: *gone* if refused after it had been connected, or ``dead_s + late_s`` after it
@@ -119,8 +114,8 @@ def standing(now: float, seen: PeerObservations, timeouts: Timeouts, late_s: flo
 def is_ping_due(
     now: float, seen: PeerObservations, timeouts: Timeouts, heartbeat_s: float, late_s: float
 ) -> bool:
-    """Whether to ping it: a request is unanswered for ``probe_s + late_s``, or nothing was received
-    for *heartbeat_s*. It is pinged once, until it answers."""
+    """Whether to ping it: a request is unanswered for ``ping_after_s + late_s``, or nothing was
+    received for *heartbeat_s*. It is pinged once, until it answers."""
     if not seen.up or seen.ping_sent_at is not None:
         return False
     return now >= _ping_due_at(seen, timeouts, heartbeat_s, late_s)
@@ -150,15 +145,15 @@ def doubted_until(seen: PeerObservations, timeouts: Timeouts, late_s: float) -> 
     * connected: ``doubt_s + late_s`` after the request it has not answered, or ``2 * silent_s +
       late_s`` after the ping if that is sooner
     * lost: ``doubt_s + late_s`` after the loss
-    * never connected: ``probe_s + silent_s + late_s`` after the attempts began"""
+    * never connected: ``ping_after_s + silent_s + late_s`` after the attempts began"""
     if seen.up:
         since = [] if seen.awaited_since is None else [seen.awaited_since]
         if seen.ping_sent_at is not None:
-            since.append(seen.ping_sent_at - timeouts.probe_s)
+            since.append(seen.ping_sent_at - timeouts.ping_after_s)
         return min(since, default=seen.heard_at) + timeouts.doubt_s + late_s
     if seen.was_up:
         return seen.since + timeouts.doubt_s + late_s
-    return seen.since + timeouts.probe_s + timeouts.silent_s + late_s
+    return seen.since + timeouts.ping_after_s + timeouts.silent_s + late_s
 
 
 def _ping_due_at(
@@ -166,7 +161,7 @@ def _ping_due_at(
 ) -> float:
     at = seen.heard_at + heartbeat_s
     if seen.awaited_since is not None:
-        at = min(at, seen.awaited_since + timeouts.probe_s + late_s)
+        at = min(at, seen.awaited_since + timeouts.ping_after_s + late_s)
     return at
 
 

@@ -114,7 +114,7 @@ class PeerProtocol:
         actions = self.membership.settle(now)
         for peer in self.membership.take_overdue():
             actions += self.fetches.reply_overdue(now, peer)
-        if self.membership.take_changed():
+        if self.membership.take_state_change():
             actions += self.fetches.machine.reconsider(now, self.fetches.running())
         return actions
 
