@@ -121,7 +121,7 @@ def test_two_calls_give_the_same_route_and_change_nothing(
     assert route() == first
     assert everything(routing) == before
     # Connections to the peers make no difference.
-    routing.reach(now, first.reach)
+    routing.reach(now, first.connect_to)
     assert route() == first
 
 
@@ -134,8 +134,8 @@ def test_an_owner_that_is_not_connected_is_reached_by_who_takes_the_route() -> N
     other = next(chunk(n) for n in range(0, 800, 8) if routing.is_owned_elsewhere(chunk(n)))
     route = routing.route(1.0, other, 0)
     assert route.peer is None
-    assert route.connects
-    assert route.reach
+    assert route.is_connecting
+    assert route.connect_to
     assert not membership.plan.reached
-    routing.reach(1.0, route.reach)
-    assert tuple(membership.plan.reached) == route.reach
+    routing.reach(1.0, route.connect_to)
+    assert tuple(membership.plan.reached) == route.connect_to

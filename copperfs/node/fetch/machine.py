@@ -368,7 +368,7 @@ class FetchMachine:
                 return actions
         route = self._find_route(now, fetch)
         silent_at = fetch.timers.silent_at
-        if route.skips and (silent_at is None or now >= silent_at + SILENT_TOGETHER_S):
+        if route.skips_suspects and (silent_at is None or now >= silent_at + SILENT_TOGETHER_S):
             fetch.timers = replace(fetch.timers, silent_at=now)
             route = self._find_route(now, fetch)
         fetch.route = route
@@ -388,9 +388,9 @@ class FetchMachine:
         actions = self._give_up_otherwise(fetch, peer, via_tree=route.via_tree)
         if peer in fetch.attempts:
             return actions
-        if route.skips or fetch.timers.doubted_at is not None:
+        if route.skips_suspects or fetch.timers.doubted_at is not None:
             actions += self._ping(now, fetch, peer)
-        self.stats.detours += route.skips and not fetch.attempts
+        self.stats.detours += route.skips_suspects and not fetch.attempts
         return actions + self._send_request(now, fetch, peer, via_tree=route.via_tree)
 
     def _dispatch_around(self, now: float, fetch: Fetch, route: Route) -> list[Action]:
@@ -401,12 +401,12 @@ class FetchMachine:
             # The peers that it asked live, and may wait for a source that is slow for all nodes.
             fetch.move(Trigger.BE_PATIENT)
             return []
-        if now >= route.not_before:
+        if now >= route.wait_until:
             return self._start_fallback(now, fetch, many_might=many_might)
-        fetch.move(Trigger.CONNECT if route.connects else Trigger.DOUBT)
-        self._set_timer(fetch, route.not_before)
-        if route.meanwhile is not None and not fetch.attempts:
-            return self._send_request(now, fetch, route.meanwhile)
+        fetch.move(Trigger.CONNECT if route.is_connecting else Trigger.DOUBT)
+        self._set_timer(fetch, route.wait_until)
+        if route.ask_meanwhile is not None and not fetch.attempts:
+            return self._send_request(now, fetch, route.ask_meanwhile)
         return []
 
     def _find_route(self, now: float, fetch: Fetch) -> Route:
@@ -420,7 +420,7 @@ class FetchMachine:
             silent_at=fetch.timers.silent_at,
             is_second_opinion=fetch.timers.doubted_at is not None,
         )
-        self.routing.reach(now, route.reach)
+        self.routing.reach(now, route.connect_to)
         return route
 
     def _ask_redirected(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action] | None:

@@ -3,14 +3,18 @@
 Two overlays are used in one way. In the trees a node asks its parent; on the ring it asks the owner
 of a chunk (``chunk_owners.py``). A node with no node above it reads the source.
 
-The other parts of the node ask here each time they need a route, and remember at most which peers
-they asked. A node asks its parent in the tree of the directory. If the parent is suspected, it asks
-the node that would be its parent without that one, and so on. A node with no node above it is the
-root. If it is the root only because others are suspected, it waits for as long as they may still
-reply.
+How a route is found, from the nearest node above to the farthest (``_route_around``):
 
-``route`` is a pure query: two calls at one time give the same route and change nothing. A route
-names the peers to which the caller then has to keep a connection (``reach``).
+1. A peer above that is *good* is asked.
+2. A peer that is only suspected (silent or lost) is passed over, and the one above it is next. The
+   source is not read before the suspect's time to reply is over.
+3. Where no node is left above, this node is the root or the owner. If that is so only because
+   suspects were passed over, it waits for as long as they may still reply, and then reads the
+   source in their place.
+
+The other parts of the node ask here each time they need a route, and remember at most which peers
+they asked. ``route`` is a pure query: two calls at one time give the same route and change nothing.
+A route names the peers to which the caller then has to keep a connection (``connect_to``).
 """
 
 from collections.abc import Callable, Collection
@@ -57,28 +61,33 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to the subject of a fetch."""
+    """What a fetch does next. One of three things:
+
+    - ask ``peer``
+    - read the source now, in ``role``: ``peer`` is None, and ``wait_until`` is over
+    - wait until ``wait_until``, then read the source in ``role``: ``peer`` is None
+    """
 
     peer: NodeId | None = None
-    """The peer to ask; None is the source."""
+    """The peer to ask; None if there is none."""
     role: Role = Role.READER
     """The role in which this node reads the source, if there is no peer to ask."""
-    not_before: float = float("-inf")
-    """Until then this node does not read the source: the peers above may still reply."""
-    meanwhile: NodeId | None = None
-    """Until then this peer may be asked: it is connected, and silent."""
-    connects: bool = False
-    """Until then a connection is being made."""
+    wait_until: float = float("-inf")
+    """Suspected peers above may reply before this time, or a connection may be made."""
+    ask_meanwhile: NodeId | None = None
+    """While it waits: a silent peer that is still connected, and may be asked."""
+    is_connecting: bool = False
+    """It waits for a connection that is being made, and not for a suspected peer."""
     via_tree: bool = False
     """The peer is asked as the parent in the tree, though the chunk has an owner."""
-    skips: bool = False
-    """Peers that should be asked first are silent or lost, and not known to be gone."""
-    reach: tuple[NodeId, ...] = ()
+    skips_suspects: bool = False
+    """Peers that come before are suspected, and not known to be gone."""
+    connect_to: tuple[NodeId, ...] = ()
     """Keep a connection to these, in this order: they are asked, or may be asked next."""
 
 
 SOURCE_ROUTE = Route()
-"""The source, which this node reads in its own right."""
+"""Read the source now, as the node that should."""
 _AS_OWNER = Route(role=Role.OWNER)
 
 
@@ -195,12 +204,13 @@ class Routing:
         of_owners: bool = False,
         is_second_opinion: bool = False,
     ) -> Route:
-        """*above* gives the peer to ask without these. *of_owners*: this node is connected to the
-        peers above only if routes name them (``reach``). *is_second_opinion*: it does not wait
-        longer for silent peers."""
+        """Go up from peer to peer until one can be asked, or none is left. *above* gives the peer
+        to ask without these. *of_owners*: this node is connected to the peers above only if routes
+        name them (``connect_to``). *is_second_opinion*: it does not wait longer for silent
+        peers."""
         excluded = set(gone) | set(skipped)
-        reach: list[NodeId] = []
-        not_before, meanwhile, skips = float("-inf"), None, False
+        connect_to: list[NodeId] = []
+        wait_until, ask_meanwhile, skips_suspects = float("-inf"), None, False
         at_most = float("inf") if silent_at is None else membership.silent_until(silent_at)
         role = Role.ONE_OF_MANY
         for _ in range(CANDIDATES_MAX):
@@ -208,35 +218,43 @@ class Routing:
             if peer is None:
                 # This node is the next root or owner, unless the fetch skipped peers and others are
                 # suspected.
-                role = Role.ONE_OF_MANY if skipped and skips else Role.SUCCESSOR
+                is_next = not (skipped and skips_suspects)
+                role = Role.SUCCESSOR if is_next else Role.ONE_OF_MANY
                 break
             if of_owners:
-                reach.append(peer)
+                connect_to.append(peer)
             if membership.is_good(peer):
-                return Route(peer, skips=skips, reach=tuple(reach))
+                return Route(peer, skips_suspects=skips_suspects, connect_to=tuple(connect_to))
             connects_until = membership.connects_until(now, peer) if of_owners else None
             if connects_until is not None:
-                if skips:
-                    # The next candidates are reached meanwhile: this one may be stuck as well.
-                    reach += _next_ones(above, {peer, *excluded})
-                until = max(not_before, connects_until)
+                if skips_suspects:
+                    # Connect to the next candidates as well: this one may be stuck, too.
+                    connect_to += _next_ones(above, {peer, *excluded})
                 return Route(
                     None,
                     Role.SUBSTITUTE,
-                    until,
-                    meanwhile,
-                    connects=True,
-                    skips=skips,
-                    reach=tuple(reach),
+                    max(wait_until, connects_until),
+                    ask_meanwhile,
+                    is_connecting=True,
+                    skips_suspects=skips_suspects,
+                    connect_to=tuple(connect_to),
                 )
+            # The peer is suspected: pass it over, but give it the time in which it may reply.
             if not is_second_opinion:
                 until = membership.doubted_until(peer)
-                not_before = max(not_before, min(until, at_most)) if skips else until
-            if meanwhile is None and self.flow.is_up(peer):
-                meanwhile = peer
+                wait_until = max(wait_until, min(until, at_most)) if skips_suspects else until
+            if ask_meanwhile is None and self.flow.is_up(peer):
+                ask_meanwhile = peer
             excluded.add(peer)
-            skips = True
-        return Route(None, role, not_before, meanwhile, skips=skips, reach=tuple(reach))
+            skips_suspects = True
+        return Route(
+            None,
+            role,
+            wait_until,
+            ask_meanwhile,
+            skips_suspects=skips_suspects,
+            connect_to=tuple(connect_to),
+        )
 
     def reach(self, now: float, peers: Collection[NodeId]) -> None:
         """Keep a connection to these peers, which a route names."""
