@@ -167,7 +167,7 @@ class FrontHandlers(pyfuse3.Operations):
     # --- how -------------------------------------------------------------------------------------
 
     def _node(self, number: int) -> tuple[Path, Attributes]:
-        found = self._board.node(number)
+        found = self._board.inode(number)
         if found is None:
             raise SourceError(errno.ESTALE)
         return found

@@ -41,8 +41,8 @@ class PublicationIndex:
     _asks_about: list[CacheKey] = field(default_factory=list)
     """Still to query in this round; some may be gone by then."""
 
-    def node(self, number: int) -> tuple[Path, Attributes] | None:
-        found = self.front.node(number)
+    def inode(self, number: int) -> tuple[Path, Attributes] | None:
+        found = self.front.inode(number)
         return None if found is None else (Path(found[0]), Attributes(found[1]))
 
     def is_untouched(self, number: int) -> bool:
@@ -55,7 +55,7 @@ class PublicationIndex:
 
     def attributes_at(self, path: Path) -> Attributes | None:
         number = self.front.find(path)
-        found = None if number is None else self.node(number)
+        found = None if number is None else self.inode(number)
         return None if found is None else found[1]
 
     # --- publishing ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class PublicationIndex:
     def _note(self, key: CacheKey, number: int) -> None:
         numbers = self._where.setdefault(key, set())
         if len(numbers) >= NUMBERS_MAX:
-            numbers -= {each for each in numbers if self.front.node(each) is None}
+            numbers -= {each for each in numbers if self.front.inode(each) is None}
         numbers.add(number)
 
     # --- withdrawing -----------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class PublicationIndex:
         number = self.front.find(path)
         if number is None:
             return None
-        return lambda: self.front.invalidate_node(number)
+        return lambda: self.front.invalidate_name_of(number)
 
     def invalidate_all(self) -> tuple[int, Callable[[], int] | None]:
         """In a worker thread. Returns the number of names told, and a function for the rest, which

@@ -106,27 +106,27 @@ static PyObject *py_stop(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static PyObject *py_node(PyObject *object, PyObject *arg)
+static PyObject *py_inode(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t id = PyLong_AsUnsignedLongLong(arg);
 	struct fuse_attr attr;
 	char path[65536];
-	struct node *node;
+	struct inode *inode;
 	int length = 0;
 
 	if (id == (uint64_t)-1 && PyErr_Occurred())
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id & ~FRONT_FULL);
-	if (node) {
-		attr = node->attr;
-		length = node_path(node, path, sizeof(path));
+	inode = inode_by_id(&f->tables, id & ~FRONT_FULL);
+	if (inode) {
+		attr = inode->attr;
+		length = inode_path(inode, path, sizeof(path));
 	}
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
-	if (!node || length < 0)
+	if (!inode || length < 0)
 		Py_RETURN_NONE;
 	return Py_BuildValue("(y#y#)", path, (Py_ssize_t)length, (const char *)&attr,
 			     (Py_ssize_t)sizeof(attr));
@@ -136,15 +136,15 @@ static PyObject *py_is_untouched(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t id = PyLong_AsUnsignedLongLong(arg);
-	struct node *node;
+	struct inode *inode;
 	bool untouched;
 
 	if (PyErr_Occurred())
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	untouched = node && !node->children && !node->listing;
+	inode = inode_by_id(&f->tables, id);
+	untouched = inode && !inode->children && !inode->listing;
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
 	return PyBool_FromLong(untouched);
@@ -154,17 +154,17 @@ static PyObject *py_is_attached(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t id = PyLong_AsUnsignedLongLong(arg);
-	struct node *node;
+	struct inode *inode;
 	bool attached;
 
 	if (PyErr_Occurred())
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	attached = node;
-	for (; attached && node->parent; node = node->parent)
-		attached = node->attached;
+	inode = inode_by_id(&f->tables, id);
+	attached = inode;
+	for (; attached && inode->parent; inode = inode->parent)
+		attached = inode->attached;
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
 	return PyBool_FromLong(attached);
@@ -174,22 +174,22 @@ static PyObject *py_find(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	const char *path = PyBytes_AsString(arg);
-	struct node *node;
+	struct inode *inode;
 	uint64_t id = 0;
 
 	if (!path)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = f->tables.root;
-	while (node && *path) {
+	inode = f->tables.root;
+	while (inode && *path) {
 		size_t length = strcspn(path, "/");
 
-		node = node_by_name(&f->tables, node, path, length);
+		inode = inode_by_name(&f->tables, inode, path, length);
 		path += length + (path[length] == '/');
 	}
-	if (node)
-		id = node->id;
+	if (inode)
+		id = inode->id;
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
 	if (!id)
@@ -206,15 +206,15 @@ static PyObject *py_touched(PyObject *object, PyObject *arg)
 		goto failed;
 	while ((item = PyIter_Next(iterator))) {
 		uint64_t id = PyLong_AsUnsignedLongLong(item);
-		struct node *node;
+		struct inode *inode;
 		bool was = false;
 
 		Py_BEGIN_ALLOW_THREADS
 		tables_lock(&f->tables);
-		node = node_by_id(&f->tables, id);
-		if (node) {
-			was = node->touched;
-			node->touched = false;
+		inode = inode_by_id(&f->tables, id);
+		if (inode) {
+			was = inode->touched;
+			inode->touched = false;
 		}
 		tables_unlock(&f->tables);
 		Py_END_ALLOW_THREADS
@@ -234,7 +234,7 @@ failed:
 	return NULL;
 }
 
-/* --- publishing; False: the kernel has forgotten the node meanwhile --- */
+/* --- publishing; False: the kernel has forgotten the inode meanwhile --- */
 
 static PyObject *py_publish_listing(PyObject *object, PyObject *args)
 {
@@ -321,7 +321,7 @@ static PyObject *py_publish_object(PyObject *object, PyObject *args)
 	unsigned long long id;
 	PyObject *python_blob;
 	struct blob *blob;
-	struct node *node;
+	struct inode *inode;
 
 	if (!PyArg_ParseTuple(args, "KO", &id, &python_blob))
 		return NULL;
@@ -330,17 +330,17 @@ static PyObject *py_publish_object(PyObject *object, PyObject *args)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node && S_ISREG(node->attr.mode) && node->attr.size == blob->size) {
-		struct blob *old = node->object;
+	inode = inode_by_id(&f->tables, id);
+	if (inode && S_ISREG(inode->attr.mode) && inode->attr.size == blob->size) {
+		struct blob *old = inode->object;
 
-		node->object = blob;
+		inode->object = blob;
 		blob = old;
 	}
 	tables_unlock(&f->tables);
 	blob_unref(blob);
 	Py_END_ALLOW_THREADS
-	return PyBool_FromLong(node != NULL);
+	return PyBool_FromLong(inode != NULL);
 }
 
 static PyObject *py_publish_chunk(PyObject *object, PyObject *args)
@@ -351,7 +351,7 @@ static PyObject *py_publish_chunk(PyObject *object, PyObject *args)
 	PyObject *python_blob;
 	struct chunk *chunk;
 	struct blob *blob;
-	struct node *node;
+	struct inode *inode;
 	bool published;
 
 	if (!PyArg_ParseTuple(args, "KKIO", &id, &index, &chunk_bytes, &python_blob))
@@ -366,8 +366,8 @@ static PyObject *py_publish_chunk(PyObject *object, PyObject *args)
 	}
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	published = node && node_add_chunk(&f->tables, node, chunk_bytes, chunk);
+	inode = inode_by_id(&f->tables, id);
+	published = inode && inode_add_chunk(&f->tables, inode, chunk_bytes, chunk);
 	tables_unlock(&f->tables);
 	if (!published)
 		chunk_free(chunk);
@@ -379,17 +379,17 @@ static PyObject *py_withdraw_chunk(PyObject *object, PyObject *args)
 {
 	struct front *f = front_of(object);
 	unsigned long long id, index;
-	struct node *node;
+	struct inode *inode;
 	uint32_t left = 0;
 
 	if (!PyArg_ParseTuple(args, "KK", &id, &index))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node) {
-		node_drop_chunk(&f->tables, node, index);
-		left = node->chunk_count;
+	inode = inode_by_id(&f->tables, id);
+	if (inode) {
+		inode_drop_chunk(&f->tables, inode, index);
+		left = inode->chunk_count;
 	}
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
@@ -404,19 +404,19 @@ static PyObject *py_missing_chunks(PyObject *object, PyObject *args)
 	unsigned long long id, offset, size;
 	uint64_t missing[MISSING_MAX], chunk_bytes = 0;
 	PyObject *offsets;
-	struct node *node;
+	struct inode *inode;
 	int count = 0;
 
 	if (!PyArg_ParseTuple(args, "KKK", &id, &offset, &size))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	size = node ? node_cut(node, offset, size) : 0;
-	chunk_bytes = node ? node->chunk_bytes : 0;
+	inode = inode_by_id(&f->tables, id);
+	size = inode ? inode_cut(inode, offset, size) : 0;
+	chunk_bytes = inode ? inode->chunk_bytes : 0;
 	for (uint64_t at = offset; chunk_bytes && at < offset + size && count < MISSING_MAX;
 	     at += chunk_bytes - at % chunk_bytes)
-		if (!chunk_find(&f->tables, node, at / chunk_bytes))
+		if (!chunk_find(&f->tables, inode, at / chunk_bytes))
 			missing[count++] = at;
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
@@ -479,7 +479,7 @@ static PyObject *py_publish_file(PyObject *object, PyObject *args)
 	long long mtime_ns, ctime_ns;
 	PyObject *python_blob;
 	struct blob *blob;
-	struct node *node;
+	struct inode *inode;
 	uint64_t id = 0;
 
 	if (!PyArg_ParseTuple(args, "y#(KLLK)O", &path, &length, &size, &mtime_ns, &ctime_ns,
@@ -490,14 +490,14 @@ static PyObject *py_publish_file(PyObject *object, PyObject *args)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_reach(&f->tables, path, (size_t)length);
-	if (node && S_ISREG(node->attr.mode) && node->attr.size == size &&
-	    node->attr.size == blob->size && same_ino(version_ino(&node->attr), ino) &&
-	    attr_nanoseconds(node->attr.mtime, node->attr.mtimensec) == mtime_ns &&
-	    attr_nanoseconds(node->attr.ctime, node->attr.ctimensec) == ctime_ns) {
-		id = node->id;
-		if (!node->object) {
-			node->object = blob;
+	inode = inode_reach(&f->tables, path, (size_t)length);
+	if (inode && S_ISREG(inode->attr.mode) && inode->attr.size == size &&
+	    inode->attr.size == blob->size && same_ino(version_ino(&inode->attr), ino) &&
+	    attr_nanoseconds(inode->attr.mtime, inode->attr.mtimensec) == mtime_ns &&
+	    attr_nanoseconds(inode->attr.ctime, inode->attr.ctimensec) == ctime_ns) {
+		id = inode->id;
+		if (!inode->object) {
+			inode->object = blob;
 			blob = NULL;
 		}
 	}
@@ -514,7 +514,7 @@ static PyObject *py_publish_directory(PyObject *object, PyObject *args)
 	Py_ssize_t length;
 	Py_buffer packed;
 	struct listing *listing;
-	struct node *node;
+	struct inode *inode;
 	uint64_t id = 0;
 
 	if (!PyArg_ParseTuple(args, "y#y*", &path, &length, &packed))
@@ -523,11 +523,11 @@ static PyObject *py_publish_directory(PyObject *object, PyObject *args)
 	listing = listing_open(&f->tables, packed.buf, (size_t)packed.len, FRESH_FOREVER);
 	if (listing) {
 		tables_lock(&f->tables);
-		node = node_reach(&f->tables, path, (size_t)length);
-		if (node && S_ISDIR(node->attr.mode)) {
-			id = node->id;
-			if (!node->listing) {
-				node_set_listing(&f->tables, node, listing);
+		inode = inode_reach(&f->tables, path, (size_t)length);
+		if (inode && S_ISDIR(inode->attr.mode)) {
+			id = inode->id;
+			if (!inode->listing) {
+				inode_set_listing(&f->tables, inode, listing);
 				listing = NULL;
 			}
 		}
@@ -545,7 +545,7 @@ static PyObject *py_publish_handle(PyObject *object, PyObject *args)
 	struct front *f = front_of(object);
 	unsigned long long id;
 	struct handle *handle;
-	struct node *node;
+	struct inode *inode;
 	int fd;
 
 	if (!PyArg_ParseTuple(args, "Ki", &id, &fd))
@@ -559,16 +559,16 @@ static PyObject *py_publish_handle(PyObject *object, PyObject *args)
 	handle->fd = fd;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node && S_ISREG(node->attr.mode)) {
-		handle->version = node->attr;
-		node_set_handle(&f->tables, node, handle);
+	inode = inode_by_id(&f->tables, id);
+	if (inode && S_ISREG(inode->attr.mode)) {
+		handle->version = inode->attr;
+		inode_set_handle(&f->tables, inode, handle);
 		handle = NULL;
 	}
 	tables_unlock(&f->tables);
 	handle_unref(handle);
 	Py_END_ALLOW_THREADS
-	return PyBool_FromLong(node != NULL);
+	return PyBool_FromLong(inode != NULL);
 }
 
 static PyObject *py_publish_statfs(PyObject *object, PyObject *args)
@@ -603,18 +603,18 @@ static PyObject *py_withdraw(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t id = PyLong_AsUnsignedLongLong(arg);
-	struct node *node;
+	struct inode *inode;
 
 	if (id == (uint64_t)-1 && PyErr_Occurred())
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node)
-		node_withdraw(&f->tables, node);
+	inode = inode_by_id(&f->tables, id);
+	if (inode)
+		inode_withdraw(&f->tables, inode);
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
-	return PyBool_FromLong(node != NULL);
+	return PyBool_FromLong(inode != NULL);
 }
 
 static PyObject *py_clear(PyObject *object, PyObject *unused)
@@ -823,12 +823,12 @@ static PyObject *py_invalidate_later(PyObject *object, PyObject *arg)
 	return PyLong_FromLong(told);
 }
 
-/* The handlers know only the node's number. */
-static PyObject *py_invalidate_node(PyObject *object, PyObject *arg)
+/* The handlers know only the inode's number. */
+static PyObject *py_invalidate_name_of(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t id = PyLong_AsUnsignedLongLong(arg), parent = 0;
-	struct node *node;
+	struct inode *inode;
 	char name[256];
 	size_t length = 0;
 
@@ -836,14 +836,14 @@ static PyObject *py_invalidate_node(PyObject *object, PyObject *arg)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node && node->parent && node->attached) {
-		parent = node->parent->id;
-		length = node->name_length;
-		memcpy(name, node->name, length);
+	inode = inode_by_id(&f->tables, id);
+	if (inode && inode->parent && inode->attached) {
+		parent = inode->parent->id;
+		length = inode->name_length;
+		memcpy(name, inode->name, length);
 		/* the next lookup must ask for the name, whatever its listing says */
-		node_outdate_listing(&f->tables, node->parent);
-		node->fresh_until = 0;
+		inode_outdate_listing(&f->tables, inode->parent);
+		inode->fresh_until = 0;
 	}
 	tables_unlock(&f->tables);
 	if (length)
@@ -1009,7 +1009,7 @@ static PyObject *py_reset_statistics(PyObject *object, PyObject *unused)
 static PyMethodDef front_methods[] = {
 	{ "start", py_start, METH_NOARGS, "start(): begin to answer the kernel." },
 	{ "stop", py_stop, METH_NOARGS, "stop(): answer nothing any more." },
-	{ "node", py_node, METH_O, "node(id) -> (path, attributes) or None." },
+	{ "inode", py_inode, METH_O, "inode(id) -> (path, attributes) or None." },
 	{ "is_untouched", py_is_untouched, METH_O,
 	  "is_untouched(id): no name in this directory has been shown." },
 	{ "is_attached", py_is_attached, METH_O,
@@ -1070,8 +1070,8 @@ static PyMethodDef front_methods[] = {
 	{ "invalidate_later", py_invalidate_later, METH_O,
 	  "invalidate_later(left) -> names in directories with lookups under way. Blocks for as "
 	  "long as those." },
-	{ "invalidate_node", py_invalidate_node, METH_O,
-	  "invalidate_node(id) -> bool: have its name looked up again. Blocks." },
+	{ "invalidate_name_of", py_invalidate_name_of, METH_O,
+	  "invalidate_name_of(id) -> bool: have its name looked up again. Blocks." },
 	{ "shed", py_shed, METH_O, "shed(count) -> names the kernel was told to forget. Blocks." },
 	{ "statistics", py_statistics, METH_NOARGS, "statistics() -> dict" },
 	{ "reset_statistics", py_reset_statistics, METH_NOARGS, "reset_statistics()" },

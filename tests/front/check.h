@@ -18,16 +18,16 @@
 		}                                                                         \
 	} while (0)
 
-/* Chunks of one node; how many. */
-static inline uint32_t chunks_check(struct tables *t, const struct node *n)
+/* Chunks of one inode; how many. */
+static inline uint32_t chunks_check(struct tables *t, const struct inode *n)
 {
 	uint32_t count = 0;
 
-	for (struct chunk *c = n->first_chunk; c; c = c->of_node.next) {
+	for (struct chunk *c = n->first_chunk; c; c = c->of_inode.next) {
 		uint64_t begin = c->index * n->chunk_bytes;
 
-		CHECK(c->node == n && chunk_find(t, n, c->index) == c);
-		CHECK(*c->of_node.from == c && (!c->touched.from || *c->touched.from == c));
+		CHECK(c->inode == n && chunk_find(t, n, c->index) == c);
+		CHECK(*c->of_inode.from == c && (!c->touched.from || *c->touched.from == c));
 		CHECK(begin < n->attr.size && c->blob->size <= n->attr.size - begin);
 		CHECK(c->blob->size == n->chunk_bytes || begin + c->blob->size == n->attr.size);
 		count++;
@@ -36,22 +36,22 @@ static inline uint32_t chunks_check(struct tables *t, const struct node *n)
 	return count;
 }
 
-/* In rows without attributes: a value that no node may have. */
+/* In rows without attributes: a value that no inode may have. */
 enum { UNKNOWN_LINKS = 0xdead };
 
-static inline void node_check(struct tables *t, struct node *n, uint32_t children)
+static inline void inode_check(struct tables *t, struct inode *n, uint32_t children)
 {
 	CHECK(n->attr.nlink != UNKNOWN_LINKS);
 	CHECK(n->id < t->next_id);
-	CHECK(node_by_id(t, n->id) == n);
+	CHECK(inode_by_id(t, n->id) == n);
 	CHECK(n->children == children);
 	if (n == t->root) {
 		CHECK(n->id == FUSE_ROOT_ID && !n->parent && !n->attached && !n->idle);
 		return;
 	}
 	CHECK(n->name_length >= 1 && n->name_length <= 255);
-	CHECK(n->parent && node_by_id(t, n->parent->id) == n->parent);
-	CHECK(!n->attached || node_by_name(t, n->parent, n->name, n->name_length) == n);
+	CHECK(n->parent && inode_by_id(t, n->parent->id) == n->parent);
+	CHECK(!n->attached || inode_by_name(t, n->parent, n->name, n->name_length) == n);
 	CHECK(n->nlookup || n->children || n->idle); /* otherwise it should have been freed */
 	CHECK(!(n->idle && n->nlookup));
 	CHECK(!n->negative || (!n->nlookup && !n->object && !n->handle && !n->first_chunk));
@@ -76,13 +76,13 @@ static inline void tables_check(struct tables *t)
 
 	CHECK(children);
 	for (uint32_t i = 0; i <= t->mask; i++)
-		for (const struct node *n = t->by_id[i]; n; n = n->next_by_id)
+		for (const struct inode *n = t->by_id[i]; n; n = n->next_by_id)
 			if (n->parent)
 				children[n->parent->id]++;
 	for (uint32_t i = 0; i <= t->mask; i++) {
-		for (struct node *n = t->by_id[i]; n; n = n->next_by_id) {
+		for (struct inode *n = t->by_id[i]; n; n = n->next_by_id) {
 			CHECK((n->id & t->mask) == i);
-			node_check(t, n, children[n->id]);
+			inode_check(t, n, children[n->id]);
 			chunks += chunks_check(t, n);
 			nodes++;
 			attached += n->attached;
@@ -90,12 +90,12 @@ static inline void tables_check(struct tables *t)
 			handles += n->handle != NULL;
 			extents += n->extents != NULL;
 		}
-		for (const struct node *n = t->by_name[i]; n; n = n->next_by_name) {
+		for (const struct inode *n = t->by_name[i]; n; n = n->next_by_name) {
 			CHECK(n->attached);
 			named++;
 		}
 	}
-	for (const struct node *n = t->idle.idle_next; n != &t->idle; n = n->idle_next) {
+	for (const struct inode *n = t->idle.idle_next; n != &t->idle; n = n->idle_next) {
 		CHECK(n->idle && n->idle_next->idle_previous == n);
 		idle++;
 	}
@@ -112,10 +112,10 @@ static inline void tables_check(struct tables *t)
 
 /* --- replies --- */
 
-typedef void found_node(void *context, uint64_t id);
+typedef void found_inode(void *context, uint64_t id);
 
 static inline void names_check(const char *data, size_t size, bool plus, uint64_t offset,
-			       found_node *found, void *context)
+			       found_inode *found, void *context)
 {
 	for (size_t at = 0; at < size;) {
 		size_t prefix = plus ? sizeof(struct fuse_entry_out) : 0;
@@ -141,10 +141,10 @@ static inline void names_check(const char *data, size_t size, bool plus, uint64_
 	}
 }
 
-/* Would the kernel accept this reply to that request? Reports each node that the kernel refers
+/* Would the kernel accept this reply to that request? Reports each inode that the kernel refers
  * to from then on. */
 static inline void reply_check(const char *request, const struct fuse_out_header *out,
-			       const char *data, found_node *found, void *context)
+			       const char *data, found_inode *found, void *context)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)request;
 	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);

@@ -49,52 +49,52 @@ static struct listing *a_listing(void)
 	return listing;
 }
 
-static struct node *a_node(uint32_t type, uint64_t ino)
+static struct inode *a_inode(uint32_t type, uint64_t ino)
 {
 	struct fuse_attr attr = { .mode = type, .ino = ino, .size = LARGE };
-	struct node *node = node_obtain(&tables, tables.root, "name", 4, &attr, NULL, 0,
-					FRESH_FOREVER);
+	struct inode *inode = inode_obtain(&tables, tables.root, "name", 4, &attr, NULL, 0,
+					   FRESH_FOREVER);
 
-	CHECK(node);
-	return node;
+	CHECK(inode);
+	return inode;
 }
 
 /* Another version of the file, or other times of the directory. */
-static void withdraw(struct node *node) { node_withdraw(&tables, node); }
-static void clear(struct node *node) { (void)node; tables_clear(&tables); }
-static void forget(struct node *node) { node_forget(&tables, node->id, 1); }
-static void displace(struct node *node) { a_node(node->attr.mode ^ S_IFDIR ^ S_IFREG, 7); }
-static void set_object(struct node *node) { node_set_object(&tables, node, blob_new(LARGE)); }
-static void set_listing(struct node *node) { node_set_listing(&tables, node, a_listing()); }
-static void outdate(struct node *node) { node_outdate_listing(&tables, node); }
-static void set_attributes(struct node *node)
+static void withdraw(struct inode *inode) { inode_withdraw(&tables, inode); }
+static void clear(struct inode *inode) { (void)inode; tables_clear(&tables); }
+static void forget(struct inode *inode) { inode_forget(&tables, inode->id, 1); }
+static void displace(struct inode *inode) { a_inode(inode->attr.mode ^ S_IFDIR ^ S_IFREG, 7); }
+static void set_object(struct inode *inode) { inode_set_object(&tables, inode, blob_new(LARGE)); }
+static void set_listing(struct inode *inode) { inode_set_listing(&tables, inode, a_listing()); }
+static void outdate(struct inode *inode) { inode_outdate_listing(&tables, inode); }
+static void set_attributes(struct inode *inode)
 {
-	struct fuse_attr attr = node->attr;
+	struct fuse_attr attr = inode->attr;
 
 	attr.mtime++;
-	node_set_attributes(&tables, node, &attr);
+	inode_set_attributes(&tables, inode, &attr);
 }
 
-typedef void act(struct node *node);
+typedef void act(struct inode *inode);
 
 static void check(act *act, bool is_file)
 {
-	struct node *node;
+	struct inode *inode;
 	unsigned before = freed;
 
 	CHECK(!tables_init(&tables, 16, 4));
 	tables_lock(&tables);
-	node = a_node(is_file ? S_IFREG : S_IFDIR, 1);
+	inode = a_inode(is_file ? S_IFREG : S_IFDIR, 1);
 	if (act == forget)
-		node_refer(&tables, node);
+		inode_refer(&tables, inode);
 	if (is_file) {
-		node->object = blob_new(LARGE);
-		watched = node->object->data;
+		inode->object = blob_new(LARGE);
+		watched = inode->object->data;
 	} else {
-		node->listing = a_listing();
-		watched = node->listing->rows;
+		inode->listing = a_listing();
+		watched = inode->listing->rows;
 	}
-	act(node);
+	act(inode);
 	tables_unlock(&tables);
 	CHECK(freed == before + 1);
 	watched = NULL;

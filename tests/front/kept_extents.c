@@ -62,44 +62,44 @@ static struct extents *extents_of(void)
 	return extents;
 }
 
-static struct node *file_of(struct tables *t, const char *name)
+static struct inode *file_of(struct tables *t, const char *name)
 {
 	struct fuse_attr attr = { .mode = S_IFREG | 0644, .size = SIZE, .ino = 7 };
-	struct node *node = node_obtain(t, t->root, name, 1, &attr, NULL, 0, FRESH_FOREVER);
+	struct inode *inode = inode_obtain(t, t->root, name, 1, &attr, NULL, 0, FRESH_FOREVER);
 
-	CHECK(node);
-	node_refer(t, node);
-	return node;
+	CHECK(inode);
+	inode_refer(t, inode);
+	return inode;
 }
 
-/* The other node is also released now and then, and requested again. */
-static void walk_in_turns(struct tables *t, struct node *one, struct node *other)
+/* The other inode is also released now and then, and requested again. */
+static void walk_in_turns(struct tables *t, struct inode *one, struct inode *other)
 {
-	node_set_extents(t, one, extents_of());
+	inode_set_extents(t, one, extents_of());
 	for (unsigned i = 0; i < 4 * EXTENTS_NODES_MAX; i++) {
 		if (i % 2)
-			node_withdraw(t, other);
-		node_set_extents(t, other, extents_of());
+			inode_withdraw(t, other);
+		inode_set_extents(t, other, extents_of());
 		CHECK(one->extents && other->extents);
 	}
 }
 
-static void set_handle(struct tables *t, struct node *node)
+static void set_handle(struct tables *t, struct inode *inode)
 {
 	struct handle *handle = calloc(1, sizeof(*handle));
 
 	CHECK(handle);
 	atomic_init(&handle->refs, 1);
 	handle->fd = -1;
-	node_set_handle(t, node, handle);
+	inode_set_handle(t, inode, handle);
 }
 
-static void open_in_turns(struct tables *t, struct node *one, struct node *other)
+static void open_in_turns(struct tables *t, struct inode *one, struct inode *other)
 {
 	set_handle(t, one);
 	for (unsigned i = 0; i < 4 * t->handle_max; i++) {
 		if (i % 2)
-			node_drop_handle(t, other);
+			inode_drop_handle(t, other);
 		set_handle(t, other);
 		CHECK(one->handle && other->handle);
 	}
@@ -114,14 +114,14 @@ static void walk_many(struct tables *t)
 	t->handle_next = 0;
 	for (unsigned i = 0; i < 2 * EXTENTS_NODES_MAX; i++) {
 		char name = (char)(128 + i);
-		struct node *node = file_of(t, &name);
+		struct inode *inode = file_of(t, &name);
 
-		node_set_extents(t, node, extents_of());
-		set_handle(t, node);
+		inode_set_extents(t, inode, extents_of());
+		set_handle(t, inode);
 	}
 	for (uint64_t id = FUSE_ROOT_ID; id < t->next_id; id++) {
-		kept += node_by_id(t, id)->extents != NULL;
-		open += node_by_id(t, id)->handle != NULL;
+		kept += inode_by_id(t, id)->extents != NULL;
+		open += inode_by_id(t, id)->handle != NULL;
 	}
 	CHECK(kept == EXTENTS_NODES_MAX && open == EXTENTS_NODES_MAX);
 }
@@ -153,7 +153,7 @@ int main(void)
 	static const struct reader reader = { .seek = begin_seek };
 	struct tables *t = &front.tables;
 	char *scratch = malloc(REPLY_MAX);
-	struct node *one, *other;
+	struct inode *one, *other;
 
 	CHECK(scratch && !front_init(&front, 1000));
 	front.reader = &reader;
@@ -165,7 +165,7 @@ int main(void)
 	walk_in_turns(t, one, other);
 	open_in_turns(t, one, other);
 	walk_many(t);
-	node_withdraw(t, one);
+	inode_withdraw(t, one);
 	tables_unlock(t);
 
 	ask(one->id, SEEK_HOLE, scratch);
@@ -177,7 +177,7 @@ int main(void)
 	/* a request that has waited until the deadline does not wait again at once */
 	begun.done = NULL;
 	other->hung.until = now_ns() + HANGS_NS;
-	node_withdraw(t, other);
+	inode_withdraw(t, other);
 	ask(other->id, SEEK_HOLE, scratch);
 	CHECK(begun.done && answers == 1); /* it was a read */
 	begun.done(&front, begun.unique, NULL);

@@ -71,7 +71,7 @@ static struct listing *listing_of(const char *name)
 int main(void)
 {
 	struct tables *t = &front.tables;
-	struct node *directory;
+	struct inode *directory;
 	struct later later;
 	pthread_t asker;
 	char *scratch = malloc(REPLY_MAX);
@@ -80,12 +80,12 @@ int main(void)
 	front.kernel_cache = true;
 	t->root->attr.mode = S_IFDIR | 0755;
 	tables_lock(t);
-	node_set_listing(t, t->root, listing_of("directory"));
-	directory = node_obtain(t, t->root, "directory", 9,
-				&listing_row(t->root->listing, 0)->attr, NULL, 0, FRESH_FOREVER);
+	inode_set_listing(t, t->root, listing_of("directory"));
+	directory = inode_obtain(t, t->root, "directory", 9,
+				 &listing_row(t->root->listing, 0)->attr, NULL, 0, FRESH_FOREVER);
 	CHECK(directory && directory->id == FUSE_ROOT_ID + 1);
-	node_refer(t, directory);
-	node_set_listing(t, directory, listing_of("there"));
+	inode_refer(t, directory);
+	inode_set_listing(t, directory, listing_of("there"));
 	tables_unlock(t);
 	CHECK(!pthread_create(&asker, NULL, ask, scratch));
 	while (!is_held)

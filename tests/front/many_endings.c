@@ -75,13 +75,13 @@ int main(int argc, char **argv)
 	front.credit = front.credit_most = 100000;
 	front.ahead_max = 8;
 	t->root->attr.mode = S_IFDIR | 0755;
-	node_set_listing(t, t->root, listing_of(names, files));
+	inode_set_listing(t, t->root, listing_of(names, files));
 	for (unsigned i = 0; i < names; i++) {
 		const struct row *row = listing_row(t->root->listing, i);
 
 		tables_lock(t);
-		ahead_note(&front, node_obtain(t, t->root, row->name, row->name_length, &row->attr,
-					       NULL, 0, FRESH_FOREVER));
+		ahead_note(&front, inode_obtain(t, t->root, row->name, row->name_length, &row->attr,
+						NULL, 0, FRESH_FOREVER));
 		tables_unlock(t);
 		ahead_start(&front);
 		end_reads();

@@ -4,14 +4,14 @@
  *   stress REQUESTS
  *
  * kernel     sends requests with up to WINDOW of them unanswered, and checks every reply: sound, to
- *            a waiting request, and only one. It forgets nodes, interrupts some requests, and keeps
- *            the counts of references.
+ *            a waiting request, and only one. It forgets inodes, interrupts some requests, and
+ *            keeps the counts of references.
  * handlers   answer misses: they publish and say RETRY, or an error, or bytes, or twice;
  *            files of one size come in chunks
  * disturber  publishes, withdraws, clears, sheds and invalidates all the time
  * sources    end the fetches that the front starts by itself
  *
- * At the end every request was answered, and after forgetting all nodes only the root is left. No
+ * At the end every request was answered, and after forgetting all inodes only the root is left. No
  * thread sleeps; counts bound everything.
  */
 #define _GNU_SOURCE
@@ -138,7 +138,7 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	struct listing *listing = listing_open(&front->tables, packed, packed_size,
 					       now_ns() + lifetimes[random_of(state) % 3]);
 	struct ending *ending;
-	struct node *node;
+	struct inode *inode;
 
 	CHECK(listing);
 	listing->granted = random_of(state) % 2;
@@ -151,9 +151,9 @@ static void publish_listing(uint64_t id, uint64_t *state)
 	if (!front_publish_listing(front, id, listing))
 		return;
 	tables_lock(&front->tables);
-	node = node_by_id(&front->tables, id);
-	if (node)
-		node->fresh_until = FRESH_FOREVER;
+	inode = inode_by_id(&front->tables, id);
+	if (inode)
+		inode->fresh_until = FRESH_FOREVER;
 	tables_unlock(&front->tables);
 }
 
@@ -164,24 +164,24 @@ static void grant_listing(uint64_t *state)
 {
 	struct tables *t = &front->tables;
 	uint64_t id, parent = 0;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(t);
 	id = t->next_id - 1 - random_of(state) % 256 % t->next_id;
-	node = node_by_id(t, id);
-	if (node && node->parent && S_ISDIR(node->attr.mode))
-		parent = node->parent->id;
+	inode = inode_by_id(t, id);
+	if (inode && inode->parent && S_ISDIR(inode->attr.mode))
+		parent = inode->parent->id;
 	tables_unlock(t);
 	if (!parent)
 		return;
 	publish_listing(parent, state);
 	tables_lock(t);
-	node = node_by_id(t, id);
-	if (node) {
-		node_withdraw(t, node);
-		node->awaits_names = false;
-		if (node->parent && node->parent->listing) {
-			node->parent->listing->granted_below = true;
+	inode = inode_by_id(t, id);
+	if (inode) {
+		inode_withdraw(t, inode);
+		inode->awaits_names = false;
+		if (inode->parent && inode->parent->listing) {
+			inode->parent->listing->granted_below = true;
 			look_into = id;
 		}
 	}
@@ -215,15 +215,15 @@ static void publish_chunks(uint64_t id, const struct fuse_attr *attr, uint64_t o
 		bool sound = random_of(state) % 16;
 		struct blob *blob = blob_new(length - !sound);
 		struct chunk *chunk = blob ? chunk_new(index, blob) : NULL;
-		struct node *node;
+		struct inode *inode;
 		bool taken;
 
 		CHECK(chunk);
 		for (size_t i = 0; i < blob->size; i++)
 			blob->data[i] = content(attr->ino, index * CHUNK + i);
 		tables_lock(&front->tables);
-		node = node_by_id(&front->tables, id);
-		taken = node && node_add_chunk(&front->tables, node, CHUNK, chunk);
+		inode = inode_by_id(&front->tables, id);
+		taken = inode && inode_add_chunk(&front->tables, inode, CHUNK, chunk);
 		tables_unlock(&front->tables);
 		CHECK(!taken || sound);
 		chunks_published += taken;
@@ -236,15 +236,15 @@ static void disturb_chunks(uint64_t id, uint64_t *state)
 {
 	struct touched_chunk touched[8];
 	struct fuse_attr attr = { 0 };
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&front->tables);
 	chunks_taken += (unsigned)tables_take_touched(&front->tables, touched, 8);
-	node = node_by_id(&front->tables, id);
-	if (node && random_of(state) % 2)
-		node_drop_chunk(&front->tables, node, random_of(state) % (CHUNKED / CHUNK + 1));
-	else if (node)
-		attr = node->attr;
+	inode = inode_by_id(&front->tables, id);
+	if (inode && random_of(state) % 2)
+		inode_drop_chunk(&front->tables, inode, random_of(state) % (CHUNKED / CHUNK + 1));
+	else if (inode)
+		attr = inode->attr;
 	tables_unlock(&front->tables);
 	if (attr.size == CHUNKED)
 		publish_chunks(id, &attr, random_of(state) % CHUNKED, 3 * CHUNK, state);
@@ -255,15 +255,15 @@ static void publish_content(uint64_t id)
 	struct handle *handle = calloc(1, sizeof(*handle));
 	struct blob *blob = NULL, *old = NULL;
 	struct fuse_attr attr = { 0 };
-	struct node *node;
+	struct inode *inode;
 
 	CHECK(handle);
 	atomic_init(&handle->refs, 1);
 	handle->fd = dup(source_file);
 	tables_lock(&front->tables);
-	node = node_by_id(&front->tables, id);
-	if (node)
-		attr = node->attr;
+	inode = inode_by_id(&front->tables, id);
+	if (inode)
+		attr = inode->attr;
 	tables_unlock(&front->tables);
 	if (S_ISREG(attr.mode) && attr.ino != 99) {
 		blob = blob_new(attr.size);
@@ -272,14 +272,14 @@ static void publish_content(uint64_t id)
 			blob->data[i] = content(attr.ino, i);
 	}
 	tables_lock(&front->tables);
-	node = node_by_id(&front->tables, id);
-	if (node && blob) {
-		old = node->object;
-		node->object = blob;
+	inode = inode_by_id(&front->tables, id);
+	if (inode && blob) {
+		old = inode->object;
+		inode->object = blob;
 		blob = NULL;
-	} else if (node && attr.ino == 99 && S_ISREG(attr.mode)) {
+	} else if (inode && attr.ino == 99 && S_ISREG(attr.mode)) {
 		handle->version = attr;
-		node_set_handle(&front->tables, node, handle);
+		inode_set_handle(&front->tables, inode, handle);
 		handle = NULL;
 	}
 	tables_unlock(&front->tables);
@@ -416,12 +416,12 @@ static void handler_reply(int fd, uint64_t unique, int error, const void *data, 
 static void publish_asked(uint64_t id, const struct fuse_read_in *read, uint64_t *state)
 {
 	struct fuse_attr attr = { 0 };
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&front->tables);
-	node = node_by_id(&front->tables, id);
-	if (node)
-		attr = node->attr;
+	inode = inode_by_id(&front->tables, id);
+	if (inode)
+		attr = inode->attr;
 	tables_unlock(&front->tables);
 	if (attr.size == CHUNKED)
 		publish_chunks(id, &attr, read->offset, read->size, state);
@@ -434,7 +434,7 @@ static void handle_read(const struct fuse_in_header *in, uint64_t *state)
 	static char bytes[REPLY_MAX];
 	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
 	struct fuse_attr attr = { 0 };
-	struct node *node;
+	struct inode *inode;
 	size_t size = 0;
 
 	CHECK((read->fh & ~FRONT_FULL) == in->nodeid);
@@ -446,15 +446,15 @@ static void handle_read(const struct fuse_in_header *in, uint64_t *state)
 		return;
 	}
 	tables_lock(&front->tables);
-	node = node_by_id(&front->tables, in->nodeid);
-	if (node)
-		attr = node->attr;
+	inode = inode_by_id(&front->tables, in->nodeid);
+	if (inode)
+		attr = inode->attr;
 	tables_unlock(&front->tables);
 	while (size < read->size && read->offset + size < attr.size) {
 		bytes[size] = content(attr.ino, read->offset + size);
 		size++;
 	}
-	handler_reply(handlers_fd, in->unique, node ? 0 : -ESTALE, bytes, node ? size : 0);
+	handler_reply(handlers_fd, in->unique, inode ? 0 : -ESTALE, bytes, inode ? size : 0);
 }
 
 static void handle(const struct fuse_in_header *in, uint64_t *state)
@@ -462,7 +462,7 @@ static void handle(const struct fuse_in_header *in, uint64_t *state)
 	struct fuse_statfs_out statfs = { 0 };
 	struct fuse_ioctl_out ioctl = { 0 };
 	struct fuse_attr attr = { 0 };
-	struct node *node;
+	struct inode *inode;
 
 	switch (in->opcode) {
 	case FUSE_READ:
@@ -478,9 +478,9 @@ static void handle(const struct fuse_in_header *in, uint64_t *state)
 		break;
 	case FUSE_GETATTR:
 		tables_lock(&front->tables);
-		node = node_by_id(&front->tables, in->nodeid);
-		if (node)
-			attr = node->attr;
+		inode = inode_by_id(&front->tables, in->nodeid);
+		if (inode)
+			attr = inode->attr;
 		tables_unlock(&front->tables);
 		front_publish_attributes(front, in->nodeid, &attr,
 					 random_of(state) % 2 ? FRESH_FOREVER : 0);
@@ -552,7 +552,7 @@ static void *disturber_main(void *unused)
 	(void)unused;
 	while (!done) {
 		uint64_t id = 1 + random_of(&state) % (random_of(&state) % 2 ? 8 : 400);
-		struct node *node;
+		struct inode *inode;
 		char name[32];
 
 		name_of(random_of(&state) % (NAMES + 5), name);
@@ -604,9 +604,9 @@ static void *disturber_main(void *unused)
 			break;
 		default:
 			tables_lock(&front->tables);
-			node = node_by_id(&front->tables, id);
-			if (node)
-				node_withdraw(&front->tables, node);
+			inode = inode_by_id(&front->tables, id);
+			if (inode)
+				inode_withdraw(&front->tables, inode);
 			if (id == 8)
 				tables_revoke_below(&front->tables);
 			tables_unlock(&front->tables);
@@ -807,7 +807,7 @@ static void be_the_kernel(uint64_t requests)
 		take_reply();
 }
 
-/* Forgets every node that replies have named. */
+/* Forgets every inode that replies have named. */
 static void forget_all(void)
 {
 	for (uint64_t id = 2; id <= highest_id; id++) {
@@ -843,7 +843,7 @@ static void end_check(void)
 		uint32_t before = t->idle_max;
 
 		t->idle_max = 0;
-		node_obtain(t, t->root, "last", 4, &attr, NULL, 0, 0);
+		inode_obtain(t, t->root, "last", 4, &attr, NULL, 0, 0);
 		t->idle_max = before;
 	}
 	CHECK(t->nodes == 1);

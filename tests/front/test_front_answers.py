@@ -169,7 +169,7 @@ def test_kernel_may_know_of_any_number_of_directories(lab: Lab) -> None:
         numbers.append(lab.kernel.look_up(name.decode()))
     assert len(set(numbers)) == len(names)
     for name, number in zip(names[::1000], numbers[::1000], strict=True):
-        assert lab.front.node(number) == (name, lab.attributes.packed)
+        assert lab.front.inode(number) == (name, lab.attributes.packed)
         assert lab.front.find(name) == number
 
 

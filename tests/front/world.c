@@ -56,7 +56,7 @@ static void remember(void *context, uint64_t id)
 {
 	(void)context;
 	CHECK(id < NODES_KNOWN);
-	CHECK(node_by_id(&world->front.tables, id));
+	CHECK(inode_by_id(&world->front.tables, id));
 	world->references[id]++;
 }
 
@@ -64,13 +64,13 @@ static void bytes_check(const struct asked_for *asked, const char *data, size_t 
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
 	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
-	const struct node *node = node_by_id(&world->front.tables, in->nodeid);
+	const struct inode *inode = inode_by_id(&world->front.tables, in->nodeid);
 
-	if (in->opcode != FUSE_READ || asked->by_handler || !node)
+	if (in->opcode != FUSE_READ || asked->by_handler || !inode)
 		return;
-	CHECK(!size || read->offset + size <= node->attr.size);
+	CHECK(!size || read->offset + size <= inode->attr.size);
 	for (size_t i = 0; i < size; i++)
-		CHECK(data[i] == content(&node->attr, read->offset + i));
+		CHECK(data[i] == content(&inode->attr, read->offset + i));
 }
 
 /* The source's large files have data in the first half of each of these, unless their inode
@@ -92,20 +92,20 @@ static void seek_check(const struct asked_for *asked, const struct fuse_lseek_ou
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)asked->request;
 	const struct fuse_lseek_in *lseek = (const struct fuse_lseek_in *)(in + 1);
-	const struct node *node = node_by_id(&world->front.tables, in->nodeid);
+	const struct inode *inode = inode_by_id(&world->front.tables, in->nodeid);
 	bool wants_data = lseek->whence == SEEK_DATA;
 
-	if (!node)
+	if (!inode)
 		return;
-	CHECK(S_ISREG(node->attr.mode) && (wants_data || lseek->whence == SEEK_HOLE));
-	CHECK(out->offset >= lseek->offset && lseek->offset < node->attr.size);
-	CHECK(out->offset < node->attr.size + !wants_data);
-	if (!is_looked_at(&node->attr))
-		CHECK(out->offset == (wants_data ? lseek->offset : node->attr.size));
+	CHECK(S_ISREG(inode->attr.mode) && (wants_data || lseek->whence == SEEK_HOLE));
+	CHECK(out->offset >= lseek->offset && lseek->offset < inode->attr.size);
+	CHECK(out->offset < inode->attr.size + !wants_data);
+	if (!is_looked_at(&inode->attr))
+		CHECK(out->offset == (wants_data ? lseek->offset : inode->attr.size));
 	for (uint64_t at = lseek->offset; wants_data && at < out->offset; at++)
-		CHECK(!is_data(&node->attr, at));
-	if (!wants_data && out->offset < node->attr.size)
-		CHECK(!is_data(&node->attr, out->offset));
+		CHECK(!is_data(&inode->attr, at));
+	if (!wants_data && out->offset < inode->attr.size)
+		CHECK(!is_data(&inode->attr, out->offset));
 }
 
 ssize_t world_writev(int fd, const struct iovec *parts, int count);
@@ -282,15 +282,15 @@ static void end_listing(const struct fetch *fetch, struct input *in, bool well)
 	char *packed = well ? malloc(PACKED_MAX) : NULL;
 	size_t size = packed ? pack(in, packed) : 0;
 	bool links = packed && ((struct listing_header *)packed)->absolute_links;
-	const struct node *node = node_by_id(t, fetch->tag);
-	bool had_one = node && node->listing;
+	const struct inode *inode = inode_by_id(t, fetch->tag);
+	bool had_one = inode && inode->listing;
 
 	fetch->done_names(&world->front, fetch->tag, packed, size);
-	node = node_by_id(t, fetch->tag);
-	CHECK(!node || !node->listing || had_one || (well && fetch->epoch == t->epoch));
-	if (node && node->listing && !had_one) {
-		CHECK(!node->listing->bare && !links && node->listing->granted_below);
-		CHECK(node->parent->listing && node->parent->listing->granted_below);
+	inode = inode_by_id(t, fetch->tag);
+	CHECK(!inode || !inode->listing || had_one || (well && fetch->epoch == t->epoch));
+	if (inode && inode->listing && !had_one) {
+		CHECK(!inode->listing->bare && !links && inode->listing->granted_below);
+		CHECK(inode->parent->listing && inode->parent->listing->granted_below);
 	}
 }
 
@@ -400,7 +400,7 @@ static void end_one_seek(unsigned which, bool well)
 
 /* --- steps --- */
 
-static uint64_t pick_node(struct input *in)
+static uint64_t pick_inode(struct input *in)
 {
 	return take_byte(in) % (world->front.tables.next_id + 1);
 }
@@ -476,7 +476,7 @@ static size_t pack(struct input *in, char *packed)
 static void publish_listing(struct input *in)
 {
 	static char packed[PACKED_MAX];
-	uint64_t id = pick_node(in);
+	uint64_t id = pick_inode(in);
 	size_t size = pack(in, packed);
 	uint8_t granted;
 	struct listing *listing;
@@ -492,7 +492,7 @@ static void publish_listing(struct input *in)
 
 static void publish_entry(struct input *in)
 {
-	uint64_t parent = pick_node(in);
+	uint64_t parent = pick_inode(in);
 	char name[256];
 	size_t length = pick_name(in, name);
 	bool negative = take_byte(in) % 3 == 0;
@@ -500,25 +500,25 @@ static void publish_entry(struct input *in)
 
 	pick_attributes(in, &attr);
 	front_publish_entry(&world->front, parent, name, length, negative ? NULL : &attr, "to", 2,
-			    node_by_id(&world->front.tables, parent) ? pick_fresh(in) : 0);
+			    inode_by_id(&world->front.tables, parent) ? pick_fresh(in) : 0);
 }
 
 static void publish_content(struct input *in, bool object)
 {
 	struct tables *t = &world->front.tables;
 	struct handle *handle = calloc(1, sizeof(*handle));
-	struct node *node;
+	struct inode *inode;
 
 	atomic_init(&handle->refs, 1);
 	handle->fd = dup(source_file);
 	tables_lock(t);
-	node = node_by_id(t, pick_node(in));
-	if (node && S_ISREG(node->attr.mode) && object) {
-		blob_unref(node->object);
-		node->object = content_blob(&node->attr);
-	} else if (node && S_ISREG(node->attr.mode)) {
-		handle->version = node->attr;
-		node_set_handle(t, node, handle);
+	inode = inode_by_id(t, pick_inode(in));
+	if (inode && S_ISREG(inode->attr.mode) && object) {
+		blob_unref(inode->object);
+		inode->object = content_blob(&inode->attr);
+	} else if (inode && S_ISREG(inode->attr.mode)) {
+		handle->version = inode->attr;
+		inode_set_handle(t, inode, handle);
 		handle = NULL;
 	}
 	tables_unlock(t);
@@ -531,17 +531,17 @@ static void publish_chunk(struct input *in)
 	uint8_t index = take_byte(in) % 16, how = take_byte(in);
 	uint32_t chunk_bytes = how % 8 == 0 ? 1 : how % 8 < 6 ? 4096 : 12288;
 	struct chunk *chunk = NULL;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(t);
-	node = node_by_id(t, pick_node(in));
-	if (node) {
+	inode = inode_by_id(t, pick_inode(in));
+	if (inode) {
 		uint64_t begin = (uint64_t)index * chunk_bytes;
-		size_t size = node_cut(node, begin, chunk_bytes) + (how >= 250);
+		size_t size = inode_cut(inode, begin, chunk_bytes) + (how >= 250);
 
-		chunk = chunk_new(index, piece_blob(&node->attr, begin, size));
+		chunk = chunk_new(index, piece_blob(&inode->attr, begin, size));
 		CHECK(chunk);
-		if (node_add_chunk(t, node, chunk_bytes, chunk)) {
+		if (inode_add_chunk(t, inode, chunk_bytes, chunk)) {
 			CHECK(size && how % 8 && how < 250);
 			chunk = NULL;
 		}
@@ -554,19 +554,19 @@ static void withdraw_chunk(struct input *in)
 {
 	struct tables *t = &world->front.tables;
 	struct touched_chunk touched[4];
-	struct node *node;
+	struct inode *inode;
 	size_t count;
 
 	tables_lock(t);
 	if (take_byte(in) % 4 == 0) {
 		count = tables_take_touched(t, touched, 4);
 		for (size_t i = 0; i < count; i++)
-			CHECK(chunk_find(t, node_by_id(t, touched[i].id), touched[i].index));
+			CHECK(chunk_find(t, inode_by_id(t, touched[i].id), touched[i].index));
 		CHECK(count == 4 || !t->touched);
 	} else {
-		node = node_by_id(t, pick_node(in));
-		if (node)
-			node_drop_chunk(t, node, take_byte(in) % 16);
+		inode = inode_by_id(t, pick_inode(in));
+		if (inode)
+			inode_drop_chunk(t, inode, take_byte(in) % 16);
 	}
 	tables_unlock(t);
 }
@@ -574,12 +574,12 @@ static void withdraw_chunk(struct input *in)
 static void withdraw(struct input *in)
 {
 	struct tables *t = &world->front.tables;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(t);
-	node = node_by_id(t, pick_node(in));
-	if (node)
-		node_withdraw(t, node);
+	inode = inode_by_id(t, pick_inode(in));
+	if (inode)
+		inode_withdraw(t, inode);
 	tables_unlock(t);
 }
 
@@ -590,7 +590,7 @@ static void forget(struct input *in)
 		struct fuse_forget_one one[3];
 	} batch = { .head = { .count = 3 } };
 	struct fuse_forget_in one = { .nlookup = take_byte(in) % 4 };
-	uint64_t id = pick_node(in);
+	uint64_t id = pick_inode(in);
 
 	if (take_byte(in) % 2) {
 		drop_references(id, one.nlookup);
@@ -598,7 +598,7 @@ static void forget(struct input *in)
 		return;
 	}
 	for (int i = 0; i < 3; i++) {
-		batch.one[i] = (struct fuse_forget_one){ pick_node(in), one.nlookup };
+		batch.one[i] = (struct fuse_forget_one){ pick_inode(in), one.nlookup };
 		drop_references(batch.one[i].nodeid, one.nlookup);
 	}
 	world_ask(FUSE_BATCH_FORGET, 0, &batch, sizeof(batch));
@@ -612,7 +612,7 @@ static void ask_read(struct input *in)
 	struct fuse_read_in read = { .offset = offsets[take_byte(in) % 8],
 				     .size = sizes[take_byte(in) % 8] };
 
-	world_ask(FUSE_READ, pick_node(in), &read, sizeof(read));
+	world_ask(FUSE_READ, pick_inode(in), &read, sizeof(read));
 }
 
 static void ask_read_anywhere(struct input *in)
@@ -620,7 +620,7 @@ static void ask_read_anywhere(struct input *in)
 	struct fuse_read_in read = { .offset = take_byte(in) * 256u + take_byte(in) };
 
 	read.size = take_byte(in) * 256u;
-	world_ask(FUSE_READ, pick_node(in), &read, sizeof(read));
+	world_ask(FUSE_READ, pick_inode(in), &read, sizeof(read));
 }
 
 static void ask_names(struct input *in)
@@ -631,7 +631,7 @@ static void ask_names(struct input *in)
 				     .size = sizes[take_byte(in) % 8] };
 	uint32_t opcode = take_byte(in) % 3 ? FUSE_READDIRPLUS : FUSE_READDIR;
 
-	world_ask(opcode, pick_node(in), &read, sizeof(read));
+	world_ask(opcode, pick_inode(in), &read, sizeof(read));
 }
 
 static void ask_name(struct input *in)
@@ -640,14 +640,14 @@ static void ask_name(struct input *in)
 	size_t length = pick_name(in, name);
 
 	name[length] = 0;
-	world_ask(FUSE_LOOKUP, pick_node(in), name, length + 1);
+	world_ask(FUSE_LOOKUP, pick_inode(in), name, length + 1);
 }
 
 static void ask_anything(struct input *in)
 {
 	_Alignas(8) char body[400];
 	uint32_t opcode = take_byte(in);
-	uint64_t id = pick_node(in);
+	uint64_t id = pick_inode(in);
 	size_t size = take_bytes(in, body, take_byte(in));
 
 	if (opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET)
@@ -672,14 +672,14 @@ static void ask_seek(struct input *in)
 	lseek.offset = take_byte(in) * 256u + take_byte(in);
 	if (how > 250)
 		lseek.offset -= 300; /* some are negative */
-	world_ask(FUSE_LSEEK, pick_node(in), &lseek, sizeof(lseek));
+	world_ask(FUSE_LSEEK, pick_inode(in), &lseek, sizeof(lseek));
 }
 
 static void ask_ioctl(struct input *in)
 {
 	struct fuse_ioctl_in body = { .cmd = FRONT_IOCTL_TYPE << 8, .out_size = take_byte(in) };
 
-	world_ask(FUSE_IOCTL, pick_node(in), &body, sizeof(body));
+	world_ask(FUSE_IOCTL, pick_inode(in), &body, sizeof(body));
 }
 
 /* The node's actions once it knows of them. */
@@ -706,11 +706,11 @@ void world_step(struct input *in)
 	world->input = in;
 	switch (take_byte(in) % 24) {
 	case 0: case 1: case 2: ask_name(in); break;
-	case 3: world_ask(FUSE_GETATTR, pick_node(in), &(struct fuse_getattr_in){ 0 },
+	case 3: world_ask(FUSE_GETATTR, pick_inode(in), &(struct fuse_getattr_in){ 0 },
 			  sizeof(struct fuse_getattr_in)); break;
 	case 4: case 5: ask_read(in); break;
 	case 6: case 7: ask_names(in); break;
-	case 8: world_ask(FUSE_READLINK, pick_node(in), NULL, 0); break;
+	case 8: world_ask(FUSE_READLINK, pick_inode(in), NULL, 0); break;
 	case 9: ask_anything(in); break;
 	case 10: interrupt(in); break;
 	case 11:
@@ -825,7 +825,7 @@ void world_check(void)
 
 	tables_check(t);
 	for (uint32_t i = 0; i <= t->mask; i++)
-		for (const struct node *n = t->by_id[i]; n; n = n->next_by_id)
+		for (const struct inode *n = t->by_id[i]; n; n = n->next_by_id)
 			CHECK(n == t->root || n->nlookup == world->references[n->id]);
 	CHECK(world->front.pending_count == world->asked_count);
 }

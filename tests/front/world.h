@@ -6,7 +6,7 @@
  * the functions below, so that one input always does the same.
  *
  * After each step the tables' invariants hold, every request is answered once or pending, and the
- * front counts as many references to each node as it gave to the kernel.
+ * front counts as many references to each inode as it gave to the kernel.
  */
 #ifndef WORLD_H
 #define WORLD_H

@@ -66,7 +66,7 @@ static bool is_library(const struct front *f, const struct row *row)
 	       row->attr.size <= LIBRARY_BYTES_MAX && ends_so(row, library, LIBRARY_LENGTH);
 }
 
-static bool is_compiled(const struct node *directory)
+static bool is_compiled(const struct inode *directory)
 {
 	return directory->name_length == COMPILED_LENGTH &&
 	       !memcmp(directory->name, compiled, COMPILED_LENGTH);
@@ -85,7 +85,7 @@ static bool has_compiled(struct front *f, const struct listing *listing)
 }
 
 /* With the tables locked. */
-static void add(struct ahead_list *list, const struct node *directory, const char *name,
+static void add(struct ahead_list *list, const struct inode *directory, const char *name,
 		size_t length)
 {
 	struct ahead *ahead =
@@ -113,7 +113,7 @@ static void drop_first(struct ahead_list *list)
 
 /* --- choosing; with the tables locked, then ahead_start() without --- */
 
-static void add_ending(struct front *f, const struct node *directory, const struct ending *ending)
+static void add_ending(struct front *f, const struct inode *directory, const struct ending *ending)
 {
 	const struct listing *listing = directory->listing;
 
@@ -128,7 +128,7 @@ static void add_ending(struct front *f, const struct node *directory, const stru
 	}
 }
 
-void ahead_note(struct front *f, const struct node *file)
+void ahead_note(struct front *f, const struct inode *file)
 {
 	struct listing *listing = file->parent->listing;
 	const char *ending;
@@ -160,7 +160,7 @@ static bool lists_below(const struct front *f, const struct listing *listing)
 	return f->ahead_max && listing && listing->granted_below && listing->read_ahead;
 }
 
-void ahead_listed(struct front *f, const struct node *directory)
+void ahead_listed(struct front *f, const struct inode *directory)
 {
 	if (lists_below(f, directory->listing) && has_compiled(f, directory->listing))
 		add(&f->ahead_lists, directory, compiled, COMPILED_LENGTH);
@@ -198,9 +198,9 @@ static void find_beside(struct front *f, struct listing *listing)
 }
 
 /* The package whose compiled __init__ this file is, if its listing allows prefetching. */
-static struct node *package_of(const struct front *f, const struct node *file)
+static struct inode *package_of(const struct front *f, const struct inode *file)
 {
-	struct node *directory = file->parent, *package = directory ? directory->parent : NULL;
+	struct inode *directory = file->parent, *package = directory ? directory->parent : NULL;
 
 	if (!f->ahead_max || !package || !is_compiled(directory) || !package->listing ||
 	    !package->listing->read_ahead || package->listing->bare ||
@@ -211,9 +211,9 @@ static struct node *package_of(const struct front *f, const struct node *file)
 }
 
 /* The names to look for, for mentions.c, and the blob to search; NULL: none. */
-static char *looked_for(struct front *f, const struct node *file, struct blob **blob)
+static char *looked_for(struct front *f, const struct inode *file, struct blob **blob)
 {
-	struct node *package = package_of(f, file);
+	struct inode *package = package_of(f, file);
 	struct listing *listing = package ? package->listing : NULL;
 	char *names, *end;
 
@@ -256,7 +256,7 @@ static struct looked_for *found_of(const char *names, bool *found, size_t *count
 }
 
 /* With the tables locked. One mention of a name is enough. */
-static void add_mentioned(struct front *f, struct node *package, const struct looked_for *those,
+static void add_mentioned(struct front *f, struct inode *package, const struct looked_for *those,
 			  size_t count)
 {
 	struct listing *listing = package->listing;
@@ -282,14 +282,14 @@ void ahead_read(struct front *f, uint64_t id)
 {
 	struct blob *blob = NULL;
 	struct looked_for *those = NULL;
-	const struct node *file;
-	struct node *package;
+	const struct inode *file;
+	struct inode *package;
 	char *names = NULL;
 	bool *found;
 	size_t count = 0;
 
 	tables_lock(&f->tables);
-	file = node_by_id(&f->tables, id);
+	file = inode_by_id(&f->tables, id);
 	if (file)
 		names = looked_for(f, file, &blob);
 	tables_unlock(&f->tables);
@@ -302,7 +302,7 @@ void ahead_read(struct front *f, uint64_t id)
 	}
 	if (those && count) {
 		tables_lock(&f->tables);
-		file = node_by_id(&f->tables, id);
+		file = inode_by_id(&f->tables, id);
 		package = file ? package_of(f, file) : NULL;
 		if (package)
 			add_mentioned(f, package, those, count);
@@ -317,30 +317,30 @@ void ahead_read(struct front *f, uint64_t id)
 
 /* --- choosing the next; with the tables locked --- */
 
-static struct node *node_of_row(struct front *f, struct node *directory, const struct row *row)
+static struct inode *inode_of_row(struct front *f, struct inode *directory, const struct row *row)
 {
 	if (f->tables.nodes >= f->tables.nodes_max || !row_tells(directory->listing, row))
 		return NULL;
-	return node_obtain(&f->tables, directory, row->name, row->name_length, &row->attr,
-			   row->name + row->name_length, row->target_length,
-			   directory->listing->fresh_until);
+	return inode_obtain(&f->tables, directory, row->name, row->name_length, &row->attr,
+			    row->name + row->name_length, row->target_length,
+			    directory->listing->fresh_until);
 }
 
 /* NULL: its listing no longer allows prefetching. */
-static struct node *directory_of(struct front *f, const struct ahead *ahead)
+static struct inode *directory_of(struct front *f, const struct ahead *ahead)
 {
-	struct node *directory = node_by_id(&f->tables, ahead->directory);
+	struct inode *directory = inode_by_id(&f->tables, ahead->directory);
 	const struct listing *listing = directory ? directory->listing : NULL;
 
 	return listing && listing->granted && listing->read_ahead ? directory : NULL;
 }
 
 /* NULL on the second try, and if the content is here or on its way. */
-static struct node *named(struct front *f, struct ahead *ahead)
+static struct inode *named(struct front *f, struct ahead *ahead)
 {
-	struct node *directory = ahead->tried ? NULL : directory_of(f, ahead);
+	struct inode *directory = ahead->tried ? NULL : directory_of(f, ahead);
 	const struct row *row = NULL;
-	struct node *node;
+	struct inode *inode;
 
 	AHEAD_STEP();
 	ahead->tried = true;
@@ -349,8 +349,8 @@ static struct node *named(struct front *f, struct ahead *ahead)
 	/* it may have become another file since */
 	if (row && !S_ISDIR(row->attr.mode) && !is_read_ahead(f, &row->attr) && !is_library(f, row))
 		row = NULL;
-	node = row ? node_of_row(f, directory, row) : NULL;
-	return node && !node->object && !node->fetching ? node : NULL;
+	inode = row ? inode_of_row(f, directory, row) : NULL;
+	return inode && !inode->object && !inode->fetching ? inode : NULL;
 }
 
 static char *begin_next(struct front *f, struct ahead_list *list, unsigned most, uint64_t *id,
@@ -360,27 +360,27 @@ static char *begin_next(struct front *f, struct ahead_list *list, unsigned most,
 
 	tables_lock(&f->tables);
 	while (list->first && list->running < most && !path) {
-		struct node *node = named(f, list->first);
+		struct inode *inode = named(f, list->first);
 		bool is_directory;
 		uint64_t credit;
 
-		if (!node) {
+		if (!inode) {
 			drop_first(list);
 			continue;
 		}
-		is_directory = S_ISDIR(node->attr.mode);
-		credit = is_directory ? LISTING_CREDIT : node->attr.size;
+		is_directory = S_ISDIR(inode->attr.mode);
+		credit = is_directory ? LISTING_CREDIT : inode->attr.size;
 		/* a small budget never has this credit, and the others would wait for it */
-		if (credit > f->credit_most || (is_directory && !list_may_begin(f, node)))
+		if (credit > f->credit_most || (is_directory && !list_may_begin(f, inode)))
 			continue;
-		path = fetch_begin(f, node, credit, version);
+		path = fetch_begin(f, inode, credit, version);
 		if (!path) { /* no credit yet */
 			list->first->tried = false;
 			break;
 		}
-		node->ahead = true;
+		inode->ahead = true;
 		list->running++;
-		*id = node->id;
+		*id = inode->id;
 	}
 	tables_unlock(&f->tables);
 	return path;
@@ -409,14 +409,15 @@ static void file_done(void *context, uint64_t id, const struct version *version,
  * make runs differ, so it is queued again: only once if its listing had begun. */
 static void put_back(struct front *f, uint64_t id, bool begun)
 {
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node && node->parent && !node->listing && !node->fetching && !(begun && node->tried)) {
-		node->tried |= begun;
-		node->awaits_names = false;
-		add(&f->ahead_lists, node->parent, node->name, node->name_length);
+	inode = inode_by_id(&f->tables, id);
+	if (inode && inode->parent && !inode->listing && !inode->fetching &&
+	    !(begun && inode->tried)) {
+		inode->tried |= begun;
+		inode->awaits_names = false;
+		add(&f->ahead_lists, inode->parent, inode->name, inode->name_length);
 	}
 	tables_unlock(&f->tables);
 }

@@ -82,12 +82,12 @@ bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fus
 static void ask_handlers(struct front *f, struct pending *pending, struct handle *handle)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, in->nodeid);
-	if (node && node->handle == handle)
-		node_drop_handle(&f->tables, node);
+	inode = inode_by_id(&f->tables, in->nodeid);
+	if (inode && inode->handle == handle)
+		inode_drop_handle(&f->tables, inode);
 	tables_unlock(&f->tables);
 	miss_forward(f, pending);
 }

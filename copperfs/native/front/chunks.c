@@ -1,8 +1,9 @@
 /*
  * Chunk table: holds the pieces of files that are not held whole.
  *
- * One table serves all files, by node number and index: a file of terabytes with three chunks costs
- * three entries, and no table grows under the lock. Used chunks also enter a list for the handlers.
+ * One table serves all files, by inode number and index: a file of terabytes with three chunks
+ * costs three entries, and no table grows under the lock. Used chunks also enter a list for the
+ * handlers.
  *
  * tables_unlock() frees the bytes: giving a megabyte back to the system takes as long as a thousand
  * lookups.
@@ -21,11 +22,11 @@ static struct chunk **bucket_of(struct tables *t, uint64_t id, uint64_t index)
 	return &t->by_chunk[(hash ^ (hash >> 29)) & (CHUNK_BUCKETS - 1)];
 }
 
-struct chunk *chunk_find(struct tables *t, const struct node *node, uint64_t index)
+struct chunk *chunk_find(struct tables *t, const struct inode *inode, uint64_t index)
 {
-	struct chunk *chunk = *bucket_of(t, node->id, index);
+	struct chunk *chunk = *bucket_of(t, inode->id, index);
 
-	while (chunk && (chunk->node != node || chunk->index != index))
+	while (chunk && (chunk->inode != inode || chunk->index != index))
 		chunk = chunk->next_in_bucket;
 	return chunk;
 }
@@ -82,64 +83,64 @@ static void leave_touched(struct chunk *chunk)
 
 static void drop(struct tables *t, struct chunk *chunk)
 {
-	struct chunk **link = bucket_of(t, chunk->node->id, chunk->index);
+	struct chunk **link = bucket_of(t, chunk->inode->id, chunk->index);
 
 	while (*link != chunk)
 		link = &(*link)->next_in_bucket;
 	*link = chunk->next_in_bucket;
 	leave_touched(chunk);
-	link_out(&chunk->of_node, chunk->of_node.next ? &chunk->of_node.next->of_node : NULL);
-	chunk->node->chunk_count--;
+	link_out(&chunk->of_inode, chunk->of_inode.next ? &chunk->of_inode.next->of_inode : NULL);
+	chunk->inode->chunk_count--;
 	t->chunks--;
 	chunk->next_in_bucket = t->dropped_chunks;
 	t->dropped_chunks = chunk;
 }
 
-static uint64_t chunk_size(const struct node *node, uint64_t index, uint32_t chunk_bytes)
+static uint64_t chunk_size(const struct inode *inode, uint64_t index, uint32_t chunk_bytes)
 {
-	uint64_t left = node->attr.size - index * chunk_bytes;
+	uint64_t left = inode->attr.size - index * chunk_bytes;
 
 	return left < chunk_bytes ? left : chunk_bytes;
 }
 
-bool node_add_chunk(struct tables *t, struct node *node, uint32_t chunk_bytes,
-		    struct chunk *chunk)
+bool inode_add_chunk(struct tables *t, struct inode *inode, uint32_t chunk_bytes,
+		     struct chunk *chunk)
 {
 	struct chunk **bucket, *before;
 
-	if (!S_ISREG(node->attr.mode) || chunk_bytes < CHUNK_BYTES_MIN || !node->attr.size ||
-	    chunk->index > (node->attr.size - 1) / chunk_bytes ||
-	    chunk->blob->size != chunk_size(node, chunk->index, chunk_bytes))
+	if (!S_ISREG(inode->attr.mode) || chunk_bytes < CHUNK_BYTES_MIN || !inode->attr.size ||
+	    chunk->index > (inode->attr.size - 1) / chunk_bytes ||
+	    chunk->blob->size != chunk_size(inode, chunk->index, chunk_bytes))
 		return false;
-	if (node->chunk_bytes != chunk_bytes) /* all chunks of a file have one size */
-		node_drop_chunks(t, node);
-	node->chunk_bytes = chunk_bytes;
-	before = chunk_find(t, node, chunk->index);
+	if (inode->chunk_bytes != chunk_bytes) /* all chunks of a file have one size */
+		inode_drop_chunks(t, inode);
+	inode->chunk_bytes = chunk_bytes;
+	before = chunk_find(t, inode, chunk->index);
 	if (before)
 		drop(t, before);
-	bucket = bucket_of(t, node->id, chunk->index);
+	bucket = bucket_of(t, inode->id, chunk->index);
 	chunk->next_in_bucket = *bucket;
 	*bucket = chunk;
-	chunk->node = node;
-	link_in(&chunk->of_node, &node->first_chunk, chunk,
-		node->first_chunk ? &node->first_chunk->of_node : NULL);
-	node->chunk_count++;
+	chunk->inode = inode;
+	link_in(&chunk->of_inode, &inode->first_chunk, chunk,
+		inode->first_chunk ? &inode->first_chunk->of_inode : NULL);
+	inode->chunk_count++;
 	t->chunks++;
 	return true;
 }
 
-void node_drop_chunk(struct tables *t, struct node *node, uint64_t index)
+void inode_drop_chunk(struct tables *t, struct inode *inode, uint64_t index)
 {
-	struct chunk *chunk = chunk_find(t, node, index);
+	struct chunk *chunk = chunk_find(t, inode, index);
 
 	if (chunk)
 		drop(t, chunk);
 }
 
-void node_drop_chunks(struct tables *t, struct node *node)
+void inode_drop_chunks(struct tables *t, struct inode *inode)
 {
-	while (node->first_chunk)
-		drop(t, node->first_chunk);
+	while (inode->first_chunk)
+		drop(t, inode->first_chunk);
 }
 
 void chunks_free_dropped(struct chunk *dropped)
@@ -152,21 +153,21 @@ void chunks_free_dropped(struct chunk *dropped)
 	}
 }
 
-uint64_t node_cut(const struct node *node, uint64_t offset, uint64_t size)
+uint64_t inode_cut(const struct inode *inode, uint64_t offset, uint64_t size)
 {
-	uint64_t left = offset < node->attr.size ? node->attr.size - offset : 0;
+	uint64_t left = offset < inode->attr.size ? inode->attr.size - offset : 0;
 
 	return size < left ? size : left;
 }
 
-int node_pieces(struct tables *t, const struct node *node, uint64_t offset, size_t size,
-		struct piece *pieces)
+int inode_pieces(struct tables *t, const struct inode *inode, uint64_t offset, size_t size,
+		 struct piece *pieces)
 {
 	int count = 0;
 
 	while (size) {
-		struct chunk *chunk = chunk_find(t, node, offset / node->chunk_bytes);
-		size_t at = offset % node->chunk_bytes, length = node->chunk_bytes - at;
+		struct chunk *chunk = chunk_find(t, inode, offset / inode->chunk_bytes);
+		size_t at = offset % inode->chunk_bytes, length = inode->chunk_bytes - at;
 
 		if (length > size)
 			length = size;
@@ -191,7 +192,7 @@ size_t tables_take_touched(struct tables *t, struct touched_chunk *taken, size_t
 	while (t->touched && count < room) {
 		struct chunk *chunk = t->touched;
 
-		taken[count++] = (struct touched_chunk){ chunk->node->id, chunk->index };
+		taken[count++] = (struct touched_chunk){ chunk->inode->id, chunk->index };
 		leave_touched(chunk);
 	}
 	return count;

@@ -43,10 +43,10 @@ void give_credit(struct front *f, uint64_t bytes)
 }
 
 /* With the tables locked: notes the version; NULL without credit. */
-char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version)
+char *fetch_begin(struct front *f, struct inode *inode, uint64_t credit, struct version *version)
 {
 	char path[65536], *copy;
-	int length = node_path(node, path, sizeof(path) - 1);
+	int length = inode_path(inode, path, sizeof(path) - 1);
 
 	if (length < 0 || !take_credit(f, credit))
 		return NULL;
@@ -56,15 +56,15 @@ char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct ve
 		give_credit(f, credit);
 		return NULL;
 	}
-	*version = version_of(&node->attr);
-	node->fetching = true;
-	node->outdated = false;
+	*version = version_of(&inode->attr);
+	inode->fetching = true;
+	inode->outdated = false;
 	return copy;
 }
 
 /* With the tables locked, and read_start() then without. NULL: the handlers have to read the
  * file. */
-char *read_begin(struct front *f, struct node *file, struct version *version)
+char *read_begin(struct front *f, struct inode *file, struct version *version)
 {
 	const struct fuse_attr *a = &file->attr;
 
@@ -75,21 +75,21 @@ char *read_begin(struct front *f, struct node *file, struct version *version)
 	return fetch_begin(f, file, a->size, version);
 }
 
-static bool may_list(const struct node *directory)
+static bool may_list(const struct inode *directory)
 {
 	return directory->attached && directory->parent->listing &&
 	       directory->parent->listing->granted_below;
 }
 
 /* Handlers that were asked for a directory's names own its listing until they have published. */
-bool list_may_begin(const struct front *f, const struct node *directory)
+bool list_may_begin(const struct front *f, const struct inode *directory)
 {
-	return f->reader && !directory->listing && !directory->fetching && !directory->awaits_names &&
-	       S_ISDIR(directory->attr.mode) && may_list(directory);
+	return f->reader && !directory->listing && !directory->fetching &&
+	       !directory->awaits_names && S_ISDIR(directory->attr.mode) && may_list(directory);
 }
 
 /* The same, with list_start(). */
-char *list_begin(struct front *f, struct node *directory, struct version *version)
+char *list_begin(struct front *f, struct inode *directory, struct version *version)
 {
 	char *path = NULL;
 
@@ -109,10 +109,10 @@ void fetched_free(struct fetched *fetched)
 }
 
 /* With the tables locked. On failure the caller keeps the content. */
-static bool note(struct front *f, const struct node *node, const struct fetched *filled)
+static bool note(struct front *f, const struct inode *inode, const struct fetched *filled)
 {
 	char path[65536];
-	int length = node_path(node, path, sizeof(path));
+	int length = inode_path(inode, path, sizeof(path));
 	struct fetched *fetched = length < 0 ? NULL : malloc(sizeof(*fetched) + (size_t)length);
 	uint64_t one = 1;
 	bool first;
@@ -120,9 +120,9 @@ static bool note(struct front *f, const struct node *node, const struct fetched 
 	if (!fetched)
 		return false;
 	*fetched = *filled;
-	fetched->id = node->id;
+	fetched->id = inode->id;
 	fetched->epoch = f->tables.epoch;
-	fetched->attr = node->attr;
+	fetched->attr = inode->attr;
 	fetched->path_length = (size_t)length;
 	memcpy(fetched->path, path, (size_t)length);
 	pthread_mutex_lock(&f->fetched_lock);
@@ -180,21 +180,21 @@ void read_done(void *context, uint64_t id, const struct version *version, struct
 {
 	struct front *f = context;
 	struct fetched fetched = { .credit = version->size, .blob = blob };
-	struct node *node;
+	struct inode *inode;
 	bool published = false;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node) {
-		fetched.ahead = node->ahead;
-		fetched.used = node->touched;
-		node->fetching = node->ahead = false;
-		if (blob && !node->object) {
+	inode = inode_by_id(&f->tables, id);
+	if (inode) {
+		fetched.ahead = inode->ahead;
+		fetched.used = inode->touched;
+		inode->fetching = inode->ahead = false;
+		if (blob && !inode->object) {
 			/* before note(): the handlers may drop it as soon as they hear of it */
-			node->object = blob_ref(blob);
-			published = note(f, node, &fetched);
+			inode->object = blob_ref(blob);
+			published = note(f, inode, &fetched);
 			if (!published)
-				node_set_object(&f->tables, node, NULL);
+				inode_set_object(&f->tables, inode, NULL);
 		}
 	}
 	tables_unlock(&f->tables);
@@ -243,7 +243,7 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 {
 	struct listing *listing;
 	struct fetched fetched = { .packed = packed, .packed_size = size };
-	struct node *node;
+	struct inode *inode;
 	bool noted = false, known;
 
 	give_credit(f, LISTING_CREDIT);
@@ -251,22 +251,22 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 	if (listing)
 		fetched.credit = listing_cost(size, listing->count);
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node) {
-		fetched.ahead = node->ahead;
-		node->fetching = node->ahead = false;
+	inode = inode_by_id(&f->tables, id);
+	if (inode) {
+		fetched.ahead = inode->ahead;
+		inode->fetching = inode->ahead = false;
 		/* the grant may have been revoked meanwhile */
-		noted = packed && !node->outdated && may_list(node) && note(f, node, &fetched);
+		noted = packed && !inode->outdated && may_list(inode) && note(f, inode, &fetched);
 	}
-	if (noted && listing && !node->listing) {
+	if (noted && listing && !inode->listing) {
 		listing->published_ns = now_ns();
-		node_set_listing(&f->tables, node, listing);
-		ahead_listed(f, node);
+		inode_set_listing(&f->tables, inode, listing);
+		ahead_listed(f, inode);
 		listing = NULL;
 	}
-	known = node && node->listing;
-	if (node && !known)
-		node->awaits_names = true;
+	known = inode && inode->listing;
+	if (inode && !known)
+		inode->awaits_names = true;
 	tables_unlock(&f->tables);
 	if (!noted) {
 		give_credit(f, fetched.credit);

@@ -125,7 +125,7 @@ struct front {
 	int fuse_fd, miss_fd, control_fd;
 	int wake_fd;
 	int fetched_fd; /* readable once something was fetched */
-	int crowded_fd; /* readable with more than nodes_max nodes */
+	int crowded_fd; /* readable with more than nodes_max inodes */
 	bool kernel_cache;
 	uint64_t deadline_ns;	     /* for fetches and the bypass */
 	const struct reader *reader; /* NULL: every file goes through the handlers */
@@ -224,7 +224,7 @@ void miss_forward(struct front *f, struct pending *pending);
 struct pending *pending_new(const char *request, size_t size, uint64_t started_ns);
 bool pending_add(struct front *f, struct pending *pending);
 struct pending *pending_claim(struct front *f, uint64_t unique);
-/* Takes out the wanted waiters of a node, chained by next_waiter. */
+/* Takes out the wanted waiters of an inode, chained by next_waiter. */
 typedef bool waiter_wanted(const struct pending *pending, const void *context);
 struct pending *pending_claim_waiters(struct front *f, uint64_t id, waiter_wanted *wanted,
 				      const void *context);
@@ -234,15 +234,15 @@ void *replier_main(void *front);
 void misses_destroy(struct front *f);
 
 /* fetches.c */
-char *read_begin(struct front *f, struct node *file, struct version *version);
+char *read_begin(struct front *f, struct inode *file, struct version *version);
 void read_start(struct front *f, uint64_t id, char *path, const struct version *version);
-char *list_begin(struct front *f, struct node *directory, struct version *version);
+char *list_begin(struct front *f, struct inode *directory, struct version *version);
 void list_start(struct front *f, uint64_t id, char *path, const struct version *version);
-bool list_may_begin(const struct front *f, const struct node *directory);
+bool list_may_begin(const struct front *f, const struct inode *directory);
 void list_end(struct front *f, uint64_t id, char *packed, size_t size);
 /* Taken before a listing's size is known. Most need less. */
 enum { LISTING_CREDIT = 16 * 1024 };
-char *fetch_begin(struct front *f, struct node *node, uint64_t credit, struct version *version);
+char *fetch_begin(struct front *f, struct inode *inode, uint64_t credit, struct version *version);
 reader_done read_done;
 lister_done list_done;
 void give_credit(struct front *f, uint64_t bytes);
@@ -253,16 +253,16 @@ struct version version_of(const struct fuse_attr *a);
 
 /* holes.c. The first two with the tables locked. EAGAIN: the source has to be asked. seek_start()
  * takes the pending. */
-int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *seek,
+int hole_find(const struct front *f, const struct inode *inode, const struct fuse_lseek_in *seek,
 	      bool retried, uint64_t *found);
-char *seek_begin(const struct node *node, uint64_t offset, struct version *version,
+char *seek_begin(const struct inode *inode, uint64_t offset, struct version *version,
 		 unsigned *count);
 void seek_start(struct front *f, struct pending *pending, const char *path,
 		const struct version *version, unsigned count);
 
 /* ahead.c. The first two with the tables locked, ahead_start() after them. */
-void ahead_note(struct front *f, const struct node *file);
-void ahead_listed(struct front *f, const struct node *directory);
+void ahead_note(struct front *f, const struct inode *file);
+void ahead_listed(struct front *f, const struct inode *directory);
 void ahead_read(struct front *f, uint64_t id);
 void ahead_init(struct front *f);
 void ahead_start(struct front *f);
@@ -284,7 +284,7 @@ extern uint64_t ahead_steps;
 /* Forwards the claimed requests if `have_it` is false. */
 void answer_claimed(struct front *f, struct pending *claimed, bool have_it);
 
-/* publish.c. False: the kernel has forgotten the node, or there is no memory. The first takes the
+/* publish.c. False: the kernel has forgotten the inode, or there is no memory. The first takes the
  * listing. */
 bool front_publish_listing(struct front *f, uint64_t id, struct listing *listing);
 bool front_publish_entry(struct front *f, uint64_t parent_id, const char *name, size_t length,

@@ -20,10 +20,10 @@
 /* A reader that continues gets four times the number known. */
 enum { EXTENTS_FIRST = 2, EXTENTS_GROWTH = 4, BLOCK = 512 };
 
-static bool may_have_holes(const struct front *f, const struct node *node)
+static bool may_have_holes(const struct front *f, const struct inode *inode)
 {
-	return f->finds_holes && node->attached && node->attr.size > f->whole_max &&
-	       node->attr.blocks < node->attr.size / BLOCK;
+	return f->finds_holes && inode->attached && inode->attr.size > f->whole_max &&
+	       inode->attr.blocks < inode->attr.size / BLOCK;
 }
 
 static uint64_t find_known(const struct extents *known, uint64_t size, uint64_t offset,
@@ -56,35 +56,35 @@ static int find_in(const struct extents *known, uint64_t size, const struct fuse
 	return wants_data && *found >= size ? ENXIO : 0;
 }
 
-int hole_find(const struct front *f, const struct node *node, const struct fuse_lseek_in *seek,
+int hole_find(const struct front *f, const struct inode *inode, const struct fuse_lseek_in *seek,
 	      bool retried, uint64_t *found)
 {
 	bool wants_data = seek->whence == SEEK_DATA;
-	uint64_t size = node->attr.size;
+	uint64_t size = inode->attr.size;
 
-	if ((!wants_data && seek->whence != SEEK_HOLE) || !S_ISREG(node->attr.mode))
+	if ((!wants_data && seek->whence != SEEK_HOLE) || !S_ISREG(inode->attr.mode))
 		return EINVAL;
 	if (seek->offset >= size)
 		return ENXIO;
-	if (is_known(node->extents, seek->offset))
-		return find_in(node->extents, size, seek, found);
-	if (!retried && may_have_holes(f, node))
+	if (is_known(inode->extents, seek->offset))
+		return find_in(inode->extents, size, seek, found);
+	if (!retried && may_have_holes(f, inode))
 		return EAGAIN;
 	*found = wants_data ? seek->offset : size;
 	return 0;
 }
 
-char *seek_begin(const struct node *node, uint64_t offset, struct version *version,
+char *seek_begin(const struct inode *inode, uint64_t offset, struct version *version,
 		 unsigned *count)
 {
-	const struct extents *known = node->extents;
+	const struct extents *known = inode->extents;
 	char path[65536];
-	int length = node_path(node, path, sizeof(path) - 1);
+	int length = inode_path(inode, path, sizeof(path) - 1);
 
 	if (length < 0)
 		return NULL;
 	path[length] = 0;
-	*version = version_of(&node->attr);
+	*version = version_of(&inode->attr);
 	*count = EXTENTS_FIRST;
 	if (known && known->until == offset && known->count * EXTENTS_GROWTH <= EXTENTS_MAX)
 		*count = known->count * EXTENTS_GROWTH;
@@ -112,7 +112,7 @@ static struct extents *joined(const struct extents *known, struct extents *more)
 	return both;
 }
 
-/* In a thread of the source. Answers from `extents`: a clear may drop the node's at once. */
+/* In a thread of the source. Answers from `extents`: a clear may drop the inode's at once. */
 static void seek_done(void *context, uint64_t unique, struct extents *extents)
 {
 	struct front *f = context;
@@ -121,7 +121,7 @@ static void seek_done(void *context, uint64_t unique, struct extents *extents)
 	const struct fuse_in_header *in;
 	const struct fuse_lseek_in *seek;
 	int error = EAGAIN;
-	struct node *node;
+	struct inode *inode;
 
 	if (!pending) { /* interrupted or overdue */
 		free(extents);
@@ -131,10 +131,10 @@ static void seek_done(void *context, uint64_t unique, struct extents *extents)
 	seek = (const struct fuse_lseek_in *)(in + 1);
 	if (is_known(extents, seek->offset)) {
 		tables_lock(&f->tables);
-		node = node_by_id(&f->tables, in->nodeid);
-		if (node && S_ISREG(node->attr.mode) && extents->until <= node->attr.size) {
-			error = find_in(extents, node->attr.size, seek, &out.offset);
-			node_set_extents(&f->tables, node, joined(node->extents, extents));
+		inode = inode_by_id(&f->tables, in->nodeid);
+		if (inode && S_ISREG(inode->attr.mode) && extents->until <= inode->attr.size) {
+			error = find_in(extents, inode->attr.size, seek, &out.offset);
+			inode_set_extents(&f->tables, inode, joined(inode->extents, extents));
 			extents = NULL;
 		}
 		tables_unlock(&f->tables);

@@ -41,14 +41,14 @@ struct pending *pending_new(const char *request, size_t size, uint64_t started_n
  * must not wait as long as the first. */
 static void note_hung(struct front *f, const struct fuse_in_header *in)
 {
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, in->nodeid);
-	if (node) {
-		node->hung.until = now_ns() + HUNG_NS;
-		node->hung.thread = in->pid;
-		node->hung.seek = in->opcode == FUSE_LSEEK;
+	inode = inode_by_id(&f->tables, in->nodeid);
+	if (inode) {
+		inode->hung.until = now_ns() + HUNG_NS;
+		inode->hung.thread = in->pid;
+		inode->hung.seek = in->opcode == FUSE_LSEEK;
 	}
 	tables_unlock(&f->tables);
 }
@@ -71,7 +71,7 @@ static struct pending **pending_bucket(struct front *f, uint64_t unique)
 	return &f->pending[unique / 2 % PENDING_BUCKETS];
 }
 
-static uint64_t node_of(const struct pending *pending)
+static uint64_t inode_of(const struct pending *pending)
 {
 	return ((const struct fuse_in_header *)pending->request)->nodeid;
 }
@@ -86,7 +86,7 @@ static struct pending **waiter_bucket(struct front *f, const struct pending *pen
 {
 	if (pending->answer != ANSWER_FETCH && !is_sent_again(pending))
 		return NULL;
-	return &f->waiters[node_of(pending) % WAITER_BUCKETS];
+	return &f->waiters[inode_of(pending) % WAITER_BUCKETS];
 }
 
 static void count_looks(struct front *f, const struct pending *pending, unsigned change)
@@ -94,7 +94,7 @@ static void count_looks(struct front *f, const struct pending *pending, unsigned
 	uint32_t opcode = ((const struct fuse_in_header *)pending->request)->opcode;
 
 	if (opcode == FUSE_LOOKUP || opcode == FUSE_READDIR || opcode == FUSE_READDIRPLUS)
-		atomic_fetch_add(&f->looked_into[node_of(pending) % LOOKED_INTO], change);
+		atomic_fetch_add(&f->looked_into[inode_of(pending) % LOOKED_INTO], change);
 }
 
 /* The pending may be answered and freed at once. False: no room, and the kernel has an error. */
@@ -164,7 +164,7 @@ struct pending *pending_claim_waiters(struct front *f, uint64_t id, waiter_wante
 	while (*waiters) {
 		struct pending *pending = *waiters, **link = pending_bucket(f, pending->unique);
 
-		if (node_of(pending) != id || !wanted(pending, context)) {
+		if (inode_of(pending) != id || !wanted(pending, context)) {
 			waiters = &pending->next_waiter;
 			continue;
 		}

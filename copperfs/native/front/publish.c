@@ -60,27 +60,27 @@ static struct pending *claim(struct front *f, uint64_t id, const struct publishe
 bool front_publish_listing(struct front *f, uint64_t id, struct listing *listing)
 {
 	struct pending *claimed = NULL;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	if (node && !S_ISDIR(node->attr.mode))
-		node = NULL;
-	if (node) {
+	inode = inode_by_id(&f->tables, id);
+	if (inode && !S_ISDIR(inode->attr.mode))
+		inode = NULL;
+	if (inode) {
 		struct published published = { .tables = &f->tables, .listing = listing,
 					       .what = NAMES };
 
 		listing->published_ns = now_ns();
-		node_set_listing(&f->tables, node, listing);
-		ahead_listed(f, node);
+		inode_set_listing(&f->tables, inode, listing);
+		ahead_listed(f, inode);
 		claimed = claim(f, id, &published);
 	}
 	tables_unlock(&f->tables);
-	if (!node)
+	if (!inode)
 		listing_free(listing);
 	answer_claimed(f, claimed, true);
 	ahead_start(f);
-	return node;
+	return inode;
 }
 
 bool front_publish_entry(struct front *f, uint64_t parent_id, const char *name, size_t length,
@@ -89,22 +89,22 @@ bool front_publish_entry(struct front *f, uint64_t parent_id, const char *name, 
 {
 	struct published published = { .name = name, .length = length, .what = NAME };
 	struct pending *claimed = NULL;
-	struct node *parent, *node = NULL;
+	struct inode *parent, *inode = NULL;
 
 	tables_lock(&f->tables);
-	parent = node_by_id(&f->tables, parent_id);
+	parent = inode_by_id(&f->tables, parent_id);
 	if (parent && attr)
-		node = node_obtain(&f->tables, parent, name, length, attr, target, target_length,
-				   fresh_until);
-	else if (parent && node_negative(&f->tables, parent, name, length, fresh_until))
-		node = node_by_name(&f->tables, parent, name, length);
-	if (node) {
-		node->published_ns = now_ns();
+		inode = inode_obtain(&f->tables, parent, name, length, attr, target, target_length,
+				     fresh_until);
+	else if (parent && inode_negative(&f->tables, parent, name, length, fresh_until))
+		inode = inode_by_name(&f->tables, parent, name, length);
+	if (inode) {
+		inode->published_ns = now_ns();
 		claimed = claim(f, parent_id, &published);
 	}
 	tables_unlock(&f->tables);
 	answer_claimed(f, claimed, true);
-	return node;
+	return inode;
 }
 
 bool front_publish_attributes(struct front *f, uint64_t id, const struct fuse_attr *attr,
@@ -112,20 +112,20 @@ bool front_publish_attributes(struct front *f, uint64_t id, const struct fuse_at
 {
 	static const struct published published = { .what = ATTRIBUTES };
 	struct pending *claimed = NULL;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
+	inode = inode_by_id(&f->tables, id);
 	/* a number never changes its type: a link's content is its target */
-	if (node && (node->attr.mode & S_IFMT) != (attr->mode & S_IFMT))
-		node = NULL;
-	if (node) {
-		node_set_attributes(&f->tables, node, attr);
-		node->fresh_until = fresh_until;
-		node->published_ns = now_ns();
+	if (inode && (inode->attr.mode & S_IFMT) != (attr->mode & S_IFMT))
+		inode = NULL;
+	if (inode) {
+		inode_set_attributes(&f->tables, inode, attr);
+		inode->fresh_until = fresh_until;
+		inode->published_ns = now_ns();
 		claimed = claim(f, id, &published);
 	}
 	tables_unlock(&f->tables);
 	answer_claimed(f, claimed, true);
-	return node;
+	return inode;
 }

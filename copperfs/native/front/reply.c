@@ -133,13 +133,14 @@ static size_t names_in_bucket(struct tables *t, uint32_t bucket, struct name *na
 {
 	size_t count = 0;
 
-	for (struct node *node = t->by_id[bucket]; node && count < room; node = node->next_by_id) {
-		if (!node->parent || !node->attached || (!node->nlookup && !node->negative))
+	for (struct inode *inode = t->by_id[bucket]; inode && count < room;
+	     inode = inode->next_by_id) {
+		if (!inode->parent || !inode->attached || (!inode->nlookup && !inode->negative))
 			continue;
-		names[count].parent = node->parent->id;
-		names[count].directory = S_ISDIR(node->attr.mode) ? node->id : 0;
-		names[count].length = node->name_length;
-		memcpy(names[count++].name, node->name, node->name_length);
+		names[count].parent = inode->parent->id;
+		names[count].directory = S_ISDIR(inode->attr.mode) ? inode->id : 0;
+		names[count].length = inode->name_length;
+		memcpy(names[count++].name, inode->name, inode->name_length);
 	}
 	return count;
 }
@@ -185,8 +186,8 @@ static long invalidate_bucket(struct front *f, uint32_t bucket, struct later *la
 
 /* --- negative entries that the kernel may cache ---
  *
- * An existing name has a node, and its notification waits for a lookup under way. Missing names
- * have no node (except below the root) and go with their directory. So an answer found before a
+ * An existing name has an inode, and its notification waits for a lookup under way. Missing names
+ * have no inode (except below the root) and go with their directory. So an answer found before a
  * clear must be written before any notification, or the kernel would cache it. */
 
 void denial_begin(struct front *f, struct denial *denial)

@@ -48,30 +48,31 @@ static void set_validity(const struct front *f, uint64_t fresh_until, uint64_t n
 }
 
 static void fill_entry(const struct front *f, struct fuse_entry_out *out,
-		       const struct node *node, uint64_t now)
+		       const struct inode *inode, uint64_t now)
 {
 	memset(out, 0, sizeof(*out));
-	out->nodeid = node->id;
-	out->attr = shown(&node->attr);
-	set_validity(f, node->fresh_until, now, &out->entry_valid, &out->entry_valid_nsec);
+	out->nodeid = inode->id;
+	out->attr = shown(&inode->attr);
+	set_validity(f, inode->fresh_until, now, &out->entry_valid, &out->entry_valid_nsec);
 	out->attr_valid = out->entry_valid;
 	out->attr_valid_nsec = out->entry_valid_nsec;
 }
 
-static bool tells(const struct request *req, uint64_t fresh_until, uint64_t published_ns, uint64_t now)
+static bool tells(const struct request *req, uint64_t fresh_until, uint64_t published_ns,
+		  uint64_t now)
 {
 	return fresh_until > now || published_ns >= req->started_ns;
 }
 
 /* False: the tables cannot tell. */
-static bool find_entry(const struct request *req, struct node *directory, const char *name,
+static bool find_entry(const struct request *req, struct inode *directory, const char *name,
 		       size_t length, struct fuse_entry_out *entry)
 {
 	struct front *f = req->front;
 	struct listing *listing = directory->listing;
 	uint64_t now = now_ns(), fresh_until;
 	const struct row *row = NULL;
-	struct node *node = NULL;
+	struct inode *inode = NULL;
 	bool listed, known;
 
 	if (listing && tells(req, listing->fresh_until, listing->published_ns, now)) {
@@ -82,24 +83,24 @@ static bool find_entry(const struct request *req, struct node *directory, const 
 	}
 	listed = row && row_tells(listing, row);
 	if (listed)
-		node = node_obtain(&f->tables, directory, name, length, &row->attr,
-				   row->name + row->name_length, row->target_length,
-				   listing->fresh_until);
+		inode = inode_obtain(&f->tables, directory, name, length, &row->attr,
+				     row->name + row->name_length, row->target_length,
+				     listing->fresh_until);
 	else if (!listing || row)
-		node = node_by_name(&f->tables, directory, name, length);
-	known = listed || (node && tells(req, node->fresh_until, node->published_ns, now));
-	if (node && known && !node->negative) {
-		fill_entry(f, entry, node, now);
-		node_refer(&f->tables, node);
+		inode = inode_by_name(&f->tables, directory, name, length);
+	known = listed || (inode && tells(req, inode->fresh_until, inode->published_ns, now));
+	if (inode && known && !inode->negative) {
+		fill_entry(f, entry, inode, now);
+		inode_refer(&f->tables, inode);
 		return true;
 	}
-	if (node ? !(node->negative && known) : !listing || row)
+	if (inode ? !(inode->negative && known) : !listing || row)
 		return false;
 	/* There is no such name. Below the root denied names are recorded: nothing else makes the
 	 * kernel forget them. Others go with their directory. */
-	fresh_until = node ? node->fresh_until : listing->fresh_until;
-	if (!node && directory == f->tables.root &&
-	    !node_negative(&f->tables, directory, name, length, fresh_until))
+	fresh_until = inode ? inode->fresh_until : listing->fresh_until;
+	if (!inode && directory == f->tables.root &&
+	    !inode_negative(&f->tables, directory, name, length, fresh_until))
 		fresh_until = 0;
 	memset(entry, 0, sizeof(*entry));
 	set_validity(f, fresh_until, now, &entry->entry_valid, &entry->entry_valid_nsec);
@@ -107,7 +108,7 @@ static bool find_entry(const struct request *req, struct node *directory, const 
 }
 
 /* False: the handlers have to list. Tried once; then they know what to do. */
-static bool await_names(struct request *req, struct node *directory)
+static bool await_names(struct request *req, struct inode *directory)
 {
 	bool joined = directory->fetching && S_ISDIR(directory->attr.mode);
 
@@ -133,7 +134,7 @@ static enum verdict lookup(struct request *req)
 	struct fuse_entry_out entry;
 	struct denial denial;
 	size_t length = strnlen(req->body, req->body_size);
-	struct node *directory;
+	struct inode *directory;
 	bool found, denied, fetching = false, crowded;
 
 	if (length == req->body_size || !length)
@@ -141,7 +142,7 @@ static enum verdict lookup(struct request *req)
 	if (length > 255)
 		return answer_error(req, ENAMETOOLONG);
 	tables_lock(&f->tables);
-	directory = node_by_id(&f->tables, req->in->nodeid);
+	directory = inode_by_id(&f->tables, req->in->nodeid);
 	found = directory && find_entry(req, directory, req->body, length, &entry);
 	denied = found && !entry.nodeid && (entry.entry_valid || entry.entry_valid_nsec);
 	if (denied)
@@ -167,7 +168,7 @@ static enum verdict lookup(struct request *req)
 	}
 	if (!front_reply(f, req->in->unique, 0, &entry, sizeof(entry))) {
 		tables_lock(&f->tables);
-		node_forget(&f->tables, entry.nodeid, 1);
+		inode_forget(&f->tables, entry.nodeid, 1);
 		tables_unlock(&f->tables);
 	}
 	return ANSWERED;
@@ -179,19 +180,19 @@ static enum verdict getattr(struct request *req)
 	struct fuse_attr_out out = { 0 };
 	uint64_t now = now_ns();
 	bool fresh = false;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, req->in->nodeid);
+	inode = inode_by_id(&f->tables, req->in->nodeid);
 	/* A file's number stands for a version, which does not change. */
-	if (node && (!S_ISDIR(node->attr.mode) ||
-		     tells(req, node->fresh_until, node->published_ns, now))) {
+	if (inode && (!S_ISDIR(inode->attr.mode) ||
+		      tells(req, inode->fresh_until, inode->published_ns, now))) {
 		fresh = true;
-		out.attr = shown(&node->attr);
-		set_validity(f, node->fresh_until, now, &out.attr_valid, &out.attr_valid_nsec);
+		out.attr = shown(&inode->attr);
+		set_validity(f, inode->fresh_until, now, &out.attr_valid, &out.attr_valid_nsec);
 	}
 	tables_unlock(&f->tables);
-	if (!node)
+	if (!inode)
 		return answer_error(req, ESTALE);
 	if (!fresh)
 		return MISSED;
@@ -203,14 +204,14 @@ static enum verdict readlink_(struct request *req)
 {
 	struct front *f = req->front;
 	struct blob *target = NULL;
-	struct node *node;
+	struct inode *inode;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, req->in->nodeid);
-	if (node && S_ISLNK(node->attr.mode) && node->object)
-		target = blob_ref(node->object);
+	inode = inode_by_id(&f->tables, req->in->nodeid);
+	if (inode && S_ISLNK(inode->attr.mode) && inode->object)
+		target = blob_ref(inode->object);
 	tables_unlock(&f->tables);
-	if (!node)
+	if (!inode)
 		return answer_error(req, ESTALE);
 	if (!target)
 		return MISSED;
@@ -244,10 +245,10 @@ static enum verdict answer_pieces(const struct request *req, const struct piece 
 }
 
 /* This thread has waited for the same file until its deadline. */
-static bool hung_just_now(const struct request *req, const struct node *node)
+static bool hung_just_now(const struct request *req, const struct inode *inode)
 {
-	return node->hung.until && !req->retried && node->hung.thread == req->in->pid &&
-	       node->hung.seek == (req->in->opcode == FUSE_LSEEK) && node->hung.until > now_ns();
+	return inode->hung.until && !req->retried && inode->hung.thread == req->in->pid &&
+	       inode->hung.seek == (req->in->opcode == FUSE_LSEEK) && inode->hung.until > now_ns();
 }
 
 static enum verdict read_(struct request *req)
@@ -259,36 +260,36 @@ static enum verdict read_(struct request *req)
 	struct iovec parts[2];
 	struct piece pieces[PIECES_MAX];
 	bool fetching = false, hung = false;
-	struct node *node;
+	struct inode *inode;
 	size_t size = 0;
 	int count = -1;
 
 	if (req->body_size < sizeof(*read) || read->size > REPLY_MAX)
 		return answer_error(req, EINVAL);
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, req->in->nodeid);
-	if (node && !S_ISLNK(node->attr.mode)) {
-		if (node->object)
-			object = blob_ref(node->object);
-		else if (node->chunk_bytes)
-			count = node_pieces(&f->tables, node, read->offset,
-					    node_cut(node, read->offset, read->size), pieces);
+	inode = inode_by_id(&f->tables, req->in->nodeid);
+	if (inode && !S_ISLNK(inode->attr.mode)) {
+		if (inode->object)
+			object = blob_ref(inode->object);
+		else if (inode->chunk_bytes)
+			count = inode_pieces(&f->tables, inode, read->offset,
+					     inode_cut(inode, read->offset, read->size), pieces);
 		if (object || count >= 0) {
 			/* all of it is here */
-		} else if (hung_just_now(req, node)) {
+		} else if (hung_just_now(req, inode)) {
 			hung = true;
-		} else if (node->handle) {
-			handle = node->handle;
+		} else if (inode->handle) {
+			handle = inode->handle;
 			atomic_fetch_add(&handle->refs, 1);
-		} else if (!req->retried && !node->chunk_bytes) {
+		} else if (!req->retried && !inode->chunk_bytes) {
 			/* once, as in await_names() */
-			fetching = node->fetching;
-			req->path = read_begin(f, node, &req->version);
+			fetching = inode->fetching;
+			req->path = read_begin(f, inode, &req->version);
 		}
-		node->touched = true;
+		inode->touched = true;
 	}
 	tables_unlock(&f->tables);
-	if (!node)
+	if (!inode)
 		return answer_error(req, ESTALE);
 	if (object) {
 		if (read->offset < object->size)
@@ -336,8 +337,8 @@ static size_t add_name(char *reply, size_t room, bool plus, const char *name, si
 	return size;
 }
 
-/* A name with attributes gets a node and a reference; the kernel looks the others up. */
-static size_t add_rows(struct front *f, struct node *directory, uint64_t offset, bool plus,
+/* A name with attributes gets an inode and a reference; the kernel looks the others up. */
+static size_t add_rows(struct front *f, struct inode *directory, uint64_t offset, bool plus,
 		       char *reply, size_t room)
 {
 	struct listing *listing = directory->listing;
@@ -346,7 +347,7 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 
 	/* zero: no offset follows the largest one */
 	for (uint64_t next = offset + 1; next && next <= COOKIE_DOTS; next++) {
-		const struct node *dots = next == COOKIE_DOTS && directory->parent
+		const struct inode *dots = next == COOKIE_DOTS && directory->parent
 						  ? directory->parent : directory;
 
 		added = add_name(reply + used, room - used, plus, "..", next,
@@ -359,23 +360,23 @@ static size_t add_rows(struct front *f, struct node *directory, uint64_t offset,
 		uint64_t cookie;
 		const struct row *row = listing_given(listing, at, &cookie);
 		struct fuse_entry_out entry;
-		struct node *node = NULL;
+		struct inode *inode = NULL;
 
-		/* when the tables are full, the name comes without its node */
+		/* when the tables are full, the name comes without its inode */
 		if (plus && row_tells(listing, row) && f->tables.nodes < f->tables.nodes_max &&
 		    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
-			node = node_obtain(&f->tables, directory, row->name, row->name_length,
-					   &row->attr, row->name + row->name_length,
-					   row->target_length, listing->fresh_until);
-		if (node)
-			fill_entry(f, &entry, node, now);
+			inode = inode_obtain(&f->tables, directory, row->name, row->name_length,
+					     &row->attr, row->name + row->name_length,
+					     row->target_length, listing->fresh_until);
+		if (inode)
+			fill_entry(f, &entry, inode, now);
 		added = add_name(reply + used, room - used, plus, row->name, row->name_length,
 				 shown_ino(&row->attr), row->attr.mode, cookie,
-				 node ? &entry : NULL);
+				 inode ? &entry : NULL);
 		if (!added)
 			break;
-		if (node)
-			node_refer(&f->tables, node);
+		if (inode)
+			inode_refer(&f->tables, inode);
 		used += added;
 	}
 	return used;
@@ -389,7 +390,7 @@ static void take_back(struct front *f, const char *reply, size_t size)
 		const struct fuse_direntplus *plus = (const struct fuse_direntplus *)(reply + at);
 
 		if (plus->entry_out.nodeid)
-			node_forget(&f->tables, plus->entry_out.nodeid, 1);
+			inode_forget(&f->tables, plus->entry_out.nodeid, 1);
 		at += FUSE_DIRENTPLUS_SIZE(plus);
 	}
 	tables_unlock(&f->tables);
@@ -400,26 +401,26 @@ static enum verdict readdir(struct request *req)
 	struct front *f = req->front;
 	const struct fuse_read_in *read = (const struct fuse_read_in *)req->body;
 	bool plus = req->in->opcode == FUSE_READDIRPLUS, known = false, fetching = false;
-	struct node *node;
+	struct inode *inode;
 	size_t used = 0;
 
 	if (req->body_size < sizeof(*read))
 		return answer_error(req, EINVAL);
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, req->in->nodeid);
-	if (node && node->listing &&
+	inode = inode_by_id(&f->tables, req->in->nodeid);
+	if (inode && inode->listing &&
 	    /* a walk continues even after its listing has expired */
 	    (read->offset ||
-	     tells(req, node->listing->fresh_until, node->listing->published_ns, now_ns()))) {
+	     tells(req, inode->listing->fresh_until, inode->listing->published_ns, now_ns()))) {
 		known = true;
-		node->touched = true;
-		used = add_rows(f, node, read->offset, plus, req->scratch,
+		inode->touched = true;
+		used = add_rows(f, inode, read->offset, plus, req->scratch,
 				read->size < REPLY_MAX ? read->size : REPLY_MAX);
-	} else if (node) {
-		fetching = await_names(req, node);
+	} else if (inode) {
+		fetching = await_names(req, inode);
 	}
 	tables_unlock(&f->tables);
-	if (!node)
+	if (!inode)
 		return answer_error(req, ESTALE);
 	if (!known)
 		return fetching ? FETCHING : MISSED;
@@ -434,19 +435,19 @@ static enum verdict lseek_(struct request *req)
 	const struct fuse_lseek_in *lseek = (const struct fuse_lseek_in *)req->body;
 	struct fuse_lseek_out out = { 0 };
 	int error = ESTALE;
-	struct node *node;
+	struct inode *inode;
 
 	if (req->body_size < sizeof(*lseek))
 		return answer_error(req, EINVAL);
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, req->in->nodeid);
-	if (node)
-		error = hole_find(f, node, lseek, req->retried || hung_just_now(req, node),
+	inode = inode_by_id(&f->tables, req->in->nodeid);
+	if (inode)
+		error = hole_find(f, inode, lseek, req->retried || hung_just_now(req, inode),
 				  &out.offset);
-	if (node && error == EAGAIN) {
-		req->path = seek_begin(node, lseek->offset, &req->version, &req->extents);
+	if (inode && error == EAGAIN) {
+		req->path = seek_begin(inode, lseek->offset, &req->version, &req->extents);
 		if (!req->path) /* as if there were no holes */
-			error = hole_find(f, node, lseek, true, &out.offset);
+			error = hole_find(f, inode, lseek, true, &out.offset);
 	}
 	tables_unlock(&f->tables);
 	if (error == EAGAIN)
@@ -506,12 +507,12 @@ static void forget(struct front *f, const struct request *req)
 	tables_lock(&f->tables);
 	if (req->in->opcode == FUSE_FORGET) {
 		if (req->body_size >= sizeof(*one))
-			node_forget(&f->tables, req->in->nodeid, one->nlookup);
+			inode_forget(&f->tables, req->in->nodeid, one->nlookup);
 	} else if (req->body_size >= sizeof(*batch)) {
 		size_t sent = (req->body_size - sizeof(*batch)) / sizeof(*each);
 
 		for (size_t i = 0; i < batch->count && i < sent; i++)
-			node_forget(&f->tables, each[i].nodeid, each[i].nlookup);
+			inode_forget(&f->tables, each[i].nodeid, each[i].nlookup);
 	}
 	tables_unlock(&f->tables);
 }
@@ -582,17 +583,17 @@ static struct pending *keep(struct request *req, enum answer answer)
 
 static bool is_being_fetched(struct front *f, uint64_t id)
 {
-	struct node *node;
+	struct inode *inode;
 	bool fetching;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, id);
-	fetching = node && node->fetching;
+	inode = inode_by_id(&f->tables, id);
+	fetching = inode && inode->fetching;
 	tables_unlock(&f->tables);
 	return fetching;
 }
 
-/* The end of a fetch answers all pendings of its node, so the pending is kept first, and answered
+/* The end of a fetch answers all pendings of its inode, so the pending is kept first, and answered
  * again if the fetch has ended meanwhile. */
 static void wait_for_fetch(struct request *req, struct pending *pending)
 {
@@ -626,7 +627,7 @@ static void conclude(struct request *req, enum verdict verdict)
 		return;
 	}
 	/* publish.c answers the second try, and handlers answer a read with its bytes. So this is a
-	 * bug, or there is no memory for a node. */
+	 * bug, or there is no memory for an inode. */
 	if (verdict == MISSED && req->retried && req->retried->tries > TRIES_MAX) {
 		atomic_fetch_add(&req->front->statistics.unanswered, 1);
 		answer_error(req, EIO);

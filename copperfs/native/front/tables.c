@@ -158,13 +158,13 @@ void handle_unref(struct handle *handle)
 }
 
 /* Closing is a request to the server on some network filesystems. */
-void node_drop_handle(struct tables *t, struct node *node)
+void inode_drop_handle(struct tables *t, struct inode *inode)
 {
-	struct handle *handle = node->handle;
+	struct handle *handle = inode->handle;
 
 	if (!handle)
 		return;
-	node->handle = NULL;
+	inode->handle = NULL;
 	handle->next_dropped = t->dropped;
 	t->dropped = handle;
 }
@@ -229,111 +229,112 @@ struct fuse_attr shown(const struct fuse_attr *a)
 	return shown;
 }
 
-struct node *node_by_id(struct tables *t, uint64_t id)
+struct inode *inode_by_id(struct tables *t, uint64_t id)
 {
-	struct node *node = t->by_id[id & t->mask];
+	struct inode *inode = t->by_id[id & t->mask];
 
-	while (node && node->id != id)
-		node = node->next_by_id;
-	return node;
+	while (inode && inode->id != id)
+		inode = inode->next_by_id;
+	return inode;
 }
 
-static struct node **name_bucket(struct tables *t, uint64_t parent_id, const char *name,
-				 size_t length)
+static struct inode **name_bucket(struct tables *t, uint64_t parent_id, const char *name,
+				  size_t length)
 {
 	return &t->by_name[hash_name(t, parent_id, name, length) & t->mask];
 }
 
-struct node *node_by_name(struct tables *t, struct node *parent, const char *name, size_t length)
+struct inode *inode_by_name(struct tables *t, struct inode *parent, const char *name, size_t length)
 {
-	struct node *node = *name_bucket(t, parent->id, name, length);
+	struct inode *inode = *name_bucket(t, parent->id, name, length);
 
-	while (node && !(node->parent == parent && node->name_length == length &&
-			 !memcmp(node->name, name, length)))
-		node = node->next_by_name;
-	return node;
+	while (inode && !(inode->parent == parent && inode->name_length == length &&
+			  !memcmp(inode->name, name, length)))
+		inode = inode->next_by_name;
+	return inode;
 }
 
-static void enter(struct node **bucket, struct node *node, bool by_name)
+static void enter(struct inode **bucket, struct inode *inode, bool by_name)
 {
-	*(by_name ? &node->next_by_name : &node->next_by_id) = *bucket;
-	*bucket = node;
+	*(by_name ? &inode->next_by_name : &inode->next_by_id) = *bucket;
+	*bucket = inode;
 }
 
-static void unlink_from(struct node **bucket, struct node *node, bool by_name)
+static void unlink_from(struct inode **bucket, struct inode *inode, bool by_name)
 {
-	while (*bucket != node)
+	while (*bucket != inode)
 		bucket = by_name ? &(*bucket)->next_by_name : &(*bucket)->next_by_id;
-	*bucket = by_name ? node->next_by_name : node->next_by_id;
+	*bucket = by_name ? inode->next_by_name : inode->next_by_id;
 }
 
 /* Its number still leads to it. */
-static void detach(struct tables *t, struct node *node)
+static void detach(struct tables *t, struct inode *inode)
 {
-	if (!node->attached)
+	if (!inode->attached)
 		return;
-	unlink_from(name_bucket(t, node->parent->id, node->name, node->name_length), node, true);
-	node->attached = false;
+	unlink_from(name_bucket(t, inode->parent->id, inode->name, inode->name_length), inode,
+		    true);
+	inode->attached = false;
 }
 
-static void idle_remove(struct tables *t, struct node *node)
+static void idle_remove(struct tables *t, struct inode *inode)
 {
-	if (!node->idle)
+	if (!inode->idle)
 		return;
-	node->idle_next->idle_previous = node->idle_previous;
-	node->idle_previous->idle_next = node->idle_next;
-	node->idle = false;
+	inode->idle_next->idle_previous = inode->idle_previous;
+	inode->idle_previous->idle_next = inode->idle_next;
+	inode->idle = false;
 	t->idle_count--;
 }
 
-static void node_drop_extents(struct node *node)
+static void inode_drop_extents(struct inode *inode)
 {
-	free(node->extents);
-	node->extents = NULL;
+	free(inode->extents);
+	inode->extents = NULL;
 }
 
-void node_withdraw(struct tables *t, struct node *node)
+void inode_withdraw(struct tables *t, struct inode *inode)
 {
-	node_set_listing(t, node, NULL);
-	node_set_object(t, node, NULL);
-	node_drop_handle(t, node);
-	node_drop_extents(node);
-	node_drop_chunks(t, node);
+	inode_set_listing(t, inode, NULL);
+	inode_set_object(t, inode, NULL);
+	inode_drop_handle(t, inode);
+	inode_drop_extents(inode);
+	inode_drop_chunks(t, inode);
 }
 
-/* Then frees each parent that only this node needed. */
-static void free_unneeded(struct tables *t, struct node *node)
+/* Then frees each parent that only this inode needed. */
+static void free_unneeded(struct tables *t, struct inode *inode)
 {
-	while (node != t->root && !node->nlookup && !node->children && !node->idle) {
-		struct node *parent = node->parent;
+	while (inode != t->root && !inode->nlookup && !inode->children && !inode->idle) {
+		struct inode *parent = inode->parent;
 
-		detach(t, node);
-		unlink_from(&t->by_id[node->id & t->mask], node, false);
-		node_withdraw(t, node);
-		free(node);
+		detach(t, inode);
+		unlink_from(&t->by_id[inode->id & t->mask], inode, false);
+		inode_withdraw(t, inode);
+		free(inode);
 		t->nodes--;
 		parent->children--;
-		node = parent;
+		inode = parent;
 	}
 }
 
 static void idle_drop_oldest(struct tables *t)
 {
-	struct node *node = t->idle.idle_next;
+	struct inode *inode = t->idle.idle_next;
 
-	idle_remove(t, node);
-	free_unneeded(t, node);
+	idle_remove(t, inode);
+	free_unneeded(t, inode);
 }
 
 /* The kernel does not refer to it yet, or it stands for a missing name. */
-static void idle_append(struct tables *t, struct node *node)
+static void idle_append(struct tables *t, struct inode *inode)
 {
-	idle_remove(t, node);
-	node->idle_next = &t->idle;
-	node->idle_previous = t->idle.idle_previous;
-	node->idle_previous->idle_next = node;
-	t->idle.idle_previous = node;
-	node->idle = true;
+	idle_remove(t, inode);
+	inode->idle_next = &t->idle;
+	inode->idle_previous = t->idle.idle_previous;
+	inode->idle_previous->idle_next = inode;
+	t->idle.idle_previous = inode;
+	inode->idle = true;
 	t->idle_count++;
 }
 
@@ -344,8 +345,8 @@ static void limit_idle(struct tables *t)
 }
 
 /* The kernel can have forgotten the directory while the handlers were asked. It must not go with
- * the last of its children, nor as the oldest idle node. Other nodes may be freed here. */
-static void keep_directory(struct tables *t, struct node *directory)
+ * the last of its children, nor as the oldest idle inode. Other inodes may be freed here. */
+static void keep_directory(struct tables *t, struct inode *directory)
 {
 	if (directory == t->root || directory->nlookup)
 		return;
@@ -355,14 +356,14 @@ static void keep_directory(struct tables *t, struct node *directory)
 
 enum { CHAIN_MAX = 8 };
 
-/* Takes some 0.1 us for each node. The kernel may refer to far more than nodes_max, such as
+/* Takes some 0.1 us for each inode. The kernel may refer to far more than nodes_max, such as
  * directories, which it is never told to forget. */
 static bool grow(struct tables *t)
 {
 	uint32_t before = t->mask;
 	size_t buckets = 2 * ((size_t)before + 1);
-	struct node **by_id = calloc(buckets, sizeof(*by_id));
-	struct node **by_name = calloc(buckets, sizeof(*by_name)), **old = t->by_id;
+	struct inode **by_id = calloc(buckets, sizeof(*by_id));
+	struct inode **by_name = calloc(buckets, sizeof(*by_name)), **old = t->by_id;
 
 	if (!by_id || !by_name) {
 		free(by_id);
@@ -374,48 +375,48 @@ static bool grow(struct tables *t)
 	t->by_name = by_name;
 	t->mask = (uint32_t)(buckets - 1);
 	for (uint32_t i = 0; i <= before; i++)
-		for (struct node *node = old[i], *next; node; node = next) {
-			next = node->next_by_id;
-			enter(&t->by_id[node->id & t->mask], node, false);
-			if (node->attached)
-				enter(name_bucket(t, node->parent->id, node->name,
-						  node->name_length), node, true);
+		for (struct inode *inode = old[i], *next; inode; inode = next) {
+			next = inode->next_by_id;
+			enter(&t->by_id[inode->id & t->mask], inode, false);
+			if (inode->attached)
+				enter(name_bucket(t, inode->parent->id, inode->name,
+						  inode->name_length), inode, true);
 		}
 	free(old);
 	return true;
 }
 
-static struct node *node_new(struct tables *t, struct node *parent, const char *name,
-			     size_t length)
+static struct inode *inode_new(struct tables *t, struct inode *parent, const char *name,
+			       size_t length)
 {
-	struct node *node;
+	struct inode *inode;
 
 	if (t->nodes / CHAIN_MAX > t->mask && !grow(t))
 		return NULL;
-	node = calloc(1, sizeof(*node) + length);
-	if (!node)
+	inode = calloc(1, sizeof(*inode) + length);
+	if (!inode)
 		return NULL;
-	node->id = t->next_id++;
-	node->parent = parent;
-	node->name_length = (uint16_t)length;
-	memcpy(node->name, name, length);
+	inode->id = t->next_id++;
+	inode->parent = parent;
+	inode->name_length = (uint16_t)length;
+	memcpy(inode->name, name, length);
 	if (parent)
 		parent->children++;
-	enter(&t->by_id[node->id & t->mask], node, false);
+	enter(&t->by_id[inode->id & t->mask], inode, false);
 	if (parent) {
-		enter(name_bucket(t, parent->id, name, length), node, true);
-		node->attached = true;
+		enter(name_bucket(t, parent->id, name, length), inode, true);
+		inode->attached = true;
 	}
 	t->nodes++;
-	return node;
+	return inode;
 }
 
-/* Readers that hold the node keep its number. */
-static void displace(struct tables *t, struct node *node)
+/* Readers that hold the inode keep its number. */
+static void displace(struct tables *t, struct inode *inode)
 {
-	detach(t, node);
-	idle_remove(t, node);
-	free_unneeded(t, node);
+	detach(t, inode);
+	idle_remove(t, inode);
+	free_unneeded(t, inode);
 }
 
 static bool same_times(const struct fuse_attr *a, const struct fuse_attr *b)
@@ -425,63 +426,63 @@ static bool same_times(const struct fuse_attr *a, const struct fuse_attr *b)
 }
 
 /* A changed directory has other names, even if its listing counts as fresh. */
-void node_set_attributes(struct tables *t, struct node *node, const struct fuse_attr *attr)
+void inode_set_attributes(struct tables *t, struct inode *inode, const struct fuse_attr *attr)
 {
-	if (!same_times(&node->attr, attr))
-		node_outdate_listing(t, node);
-	node->attr = *attr;
+	if (!same_times(&inode->attr, attr))
+		inode_outdate_listing(t, inode);
+	inode->attr = *attr;
 }
 
-struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
-			 size_t length, const struct fuse_attr *attr, const char *target,
-			 size_t target_length, uint64_t fresh_until)
+struct inode *inode_obtain(struct tables *t, struct inode *parent, const char *name,
+			   size_t length, const struct fuse_attr *attr, const char *target,
+			   size_t target_length, uint64_t fresh_until)
 {
-	struct node *node;
+	struct inode *inode;
 
 	keep_directory(t, parent);
-	node = node_by_name(t, parent, name, length);
-	if (node) {
-		bool directories = S_ISDIR(node->attr.mode) && S_ISDIR(attr->mode);
-		bool same_kind = (node->attr.mode & S_IFMT) == (attr->mode & S_IFMT);
+	inode = inode_by_name(t, parent, name, length);
+	if (inode) {
+		bool directories = S_ISDIR(inode->attr.mode) && S_ISDIR(attr->mode);
+		bool same_kind = (inode->attr.mode & S_IFMT) == (attr->mode & S_IFMT);
 
 		/* A directory keeps its number while its contents change. */
-		if (node->negative || !same_kind ||
-		    !(directories ? same_ino(version_ino(&node->attr), version_ino(attr))
-				  : same_version(&node->attr, attr))) {
-			displace(t, node);
-			node = NULL;
+		if (inode->negative || !same_kind ||
+		    !(directories ? same_ino(version_ino(&inode->attr), version_ino(attr))
+				  : same_version(&inode->attr, attr))) {
+			displace(t, inode);
+			inode = NULL;
 		}
 	}
-	if (!node) {
-		node = node_new(t, parent, name, length);
-		if (!node)
+	if (!inode) {
+		inode = inode_new(t, parent, name, length);
+		if (!inode)
 			return NULL;
 		if (target_length && S_ISLNK(attr->mode)) {
-			node->object = blob_new(target_length);
-			if (node->object)
-				memcpy(node->object->data, target, target_length);
+			inode->object = blob_new(target_length);
+			if (inode->object)
+				memcpy(inode->object->data, target, target_length);
 		}
 	}
-	node_set_attributes(t, node, attr);
+	inode_set_attributes(t, inode, attr);
 	/* a lookup of its own may have made it longer */
-	if (fresh_until > node->fresh_until)
-		node->fresh_until = fresh_until;
-	if (!node->nlookup)
-		idle_append(t, node);
-	limit_idle(t); /* idle_max is at least two: neither the directory nor the node goes */
-	return node;
+	if (fresh_until > inode->fresh_until)
+		inode->fresh_until = fresh_until;
+	if (!inode->nlookup)
+		idle_append(t, inode);
+	limit_idle(t); /* idle_max is at least two: neither the directory nor the inode goes */
+	return inode;
 }
 
-struct node *node_reach(struct tables *t, const char *path, size_t length)
+struct inode *inode_reach(struct tables *t, const char *path, size_t length)
 {
-	struct node *node = t->root;
+	struct inode *inode = t->root;
 
-	for (const char *end = path + length; node && path < end;) {
+	for (const char *end = path + length; inode && path < end;) {
 		const char *slash = memchr(path, '/', (size_t)(end - path));
 		size_t size = (size_t)((slash ? slash : end) - path);
-		struct listing *listing = node->listing;
+		struct listing *listing = inode->listing;
 		const struct row *row = NULL;
-		struct node *child = NULL;
+		struct inode *child = NULL;
 
 		if (listing)
 			row = listing_find(t, listing, path, size);
@@ -489,74 +490,74 @@ struct node *node_reach(struct tables *t, const char *path, size_t length)
 			row = NULL;
 		/* the last name must be the one in the listing */
 		if (slash || !row)
-			child = node_by_name(t, node, path, size);
+			child = inode_by_name(t, inode, path, size);
 		if (child && child->negative)
 			child = NULL;
 		if (!child && row && t->nodes < t->nodes_max)
-			child = node_obtain(t, node, path, size, &row->attr,
-					    row->name + row->name_length, row->target_length,
-					    listing->fresh_until);
-		node = child;
+			child = inode_obtain(t, inode, path, size, &row->attr,
+					     row->name + row->name_length, row->target_length,
+					     listing->fresh_until);
+		inode = child;
 		path += size + 1;
 	}
-	return node;
+	return inode;
 }
 
-bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
-		   uint64_t fresh_until)
+bool inode_negative(struct tables *t, struct inode *parent, const char *name, size_t length,
+		    uint64_t fresh_until)
 {
-	struct node *node;
+	struct inode *inode;
 
 	keep_directory(t, parent);
-	node = node_by_name(t, parent, name, length);
-	if (node && !node->negative) {
-		displace(t, node);
-		node = NULL;
+	inode = inode_by_name(t, parent, name, length);
+	if (inode && !inode->negative) {
+		displace(t, inode);
+		inode = NULL;
 	}
-	if (!node) {
-		/* The kernel never forgets this node, so without room the oldest idle one goes */
+	if (!inode) {
+		/* The kernel never forgets this inode, so without room the oldest idle one goes */
 		while (t->idle_count >= t->idle_max)
 			idle_drop_oldest(t);
-		node = node_new(t, parent, name, length);
-		if (!node)
+		inode = inode_new(t, parent, name, length);
+		if (!inode)
 			return false;
-		node->negative = true;
+		inode->negative = true;
 	}
-	node->fresh_until = fresh_until;
-	idle_append(t, node);
+	inode->fresh_until = fresh_until;
+	idle_append(t, inode);
 	limit_idle(t);
 	return true;
 }
 
-void node_refer(struct tables *t, struct node *node)
+void inode_refer(struct tables *t, struct inode *inode)
 {
-	node->nlookup++;
-	idle_remove(t, node);
+	inode->nlookup++;
+	idle_remove(t, inode);
 }
 
-void node_forget(struct tables *t, uint64_t id, uint64_t nlookup)
+void inode_forget(struct tables *t, uint64_t id, uint64_t nlookup)
 {
-	struct node *node = node_by_id(t, id);
+	struct inode *inode = inode_by_id(t, id);
 
-	if (!node || node == t->root)
+	if (!inode || inode == t->root)
 		return;
-	node->nlookup -= nlookup < node->nlookup ? nlookup : node->nlookup;
-	free_unneeded(t, node);
+	inode->nlookup -= nlookup < inode->nlookup ? nlookup : inode->nlookup;
+	free_unneeded(t, inode);
 }
 
-int node_path(const struct node *node, char *path, size_t size)
+int inode_path(const struct inode *inode, char *path, size_t size)
 {
 	size_t length = 0;
 	char *end;
 
-	for (const struct node *n = node; n->parent; n = n->parent)
+	for (const struct inode *n = inode; n->parent; n = n->parent)
 		length += n->name_length + 1;
 	if (length > size)
 		return -1;
 	if (!length)
 		return 0;
 	end = path + length - 1;
-	for (const struct node *n = node; n->parent; n = n->parent) {
+	for (const struct inode *n = inode; n->parent; n = n->parent) {
 		end -= n->name_length;
 		memcpy(end, n->name, n->name_length);
 		if (end > path)
@@ -565,83 +566,83 @@ int node_path(const struct node *node, char *path, size_t size)
 	return (int)length - 1;
 }
 
-void node_set_listing(struct tables *t, struct node *node, struct listing *listing)
+void inode_set_listing(struct tables *t, struct inode *inode, struct listing *listing)
 {
-	if (node->listing) {
-		node->listing->next_dropped = t->dropped_listings;
-		t->dropped_listings = node->listing;
+	if (inode->listing) {
+		inode->listing->next_dropped = t->dropped_listings;
+		t->dropped_listings = inode->listing;
 	}
-	node->listing = listing;
+	inode->listing = listing;
 	if (listing)
-		node->awaits_names = false;
+		inode->awaits_names = false;
 }
 
-void node_outdate_listing(struct tables *t, struct node *node)
+void inode_outdate_listing(struct tables *t, struct inode *inode)
 {
-	node_set_listing(t, node, NULL);
-	node->outdated = true;
+	inode_set_listing(t, inode, NULL);
+	inode->outdated = true;
 }
 
-void node_set_object(struct tables *t, struct node *node, struct blob *object)
+void inode_set_object(struct tables *t, struct inode *inode, struct blob *object)
 {
 	/* a link's target belongs to its version and is never withdrawn */
-	if (S_ISLNK(node->attr.mode) && node->object && !object && node->nlookup)
+	if (S_ISLNK(inode->attr.mode) && inode->object && !object && inode->nlookup)
 		return;
-	if (blob_let_go(node->object)) {
-		node->object->next_dropped = t->dropped_blobs;
-		t->dropped_blobs = node->object;
+	if (blob_let_go(inode->object)) {
+		inode->object->next_dropped = t->dropped_blobs;
+		t->dropped_blobs = inode->object;
 	}
-	node->object = object;
+	inode->object = object;
 }
 
-void node_set_handle(struct tables *t, struct node *node, struct handle *handle)
+void inode_set_handle(struct tables *t, struct inode *inode, struct handle *handle)
 {
-	if (t->handle_ids[node->handle_slot] != node->id) {
+	if (t->handle_ids[inode->handle_slot] != inode->id) {
 		uint32_t slot = t->handle_next++ % t->handle_max;
-		struct node *oldest = node_by_id(t, t->handle_ids[slot]);
+		struct inode *oldest = inode_by_id(t, t->handle_ids[slot]);
 
 		if (oldest)
-			node_drop_handle(t, oldest);
-		t->handle_ids[slot] = node->id;
-		node->handle_slot = (uint16_t)slot;
+			inode_drop_handle(t, oldest);
+		t->handle_ids[slot] = inode->id;
+		inode->handle_slot = (uint16_t)slot;
 	}
-	node_drop_handle(t, node);
-	node->handle = handle;
+	inode_drop_handle(t, inode);
+	inode->handle = handle;
 }
 
-void node_set_extents(struct tables *t, struct node *node, struct extents *extents)
+void inode_set_extents(struct tables *t, struct inode *inode, struct extents *extents)
 {
-	if (t->extents_ids[node->extents_slot] != node->id) {
+	if (t->extents_ids[inode->extents_slot] != inode->id) {
 		uint32_t slot = t->extents_next++ % EXTENTS_NODES_MAX;
-		struct node *oldest = node_by_id(t, t->extents_ids[slot]);
+		struct inode *oldest = inode_by_id(t, t->extents_ids[slot]);
 
 		if (oldest)
-			node_drop_extents(oldest);
-		t->extents_ids[slot] = node->id;
-		node->extents_slot = (uint8_t)slot;
+			inode_drop_extents(oldest);
+		t->extents_ids[slot] = inode->id;
+		inode->extents_slot = (uint8_t)slot;
 	}
-	node_drop_extents(node);
-	node->extents = extents;
+	inode_drop_extents(inode);
+	inode->extents = extents;
 }
 
 void tables_clear(struct tables *t)
 {
 	t->epoch++;
 	for (uint32_t i = 0; i <= t->mask; i++)
-		for (struct node *node = t->by_id[i]; node; node = node->next_by_id) {
-			node_withdraw(t, node);
-			node->fresh_until = 0;
-			node->outdated = true;
-			node->awaits_names = false;
+		for (struct inode *inode = t->by_id[i]; inode; inode = inode->next_by_id) {
+			inode_withdraw(t, inode);
+			inode->fresh_until = 0;
+			inode->outdated = true;
+			inode->awaits_names = false;
 		}
 }
 
 void tables_revoke_below(struct tables *t)
 {
 	for (uint32_t i = 0; i <= t->mask; i++)
-		for (struct node *node = t->by_id[i]; node; node = node->next_by_id)
-			if (node->listing)
-				node->listing->granted_below = false;
+		for (struct inode *inode = t->by_id[i]; inode; inode = inode->next_by_id)
+			if (inode->listing)
+				inode->listing->granted_below = false;
 }
 
 int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
@@ -676,7 +677,7 @@ int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
 		errno = ENOMEM;
 		return -1;
 	}
-	t->root = node_new(t, NULL, "", 0);
+	t->root = inode_new(t, NULL, "", 0);
 	if (!t->root) {
 		tables_destroy(t);
 		return -1;
@@ -690,12 +691,12 @@ void tables_destroy(struct tables *t)
 {
 	for (uint32_t i = 0; i <= t->mask; i++)
 		while (t->by_id[i]) {
-			struct node *node = t->by_id[i];
+			struct inode *inode = t->by_id[i];
 
-			t->by_id[i] = node->next_by_id;
-			node->nlookup = 0; /* so that a link's target goes, too */
-			node_withdraw(t, node);
-			free(node);
+			t->by_id[i] = inode->next_by_id;
+			inode->nlookup = 0; /* so that a link's target goes, too */
+			inode_withdraw(t, inode);
+			free(inode);
 		}
 	tables_lock(t);
 	tables_unlock(t);

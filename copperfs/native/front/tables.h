@@ -2,15 +2,16 @@
  * The front's tables: hold what is known of the mount. They know nothing of Python, sockets or
  * /dev/fuse.
  *
- * A node is a file or directory that the kernel may ask about by number. A number names one
- * *version* of a file: when the source's file changes, the name gets a new number, and a program
- * that holds the old one open keeps its bytes. So a reader never gets a mix of two versions.
+ * An inode is a file or directory that the kernel may ask about by number. Its number, FUSE's
+ * nodeid, names one *version* of a file: when the source's file changes, the name gets a new
+ * number, and a program that holds the old one open keeps its bytes. So a reader never gets a mix
+ * of two versions.
  *
- * The handlers publish listings, objects, chunks and handles, and can withdraw them at any time. A
- * node lives as long as the kernel refers to it (nlookup), and is made only when it is asked for.
+ * The handlers publish listings, objects, chunks and handles, and can withdraw them at any time. An
+ * inode lives as long as the kernel refers to it (nlookup), and is made only when it is asked for.
  *
  * One mutex guards all of it, held for some 100 ns and never across a system call; a thread
- * releases the GIL before it takes it. A clear holds it longer, to traverse all nodes, and so does
+ * releases the GIL before it takes it. A clear holds it longer, to traverse all inodes, and so does
  * endings.c, once for each listing with prefetch: 0.1 ms for the 4,096 names of --listing-max, 1.2
  * ms for 50,000.
  */
@@ -82,8 +83,8 @@ struct chunk_link {
 
 struct chunk {
 	struct chunk *next_in_bucket; /* later in the list of dropped chunks */
-	struct chunk_link of_node, touched;
-	struct node *node;
+	struct chunk_link of_inode, touched;
+	struct inode *inode;
 	uint64_t index;
 	struct blob *blob;
 };
@@ -102,21 +103,21 @@ enum {
 };
 
 /* Under the tables' lock. */
-struct node {
+struct inode {
 	/* constant */
 	uint64_t id;
-	struct node *parent;
+	struct inode *parent;
 	uint16_t name_length;
 
-	/* kept while the kernel refers to it, or to a node below it */
+	/* kept while the kernel refers to it, or to an inode below it */
 	bool negative : 1; /* known not to exist */
 	bool attached : 1; /* found by (parent, name) */
 	bool idle : 1;	   /* no reference of the kernel */
 	uint32_t children;
 	uint64_t nlookup;
-	struct node *next_by_id;
-	struct node *next_by_name;
-	struct node *idle_next, *idle_previous;
+	struct inode *next_by_id;
+	struct inode *next_by_name;
+	struct inode *idle_next, *idle_previous;
 
 	struct fuse_attr attr;
 	uint64_t fresh_until;
@@ -160,17 +161,17 @@ struct tables {
 	pthread_mutex_t lock;
 	uint64_t epoch; /* counts clears, like the node's */
 
-	struct node *root;
-	struct node **by_id;
-	struct node **by_name;
+	struct inode *root;
+	struct inode **by_id;
+	struct inode **by_name;
 	_Atomic uint32_t mask; /* also read without the lock */
 	uint64_t next_id;
 	uint32_t nodes;
-	struct node idle; /* list head, oldest first */
+	struct inode idle; /* list head, oldest first */
 	uint32_t idle_count;
 	uint32_t shed_hand;
 
-	/* Rings: one more node withdraws the oldest. */
+	/* Rings: one more inode withdraws the oldest. */
 	uint64_t *handle_ids;
 	uint32_t handle_next;
 	uint64_t extents_ids[EXTENTS_NODES_MAX];
@@ -257,54 +258,54 @@ void chunks_free_dropped(struct chunk *dropped);
 
 /* --- all below need the lock held --- */
 
-struct node *node_by_id(struct tables *t, uint64_t id);
-struct node *node_by_name(struct tables *t, struct node *parent, const char *name,
-			  size_t length);
-/* The existing node if its version is the same. nodes_max does not limit lookups: the kernel holds
- * more memory for each name than a node takes. Callers with another purpose check it first. */
-struct node *node_obtain(struct tables *t, struct node *parent, const char *name,
-			 size_t length, const struct fuse_attr *attr, const char *target,
-			 size_t target_length, uint64_t fresh_until);
+struct inode *inode_by_id(struct tables *t, uint64_t id);
+struct inode *inode_by_name(struct tables *t, struct inode *parent, const char *name,
+			    size_t length);
+/* The existing inode if its version is the same. nodes_max does not limit lookups: the kernel holds
+ * more memory for each name than an inode takes. Callers with another purpose check it first. */
+struct inode *inode_obtain(struct tables *t, struct inode *parent, const char *name,
+			   size_t length, const struct fuse_attr *attr, const char *target,
+			   size_t target_length, uint64_t fresh_until);
 /* NULL: the tables cannot tell. */
-struct node *node_reach(struct tables *t, const char *path, size_t length);
+struct inode *inode_reach(struct tables *t, const char *path, size_t length);
 /* False: there is no room. */
-bool node_negative(struct tables *t, struct node *parent, const char *name, size_t length,
-		   uint64_t fresh_until);
-void node_forget(struct tables *t, uint64_t id, uint64_t nlookup);
-void node_refer(struct tables *t, struct node *node);
+bool inode_negative(struct tables *t, struct inode *parent, const char *name, size_t length,
+		    uint64_t fresh_until);
+void inode_forget(struct tables *t, uint64_t id, uint64_t nlookup);
+void inode_refer(struct tables *t, struct inode *inode);
 /* Below the root, without a leading slash; -1: it does not fit. */
-int node_path(const struct node *node, char *path, size_t size);
+int inode_path(const struct inode *inode, char *path, size_t size);
 
-void node_set_attributes(struct tables *t, struct node *node, const struct fuse_attr *attr);
-void node_set_listing(struct tables *t, struct node *node, struct listing *listing);
-void node_set_object(struct tables *t, struct node *node, struct blob *object);
-void node_set_handle(struct tables *t, struct node *node, struct handle *handle);
-void node_drop_handle(struct tables *t, struct node *node);
-void node_set_extents(struct tables *t, struct node *node, struct extents *extents);
+void inode_set_attributes(struct tables *t, struct inode *inode, const struct fuse_attr *attr);
+void inode_set_listing(struct tables *t, struct inode *inode, struct listing *listing);
+void inode_set_object(struct tables *t, struct inode *inode, struct blob *object);
+void inode_set_handle(struct tables *t, struct inode *inode, struct handle *handle);
+void inode_drop_handle(struct tables *t, struct inode *inode);
+void inode_set_extents(struct tables *t, struct inode *inode, struct extents *extents);
 /* Takes the chunk; false: it does not belong to this file. */
-bool node_add_chunk(struct tables *t, struct node *node, uint32_t chunk_bytes,
-		    struct chunk *chunk);
-void node_drop_chunk(struct tables *t, struct node *node, uint64_t index);
-void node_drop_chunks(struct tables *t, struct node *node);
-struct chunk *chunk_find(struct tables *t, const struct node *node, uint64_t index);
-uint64_t node_cut(const struct node *node, uint64_t offset, uint64_t size);
+bool inode_add_chunk(struct tables *t, struct inode *inode, uint32_t chunk_bytes,
+		     struct chunk *chunk);
+void inode_drop_chunk(struct tables *t, struct inode *inode, uint64_t index);
+void inode_drop_chunks(struct tables *t, struct inode *inode);
+struct chunk *chunk_find(struct tables *t, const struct inode *inode, uint64_t index);
+uint64_t inode_cut(const struct inode *inode, uint64_t offset, uint64_t size);
 
 struct piece {
 	struct blob *blob; /* a reference of its own */
 	size_t at, length;
 };
 /* At most PIECES_MAX; -1: a chunk is missing. */
-int node_pieces(struct tables *t, const struct node *node, uint64_t offset, size_t size,
-		struct piece *pieces);
+int inode_pieces(struct tables *t, const struct inode *inode, uint64_t offset, size_t size,
+		 struct piece *pieces);
 
 struct touched_chunk {
 	uint64_t id, index;
 };
 size_t tables_take_touched(struct tables *t, struct touched_chunk *taken, size_t room);
-void node_withdraw(struct tables *t, struct node *node);
+void inode_withdraw(struct tables *t, struct inode *inode);
 void tables_clear(struct tables *t); /* withdraws all, and expires everything */
 void tables_revoke_below(struct tables *t); /* from now on the handlers are asked to list */
 /* A listing that is being fetched must not be published. */
-void node_outdate_listing(struct tables *t, struct node *node);
+void inode_outdate_listing(struct tables *t, struct inode *inode);
 
 #endif

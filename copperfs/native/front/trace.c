@@ -77,14 +77,14 @@ static void add(struct front *f, const struct record *record, const char *path)
 	pthread_mutex_unlock(&f->trace_lock);
 }
 
-static uint64_t read_size(const struct fuse_in_header *in, const struct node *node)
+static uint64_t read_size(const struct fuse_in_header *in, const struct inode *inode)
 {
 	const struct fuse_read_in *read = (const struct fuse_read_in *)(in + 1);
 	uint64_t left;
 
 	if (in->opcode != FUSE_READ || in->len < sizeof(*in) + sizeof(*read))
 		return 0;
-	left = read->offset < node->attr.size ? node->attr.size - read->offset : 0;
+	left = read->offset < inode->attr.size ? inode->attr.size - read->offset : 0;
 	return left < read->size ? left : read->size;
 }
 
@@ -95,28 +95,28 @@ void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind
 				 .kind = (uint8_t)kind, .answer = (uint8_t)answer };
 	char path[4096 + 256 + 1];
 	const char *name = (const char *)(in + 1);
-	struct node *node;
+	struct inode *inode;
 	int length = -1;
 
 	tables_lock(&f->tables);
-	node = node_by_id(&f->tables, in->nodeid);
-	if (node)
-		length = node_path(node, path, 4096);
+	inode = inode_by_id(&f->tables, in->nodeid);
+	if (inode)
+		length = inode_path(inode, path, 4096);
 	if (length >= 0 && kind == KIND_LOOKUP) {
 		size_t name_length = strnlen(name, in->len - sizeof(*in));
 
 		if (name_length > 255)
 			name_length = 255;
-		node = node_by_name(&f->tables, node, name, name_length);
+		inode = inode_by_name(&f->tables, inode, name, name_length);
 		if (length)
 			path[length++] = '/';
 		memcpy(path + length, name, name_length);
 		length += (int)name_length;
-		if (node && !node->negative)
-			record.type = (uint8_t)(node->attr.mode >> 12);
+		if (inode && !inode->negative)
+			record.type = (uint8_t)(inode->attr.mode >> 12);
 	} else if (length >= 0) {
-		record.type = (uint8_t)(node->attr.mode >> 12);
-		record.bytes = read_size(in, node);
+		record.type = (uint8_t)(inode->attr.mode >> 12);
+		record.bytes = read_size(in, inode);
 	}
 	tables_unlock(&f->tables);
 	if (length < 0)
