@@ -15,6 +15,7 @@ from copperfs.model.types import Path, RequestId, Version
 from copperfs.native.blob import Blob
 from copperfs.node.actions import AnswerChunk, AnswerObject
 from copperfs.node.events import ReadRequest
+from copperfs.node.requests.chunk_layout import ChunkLayout
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class Pieces:
     offset: int
     size: int
     file_size: int
-    _chunk_bytes: int = 0
-    """0 until the first chunk has come."""
+    _layout: ChunkLayout | None = None
+    """None until the first chunk has come."""
     _blobs: dict[int, Blob] = field(default_factory=dict)
 
     @property
@@ -44,35 +45,31 @@ class Pieces:
 
     def take(self, answer: AnswerObject | AnswerChunk, blob: Blob) -> None:
         if isinstance(answer, AnswerChunk):
-            self._chunk_bytes = answer.chunk_bytes
+            self._layout = ChunkLayout(self.file_size, answer.chunk_bytes)
             self._blobs[answer.key.index] = blob
         else:
-            self._chunk_bytes = max(1, self.file_size)
+            self._layout = ChunkLayout(self.file_size, max(1, self.file_size))
             self._blobs[0] = blob
 
     def missing(self) -> list[int]:
-        if not self._chunk_bytes:
+        layout = self._layout
+        if layout is None:
             return []
         return [
-            max(self.offset, index * self._chunk_bytes)
-            for index in self._spanned()
+            max(self.offset, layout.offset_of(index))
+            for index in layout.spanned(self.offset, self.end)
             if index not in self._blobs
         ]
 
     def joined(self) -> bytes | None:
-        if not self._chunk_bytes or self.missing():
+        if self._layout is None or self.missing():
             return None
-        return b"".join(self._views())
+        return b"".join(self._views(self._layout))
 
-    def _spanned(self) -> range:
-        if self.offset >= self.end:
-            return range(0)
-        return range(self.offset // self._chunk_bytes, (self.end - 1) // self._chunk_bytes + 1)
-
-    def _views(self) -> list[memoryview]:
+    def _views(self, layout: ChunkLayout) -> list[memoryview]:
         views = []
-        for index in self._spanned():
-            begin = index * self._chunk_bytes
+        for index in layout.spanned(self.offset, self.end):
+            begin = layout.offset_of(index)
             views.append(self._blobs[index].view[max(0, self.offset - begin) : self.end - begin])
         return views
 

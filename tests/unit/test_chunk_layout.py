@@ -43,3 +43,15 @@ def test_groups_follow_one_another(layout: ChunkLayout) -> None:
         assert end == layout.count or layout.group_of(end) > layout.group_of(first)
         first, groups = end, groups + 1
     assert groups == -(-layout.file_bytes // max(GROUP_BYTES, layout.chunk_bytes))
+
+
+@given(layouts, st.data())
+def test_a_span_has_exactly_the_chunks_with_bytes_in_it(
+    layout: ChunkLayout, data: st.DataObject
+) -> None:
+    begin = data.draw(st.integers(0, layout.file_bytes))
+    end = data.draw(st.integers(begin, layout.file_bytes))
+    spanned = layout.spanned(begin, end)
+    assert bool(spanned) == (begin < end)
+    if spanned:
+        assert (spanned[0], spanned[-1]) == (layout.at(begin), layout.at(end - 1))

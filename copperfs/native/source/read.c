@@ -143,20 +143,13 @@ int source_open_for_pieces(const char *root, const char *path, const struct vers
 	return error;
 }
 
-static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
+/* Reads all these bytes of a file; ESTALE if it ends before. */
+static int read_all(int fd, char *data, size_t size, uint64_t offset, struct source_counts *counts)
 {
-	size_t done = 0, advised = 0;
-	bool ahead = blob->size > READ_BYTES && is_cached(fd);
+	size_t done = 0;
 
-	while (done < blob->size) {
-		size_t part = blob->size - done < READ_BYTES ? blob->size - done : READ_BYTES;
-		ssize_t got;
-
-		/* each call starts at most one read-ahead of the filesystem */
-		for (; ahead && advised < blob->size && advised < done + AHEAD_BYTES;
-		     advised += READ_BYTES)
-			posix_fadvise(fd, (off_t)advised, READ_BYTES, POSIX_FADV_WILLNEED);
-		got = pread(fd, blob->data + done, part, (off_t)done);
+	while (done < size) {
+		ssize_t got = pread(fd, data + done, size - done, (off_t)(offset + done));
 
 		if (got < 0 && errno == EINTR)
 			continue;
@@ -169,6 +162,24 @@ static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
 	}
 	counts->read_bytes += done;
 	return 0;
+}
+
+static int read_whole(int fd, struct blob *blob, struct source_counts *counts)
+{
+	size_t advised = 0;
+	bool ahead = blob->size > READ_BYTES && is_cached(fd);
+	int error = 0;
+
+	for (size_t done = 0; !error && done < blob->size; done += READ_BYTES) {
+		size_t part = blob->size - done < READ_BYTES ? blob->size - done : READ_BYTES;
+
+		/* each call starts at most one read-ahead of the filesystem */
+		for (; ahead && advised < blob->size && advised < done + AHEAD_BYTES;
+		     advised += READ_BYTES)
+			posix_fadvise(fd, (off_t)advised, READ_BYTES, POSIX_FADV_WILLNEED);
+		error = read_all(fd, blob->data + done, part, done, counts);
+	}
+	return error;
 }
 
 int source_read(const char *root, const char *path, const struct version *version,
@@ -204,29 +215,13 @@ typedef int work_of(int fd, const struct errand *errand);
 static int read_piece(int fd, const struct errand *errand)
 {
 	struct blob *blob = errand->blob;
-	struct source_counts *counts = errand->counts;
 	uint64_t offset = errand->offset;
-	size_t done = 0;
 	bool ahead = blob->size > ASK_BYTES && is_cached(fd);
 
 	/* the whole piece: there is no other read-ahead */
 	for (size_t advised = 0; ahead && advised < blob->size; advised += ASK_BYTES)
 		posix_fadvise(fd, (off_t)(offset + advised), ASK_BYTES, POSIX_FADV_WILLNEED);
-	while (done < blob->size) {
-		ssize_t got = pread(fd, blob->data + done, blob->size - done,
-				    (off_t)(offset + done));
-
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return errno;
-		if (got == 0)
-			return ESTALE;
-		counts->read++;
-		done += (size_t)got;
-	}
-	counts->read_bytes += done;
-	return 0;
+	return read_all(fd, blob->data, blob->size, offset, errand->counts);
 }
 
 /* ENXIO: there is none. */

@@ -36,6 +36,12 @@ class ChunkLayout:
         end."""
         return min(offset // self.chunk_bytes, self.last)
 
+    def spanned(self, begin: int, end: int) -> range:
+        """The chunks with bytes from *begin* up to, but without, *end*."""
+        if begin >= end:
+            return range(0)
+        return range(begin // self.chunk_bytes, (end - 1) // self.chunk_bytes + 1)
+
     def group_of(self, index: int) -> int:
         return self.offset_of(index) // GROUP_BYTES
 
