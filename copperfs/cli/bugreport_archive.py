@@ -209,7 +209,7 @@ def daemons_here() -> list[int]:
             with suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
                 mine = os.geteuid() in (0, process.stat().st_uid)
-                if mine and b"copperfs.daemon.process" in words:
+                if mine and b"copperfs.daemon.daemon_main" in words:
                     found.append(int(process.name))
     return sorted(found)
 

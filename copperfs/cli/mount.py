@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_here(settings: Settings, launch: "Launch | None") -> int:
-    from copperfs.daemon.process import Daemon, set_up_logging
+    from copperfs.daemon.daemon_main import Daemon, set_up_logging
 
     set_up_logging(settings, to_stderr=True)
     Daemon(settings, launch).run(lambda: None)

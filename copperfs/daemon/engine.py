@@ -1,7 +1,7 @@
 """Engine: runs the driver in the real world, on trio's thread, one event at a time.
 
 Its ports are the source's thread pool, the disk of the chunk cache, the transport (``peers.py``),
-the handlers and the publication index (``frontend.py``), and the collective operations
+the handlers and the publication index (``application_port.py``), and the collective operations
 (``collective_ops.py``). This module adds the node's alarm clock, the outcomes of the source, and
 the daemon's requests to the node as a whole.
 """
@@ -16,10 +16,10 @@ from typing import TypeVar
 
 import trio
 
+from copperfs.daemon.application_port import ApplicationPort, Publications
 from copperfs.daemon.chunk_disk import ChunkDisk
 from copperfs.daemon.collective_ops import Result, RunningCalls
 from copperfs.daemon.daemon_blobs import DaemonBlobs
-from copperfs.daemon.frontend import FuseFrontend, Publications
 from copperfs.daemon.kernel_notifications import Notifications
 from copperfs.daemon.peers import Peers
 from copperfs.driver.driver import Driver
@@ -93,13 +93,13 @@ class Engine:
     publications: Publications
     blobs: DaemonBlobs = field(default_factory=DaemonBlobs)
     driver: Driver[Blob, Payload] = field(init=False)
-    frontend: FuseFrontend = field(init=False)
+    applications: ApplicationPort = field(init=False)
     calls: RunningCalls = field(init=False)
     alarm: Alarm = field(default_factory=Alarm)
     nursery: trio.Nursery | None = None
     """While the engine runs: owns the tasks that outlive a request."""
     happened: Callable[[LogEvent], object] = lambda _: None
-    """Gets the events from which a failure can be reconstructed; see ``event_log.py``."""
+    """Gets the events from which a failure can be reconstructed; see ``failure_log.py``."""
     notifications: Notifications = field(default_factory=Notifications)
     _peers: Peers | None = None
     _tier: ChunkDisk | None = None
@@ -117,7 +117,7 @@ class Engine:
         self._telling = trio.CapacityLimiter(CLEARS_AT_ONCE)
         self._telling_rest = trio.CapacityLimiter(CLEARS_AT_ONCE)
         self.calls = RunningCalls(self.post)
-        self.frontend = FuseFrontend(
+        self.applications = ApplicationPort(
             self.publications,
             self.notifications,
             self.post,
@@ -125,7 +125,7 @@ class Engine:
             self._remaining,
         )
         ports = Ports[Blob, Payload](
-            self.alarm, self.fetcher, self.frontend, self.calls, event_log=self
+            self.alarm, self.fetcher, self.applications, self.calls, failure_log=self
         )
         self.driver = Driver(self.node, ports, self.blobs)
 
@@ -152,7 +152,7 @@ class Engine:
 
     async def ask(self, question: Callable[[RequestId], Question], deliver: Deliver[T]) -> T:
         """Send a request to the node; returns what *deliver* made of the reply."""
-        return await self.frontend.ask(question(RequestId(self._number())), deliver)
+        return await self.applications.ask(question(RequestId(self._number())), deliver)
 
     async def wait_kernel_told(self, path: Path) -> None:
         """Wait until the kernel has invalidated *path*; for ``KERNEL_TOLD_S`` at most."""
@@ -204,9 +204,9 @@ class Engine:
     async def clear(self, epoch: int | None = None) -> int:
         """Drop all caches, the kernel's too; returns how many names the kernel was told to look up
         again. The epoch is the next one unless it is given."""
-        self.frontend.is_clearing = True
+        self.applications.is_clearing = True
         self.post(Clear(epoch))
-        self.frontend.is_clearing = False
+        self.applications.is_clearing = False
         told, tell_rest = await trio.to_thread.run_sync(
             self.publications.invalidate_all, abandon_on_cancel=True, limiter=self._telling
         )
@@ -235,7 +235,7 @@ class Engine:
             self._stepped.set()
 
     def note(self, happened: LogEvent) -> None:
-        """The driver's event log."""
+        """The driver's failure log."""
         self.happened(happened)
         if self.peers is not None:
             self.peers.changed()

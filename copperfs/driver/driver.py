@@ -80,15 +80,15 @@ class Driver(Generic[Content, Payload]):
             case Send():  # the most frequent action in a large job
                 self._send(action)
             case AnswerEntry() | AnswerListing():
-                ports.frontend.answer(action.request, action)
+                ports.applications.answer(action.request, action)
             case AnswerObject():
-                ports.frontend.answer_object(action, self.blobs.content(action.blob))
+                ports.applications.answer_object(action, self.blobs.content(action.blob))
             case AnswerChunk():
-                ports.frontend.answer_chunk(action, self.blobs.content(action.blob))
+                ports.applications.answer_chunk(action, self.blobs.content(action.blob))
             case AnswerHandle():
-                ports.frontend.answer_handle(action)
+                ports.applications.answer_handle(action)
             case AnswerError(request, error):
-                ports.frontend.answer_error(request, error)
+                ports.applications.answer_error(request, error)
             case ReadSource():
                 ports.source.start(action, self.node.names_to_find(action.fetch))
             case ListSource() | LookupSource() | OpenSource() | ReadChunk():
@@ -100,15 +100,15 @@ class Driver(Generic[Content, Payload]):
             case Publish():
                 self._publish(action)
             case Evict(key):
-                ports.frontend.withdraw(key)
+                ports.applications.withdraw(key)
             case ReleaseBlob(blob):
                 self.blobs.release(blob)
             case ReleaseHandle(handle):
                 ports.source.close_handle(handle)
             case InvalidateName(path):
-                ports.frontend.look_again(path)
+                ports.applications.look_again(path)
             case NewEpoch(epoch):
-                ports.frontend.begin_epoch(epoch)
+                ports.applications.begin_epoch(epoch)
             case Connect(peer):
                 self._network.connect(peer)
             case Disconnect(peer):
@@ -122,9 +122,9 @@ class Driver(Generic[Content, Payload]):
             case EndCall():
                 self._end_call(action)
             case LogEvent():
-                ports.event_log.note(action)
+                ports.failure_log.note(action)
             case Disagree(peer, sentence):
-                ports.event_log.disagree(peer, sentence)
+                ports.failure_log.disagree(peer, sentence)
             case _:
                 assert_never(action)
 
@@ -157,12 +157,12 @@ class Driver(Generic[Content, Payload]):
     def _publish(self, action: Publish) -> None:
         match action:
             case Publish(ObjectKey() as key, int() as blob):
-                self.ports.frontend.publish_object(key, self.blobs.content(blob))
+                self.ports.applications.publish_object(key, self.blobs.content(blob))
             case Publish(ChunkKey() as key, int() as blob):
                 chunk_bytes = self.node.limits.chunk_bytes
-                self.ports.frontend.publish_chunk(key, chunk_bytes, self.blobs.content(blob))
+                self.ports.applications.publish_chunk(key, chunk_bytes, self.blobs.content(blob))
             case Publish(ListingKey() as key, Listing() as listing):
-                self.ports.frontend.publish_listing(key.path, listing)
+                self.ports.applications.publish_listing(key.path, listing)
 
     def _end_call(self, action: EndCall) -> None:
         operations, requester = self.ports.operations, action.requester

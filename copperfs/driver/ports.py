@@ -107,7 +107,7 @@ class Network(Protocol[Payload_contra]):
         """``Probed`` tells whether a process listens there."""
 
 
-class Frontend(Protocol[Content_contra]):
+class Applications(Protocol[Content_contra]):
     """The applications of this node, and the parts that answer them without the node."""
 
     def answer(self, request: RequestId, answer: AnswerEntry | AnswerListing) -> None: ...
@@ -148,7 +148,7 @@ class Operations(Protocol):
         """This node started the collective."""
 
 
-class EventLog(Protocol):
+class FailureLog(Protocol):
     def note(self, happened: LogEvent) -> None: ...
 
     def disagree(self, peer: NodeId, sentence: str) -> None:
@@ -173,9 +173,9 @@ class Ports(Generic[Content, Payload]):
 
     clock: Clock
     source: Source
-    frontend: Frontend[Content]
+    applications: Applications[Content]
     operations: Operations
-    event_log: EventLog
+    failure_log: FailureLog
     network: Network[Payload] | None = None
     chunk_store: ChunkStore | None = None
     observer: Observer | None = None

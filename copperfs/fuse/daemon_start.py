@@ -170,7 +170,7 @@ def starting_daemon(
         with _stderr_of(settings) as stderr:
             daemon = life.enter_context(
                 starting(
-                    "copperfs.daemon.process",
+                    "copperfs.daemon.daemon_main",
                     [settings.to_json(), launch, users],
                     shown=settings.mountpoint,
                     stderr=stderr,

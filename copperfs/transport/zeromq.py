@@ -26,7 +26,7 @@ from copperfs.node.peer.connection_choice import ConnectionChoice
 from copperfs.node.peer.messages import Hello, Message
 from copperfs.transport import zmq_sockets as sockets
 from copperfs.transport.admission import Admission
-from copperfs.transport.delivery_queue import DeliveryQueue
+from copperfs.transport.arrival_queue import ArrivalQueue
 from copperfs.transport.frames import Frames
 from copperfs.transport.incoming import Incoming, Router
 from copperfs.transport.interface import (
@@ -80,10 +80,10 @@ class ZeroTransport:
         self._job = job_digest(roster)
         self._secret_key = secret_key
         self._limits = limits or SocketLimits()
-        self._herald = DeliveryQueue()
+        self._arrivals = ArrivalQueue()
         self._links = ConnectionChoice[Link](
-            lambda peer: self._herald.say(Connected(peer)),
-            lambda peer: self._herald.say(Lost(peer)),
+            lambda peer: self._arrivals.put(Connected(peer)),
+            lambda peer: self._arrivals.put(Lost(peer)),
             lambda link: link.cut(),
         )
         self._names = Resolver()
@@ -158,7 +158,7 @@ class ZeroTransport:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self._herald.run, deliver)
+                nursery.start_soon(self._arrivals.run, deliver)
                 nursery.start_soon(self._router.run)
                 nursery.start_soon(self._cut_endless)
                 if self._admission is not None:
@@ -182,7 +182,7 @@ class ZeroTransport:
     def _give_up(self, link: Link) -> None:
         self._links.down(link)
         link.cut()
-        self._herald.rouse()
+        self._arrivals.wake()
 
     def statistics(self) -> TransportStats:
         self.stats.connections = len(self._links)
@@ -270,7 +270,7 @@ class ZeroTransport:
         else:
             return  # it cannot be told, and may be of another job
         if peer < len(self._roster) and peer != self.me:
-            self._herald.say(Foreign(peer, greeting.version, greeting.release))
+            self._arrivals.put(Foreign(peer, greeting.version, greeting.release))
 
     def up(self, link: Link) -> bool:
         return self._links.up(link)
@@ -279,10 +279,10 @@ class ZeroTransport:
         self._links.down(link)
 
     def flush(self) -> None:
-        self._herald.flush()
+        self._arrivals.deliver_all()
 
     def rouse(self) -> None:
-        self._herald.rouse()
+        self._arrivals.wake()
 
     def receive(self, link: Incoming | Outgoing, frames: Frames) -> int:
         """Returns the message's size in bytes; zmq.Again if there is none."""
@@ -314,7 +314,7 @@ class ZeroTransport:
         if self._links.hears(link):
             self.stats.received += 1
             self.stats.received_bytes += size
-            self._herald.say(arrival)
+            self._arrivals.put(arrival)
         return size
 
     def _cut_impostor(self, link: Link, claimed: NodeId, size: int) -> int:

@@ -68,7 +68,7 @@ class SocketLimits:
     untaken: int = 256
     """Messages of one peer that may wait for this node."""
     descriptors: int | None = None
-    """None: the system's limit (``ungreeted.py``)."""
+    """None: the system's limit (``descriptor_limits.py``)."""
     look_s: float = 0.25
     """Between two checks for endless messages, plus a millisecond for each connection, as a check
     takes 10 us."""

@@ -80,7 +80,7 @@ DEFECTS = {
             "        return False",
         ),
         Change(
-            "copperfs/transport/ungreeted.py",
+            "copperfs/transport/descriptor_limits.py",
             "            return error.errno in _NONE_LEFT\n        return",
             "            return False\n        return",
         ),

@@ -23,7 +23,7 @@ from typing import Any
 import trio
 
 from copperfs.config.settings import Settings
-from copperfs.daemon import process as daemon
+from copperfs.daemon import daemon_main as daemon
 from copperfs.daemon.engine import Engine
 from copperfs.model.types import BlobId, ChunkKey
 from copperfs.native.blob import new_blob

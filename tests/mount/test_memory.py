@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from copperfs.daemon.process import NODE_BYTES
+from copperfs.daemon.daemon_main import NODE_BYTES
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import Mount, eventually
 

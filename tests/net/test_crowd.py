@@ -10,8 +10,8 @@ import pytest
 
 from copperfs.model.roster import Member
 from copperfs.node.peer.connection_limits import RESERVE_MAX, UNGREETED_MIN
+from copperfs.transport.descriptor_limits import room_for
 from copperfs.transport.interface import Connected, ReceivedMessage
-from copperfs.transport.ungreeted import room_for
 from tests.descriptors import no_descriptor_left
 from tests.net.raw import Tcp
 from tests.net.world import LIMITS, Node, ask, trio_test, zero_world

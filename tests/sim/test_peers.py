@@ -1,7 +1,7 @@
 """A simulated node's handling of messages; ``tests/unit/test_session.py`` tests the rest."""
 
 from copperfs.lab.sim.payload_pieces import content_of
-from copperfs.lab.sim.payloads import SimulatedBlobs
+from copperfs.lab.sim.sim_blobs import SimulatedBlobs
 from copperfs.model.types import NodeId, Path, Version
 from copperfs.node.actions import Send
 from copperfs.node.events import MessageReceived

@@ -275,9 +275,9 @@ class Daemon:
         ports = Ports[bytes, bytes](
             clock=self,
             source=self,
-            frontend=self,
+            applications=self,
             operations=self,
-            event_log=self,
+            failure_log=self,
             network=self,
             chunk_store=self,
             observer=self,

@@ -32,9 +32,9 @@ class NoPorts:
         ports = Ports[object, object](
             clock=self,
             source=self,
-            frontend=self,
+            applications=self,
             operations=self,
-            event_log=self,
+            failure_log=self,
             observer=self,
         )
         return Driver(node, ports, self)

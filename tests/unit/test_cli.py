@@ -144,11 +144,11 @@ def test_a_command_of_the_product_imports_nothing_of_the_lab() -> None:
     script = (
         "from copperfs.cli.main import COMMANDS, _parse, build_parser\nimport sys\n"
         "build_parser(COMMANDS)\n_parse(['mount', '--source', '/', '/mnt'])\n"
-        "import copperfs.daemon.process\nprint(*sys.modules)"
+        "import copperfs.daemon.daemon_main\nprint(*sys.modules)"
     )
     done = run([sys.executable, "-P", "-c", script])
     imported = set(done.stdout.split())
-    assert {"copperfs.cli.mount", "copperfs.daemon.process"} <= imported, done.stderr
+    assert {"copperfs.cli.mount", "copperfs.daemon.daemon_main"} <= imported, done.stderr
     assert not {each for each in imported if each.startswith("copperfs.lab")}
 
 

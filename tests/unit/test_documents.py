@@ -8,7 +8,7 @@ import pytest
 
 from copperfs.chunkstore.disk_store import BACKLOG_BYTES_MAX
 from copperfs.config.settings import MIB
-from copperfs.daemon.process import KEPT_FREE_BYTES
+from copperfs.daemon.daemon_main import KEPT_FREE_BYTES
 from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.chunk_cache import ChunkCache
 from copperfs.node.state import Limits, NodeStats

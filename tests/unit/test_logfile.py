@@ -19,13 +19,13 @@ import trio.testing
 from copperfs.cli.preflight import at_mountpoint, on_this_node
 from copperfs.config.settings import Settings
 from copperfs.daemon import log_file as logfile
-from copperfs.daemon.event_log import EventLogWriter
+from copperfs.daemon.daemon_main import Daemon
+from copperfs.daemon.failure_log import FailureLogWriter
 from copperfs.daemon.log_file import LogFile
-from copperfs.daemon.process import Daemon
 from copperfs.fuse.own_files import open_to_append
 from copperfs.model.errors import MountError
 from copperfs.model.types import NodeId
-from tests.unit.test_chronicle import roster
+from tests.unit.test_failure_log import roster
 
 NOBODY = 65534
 
@@ -186,7 +186,7 @@ def test_what_somebody_else_has_prepared_is_not_written_to(prepared: Path) -> No
         open_to_append(str(prepared))
     with pytest.raises(MountError, match="cannot be written: "):
         LogFile(str(prepared))
-    events = EventLogWriter(NodeId(0), roster(), str(prepared))
+    events = FailureLogWriter(NodeId(0), roster(), str(prepared))
     with pytest.raises(MountError, match="cannot be written: "):
         events.open()
     assert sorted(os.listdir(prepared.parent)) == before

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.daemon.process import OWN_ERRORS_EVERY_S, log_own_errors
+from copperfs.daemon.daemon_main import OWN_ERRORS_EVERY_S, log_own_errors
 
 if TYPE_CHECKING:
     from copperfs.native import Front

@@ -15,8 +15,8 @@ from copperfs.driver.ports import Ports
 from copperfs.lab.sim.inode_comparison_model import Numbers
 from copperfs.lab.sim.node_clock import NodeClock
 from copperfs.lab.sim.payload_pieces import Piece, size_of
-from copperfs.lab.sim.payloads import SimulatedBlobs
 from copperfs.lab.sim.run_trace import Trace
+from copperfs.lab.sim.sim_blobs import SimulatedBlobs
 from copperfs.lab.sim.sim_chunk_disk import DiskPort
 from copperfs.lab.sim.sim_disk import Disk
 from copperfs.lab.sim.sim_peers import SimulatedPeers
@@ -144,9 +144,9 @@ class Host:
         ports = Ports[tuple[Piece, ...], tuple[Piece, ...]](
             clock=self.own_clock,
             source=self,
-            frontend=self,
+            applications=self,
             operations=self,
-            event_log=self,
+            failure_log=self,
             network=self.peers,
             chunk_store=self.disk_port,
             observer=self,

@@ -1,6 +1,7 @@
 """Peers: the driver's port to the network, on top of the node's simulated transport.
 
-What arrives becomes an event of the node, with its pieces lent to the blob table (``payloads.py``).
+What arrives becomes an event of the node, with its pieces lent to the blob table
+(``sim_blobs.py``).
 """
 
 from collections import Counter
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 
 from copperfs.lab.sim.inode_comparison_model import Numbers
 from copperfs.lab.sim.payload_pieces import EMPTY, Piece, size_of
-from copperfs.lab.sim.payloads import SimulatedBlobs
+from copperfs.lab.sim.sim_blobs import SimulatedBlobs
 from copperfs.lab.sim.sim_transport import Port
 from copperfs.model.types import NodeId
 from copperfs.node.events import (

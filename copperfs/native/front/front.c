@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Fewer where descriptors are scarce (transport/ungreeted.py has the budget). */
+/* Fewer where descriptors are scarce (transport/descriptor_limits.py has the budget). */
 static uint32_t handles_max(void)
 {
 	struct rlimit limit;

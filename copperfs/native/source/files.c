@@ -18,7 +18,7 @@
 enum {
 	/* Twice the default of --source-concurrency; each open file is state on a server. */
 	FILES_MAX = 64,
-	/* Of all descriptors (transport/ungreeted.py has the budget). */
+	/* Of all descriptors (transport/descriptor_limits.py has the budget). */
 	FILES_PART = 16,
 };
 

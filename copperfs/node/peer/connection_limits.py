@@ -1,7 +1,7 @@
 """Connection limits: how many connections may be open that have not sent a greeting.
 
-The rest of the descriptors is reserved. ``transport/ungreeted.py`` gives the reasons and enforces
-it.
+The rest of the descriptors is reserved. ``transport/descriptor_limits.py`` gives the reasons and
+enforces it.
 """
 
 from dataclasses import dataclass

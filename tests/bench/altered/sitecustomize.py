@@ -33,7 +33,7 @@ def _uncached() -> None:
     native.Front = partial(native.Front, kernel_cache=False)  # type: ignore[assignment, misc]
 
 
-if "mount" in sys.orig_argv or "copperfs.daemon.process" in sys.orig_argv:
+if "mount" in sys.orig_argv or "copperfs.daemon.daemon_main" in sys.orig_argv:
     chosen = os.environ["BENCH_DAEMONS"].split()
     if "lost-from-source" in chosen:
         _lose_from_source()

@@ -1,4 +1,4 @@
-"""Frontend: the driver's port to the applications of this node.
+"""Application port: the driver's port to the applications of this node.
 
 A handler of pyfuse3 sends its request here and waits for the reply. Published content goes to the
 publication index, from which the front answers without the node. Threads send the notifications to
@@ -79,7 +79,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class FuseFrontend:
+class ApplicationPort:
     publications: Publications
     notifications: Notifications
     post: Callable[[Event], None]

@@ -1,4 +1,4 @@
-"""Event log: the contents of ``--events``, and the behaviour when it cannot be written."""
+"""Failure log: the contents of ``--events``, and the behaviour when it cannot be written."""
 
 import json
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.daemon import event_log as chronicle
-from copperfs.daemon.event_log import EventLogWriter
+from copperfs.daemon import failure_log
+from copperfs.daemon.failure_log import FailureLogWriter
 from copperfs.model.errors import MountError
 from copperfs.model.roster import Member, Roster
 from copperfs.model.types import NodeId
@@ -24,7 +24,7 @@ def test_a_line_for_each_thing_that_happened(tmp_path: Path) -> None:
     file = tmp_path / "events"
     file.write_text("")
     for seconds in (0.0021, None):
-        events = EventLogWriter(NodeId(2), roster(), str(file))
+        events = FailureLogWriter(NodeId(2), roster(), str(file))
         events.open()
         events.note(LogEvent("gone", NodeId(0), "nobody listens", seconds))
         events.note(LogEvent("refutes its end"))
@@ -43,7 +43,7 @@ def test_a_line_for_each_thing_that_happened(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_said_before_anything_else(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="missing/events cannot be written: No such file"):
-        EventLogWriter(NodeId(0), roster(), str(tmp_path / "missing" / "events")).open()
+        FailureLogWriter(NodeId(0), roster(), str(tmp_path / "missing" / "events")).open()
 
 
 def test_a_job_that_is_very_unwell_does_not_fill_the_disk(
@@ -53,8 +53,8 @@ def test_a_job_that_is_very_unwell_does_not_fill_the_disk(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     expected_warnings("is full")
-    monkeypatch.setattr(chronicle, "FILE_BYTES_MAX", 1000)
-    events = EventLogWriter(NodeId(0), roster(), str(tmp_path / "events"))
+    monkeypatch.setattr(failure_log, "FILE_BYTES_MAX", 1000)
+    events = FailureLogWriter(NodeId(0), roster(), str(tmp_path / "events"))
     events.open()
     for _ in range(100):
         events.note(LogEvent("silent", NodeId(1)))

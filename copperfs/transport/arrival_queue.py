@@ -1,4 +1,4 @@
-"""Delivery queue: hands arrivals to the receiver one at a time, in the order in which they came.
+"""Arrival queue: hands arrivals to the receiver one at a time, in the order in which they came.
 
 A loss that a send finds during a delivery is delivered next. One found outside a delivery is
 delivered by the queue's own task, because the sender may be in the middle of a step of the node.
@@ -11,35 +11,35 @@ import trio
 from copperfs.transport.interface import Arrival, Deliver
 
 
-class DeliveryQueue:
+class ArrivalQueue:
     def __init__(self) -> None:
         self._waiting: deque[Arrival] = deque()
         self._deliver: Deliver | None = None
-        self._speaking = False
+        self._is_delivering = False
         self._wanted = trio.Event()
 
-    def say(self, arrival: Arrival) -> None:
-        """Queue an arrival; the caller sees to ``flush`` or ``rouse``."""
+    def put(self, arrival: Arrival) -> None:
+        """Queue an arrival; the caller sees to ``deliver_all`` or ``wake``."""
         self._waiting.append(arrival)
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Let the queue's own task deliver, unless a delivery is running."""
-        if self._waiting and not self._speaking:
+        if self._waiting and not self._is_delivering:
             self._wanted.set()
 
-    def flush(self) -> None:
-        if self._speaking or self._deliver is None:
+    def deliver_all(self) -> None:
+        if self._is_delivering or self._deliver is None:
             return
-        self._speaking = True
+        self._is_delivering = True
         try:
             while self._waiting:
                 self._deliver(self._waiting.popleft())
         finally:
-            self._speaking = False
+            self._is_delivering = False
 
     async def run(self, deliver: Deliver) -> None:
         self._deliver = deliver
         while True:
-            self.flush()
+            self.deliver_all()
             self._wanted = trio.Event()
             await self._wanted.wait()

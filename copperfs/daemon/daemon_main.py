@@ -1,8 +1,8 @@
 """Daemon: the composition root, with the order in which its parts start and stop.
 
-It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.daemon.process FD``.
-The settings and the launch come as JSON through that descriptor, one line each. One line goes back
-when the mount is ready or has failed.
+It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.daemon.daemon_main
+FD``. The settings and the launch come as JSON through that descriptor, one line each. One line goes
+back when the mount is ready or has failed.
 
 Start: policy, mount, front, handlers. End, in the reverse order: the mount goes first, so that no
 application is left waiting. A mount that is in use when the daemon must end is detached, and its
@@ -37,7 +37,7 @@ from copperfs.daemon.chunk_disk import ChunkDisk, chunk_bytes_of, open_tier_stor
 from copperfs.daemon.control_server import ControlServer
 from copperfs.daemon.core_dump import leave_out_memory
 from copperfs.daemon.engine import Engine
-from copperfs.daemon.event_log import EventLogWriter
+from copperfs.daemon.failure_log import FailureLogWriter
 from copperfs.daemon.heap_trim import trim_heap
 from copperfs.daemon.job_member import JobMember, join_job, transport_of
 from copperfs.daemon.log_file import LogFile, LogWatch
@@ -323,10 +323,10 @@ class Daemon:
         """Join the job, if there are other nodes."""
         if self.launch is None:
             return
-        chronicle = EventLogWriter(self.launch.me, self.launch.roster, self.settings.events)
-        chronicle.open()
-        self._cleanup.callback(chronicle.close)
-        engine.happened = chronicle.note
+        failure_log = FailureLogWriter(self.launch.me, self.launch.roster, self.settings.events)
+        failure_log.open()
+        self._cleanup.callback(failure_log.close)
+        engine.happened = failure_log.note
         transport = transport_of(self.launch)
         self._cleanup.callback(transport.close)
         comparison = join_job(self.settings, self.launch, engine, transport)
@@ -716,7 +716,7 @@ def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
 
 
 def main() -> int:
-    """``python -m copperfs.daemon.process FD``: settings in, one line of outcome out."""
+    """``python -m copperfs.daemon.daemon_main FD``: settings in, one line of outcome out."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     with channel.makefile("r", encoding="ascii") as lines:
         settings = Settings.from_json(lines.readline())

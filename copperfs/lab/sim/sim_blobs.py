@@ -1,4 +1,4 @@
-"""Payloads: the blob table of a simulated node; a blob is a list of pieces.
+"""Simulated blobs: the blob table of a simulated node; a blob is a list of pieces.
 
 Use of a blob after its release is a KeyError.
 """

@@ -1,4 +1,4 @@
-"""Ungreeted connections: bounds the connections that have not greeted, and shuts the oldest first.
+"""Descriptor limits: keep connections that have not greeted from using up the descriptors.
 
 Each connection takes a descriptor before it has shown a key, and the source needs descriptors, too.
 So

@@ -1,4 +1,4 @@
-"""Event log: records what this node saw happen to the nodes, so that a failure can be
+"""Failure log: records what this node saw happen to the nodes, so that a failure can be
 reconstructed.
 
 ``--events FILE`` gets a line of JSON for each event: the time, the node, what happened, to which
@@ -33,7 +33,7 @@ WRITTEN_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
-class EventLogWriter:
+class FailureLogWriter:
     me: NodeId
     roster: Roster
     path: str | None = None
