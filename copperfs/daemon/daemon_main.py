@@ -155,8 +155,6 @@ class Daemon:
         self._sockets: list[socket.socket] = []
         """Shutting these down ends the server, and with it the daemon."""
         self._logs = LogWatch()
-        self._ignoring = False
-        """Whether versions leave inode numbers out from the start."""
         self._compared: tuple[Path, ...] = ()
         """The directories whose inode numbers nodes compare."""
 
@@ -195,9 +193,8 @@ class Daemon:
         node = Node(policy, limits, trees, self._timeouts(), Random(), placement)
         fetcher = self._fetcher(lambda: grants[0].renew() if grants else node.policy.refused)
         self._cleanup.callback(fetcher.close)
-        self._ignoring = ignores_inodes(settings, all_mounts, policy)
         self._compared = compared_prefixes(all_mounts, policy)
-        if self._ignoring:
+        if ignores_inodes(settings, all_mounts, policy):
             log.info("inode numbers are no part of versions (--inodes)")
             fetcher.ignore_inodes()
             node.ignore_inodes()
@@ -329,8 +326,7 @@ class Daemon:
         engine.happened = failure_log.note
         transport = transport_of(self.launch)
         self._cleanup.callback(transport.close)
-        comparison = join_job(self.settings, self.launch, engine, transport)
-        comparison.ignoring, comparison.prefixes = self._ignoring, self._compared
+        join_job(self.settings, self.launch, engine, transport, self._compared)
 
     @staticmethod
     async def _finish_writing(engine: Engine) -> None:

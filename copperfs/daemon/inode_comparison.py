@@ -1,12 +1,12 @@
 """Inode comparison: takes and compares samples of inode numbers from the nodes' source clients.
 
-``node/peer/inode_numbers.py`` decides what follows from the results. Each filesystem is sampled in
-its own thread. One that hangs holds up the sample for ``LOOKS_S``; its names are added when it
-answers.
+The driver's port for that: ``node/peer/inode_numbers.py`` orders it and decides what follows. Each
+filesystem is sampled in its own thread. One that hangs holds up the sample for ``LOOKS_S``; its
+names are added when it answers.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -14,8 +14,10 @@ from typing import TypeVar
 import trio
 
 from copperfs.model.types import ROOT, Path, is_below
+from copperfs.node.events import Event, InodesCompared, InodesDiffer, InodesFound, InodesSampled
+from copperfs.node.node import Node
 from copperfs.node.peer.inode_numbers import InodeNumbers
-from copperfs.node.peer.messages import Hello, Seen
+from copperfs.node.peer.messages import Seen
 from copperfs.node.requests.path_policy import Place
 from copperfs.source.inode_sample import PREFIXES_MAX, names_of_each, other_number, take_names
 
@@ -33,23 +35,51 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Comparison(InodeNumbers):
+class Comparison:
     """This node's part in the comparison."""
 
+    node: Node
+    ignore_inodes: Callable[[], None]
+    """Makes the source leave inode numbers out from now on."""
+    post: Callable[[Event], None]
     prefixes: tuple[Path, ...] = (ROOT,)
     """The directories from which names are sampled."""
+    _orders: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    _is_over: bool = False
     _threads: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(2 * PREFIXES_MAX)
     )
     """A separate limiter: threads that hang in a filesystem do not use up trio's own."""
     _woken: trio.Event = field(default_factory=trio.Event)
 
-    def hear(self, hello: Hello) -> None:
-        if self.is_wanted and hello.ignores_inodes and not self.ignoring:
+    # --- the port of the driver ------------------------------------------------------------------
+
+    def take_sample(self) -> None:
+        self._begin(self._take)
+
+    def compare(self, names: tuple[Seen, ...]) -> None:
+        self._begin(partial(self._compare, names))
+
+    def ignore(self, *, was_told: bool) -> None:
+        if was_told:
             log.warning("a node's client of the source has its own inode numbers: %s", LEFT_OUT)
-        InodeNumbers.hear(self, hello)
+        self._is_over = True
+        self.ignore_inodes()
+        self.wake()
+
+    def _begin(self, order: Callable[[], Awaitable[None]]) -> None:
+        self._orders.append(order)
+        self.wake()
+
+    # --- its life --------------------------------------------------------------------------------
+
+    @property
+    def numbers(self) -> InodeNumbers:
+        assert self.node.inode_numbers is not None, "a job of one compares nothing"
+        return self.node.inode_numbers
 
     def wake(self) -> None:
+        """The node may have learned something, or has ordered something."""
         self._woken.set()
         self._woken = trio.Event()
 
@@ -57,7 +87,7 @@ class Comparison(InodeNumbers):
         """Wait until this node's numbers are known to match the others' or not; for ``WITHIN_S`` at
         most."""
         with trio.move_on_after(WITHIN_S) as scope:
-            while self.is_pending():
+            while self.numbers.is_pending():
                 await self._woken.wait()
         if scope.cancelled_caught:
             log.warning(
@@ -68,20 +98,21 @@ class Comparison(InodeNumbers):
             )
 
     async def run(self) -> None:
-        """Take a sample if that is this node's task, and compare those of others."""
-        if not self.is_wanted:
+        """Do what the node orders, until inode numbers are ignored."""
+        if not self.numbers.is_wanted:
             return
         async with trio.open_nursery() as nursery:
-            while not self.ignoring:
-                if heard := self.next_heard():
-                    for names in self._by_filesystem(heard):
-                        self.begins_to_compare()
-                        nursery.start_soon(self._compare, names)
-                elif self.begins_to_take():
-                    nursery.start_soon(self._take)
+            while not self._is_over:
+                if self._orders:
+                    nursery.start_soon(self._orders.pop(0))
                 else:
                     await self._woken.wait()
             nursery.cancel_scope.cancel()
+
+    def _tell(self, event: Event) -> None:
+        if not self._is_over:
+            self.post(event)
+            self.wake()
 
     async def _take(self) -> None:
         some = self.prefixes[:PREFIXES_MAX]
@@ -98,7 +129,7 @@ class Comparison(InodeNumbers):
             with trio.move_on_after(LOOKS_S):
                 while unseen:
                     await self._woken.wait()
-            self.sampled()
+            self._tell(InodesSampled())
             for each in sorted(unseen):
                 log.warning(
                     "%r does not answer: whether its inode numbers are the same on all nodes is "
@@ -114,8 +145,7 @@ class Comparison(InodeNumbers):
             self.wake()
             await trio.sleep(AGAIN_S)
         unseen.discard(prefix)
-        self.found(names)
-        self.wake()
+        self._tell(InodesFound(names))
 
     def _by_filesystem(self, sample: tuple[Seen, ...]) -> list[tuple[Seen, ...]]:
         """Group the names by filesystem, as far as this node knows the boundaries."""
@@ -127,17 +157,23 @@ class Comparison(InodeNumbers):
         return [tuple(each) for each in found.values()]
 
     async def _compare(self, names: tuple[Seen, ...]) -> None:
+        async with trio.open_nursery() as nursery:
+            for each in self._by_filesystem(names):
+                nursery.start_soon(self._compare_in_one, each)
+        self._tell(InodesCompared())
+
+    async def _compare_in_one(self, names: tuple[Seen, ...]) -> None:
         other = await self._in_a_thread(
             partial(other_number, self.node.policy.source, names, self._is_shared)
         )
-        if other is not None and not self.ignoring:
+        if other is not None and not self._is_over:
             log.warning(
                 "this node's client of the source gives %r another inode number than those of "
                 "others: %s",
                 other,
                 LEFT_OUT,
             )
-        self.compared(is_other=other is not None)
+            self._tell(InodesDiffer())
 
     def _is_shared(self, path: Path) -> bool:
         policy = self.node.policy

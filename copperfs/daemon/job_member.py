@@ -39,9 +39,8 @@ from copperfs.launch.launch_method import Launch
 from copperfs.launch.node_identity import own_name
 from copperfs.model.errors import ControlError
 from copperfs.model.roster import Roster
-from copperfs.model.types import NodeId
-from copperfs.node.events import Clear
-from copperfs.node.peer.protocol import EPOCH_LEAP_MAX
+from copperfs.model.types import NodeId, Path
+from copperfs.node.peer.messages import EPOCH_LEAP_MAX
 from copperfs.node.routing.overlay import Trees
 from copperfs.transport.interface import Transport
 
@@ -84,9 +83,14 @@ def transport_of(launch: Launch) -> Transport:
 
 
 def join_job(
-    settings: Settings, launch: Launch, engine: Engine, transport: Transport
-) -> Comparison:
-    """Make *engine* a member of the job; it connects when it runs."""
+    settings: Settings,
+    launch: Launch,
+    engine: Engine,
+    transport: Transport,
+    prefixes: tuple[Path, ...],
+) -> None:
+    """Make *engine* a member of the job; it connects when it runs. *prefixes*: the directories in
+    which nodes compare inode numbers."""
     peers = engine.peers = Peers(
         transport,
         engine.node,
@@ -94,17 +98,12 @@ def join_job(
         engine.post,
     )
     peers.session.agreement = agreement_of(launch.roster.job, settings, engine.node.policy)
-    peers.comparison = Comparison(
-        engine.node,
-        engine.fetcher.ignore_inodes,
-        peers.greet_again,
-        lambda epoch: engine.post(Clear(epoch)),
-        me=launch.me,
-        all_have_met=settings.hostfile is None,
-        is_wanted=settings.inodes == "auto",
-    )
-    peers.session.numbers = peers.comparison
-    return peers.comparison
+    numbers = engine.node.inode_numbers
+    assert numbers is not None, "the job has other nodes"
+    numbers.all_have_met = settings.hostfile is None
+    numbers.is_wanted = settings.inodes == "auto"
+    peers.comparison = Comparison(engine.node, engine.fetcher.ignore_inodes, engine.post, prefixes)
+    engine.driver.ports.inode_comparison = peers.comparison
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from copperfs.node.events import (
     ConnectionLost,
     ConnectionMade,
     Event,
-    GreetAgain,
     MessageCorrupt,
     MessageReceived,
     PeerDisagrees,
@@ -184,8 +183,6 @@ class Peers:
                 log.info("node %d gave bytes that are not what their digest says", peer)
                 self.post(MessageCorrupt(peer, message))
             case ReceivedMessage(peer, Hello() as hello, _):
-                if self.comparison is not None and self.session.differs(peer, hello) is None:
-                    self.comparison.hear(hello)  # before the node handles it
                 self._tell(MessageReceived(peer, hello))
             case ReceivedMessage(peer, message, payload):
                 if peer in self.session.connected:
@@ -210,10 +207,6 @@ class Peers:
         """The event may change which peers this node can talk to."""
         self.post(event)
         self.changed()
-
-    def greet_again(self, epoch: int) -> None:
-        """Send what this node knows by now to all connected peers."""
-        self.post(GreetAgain(epoch))
 
     def changed(self) -> None:
         """A peer became reachable or unreachable, or this node has another parent."""

@@ -10,7 +10,15 @@ of the same step evicts its content, and a message is made before its blob is re
 from dataclasses import dataclass
 from typing import Generic, assert_never
 
-from copperfs.driver.ports import BlobTable, ChunkStore, Content, Network, Payload, Ports
+from copperfs.driver.ports import (
+    BlobTable,
+    ChunkStore,
+    Content,
+    InodeComparison,
+    Network,
+    Payload,
+    Ports,
+)
 from copperfs.model.listing import Listing
 from copperfs.model.types import ChunkKey, PeerRequest
 from copperfs.node.actions import (
@@ -21,12 +29,14 @@ from copperfs.node.actions import (
     AnswerHandle,
     AnswerListing,
     AnswerObject,
+    CompareInodes,
     Connect,
     Disagree,
     Disconnect,
     DropCall,
     EndCall,
     Evict,
+    IgnoreInodes,
     InvalidateName,
     ListingKey,
     ListSource,
@@ -43,6 +53,7 @@ from copperfs.node.actions import (
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
+    SampleInodes,
     Send,
     StoreChunk,
 )
@@ -121,6 +132,12 @@ class Driver(Generic[Content, Payload]):
                 ports.operations.stop(call)
             case EndCall():
                 self._end_call(action)
+            case SampleInodes():
+                self._comparison.take_sample()
+            case CompareInodes(names):
+                self._comparison.compare(names)
+            case IgnoreInodes(was_told):
+                self._comparison.ignore(was_told=was_told)
             case LogEvent():
                 ports.failure_log.note(action)
             case Disagree(peer, sentence):
@@ -137,6 +154,11 @@ class Driver(Generic[Content, Payload]):
     def _chunk_store(self) -> ChunkStore:
         assert self.ports.chunk_store is not None, "the node was told that there is a disk"
         return self.ports.chunk_store
+
+    @property
+    def _comparison(self) -> InodeComparison:
+        assert self.ports.inode_comparison is not None, "the node was told to compare"
+        return self.ports.inode_comparison
 
     def _send(self, send: Send) -> None:
         message: Message = send.message

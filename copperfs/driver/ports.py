@@ -38,7 +38,7 @@ from copperfs.node.actions import (
     SourceAction,
 )
 from copperfs.node.events import Event
-from copperfs.node.peer.messages import Message, Offer
+from copperfs.node.peer.messages import Message, Offer, Seen
 
 Content = TypeVar("Content")
 Content_co = TypeVar("Content_co", covariant=True)
@@ -81,6 +81,19 @@ class Source(Protocol):
 
     def close_handle(self, handle: HandleId) -> None:
         """The node does not need this open file any more."""
+
+
+class InodeComparison(Protocol):
+    """Looks up names whose inode numbers the nodes compare (``node/peer/inode_numbers.py``)."""
+
+    def take_sample(self) -> None:
+        """Reports names by ``InodesFound``, and ``InodesSampled``."""
+
+    def compare(self, names: tuple[Seen, ...]) -> None:
+        """Reports ``InodesDiffer`` where a name has another number, and ``InodesCompared`` once."""
+
+    def ignore(self, *, was_told: bool) -> None:
+        """Leave inode numbers out of versions from now on."""
 
 
 class ChunkStore(Protocol):
@@ -178,4 +191,5 @@ class Ports(Generic[Content, Payload]):
     failure_log: FailureLog
     network: Network[Payload] | None = None
     chunk_store: ChunkStore | None = None
+    inode_comparison: InodeComparison | None = None
     observer: Observer | None = None

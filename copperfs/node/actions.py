@@ -21,7 +21,7 @@ from copperfs.model.types import (
     RequestId,
     Version,
 )
-from copperfs.node.peer.messages import Message
+from copperfs.node.peer.messages import Message, Seen
 
 # Each message looks keys up several times, so keys are tuples: Python code would hash and compare a
 # dataclass. A constant field keeps keys of two kinds apart.
@@ -90,6 +90,28 @@ class ReadChunk:
     version: Version
     offset: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInodes:
+    """Look up a few names of each shared filesystem, for other nodes to compare. ``InodesFound``
+    reports names, at any time; ``InodesSampled`` says that the sample need not wait for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompareInodes:
+    """Look these names up: ``InodesDiffer`` if this node's client shows another inode number, and
+    ``InodesCompared`` at the end."""
+
+    names: tuple[Seen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoreInodes:
+    """Leave inode numbers out of versions from now on, as all nodes of the job do."""
+
+    was_told: bool
+    """Another node has found that they differ, and not this one."""
 
 
 # --- at the disk of the data tier ----------------------------------------------------------------
@@ -299,9 +321,19 @@ class InvalidateName:
 
 
 SourceAction = ListSource | LookupSource | ReadSource | OpenSource | ReadChunk
+InodeAction = SampleInodes | CompareInodes | IgnoreInodes
 DiskAction = LoadChunk | StoreChunk
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHandle | AnswerError
 PeerAction = Send | Connect | Disconnect | Probe | PerformCall | EndCall | DropCall
 ReleaseAction = Evict | ReleaseBlob | ReleaseHandle | NewEpoch | InvalidateName
 UserNotice = LogEvent | Disagree
-Action = SourceAction | DiskAction | PeerAction | Answer | Publish | ReleaseAction | UserNotice
+Action = (
+    SourceAction
+    | InodeAction
+    | DiskAction
+    | PeerAction
+    | Answer
+    | Publish
+    | ReleaseAction
+    | UserNotice
+)

@@ -22,7 +22,7 @@ from copperfs.model.types import (
     RequestId,
     Version,
 )
-from copperfs.node.peer.messages import Batch, ChunkAskMode, DataReply, Message
+from copperfs.node.peer.messages import Batch, ChunkAskMode, DataReply, Message, Seen
 
 Requester = RequestId | PeerRequest
 """An application of this node or a peer, by the number of its request; the answer goes there."""
@@ -272,11 +272,29 @@ class PeerDisagrees:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class GreetAgain:
-    """Send all connected peers a greeting with what this node knows now, as of this epoch."""
+# --- inode numbers, which nodes compare with their greetings --------------------------------------
 
-    epoch: int
+
+@dataclass(frozen=True, slots=True)
+class InodesFound:
+    """Names for the sample, as this node's client shows them."""
+
+    names: tuple[Seen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InodesSampled:
+    """The sample need not wait for more names, although some may follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class InodesDiffer:
+    """This node's client shows another inode number for the same file than another node's."""
+
+
+@dataclass(frozen=True, slots=True)
+class InodesCompared:
+    """A ``CompareInodes`` is done."""
 
 
 # --- messages of peers, once both ends have greeted ----------------------------------------------
@@ -423,9 +441,8 @@ FromPeer = (
     | PartCorrupt
     | Pushing
 )
-OfConnections = (
-    ConnectionMade | ConnectionLost | MessageReceived | MessageCorrupt | PeerDisagrees | GreetAgain
-)
+OfConnections = ConnectionMade | ConnectionLost | MessageReceived | MessageCorrupt | PeerDisagrees
+OfInodes = InodesFound | InodesSampled | InodesDiffer | InodesCompared
 OfCalls = StartCall | CallPerformed
 OnCredit = FrontRead | FrontListed
 OfDisk = Stored | DiskRecovered
@@ -445,4 +462,4 @@ OfNode = (
     | Leave
     | Tick
 )
-Event = OfNode | OfConnections
+Event = OfNode | OfConnections | OfInodes

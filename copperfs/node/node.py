@@ -8,6 +8,7 @@ knows those below it:
 
     Node              dispatches events, and keeps the deadline of the next tick
     Session           connections: greetings, peers with the same options, connected peers
+    InodeNumbers      whether all nodes' clients of the source number files alike, by greetings
     Reassembly        turns messages with bytes into blobs and listings
     Pushes            does the same for the batches of a pushed working set
     PeerProtocol      inbound messages: requests of peers, and replies, which become outcomes
@@ -67,7 +68,10 @@ from copperfs.node.events import (
     FrontListed,
     FrontRead,
     GrantsRevoked,
-    GreetAgain,
+    InodesCompared,
+    InodesDiffer,
+    InodesFound,
+    InodesSampled,
     Leave,
     ListingTaken,
     ListRequest,
@@ -75,6 +79,7 @@ from copperfs.node.events import (
     MessageCorrupt,
     MessageReceived,
     OfConnections,
+    OfInodes,
     OfNode,
     PartCorrupt,
     PartReceived,
@@ -104,6 +109,7 @@ from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.membership.swim import Membership
 from copperfs.node.peer.collectives import Collectives
 from copperfs.node.peer.flow_control import FlowControl
+from copperfs.node.peer.inode_numbers import InodeNumbers
 from copperfs.node.peer.messages import (
     Batch,
     ContentKind,
@@ -151,6 +157,8 @@ class Node:
     """None in a job of one node."""
     session: Session | None = field(init=False, default=None)
     """None in a job of one node."""
+    inode_numbers: InodeNumbers | None = field(init=False, default=None)
+    """None in a job of one node."""
     reassembly: Reassembly | None = field(init=False, default=None)
     """None before ``attach``, and in a job of one node."""
     pushes: Pushes = field(init=False)
@@ -175,7 +183,10 @@ class Node:
         flow = FlowControl(blob_refs)
         cache = Cache(policy, files, limits, stats, blob_refs)
         if self.trees is not None:
-            self.session = Session(self.trees.me, stats)
+            self.session = session = Session(self.trees.me, stats)
+            self.inode_numbers = session.numbers = InodeNumbers(
+                self.trees.me, stats, self.gone, session.greet_again, self._begin_epoch
+            )
             self.membership = Membership(self.trees, self.timeouts, stats, flow, self.random)
         owners = None
         if self.placement is not None and self.trees is not None:
@@ -236,6 +247,7 @@ class Node:
             collectives,
             offers,
             self.membership,
+            self.inode_numbers,
         )
         self.flow, self._cache, self._fetches = flow, cache, fetches
         self._collectives, self._replies, self._handler = collectives, replies, handler
@@ -255,6 +267,8 @@ class Node:
             return self._receive(now, event)
         if isinstance(event, OfConnections):
             return self._converse(now, event)
+        if isinstance(event, OfInodes):
+            return self._of_inodes(now, event)
         if isinstance(event, RefusedPathsChanged):
             self.policy.refused = event.refused
             return []  # the caller performs no actions for this event
@@ -270,7 +284,7 @@ class Node:
         session, peer, message = self.session, received.peer, received.message
         assert session is not None, "a job of one has no peers"
         if isinstance(message, Hello):
-            return session.hear(peer, message, partial(self._lose, now), partial(self._begin, now))
+            return self._hear_greeting(now, session, peer, message)
         if peer not in session.connected:
             return []  # the peer has not greeted, or has other options
         if isinstance(message, DataReply | Offer | Batch):
@@ -303,10 +317,36 @@ class Node:
                 return self._drop_corrupt(now, session, peer, message)
             case PeerDisagrees(peer, sentence):
                 return session.disagree(peer, sentence)
-            case GreetAgain(epoch):
-                return session.greet_again(epoch)
             case MessageReceived():
                 return self._receive(now, event)
+
+    def _hear_greeting(
+        self, now: float, session: Session, peer: NodeId, hello: Hello
+    ) -> list[Action]:
+        """What it says of inode numbers counts before the rest: versions compare by it."""
+        actions: list[Action] = []
+        if self.inode_numbers is not None and session.differs(peer, hello) is None:
+            actions += self.inode_numbers.hear(now, hello)
+        begin = partial(self._begin, now)
+        return actions + session.hear(peer, hello, partial(self._lose, now), begin)
+
+    def _of_inodes(self, now: float, event: OfInodes) -> list[Action]:
+        """A result of the comparison of inode numbers."""
+        numbers = self.inode_numbers
+        assert numbers is not None, "a job of one compares nothing"
+        match event:
+            case InodesFound(names):
+                return numbers.found(names)
+            case InodesSampled():
+                return numbers.sampled()
+            case InodesDiffer():
+                return numbers.differ(now)
+            case InodesCompared():
+                numbers.compared()
+                return []
+
+    def _begin_epoch(self, now: float, epoch: int) -> list[Action]:
+        return self._whole_step(now, Clear(epoch))
 
     def _begin(self, now: float, peer: NodeId, hello: Hello) -> list[Action]:
         """*peer* has greeted: it is up, and its greeting is its first message."""
@@ -393,7 +433,7 @@ class Node:
         if self.membership is None:
             return []
         self.membership.start()
-        return []
+        return [] if self.inode_numbers is None else self.inode_numbers.sample_if_first()
 
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -474,8 +514,9 @@ class Node:
         return self._cache.held_listing(directory)
 
     def ignore_inodes(self) -> None:
-        """From now on, ignore the inode number in the versions that peers ask for."""
-        self._protocol.ignores_inodes = True
+        """Before the start: leave inode numbers out of versions, by the setting."""
+        if self.inode_numbers is not None:
+            self.inode_numbers.ignoring = True
 
     def is_whole(self, path: Path, version: Version) -> bool:
         """Whether every node holds this file whole. Other files are read in chunks or by handle,

@@ -15,7 +15,7 @@ from copperfs.lab.sim.sim_source import Arrived, Operation, SimulatedSource
 from copperfs.lab.sim.source_client import SimulatedClient
 from copperfs.model.listing import Listing
 from copperfs.model.types import Path, split
-from copperfs.node.actions import ListSource
+from copperfs.node.actions import Action, ListSource
 from copperfs.node.cache.failed_names import FailedNames, Sick
 from copperfs.node.events import Failed
 from copperfs.node.peer.connection_limits import Room
@@ -66,8 +66,8 @@ def settling_by_clocks_that_agree(patch: Patch) -> None:
 
 
 def inode_numbers_are_not_compared(patch: Patch) -> None:
-    def hear(_self: InodeNumbers, _hello: Hello) -> None:
-        """Ignores the greeting."""
+    def hear(_self: InodeNumbers, _now: float, _hello: Hello) -> list[Action]:
+        return []
 
     patch.setattr(InodeNumbers, "hear", hear)
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path as FilePath
-from typing import cast
 
 import pytest
 import trio
@@ -18,16 +17,23 @@ import trio.testing
 from copperfs.daemon import inode_comparison as comparing
 from copperfs.daemon.inode_comparison import LOOKS_S, WITHIN_S, Comparison
 from copperfs.model.types import ROOT, NodeId, Path, Version, is_below
+from copperfs.node.actions import LogEvent
+from copperfs.node.events import ConnectionMade, MessageReceived, Start
 from copperfs.node.node import Node
-from copperfs.node.peer.inode_numbers import COMPARED_MAX
+from copperfs.node.peer.inode_numbers import COMPARED_MAX, InodeNumbers
 from copperfs.node.peer.messages import (
+    EPOCH_LEAP_MAX,
     SAMPLE_MAX,
     SAMPLE_PATH_BYTES_MAX,
     Hello,
+    MembershipUpdate,
+    MemberStatus,
+    Message,
     Seen,
 )
-from copperfs.node.peer.protocol import EPOCH_LEAP_MAX
 from copperfs.node.requests.path_policy import Policy
+from copperfs.node.routing.overlay import Trees
+from copperfs.node.state import Limits
 from copperfs.source import inode_sample as sampling
 from copperfs.source.inode_sample import (
     NAMES_IN_ALL,
@@ -37,6 +43,7 @@ from copperfs.source.inode_sample import (
     other_number,
     take_names,
 )
+from tests.unit.ports_lab import NoPorts
 
 EPOCH = 7
 
@@ -155,38 +162,50 @@ def test_clients_that_number_files_as_they_see_them_are_told_apart(
 # ---- actions of a node ---------------------------------------------------------------------------
 
 
-class FakeNode:
-    epoch = EPOCH
-
-    def __init__(self, root: bytes) -> None:
-        self.policy = Policy(root, b"/mnt")
-        self.lost: frozenset[NodeId] = frozenset()
-        self.ignores_inodes = False
-
-    def ignore_inodes(self) -> None:
-        self.ignores_inodes = True
-
-    def gone(self) -> frozenset[NodeId]:
-        return self.lost
+PEER = NodeId(7)
 
 
-class Lab:
+class Lab(NoPorts):
+    """One node with its comparison, and what they did, in order. One peer is connected to it."""
+
     def __init__(self, root: bytes, me: int, *, is_wanted: bool = True) -> None:
         self.did: list[object] = []
         self._said = trio.Event()
-        self.node = FakeNode(root)
-        self.comparison = Comparison(
-            cast(Node, self.node),
-            lambda: self.did.append("ignore"),
-            self._say,
-            lambda epoch: self.did.append(("begin", epoch)),
-            NodeId(me),
-            is_wanted=is_wanted,
-        )
+        limits = Limits(1 << 20, 1 << 16, None, 30.0)
+        self.node = Node(Policy(root, b"/mnt"), limits, Trees(8, NodeId(me)))
+        self.node.stats.epoch = EPOCH
+        self.driver = self.drive(self.node)
+        self.post = self.driver.post
+        self.comparison = Comparison(self.node, lambda: self.did.append("ignore"), self.post)
+        self.driver.ports.network = self
+        self.driver.ports.inode_comparison = self.comparison
+        self.post(ConnectionMade(PEER))
+        self.hear()
+        self.numbers.is_wanted = is_wanted
+        self.did.clear()
+        self._said = trio.Event()
 
-    def _say(self, epoch: int) -> None:
-        self.did.append(("say", epoch, self.comparison.sample))
-        self._said.set()
+    @property
+    def numbers(self) -> InodeNumbers:
+        assert self.node.inode_numbers is not None
+        return self.node.inode_numbers
+
+    # --- ports -----------------------------------------------------------------------------------
+
+    def send(self, peer: NodeId, message: Message, payload: object) -> None:
+        if isinstance(message, Hello):
+            self.did.append(("say", message.epoch, message.sample))
+            self._said.set()
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.did.append(("begin", epoch))
+
+    def connect(self, peer: NodeId) -> None: ...
+    def disconnect(self, peer: NodeId) -> None: ...
+    def probe(self, peer: NodeId) -> None: ...
+    def note(self, happened: LogEvent) -> None: ...
+
+    # --- what happens ----------------------------------------------------------------------------
 
     def hear(
         self,
@@ -196,18 +215,22 @@ class Lab:
         epoch: int = 1,
         is_sampled: bool = False,
     ) -> None:
-        is_sampled = is_sampled or bool(sample)
-        self.comparison.hear(
-            Hello(
-                NodeId(0),
-                "job",
-                b"",
-                epoch,
-                ignores_inodes=ignores,
-                sample=sample,
-                is_sampled=is_sampled,
-            )
+        hello = Hello(
+            PEER,
+            "",
+            b"",
+            epoch,
+            is_answer=True,
+            ignores_inodes=ignores,
+            sample=sample,
+            is_sampled=is_sampled or bool(sample),
         )
+        self.post(MessageReceived(PEER, hello))
+
+    def lose(self, *nodes: int) -> None:
+        """The peer reports that these are gone."""
+        gone = tuple(MemberStatus(NodeId(each), 0, is_gone=True) for each in nodes)
+        self.post(MessageReceived(PEER, MembershipUpdate(gone)))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """The comparison wakes its waiters at each change."""
@@ -219,6 +242,7 @@ class Lab:
     async def running(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.comparison.run)
+            self.post(Start())
             yield
             nursery.cancel_scope.cancel()
 
@@ -254,7 +278,7 @@ def test_a_node_that_sees_the_same_passes_the_sample_on_and_is_ready(tmp_path: F
             await lab.settled()
             lab.hear(sample)
             assert lab.did == [("say", EPOCH, sample)]
-            assert not lab.comparison.ignoring
+            assert not lab.numbers.ignoring
 
     trio.run(main)
 
@@ -297,10 +321,9 @@ def test_when_the_first_are_gone_the_next_takes_the_sample(tmp_path: FilePath) -
         async with lab.running():
             await trio.testing.wait_all_tasks_blocked()
             assert lab.did == []
-            lab.node.lost = frozenset({NodeId(0), NodeId(1)})
-            lab.comparison.wake()
+            lab.lose(0, 1)
             assert len(await lab.said()) == 1
-            assert lab.comparison.sample
+            assert lab.numbers.sample
 
     trio.run(main)
 
@@ -321,8 +344,8 @@ def test_only_so_many_samples_are_kept(tmp_path: FilePath) -> None:
     (first, *_) = take_sample(bytes(tmp_path))
     for inode in range(2 * COMPARED_MAX):
         lab.hear((Seen(first.path, first.version._replace(inode=inode)),))
-    assert len(lab.comparison._heard) == COMPARED_MAX
-    assert lab.comparison.sample == (Seen(first.path, first.version._replace(inode=0)),)
+    assert len(lab.comparison._orders) == COMPARED_MAX
+    assert lab.numbers.sample == (Seen(first.path, first.version._replace(inode=0)),)
 
 
 def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> None:
@@ -332,10 +355,10 @@ def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> N
         first, second = Lab(bytes(tmp_path / "gone"), 0), Lab(bytes(tmp_path), 1)
         async with first.running(), second.running():
             assert await first.said() == [("say", EPOCH, ())]
-            assert first.comparison.is_sampled
+            assert first.numbers.is_sampled
             second.hear(is_sampled=True)
             assert second.did == [("say", EPOCH, ())]
-            assert not second.comparison.is_pending()
+            assert not second.numbers.is_pending()
             second.hear(is_sampled=True)
             assert second.did == [("say", EPOCH, ())], "once"
 
@@ -345,11 +368,11 @@ def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> N
 def test_with_a_hostfile_nobody_waits_for_a_node_that_may_never_come(tmp_path: FilePath) -> None:
     async def main() -> None:
         lab = Lab(fill(tmp_path), 1)
-        assert lab.comparison.is_pending()
-        lab.comparison.all_have_met = False
-        assert not lab.comparison.is_pending()
+        assert lab.numbers.is_pending()
+        lab.numbers.all_have_met = False
+        assert not lab.numbers.is_pending()
         lab.hear(take_sample(bytes(tmp_path)))
-        assert lab.comparison.is_pending(), "what was heard is compared first"
+        assert lab.numbers.is_pending(), "what was heard is compared first"
         async with lab.running():
             await lab.settled()
 
@@ -407,14 +430,14 @@ def test_a_filesystem_that_hangs_does_not_take_the_others_from_the_sample(
         lab = Lab(bytes(tmp_path), 0)
         lab.comparison.prefixes = two_filesystems(tmp_path)
         async with lab.running():
-            await lab.until(lambda: bool(lab.comparison._taken))
+            await lab.until(lambda: bool(lab.numbers._taken))
             await trio.testing.wait_all_tasks_blocked()
             assert lab.did == [], "it may answer yet"
             clock.jump(LOOKS_S)
-            await lab.until(lambda: lab.comparison.is_sampled)
-            assert places_of(lab.comparison.sample) == {b"well"}
+            await lab.until(lambda: lab.numbers.is_sampled)
+            assert places_of(lab.numbers.sample) == {b"well"}
             hanging.is_drained.set()
-            await lab.until(lambda: len(places_of(lab.comparison.sample)) == 2)
+            await lab.until(lambda: len(places_of(lab.numbers.sample)) == 2)
             assert len(lab.did) == 2, "what came later is said, too"
 
     trio.run(main, clock=clock)
@@ -435,7 +458,7 @@ def test_names_that_come_later_are_passed_on_and_compared(
             await lab.settled()
             lab.hear(longer)
             assert lab.did == [("say", EPOCH, first), ("say", EPOCH, longer)]
-            await lab.until(lambda: lab.comparison.ignoring)
+            await lab.until(lambda: lab.numbers.ignoring)
 
     trio.run(main)
 
@@ -455,7 +478,7 @@ def test_a_filesystem_that_hangs_does_not_keep_others_from_being_compared(
         assert well is not None
         async with lab.running():
             lab.hear((*sick, *renumbered(well)))
-            await lab.until(lambda: lab.comparison.ignoring)
+            await lab.until(lambda: lab.numbers.ignoring)
 
     trio.run(main)
 
@@ -479,8 +502,8 @@ def test_what_could_not_be_compared_in_time_is_said_and_is_not_taken_for_compare
             clock.jump(WITHIN_S)
             await trio.testing.wait_all_tasks_blocked()
             assert not nursery.child_tasks, "it waits no longer"
-            assert lab.comparison.is_pending()
+            assert lab.numbers.is_pending()
             hanging.is_drained.set()
-            await lab.until(lambda: lab.comparison.ignoring)
+            await lab.until(lambda: lab.numbers.ignoring)
 
     trio.run(main, clock=clock)

@@ -2,18 +2,19 @@
 
 import pytest
 
-from copperfs.model.types import NodeId, Path, RequestId
+from copperfs.model.types import NodeId, Path, RequestId, Version
 from copperfs.node.actions import Action, Disagree, Send
 from copperfs.node.events import (
     ConnectionLost,
     ConnectionMade,
-    GreetAgain,
+    InodesFound,
+    InodesSampled,
     ListRequest,
     MessageReceived,
     PeerDisagrees,
 )
 from copperfs.node.node import Node
-from copperfs.node.peer.messages import Hello, Message, Ping, Pong, Request
+from copperfs.node.peer.messages import Hello, Message, Ping, Pong, Request, Seen
 from copperfs.node.peer.session import Agreement, Session
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.overlay import Trees
@@ -117,8 +118,13 @@ def test_a_peer_of_another_version_disagrees(node: Node) -> None:
     assert node.step(0.0, event) == []
 
 
-def test_news_is_said_to_all_connected_peers_and_is_no_greeting_to_answer(node: Node) -> None:
-    assert node.step(0.0, GreetAgain(5)) == []
+def test_news_of_inode_numbers_is_said_to_all_connected_peers_and_is_no_greeting_to_answer(
+    node: Node,
+) -> None:
+    assert node.step(0.0, InodesSampled()) == []
     hear(node, hello(is_answer=True))
-    [again] = sent(node.step(0.0, GreetAgain(5)))
-    assert again == Hello(ME, "job", b"agreed", 5, is_answer=True, places=b"{}")
+    found = (Seen(Path(b"name"), Version(1, 2, 3, 4)),)
+    [again] = sent(node.step(0.0, InodesFound(found)))
+    assert again == Hello(
+        ME, "job", b"agreed", 1, is_answer=True, places=b"{}", sample=found, is_sampled=True
+    )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from copperfs.driver.driver import Driver
 from copperfs.driver.ports import Ports
-from copperfs.lab.sim.inode_comparison_model import Numbers
+from copperfs.lab.sim.inode_comparison_model import SimulatedComparison
 from copperfs.lab.sim.node_clock import NodeClock
 from copperfs.lab.sim.payload_pieces import Piece, size_of
 from copperfs.lab.sim.run_trace import Trace
@@ -159,25 +159,16 @@ class Host:
 
     def begin_life(self) -> None:
         self.post(Start())
-        if self.peers.numbers is not None:
-            self.peers.numbers.wake()
 
     def compare_numbers(self, *, is_wanted: bool, ignoring: bool, all_have_met: bool) -> None:
-        client = self.hands.client
-        self.peers.numbers = self.peers.session.numbers = Numbers(
-            self.node,
-            client.ignore_numbers,
-            self.peers.greet_again,
-            lambda epoch: self.post(Clear(epoch)),
-            self.me,
-            all_have_met=all_have_met,
-            is_wanted=is_wanted,
-            ignoring=ignoring,
-            _process=self.process,
-            _hands=self.hands,
+        numbers = self.node.inode_numbers
+        assert numbers is not None, "a simulated node has peers"
+        numbers.all_have_met, numbers.is_wanted = all_have_met, is_wanted
+        self.driver.ports.inode_comparison = SimulatedComparison(
+            self.post, self.process, self.hands
         )
         if ignoring:
-            client.ignore_numbers()
+            self.hands.client.ignore_numbers()
             self.node.ignore_inodes()
 
     def when_ready(self, do: Callable[[], None], waited_s: float = 0.0) -> None:
@@ -190,7 +181,8 @@ class Host:
 
     @property
     def has_compared(self) -> bool:
-        return self.peers.numbers is None or not self.peers.numbers.is_pending()
+        numbers = self.node.inode_numbers
+        return numbers is None or not numbers.is_pending()
 
     def leave(self, gone: Callable[[], None]) -> None:
         """Tell the other nodes and finish replies under way; then call *gone*, soon in any case."""
@@ -294,8 +286,6 @@ class Host:
 
     def note(self, happened: LogEvent) -> None:
         self.happened.append((self.clock.now, happened))
-        if self.peers.numbers is not None:
-            self.peers.numbers.wake()
 
     # --- answers ---------------------------------------------------------------------------------
 

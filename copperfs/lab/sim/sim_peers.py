@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from copperfs.lab.sim.inode_comparison_model import Numbers
 from copperfs.lab.sim.payload_pieces import EMPTY, Piece, size_of
 from copperfs.lab.sim.sim_blobs import SimulatedBlobs
 from copperfs.lab.sim.sim_transport import Port
@@ -17,7 +16,6 @@ from copperfs.node.events import (
     ConnectionLost,
     ConnectionMade,
     Event,
-    GreetAgain,
     MessageCorrupt,
     MessageReceived,
     Probed,
@@ -44,7 +42,6 @@ class SimulatedPeers:
     blobs: SimulatedBlobs
     post: Callable[[Event], None]
     port: Port = field(init=False)
-    numbers: Numbers | None = None
     met: set[NodeId] = field(default_factory=set)
     """Peers that it was ever connected to."""
     taken_bytes: int = 0
@@ -80,9 +77,6 @@ class SimulatedPeers:
     def probe(self, peer: NodeId) -> None:
         self.port.probe(peer, lambda refused: self.post(Probed(peer, refused)))
 
-    def greet_again(self, epoch: int) -> None:
-        self.post(GreetAgain(epoch))
-
     # --- in --------------------------------------------------------------------------------------
 
     def connected(self, peer: NodeId) -> None:
@@ -97,8 +91,6 @@ class SimulatedPeers:
     def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None:
         is_connected = peer in self.session.connected
         if isinstance(message, Hello):
-            if self.numbers is not None:
-                self.numbers.hear(message)  # before anything else handles it
             if not (is_connected and message.is_answer):
                 self.given_bytes[peer] = 0  # the credit begins anew
             self.met.add(peer)

@@ -16,17 +16,19 @@ The attributes themselves say whether their number counts (``types.py``), so a n
 another's listing without knowing its decision. A node that has just started may still ask for a
 version with a number; a node that ignores numbers takes it as the version without.
 
-The comparison itself is done elsewhere: by the daemon in threads (``daemon/inode_comparison.py``),
-by the simulator in virtual time.
+This module decides; the driver's port to the comparison (``driver/ports.py``) looks names up, in
+threads of the daemon (``daemon/inode_comparison.py``) or in virtual time of the simulator. The node
+orders that by actions and gets the results as events. A greeting comes here before any other part
+of the node sees it, in the same step (``Node``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from copperfs.model.types import NodeId, Version
-from copperfs.node.node import Node
-from copperfs.node.peer.messages import SAMPLE_MAX, Hello, Seen
-from copperfs.node.peer.protocol import EPOCH_LEAP_MAX
+from copperfs.node.actions import Action, CompareInodes, IgnoreInodes, SampleInodes
+from copperfs.node.peer.messages import EPOCH_LEAP_MAX, SAMPLE_MAX, Hello, Seen
+from copperfs.node.state import NodeStats
 
 # Only the first live node takes a sample, so there is one, unless the first nodes have ended.
 COMPARED_MAX = 8 * SAMPLE_MAX
@@ -41,16 +43,15 @@ def has_other_number(here: Version, there: Version) -> bool:
 class InodeNumbers:
     """This node's state of the comparison."""
 
-    node: Node
-    ignore: Callable[[], None]
-    """Makes the source leave inode numbers out from now on."""
-    say_again: Callable[[int], None]
-    """Greets all connected peers again, in this epoch."""
-    begin_epoch: Callable[[int], None]
     me: NodeId
+    stats: NodeStats
+    gone: Callable[[], Collection[NodeId]]
+    greet_again: Callable[[int], list[Action]]
+    """Greets all connected peers again, in this epoch."""
+    begin_epoch: Callable[[float, int], list[Action]]
     all_have_met: bool = True
     """Whether the first node is certain to be there."""
-    is_wanted: bool = True
+    is_wanted: bool = False
     """False: the setting decides."""
     ignoring: bool = False
     """True from the start if the setting or the filesystem requires it."""
@@ -61,94 +62,85 @@ class InodeNumbers:
     """What this node found; None until it has begun to sample."""
     _known: set[Seen] = field(default_factory=set)
     """Names that need no more comparing, or are being compared."""
-    _heard: list[tuple[Seen, ...]] = field(default_factory=list)
-    """Samples to compare."""
-    _compares: int = 0
+    _comparing: int = 0
     """How many comparisons are under way."""
 
-    def wake(self) -> None:
-        """Called when there may be work; the driver replaces it."""
-
-    def hear(self, hello: Hello) -> None:
-        """Takes a greeting, before any other part of the node sees it."""
+    def hear(self, now: float, hello: Hello) -> list[Action]:
+        """A greeting of a peer that was started with the same settings."""
         if not self.is_wanted:
-            return
+            return []
+        actions: list[Action] = []
         if hello.ignores_inodes and not self.ignoring:
-            epoch = self.node.epoch
+            epoch = self.stats.epoch
             is_later = epoch < hello.epoch <= epoch + EPOCH_LEAP_MAX
-            self.begin_to_ignore(hello.epoch if is_later else epoch)
+            actions += self._ignore(now, hello.epoch if is_later else epoch, was_told=True)
         new = tuple(each for each in hello.sample if each not in self._known)
-        if new and len(self._known) + len(new) <= COMPARED_MAX:
+        if new and not self.ignoring and len(self._known) + len(new) <= COMPARED_MAX:
             self._known.update(new)
-            self._heard.append(new)
-            self.wake()
+            self._comparing += 1
+            actions.append(CompareInodes(new))
         is_longer = len(hello.sample) > len(self.sample)
         if is_longer and hello.sample[: len(self.sample)] == self.sample:
             self.sample = hello.sample
         elif not hello.is_sampled or self.is_sampled:
-            return  # nothing new for the peers
+            return actions  # nothing new for the peers
         self.is_sampled = True
-        self.say_again(self.node.epoch)
-        self.wake()
+        return actions + self.greet_again(self.stats.epoch)
 
     # --- the sample ------------------------------------------------------------------------------
 
-    def begins_to_take(self) -> bool:
-        """Whether this node has to take the sample, and has not begun."""
-        if self._taken is not None or self.is_sampled or not self.is_first():
-            return False
+    def sample_if_first(self) -> list[Action]:
+        """The node has started, or other nodes may be gone: take the sample if that is this node's
+        task, and it has not begun."""
+        if not self.is_wanted or self.ignoring or self.is_sampled or self._taken is not None:
+            return []
+        if not self._is_first():
+            return []
         self._taken = ()
-        return True
+        return [SampleInodes()]
 
-    def found(self, names: tuple[Seen, ...]) -> None:
+    def found(self, names: tuple[Seen, ...]) -> list[Action]:
         """Names found in the source. A sample that was sent to the peers already grows by them."""
         before = self._taken or ()
         self._taken = (*before, *names)
         self._known.update(names)
-        if names and self.is_sampled and self.sample == before:
-            self.sample = self._taken
-            self.say_again(self.node.epoch)
+        if not names or not self.is_sampled or self.sample != before:
+            return []
+        self.sample = self._taken
+        return self.greet_again(self.stats.epoch)
 
-    def sampled(self) -> None:
-        """Declare the names found so far to be the sample."""
+    def sampled(self) -> list[Action]:
+        """Declare the names found so far to be the sample, unless another node was faster."""
+        if self.is_sampled and (self.sample or not self._taken):
+            return []
         self.is_sampled = True
         if not self.sample:
             self.sample = self._taken or ()
-        self.say_again(self.node.epoch)
-        self.wake()
+        return self.greet_again(self.stats.epoch)
 
     # --- comparing -------------------------------------------------------------------------------
 
-    def next_heard(self) -> tuple[Seen, ...]:
-        """The next names to compare; empty if there are none."""
-        return self._heard.pop(0) if self._heard else ()
+    def differ(self, now: float) -> list[Action]:
+        """This node's client shows another number than the client of another node."""
+        return [] if self.ignoring else self._ignore(now, self.stats.epoch + 1, was_told=False)
 
-    def begins_to_compare(self) -> None:
-        self._compares += 1
+    def compared(self) -> None:
+        """What a ``CompareInodes`` ordered is done."""
+        self._comparing -= 1
 
-    def compared(self, *, is_other: bool) -> None:
-        """A comparison that ``begins_to_compare`` counted has ended."""
-        self._compares -= 1
-        self.wake()
-        if is_other and not self.ignoring:
-            self.begin_to_ignore(self.node.epoch + 1)
-
-    def begin_to_ignore(self, epoch: int) -> None:
+    def _ignore(self, now: float, epoch: int, *, was_told: bool) -> list[Action]:
         self.ignoring = True
-        self.node.ignore_inodes()
-        self.ignore()
-        self.wake()
-        self.say_again(epoch)  # before any message of the new epoch
-        self.begin_epoch(epoch)
+        greetings = self.greet_again(epoch)  # before any message of the new epoch
+        return [IgnoreInodes(was_told), *greetings, *self.begin_epoch(now, epoch)]
 
-    def is_first(self) -> bool:
+    def _is_first(self) -> bool:
         """Whether all nodes before this one are gone."""
-        return self.node.gone().issuperset(map(NodeId, range(self.me)))
+        return set(self.gone()).issuperset(map(NodeId, range(self.me)))
 
     def is_pending(self) -> bool:
         """Whether it is still unknown if this node's numbers are those of the others."""
         if not self.is_wanted or self.ignoring:
             return False
-        if self._heard or self._compares:
+        if self._comparing:
             return True
-        return self.all_have_met and not self.is_sampled and not self.is_first()
+        return self.all_have_met and not self.is_sampled and not self._is_first()

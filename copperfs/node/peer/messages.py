@@ -26,6 +26,8 @@ SAMPLE_PATH_BYTES_MAX = 512
 """The longest path of such a name, because a sample travels with each greeting."""
 PASSED_MAX = 4
 """After this many owners have not replied, a node reads the source."""
+EPOCH_LEAP_MAX = 1 << 20
+"""A larger jump is a fault of the sender, and would leave no room for later epochs."""
 RECORDS_MAX = 4096
 """Records in one message; a job in which more nodes are gone sends several."""
 LISTING_MAX_BYTES = 256 << 20

@@ -48,7 +48,9 @@ from copperfs.node.fetch.table import FetchTable
 from copperfs.node.membership.swim import Membership
 from copperfs.node.peer.collectives import Collectives
 from copperfs.node.peer.flow_control import FlowControl, PushForward, part_size, parts_in
+from copperfs.node.peer.inode_numbers import InodeNumbers
 from copperfs.node.peer.messages import (
+    EPOCH_LEAP_MAX,
     LISTING_MAX_BYTES,
     Batch,
     Cancel,
@@ -73,7 +75,6 @@ from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.route import Routing
 from copperfs.node.state import FetchKind, NodeStats
 
-EPOCH_LEAP_MAX = 1 << 20
 # Events of this node itself.
 Alone = PushBatch | Pushed | PushedListing
 
@@ -92,8 +93,8 @@ class PeerProtocol:
     offers: SpeculativePush
     membership: Membership | None
     """None for a job of one node."""
-    ignores_inodes: bool = False
-    """Whether this node leaves inode numbers out of versions (``inode_numbers.py``)."""
+    inode_numbers: InodeNumbers | None
+    """None for a job of one node."""
 
     def step(self, now: float, event: FromPeer) -> list[Action]:
         membership = self.membership
@@ -115,6 +116,8 @@ class PeerProtocol:
         for peer in self.membership.take_overdue():
             actions += self.fetches.reply_overdue(now, peer)
         if self.membership.take_state_change():
+            if self.inode_numbers is not None:
+                actions += self.inode_numbers.sample_if_first()
             actions += self.fetches.machine.reconsider(now, self.fetches.running())
         return actions
 
@@ -199,7 +202,6 @@ class PeerProtocol:
                 return []
 
     def _hear_epoch(self, now: float, epoch: int) -> list[Action]:
-        # A leap is a fault of the sender, and would leave no room for later epochs.
         if not self.stats.epoch < epoch <= self.stats.epoch + EPOCH_LEAP_MAX:
             return []
         return self.handler.clear(now, epoch)
@@ -214,7 +216,9 @@ class PeerProtocol:
             return [Send(peer, ErrorReply(message.number, self.stats.epoch, errno.EBUSY))]
         if self.policy.place(message.path) is not Place.SHARED:
             return self.replies.with_error(LookupRequest(request, message.path), errno.EXDEV)
-        if self.ignores_inodes and message.version is not None and message.version.inode:
+        numbers = self.inode_numbers
+        ignores_inodes = numbers is not None and numbers.ignoring
+        if ignores_inodes and message.version is not None and message.version.inode:
             # The requester saw the file before it learnt that inode numbers do not count, and this
             # node's client has another number for the same version.
             message = replace(message, version=message.version._replace(inode=0))

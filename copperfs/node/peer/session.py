@@ -13,11 +13,11 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from copperfs.model.types import NodeId
 from copperfs.node.actions import Action, Disagree, Send
-from copperfs.node.peer.messages import Hello, Seen
+from copperfs.node.peer.inode_numbers import InodeNumbers
+from copperfs.node.peer.messages import Hello
 from copperfs.node.state import NodeStats
 
 KINDS = ("shared", "local", "ring")
@@ -49,21 +49,13 @@ class Agreement:
         return difference(me, self.places, peer, hello.places)
 
 
-class InodeNumbersSaid(Protocol):
-    """The part of a greeting about inode numbers; see ``inode_numbers.py``."""
-
-    ignoring: bool
-    sample: tuple[Seen, ...]
-    is_sampled: bool
-
-
 @dataclass(slots=True)
 class Session:
     me: NodeId
     stats: NodeStats
     agreement: Agreement = field(default_factory=Agreement)
-    numbers: InodeNumbersSaid | None = None
-    """None: this node compares no inode numbers."""
+    numbers: InodeNumbers | None = None
+    """What a greeting says of inode numbers; None: nothing."""
     connected: set[NodeId] = field(default_factory=set)
     disagreeing: dict[NodeId, str] = field(default_factory=dict)
     """Nodes that were started with other settings, with the sentence for the user."""
