@@ -1,13 +1,9 @@
 """Chunk disk: connects the node's chunk cache to the disk store, and makes the placement.
 
-The node keeps chunks in memory and decides everything. This module does what the node cannot: it
-makes the placement from the roster, and carries chunks between the engine's blobs and the store on
-this node's disk. A chunk loaded from disk comes with the digest that was taken where the source was
-read, and keeps it on its way to other nodes.
+A chunk loaded from disk keeps the digest that was taken where the source was read.
 
-The store starts before the mount is ready, because the node need not read what it finds there from
-the source again. The mount does not wait for a disk that does not answer by then: the store is
-degraded, and may recover.
+The store starts before the mount is ready, so that the node does not read its content from the
+source again. If the disk does not answer by then, the store is degraded, and may recover.
 """
 
 import logging
@@ -34,14 +30,13 @@ log = logging.getLogger(__name__)
 BEGINS_WITHIN_S = 15.0
 """The store finds a million chunks in 3 s. It gives up on its disk before this deadline."""
 MOVES_WITHIN_S = 2.0
-"""For the writes that are pending when the daemon ends: at most 64 MiB."""
-# More virtual nodes spread the chunks more evenly, and cost nothing while the ring stays small.
+"""For at most 64 MiB of writes that are pending when the daemon ends."""
+# More virtual nodes spread the chunks more evenly.
 VNODES_MAX = 500
 POINTS_MAX = 1_000_000
 
 
 def chunk_bytes_of(settings: Settings, launch: Launch | None) -> int:
-    """The size of chunks; 0 if no node of the job keeps any."""
     if launch is None:
         has_tier = settings.tier_dir is not None
     else:
@@ -50,7 +45,6 @@ def chunk_bytes_of(settings: Settings, launch: Launch | None) -> int:
 
 
 def placement_of(settings: Settings, launch: Launch | None) -> Placement | None:
-    """The map from chunks to owners; None in a job of one, or if no node keeps chunks."""
     if launch is None or not chunk_bytes_of(settings, launch):
         return None
     members = launch.roster.members
@@ -64,7 +58,7 @@ def vnodes_for(nodes: int) -> int:
 
 
 async def open_tier_store(settings: Settings, source_root: bytes) -> DiskStore | None:
-    """The store of this node; None if it has none. MountError if its directory is unusable."""
+    """MountError if the directory is unusable."""
     if settings.tier_dir is None:
         return None
     limits = DiskLimits(
@@ -89,7 +83,7 @@ class ChunkDisk:
     _begun: trio.Event = field(default_factory=trio.Event)
     _over: deque[tuple[ChunkKey, bool] | None] = field(default_factory=deque)
     """Outcomes of writes that the node has not been told yet; the node bounds their number. None
-    means that the disk accepts chunks again. It is told in order, after the outcomes before it."""
+    means that the disk accepts chunks again."""
     _news: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
@@ -103,12 +97,10 @@ class ChunkDisk:
             self._begun.set()
 
     async def wait_begun(self) -> None:
-        """Wait until the store knows its content; for ``BEGINS_WITHIN_S`` at most."""
         with trio.move_on_after(BEGINS_WITHIN_S):
             await self._begun.wait()
 
     async def wait_moved(self) -> None:
-        """Wait until the accepted chunks are written; for ``MOVES_WITHIN_S`` at most."""
         with trio.move_on_after(MOVES_WITHIN_S):
             await self.store.wait_moved()
 
@@ -121,8 +113,8 @@ class ChunkDisk:
         if not self.store.put_nowait(key, self._chunk(blob), over):
             over(False)
 
-    def _is_over(self, key: ChunkKey, written: bool) -> None:  # called by the store
-        """Queue the outcome: the node may be in the middle of a step."""
+    def _is_over(self, key: ChunkKey, written: bool) -> None:
+        """The store may call this in the middle of a step of the node, so it only queues."""
         self._over.append((key, written))
         self._news.set()
 

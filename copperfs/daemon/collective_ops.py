@@ -1,10 +1,7 @@
-"""Collective operations: what each node does for a collective, and how two results are merged.
+"""Collective operations: what each node does for a collective, and how results are merged.
 
-The node carries a collective to every node and collects the results. Merging keeps the result of
-8,300 nodes as small as that of one, except for lists by node.
-
-Results are compressed JSON: named numbers stay readable for years, and compression fits a list of
-all nodes into one message.
+The merged result of 8,300 nodes is as small as that of one, except for lists by node. Results are
+compressed JSON: a list of all nodes fits into one message.
 """
 
 import json
@@ -24,26 +21,21 @@ from copperfs.node.events import CallPerformed, Event, StartCall
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
-# The most that this node unpacks of a peer's result.
 RESULT_BYTES_MAX = 32 << 20
-# The room in one message.
 PACKED_BYTES_MAX = 1 << 20
 # The exceptions that a result made up by a peer may raise.
 UNUSABLE = (ValueError, TypeError, OverflowError, RecursionError)
 
 
 Operation = Callable[[Result], Awaitable[Result]]
-"""Performs the operation on this node, with the collective's argument."""
 
 
 @dataclass(slots=True)
 class CollectiveOperations:
-    """The operations of this node."""
-
     by_name: Mapping[str, Operation]
 
     async def perform(self, name: str, argument: bytes) -> bytes:
-        """This node's result; empty if the operation fails, which leaves this node out."""
+        """Empty if the operation fails, which leaves this node out."""
         operation = self.by_name.get(name)
         if operation is None:
             log.info("asked for %s, which this version does not have", name)
@@ -75,8 +67,7 @@ class CollectiveOperations:
 
 @dataclass(slots=True)
 class RunningCalls:
-    """This node's part in the running collectives: one cancellable task for each. It is the
-    driver's port to the operations."""
+    """The driver's port to the operations: one cancellable task for each running collective."""
 
     post: Callable[[Event], None]
     operations: CollectiveOperations = field(default_factory=lambda: CollectiveOperations({}))
@@ -96,7 +87,7 @@ class RunningCalls:
     async def call(
         self, request: RequestId, operation: str, argument: Result, within_s: float
     ) -> Result:
-        """Run an operation on all nodes; the merged results of those that replied in time."""
+        """The merged results of the nodes that replied in time."""
         ended = trio.Event()
         results = []
 
@@ -112,8 +103,6 @@ class RunningCalls:
         finally:
             del self._ended[request]
         return unpack(results[0]) if results[0] else {}
-
-    # --- what the driver says --------------------------------------------------------------------
 
     def begin(self, call: PerformCall) -> None:
         self.scopes[call.call] = trio.CancelScope()
@@ -146,7 +135,6 @@ def pack(result: Result) -> bytes:
 
 
 def unpack(data: bytes) -> Result:
-    """Raises ValueError if *data* is not a result."""
     try:
         whole = zlib.decompressobj().decompress(data, RESULT_BYTES_MAX)
     except zlib.error as error:
@@ -159,7 +147,7 @@ def unpack(data: bytes) -> Result:
 
 def added(one: Result, other: Result) -> Result:
     """Merge two results. Numbers are summed, except those under ``max_`` and ``min_``; lists are
-    joined; objects under one name are merged in turn. Of any other type the first value stays."""
+    joined; objects are merged in turn. Of any other type the first value stays."""
     both = dict(one)
     for key, value in other.items():
         both[key] = _both(key, both[key], value) if key in both else value
@@ -167,7 +155,7 @@ def added(one: Result, other: Result) -> Result:
 
 
 def numbers_in(result: Result, key: str) -> set[int]:
-    """The list of numbers under *key*. A peer may have sent anything, so the types are checked."""
+    """The numbers under *key*; a peer may have sent anything."""
     listed = result.get(key)
     return {each for each in listed if isinstance(each, int)} if isinstance(listed, list) else set()
 

@@ -1,8 +1,7 @@
 """Control server: answers ioctls, which the front forwards over a separate socket.
 
-Each request is a task, since a clear waits for the kernel. Their number and their time are bounded.
-A reply longer than one buffer is kept for ``KEPT_FOR_S``, and the client fetches it in parts, under
-a token that only the same user can use.
+Each request is a task, since a clear waits for the kernel. The client fetches a reply longer than
+one buffer in parts, under a token that only the same user can use.
 """
 
 import errno
@@ -46,7 +45,7 @@ Taker = Callable[[bytes], Awaitable[object]]
 
 
 async def _packed(answer: object) -> bytes:
-    """As JSON. A thread writes a long list, because that would block other requests."""
+    """A thread writes a long list, because that would block other requests."""
     if isinstance(answer, list) and len(answer) > LONG_LIST:
         whole = await trio.to_thread.run_sync(json.dumps, answer, abandon_on_cancel=True)
     else:
@@ -65,17 +64,15 @@ class _Kept:
 
 @dataclass(slots=True)
 class ControlServer:
-    """Serves *answerers*, one for each kind of request."""
-
     sock: socket.socket
     answerers: Mapping[IoctlRequest, Answerer]
     takers: Mapping[IoctlRequest, Taker] = field(default_factory=dict)
-    """Answerers that get the data of the request."""
+    """These get the data of the request."""
     refused: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)
 
     async def run(self) -> None:
-        """Serve until the front closes the socket, which it does when the mount is gone."""
+        """Serve until the front closes the socket because the mount is gone."""
         limiter = trio.CapacityLimiter(TASKS_MAX)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._forget_old)
@@ -135,16 +132,14 @@ class ControlServer:
         return token
 
     def _drop_old(self, count_max: int, bytes_max: int) -> None:
-        """Drop expired replies, and then the oldest until the rest is within these bounds. Replies
-        for other users go first, so that their requests cannot evict those of the daemon's
-        owner."""
+        """Drop expired replies, then the oldest until the rest is within these bounds, those for
+        other users first."""
         held_bytes = sum(len(each.whole) for each in self._kept.values())
 
         def goes_before(token: int) -> tuple[bool, bool]:
             kept = self._kept[token]
             return kept.until > trio.current_time(), is_owner(kept.uid, os.getuid())
 
-        # the sort is stable: the oldest of each kind first
         for token in sorted(self._kept, key=goes_before):
             young, _ = goes_before(token)
             if young and len(self._kept) <= count_max and held_bytes <= bytes_max:
@@ -163,6 +158,6 @@ class ControlServer:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self.sock)
             except (BrokenPipeError, ConnectionResetError):
-                return  # the mount is gone meanwhile
+                return
             else:
                 return

@@ -1,14 +1,12 @@
 """Core dump filter: a core dump of the daemon holds its registers and none of its memory.
 
-The daemon's memory holds other users' files (blobs, replies, messages of ZeroMQ), names in their
-directories, and this node's secret key. ZeroMQ keeps copies of the key that no call of its
-interface reaches. ``madvise(MADV_DONTDUMP)`` works on pages, and ``malloc`` mixes all of these in
-one page. So the daemon sets the filter of its own process to exclude anonymous memory (core(5)). An
-administrator can set the filter back for one daemon; mappings of blobs are excluded even then
-(``blob.c``).
+The daemon's memory holds other users' files and names, and this node's secret key, of which ZeroMQ
+keeps copies. ``malloc`` mixes all of these in one page, so ``madvise(MADV_DONTDUMP)`` cannot
+exclude them. An administrator can set the filter (core(5)) back; mappings of blobs are excluded
+even then (``blob.c``).
 
-Rejected: ``prctl(PR_SET_DUMPABLE, 0)`` gives ``/proc/PID`` to root, and the daemon's own user could
-then neither trace nor inspect it.
+Rejected: ``prctl(PR_SET_DUMPABLE, 0)`` gives ``/proc/PID`` to root, so that the daemon's own user
+could not trace it.
 """
 
 import logging
@@ -21,7 +19,6 @@ HEADERS_ONLY = "0x10"
 
 
 def leave_out_memory() -> None:
-    """Set the filter for this process and its children."""
     try:
         with open(FILTER, "w", encoding="ascii") as file:
             file.write(HEADERS_ONLY)

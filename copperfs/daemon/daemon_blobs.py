@@ -1,12 +1,10 @@
 """The blob table of the daemon: bytes outside the Python heap, and the digests of their parts.
 
-An arriving part is copied once, into its blob. The front reads it there, and the node forwards it
-from there. A large message in one piece, such as a chunk, is not copied: the message itself becomes
-the blob (0.1 ms less for a chunk).
+An arriving part is copied once, into its blob. A large message in one piece becomes the blob itself
+(0.1 ms less for a chunk).
 
-The node that reads the source takes the digest once, when it first sends a part. Every other node
-keeps the digest that came with the part. So each arrival is checked against what the reader of the
-source saw, whatever the number of hops.
+The node that reads the source takes the digest once. Every other node keeps the digest that came
+with the part, so that each arrival is checked against it.
 """
 
 import logging
@@ -29,8 +27,6 @@ ADOPTED_BYTES_MIN = 64 << 10
 
 @dataclass(slots=True)
 class DaemonBlobs:
-    """The bytes behind the node's handles, and the digests of their parts."""
-
     held: dict[BlobId, Blob] = field(default_factory=dict)
     _digests: dict[BlobId, dict[int, bytes]] = field(default_factory=dict)
     _lent: dict[PayloadId, Payload] = field(default_factory=dict)
@@ -39,7 +35,7 @@ class DaemonBlobs:
     _next: int = 0
 
     def keep_blob(self, blob: Blob, known: bytes | None = None) -> BlobId:
-        """*known*: the digest of a blob of one part, if it came with one."""
+        """*known*: the digest of a blob of one part."""
         self._next += 1
         number = BlobId(self._next)
         self.held[number] = blob
@@ -51,11 +47,10 @@ class DaemonBlobs:
         return self._keep_frame(self._lent[payload])
 
     def _keep_frame(self, payload: Payload) -> BlobId:
-        """Keep a payload as it came, so that it can be forwarded."""
         return self.keep_blob(adopted(memoryview(payload.data)), payload.digest)
 
     def whole(self, number: BlobId) -> Payload:
-        """The blob in one piece, whatever its size; for a batch."""
+        """The blob in one piece, for a batch."""
         return _with_digest(self.held[number].view, 0, self._digests.setdefault(number, {}))
 
     def release(self, number: BlobId) -> None:
@@ -72,7 +67,7 @@ class DaemonBlobs:
         return _part(data, index, self._digests.setdefault(content, {}))
 
     def offer(self, offer: Offer, contents: tuple[BlobId | Listing, ...]) -> tuple[Offer, Payload]:
-        """All contents in one piece; each item keeps the digest it has from the source."""
+        """Each item keeps the digest it has from the source."""
         items, pieces = [], []
         for item, content in zip(offer.items, contents, strict=True):
             piece = self.part(content, 0, item.total_bytes)
@@ -87,11 +82,8 @@ class DaemonBlobs:
         blob.view[start : start + len(payload.data)] = payload.data
         self._digests.setdefault(number, {})[index] = payload.digest
 
-    # --- payloads of messages --------------------------------------------------------------------
-
     def lend(self, payload: Payload) -> PayloadId:
-        """Lend a payload to the event that announces it: until ``take_back``, or longer if the node
-        holds it."""
+        """Lend a payload to an event until ``take_back``, or longer if the node holds it."""
         self._next += 1
         number = PayloadId(self._next)
         self._lent[number] = payload
@@ -188,7 +180,6 @@ def _part(data: memoryview, index: int, digests: dict[int, bytes]) -> Payload:
 
 
 def _with_digest(data: memoryview, index: int, digests: dict[int, bytes]) -> Payload:
-    """The digest is computed once and remembered in *digests*."""
     if index not in digests:
         digests[index] = digest(data)
     return Payload(data, digests[index])

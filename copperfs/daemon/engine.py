@@ -50,23 +50,20 @@ from copperfs.wire.payload import Payload
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# How long a caller waits until the kernel has invalidated a name. That takes well below a
-# millisecond unless a slow lookup in the same directory is under way.
+# The kernel takes well below a millisecond unless a slow lookup in the same directory is under way.
 KERNEL_TOLD_S = 1.0
 HOUSEKEEPING_S = 1.0
 CLEARS_AT_ONCE = 4
 EIO_EVERY_S = 10.0
-# Time for the other nodes to learn that this one leaves, and to get the replies they wait for.
+# Time to tell the other nodes, and to send the replies they wait for.
 LEAVES_WITHIN_S = 1.0
 
 
 @dataclass(slots=True)
 class Alarm:
-    """The driver's port to the clock."""
-
     wakes_at: float = math.inf
     _wake: trio.Event = field(default_factory=trio.Event)
-    """Set when the node needs an earlier wakeup than planned."""
+    """The node needs an earlier wakeup than planned."""
 
     @staticmethod
     def now() -> float:
@@ -97,7 +94,7 @@ class Engine:
     calls: RunningCalls = field(init=False)
     alarm: Alarm = field(default_factory=Alarm)
     nursery: trio.Nursery | None = None
-    """While the engine runs: owns the tasks that outlive a request."""
+    """Owns the tasks that outlive a request."""
     happened: Callable[[LogEvent], object] = lambda _: None
     """Gets the events from which a failure can be reconstructed; see ``failure_log.py``."""
     notifications: Notifications = field(default_factory=Notifications)
@@ -105,12 +102,10 @@ class Engine:
     _tier: ChunkDisk | None = None
     _next: int = 1
     _stepped: trio.Event = field(default_factory=trio.Event)
-    # A notification waits for lookups in its directory, which may hang. The clear then gives up,
-    # but its thread still waits. So clears have their own limiters.
+    # When a clear gives up, its thread still waits for a lookup. So clears have their own limiters.
     _telling: trio.CapacityLimiter = field(init=False)
     _telling_rest: trio.CapacityLimiter = field(init=False)
     _eio: int = 0
-    """Errors since the last log line about them."""
     _eio_said_at: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -131,7 +126,6 @@ class Engine:
 
     @property
     def peers(self) -> Peers | None:
-        """Set before ``run`` in a job of several nodes."""
         return self._peers
 
     @peers.setter
@@ -141,25 +135,22 @@ class Engine:
 
     @property
     def tier(self) -> ChunkDisk | None:
-        """Set before ``run`` where chunks are kept on a disk."""
         return self._tier
 
     @tier.setter
     def tier(self, tier: ChunkDisk) -> None:
         self._tier = self.driver.ports.chunk_store = tier
 
-    # --- for the handlers ------------------------------------------------------------------------
-
     async def ask(self, question: Callable[[RequestId], Question], deliver: Deliver[T]) -> T:
         """Send a request to the node; returns what *deliver* made of the reply."""
         return await self.applications.ask(question(RequestId(self._number())), deliver)
 
     async def wait_kernel_told(self, path: Path) -> None:
-        """Wait until the kernel has invalidated *path*; for ``KERNEL_TOLD_S`` at most."""
+        """Returns after ``KERNEL_TOLD_S`` at the latest."""
         await self.notifications.wait_told(path, KERNEL_TOLD_S)
 
     async def call(self, operation: str, argument: Result, within_s: float) -> Result:
-        """Run an operation on all nodes; the merged results of those that replied in time."""
+        """The merged results of the nodes that replied in time."""
         return await self.calls.call(RequestId(self._number()), operation, argument, within_s)
 
     async def wait_backlog_below(self, size: int) -> None:
@@ -167,16 +158,13 @@ class Engine:
         await self.wait_until(lambda: self.node.flow.backlog_bytes < size)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a step of the node has made *condition* true."""
+        """*condition* becomes true by a step of the node."""
         while not condition():
             if self._stepped.is_set():  # else other tasks already wait for it
                 self._stepped = trio.Event()
             await self._stepped.wait()
 
-    # --- for the daemon --------------------------------------------------------------------------
-
     async def run(self) -> None:
-        """Run the node's clock and housekeeping, and send notifications to the kernel."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.fetcher.run, self._arrived)
             nursery.start_soon(self._run_clock)
@@ -192,8 +180,6 @@ class Engine:
                 nursery.start_soon(self.peers.run)
 
     async def leave(self) -> None:
-        """Tell the other nodes that this one leaves, and send the replies they wait for; for
-        ``LEAVES_WITHIN_S`` at most."""
         if self.peers is None:
             return
         with trio.move_on_after(LEAVES_WITHIN_S):
@@ -221,7 +207,6 @@ class Engine:
         self.post(FrontRead(key.path, key.version, self.blobs.keep_blob(blob), ahead, used))
 
     def take_listing(self, path: Path, listing: Listing, epoch: int, *, ahead: bool) -> None:
-        """The front listed a directory without a request to the node."""
         self.post(FrontListed(path, listing, epoch, ahead))
 
     def replaced(self, path: Path) -> None:
@@ -229,7 +214,6 @@ class Engine:
         self.post(Replaced(path))
 
     def post(self, event: Event) -> None:
-        """Let the node take one step, and perform its actions."""
         self.driver.post(event)
         if not self._stepped.is_set():
             self._stepped.set()
@@ -244,8 +228,6 @@ class Engine:
         log.error("%s (it is not talked to)", sentence)
         if self.peers is not None:
             self.peers.changed()
-
-    # --- the source ------------------------------------------------------------------------------
 
     def _arrived(self, outcome: Arrived) -> None:
         if isinstance(outcome, Failed) and outcome.error == errno.EIO:
@@ -271,8 +253,6 @@ class Engine:
         )
         self._eio, self._eio_said_at = 0, now
 
-    # --- background ------------------------------------------------------------------------------
-
     async def _run_clock(self) -> None:
         while True:
             if await self.alarm.wait_until(self.node.deadline()):
@@ -287,8 +267,6 @@ class Engine:
             if used:
                 self.post(Used(tuple(used)))
 
-    # --- odds and ends ---------------------------------------------------------------------------
-
     def _number(self) -> int:
         self._next += 1
         return self._next
@@ -297,5 +275,4 @@ class Engine:
         return None if until is None else until - self.alarm.now()
 
     def blob_bytes(self) -> int:
-        """Bytes of all blobs that are held."""
         return sum(len(blob) for blob in self.blobs.held.values())

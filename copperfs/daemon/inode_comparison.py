@@ -23,8 +23,7 @@ from copperfs.source.inode_sample import PREFIXES_MAX, names_of_each, other_numb
 
 log = logging.getLogger(__name__)
 
-# A node waits no longer than this for a source that hangs. The sampling node waits less, so that
-# the others have the sample in time.
+# The sampling node waits less, so that the others have the sample in time.
 WITHIN_S, LOOKS_S = 10.0, 4.0
 # A filesystem that gives an error is tried again after this time.
 AGAIN_S = 60.0
@@ -49,7 +48,7 @@ class Comparison:
     _threads: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(2 * PREFIXES_MAX)
     )
-    """A separate limiter: threads that hang in a filesystem do not use up trio's own."""
+    """Threads that hang must not use up trio's own limiter."""
     _woken: trio.Event = field(default_factory=trio.Event)
 
     # --- the port of the driver ------------------------------------------------------------------
@@ -84,8 +83,7 @@ class Comparison:
         self._woken = trio.Event()
 
     async def wait(self) -> None:
-        """Wait until this node's numbers are known to match the others' or not; for ``WITHIN_S`` at
-        most."""
+        """Wait for the result of the comparison; for ``WITHIN_S`` at most."""
         with trio.move_on_after(WITHIN_S) as scope:
             while self.numbers.is_pending():
                 await self._woken.wait()

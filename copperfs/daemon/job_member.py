@@ -1,18 +1,12 @@
 """Job member: one node's part in a job, and the requests that address all nodes together.
 
-``join_job`` makes the node's place in the trees and its transport from the launch. ``JobMember``
-has the operations behind ``copperfs clear``, ``stats --all`` and ``tree``, and combines them with
-those of ``warmup_coordinator.py`` and ``readiness.py``. A single node is a job of one and uses the
-same code.
-
-Every result carries the numbers of its nodes. The asking node compares them with the roster and
-reports the missing ones. A node that is cut off from the first tree cuts off its subtree, too.
+A single node is a job of one. Every result carries the numbers of its nodes, and the others are
+reported as missing. A node that is cut off from the first tree cuts off its subtree, too.
 
 A clear is two collectives, so that two concurrent clears do what both ask for. The first reads the
-latest epoch of all nodes, the second starts the next epoch on all of them. Another clear or a peer
-may have started that epoch on some node meanwhile. It did so after this clear was requested, which
-is all that was wanted. And no node ends in a later epoch than the others, which would clear them
-once more at some later time.
+latest epoch of all nodes, the second starts the next epoch on all of them. A node that has started
+that epoch meanwhile did so after this clear was requested, which is enough. No node ends in a later
+epoch than the others, which would clear them again.
 """
 
 import json
@@ -45,16 +39,16 @@ from copperfs.node.routing.overlay import Trees
 from copperfs.transport.interface import Transport
 
 VERSION = 1
-"""The version of the documents about all nodes; later versions only add keys."""
-# A node that has not replied by then is missing. The control server waits longer than the slowest
-# of these, a clear, which is two collectives. So does the front, unless the source deadline, on
-# which its own deadline depends, was made short: then these are shortened as well.
+"""Later versions of the documents only add keys."""
+# A node that has not replied by then is missing. The control server waits longer than for a clear,
+# which is two collectives. So does the front, unless the source deadline is short: then these are
+# shortened.
 CALL_WITHIN_S = 10.0
 EPOCH_WITHIN_S = 5.0
 CLEAR_WITHIN_S = 15.0
 # The front's deadline is that of the source plus this.
 FRONT_GRACE_S = 5.0
-# A larger job is shown as sums only: they tell more than a list of nodes.
+# A larger job is shown as sums only.
 NODES_SHOWN_MAX = 256
 SUMMED = (
     "hits",
@@ -108,12 +102,9 @@ def join_job(
 
 @dataclass(slots=True)
 class JobMember:
-    """The requests that address all nodes."""
-
     engine: Engine
     settings: Settings
     document: Callable[[], Result]
-    """This node's statistics."""
     reset: Callable[[], object]
     roster: Roster | None = None
 
@@ -142,15 +133,12 @@ class JobMember:
             }
         )
 
-    # --- asked here ------------------------------------------------------------------------------
-
     async def _call(self, operation: str, within_s: float, **argument: object) -> Result:
         front_waits_s = self.settings.source_deadline_s + FRONT_GRACE_S - 1
         share = min(1.0, front_waits_s / (EPOCH_WITHIN_S + CLEAR_WITHIN_S))
         return await self.engine.call(operation, argument, within_s * share)
 
     async def clear(self) -> Result:
-        """Start a new epoch on every node."""
         before = await self._call("epoch", EPOCH_WITHIN_S)
         epoch = max(before.get("max_epoch", 0), self._own_epoch()) + 1
         cleared = await self._call("clear", CLEAR_WITHIN_S, epoch=epoch)
@@ -177,8 +165,6 @@ class JobMember:
         return document
 
     async def tree(self) -> Result:
-        """Every node of the roster with its places. Only the node itself knows how it reaches its
-        parents."""
         result = await self._call("tree", CALL_WITHIN_S)
         answered = self._answered(result)
         links = {each["number"]: each["parents"] for each in result.get("links", [])}
@@ -214,7 +200,6 @@ class JobMember:
         }
 
     async def scrub(self, request: bytes) -> Result:
-        """Start to check the chunks on the disk of this node, or of all nodes."""
         return await self._ask_scrubs("scrub", request)
 
     async def scrub_state(self, request: bytes) -> Result:
@@ -235,7 +220,7 @@ class JobMember:
         return await self._head(answered) | {key: result.get(key, 0) for key in SCRUB_KEYS}
 
     async def ring(self, request: bytes) -> Result:
-        """The share and the held chunks of each owner; or the owners of one file's chunks."""
+        """Each owner's share and chunks; or the owners of one file's chunks."""
         try:
             shown = json.loads(request or b"{}").get("path")
             path = None if shown is None else path_of(shown)
@@ -262,7 +247,6 @@ class JobMember:
         }
 
     async def warm_up(self, request: bytes) -> Result:
-        """Start the warmup that the file named in *request* describes."""
         assert self.engine.nursery is not None, "asked of an engine that runs"
         try:
             file = json.loads(request)["file"]
@@ -275,8 +259,6 @@ class JobMember:
     async def warm_up_state(self) -> Result:
         return self.working_sets.state()
 
-    # --- who answered ----------------------------------------------------------------------------
-
     def _answered(self, result: Result) -> set[int]:
         return numbers_in(result, "answered").intersection(range(self._count()))
 
@@ -285,8 +267,7 @@ class JobMember:
         trees, gone = self.engine.node.trees, self.engine.node.gone()
 
         def behind(number: int) -> int | None:
-            """The nearest node that cut *number* off from the collective; None if it is *number*
-            itself."""
+            """The nearest node that cut *number* off from the collective."""
             if trees is None:
                 return None
             way = way_between(trees, trees.me, number, gone)
@@ -299,7 +280,7 @@ class JobMember:
                 if each not in answered
             ]
 
-        # As in tree(): with thousands of missing nodes this would block trio.
+        # As in tree().
         missing = await trio.to_thread.run_sync(find_missing)
         return {
             "version": VERSION,
@@ -316,8 +297,6 @@ class JobMember:
             return {"number": 0, "name": own_name(self.settings), "endpoint": None}
         member = self.roster.member(number)
         return {"number": number, "name": member.name, "endpoint": member.endpoint}
-
-    # --- done on each node -----------------------------------------------------------------------
 
     async def _epoch(self, _: Result) -> Result:
         return self._here() | {"max_epoch": self._own_epoch()}

@@ -1,16 +1,14 @@
 """Kernel notifications: tells the kernel which names it must look up again.
 
-For a notification about a name the kernel takes the lock of its directory. A lookup in that
-directory holds the lock until it gets its answer. So a notification, and the thread that sends it,
-waits for as long as the source hangs. Therefore
+For a notification about a name the kernel takes the lock of its directory, which a lookup there
+holds until it gets its answer. So the sending thread waits for as long as the source hangs.
+Therefore
 
 - worker threads send the notifications, never trio's thread (the lookup may need trio);
-- notifications about one directory are sent in order and wait only for each other; other
-  directories have their own threads, up to ``THREADS_MAX``;
-- the queue is bounded, in all and for each directory, so that a hanging directory cannot fill it. A
-  notification without room is dropped, counted and logged. The reader of that name gets ESTALE once
-  more, and the notification is queued again;
-- a name is queued only once at a time.
+- notifications about one directory are sent in order and wait only for each other;
+- the queue is bounded, in all and for each directory. A notification without room is dropped,
+  counted and logged. The reader of that name gets ESTALE once more, and the notification is queued
+  again.
 
 The notification that all names are stale (a clear of another node) has its own queue and is never
 dropped. Names in directories with a lookup under way come last, in another queue, so that the next
@@ -32,13 +30,13 @@ Tell = Callable[[], object]
 TellAll = Callable[[], Tell | None]
 """Returns the call that tells the last names."""
 
-# Once lookups hang in as many directories as this, notifications about other directories wait, too.
-# A thread that waits in the kernel costs some 20 KiB.
+# Once lookups hang in as many directories, other notifications wait, too. A waiting thread costs
+# some 20 KiB.
 THREADS_MAX = 16
 WAITING_MAX = 1024
 EACH_DIRECTORY_MAX = WAITING_MAX // THREADS_MAX
 EVERYTHING: Path = Path(b"/")
-"""Stands for all names and their directories; no path in the mount begins with a slash."""
+"""Stands for all names; no path in the mount begins with a slash."""
 THE_REST: Path = Path(b"/rest")
 """Stands for the names that are told last."""
 
@@ -51,8 +49,6 @@ class _Notification:
 
 @dataclass(slots=True)
 class _Queue:
-    """The pending notifications about the names of one directory, the oldest first."""
-
     waiting: dict[Path, _Notification] = field(default_factory=dict)
     begun: tuple[Path, _Notification] | None = None
     has_dropped: bool = False
@@ -65,7 +61,7 @@ class _Queue:
 
 @dataclass(slots=True)
 class Notifications:
-    """Sends while ``run`` does; the other methods are called on trio's thread and do not wait."""
+    """Its methods are called on trio's thread."""
 
     dropped: int = 0
     late: int = 0
@@ -73,21 +69,19 @@ class Notifications:
     _queues: dict[Path, _Queue] = field(default_factory=dict)
     _count: int = 0
     _is_full: bool = False
-    """That the queue is full was logged, and it has not drained to half since."""
+    """The queue was full, which was logged, and has not drained to half since."""
     _ready: trio.MemorySendChannel[Path] = field(init=False)
     _ready_from: trio.MemoryReceiveChannel[Path] = field(init=False)
 
     def __post_init__(self) -> None:
-        # each directory's queue is in it once, so it is as bounded as they are
+        # It has each directory once, so it is bounded.
         self._ready, self._ready_from = trio.open_memory_channel(math.inf)
 
     @property
     def waiting(self) -> int:
-        """The notifications that the kernel has not taken yet."""
         return self._count
 
     def add(self, path: Path, tell: Tell) -> None:
-        """Queue *tell*, which makes the kernel look *path* up again."""
         directory, _ = split(path)
         queue = self._queues.get(directory)
         if queue is not None and path in queue.waiting:
@@ -102,8 +96,7 @@ class Notifications:
             self._add(directory, path, tell)
 
     def add_everything(self, tell: TellAll) -> None:
-        """Queue *tell*, which makes the kernel look every name up again, and then the call that it
-        returns. Only other such calls wait for that one."""
+        """Queue *tell*, then the call that it returns. Only other such calls wait for that one."""
 
         def tell_all() -> None:
             rest = tell()
@@ -115,8 +108,8 @@ class Notifications:
             self._add(EVERYTHING, EVERYTHING, tell_all)
 
     async def wait_told(self, path: Path, within_s: float) -> None:
-        """Wait until the kernel was told what was queued about *path* and its parent directories;
-        for *within_s* at most."""
+        """Wait until the kernel was told about *path* and its parent directories; for *within_s* at
+        most."""
         with trio.move_on_after(within_s) as waiting:
             while path:
                 directory, _ = split(path)
@@ -145,8 +138,7 @@ class Notifications:
         self._count += 1
 
     def _add_latest(self, directory: Path, tell: Tell) -> None:
-        """Replace the pending call: the later one has fewer names left, and none that the kernel
-        was not told about meanwhile."""
+        """The later call has fewer names left, and no new ones."""
         queue = self._queues.get(directory)
         if queue is not None and queue.waiting:
             queue.waiting[directory].tell = tell
