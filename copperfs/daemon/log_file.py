@@ -1,11 +1,10 @@
 """Log file: the daemon's log, which may be rotated.
 
-logrotate renames the file and expects the daemon to open a new one. ``LogWatch`` does so within
-some seconds, or on SIGHUP. Standard error goes to the log, too (``fuse/daemon_start.py``), and
-moves along.
+After logrotate has renamed the file, ``LogWatch`` opens a new one within some seconds, or on
+SIGHUP. Standard error (``fuse/daemon_start.py``) moves along.
 
-The log may be on a filesystem whose server hangs. So a worker thread does whatever concerns the
-name of the file, without the lock of the handler, which each message takes.
+The log's filesystem may hang. So a worker thread does whatever concerns the name of the file,
+without the handler's lock, which each message takes.
 """
 
 import logging
@@ -24,7 +23,7 @@ _STDERR = 2
 
 
 class LogFile(logging.StreamHandler[TextIO]):
-    """Appends to the file that has the name now; it must belong to this user."""
+    """The file must belong to this user."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -44,13 +43,12 @@ class LogFile(logging.StreamHandler[TextIO]):
             self.release()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.stream.closed:  # it is closed at the very end
+        if not self.stream.closed:
             super().emit(record)
 
     def look(self, *, reopens: bool = False) -> None:
-        """Switch to the file that has the name now, and stay in the old one if that fails;
-        *reopens*: switch even if it is the same file. All of this may hang, and log calls do not
-        wait for it."""
+        """Switch to the file that has the name now, or stay in the old one if that fails;
+        *reopens*: switch even if it is the same file. Log calls do not wait for it."""
         old = self.stream
         try:
             if not reopens and self._has_the_name(old):
@@ -105,7 +103,7 @@ def _are_one(fd: int, stream: TextIO) -> bool:
 
 
 def look_at_logs(*, reopens: bool) -> None:
-    """Check all log files of this process; in a worker thread, since a filesystem may hang."""
+    """In a worker thread, since a filesystem may hang."""
     for handler in _logs():
         handler.look(reopens=reopens)
         if reopens:
@@ -117,14 +115,10 @@ def _logs() -> list[LogFile]:
 
 
 class LogWatch:
-    """Keeps the logs in the files that have their names. A filesystem that hangs blocks one thread,
-    and no other task waits for it."""
-
     def __init__(self) -> None:
         self._asked = trio.Event()
 
     def reopen(self) -> None:
-        """Do so now, unless it is under way."""
         self._asked.set()
 
     async def run(self) -> None:

@@ -1,14 +1,12 @@
 """Path policy from mounts: classifies paths as shared, local or refused, from settings and mounts.
 
-A single node, or a job on one machine, shares the named source, wherever it is. Nodes on several
-machines share network filesystems and the prefixes of ``--shared``. They never share a disk that
-each machine has for itself: all nodes would show node 0's ``/tmp``. Nodes compare their
-classifications (``agreement.py``).
+A single node, or a job on one machine, shares the named source. Nodes on several machines share
+network filesystems and the prefixes of ``--shared``, never a disk of one machine: all nodes would
+show node 0's ``/tmp``.
 
-``policy_for`` asks the system only to resolve links. ``OwnMounts`` watches ``/proc/self/mountinfo``
-for places where the daemon's own mount shows up again, such as a recursive bind mount made later.
-It also watches for other mounts of copperfs: a path through one with the same source would lead
-back here.
+``OwnMounts`` watches ``/proc/self/mountinfo`` for places where the daemon's own mount shows up
+again, and for other mounts of copperfs: a path through one with the same source would lead back
+here.
 """
 
 import logging
@@ -28,7 +26,7 @@ from copperfs.node.requests.path_policy import Place, Policy
 
 log = logging.getLogger(__name__)
 
-# Filesystems that look the same on all nodes of a job.
+# These look the same on all nodes of a job.
 NETWORK_FILESYSTEMS = frozenset(
     [
         "lustre",
@@ -57,7 +55,7 @@ NETWORK_FILESYSTEMS = frozenset(
         PFS_SIM_FSTYPE,  # it simulates one of these
     ]
 )
-# Filesystems of one machine. A type in neither list is shared only below a named source.
+# A type in neither list is shared only below a named source.
 LOCAL_FILESYSTEMS = frozenset(
     [
         "ext2",
@@ -90,9 +88,9 @@ LOCAL_FILESYSTEMS = frozenset(
         "fuse.squashfuse",
     ]
 )
-# Filesystems whose clients assign their own inode numbers (libfuse/sshfs, issue 109).
+# Their clients assign their own inode numbers (libfuse/sshfs, issue 109).
 OWN_INODES = frozenset(["fuse.sshfs"])
-# Interfaces of the kernel: the size of a file is unknown before it is read.
+# The size of a file is unknown before it is read.
 PSEUDO_FILESYSTEMS = frozenset(
     [
         "proc",
@@ -125,8 +123,8 @@ AUTOMOUNTED_LOCAL = (*ALWAYS_LOCAL, b"/boot", b"/efi")
 def policy_for(
     settings: Settings, all_mounts: Sequence[Mount], source: bytes, *, apart: bool = False
 ) -> Policy:
-    """*source* is the settings' source, absolute and without symbolic links. *apart*: the job has
-    nodes on several machines, and having nothing to share is a MountError."""
+    """*source* is absolute, without symbolic links. *apart*: the job has nodes on several machines,
+    and having nothing to share is a MountError."""
 
     def below(absolute: bytes) -> Path | None:
         return below_source(source, absolute)
@@ -147,7 +145,6 @@ def policy_for(
     elif source == b"/" and network:
         shared = prefixes(network)
     else:
-        # A source that was named is meant to be shared, wherever it is.
         shared = (ROOT,)
     local = tuple(each for each in local if any(is_below(each, above) for above in shared))
     pseudo = prefixes([each.mountpoint for each in all_mounts if each.fstype in PSEUDO_FILESYSTEMS])
@@ -171,9 +168,8 @@ def policy_for(
 
 
 def _is_network(mount: Mount) -> bool:
-    """Counts automount points as well, whether by name (``/home``, ``/cvmfs``) or at one place (a
-    direct map, ``x-systemd.automount``): nodes differ in what is mounted at the moment, but not in
-    the place."""
+    """Counts automount points as well, by name (``/home``, ``/cvmfs``) or at one place
+    (``x-systemd.automount``): nodes differ only in what is mounted there at the moment."""
     return mount.fstype in NETWORK_FILESYSTEMS or (
         mount.fstype == "autofs"
         and not any(is_below(mount.mountpoint, each) for each in AUTOMOUNTED_LOCAL)
@@ -183,8 +179,7 @@ def _is_network(mount: Mount) -> bool:
 def _of_all_machines(
     all_mounts: Sequence[Mount], source: bytes
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The prefixes below *source* where shared filesystems begin, and those where local ones begin
-    inside them, for nodes on several machines."""
+    """The prefixes where shared filesystems begin, and those where local ones begin inside them."""
     kind = _filesystem_of(all_mounts, source)
     known = kind in LOCAL_FILESYSTEMS | PSEUDO_FILESYSTEMS
     # A source of unknown type was named deliberately: share it.
@@ -203,7 +198,6 @@ def _of_all_machines(
 
 
 def _filesystem_of(all_mounts: Sequence[Mount], path: bytes) -> str:
-    """The type of the filesystem that holds *path*."""
     above = [each for each in all_mounts if is_below(path, each.mountpoint.rstrip(b"/"))]
     # Of several mounts at one place the last covers the others.
     return max(enumerate(above), key=lambda one: (len(one[1].mountpoint), one[0]))[1].fstype
@@ -218,8 +212,8 @@ def _nothing_shared(source: str, kind: str) -> str:
 
 
 def check_shared(settings: Settings, source: bytes) -> None:
-    """Raises MountError if a prefix of ``--shared`` does not exist. A prefix outside the source is
-    no error: a site names all that its nodes share, whatever is mounted."""
+    """MountError if a prefix of ``--shared`` does not exist. A site names all that its nodes share,
+    so one may be outside the source."""
     shown = False
     for each in settings.shared:
         try:
@@ -229,7 +223,7 @@ def check_shared(settings: Settings, source: bytes) -> None:
                 f"--shared {each} does not exist on this node: name directories that all nodes have"
             ) from None
         except OSError:
-            pass  # it exists, but this user cannot access it, or not at the moment
+            pass  # it exists, but this user cannot access it at the moment
         real = os.fsencode(os.path.realpath(each))
         shown = shown or below_source(source, real) is not None or is_below(source, real)
     if settings.shared and not shown:
@@ -241,16 +235,13 @@ def check_shared(settings: Settings, source: bytes) -> None:
 
 
 def are_apart(roster: Roster) -> bool:
-    """Whether nodes of the job may be on several machines. They are on one if they all have one
-    address, or loopback addresses only."""
+    """Nodes with one address, or with loopback addresses only, are on one machine."""
     hosts = {each.endpoint.removeprefix("tcp://").rpartition(":")[0] for each in roster.members}
     inside = ("127.", "[::1]", "localhost")
     return len(hosts) > 1 and not all(each.startswith(inside) for each in hosts)
 
 
 def ignores_inodes(settings: Settings, all_mounts: Sequence[Mount], policy: Policy) -> bool:
-    """Whether versions leave inode numbers out from the start. All nodes must leave them out where
-    the clients of a shared filesystem assign their own."""
     if settings.inodes != "auto":
         return settings.inodes == "ignore"
     for path in policy.shared:
@@ -264,9 +255,9 @@ def ignores_inodes(settings: Settings, all_mounts: Sequence[Mount], policy: Poli
 
 
 def compared_prefixes(all_mounts: Sequence[Mount], policy: Policy) -> tuple[Path, ...]:
-    """The directories in which nodes compare inode numbers: the shared prefixes, on which all nodes
-    agree, and the network filesystems below them. Unmounted automount points are skipped: a lookup
-    there would mount them on all nodes."""
+    """Where nodes compare inode numbers: in the shared prefixes and the network filesystems below
+    them. A lookup in an unmounted automount point would mount it on all nodes, so these are
+    skipped."""
     found = [
         each
         for each in policy.shared
@@ -283,15 +274,14 @@ def compared_prefixes(all_mounts: Sequence[Mount], policy: Policy) -> tuple[Path
 
 
 def ring_prefix(settings: Settings, source: bytes, prefix: str) -> Path | None:
-    """A prefix of ``--ring`` as a path below the source, given by the source's name or by its real
-    path; None if it is outside."""
+    """*prefix* has the source's name or its real path. None if it is outside."""
     path = posixpath.normpath(os.fsencode(prefix))
     below = below_source(source, path)
     return below_source(os.fsencode(settings.source), path) if below is None else below
 
 
 def below_source(source: bytes, absolute: bytes) -> Path | None:
-    """An absolute path as one below the source; None if it is outside."""
+    """None if *absolute* is outside."""
     prefix = source.rstrip(b"/")
     if not is_below(absolute, prefix):
         return None
@@ -306,7 +296,7 @@ class OwnMounts:
     source: bytes
     device: str
     changed: Callable[[frozenset[Path]], None]
-    """Called with the new set whenever it changes; from any thread."""
+    """Called with the new set, from any thread."""
     paths: frozenset[Path] = frozenset()
     _poll: select.poll = field(default_factory=select.poll)
     _fd: int = -1
@@ -319,7 +309,7 @@ class OwnMounts:
         self._read()
 
     def __call__(self) -> frozenset[Path]:
-        """The current paths; one cheap system call unless a mount changed."""
+        """One cheap system call unless a mount changed."""
         with self._lock:
             if self._poll.poll(0):
                 self._read()

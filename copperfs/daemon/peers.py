@@ -1,8 +1,6 @@
 """Peers: the driver's port to the network, over the transport.
 
-Arrivals become events of the node, which decides what they mean. Payloads are lent to the blob
-table (``daemon_blobs.py``). The rest of this module waits: for connections, for a peer whose
-settings disagree, for the reply to a ping.
+Arrivals become events of the node. Payloads are lent to the blob table (``daemon_blobs.py``).
 """
 
 import logging
@@ -44,23 +42,18 @@ log = logging.getLogger(__name__)
 
 PING_WITHIN_S = 2.0
 EMPTY = Payload(b"", b"")
-"""For a message that came without a payload."""
 
 
 @dataclass(slots=True)
 class Peers:
-    """This node's side of the connections to the other nodes of the job."""
-
     transport: Transport
     node: Node
     blobs: DaemonBlobs
     post: Callable[[Event], None]
     comparison: Comparison | None = None
-    """Compares inode numbers with those of other nodes."""
     taken_bytes: int = 0
-    """Bytes of listings and files received from parents, without the messages around them."""
+    """Bytes of listings and files from parents, without the messages around them."""
     given_bytes: int = 0
-    """The same, sent to children."""
     _changed: trio.Event = field(default_factory=trio.Event)
     _pings: dict[int, trio.Event] = field(default_factory=dict)
     _next_ping: int = 0
@@ -72,8 +65,8 @@ class Peers:
         return self.node.session
 
     async def wait_in_touch(self) -> None:
-        """Wait until this node can talk to every peer that it sends requests to. MountError if the
-        settings of one disagree."""
+        """Wait until this node can talk to every peer that it sends requests to. MountError if
+        settings disagree."""
         while not self.node.is_in_touch():
             disagreeing = self.session.disagreeing
             wrong = [each for each in disagreeing if self.node.is_upstream(each)]
@@ -84,20 +77,18 @@ class Peers:
             await self.comparison.wait()
 
     async def wait_disagreement(self) -> str:
-        """Wait until any peer's settings disagree; returns the sentence about it."""
         while not self.session.disagreeing:
             await self._changed.wait()
         return self.session.disagreeing[min(self.session.disagreeing)]
 
     async def wait_lost(self, peer: NodeId) -> None:
-        """Wait until the connection to *peer* is lost; return at once if there is none."""
         session = self.session
         losses = session.losses[peer]
         while peer in session.connected and session.losses[peer] == losses:
             await self._changed.wait()
 
     async def ping(self, peer: NodeId) -> float | None:
-        """Seconds until *peer* answered; None if there was no answer."""
+        """Seconds until *peer* answered; None if it did not."""
         self._next_ping += 1
         number = self._next_ping
         self._pings[number] = trio.Event()
@@ -113,7 +104,7 @@ class Peers:
             del self._pings[number]
 
     async def ping_all(self, peers: Collection[NodeId]) -> dict[NodeId, float | None]:
-        """Ping all peers concurrently, so that there is one timeout for all of them."""
+        """There is one timeout for all."""
         found: dict[NodeId, float | None] = {}
 
         async def ping(peer: NodeId) -> None:
@@ -127,8 +118,6 @@ class Peers:
     def reset_statistics(self) -> None:
         self.taken_bytes = self.given_bytes = 0
         self.transport.reset_statistics()
-
-    # --- out: the driver's port to the network ----------------------------------------------------
 
     def send(self, peer: NodeId, message: Message, payload: Payload | None) -> None:
         # If the send fails, the transport reports Lost, and the node chooses another peer.
@@ -159,8 +148,6 @@ class Peers:
             if self.comparison is not None:
                 nursery.start_soon(self.comparison.run)
             nursery.start_soon(self.transport.run, self.arrived)
-
-    # --- in --------------------------------------------------------------------------------------
 
     def arrived(self, arrival: Arrival) -> None:
         """No message of a peer may end the daemon."""
@@ -204,7 +191,6 @@ class Peers:
             self.post(MessageReceived(peer, message))
 
     def _tell(self, event: ConnectionMade | ConnectionLost | MessageReceived) -> None:
-        """The event may change which peers this node can talk to."""
         self.post(event)
         self.changed()
 

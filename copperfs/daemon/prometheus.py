@@ -1,10 +1,9 @@
 """Prometheus exporter: the statistics over HTTP on the loopback address, or in a file.
 
-Names and meanings are those of ``docs/statistics.md``; this module only formats them. It has no
-client library: that would keep its own counters, while ours are in C and are collected on request.
+A client library would keep its own counters, while ours are in C and are collected on request.
 
-Only processes on this node can connect, but any of them can. The document has counts and the path
-of the mount, and no paths of files.
+All processes on this node can connect. The document has counts and the path of the mount, and no
+paths of files.
 """
 
 import errno
@@ -55,9 +54,6 @@ _STATES = {
 }
 
 
-# ---- the text ------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Family:
     name: str
@@ -79,7 +75,7 @@ def _escaped(text: str) -> str:
 
 
 def render(document: Mapping[str, Any], settings: Settings, name: str) -> str:
-    """The document of ``copperfs stats`` in the text format of Prometheus."""
+    """The text format of Prometheus, from the document of ``copperfs stats``."""
     families = [
         _info(document, settings, name),
         _Family(
@@ -154,11 +150,7 @@ def _group(group: str, values: Mapping[str, Any], states: set[str]) -> Iterator[
             yield _Family(f"copperfs_{group}_{key}_total", "counter", about, [("", {}, value)])
 
 
-# ---- where it goes -------------------------------------------------------------------------------
-
-
 def open_port(port: int) -> socket.socket:
-    """A socket that listens at *port* of the loopback address. MountError if that fails."""
     listener = socket.socket()
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -174,7 +166,6 @@ def open_port(port: int) -> socket.socket:
 
 
 async def serve(listener: socket.socket, text: Callable[[], str]) -> None:
-    """Answer all requests, until cancelled."""
     limiter = trio.CapacityLimiter(CONNECTIONS_MAX)
     own = trio.SocketListener(trio.socket.from_stdlib_socket(_nonblocking(listener)))
 
@@ -184,7 +175,7 @@ async def serve(listener: socket.socket, text: Callable[[], str]) -> None:
                 try:
                     await stream.send_all(_reply(await _request(stream), text))
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    return  # the client has gone
+                    return
 
     await trio.serve_listeners(answer, [own])
 
@@ -195,7 +186,6 @@ def _nonblocking(listener: socket.socket) -> socket.socket:
 
 
 async def _request(stream: trio.SocketStream) -> bytes:
-    """The head of a request; a longer one is not for us."""
     head = b""
     while b"\r\n\r\n" not in head and len(head) < REQUEST_MAX:
         more = await stream.receive_some(REQUEST_MAX)
@@ -223,7 +213,7 @@ def _reply(request: bytes, text: Callable[[], str]) -> bytes:
 
 
 async def write(path: str, text: Callable[[], str]) -> None:
-    """Write into a file at once, again and again, and remove it at the end."""
+    """Write again and again, and remove the file at the end."""
     failing, ended = False, _Ended()
     try:
         while True:
@@ -255,12 +245,11 @@ def _put_together(text: Callable[[], str]) -> str | None:
 
 @dataclass(slots=True)
 class _Ended:
-    """Whether the file is no longer wanted: a thread may still be about to write it."""
+    """A thread may still be about to write a file that is no longer wanted."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_so: bool = False
     written: os.stat_result | None = None
-    """The file to be removed."""
 
 
 def _write_once(path: str, text: str, ended: "_Ended") -> str | None:
@@ -297,7 +286,7 @@ def _check_ours(path: str) -> None:
 
 
 def _remove(path: str, ended: "_Ended") -> None:
-    with ended.lock, suppress(OSError):  # another process has removed it
+    with ended.lock, suppress(OSError):
         ended.is_so = True
         if ended.written is not None and os.path.samestat(os.lstat(path), ended.written):
             os.unlink(path)

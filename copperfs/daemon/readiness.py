@@ -1,18 +1,12 @@
 """Readiness: decides when a node of a job is ready, and when all are.
 
 A node is ready when its parents and its pushers answer. With ``--wait-all`` its mount waits until
-all nodes are. Node 0 alone finds that out: it repeats a collective over all nodes, and each
-repetition names the nodes that the one before has missed. When none is missing, another collective,
-``all-ready``, releases all nodes. The others only wait for it. When each node asked all others, a
-job had as many collectives under way as nodes, more than a node accepts (``CALLS_MAX``), and they
-refused each other until their deadlines.
+all nodes are. Node 0 repeats a collective over all nodes, which names the nodes that the last one
+missed. When none is missing, the collective ``all-ready`` releases all. If each node asked all
+others, they would refuse each other beyond ``CALLS_MAX`` collectives.
 
-Where the nodes have met before (by MPI, or at a rendezvous) all of them listened then. A node that
-refuses a connection has ended since; its part of the job may have been over before this node
-started. No node waits for it, and its place is filled like that of any other dead node. With a
-hostfile such a node may not have started yet.
-
-A node that times out reports the missing nodes, as node 0 named them last.
+Where the nodes have met before (by MPI, or at a rendezvous), a node that refuses a connection has
+ended since, and is handled like any other dead node. With a hostfile it may not have started yet.
 """
 
 from contextlib import suppress
@@ -30,23 +24,18 @@ from copperfs.model.types import NodeId
 from copperfs.node.events import Probed
 
 ASKS_ALL = NodeId(0)
-"""The root of the first tree, in which collectives travel: the nearest to all nodes."""
-# How long a collective waits for a node whose parents do not answer yet ...
+"""The root of the first tree, in which collectives travel."""
+# For a node whose parents do not answer yet.
 READY_WITHIN_S = 5.0
-# ... and the pause before the next one.
 PAUSE_S = 0.2
-# The interval of checks whether an awaited node has ended.
 LOOKS_EACH_S = 1.0
-# A node whose settings disagree with a peer's stays for this time, so that others notice, too.
+# A node whose settings disagree stays for this time, so that others notice, too.
 LINGERS_S = 2.0
-# The most nodes that a sentence names, and so a collective.
 NAMES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """The nodes that have not answered, some of them by number."""
-
     count: int
     some: tuple[int, ...]
 
@@ -64,7 +53,6 @@ class Readiness:
         return {"ready": self._ready, "all-ready": self._go_on}
 
     async def wait(self) -> None:
-        """Wait until this node is ready, or with ``--wait-all`` all nodes are."""
         peers, trees = self.engine.peers, self.engine.node.trees
         if peers is None or trees is None or self.roster is None:
             return
@@ -102,9 +90,8 @@ class Readiness:
                     self.engine.post(Probed(peer, refused=True))
 
     async def _wait_all(self, peers: Peers, me: NodeId, count: int) -> None:
-        """Wait until all are ready; or until this node learns that it was declared dead: then it
-        returns to a job that has started long ago, perhaps without some nodes. MountError if the
-        settings of one disagree: it never becomes ready."""
+        """Wait until all are ready, or until this node learns that it was declared dead: then the
+        job started long ago. MountError if settings disagree."""
         wrong: str | None = None
         async with trio.open_nursery() as nursery:
 
@@ -164,8 +151,6 @@ class Readiness:
             "their logs say why (--log-file)"
         )
 
-    # --- done on each node -----------------------------------------------------------------------
-
     async def _ready(self, told: Result) -> Result:
         self._hear(told)
         # Node 0 asks again; a node that disagrees with its parents never becomes ready.
@@ -181,7 +166,7 @@ class Readiness:
         return {"answered": [self.engine.node.me]}
 
     def _hear(self, told: Result) -> None:
-        """The nodes that node 0 missed last. Any peer may have sent this, so it is checked."""
+        """Any peer may have sent this."""
         count = told.get("missing")
         if self.roster is None or not isinstance(count, int):
             return

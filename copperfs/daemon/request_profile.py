@@ -1,10 +1,9 @@
 """Request profile: sums what was requested of each path and what it cost, while a profile runs.
 
-The front writes a record for each request (``native/front/trace.c``), and this module sums them by
-path ten times a second. There is one profile at a time; another one starts over. It ends with the
-process that wanted it, since every request costs a little more while it runs.
+The front writes a record for each request (``native/front/trace.c``), which costs a little. So a
+profile ends with the process that wanted it. Another profile replaces the running one.
 
-It sees only what reaches the daemon. ``copperfs profile`` therefore makes the kernel forget names
+The kernel answers from its caches without the daemon, so ``copperfs profile`` makes it forget names
 and attributes first.
 """
 
@@ -24,12 +23,11 @@ from copperfs.model.types import Path
 from copperfs.native import Front
 
 EVERY_S = 0.1
-# A path takes some 500 bytes here. An environment has fewer paths; the rest is summed by directory.
+# A path takes some 500 bytes here. Paths beyond are summed by directory.
 PATHS_MAX = 200_000
-# The number of bins of the timeline; when it is full, pairs of bins are merged.
+# When the timeline is full, pairs of bins are merged.
 BINS = 200
 BIN_FIRST_S = 0.01
-# struct record
 _RECORD = struct.Struct("<QQQHBBBxxx")
 KINDS = (
     *("lookup", "getattr", "readlink", "read", "readdir"),
@@ -47,8 +45,6 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class _Cost:
-    """The cost of one path."""
-
     type: int = 0
     lookups: int = 0
     in_vain: int = 0
@@ -69,8 +65,6 @@ class _Cost:
 
 @dataclass(slots=True)
 class Profiler:
-    """Takes profiles of one mount."""
-
     front: Front
     engine: Engine
     board: PublicationIndex
@@ -95,11 +89,10 @@ class Profiler:
         return {"began": True}
 
     async def end(self) -> object:
-        """The profile since ``begin``; null if none runs."""
+        """null if no profile runs."""
         if not self._began_ns:
             return None
-        # The front records a request after its answer has left, so the caller's last request may
-        # not be recorded yet.
+        # The front records a request after its answer has left.
         await trio.sleep(EVERY_S)
         if not self._began_ns:
             return None  # it has ended with its process meanwhile
@@ -133,7 +126,7 @@ class Profiler:
             path = records[at + size : at + size + length]
             at += size + length
             if kind == _IOCTL or started < self._began_ns:
-                continue  # the requests of the profile's client itself
+                continue  # requests of the profile's client
             self._by_kind[kind, answer] += 1
             self._note_time(started, took)
             cost = self._cost(path)
@@ -169,8 +162,6 @@ class Profiler:
         self._bins[number][0] += 1
         self._bins[number][1] += took_ns
 
-    # --- the document ----------------------------------------------------------------------------
-
     def _document(self) -> dict[str, Any]:
         elapsed_ns = time.monotonic_ns() - self._began_ns
         return {
@@ -192,8 +183,7 @@ class Profiler:
         }
 
     async def _listings(self, costs: Mapping[bytes, _Cost]) -> list[list[object]]:
-        """For each directory with a lookup whose listing is held: how many names, files and bytes
-        it has."""
+        """The names, files and bytes of each directory with a lookup whose listing is held."""
         asked = {os.path.dirname(path) for path in costs}
         asked |= {path for path, cost in costs.items() if cost.type == _DIRECTORY}
         found: list[list[object]] = []

@@ -1,7 +1,6 @@
 """Ring report: the placement in readable form, for ``copperfs ring``.
 
-The shares follow from the roster and from which nodes are dead, so one node knows them all. Only
-each node itself knows what it holds; a collective gathers that.
+One node knows all shares. A collective gathers which chunks each node holds.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,7 +21,7 @@ from copperfs.node.routing.placement import Placement
 from copperfs.node.state import NodeStats
 
 RANGES_MAX = 1000
-"""The most ranges of one file's chunks that are shown; all chunks are counted."""
+"""The ranges of a file that are shown; all chunks are counted."""
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class Ownership:
         return self.engine.node.placement
 
     async def shares(self) -> dict[NodeId, float]:
-        """The part of all chunks that each node owns at present; empty if no node keeps chunks."""
+        """Empty if no node keeps chunks."""
         placement, gone = self.placement, self.engine.node.gone()
         if placement is None:
             return {NodeId(0): 1.0} if self.engine.node.limits.chunk_bytes else {}
@@ -42,7 +41,6 @@ class Ownership:
         return await trio.to_thread.run_sync(placement.shares, gone)
 
     def held_here(self) -> Result:
-        """The chunks that this node holds, in memory and on its disk."""
         node, tier = self.engine.node.statistics(), self.engine.tier
         disk = None if tier is None else tier.store.statistics()
         return {
@@ -53,7 +51,6 @@ class Ownership:
         }
 
     async def of_file(self, path: Path) -> Result:
-        """The owners of a file's chunks, in the order of the file."""
         node = self.engine.node
         entry = await self._lookup(path)
         if entry is None or not entry.attributes.is_file():
@@ -79,7 +76,7 @@ class Ownership:
             raise ControlError(f"it cannot be looked at (errno {error.errno})") from None
 
     def _placed(self, path: Path, version: Version, gone: Collection[NodeId]) -> Result:
-        """In a worker thread: a large file has millions of chunks."""
+        """Runs in a worker thread: a large file has millions of chunks."""
         count = self.engine.node.limits.chunk_layout(version.size).count
         counts: dict[NodeId, int] = {}
         ranges: list[Result] = []
@@ -98,7 +95,7 @@ class Ownership:
     def _owners(
         self, path: Path, version: Version, count: int, gone: Collection[NodeId]
     ) -> Iterator[NodeId]:
-        """The owner of each chunk. A job of one has no placement and owns all."""
+        """A job of one has no placement and owns all."""
         placement, trees = self.placement, self.engine.node.trees
         if placement is None or trees is None:
             yield from [NodeId(0)] * count

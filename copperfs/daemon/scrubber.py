@@ -1,8 +1,7 @@
 """Scrubber: reads and checks all chunks on the disk of the chunk cache, for ``copperfs scrub``.
 
-A scrub runs by itself once started, because a disk may hold terabytes; clients poll its state. A
-second request joins the running one. The store itself drops and counts a damaged chunk (an
-*erasure*), whichever reader finds it.
+A disk may hold terabytes, so clients poll the state. A second request joins the running scrub. The
+store drops and counts a damaged chunk (an *erasure*).
 """
 
 import logging
@@ -23,12 +22,11 @@ NOTHING = ScrubReport(0, 0, 0)
 class Scrubbing:
     engine: Engine
     _report: ScrubReport = field(default=NOTHING)
-    """The latest scrub so far."""
     _total_bytes: int = 0
     _busy: bool = False
 
     def begin(self, rate: int) -> Result:
-        """Start a scrub with at most *rate* bytes a second, 0 for no limit; returns its state."""
+        """*rate* in bytes a second, 0 for no limit; returns the state."""
         tier = self.engine.tier
         if tier is not None and not self._busy:
             assert self.engine.nursery is not None, "asked of an engine that runs"
@@ -38,7 +36,6 @@ class Scrubbing:
         return self.state()
 
     def state(self) -> Result:
-        """The progress of the latest scrub."""
         report = self._report
         return {
             "disks": int(self.engine.tier is not None),

@@ -1,16 +1,15 @@
 """Shared mount server: counts the users of a ``copperfs run``, and decides when its daemon ends.
 
-``launch/shared_mount_client.py`` is the other side and has the messages of both. A user is a
-connection. The daemon ends when there is none left, none is in the backlog, and
+``launch/shared_mount_client.py`` has the messages. A user is a connection. The daemon ends when
+there is none left, none is in the backlog, and
 
-- as many have come as the launcher has put on this node. A rank that is done before another has
-  even started must not end the mount, since among several nodes it could not be started again; or
+- as many have come as the launcher has put on this node (a rank that is done before another has
+  started must not end the mount, since among several nodes it could not be started again); or
 - a user was killed, since then the others are not likely to come; or
 - no user has come for ``LINGER_S``.
 
-A user that ends without saying so was killed, by ``kill -9`` or for lack of memory. Its command
-dies with it (``PR_SET_PDEATHSIG``), but the command's own children do not. They all have the token
-of their run in their environment, and this module kills them.
+A user that ends without saying so was killed. Its command dies with it (``PR_SET_PDEATHSIG``). This
+module kills the command's children, by the token of their run in their environment.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 HELLO_WITHIN_S = 10.0
-# They follow from the memory and the disk of a process, and may differ between processes.
+# These may differ between processes.
 FOUND_BY_THE_FIRST = ("memory_bytes", "tier_memory_bytes", "tier_size_bytes")
 ACCEPTS_AGAIN_S = 0.1
 _TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -47,8 +46,6 @@ KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
 
 @dataclass(slots=True)
 class Users:
-    """The users of this daemon's mount."""
-
     settings: Settings
     counter: socket.socket
     first: socket.socket
@@ -56,7 +53,6 @@ class Users:
     remove: bool = False
     """Whether the mount point was made for this run."""
     ready: trio.Event = field(default_factory=trio.Event)
-    """The mount can be used."""
     _error: str | None = None
     _here: set[socket.socket] = field(default_factory=set)
     _come: int = 0
@@ -64,13 +60,11 @@ class Users:
     _ending: bool = False
     """A user was told that it is the last, and waits for the end."""
     _changed: trio.Event = field(default_factory=trio.Event)
-    """A user came or went."""
     _parting: list[socket.socket] = field(default_factory=list)
-    """Sockets whose end tells the user that the daemon has ended."""
+    """Their end tells the users that the daemon has ended."""
 
     @classmethod
     def receive_from(cls, lines: TextIO, settings: Settings) -> "Users | None":
-        """Reads what ``line_of`` made, on the other side."""
         values = json.loads(lines.readline() or "null")
         if values is None:
             return None
@@ -82,8 +76,7 @@ class Users:
         return cls(settings, counter, first, values["expected"], values["remove"])
 
     async def run(self) -> None:
-        """Return when the mount has no users any more. The last user is not released before the
-        daemon ends: it waits for that."""
+        """Return when the mount has no users. The last one waits for the daemon's end."""
         async with trio.open_nursery() as nursery:
             self._take(self.first, nursery)
             nursery.start_soon(self._accept, nursery)
@@ -92,20 +85,16 @@ class Users:
             nursery.cancel_scope.cancel()
 
     def refuse(self, sentence: str) -> None:
-        """Tell all users that there will be no mount."""
         self._error = sentence
         self.ready.set()
         for each in self._here:
             _say(each, error=sentence)
 
     def clean_up(self) -> None:
-        """At the very end, when the mount is gone."""
         if self.remove:
             with contextlib.suppress(OSError):
                 os.rmdir(self.settings.mountpoint)
         # The sockets close with the process, and not before: the last user waits for that.
-
-    # --- who is there ----------------------------------------------------------------------------
 
     async def _nobody_comes(self) -> bool:
         while not self._ending and not self._is_empty():
@@ -190,7 +179,7 @@ class Users:
         return self._error is None
 
     def _part(self, sock: socket.socket) -> None:
-        """Release the user; the last one stays until the mount is gone."""
+        """The last user stays until the mount is gone."""
         others = len(self._here) > 1 or _is_readable(self.counter)
         last = not others and (self._killed or self._come >= self.expected)
         if last:
@@ -200,7 +189,6 @@ class Users:
 
     def _difference(self, wanted: dict[str, Any]) -> str | None:
         mine = json.loads(json.dumps(asdict(self.settings)))
-        # The first user found these, unless they were given.
         found = {key: mine[key] for key in FOUND_BY_THE_FIRST if wanted.get(key) is None}
         wanted = wanted | found
         keys = [key for key in mine if mine[key] != wanted.get(key)]
@@ -213,7 +201,7 @@ class Users:
         )
 
 
-class _Ended(Exception):  # what a user does
+class _Ended(Exception):
     """A connection is over."""
 
 
@@ -261,7 +249,6 @@ def _is_readable(sock: socket.socket) -> bool:
 
 
 def kill_all_with(token: str) -> None:
-    """Kill what a killed run has left, until no process is left."""
     for _ in range(KILL_ROUNDS_MAX):
         found = list(processes_with(token))
         if not found:
@@ -273,11 +260,11 @@ def kill_all_with(token: str) -> None:
 
 
 def processes_with(token: str) -> Iterator[int]:
-    """Processes that were started with the token in their environment, zombies left out."""
+    """Those with the token in their environment; zombies have none."""
     needle = f"{RUN_VARIABLE}={token}".encode()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
-            # It may have ended, or belong to another user; a zombie has no environment any more.
+            # It may have ended, or belong to another user.
             with contextlib.suppress(OSError):
                 if needle in (process / "environ").read_bytes().split(b"\0"):
                     yield int(process.name)

@@ -1,7 +1,6 @@
 """Statistics: what a mount did, as one JSON document; ``docs/statistics.md`` explains every key.
 
-The document is collected on request. Latencies are counted in buckets of a quarter of an octave, so
-quantiles are right to about 12 %.
+Latencies are counted in buckets of a quarter of an octave, so quantiles are right to about 12 %.
 """
 
 import os
@@ -30,8 +29,6 @@ QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 @dataclass(slots=True)
 class Statistics:
-    """Gathers the numbers of one mount."""
-
     engine: Engine
     front: Front
     started: float = field(default_factory=time.time)
@@ -131,7 +128,6 @@ class Statistics:
         }
 
     def _tier(self, node: NodeStats) -> dict[str, object]:
-        """The chunk cache: zeros where there is none."""
         return {
             "hits": {
                 "memory": node.tier_from_memory,
@@ -184,7 +180,6 @@ class Statistics:
         }
 
     def _members(self, node: NodeStats) -> dict[str, int]:
-        """What happened to the other nodes, as this one saw it."""
         membership = self.engine.node.membership
         return {
             "gone": 0 if membership is None else len(membership.members.gone),
@@ -200,7 +195,6 @@ class Statistics:
         }
 
     def _kernel(self) -> dict[str, int]:
-        """Notifications to the kernel."""
         notifications = self.engine.notifications
         return {
             "waiting": notifications.waiting,
@@ -209,7 +203,6 @@ class Statistics:
         }
 
     def _transport(self) -> dict[str, object]:
-        """Traffic between this node and the others; zeros if there are none."""
         peers = self.engine.peers
         return asdict(TransportStats() if peers is None else peers.transport.statistics())
 
@@ -226,7 +219,6 @@ class Statistics:
 
 
 def _process() -> dict[str, int]:
-    """The daemon's present use of the machine."""
     status = dict(line.split(":", 1) for line in PROCESS.read_text().splitlines())
     return {
         "tasks": trio.lowlevel.current_statistics().tasks_living,
@@ -244,8 +236,8 @@ def _timed(count: int, latencies: "Latencies") -> dict[str, float]:
 
 
 def quantile(latencies: Mapping[int, int], share: float) -> float:
-    """The latency in microseconds that *share* of all requests stayed below, from counts by lower
-    bound in ns."""
+    """The latency in us that *share* of all requests stayed below, from counts by lower bound in
+    ns."""
     total, seen = sum(latencies.values()), 0
     for lower_ns, count in sorted(latencies.items()):
         seen += count

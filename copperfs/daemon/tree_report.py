@@ -1,5 +1,4 @@
-"""Tree report: the place of each node in each tree, and the route of a collective, as one node
-believes them to be. ``copperfs tree`` shows it, and it tells which node cuts off which others."""
+"""Tree report: each node's place in each tree, and a collective's route, as this node sees them."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,7 +11,7 @@ GONE = "gone"
 
 
 def way_between(trees: Trees, here: int, there: int, gone: Collection[NodeId] = ()) -> list[int]:
-    """The nodes between *here* and *there* on a collective's route, which is in the first tree."""
+    """The nodes between *here* and *there* in the first tree, which collectives use."""
     up, down = _way_up(trees, here, gone), _way_up(trees, there, gone)
     top = next((each for each in up if each in down), None)
     if top is None:
@@ -36,8 +35,8 @@ def places_of(
     gone: Collection[NodeId] = (),
     links: list[Result | None] | None = None,
 ) -> list[Result]:
-    """The place of node *number* in each tree, and its link to its parent there, if it reported
-    one. For a moment it may believe in another parent than this node does."""
+    """The places of node *number*, with its reported links. For a moment it may believe in another
+    parent than this node does."""
     own = replace(trees, me=NodeId(number))
     places: list[Result] = []
     for tree in range(trees.count):
