@@ -1,13 +1,9 @@
 """Agreement: the settings that must be the same on all nodes, and the digest that nodes compare.
 
-With other settings nodes would give each other wrong replies. So they exchange the digest before
-any other message (``node/peer/session.py``), and a node refuses to talk to a peer whose digest
-differs. Settings that may differ are not in it: the memory of a node, how it finds the others, how
-long it waits for them.
-
-Nodes also exchange the paths that they classified as shared, local and in the ring
-(``path_policy_from_mounts.py``). Where a filesystem is missing, or one node has a disk of its own,
-the same settings give another classification.
+With other settings nodes would give each other wrong replies, so a node refuses to talk to a peer
+whose digest differs (``node/peer/session.py``). Nodes also exchange the paths that they classified
+as shared, local and in the ring (``path_policy_from_mounts.py``): where a filesystem is missing, or
+one node has a disk of its own, the same settings give another classification.
 """
 
 import hashlib
@@ -52,11 +48,7 @@ def agreed_flags() -> str:
     return f"{', '.join(most)} and {last}"
 
 
-# ---- places --------------------------------------------------------------------------------------
-
-
 def shown_places(policy: Policy, source: str) -> bytes:
-    """The shared, local and ring paths of this node, in a form that other nodes compare."""
 
     def named(paths: Iterable[Path]) -> list[str]:
         return sorted(os.path.join(source, os.fsdecode(each)).rstrip("/") or "/" for each in paths)

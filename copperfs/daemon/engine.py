@@ -55,7 +55,6 @@ KERNEL_TOLD_S = 1.0
 HOUSEKEEPING_S = 1.0
 CLEARS_AT_ONCE = 4
 EIO_EVERY_S = 10.0
-# Time to tell the other nodes, and to send the replies they wait for.
 LEAVES_WITHIN_S = 1.0
 
 
@@ -158,7 +157,6 @@ class Engine:
         await self.wait_until(lambda: self.node.flow.backlog_bytes < size)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """*condition* becomes true by a step of the node."""
         while not condition():
             if self._stepped.is_set():  # else other tasks already wait for it
                 self._stepped = trio.Event()

@@ -38,7 +38,6 @@ EACH_DIRECTORY_MAX = WAITING_MAX // THREADS_MAX
 EVERYTHING: Path = Path(b"/")
 """Stands for all names; no path in the mount begins with a slash."""
 THE_REST: Path = Path(b"/rest")
-"""Stands for the names that are told last."""
 
 
 @dataclass(slots=True)
@@ -69,7 +68,6 @@ class Notifications:
     _queues: dict[Path, _Queue] = field(default_factory=dict)
     _count: int = 0
     _is_full: bool = False
-    """The queue was full, which was logged, and has not drained to half since."""
     _ready: trio.MemorySendChannel[Path] = field(init=False)
     _ready_from: trio.MemoryReceiveChannel[Path] = field(init=False)
 

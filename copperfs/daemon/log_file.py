@@ -74,7 +74,6 @@ class LogFile(logging.StreamHandler[TextIO]):
             old.close()
 
     def _complain(self, error: OSError) -> None:
-        """Log the error once, into the old file."""
         if self._complained:
             return
         self._complained = True

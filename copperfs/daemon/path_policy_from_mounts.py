@@ -3,10 +3,6 @@
 A single node, or a job on one machine, shares the named source. Nodes on several machines share
 network filesystems and the prefixes of ``--shared``, never a disk of one machine: all nodes would
 show node 0's ``/tmp``.
-
-``OwnMounts`` watches ``/proc/self/mountinfo`` for places where the daemon's own mount shows up
-again, and for other mounts of copperfs: a path through one with the same source would lead back
-here.
 """
 
 import logging
@@ -281,7 +277,6 @@ def ring_prefix(settings: Settings, source: bytes, prefix: str) -> Path | None:
 
 
 def below_source(source: bytes, absolute: bytes) -> Path | None:
-    """None if *absolute* is outside."""
     prefix = source.rstrip(b"/")
     if not is_below(absolute, prefix):
         return None
@@ -290,8 +285,8 @@ def below_source(source: bytes, absolute: bytes) -> Path | None:
 
 @dataclass(slots=True)
 class OwnMounts:
-    """The paths below the source that lead back into the daemon's own mount, or may: all mounts of
-    copperfs, except one that is itself the source."""
+    """The paths below the source that lead back into the daemon's own mount (a bind mount), or may:
+    all mounts of copperfs, except one that is itself the source."""
 
     source: bytes
     device: str

@@ -104,7 +104,6 @@ class Peers:
             del self._pings[number]
 
     async def ping_all(self, peers: Collection[NodeId]) -> dict[NodeId, float | None]:
-        """There is one timeout for all."""
         found: dict[NodeId, float | None] = {}
 
         async def ping(peer: NodeId) -> None:

@@ -75,7 +75,6 @@ def _escaped(text: str) -> str:
 
 
 def render(document: Mapping[str, Any], settings: Settings, name: str) -> str:
-    """The text format of Prometheus, from the document of ``copperfs stats``."""
     families = [
         _info(document, settings, name),
         _Family(

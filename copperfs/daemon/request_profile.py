@@ -89,7 +89,6 @@ class Profiler:
         return {"began": True}
 
     async def end(self) -> object:
-        """null if no profile runs."""
         if not self._began_ns:
             return None
         # The front records a request after its answer has left.

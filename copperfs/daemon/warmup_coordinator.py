@@ -1,13 +1,12 @@
 """Warmup coordinator: starts warm-ups for ``copperfs warmup``; plans, checks and pushes a working
 set.
 
-The request comes in a file, because an ioctl has no room for thousands of paths. The daemon runs as
-the requesting user, and only that user may request it. Planning lists directories over the tree, as
-a reader would. Pushes and checks name files by directory, so that the list fits in a few messages,
-and each node resolves it by its own listings.
+The request comes in a file, because an ioctl has no room for thousands of paths. Only the daemon's
+user may request a warm-up. Pushes and checks name files by directory, and each node resolves them
+by its own listings.
 
-A node holds the set if it needs neither the network nor the source for it: it has the listings of
-the set, those on the way to it, and its files in the versions of these listings.
+A node holds the set if it has the listings of the set, those on the way to it, and its files in the
+versions of these listings.
 """
 
 import errno
@@ -65,10 +64,8 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 @dataclass(slots=True)
 class Part:
-    """The wanted files of one directory."""
-
     names: set[bytes] | None
-    """None means all of its files; its listing is wanted in any case."""
+    """None means all files; the listing is wanted in any case."""
     files: int = 0
     bytes: int = 0
     listing_bytes: int = 0
@@ -80,8 +77,6 @@ class Part:
 
 @dataclass(slots=True)
 class Plan:
-    """The files of a set, by directory."""
-
     is_whole: Callable[[Path, Version], bool]
     """Whether a file is small enough to be pushed."""
     parts: dict[Path, Part] = field(default_factory=dict)
@@ -90,11 +85,9 @@ class Plan:
     missing: int = 0
     """Files of a manifest that do not exist."""
     unreadable: int = 0
-    """Unreadable directories."""
     failed: int = 0
 
     def add(self, directory: Path, listing: Listing, names: set[bytes] | None) -> None:
-        """Add these files of a directory to the set."""
         before = self.parts.get(directory)
         if before is not None:
             names = None if names is None or before.names is None else before.names | names
@@ -130,7 +123,6 @@ class WorkingSets:
     ring: RingWarmup = field(init=False)
     _state: PushState | RingState = field(default_factory=PushState)
     _pushes: list[Push] = field(default_factory=list)
-    """The pushes of the running warmup."""
     _busy: bool = False
 
     def __post_init__(self) -> None:
@@ -146,7 +138,7 @@ class WorkingSets:
         }
 
     async def start(self, nursery: trio.Nursery, request_file: str) -> Result:
-        """Start what the file requests, or stop it; ``state`` shows the progress."""
+        """Start what the file requests, or stop it."""
         request = await trio.to_thread.run_sync(_read_request, request_file)
         if "stop" in request:
             if request["stop"] == self._state.number:
@@ -206,8 +198,6 @@ class WorkingSets:
         if state.nodes_complete == len(self.members):
             state.unread.clear()  # only its reply was lost
 
-    # --- planning --------------------------------------------------------------------------------
-
     async def _check_there(self, paths: Iterable[Path]) -> None:
         """A path that was named has to exist; files of a manifest may be gone."""
         missing = []
@@ -248,8 +238,8 @@ class WorkingSets:
                     plan.add(directory, listing, names)
 
     async def _plan_way(self, plan: Plan) -> None:
-        """A lookup of a path needs each name on the way: from the parent's listing, or by its own
-        lookup where no listing is available, as in a directory that permits lookups only."""
+        """Lookups need each name on the way: from the parent's listing, or by its own lookup where
+        a directory permits lookups only."""
         way = set(plan.parts)
         for directory in plan.parts:
             way.update(directories_above(directory))
@@ -261,12 +251,10 @@ class WorkingSets:
     def _is_shared(self, path: Path) -> bool:
         return self.engine.node.policy.place(path) is Place.SHARED
 
-    # --- pushing ---------------------------------------------------------------------------------
-
     async def _check_room(self, plan: Plan, held_bytes: int, *, evict: bool) -> None:
         room = await self.engine.call("room", {}, CHECK_WITHIN_S)
-        # A node that already holds much of the set has little room left. If another node holds the
-        # least, this check asks for too much; --evict is in order then anyway.
+        # If another node holds the least of the set, this check asks for too much; --evict is in
+        # order then anyway.
         needed = plan.room_bytes if evict else plan.room_bytes - held_bytes
         free = room.get("min_budget_bytes" if evict else "min_free_bytes")
         if free is None:
@@ -314,7 +302,7 @@ class WorkingSets:
                 return
 
     async def _count_holders(self, state: PushState, plan: Plan) -> int:
-        """Ask all nodes what they hold of the set; returns the bytes that each holds at least."""
+        """Returns the bytes that each node holds at least."""
         answered, complete = self.members.numbers, self.members.numbers
         least_objects = least_bytes = 0
         for some in in_messages(plan.directories()):
@@ -328,8 +316,6 @@ class WorkingSets:
         state.least_objects = least_objects
         state.lacking = self.members.names(self.members.numbers - complete)
         return least_bytes
-
-    # --- on each node ----------------------------------------------------------------------------
 
     async def _room(self, _: Result) -> Result:
         stats = self.engine.node.statistics()
@@ -347,7 +333,7 @@ class WorkingSets:
         return {}
 
     async def _holds(self, argument: Result) -> Result:
-        """What this node holds of these directories, in the versions of its own listings."""
+        """In the versions of this node's own listings."""
         node = self.engine.node
         lacks, objects, held_bytes = False, 0, 0
         for directory, names in listed(argument["directories"]):

@@ -1,19 +1,14 @@
 """Warmup fill: reads this node's own chunks of a dataset into the chunk cache in advance.
 
-All nodes do so at the same time (``warmup_ring.py``), each by its own walk over the dataset. The
-tree distributes each listing once, to all nodes. So no node assigns work. If a node dies, the
-others find that its chunks are theirs when they walk through the dataset again.
+All nodes do so at the same time (``warmup_ring.py``), each by its own walk over the dataset, so no
+node assigns work. If a node dies, the others find its chunks when they walk again.
 
-There are three walks. The first counts the chunks, and marks the held ones as used, so that they
-are not evicted when room is needed. The second requests each missing chunk, a few at a time; it
-does not load chunks that are on the disk. On a node with a disk a chunk counts as held when the
-disk has it: memory is smaller, and may be evicted at any time. The last walk counts what is held in
-the end, and that is reported.
+The first walk counts the chunks, and marks the held ones as used, so that they are not evicted. The
+second requests each missing chunk. The last counts what is held in the end. On a node with a disk a
+chunk counts as held when the disk has it: memory may be evicted at any time.
 
-A fill never evicts its own chunks. When the held chunks are as large as the disk, or as the memory
-of a node without one, the rest is left to be read on demand.
-
-A fill stops when no client has polled its state for ``LEASE_S``.
+A fill never evicts its own chunks: what exceeds the disk, or the memory of a node without one, is
+read on demand. It stops when no client has polled its state for ``LEASE_S``.
 """
 
 import logging
@@ -42,30 +37,28 @@ from copperfs.node.events import ChunkRequest, Used
 
 log = logging.getLogger(__name__)
 
-# Limits on each node's reads of the source that are under way: half of the smallest chunk cache.
+# Each node's reads of the source under way: half of the smallest chunk cache.
 FILLS_AT_ONCE = 16
 FILL_BYTES_AT_ONCE = 16 << 20
-# The disk's backlog is at most 64 MiB: the rest is for applications that read meanwhile.
+# The rest of the disk's backlog (64 MiB) is for applications that read meanwhile.
 BACKLOG_BYTES_MAX = 32 << 20
 BACKLOG_LOOKS_EVERY_S = 0.02
 # A collective that misses a node is repeated well before that.
 LEASE_S = 60.0
-# The number of files, or groups of chunks, after which the walk yields to other tasks.
+# After this many files, or groups of chunks, the walk yields to other tasks.
 AT_ONCE = 256
 
 
 @dataclass(slots=True)
 class Count:
-    """The result of a walk. Collectives sum it over all nodes, except the files, which are the same
-    for all."""
+    """Collectives sum it over all nodes, except the files, which are the same for all."""
 
     chunks: int = 0
     total_bytes: int = 0
-    """Bytes of this node's chunks."""
     held_chunks: int = 0
     held_bytes: int = 0
     cost_bytes: int = 0
-    """The room they take on the disk or in memory; the next field is the same for the held ones."""
+    """The room that this node's chunks take on the disk or in memory."""
     held_cost_bytes: int = 0
     max_files: int = 0
     max_unlisted: int = 0
@@ -78,10 +71,8 @@ class Filling:
     engine: Engine
     lease_s: float = LEASE_S
     _number: int | None = None
-    """The number of the warmup it belongs to."""
     _paths: list[Path] = field(default_factory=list)
     _check: bool = False
-    """Only count."""
     _count: Count = field(default_factory=Count)
     _phase: str = "idle"
     _files_done: int = 0
@@ -96,10 +87,7 @@ class Filling:
     def operations(self) -> dict[str, Operation]:
         return {"fill": self.begin, "fill state": self.look, "fill stop": self.stop}
 
-    # --- what it is told -------------------------------------------------------------------------
-
     async def begin(self, argument: Result) -> Result:
-        """Start, unless it is running; returns its progress."""
         number = int(argument["number"])
         if number != self._number:
             self._scope.cancel()
@@ -109,8 +97,8 @@ class Filling:
         return await self.look(argument)
 
     async def look(self, argument: Result) -> Result:
-        """Its progress. If other nodes are dead than at the start, it starts again: this node may
-        now own their chunks."""
+        """If other nodes are dead than at the start, it starts again: this node may own their
+        chunks."""
         me = self.engine.node.me
         if int(argument["number"]) != self._number:
             return {"answered": [me]}
@@ -144,8 +132,6 @@ class Filling:
         self._asked_at = trio.current_time()
         self._scope = trio.CancelScope()
         self.engine.nursery.start_soon(self._run, self._scope)
-
-    # --- the walks -------------------------------------------------------------------------------
 
     async def _run(self, scope: trio.CancelScope) -> None:
         try:
@@ -216,7 +202,6 @@ class Filling:
                     used.append(key)
 
     async def _have_all(self) -> None:
-        """Request the missing chunks, as long as there is room for them."""
         at_once = max(
             1, min(FILLS_AT_ONCE, FILL_BYTES_AT_ONCE // self.engine.node.limits.chunk_bytes)
         )
@@ -253,35 +238,29 @@ class Filling:
             self._count.held_chunks += 1
             self._count.held_bytes += self._size(key)
         except SourceError as error:
-            # The chunk may belong to another node by now. Then this is no failure: that node will
-            # read it.
+            # It is no failure if another node owns the chunk by now.
             self._failed += self.engine.node.owns_chunk(key)
             log.info("a chunk of %r cannot be had in advance: errno %d", key.path, error.errno)
         finally:
             slots.release()
 
     async def _wait_backlog(self) -> None:
-        """Wait until the disk has written what was read. A store whose disk hangs drops its backlog
-        by itself."""
+        """A store whose disk hangs drops its backlog."""
         store = self._disk()
         if store is None:
             return
-        # Chunks of 1 MiB take milliseconds, and nothing else waits for this condition.
+        # Chunks of 1 MiB take milliseconds.
         while store.statistics().backlog_bytes > BACKLOG_BYTES_MAX:  # noqa: ASYNC110
             await trio.sleep(BACKLOG_LOOKS_EVERY_S)
 
-    # --- what there is ---------------------------------------------------------------------------
-
     def _chunked(self, found: WalkedDirectory) -> Iterator[tuple[Path, Version]]:
-        """The files of a directory that are read in chunks."""
         for path, version in files_in(*found):
             if self.engine.node.is_chunked(path, version):
                 yield path, version
 
     async def _own(self, path: Path, version: Version) -> AsyncGenerator[ChunkKey]:
-        """This node's chunks of a file; neighbouring chunks have one owner. A file of a terabyte
-        has a million chunks, nearly all owned by others. So the loop yields to the node's other
-        tasks while it skips them, or peers would suspect this node."""
+        """Others own nearly all of a million chunks of a terabyte, so the loop yields while it
+        skips them, or peers would suspect this node."""
         layout = self.engine.node.limits.chunk_layout(version.size)
         first = groups = 0
         while first < layout.count:
@@ -294,7 +273,7 @@ class Filling:
                 await trio.lowlevel.checkpoint()
 
     def _is_held(self, key: ChunkKey) -> bool:
-        """Whether the chunk is held durably. On a disk this marks it as used."""
+        """On a disk this marks the chunk as used."""
         tier, in_memory = self.engine.tier, self.engine.node.keeps_chunk(key)
         if tier is None:
             return in_memory

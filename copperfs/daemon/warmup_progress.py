@@ -1,7 +1,4 @@
-"""Warmup progress: what ``copperfs warmup`` shows while it waits, and in the end.
-
-The field names are keys of JSON.
-"""
+"""Warmup progress: what ``copperfs warmup`` shows; the field names are keys of JSON."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,11 +11,8 @@ NAMES_SHOWN_MAX = 16
 
 @dataclass(slots=True)
 class WarmupState:
-    """The progress of a warm-up of either kind."""
-
     number: int = 0
-    """The number of this warm-up, so that a client does not mistake the end of another for its
-    own."""
+    """A client must not mistake the end of another warm-up for its own."""
     phase: str = "idle"
     """idle, planning, checking, pushing, filling, done or failed"""
     total_bytes: int = 0
@@ -28,18 +22,15 @@ class WarmupState:
     failed: int = 0
     roster: int = 1
     nodes: int = 0
-    """How many nodes reported what they hold ..."""
+    """How many reported what they hold."""
     nodes_complete: int = 0
-    """... and how many of them hold all of their part."""
     lacking: list[str] = field(default_factory=list)
-    """The names of some that do not."""
     error: str = ""
 
 
 @dataclass(slots=True)
 class PushState(WarmupState):
-    """A push: ``done_bytes`` passed this node; the others are about as far. Nodes that did not
-    report are among the lacking ones."""
+    """``done_bytes`` passed this node. Nodes that did not report are among the lacking ones."""
 
     objects: int = 0
     too_large: int = 0
@@ -48,31 +39,26 @@ class PushState(WarmupState):
     least_objects: int = 0
     """Each node that reported holds at least this many."""
     unread: list[str] = field(default_factory=list)
-    """The names of roots whose push failed, or which could not be called."""
 
 
 @dataclass(slots=True)
 class RingState(WarmupState):
-    """A fill of the chunk cache: ``done_bytes`` are held by their owners; chunks that could not be
-    read are ``failed``."""
+    """``done_bytes`` are held by their owners; chunks that could not be read are ``failed``."""
 
     ring: bool = True
     files: int = 0
     files_done: int = 0
-    """The files that the slowest node has walked."""
     chunks: int = 0
     held_chunks: int = 0
     left_bytes: int = 0
-    """Bytes that do not fit on their owners."""
     gone: list[str] = field(default_factory=list)
-    """Nodes that are dead; the others own their chunks."""
     unheard: list[str] = field(default_factory=list)
     """Nodes that have not reported, and are alive as far as this node knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The nodes by their numbers; a node alone has no roster."""
+    """A node alone has no roster."""
 
     roster: Roster | None = None
 
@@ -84,7 +70,6 @@ class Members:
         return set(range(len(self)))
 
     def names(self, numbers: Iterable[int]) -> list[str]:
-        """The names of the first few."""
         return [self.name(NodeId(each)) for each in sorted(numbers)[:NAMES_SHOWN_MAX]]
 
     def name(self, number: NodeId) -> str:

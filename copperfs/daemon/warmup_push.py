@@ -1,16 +1,12 @@
 """Warmup push: the roots read a working set once, and it goes down to every node's memory.
 
-A push takes an eighth of the CPU time of a request for each file, and it happens before the job
-needs the files. A tree's *root* reads listings and files, packs them into batches of a megabyte,
-and sends them down the push tree, no faster than its children take them. Every other node forwards
-a batch and unpacks it (``node/peer/push.py``), and replies to the collective when it has the last
-one. ``warmup_coordinator.py`` decides what is pushed; this module has the root's part, and the
-waiting of the others.
+A push takes an eighth of the CPU time of a request for each file. A tree's *root* reads listings
+and files, packs them into batches of a megabyte, and sends them down the push tree, no faster than
+its children take them. Every other node replies to the collective when it has the last one.
 
-A node that loses the connection to its pusher, even for a moment, ends the push for its subtree in
-the same way as the root: the subtree keeps what came until then. An idle root sends empty batches.
-So a node that receives nothing for ``SILENCE_S`` knows that its push has ended: the collective
-never reached the root, or the root failed without being able to say so.
+A node that loses the connection to its pusher, even for a moment, ends the push for its subtree,
+which keeps what came until then. An idle root sends empty batches. So a node that receives nothing
+for ``SILENCE_S`` knows that its push has ended.
 """
 
 import errno
@@ -35,23 +31,20 @@ from copperfs.wire.codec import ITEMS_MAX
 
 log = logging.getLogger(__name__)
 
-# A root reads this much ahead of the packing, be it many files or one large one ...
+# A root reads this much ahead of the packing, ...
 READS_AT_ONCE = 32
 READING_BYTES_MAX = 16 << 20
 # ... and stops packing while this much waits for its children.
 BACKLOG_BYTES_MAX = 16 << 20
-# The room for paths in a header: see ``wire/codec.py``.
+# See ``wire/codec.py``.
 BATCH_PATH_BYTES_MAX = 512 << 10
-# The interval of a root's empty batches while the source makes it wait ...
+# For empty batches while the source makes a root wait.
 ALIVE_EVERY_S = 2.0
-# ... and the time without a batch after which a node stops waiting.
 SILENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A listing or an object, to be packed."""
-
     what: ContentKind
     path: Path
     version: Version | None
@@ -62,14 +55,12 @@ class _Content:
 
 @dataclass(slots=True)
 class _Packed:
-    """A batch that is being filled."""
-
     items: list[Item] = field(default_factory=list)
     pieces: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
     path_bytes: int = 0
     epoch: int | None = None
-    """The earliest epoch of its content: a clear meanwhile makes its listings stale."""
+    """The earliest epoch of the content: a clear makes its listings stale."""
 
     def add(self, content: _Content, start: int) -> None:
         self.epoch = content.epoch if self.epoch is None else min(self.epoch, content.epoch)
@@ -107,7 +98,7 @@ class _Packed:
 
 
 class _Ahead:
-    """What a root has begun to read and not packed. Only one task waits for room in it."""
+    """Only one task waits for room in it."""
 
     def __init__(self) -> None:
         self._files = self._bytes = 0
@@ -135,11 +126,10 @@ class Warmup:
     silence_s: float = SILENCE_S
 
     def watch(self, number: int) -> Push:
-        """Register a push that is about to begin, to follow its progress on this node."""
         return self.engine.node.pushes.watch(time.monotonic(), number)
 
     async def push(self, argument: Result) -> Result:
-        """This node's part of a push: the root reads and sends, the others wait for the end."""
+        """The root reads and sends, the others wait for the end."""
         number, tree = int(argument["push"]), int(argument["tree"])
         trees = self.engine.node.trees
         if not 0 <= tree < (1 if trees is None else trees.count):
@@ -158,8 +148,6 @@ class Warmup:
         finally:
             self.engine.node.pushes.end(number)
 
-    # --- the root --------------------------------------------------------------------------------
-
     async def _spread(self, push: Push, number: int, tree: int, directories: Directories) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_life, push, number, tree)
@@ -172,7 +160,7 @@ class Warmup:
     async def _pack_all(
         self, push: Push, number: int, tree: int, directories: Directories
     ) -> _Packed:
-        """Send all batches but the last. It has its own nursery: the cancellation of the task that
+        """Send all batches but the last. Without its own nursery the cancellation of the task that
         shows life would hide the error of the one that reads."""
         packed = _Packed()
         async with trio.open_nursery() as nursery:
@@ -190,8 +178,7 @@ class Warmup:
         return packed
 
     async def _show_life(self, push: Push, number: int, tree: int) -> None:
-        """Send empty batches past those that wait for a child's credit: the other children must get
-        them."""
+        """Empty batches pass those that wait for a child's credit: other children must get them."""
         while True:
             await trio.sleep(self.alive_every_s)
             self._post(push, number, tree, _Packed(), last=False)
@@ -199,7 +186,7 @@ class Warmup:
     async def _read_all(
         self, push: Push, directories: Directories, send: trio.MemorySendChannel[_Content]
     ) -> None:
-        """Listings and files of *directories*; unreadable ones are left out."""
+        """Unreadable listings and files are left out."""
         ahead = _Ahead()
         async with send, trio.open_nursery() as nursery:
             for directory, names in listed(directories):
@@ -270,10 +257,7 @@ class Warmup:
         handle = self.engine.blobs.keep_blob(packed.blob())
         self.engine.post(PushBatch(batch, handle, packed.size))
 
-    # --- the others ------------------------------------------------------------------------------
-
     def _push_parent(self, trees: Trees, tree: int) -> NodeId | None:
-        """The node that pushes to this one, as it believes now."""
         return trees.push_parent(tree, self.engine.node.gone())
 
     async def _wait_over(self, push: Push, number: int, tree: int) -> None:
@@ -302,8 +286,7 @@ class Warmup:
             await self._send(push, number, tree, _Packed(), last=True)
 
     async def _wait_silent(self, push: Push) -> None:
-        """Wait until no batch came for too long. It is no silence while this node's own children
-        hold up the batches."""
+        """Backlog of this node's own children is no silence."""
         push.heard_at = max(push.heard_at, time.monotonic())
         while (left := push.heard_at + self.silence_s - time.monotonic()) > 0:
             await trio.sleep(left)

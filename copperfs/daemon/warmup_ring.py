@@ -1,12 +1,9 @@
 """Ring warmup: makes all nodes fill their part of the chunk cache, for ``copperfs warmup --ring``.
 
-The daemon that gets the request starts a fill on every node (``warmup_fill.py``), collects the
-progress and decides when it is over. It tells a node again that does not know of the fill, because
-a collective missed it or it was restarted. The warmup is over when all live nodes have walked the
-dataset and agree on which nodes are dead: the others then hold the chunks of a node that died
-meanwhile. A node that does not answer, and is not dead either, is awaited for ``SETTLES_WITHIN_S``.
-
-When no client polls the state any more, the client was killed: then all nodes stop.
+The daemon that gets the request starts a fill on every node (``warmup_fill.py``), and again on one
+that a collective missed or that was restarted. The warmup is over when all live nodes have walked
+the dataset and agree on which nodes are dead: the others then hold the chunks of these. A silent
+node is awaited for ``SETTLES_WITHIN_S``.
 """
 
 import random
@@ -24,7 +21,6 @@ from copperfs.model.errors import ControlError
 POLL_EVERY_S, POLL_MANY_EVERY_S = 0.25, 1.0
 MANY = 64
 CALL_WITHIN_S = 5.0
-# While all others are done, a node that is silent for this long is not awaited.
 SETTLES_WITHIN_S = 30.0
 ASKED_WITHIN_S = 60.0
 
@@ -46,7 +42,6 @@ class RingWarmup:
         return self.filling.operations()
 
     def asked(self) -> None:
-        """A client polls the progress."""
         self._asked_at = trio.current_time()
 
     def stop(self) -> None:

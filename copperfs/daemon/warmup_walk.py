@@ -1,9 +1,7 @@
 """Warmup walk: the files below the paths of a warm-up, and how collectives name them.
 
-All kinds of warm-ups use it: the daemon that plans a push (``warmup_coordinator.py``), and each
-node that fills its part of the chunk cache (``warmup_fill.py``). Listings are requested over the
-tree, like any reader's. A walk lists up to ``LISTS_AT_ONCE`` directories at a time, and is no
-further ahead of its reader. Of the directories that are left it keeps only the paths.
+A walk lists up to ``LISTS_AT_ONCE`` directories at a time, and is no further ahead of its reader.
+Of the directories that are left it keeps only the paths.
 """
 
 import json
@@ -28,8 +26,8 @@ from copperfs.node.peer.messages import PATH_BYTES_MAX
 from copperfs.node.requests.path_policy import Place
 
 LISTS_AT_ONCE = 16
-# A collective carries 64 KiB, packed; some of it is left for other fields. The unpacked size is
-# bounded as well, because similar names pack a thousandfold.
+# A collective carries 64 KiB, packed, with other fields. Similar names pack a thousandfold, so the
+# unpacked size is bounded as well.
 ARGUMENT_BYTES_MAX = 48 << 10
 UNPACKED_BYTES_MAX = 4 << 20
 
@@ -40,7 +38,7 @@ Directories = dict[str, list[str] | None]
 
 
 class WalkedDirectory(NamedTuple):
-    """A directory, and its wanted files; None means all."""
+    """None means all files."""
 
     directory: Path
     listing: Listing
@@ -51,11 +49,10 @@ class WalkedDirectory(NamedTuple):
 class DatasetWalk:
     engine: Engine
     below: bool = True
-    """Also take what is below a directory; if not, only files are wanted."""
+    """If not, only files are wanted."""
     errors: Counter[int] = field(default_factory=Counter)
     """The directories that could not be listed, by errno."""
     missing: int = 0
-    """Wanted names that are not there."""
     _left: list[tuple[Path, set[bytes] | None]] = field(default_factory=list)
     _tasks: int = 0
 
@@ -63,7 +60,7 @@ class DatasetWalk:
     async def over(
         self, wanted: Wanted
     ) -> AsyncGenerator[trio.MemoryReceiveChannel[WalkedDirectory]]:
-        """Walk, in any order. The walk ends with the block."""
+        """The walk ends with the block."""
         self._left += wanted.items()
         send, receive = trio.open_memory_channel[WalkedDirectory](0)
         async with trio.open_nursery() as nursery:
@@ -84,7 +81,6 @@ class DatasetWalk:
     async def _visit(
         self, nursery: trio.Nursery, send: trio.MemorySendChannel[WalkedDirectory]
     ) -> None:
-        """One of the tasks that list what is left."""
         while self._left:
             directory, names = self._left.pop()
             listing = await self._list(directory)
@@ -101,7 +97,6 @@ class DatasetWalk:
     def _sorted(
         self, listing: Listing, names: set[bytes] | None
     ) -> tuple[set[bytes] | None, list[bytes]]:
-        """The files of these names, and the directories to go on with."""
         if names is None:
             rows = listing.rows() if self.below else ()
             return None, [name for name, entry in rows if entry.attributes.is_directory()]
@@ -128,16 +123,12 @@ class DatasetWalk:
 
 
 async def list_directory(engine: Engine, directory: Path) -> Listing:
-    """The listing as this mount shows it."""
 
     def take(answer: Answered, _: Content, __: object) -> Listing:
         assert isinstance(answer, AnswerListing)
         return answer.listing
 
     return await engine.ask(lambda request: ListRequest(request, directory), take)
-
-
-# --- what is wanted -------------------------------------------------------------------------------
 
 
 def where_to_walk(paths: Collection[Path]) -> Wanted:
@@ -151,7 +142,7 @@ def where_to_walk(paths: Collection[Path]) -> Wanted:
 
 
 def by_directory(paths: Iterable[Path]) -> Wanted:
-    """The paths, none of which is the root, by the directories that they are in."""
+    """The paths must not be the root."""
     wanted: dict[Path, set[bytes]] = {}
     for directory, name in map(split, paths):
         wanted.setdefault(directory, set()).add(name)
@@ -177,7 +168,6 @@ def files_in(
 
 
 def left_out(listing: Listing, names: Collection[bytes] | None) -> tuple[int, int]:
-    """How many files have no attributes in the listing, and how many may not be read."""
     unlisted = unreadable = 0
     for name, entry in listing.rows():
         if entry.attributes.is_file() and (names is None or name in names):
@@ -189,7 +179,6 @@ def left_out(listing: Listing, names: Collection[bytes] | None) -> tuple[int, in
 
 
 def is_readable(attributes: Attributes) -> bool:
-    """Whether the mode of a file lets this daemon's user read it."""
     if not attributes.is_file():
         return False
     _, uid, gid = attributes.unpack()[10:13]
@@ -200,9 +189,6 @@ def is_readable(attributes: Attributes) -> bool:
         return bool(attributes.mode & stat.S_IRUSR)
     mine = gid == os.getgid() or gid in os.getgroups()
     return bool(attributes.mode & (stat.S_IRGRP if mine else stat.S_IROTH))
-
-
-# --- in a collective ------------------------------------------------------------------------------
 
 
 def text(path: bytes) -> str:
@@ -224,19 +210,16 @@ def path_of(shown: str) -> Path:
 
 
 def listed(directories: Directories) -> Iterator[tuple[Path, set[bytes] | None]]:
-    """The directories of a collective, with the wanted files of each."""
     for shown, names in directories.items():
         yield path_of(shown), None if names is None else set(map(octets, names))
 
 
 def fits(argument: Result) -> bool:
-    """Whether a collective can carry *argument*."""
     unpacked = len(json.dumps(argument))
     return unpacked <= UNPACKED_BYTES_MAX and len(pack(argument)) <= ARGUMENT_BYTES_MAX
 
 
 def in_messages(directories: Directories) -> Iterator[Directories]:
-    """Split *directories* into pieces that fit into a collective."""
     if not directories:
         return
     if fits(directories):
