@@ -1,8 +1,7 @@
 """Application port: the driver's port to the applications of this node.
 
-A handler of pyfuse3 sends its request here and waits for the reply. Published content goes to the
-publication index, from which the front answers without the node. Threads send the notifications to
-the kernel.
+A handler of pyfuse3 sends its request here and waits for the reply. From the publication index the
+front answers without the node.
 """
 
 import errno
@@ -35,8 +34,6 @@ T = TypeVar("T")
 
 
 class Publications(Protocol):
-    """The index of published content, and what the kernel was told."""
-
     def withdraw(self, key: CacheKey | ChunkKey) -> None:
         """The node no longer holds this."""
 
@@ -44,10 +41,10 @@ class Publications(Protocol):
         """The node holds nothing, and no content is fresh."""
 
     def publish_object(self, key: ObjectKey, blob: Blob) -> None:
-        """Let the front answer requests for this object with *blob*."""
+        """Let the front answer requests with *blob*."""
 
     def publish_chunk(self, key: ChunkKey, chunk_bytes: int, blob: Blob) -> None:
-        """Let the front answer reads of this chunk; it has others of the same file."""
+        """The index has other chunks of the same file."""
 
     def publish_listing(self, path: Path, listing: Listing) -> None:
         """Let the front serve the listing until the epoch ends."""
@@ -61,16 +58,15 @@ class Publications(Protocol):
         ...
 
     def invalidate_all(self) -> tuple[int, Callable[[], int] | None]:
-        """Make the kernel look everything up again; called in a worker thread. Returns how many
-        names it was told, and a function that tells it the rest, which waits for lookups under
-        way."""
+        """Called in a worker thread. Returns how many names the kernel was told, and a function
+        that tells it the rest, which waits for lookups under way."""
         ...
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A handler that waits for its reply. The reply is delivered while actions are performed,
-    before a later action can evict its content."""
+    """The reply is delivered while actions are performed, before a later action can evict its
+    content."""
 
     deliver: Callable[[Answered, Content], object]
     answered: trio.Event | None = None
@@ -87,11 +83,10 @@ class ApplicationPort:
     remaining: Callable[[float | None], float | None]
     """Turns a time of the node's clock into seconds from now."""
     is_clearing: bool = False
-    """A clear of this node is under way: it tells the kernel itself, and waits for it."""
+    """A clear of this node tells the kernel itself, and waits for it."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
 
     async def ask(self, question: Question, deliver: Deliver[T]) -> T:
-        """What *deliver* made of the reply."""
         request = question.request
         assert isinstance(request, int), "a peer asks by a message"
         waiting = _Waiting(lambda answer, content: deliver(answer, content, self.remaining))
@@ -106,8 +101,6 @@ class ApplicationPort:
         if isinstance(waiting.outcome, SourceError):
             raise waiting.outcome
         return waiting.outcome  # type: ignore[return-value]  # what deliver returned
-
-    # --- what the driver says --------------------------------------------------------------------
 
     def answer(self, request: RequestId, answer: AnswerEntry | AnswerListing) -> None:
         self._answer(request, answer, None)
@@ -145,7 +138,6 @@ class ApplicationPort:
             self.notifications.add(path, tell)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Withdraw everything published; a notification tells the kernel later."""
         self.publications.withdraw_all()
         if self.is_clearing:
             return

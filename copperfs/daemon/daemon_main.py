@@ -4,9 +4,8 @@ It is a fresh process, started by ``copperfs mount`` as ``python -m copperfs.dae
 FD``. The settings and the launch come as JSON through that descriptor, one line each. One line goes
 back when the mount is ready or has failed.
 
-Start: policy, mount, front, handlers. End, in the reverse order: the mount goes first, so that no
-application is left waiting. A mount that is in use when the daemon must end is detached, and its
-users get ENOTCONN once the daemon is gone.
+At the end the mount goes first, so that no application is left waiting. A mount in use is detached,
+and its users get ENOTCONN once the daemon is gone.
 
 This module is longer than most, so that all parts and their order are in one place.
 """
@@ -89,15 +88,13 @@ HANDLER_TASKS_MAX = 1024
 # The largest request or reply on the miss socket. Without CAP_NET_ADMIN the system's limit (about
 # 400 KiB) applies, and the front asks the kernel for smaller reads.
 SOCKET_BYTES = 4 << 20
-# A sequential reader then has two requests of 1 MiB under way. The kernel also reads this much
-# around each fault of a mapping, so a larger value fetches chunks that no application reads
-# (docs/hazards.md).
+# A sequential reader then has two requests of 1 MiB under way. Around each fault of a mapping a
+# larger value would fetch chunks that no application reads (docs/hazards.md).
 READ_AHEAD_KIB = 1024
-# An inode takes some 350 bytes in the front's tables; they may use a sixteenth of the budget.
+# An inode takes this much in the front's tables; they may use a sixteenth of the budget.
 NODE_BYTES = 350
 NODES_MIN, NODES_MAX = 4096, 1 << 20
-# The kernel keeps directories, which are never shed. If too many names are left, the next try comes
-# after this time.
+# The kernel keeps directories, which are never shed, so a try may leave too many names.
 SHED_AGAIN_S = 1.0
 OWN_ERRORS_EVERY_S = 5.0
 OWN_ERRORS = (
@@ -110,22 +107,20 @@ OWN_ERRORS = (
     "were asked for, all was taken for data",
 )
 """In the order of ``Front.own_errors``."""
-# Fallback reads of the source start after a random delay of up to this: nodes that notice a failure
-# at the same time do not all read at the same time.
+# Nodes that notice a failure at the same time must not all read the source at the same time.
 FALLBACK_JITTER_S = 0.1
-# The limit on the front's reads before the node learns of them: some milliseconds' worth.
+# The front's reads of some milliseconds, before the node learns of them.
 CREDIT_MAX = 64 << 20
-# Lustre's client has no more requests than this under way to one metadata server.
+# Lustre's client has no more requests under way to one metadata server.
 AHEAD_MAX = 8
-# The most cached objects that are listed, each with its path; above the second number a thread
-# makes the list.
+# The most cached objects that are listed; above the second number a thread makes the list.
 OBJECTS_MAX, OBJECTS_AT_ONCE = 1 << 20, 10_000
-# The front's fetches are reported to the node in batches, so that trio is not woken for each.
+# The front's fetches are reported in batches, so that trio is not woken for each.
 FETCHED_EVERY_S = 0.005
-# How soon the front may list directories again after a mount was made, if no request comes.
+# The front may list directories again this soon after a mount was made.
 MOUNTS_EVERY_S = 1.0
-# ZeroMQ allocates memory for each message, up to 1 MiB for a chunk. Reused memory is best: fresh
-# pages of the kernel take 0.4 ms for each MiB (blob.h).
+# ZeroMQ allocates memory for each message, up to 1 MiB for a chunk. Fresh pages of the kernel take
+# 0.4 ms for each MiB (blob.h).
 KEPT_FREE_BYTES = 32 << 20
 ALLOCATED_BYTES_MAX = 4 << 20
 """A larger allocation has its own mapping, which is never kept."""
@@ -133,21 +128,17 @@ ALLOCATED_BYTES_MAX = 4 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-# Signals that end the daemon; with a log file SIGHUP reopens the log (``_reopens_log``).
+# With a log file SIGHUP reopens the log instead (``_reopens_log``).
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Daemon:
-    """One mount, from the settings to its end."""
-
     def __init__(
         self, settings: Settings, launch: Launch | None = None, users: Users | None = None
     ) -> None:
         self.launch = launch
-        """The other nodes; None if there are none."""
         self.users = users
-        """The users of a ``copperfs run``, with which the daemon ends; None if it runs until told
-        to end."""
+        """The daemon ends with the users of a ``copperfs run``."""
         self.settings = replace(settings, mountpoint=absolute(settings.mountpoint))
         self.source_root = os.path.realpath(os.fsencode(settings.source))
         self._cleanup = ExitStack()
@@ -156,10 +147,8 @@ class Daemon:
         """Shutting these down ends the server, and with it the daemon."""
         self._logs = LogWatch()
         self._compared: tuple[Path, ...] = ()
-        """The directories whose inode numbers nodes compare."""
 
     def run(self, ready: Callable[[], None]) -> None:
-        """Mount, serve until unmounted or told to end, and clean up."""
         with self._cleanup:
             for number in ENDING:
                 self._cleanup.callback(signal.signal, number, signal.getsignal(number))
@@ -173,8 +162,6 @@ class Daemon:
                 name = roster.member(me).name
                 log.info("node %d of %d, %s, in job %s", me, len(roster), name, roster.job)
             trio.run(self._main, ready)
-
-    # --- the parts -------------------------------------------------------------------------------
 
     async def _main(self, ready: Callable[[], None]) -> None:
         settings = self.settings
@@ -216,7 +203,6 @@ class Daemon:
     async def _serve(
         self, parts: "_Parts", told: AsyncIterator[int], ready: Callable[[], None]
     ) -> None:
-        """Mount, and serve until unmounted."""
         node, fetcher, grants, settings = parts.node, parts.fetcher, parts.grants, self.settings
         metrics = settings.metrics
         listener = open_port(int(metrics)) if metrics is not None and metrics.isdecimal() else None
@@ -312,12 +298,10 @@ class Daemon:
 
     @staticmethod
     def _equip(engine: Engine, store: DiskStore | None) -> None:
-        """Attach the disk of the chunk cache, if there is one."""
         if store is not None:
             engine.tier = ChunkDisk(store, engine.blobs, engine.post)
 
     def _join(self, engine: Engine) -> None:
-        """Join the job, if there are other nodes."""
         if self.launch is None:
             return
         failure_log = FailureLogWriter(self.launch.me, self.launch.roster, self.settings.events)
@@ -330,7 +314,7 @@ class Daemon:
 
     @staticmethod
     async def _finish_writing(engine: Engine) -> None:
-        """Finish the writes, so that the next job finds on disk what was read from the source."""
+        """The next job finds on disk what was read from the source."""
         if engine.tier is not None:
             await engine.tier.wait_moved()
 
@@ -338,12 +322,10 @@ class Daemon:
     def _roster(self) -> Roster | None:
         return None if self.launch is None else self.launch.roster
 
-    # --- tasks -----------------------------------------------------------------------------------
-
     async def _become_ready(
         self, job: JobMember, ready: Callable[[], None], nursery: trio.Nursery
     ) -> None:
-        """Report ready when the mount answers, which needs the node's parents."""
+        """The mount answers when the node has its parents."""
         if job.engine.tier is not None:
             await job.engine.tier.wait_begun()
         try:
@@ -360,7 +342,6 @@ class Daemon:
             self.users.ready.set()
 
     async def _run_users(self) -> None:
-        """End the daemon after the last user has gone."""
         if self.users is None:
             return
         await self.users.run()
@@ -381,7 +362,6 @@ class Daemon:
 
     @staticmethod
     async def _run_shedding(front: Front) -> None:
-        """Keep the front's tables within their bound by making the kernel forget names."""
         nodes_max = front.statistics()["nodes_max"]
         while True:
             await trio.lowlevel.wait_readable(front.crowded_fileno())
@@ -399,8 +379,6 @@ class Daemon:
 
     def _metrics(self, statistics: Statistics) -> str:
         return render(statistics.document(), self.settings, own_name(self.settings))
-
-    # --- what can be asked -----------------------------------------------------------------------
 
     def _answerers(
         self, job: JobMember, statistics: Statistics, board: PublicationIndex
@@ -453,8 +431,6 @@ class Daemon:
             IoctlRequest.OBJECTS: objects,
         }
 
-    # --- odds and ends ---------------------------------------------------------------------------
-
     def _check(self) -> None:
         source, mountpoint = self.settings.source, self.settings.mountpoint
         if not os.path.isdir(self.source_root):
@@ -505,14 +481,12 @@ class Daemon:
         )
 
     def _ahead_max(self) -> int:
-        """How many files are prefetched at a time: a request must still find a free thread, and a
-        server with capacity left."""
+        """A request must still find a free thread, and a server with capacity left."""
         half = max(1, self.settings.source_concurrency // 2)
         return min(AHEAD_MAX, half) if self.settings.read_ahead else 0
 
     def _finds_holes(self) -> bool:
-        """Whether this node may look for the holes of large files in the source: not if peers read
-        those files for it and fallback is off."""
+        """Not if peers read large files for this node and fallback is off."""
         others_read = self.launch is not None and chunk_bytes_of(self.settings, self.launch) > 0
         return self.settings.fallback or not others_read
 
@@ -587,7 +561,7 @@ class Daemon:
                 each.shutdown(socket.SHUT_RDWR)
 
     def _unmount_at_last(self) -> None:
-        """For a failure after mounting. Usually the mount is already gone."""
+        """For a failure after mounting."""
         mounted = mount_at(self.settings.mountpoint)
         if mounted is not None and mounted.fstype == "fuse.copperfs":
             with suppress(MountError):
@@ -595,7 +569,7 @@ class Daemon:
 
 
 async def log_own_errors(front: Front) -> None:
-    """Log how many requests got errors that come from neither the source nor the node."""
+    """Log errors that come from neither the source nor the node."""
     before = front.own_errors()
     while True:
         try:
@@ -617,7 +591,6 @@ async def _withdraw_statfs(front: Front) -> None:
 
 
 async def _hear_of_fetched(engine: Engine, board: PublicationIndex) -> None:
-    """Tell the node what the front has fetched by itself."""
     while True:
         await trio.lowlevel.wait_readable(board.front.fetched_fileno())
         await trio.sleep(FETCHED_EVERY_S)
@@ -626,8 +599,6 @@ async def _hear_of_fetched(engine: Engine, board: PublicationIndex) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts that exist before the mount."""
-
     node: Node
     fetcher: Fetcher
     store: DiskStore | None
@@ -648,8 +619,8 @@ class _Grants:
     granted_for: frozenset[Path]
 
     def renew(self) -> frozenset[Path]:
-        """Find out where the own mount is now. Each fetch of the node calls this, too, so that only
-        the first request after a mount takes the slow path."""
+        """Each fetch of the node calls this, so that only the first request after a mount takes the
+        slow path."""
         if not self.fetcher.watch_mounts():
             return self.own()
         paths = self.own()
@@ -683,7 +654,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc keep memory: it returns the free end of a heap and maps large blocks."""
+    """glibc returns the free end of a heap and maps large blocks, unless told otherwise."""
     with suppress(AttributeError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES)
@@ -701,7 +672,7 @@ def _raise_read_ahead(mountpoint: str) -> None:
 
 
 def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:
-    """Messages of this process go to the file, else to the terminal, else to neither."""
+    """To the file, else to the terminal, else to neither."""
     handler: logging.Handler = logging.NullHandler()
     if settings.log_file is not None:
         handler = LogFile(settings.log_file)
@@ -730,8 +701,8 @@ def main() -> int:
         return True
 
     def ready() -> None:
-        # The parent was killed: no process would unmount. The users of a run come and go by
-        # themselves.
+        # The parent was killed: no process would unmount. A run's daemon ends with its
+        # users.
         if not tell(pid=os.getpid()) and users is None:
             log.info("whoever has started this daemon was killed meanwhile: unmounting")
             raise MountError("whoever has started this daemon was killed meanwhile")
@@ -751,8 +722,8 @@ def main() -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Exit at once: all that other processes see is cleaned up. Python would tear its modules down
-    one by one, which takes a sixth of the processor time of an idle daemon's life."""
+    """Python would tear its modules down one by one, which takes a sixth of the processor time of
+    an idle daemon's life."""
     logging.shutdown()
     os._exit(code)
 

@@ -1,11 +1,9 @@
 """Failure log: records what this node saw happen to the nodes, so that a failure can be
 reconstructed.
 
-``--events FILE`` gets a line of JSON for each event: the time, the node, what happened, to which
-peer, and how long its detection took. The same goes to the log. The lines of all nodes, merged and
-sorted by time, show which node noticed a failure first, and where each node turned for help.
-
-A thread writes them, because the file may be on the very filesystem that hangs.
+``--events FILE`` gets a line of JSON for each event. The lines of all nodes, sorted by time, show
+which node noticed a failure first, and where each node turned for help. A thread writes them,
+because the file may be on the very filesystem that hangs.
 """
 
 import json
@@ -26,9 +24,9 @@ from copperfs.node.actions import LogEvent
 log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 64 << 20
-"""Some 400,000 lines: more would not be read, and a failing job must not fill a disk."""
+"""Some 400,000 lines: a failing job must not fill a disk."""
 LINES_MAX = 4096
-"""The lines that wait to be written; further ones go to the log only."""
+"""Further lines go to the log only."""
 WRITTEN_WITHIN_S = 1.0
 
 
@@ -43,7 +41,6 @@ class FailureLogWriter:
     _writer: threading.Thread | None = field(default=None, init=False)
 
     def open(self) -> None:
-        """Raises MountError if the file cannot be written."""
         if self.path is None:
             return
         try:
