@@ -1,7 +1,7 @@
-"""Actions: what a node orders in a step: fetches at the source, replies, messages, and releases.
+"""Actions: what a node orders in a step.
 
-The driver performs them in order. An outcome event answers each fetch, and each answer goes to its
-request. After an eviction or a release the driver must not use that content for answers.
+The driver performs them in order. After an eviction or a release it must not use that content for
+answers.
 """
 
 from dataclasses import dataclass
@@ -23,26 +23,24 @@ from copperfs.model.types import (
 )
 from copperfs.node.peer.messages import Message, Seen
 
-# Each message looks keys up several times, so keys are tuples: Python code would hash and compare a
-# dataclass. A constant field keeps keys of two kinds apart.
+# Keys are tuples, because Python code would hash and compare a dataclass, and each message looks
+# keys up several times. A constant field keeps keys of two kinds apart.
 
 
 class ObjectKey(NamedTuple):
-    """Names an object: a file in one version."""
+    """A file in one version."""
 
     path: Path
     version: Version
 
 
 class ListingKey(NamedTuple):
-    """Names the listing of a directory."""
-
     path: Path
     kind: Literal["listing"] = "listing"
 
 
 class EntryKey(NamedTuple):
-    """Names an entry from a lookup of a single name."""
+    """From a lookup of a single name."""
 
     path: Path
     kind: Literal["entry"] = "entry"
@@ -67,7 +65,7 @@ class LookupSource:
 
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """Read the whole file; it must be this version before and after."""
+    """The file must be this version before and after."""
 
     fetch: FetchId
     path: Path
@@ -83,7 +81,7 @@ class OpenSource:
 
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
-    """Read *length* bytes of the file, from *offset*; it must be this version before and after."""
+    """The file must be this version before and after."""
 
     fetch: FetchId
     path: Path
@@ -119,7 +117,7 @@ class IgnoreInodes:
 
 @dataclass(frozen=True, slots=True)
 class LoadChunk:
-    """Read a chunk from the disk; ``DiskLoaded`` has the result."""
+    """``DiskLoaded`` has the result."""
 
     fetch: FetchId
     key: ChunkKey
@@ -127,8 +125,8 @@ class LoadChunk:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Write the chunk when there is time; ``Stored`` has the outcome. The blob may be released at
-    once, because the store keeps it until then."""
+    """``Stored`` has the outcome. The blob may be released at once, because the store keeps it
+    until then."""
 
     key: ChunkKey
     blob: BlobId
@@ -139,9 +137,8 @@ class StoreChunk:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send *message* to *peer*. *content* makes the payload: for a ``DataReply`` the part of its
-    index, for an ``Offer`` all contents. Content may be released at once, because the sender keeps
-    it until it is sent."""
+    """*content* makes the payload: for a ``DataReply`` the part of its index, for an ``Offer`` all
+    contents. It may be released at once, because the sender keeps it until it is sent."""
 
     peer: NodeId
     message: Message
@@ -150,28 +147,26 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Keep a connection to *peer*, and renew it when it breaks."""
+    """Also renew the connection when it breaks."""
 
     peer: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """No longer keep a connection to *peer*."""
-
     peer: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Try whether a process listens at the endpoint of *peer*; ``Probed`` has the result."""
+    """Try whether a process listens there; ``Probed`` has the result."""
 
     peer: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """For users: an event from which a failure can be reconstructed."""
+    """Users can reconstruct a failure from these events."""
 
     what: str
     peer: NodeId | None = None
@@ -181,7 +176,7 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True)
 class Disagree:
-    """For users: *peer* was started with other options, and this node does not talk to it."""
+    """*peer* was started with other options, and users are told."""
 
     peer: NodeId
     sentence: str
@@ -189,7 +184,7 @@ class Disagree:
 
 @dataclass(frozen=True, slots=True)
 class PerformCall:
-    """Do this node's part of a collective; ``CallPerformed`` reports the end."""
+    """``CallPerformed`` reports the end."""
 
     call: CallId
     operation: str
@@ -223,9 +218,8 @@ class AnswerEntry:
 class AnswerListing:
     """Answers a request for a listing, or for one name whose directory was listed for it.
 
-    *granted*: the front may read its files without asking, on credit; ``FrontRead`` reports each.
-    *granted_below*: the front may also list all directories below it, and read their files;
-    ``FrontListed`` reports each. *read_ahead*: the front may read granted files before an
+    *granted*: the front may read its files on credit. *granted_below*: the front may also list all
+    directories below it, and read their files. *read_ahead*: it may read granted files before an
     application asks for them.
     """
 
@@ -247,8 +241,7 @@ class AnswerObject:
 
 @dataclass(frozen=True, slots=True)
 class AnswerChunk:
-    """The chunk that contains the requested offset. All chunks of a file except the last have
-    *chunk_bytes*."""
+    """The chunk that contains the requested offset."""
 
     request: RequestId
     key: ChunkKey
@@ -258,7 +251,7 @@ class AnswerChunk:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHandle:
-    """The file is not held; the application gets a handle of its own to the open file."""
+    """The file is not held, and the application gets a handle of its own."""
 
     request: RequestId
     handle: HandleId
@@ -272,8 +265,7 @@ class AnswerError:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """No application of this node has asked for this yet, but one will: let the front answer it at
-    once."""
+    """Let the front answer this before an application asks."""
 
     key: ObjectKey | ListingKey | ChunkKey
     content: BlobId | Listing
@@ -281,7 +273,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class DropCall:
-    """No node waits for this collective any more: stop this node's part of it."""
+    """No node waits for this collective any more."""
 
     call: CallId
 
@@ -291,7 +283,7 @@ class DropCall:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """The node no longer holds this; the front withdraws what was published of it."""
+    """The front withdraws what was published of it."""
 
     key: ListingKey | ObjectKey | ChunkKey
 
@@ -308,14 +300,14 @@ class ReleaseHandle:
 
 @dataclass(frozen=True, slots=True)
 class NewEpoch:
-    """This node or another one has cleared everything: the kernel must forget it as well."""
+    """The kernel must forget everything as well."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidateName:
-    """The file has changed: the kernel must look its name up again."""
+    """The kernel must look the name up again."""
 
     path: Path
 

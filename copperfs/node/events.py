@@ -1,8 +1,7 @@
 """Events: what a node reacts to: requests, outcomes of its fetches, and messages of its peers.
 
-The ``request`` of a request comes back in exactly one answer. The ``fetch`` of an outcome is the
-number in its action. The node ignores outcomes of fetches that are over, and late messages of
-peers.
+The ``request`` of a request comes back in exactly one answer. The node ignores outcomes of fetches
+that are over, and late messages of peers.
 """
 
 from dataclasses import dataclass
@@ -32,49 +31,45 @@ Requester = RequestId | PeerRequest
 
 @dataclass(frozen=True, slots=True)
 class LookupRequest:
-    """Look up *path*. The answer is an entry, or that there is none."""
-
     request: Requester
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class ListRequest:
-    """List the names in *path*."""
-
     request: Requester
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Read *path* in this version; the answer is an object or a handle."""
+    """The answer is an object or a handle."""
 
     request: Requester
     path: Path
     version: Version
     first: int = 0
-    """The first part that a peer does not have."""
+    """The first part that a peer lacks."""
     alone: bool = False
     """The process reads a list of files, so this read predicts nothing about the files
     beside it."""
     offset: int = 0
-    """Where to read. It selects the chunk, if the file is read in chunks."""
+    """It selects the chunk of a chunked file."""
     size: int = 1
-    """The number of bytes in this read: chunks that one read spans are no sequence of reads. 0 if
-    the request for its first chunk has reported it."""
+    """Chunks that one read spans are no sequence of reads. 0 if the request for its first chunk has
+    reported it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRequest:
-    """Read one chunk: a peer's request, or a ``ReadRequest`` of a chunked file."""
+    """A peer's request, or a ``ReadRequest`` of a chunked file."""
 
     request: Requester
     key: ChunkKey
     how: ChunkAskMode = ChunkAskMode.ANY
     passed: tuple[NodeId, ...] = ()
     keeps: bool = False
-    """No reader has asked for it: this node is told to have the chunk, if it owns it."""
+    """No reader has asked: this node is to have the chunk, if it owns it."""
 
     @property
     def path(self) -> Path:
@@ -83,7 +78,7 @@ class ChunkRequest:
 
 @dataclass(frozen=True, slots=True)
 class FrontRead:
-    """The front has read a whole file of a granted listing, on credit, without asking the node."""
+    """The front has read a whole file of a granted listing, on credit."""
 
     path: Path
     version: Version
@@ -91,15 +86,13 @@ class FrontRead:
     ahead: bool = False
     """Before an application asked for it."""
     used: bool = True
-    """An application has asked for it since."""
+    """An application has asked since."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontListed:
-    """The front has listed a directory below a granted one, on credit, without asking the node.
-
-    *epoch* is the one in which that began. The front may not have published the listing: the node
-    answers with one that is bare, or has links to rewrite.
+    """The front has listed a directory below a granted one, on credit, and did not publish a
+    listing that is bare or has links to rewrite. *epoch* is the one in which that began.
     """
 
     path: Path
@@ -118,8 +111,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Forget everything: a new epoch begins, the next one unless it is given. With the present
-    epoch only this node forgets."""
+    """Begin the next epoch, or the given one. With the present epoch only this node forgets."""
 
     epoch: int | None = None
 
@@ -133,15 +125,15 @@ class RefusedPathsChanged:
 
 @dataclass(frozen=True, slots=True)
 class GrantsRevoked:
-    """Files of these directories were read in advance. The front does not know them, so it must ask
-    for them before it reads the source."""
+    """Files of these directories were read in advance. The front must ask for them before it reads
+    the source."""
 
     directories: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Listings and objects that were used without asking the node."""
+    """The front or the kernel used these without asking the node."""
 
     keys: tuple[object, ...]
 
@@ -179,7 +171,7 @@ class SourceOpened:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The source returned an error, or the file is not the requested version (ESTALE)."""
+    """The file is not the requested version (ESTALE), or the source returned this error."""
 
     fetch: FetchId
     error: int
@@ -187,7 +179,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class DiskLoaded:
-    """The chunk on the tier's disk; None if the disk does not have it, or it was damaged."""
+    """None if the disk does not have the chunk, or it was damaged."""
 
     fetch: FetchId
     blob: BlobId | None
@@ -195,15 +187,15 @@ class DiskLoaded:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The outcome of a ``StoreChunk``; each has exactly one, at any later time."""
+    """Each ``StoreChunk`` has exactly one, at any later time."""
 
     key: ChunkKey
     written: bool
-    """It is on the disk, perhaps already before."""
+    """On the disk, perhaps from before."""
     is_degraded: bool = False
     """The disk takes no chunks at present."""
     is_outgrown: bool = False
-    """The disk has had to evict what this mount has written."""
+    """The disk had to evict what this mount has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +208,7 @@ class DiskRecovered:
 
 @dataclass(frozen=True, slots=True)
 class StartCall:
-    """Start a collective on all nodes; ``EndCall`` has its results."""
+    """``EndCall`` has the results."""
 
     request: RequestId
     operation: str
@@ -235,15 +227,13 @@ class CallPerformed:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionMade:
-    """There is a connection to *peer*, or a new one: messages in flight are lost."""
+    """Messages that were in flight are lost."""
 
     peer: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The connection to *peer* is lost."""
-
     peer: NodeId
 
 
@@ -258,7 +248,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class MessageCorrupt:
-    """The payload of this message does not match its digest."""
+    """The payload does not match its digest."""
 
     peer: NodeId
     message: Message
@@ -266,7 +256,7 @@ class MessageCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class PeerDisagrees:
-    """This node cannot talk to *peer*, for the reason in the sentence."""
+    """The sentence says why this node cannot talk to *peer*."""
 
     peer: NodeId
     sentence: str
@@ -302,8 +292,7 @@ class InodesCompared:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Both ends have greeted, so messages to and from *peer* pass; earlier ones in flight
-    are lost."""
+    """Both ends have greeted. Earlier messages in flight are lost."""
 
     peer: NodeId
 
@@ -315,8 +304,8 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Whether *peer*'s endpoint refuses connections, so that its process has ended. False proves
-    nothing: a stopped or unreachable process does not refuse."""
+    """*refused*: no process listens there. False proves nothing: a stopped or unreachable process
+    does not refuse."""
 
     peer: NodeId
     refused: bool
@@ -324,15 +313,13 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """A message without a payload."""
-
     peer: NodeId
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class PartReceived:
-    """A part of an object that was *wanted* is in *blob*, after all parts before it."""
+    """A *wanted* part is in *blob*, after all parts before it."""
 
     peer: NodeId
     part: DataReply
@@ -349,7 +336,7 @@ class PartSkipped:
 
 @dataclass(frozen=True, slots=True)
 class ListingTaken:
-    """The last part of a listing came, and this is the whole listing."""
+    """This is the whole listing."""
 
     peer: NodeId
     part: DataReply
@@ -358,7 +345,7 @@ class ListingTaken:
 
 @dataclass(frozen=True, slots=True)
 class PushBatch:
-    """A push begins here: spread this batch as the root of its tree."""
+    """A push begins here, at the root of its tree."""
 
     batch: Batch
     blob: BlobId
@@ -367,7 +354,7 @@ class PushBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchTaken:
-    """A batch came; ``Pushed`` and ``PushedListing`` report its content next."""
+    """``Pushed`` and ``PushedListing`` report its content next."""
 
     peer: NodeId
     batch: Batch
@@ -377,7 +364,7 @@ class BatchTaken:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A whole object came in batches, or with an offer. An offered one must not evict anything."""
+    """An offered object must not evict anything."""
 
     path: Path
     version: Version
@@ -396,8 +383,7 @@ class PushedListing:
 
 @dataclass(frozen=True, slots=True)
 class PayloadConsumed:
-    """The payload of an offer or a batch was taken, which returns its credit. The content of an
-    offer follows."""
+    """Returns the credit of an offer or a batch. The content of an offer follows."""
 
     peer: NodeId
     size: int
@@ -406,7 +392,7 @@ class PayloadConsumed:
 
 @dataclass(frozen=True, slots=True)
 class PartCorrupt:
-    """A part does not match its digest, or is malformed."""
+    """The part does not match its digest, or is malformed."""
 
     peer: NodeId
     part: DataReply
@@ -414,17 +400,17 @@ class PartCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first event: the node connects to the peers that it needs."""
+    """The first event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The node is about to end: it tells its children to ask others."""
+    """The node is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; sent when ``deadline()`` is due."""
+    """Sent when ``deadline()`` is due."""
 
 
 Question = LookupRequest | ListRequest | ReadRequest | ChunkRequest

@@ -148,10 +148,9 @@ class Node:
     timeouts: Timeouts = field(default_factory=Timeouts)
     random: Random = field(default_factory=lambda: Random(0))
     placement: Placement | None = None
-    """The owners of chunks; None in a job of one node, or without a data tier."""
+    """None in a job of one node, or without a data tier."""
     stats: NodeStats = field(default_factory=NodeStats)
     files: FileClassifier = field(init=False)
-    """How each file is read."""
     flow: FlowControl = field(init=False)
     membership: Membership | None = field(init=False, default=None)
     """None in a job of one node."""
@@ -255,14 +254,13 @@ class Node:
         self.pushes = Pushes(policy, limits, self.files, cache, self.trees)
 
     def attach(self, payloads: Payloads) -> None:
-        """Set where the bytes of peer messages are; call it before the first message arrives."""
+        """Call it before the first message arrives."""
         self.reassembly = Reassembly(self._protocol, self.stats, payloads)
         self.pushes.payloads = payloads
 
-    # --- the four verbs --------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
     def step(self, now: float, event: Event) -> list[Action]:
-        """Let the part of this event decide, and return its actions."""
         if isinstance(event, MessageReceived):  # the most frequent event
             return self._receive(now, event)
         if isinstance(event, OfConnections):
@@ -275,12 +273,11 @@ class Node:
         return self._whole_step(now, event)
 
     def _whole_step(self, now: float, event: OfNode) -> list[Action]:
-        """One step, then new connections and new routes of fetches
-        (``PeerProtocol.reconsider``)."""
+        """One step, then new connections and new routes of fetches."""
         return self._step(now, event) + self._protocol.reconsider(now)
 
     def _receive(self, now: float, received: MessageReceived) -> list[Action]:
-        """One message may become several events for the other parts, each a whole step."""
+        """One message may become several events, each a whole step."""
         session, peer, message = self.session, received.peer, received.message
         assert session is not None, "a job of one has no peers"
         if isinstance(message, Hello):
@@ -305,7 +302,7 @@ class Node:
         return self._whole_step(now, PeerMessage(peer, message))
 
     def _converse(self, now: float, event: OfConnections) -> list[Action]:
-        """An event of a connection. The session decides when a peer is up or down."""
+        """The session decides when a peer is up or down."""
         session = self.session
         assert session is not None, "a job of one has no peers"
         match event:
@@ -349,11 +346,10 @@ class Node:
         return self._whole_step(now, Clear(epoch))
 
     def _begin(self, now: float, peer: NodeId, hello: Hello) -> list[Action]:
-        """*peer* has greeted: it is up, and its greeting is its first message."""
+        """The greeting of *peer* is its first message."""
         return self._whole_step(now, PeerUp(peer)) + self._whole_step(now, PeerMessage(peer, hello))
 
     def _lose(self, now: float, peer: NodeId) -> list[Action]:
-        """*peer* is down: drop the parts of its unfinished replies."""
         if self.reassembly is not None:
             self.reassembly.forget(peer)
         return self._whole_step(now, PeerDown(peer))
@@ -361,7 +357,7 @@ class Node:
     def _drop_corrupt(
         self, now: float, session: Session, peer: NodeId, message: Message
     ) -> list[Action]:
-        """Discard a corrupt message. A fetch that needs its content asks again."""
+        """A fetch that needs the content of a corrupt message asks again."""
         if not session.is_connected(peer):
             return []
         events: list[FromPeer] = []
@@ -458,7 +454,7 @@ class Node:
         return self._cache.take_fetched(key, fetched.blob)
 
     def _take_back(self, granted: set[Path]) -> list[Action]:
-        """The front has published these listings as granted; evict them, so that it asks again."""
+        """The front has published these listings as granted, and asks again after an eviction."""
         return [Evict(ListingKey(each)) for each in granted if self._cache.held_listing(each)]
 
     def deadline(self) -> float | None:
@@ -488,7 +484,6 @@ class Node:
         return self.stats
 
     def reset_statistics(self) -> None:
-        """Reset the counts, but not the epoch."""
         self.stats.reset()
         self._cache.reset_counts()
         if self._chunk_cache is not None:
@@ -506,11 +501,10 @@ class Node:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that ever left the caches. A reset of the statistics does not reset them."""
+        """Bytes that ever left the caches, whatever was reset."""
         return self._cache.left_bytes
 
     def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
-        """The listing as the source has it, and until when it is valid."""
         return self._cache.held_listing(directory)
 
     def ignore_inodes(self) -> None:
@@ -519,20 +513,19 @@ class Node:
             self.inode_numbers.ignoring = True
 
     def is_whole(self, path: Path, version: Version) -> bool:
-        """Whether every node holds this file whole. Other files are read in chunks or by handle,
-        and are not pushed."""
+        """Whether every node holds this file whole."""
         return self.files.is_pushed(path, version.size)
 
     def holds(self, path: Path, version: Version) -> bool:
         return self._cache.holds(path, version)
 
     def path_of(self, fetch: FetchId) -> Path | None:
-        """The path that *fetch* reads; None if it has ended."""
+        """None if *fetch* has ended."""
         running = self._fetches.get(fetch)
         return None if running is None else running.subject[1]
 
     def names_to_find(self, fetch: FetchId) -> tuple[bytes, ...]:
-        """The names to scan for in what *fetch* reads; ``SourceRead`` reports those that occur."""
+        """What to scan for in what *fetch* reads; ``SourceRead`` reports the names that occur."""
         running = self._fetches.get(fetch)
         if running is None or running.subject[0] is not FetchKind.OBJECT:
             return ()
@@ -541,19 +534,15 @@ class Node:
         return self._prefetcher.names_to_find(ObjectKey(path, version))
 
     def held(self) -> list[tuple[CacheKey, int]]:
-        """All entries of the LRU with their sizes, oldest first."""
         return self._cache.held()
 
     def held_chunks(self) -> list[tuple[ChunkKey, int]]:
-        """All chunks in memory, with their sizes."""
         return [] if self._chunk_cache is None else self._chunk_cache.held()
 
     def is_chunked(self, path: Path, version: Version) -> bool:
-        """Whether a file of this version is read in chunks."""
         return self.files.of(path, version.size) is FileClass.CHUNKED
 
     def owns_chunk(self, key: ChunkKey) -> bool:
-        """Whether this node is the owner of the chunk."""
         return self._chunk_cache is not None and self._routing.is_mine(key)
 
     def keeps_chunk(self, key: ChunkKey) -> bool:
@@ -561,26 +550,23 @@ class Node:
         return self._chunk_cache is not None and self._chunk_cache.owns(key)
 
     def chunks_budget_bytes(self) -> int:
-        """Memory for the chunks that this node owns."""
         return 0 if self._chunk_cache is None else self._chunk_cache.owned_budget_bytes
 
     def gone(self) -> frozenset[NodeId]:
-        """The nodes that this node believes to be gone (dead, or left)."""
+        """The nodes that are believed dead, or have left."""
         return frozenset() if self.membership is None else frozenset(self.membership.members.gone)
 
     def pushes_to(self, tree: int) -> list[NodeId]:
-        """The peers to which this node forwards what is pushed."""
         return [] if self.trees is None else self._routing.push_children(tree)
 
     def is_back(self) -> bool:
-        """Whether other nodes had declared this node dead, and it has refuted that."""
+        """Whether others had declared this node dead, and it has refuted that."""
         if self.membership is None:
             return False
         members = self.membership.members
         return members.incarnation(members.me) > 0
 
     def is_in_touch(self) -> bool:
-        """Whether this node is connected to all peers that it asks, or that push to it."""
         return self.membership is None or self.membership.is_in_touch()
 
     def is_drained(self) -> bool:
@@ -593,5 +579,4 @@ class Node:
         return self.membership is not None and self.membership.is_wanted(peer)
 
     def wanted(self, peer: NodeId, part: DataReply) -> tuple[ContentKind, BlobId | None] | None:
-        """Whether to keep the bytes of *part*, and where; see ``PeerProtocol``."""
         return self._protocol.wanted(peer, part)

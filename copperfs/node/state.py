@@ -13,8 +13,7 @@ ROW_OVERHEAD_BYTES = 16
 """The front notes where each row begins, and the order of rows in a walk. The front and the node
 also note which rows have the same ending."""
 SLOT_BYTES = 4
-"""One slot of an index by name (``listing.index_slots``): the front has an index, and so has each
-listing."""
+"""The front has an index by name, and so has each listing (``listing.index_slots``)."""
 OBJECT_OVERHEAD_BYTES = 1152
 ENTRY_BYTES = 768
 
@@ -31,48 +30,44 @@ class FetchKind(IntEnum):
 
 
 Subject = tuple[FetchKind, Path, object]
-"""The key of a fetch: one subject has one fetch. The third part is the version, for bytes, and the
-key, for a chunk."""
+"""One subject has one fetch. The third part is the version of bytes, or the key of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much the node may use, and how long it waits."""
-
     memory_bytes: int
     tree_max_bytes: int
     bypass_above_bytes: int | None
     fetch_deadline_s: float
     credit_bytes: int = 0
-    """Reserved for files that the front reads without asking. A file that it has read counts as
-    held from when the node learns of it, and its bytes then return to the credit."""
+    """For files that the front reads without asking. The bytes of a file return to the credit when
+    the node learns of it."""
     ahead_max: int = 0
-    """The greatest number of files that are read ahead at the same time; 0 switches
-    read-ahead off."""
+    """The most files that are read ahead at the same time; 0 switches read-ahead off."""
     trees: int = 1
-    """The room for fetches in flight is divided among this number of trees."""
+    """They divide the room for fetches in flight."""
     ask_deadline_s: float = float("inf")
-    """A fetch without a reply of any peer falls back to the source after this time."""
+    """A fetch without a reply falls back to the source after this time."""
     fallbacks_max: int = 4
-    """The greatest number of fallbacks that read the source at the same time; 0 for none at all."""
+    """The most fallbacks that read the source at the same time; 0 for none at all."""
     fallback_jitter_s: float = 0.0
-    """Each fallback begins at a random moment of this time."""
+    """Each begins at a random moment of this time."""
 
     chunk_bytes: int = 0
-    """The size of a chunk of the data tier; 0: there is no tier, here or anywhere."""
+    """0: there is no data tier, here or anywhere."""
     tier_memory_bytes: int = 0
     """For the chunks that this node owns. The memory to pass chunks on is separate, and always
     there."""
     tier_has_disk: bool = False
     tier_waits: bool = True
-    """A read of a chunk from the source waits until the disk has room; see ``write_back.py``."""
+    """See ``write_back.py``."""
     tier_backlog_bytes: int = 64 << 20
-    """For chunks that the disk has still to take. This memory is not part of any other budget."""
+    """For chunks that the disk has still to take, beside all other budgets."""
     hot_files_above_nodes: int = 256
-    """In a job of more nodes a large file is asked for up the tree first. To redirect this number
-    of nodes keeps an owner busy for some 50 ms."""
+    """In a larger job a large file is asked for up the tree first. To redirect this number of nodes
+    keeps an owner busy for some 50 ms."""
     takers_max: int = FANOUT
-    """An owner gives a chunk to this number of nodes, and redirects later ones to these."""
+    """An owner gives a chunk to this many nodes."""
 
     # For comparison. Only the lab and the benchmarks change these.
     cut_through: bool = True
@@ -85,8 +80,8 @@ class Limits:
 
     @property
     def whole_max_bytes(self) -> int:
-        """Files up to this size are held whole. At least two must fit into the budget, so that one
-        can be read while another is in flight."""
+        """At least two files of this size must fit into the budget, so that one can be read while
+        another is in flight."""
         room = self.memory_bytes // self.trees
         limits = [self.tree_max_bytes, room // 2 - OBJECT_OVERHEAD_BYTES]
         if self.bypass_above_bytes is not None:
@@ -96,8 +91,7 @@ class Limits:
 
 @dataclass(slots=True)
 class NodeStats:
-    """Counters and sizes of a node, for users and for tests. All parts of the node count in the
-    same one."""
+    """Counters and sizes of a node. docs/statistics.md explains them."""
 
     epoch: int = 1
     questions: int = 0
@@ -110,10 +104,7 @@ class NodeStats:
     """Files that were read before an application asked for them, or while the first one did."""
     read_ahead_bytes: int = 0
     read_ahead_used: int = 0
-    """The number of them that applications asked for."""
     listed_ahead: int = 0
-    """Directories that were listed before an application asked for them, or while the first one
-    did."""
     failures: int = 0
     overdue: int = 0
     version_changes: int = 0
@@ -125,45 +116,27 @@ class NodeStats:
     peer_questions: int = 0
     """Requests of children."""
     peers_refused: int = 0
-    """Requests of peers beyond their limit."""
     pushed: int = 0
-    """Objects that came with a pushed working set."""
     offers: int = 0
-    """Listings and objects that this node offered to children before they asked."""
     offered: int = 0
-    """Offered listings and objects that came to this node, and that it had room for."""
     fallbacks: int = 0
-    """Fetches from the source that another node should have answered."""
     took_over: int = 0
-    """Fetches from the source by the next root or owner, because the one before it is dead or
-    excluded."""
     hedges: int = 0
-    """Requests that were also sent to another peer, because the first one did not answer."""
     detours: int = 0
-    """Requests that were sent to another peer at once, because the first one was silent or lost."""
     resent: int = 0
-    """Requests that were sent again, because a connection was lost."""
     deaths: int = 0
-    """Nodes that this one declared dead."""
     max_detection_ms: int = 0
     """The longest detection time, from when a reply of the dead node was awaited or it was last
     heard."""
     returns: int = 0
-    """Nodes that were declared dead and are back."""
     refutations: int = 0
-    """Times that others declared this node dead, and it refuted that."""
     reparentings: int = 0
-    """Changes of the parent in any tree."""
     tier_from_memory: int = 0
-    """Requested chunks, here or by a peer, that were in this node's memory,"""
+    """Requested chunks, here or by a peer, that were in this node's memory."""
     tier_from_disk: int = 0
-    """on its disk,"""
     tier_from_peers: int = 0
-    """at another node,"""
     tier_from_source: int = 0
-    """and only at the source."""
     tier_ahead: int = 0
-    """The part of them that sequential read-ahead fetched."""
     redirects: int = 0
     """Peers that this node redirected to another one for a chunk."""
     redirected: int = 0
@@ -171,19 +144,15 @@ class NodeStats:
     tier_timeouts: int = 0
     """Chunks that a live owner did not give in time."""
     tier_exclusions: int = 0
-    """Owners that this node excluded for a while, because of repeated timeouts."""
     tier_waited: int = 0
-    """Chunks that were read from the source later, because the disk had to take others first."""
     tier_waiting: int = 0
     tier_owed: int = 0
     """Chunks that the disk has not been given yet, and should be."""
     tier_owed_bytes: int = 0
     tier_read_again: int = 0
-    """Chunks that were read from the source once more, because the disk did not take them,"""
     tier_read_for_disk: int = 0
-    """and the part of these that no request waited for."""
     tier_forgotten: int = 0
-    """Chunks that the disk will never be given, because the list of debts was full."""
+    """Chunks that the list of debts had no room for."""
     tier_memory_held_bytes: int = 0
     tier_memory_held_count: int = 0
     tier_memory_budget_bytes: int = 0
@@ -199,7 +168,7 @@ class NodeStats:
     evicted_bytes: int = 0
 
     def reset(self) -> None:
-        """Reset the counters, but not the epoch."""
+        """The epoch stays."""
         for each in fields(self):
             if each.name != "epoch":
                 setattr(self, each.name, each.default)

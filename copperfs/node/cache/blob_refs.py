@@ -1,11 +1,9 @@
 """Blob reference counts: decide when a blob may be released.
 
-A blob has two kinds of references. The cache or a fetch *holds* it, and gives it up once, by
-``release``. Every stream that sends it to a peer *pins* it until the stream ends. The two are
-independent: a blob that is given up while it is pinned is doomed, and released with the last pin.
-
-A blob that comes with an event and is not needed was never pinned. The part that rejects it returns
-``ReleaseBlob`` directly.
+The cache or a fetch *holds* a blob, and gives it up once, by ``release``. Every stream that sends
+it to a peer *pins* it until the stream ends. A blob that is given up while it is pinned is doomed,
+and released with the last pin. A blob that comes with an event and is not needed was never pinned:
+its receiver returns ``ReleaseBlob`` directly.
 """
 
 from collections import Counter
@@ -19,7 +17,6 @@ from copperfs.node.actions import Action, ReleaseBlob
 class BlobRefs:
     _count: Counter[BlobId] = field(default_factory=Counter)
     _doomed: set[BlobId] = field(default_factory=set)
-    """Given up, and still pinned."""
 
     def pin(self, blob: BlobId) -> None:
         self._count[blob] += 1
@@ -35,7 +32,6 @@ class BlobRefs:
         return [ReleaseBlob(blob)]
 
     def release(self, blob: BlobId) -> list[Action]:
-        """Give up *blob*: release it at once, or when its last stream ends."""
         if self._count[blob]:
             self._doomed.add(blob)
             return []

@@ -1,19 +1,17 @@
 """Chunk cache: the chunks that this node has in memory, in two LRUs.
 
-*Owned* chunks are this node's part of what all nodes hold together, and what it took over from
-others. They stay as long as there is room, and the disk may still have an evicted one. *Guests*
-belong to other nodes, and were read here. They stay for a moment, because a reader may want more of
-them, and because their owner may redirect other nodes here (``redirects.py``). Guests have a budget
-of their own, so that a dataset that streams through does not evict what this node owns.
+*Owned* chunks are this node's part of what all nodes hold together, and what it took over. *Guests*
+belong to other nodes, and stay for a moment for their reader and for nodes that the owner redirects
+here (``redirects.py``). Guests have a budget of their own, so that a dataset that streams through
+does not evict what this node owns.
 
-Each LRU reserves room separately for what is in flight to it, also for the sake of liveness. An
-owned chunk comes from the disk or the source, so it never waits for another node. A guest waits for
-room for owned chunks at its owner. With one room for both, two nodes could wait for each other.
+Each LRU has its own room for chunks in flight, so that nodes cannot deadlock. An owned chunk comes
+from the disk or the source, so it never waits for another node. A guest waits for room for owned
+chunks at its owner. With one room for both, two nodes could wait for each other.
 
-A node that keeps no chunks has both LRUs, too, at their least size, to pass chunks through.
+A node that keeps no chunks has both LRUs at their least size, to pass chunks through.
 
-Every chunk leaves an LRU through ``_gone``, which withdraws what was published of it and gives up
-its blob.
+Every chunk leaves an LRU through ``_gone``.
 """
 
 from collections.abc import Callable
@@ -25,10 +23,8 @@ from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.lru import LruBudget
 from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Limits, NodeStats
 
-# Of each LRU. One reader has up to 24 MiB of read-ahead (``sequential.py``); several readers have
-# less each.
+# One reader has up to 24 MiB of read-ahead (``sequential.py``).
 SHELF_BYTES_MIN = 32 << 20
-# One part in this many of the tier's memory is for guests.
 GUESTS_PART = 8
 
 
@@ -51,19 +47,16 @@ class ChunkCache:
         owned_bytes = max(SHELF_BYTES_MIN, self.limits.tier_memory_bytes - guests_bytes)
         self._owned, self._guests = LruBudget(owned_bytes), LruBudget(guests_bytes)
 
-    # --- chunks ----------------------------------------------------------------------------------
-
     def size_of(self, key: ChunkKey) -> int:
-        """The size of a chunk; 0 or less if there is no such chunk."""
+        """0 or less if there is no such chunk."""
         return self.limits.chunk_layout(key.version.size).size_of(key.index)
 
     def blob(self, key: ChunkKey) -> BlobId | None:
-        """The blob that holds this chunk, if any; counts as a use."""
+        """Counts as a use."""
         blob = self._owned.get(key)
         return self._guests.get(key) if blob is None else blob
 
     def peek(self, key: ChunkKey) -> BlobId | None:
-        """The same, without counting as a use."""
         blob = self._owned.peek(key)
         return self._guests.peek(key) if blob is None else blob
 
@@ -71,7 +64,6 @@ class ChunkCache:
         return key in self._owned or key in self._guests
 
     def owns(self, key: ChunkKey) -> bool:
-        """Whether it is held as an owned chunk."""
         return key in self._owned
 
     @property
@@ -79,7 +71,7 @@ class ChunkCache:
         return self._owned.budget_bytes
 
     def keep(self, key: ChunkKey) -> list[Action]:
-        """This node owns the chunk by now: move it from the guests to the owned chunks."""
+        """This node owns the chunk by now: move it from the guests."""
         blob = self._guests.peek(key)
         if blob is None:
             return []
@@ -94,14 +86,13 @@ class ChunkCache:
     def admit(
         self, key: ChunkKey, blob: BlobId, *, owned: bool, oldest: bool = False
     ) -> list[Action]:
-        """*oldest*: the chunk has no reader, so it is the first to be evicted."""
+        """*oldest*: the chunk has no reader, so it is evicted first."""
         into, other = (self._owned, self._guests) if owned else (self._guests, self._owned)
         gone = into.admit(key, blob, cost_of(self.size_of(key)), oldest=oldest)
         return self._gone(gone, key) + self._gone(other.drop(key), key)
 
     def _gone(self, gone: list[tuple[ChunkKey, BlobId]], kept: ChunkKey | None) -> list[Action]:
-        """Evict these chunks. *kept* is still held, in the other LRU or in another blob, so it
-        stays published."""
+        """*kept* is still held, in the other LRU or in another blob, so it stays published."""
         actions: list[Action] = []
         for key, blob in gone:
             if key != kept:
@@ -110,10 +101,8 @@ class ChunkCache:
             actions += self.blob_refs.release(blob)
         return actions
 
-    # --- room ------------------------------------------------------------------------------------
-
     def reserve(self, size: int, *, owned: bool) -> list[Action] | None:
-        """Make room for a chunk in flight; None if there is none now."""
+        """None if there is no room."""
         gone = (self._owned if owned else self._guests).reserve(size)
         return None if gone is None else self._gone(gone, None)
 
@@ -121,18 +110,15 @@ class ChunkCache:
         (self._owned if owned else self._guests).unreserve(size)
 
     def has_room(self, size: int, *, owned: bool) -> bool:
-        """Whether *size* bytes more could be in flight without making a fetch wait."""
+        """Whether a fetch of *size* bytes would not wait."""
         shelf = self._owned if owned else self._guests
         return shelf.reserved_bytes + size <= shelf.budget_bytes // 2
-
-    # --- statistics and invariants ---------------------------------------------------------------
 
     def held(self) -> list[tuple[ChunkKey, int]]:
         shelves = (self._guests, self._owned)
         return [(key, size) for shelf in shelves for key, _, size in shelf.items()]
 
     def count(self) -> None:
-        """Write the sizes and counts into the statistics."""
         both = (self._owned, self._guests)
         self.stats.tier_memory_held_bytes = sum(each.held_bytes for each in both)
         self.stats.tier_memory_held_count = sum(len(each) for each in both)

@@ -1,22 +1,15 @@
 """Failed names: remembers for a moment that a lookup or a read failed, and how many nodes saw it.
 
 An error of a peer may be the peer's own, so a node that receives one tries the source itself. If a
-name fails for all clients, each node would try it for each request: all processes of a job ask
-again and again for a file whose server is down. Two rules bound that.
+name fails for all clients, each node would try it for each request. Two rules bound that.
 
 * The node that tried keeps the error for ``BELIEVED_S``, once all nodes that it asked have failed
-  as well. It answers its own applications and its peers with that error.
+  as well, and answers with it.
 * An error travels with the number of its *witnesses*: the nodes, one above the other, that have
-  tried the source and failed. A node that receives ``WITNESSES_ENOUGH`` does not try.
+  tried the source and failed. A node that receives ``WITNESSES_ENOUGH`` does not try. Each owner
+  that refuses a chunk is a witness, because owners do not ask each other.
 
-The same holds for the bytes of a version, and for a chunk. For a chunk each owner that refuses it
-is a witness, because its owners do not ask each other.
-
-With a fan-out of 8, at most 73 nodes of a job try, each once in that time. A node still tries if
-only the clients of its parent, and of the parent above that one, fail. That spares its applications
-the error.
-
-A job of one node remembers nothing, because no other node asks the source.
+So few nodes of a job try, each once in that time (docs/decisions/0082).
 """
 
 from dataclasses import dataclass, field
@@ -40,10 +33,9 @@ class Sick:
 class FailedNames:
     remembers: bool
     _sick: dict[Subject, Sick] = field(default_factory=dict)
-    """In the order of ``note``, the oldest first; the node forgets the oldest first."""
+    """The oldest ``note`` first."""
 
     def note(self, now: float, subject: Subject, error: int, witnesses: int) -> None:
-        """A lookup or a read of this node ended with this error."""
         if not self.remembers:
             return
         self._sick.pop(subject, None)

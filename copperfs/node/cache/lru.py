@@ -1,11 +1,8 @@
 """LRU with a budget in bytes: evicts the least recently used entries.
 
-The front and the kernel serve many uses without the node. They report these uses from time to time,
-which is enough to keep entries in use at the young end of the order. A fetch reserves room
-beforehand, so the budget also holds while many files are fetched at once.
-
-Considered and rejected: separate budgets for entries, listings and objects. They need three
-settings, and one of them is always wrong.
+The front and the kernel report from time to time what they served without the node, which is enough
+to keep entries in use at the young end of the order. A fetch reserves room beforehand, so the
+budget also holds while many files are fetched at once.
 """
 
 from collections import OrderedDict
@@ -24,11 +21,11 @@ class LruBudget(Generic[K, V]):
     held_bytes: int = 0
     reserved_bytes: int = 0
     set_aside_bytes: int = 0
-    """The part of ``reserved_bytes`` that is reserved permanently."""
+    """The permanent part of ``reserved_bytes``."""
     evictions: int = 0
     evicted_bytes: int = 0
     left_bytes: int = 0
-    """Bytes that ever left the LRU, for any reason."""
+    """All that ever left the LRU."""
     _items: OrderedDict[K, tuple[V, int]] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
@@ -38,7 +35,7 @@ class LruBudget(Generic[K, V]):
         return key in self._items
 
     def get(self, key: K) -> V | None:
-        """The value of *key*; counts as a use."""
+        """Counts as a use."""
         item = self._items.get(key)
         if item is None:
             return None
@@ -46,7 +43,6 @@ class LruBudget(Generic[K, V]):
         return item[0]
 
     def peek(self, key: K) -> V | None:
-        """The same, without counting as a use."""
         item = self._items.get(key)
         return None if item is None else item[0]
 
@@ -59,11 +55,8 @@ class LruBudget(Generic[K, V]):
         return self.held_bytes + self.reserved_bytes + size <= self.budget_bytes
 
     def reserve(self, size: int) -> list[tuple[K, V]] | None:
-        """Reserve *size* bytes for a fetch. Returns the evicted entries, or None if there is no
-        room.
-
-        One reservation at a time always succeeds: otherwise an object larger than the budget would
-        never find room.
+        """Returns the evicted entries, or None if there is no room. One reservation at a time
+        always succeeds: otherwise an object larger than the budget would never find room.
         """
         others = self.reserved_bytes > self.set_aside_bytes
         if others and self.reserved_bytes + size > self.budget_bytes:
@@ -72,7 +65,7 @@ class LruBudget(Generic[K, V]):
         return self._evict()
 
     def set_aside(self, size: int) -> None:
-        """Reserve *size* bytes permanently; call it before anything else."""
+        """Reserve *size* bytes permanently, before anything is held."""
         assert not self._items
         self.set_aside_bytes += size
         self.reserved_bytes += size
@@ -82,8 +75,8 @@ class LruBudget(Generic[K, V]):
         self.reserved_bytes -= size
 
     def admit(self, key: K, value: V, size: int, *, oldest: bool = False) -> list[tuple[K, V]]:
-        """Hold *value*. Returns the evicted entries, and the one that it replaces. *oldest* puts it
-        at the end of the order that is evicted first."""
+        """Returns the evicted entries, and the one that it replaces. *oldest*: this one is evicted
+        first."""
         gone = self.drop(key)
         self._items[key] = (value, size)
         if oldest:
@@ -92,7 +85,6 @@ class LruBudget(Generic[K, V]):
         return gone + self._evict()
 
     def drop(self, key: K) -> list[tuple[K, V]]:
-        """Remove one entry. Returns it in a list, which is empty if it was not held."""
         item = self._items.pop(key, None)
         if item is None:
             return []
@@ -108,7 +100,7 @@ class LruBudget(Generic[K, V]):
         return gone
 
     def items(self) -> list[tuple[K, V, int]]:
-        """All entries with their sizes, oldest first."""
+        """Oldest first."""
         return [(key, value, size) for key, (value, size) in self._items.items()]
 
     def shares_nothing_with(self, other: "LruBudget[K, V]") -> bool:

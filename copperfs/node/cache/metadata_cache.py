@@ -1,16 +1,12 @@
-"""Cache of a node: listings, entries and whole objects in one LRU, each with its validity.
+"""Metadata cache: listings, entries and whole objects in one LRU, each with its validity.
 
 *Listings* and single *entries* are valid until a time, or for the whole epoch. An *object* is
 always valid, because its key names its version. The cache holds listings and entries in two forms:
-as the source has them, which is what peers get, and as this mount shows them.
+as the source has them, which is what peers get, and as this mount shows them. It also knows which
+directories can only be searched, not listed.
 
-Every listing enters the cache through ``take_listing``. A listing from another process has been
-checked before (``listing.checked_listing``).
-
-The cache also knows which directories can only be searched, not listed.
-
-Every entry leaves the LRU through ``_evicted``, which withdraws what was published of it and gives
-up its blob.
+Every listing enters through ``take_listing``; one from another process has been checked before
+(``listing.checked_listing``). Everything leaves through ``_evicted``.
 """
 
 import math
@@ -47,7 +43,7 @@ from copperfs.node.state import (
 
 UNLISTABLE_MAX = 4096
 # A process that stays in a replaced directory reports that with each request. The node forgets the
-# way to that directory once, and again after this time, in case another node gave it old names.
+# way to that directory once, and again after this time, if another node gave it old names.
 REPLACED_AGAIN_S = 10.0
 REPLACED_MAX = 1024
 NO_DIRECTORY = 0
@@ -56,24 +52,20 @@ NO_DIRECTORY = 0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A listing or an entry in the cache, with the time until which it is believed."""
-
     value: Listing | Entry | None
     """As this mount shows it."""
     fresh_until: float | None
     source: Listing | Entry | None
-    """As the source has it; peers get this form."""
+    """As peers get it."""
     since: float = 0.0
     directory: Version | None = None
-    """The version of a listing's directory, taken before its names were read."""
+    """The listing's directory, as it was before its names were read."""
 
     def is_fresh(self, now: float) -> bool:
         return self.fresh_until is None or now < self.fresh_until
 
 
 class CameBy(Enum):
-    """How a listing came to this node."""
-
     FETCH = "fetch"
     FRONT = "front"
     """The front listed it, on credit."""
@@ -90,12 +82,12 @@ class Cache:
     stats: NodeStats
     blob_refs: BlobRefs
     _shelf: LruBudget[CacheKey, Held | BlobId] = field(init=False)
-    # In order of discovery, the oldest forgotten first: asking the source again costs one
-    # operation. The value is the time until which peers get the error without that.
+    # The oldest is forgotten first: asking the source again costs one operation. The value is the
+    # time until which peers get the error without that operation.
     _unlistable: dict[Path, float | None] = field(default_factory=dict)
     _replaced: dict[Path, tuple[int | None, float]] = field(default_factory=dict)
-    """Directories to which the cache forgot the way: the inode of the replacement, and when. The
-    oldest first."""
+    """Directories to which the cache forgot the way: the replacement's inode, and when; oldest
+    first."""
 
     def __post_init__(self) -> None:
         self._shelf = LruBudget(self.limits.memory_bytes)
@@ -104,14 +96,13 @@ class Cache:
     # --- what is held ----------------------------------------------------------------------------
 
     def entry(self, path: Path, now: float) -> Held | None:
-        """The result of a lookup of *path* itself, if it is still valid."""
+        """The result of a lookup of *path* itself, if still valid."""
         return self._fresh(EntryKey(path), now)
 
     def listing(self, directory: Path, now: float) -> Held | None:
-        """The listing of *directory*, unless the directory is known to have changed since.
-
-        The kernel keeps a directory's names as long as its times do not change. So a process that
-        was told the times after a change must not get names from before it.
+        """The listing, unless the directory is known to have changed since. The kernel keeps a
+        directory's names as long as its times do not change. So a process that was told the times
+        after a change must not get names from before it.
         """
         held = self._fresh(ListingKey(directory), now)
         if held is None:
@@ -160,7 +151,7 @@ class Cache:
         return held if held.is_fresh(now) else None
 
     def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
-        """The listing as the source has it, and until when it is valid."""
+        """The listing as the source has it."""
         held = self._shelf.peek(ListingKey(directory))
         if not isinstance(held, Held) or not isinstance(held.source, Listing):
             return None
@@ -170,7 +161,7 @@ class Cache:
         return ObjectKey(path, version) in self._shelf
 
     def held(self) -> list[tuple[CacheKey, int]]:
-        """All entries of the LRU with their sizes, oldest first."""
+        """Oldest first."""
         return [(key, size) for key, _, size in self._shelf.items()]
 
     def used(self, keys: tuple[object, ...]) -> None:
@@ -197,9 +188,8 @@ class Cache:
     # --- admission -------------------------------------------------------------------------------
 
     def take_listing(self, path: Path, held: Held, came_by: CameBy) -> list[Action]:
-        """Put a listing into the cache; there is no other way in. A listing that a parent offered
-        enters only if nothing has to be evicted for it. It is published, because no application
-        here has asked for it yet."""
+        """The only way for a listing into the cache. An offered one enters only if nothing has to
+        be evicted for it, and is published before an application asks."""
         size = cost_of_listing(path, held)
         if came_by is CameBy.OFFER and not self._shelf.has_free(size):
             return []
@@ -228,8 +218,8 @@ class Cache:
         return self.admit_object(key, blob)
 
     def take_ahead(self, key: ObjectKey, blob: BlobId) -> list[Action]:
-        """Hold an object that no application has asked for. It evicts nothing, and is the first to
-        be evicted."""
+        """Hold an object that no application has asked for. It evicts nothing, and is evicted
+        first."""
         if key in self._shelf:
             return [ReleaseBlob(blob)]
         size = key.version.size + OBJECT_OVERHEAD_BYTES
@@ -240,7 +230,6 @@ class Cache:
         return []
 
     def has_free(self, size: int) -> bool:
-        """Whether *size* more bytes fit without an eviction."""
         return self._shelf.has_free(size)
 
     def take_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
@@ -250,7 +239,6 @@ class Cache:
         return self.take_listing(path, held, CameBy.FRONT)
 
     def publish_object(self, key: ObjectKey) -> list[Action]:
-        """Have the front serve it, although no application of this node has asked yet."""
         blob = self._shelf.peek(key)
         return [] if blob is None or isinstance(blob, Held) else [Publish(key, blob)]
 
@@ -274,7 +262,7 @@ class Cache:
         return self.admit_object(key, blob) + self.publish_object(key)
 
     def offerable(self, key: CacheKey, now: float) -> BlobId | Held | None:
-        """The value of *key*, if peers may get it now."""
+        """None if peers may not get it now."""
         value = self._shelf.peek(key)
         if isinstance(value, Held) and not value.is_fresh(now):
             return None
@@ -298,7 +286,7 @@ class Cache:
     # --- eviction --------------------------------------------------------------------------------
 
     def reserve(self, size: int) -> list[Action] | None:
-        """Reserve *size* bytes for a fetch; None if there is no room."""
+        """None if there is no room."""
         gone = self._shelf.reserve(size)
         return None if gone is None else self._evicted(gone)
 
@@ -306,14 +294,13 @@ class Cache:
         self._shelf.unreserve(size)
 
     def forget_name(self, path: Path) -> list[Action]:
-        """*path* has changed: forget it, and have the kernel look it up again."""
+        """*path* has changed: forget it, here and in the kernel."""
         directory, _ = split(path)
         gone = self._shelf.drop(EntryKey(path)) + self._shelf.drop(ListingKey(directory))
         return [*self._evicted(gone), InvalidateName(path)]
 
     def forget_way(self, path: Path) -> list[Action]:
-        """Do the same for all directories that lead to *path*: any of them may have been
-        replaced."""
+        """The same for all directories that lead to *path*: any of them may have been replaced."""
         actions: list[Action] = []
         while path:
             actions += self.forget_name(path)
@@ -333,8 +320,8 @@ class Cache:
         return self.forget_way(path) if self._is_news(now, directory, NO_DIRECTORY) else []
 
     def _is_news(self, now: float, path: Path, inode: int | None) -> bool:
-        """Whether it is news that the directory *path* was replaced by the one with this number. It
-        is not if that was noticed a moment ago. *inode* is None if the replacement is not known."""
+        """Whether it is news, not noticed a moment ago, that the directory with this number (None:
+        unknown) has replaced *path*."""
         before = self._replaced.get(path)
         if before is not None and now < before[1] + REPLACED_AGAIN_S and inode in (before[0], None):
             return False
@@ -346,8 +333,8 @@ class Cache:
         return True
 
     def _note_listed(self, path: Path, directory: Version | None) -> None:
-        """A listing came of another directory than the last replacement: finding that replacement
-        is news again."""
+        """Forget the last replacement if the listing came of another directory: finding that
+        replacement is news again."""
         found = self._replaced.get(path)
         if found is not None and directory is not None and found[0] != directory.inode:
             del self._replaced[path]
@@ -378,9 +365,8 @@ class Cache:
         return directory in self._unlistable
 
     def is_refused_to_peers(self, directory: Path, now: float) -> bool:
-        """Whether to refuse peers a listing of *directory* without asking the source. Otherwise
-        every node of the job asks the root for a directory that the root's own application could
-        not list."""
+        """Whether to refuse peers a listing without asking the source. Otherwise every node of the
+        job asks the root for a directory that the root's own application could not list."""
         believed_until = self._unlistable.get(directory, 0.0)
         return believed_until is None or now < believed_until
 
@@ -392,7 +378,6 @@ class Cache:
     # --- statistics and invariants ---------------------------------------------------------------
 
     def count(self) -> None:
-        """Write the sizes and counts into the statistics."""
         self.stats.held_bytes = self._shelf.held_bytes
         self.stats.held_count = len(self._shelf)
         self.stats.reserved_bytes = self._shelf.reserved_bytes
@@ -402,7 +387,6 @@ class Cache:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that ever left the LRU."""
         return self._shelf.left_bytes
 
     def reset_counts(self) -> None:
@@ -418,8 +402,8 @@ def _is_bare(attributes: Attributes) -> bool:
 
 
 def cost_of_listing(path: Path, held: Held) -> int:
-    """The cost of a listing, with the front's copy, and another copy if the mount shows it
-    differently; each with the index that it gets at the first lookup in it."""
+    """The cost with the front's copy, and another one if the mount shows the listing differently;
+    each with its index."""
     assert isinstance(held.source, Listing)
     copies = 2 if held.value is held.source else 3
     count = held.source.count
@@ -436,8 +420,8 @@ def until(now: float, fresh_s: float | None) -> float | None:
 def believed(
     now: float, fresh_for_s: float | None, limit_s: float | None
 ) -> tuple[float | None, float]:
-    """Until when a peer's reply is valid, and since when it has been true. Its age is kept when
-    nodes pass it down."""
+    """Until when a peer's reply is valid, and since when it is true. Its age is kept when nodes
+    pass it down."""
     if limit_s is None:
         return (None if fresh_for_s is None else now + fresh_for_s), now
     left = limit_s if fresh_for_s is None else min(fresh_for_s, limit_s)

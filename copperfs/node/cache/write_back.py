@@ -1,38 +1,28 @@
 """Write-back: which chunks the disk of this node has still to take, and what waits for that.
 
-The model is the kernel's page cache (``balance_dirty_pages``). Memory holds a bounded amount of
-data that is not on the disk yet, and readers that bring in more are slowed to the speed of the
-disk. A node counts a chunk that it owns from the start of its read from the source until the store
-reports it as written. These *unwritten* bytes are at most ``tier_backlog_bytes``.
+As in the kernel's page cache (``balance_dirty_pages``), readers that bring in more than the disk
+takes are slowed to its speed. A chunk that this node owns is *unwritten* from the start of its read
+from the source until the store reports it as written. At most ``tier_backlog_bytes`` are unwritten.
 
 With ``tier_waits`` (the default) a read of the source waits while there is no room for its chunk.
 So the source gives each chunk once, however slow the disk is. Chunks on the disk or in memory never
 wait: a fetch comes here when both have been asked, and it reserves no memory while it waits. Peers
-that asked for such a chunk learn that this node delays it (``Delayed``), at once and every few
-seconds, so they do not read the source themselves.
+that asked for such a chunk get ``Delayed``, so they do not read the source themselves.
 
-Without ``tier_waits`` nothing waits. A chunk for which there is no room becomes a *debt*. The node
-gives it to the store later, from memory while memory holds it. Otherwise the node reads the source
-again, in the background, when the disk keeps up.
+Without ``tier_waits`` a chunk for which there is no room becomes a *debt*. The store gets it later,
+from memory while memory holds it, or by another read of the source in the background.
 
 A disk never delays a fetch for long. These reads do not wait, and may leave debts behind in both
 modes:
 
 - all, while the disk takes nothing (it is full, broken or gone);
-- all, from when the disk is *outgrown*: it had to evict what this mount has written. The chunks
-  of this mount do not fit on it, and writing all of them would only evict the rest. The node keeps
-  no debts from then on;
+- all, from when the disk is *outgrown*: it had to evict what this mount has written, and would only
+  evict more. The node keeps no debts from then on;
 - fallbacks, because an owner is silent;
 - those that have waited for half of what their deadline had left. A fetch without a waiting request
   is ended instead: read-ahead is no reason to read the source twice.
 
-Fetches with a waiting request go before read-ahead, and the node starts no more read-ahead
-meanwhile.
-
-Rejected: to keep unwritten chunks in the LRU, as a part that cannot be evicted. A chunk that is in
-the LRU and in the store's backlog is one blob, so it takes no memory twice, and the LRU stays
-plain. Rejected, too: to ask peers for a debt that memory has lost, because peers evict such chunks
-sooner.
+docs/decisions/0087 has the rejected ways.
 """
 
 from bisect import bisect_left, insort
@@ -49,11 +39,11 @@ from copperfs.node.fetch.phases import Phase
 from copperfs.node.state import Limits, NodeStats
 
 DEBTS_MAX = 1 << 16
-"""64 GiB in chunks of 1 MiB; some 20 MB of memory. The node forgets older ones, and counts them."""
+"""64 GiB in chunks of 1 MiB; some 20 MB of memory. Older debts are forgotten, and counted."""
 PAYS_AT_ONCE = 2
-"""The node reads at most this many chunks again at the same time, for the disk alone."""
+"""Chunks that are read again at the same time, for the disk alone."""
 TELLS_EACH_S = 4.0
-"""Peers ask another node after ``Timeouts.slow_s``, so two of these messages may be late."""
+"""Peers ask another node after ``Timeouts.slow_s``: two of these messages may be late."""
 
 
 @dataclass(slots=True)
@@ -62,26 +52,23 @@ class WriteBack:
     stats: NodeStats
     chunk_cache: ChunkCache
     _storing: dict[ChunkKey, int] = field(default_factory=dict)
-    """Chunks given to the store, which has not reported their outcome, with their sizes."""
+    """Chunks whose outcome the store has not reported, with their sizes."""
     _reading: dict[FetchId, int] = field(default_factory=dict)
-    """Reads of the source whose chunks have their room on the disk."""
+    """Reads of the source whose chunks have room on the disk."""
     _unwritten_bytes: int = 0
-    """The bytes of both."""
     _waiting: dict[FetchId, tuple[Fetch, float]] = field(default_factory=dict)
     """Reads that wait for the disk, and until when."""
     _order: list[tuple[float, FetchId]] = field(default_factory=list)
-    """The same, in the order of these times."""
+    """The numbers in ``_waiting``, in the order of their times."""
     _done_waiting: OrderedDict[FetchId, Fetch] = field(default_factory=OrderedDict)
-    """Reads that have waited long enough, and only need room in memory."""
+    """Reads that have waited long enough, and now wait for room in memory."""
     _held: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
-    """Debts that memory holds, the oldest first,"""
+    """Debts in memory, the oldest first."""
     _lost: OrderedDict[ChunkKey, None] = field(default_factory=OrderedDict)
-    """and debts that memory has evicted."""
+    """Debts that memory has evicted."""
     _debt_bytes: int = 0
-    """The bytes of both."""
     _tells_at: float | None = None
     takes: bool = True
-    """Whether the disk takes chunks, as far as the node knows."""
     _pays: bool = True
     """Whether the disk took the last chunk."""
     is_outgrown: bool = False
@@ -89,11 +76,8 @@ class WriteBack:
     def __post_init__(self) -> None:
         self.chunk_cache.evicted = self._evicted
 
-    # --- reads of the source ---------------------------------------------------------------------
-
     def may_read(self, now: float, fetch: Fetch, key: ChunkKey) -> bool:
-        """Whether the source may be read for a chunk that will be stored. False: the fetch waits
-        until ``next_to_read`` returns it."""
+        """False: the fetch waits until ``next_to_read`` returns it."""
         if not self._holds_up or fetch.phase.is_fallback:
             return True
         size = self.chunk_cache.size_of(key)
@@ -101,7 +85,7 @@ class WriteBack:
             self._begin(fetch, size)
             return True
         self.stats.tier_waited += 1
-        # Half of what is left: it may have waited before, for memory or for another node.
+        # The fetch may have waited before, for memory or for another node.
         most_s = self.limits.fetch_deadline_s / 2
         until = now + min(most_s, (fetch.deadline - now) / 2)
         self._waiting[fetch.number] = (fetch, until)
@@ -111,14 +95,13 @@ class WriteBack:
         return False
 
     def may_read_ahead(self, size: int) -> bool:
-        """Whether a chunk of read-ahead would find room on the disk at once."""
         if not self._holds_up:
             return True
         return not self._waiting and not self._done_waiting and self._has_room(size)
 
     def next_to_read(self, is_wanted: Callable[[Fetch], bool]) -> Fetch | None:
-        """A waiting fetch that may continue, or None; fetches that are *wanted* go first. The
-        caller confirms with ``begin``."""
+        """A waiting fetch that may continue; *wanted* ones go first. The caller confirms with
+        ``begin``."""
         if self._done_waiting:
             return next(iter(self._done_waiting.values()))
         if not self._waiting:
@@ -149,7 +132,6 @@ class WriteBack:
         self._unwritten_bytes += size
 
     def ended(self, fetch: Fetch) -> None:
-        """The fetch is over, with any outcome."""
         self._waits_no_longer(fetch)
         self._done_waiting.pop(fetch.number, None)
         self._unwritten_bytes -= self._reading.pop(fetch.number, 0)
@@ -170,14 +152,11 @@ class WriteBack:
         return self.limits.tier_waits and self.takes and not self.is_outgrown
 
     def _has_room(self, size: int) -> bool:
-        """Whether a chunk fits. One chunk at a time always does, however large."""
+        """One chunk at a time always fits, however large."""
         most = self.limits.tier_backlog_bytes
         return not self._unwritten_bytes or self._unwritten_bytes + size <= most
 
-    # --- what is stored --------------------------------------------------------------------------
-
     def store(self, key: ChunkKey, blob: BlobId) -> list[Action]:
-        """Memory has this chunk now, or is about to: give it to the disk."""
         if not self.limits.tier_has_disk or key in self._storing:
             return []
         self._forget(key)
@@ -188,10 +167,9 @@ class WriteBack:
         return []
 
     def stored(self, key: ChunkKey, *, written: bool, is_degraded: bool, is_outgrown: bool) -> None:
-        """The store has written this chunk, or had it already; or it refused it. A healthy store
-        refuses a chunk, too, when all chunks that it could evict are being read. The node then pays
-        no debt until the store has written something, since otherwise it would offer the debts
-        without end."""
+        """A store that is not degraded refuses a chunk, too, when all chunks that it could evict
+        are being read. The node then pays no debt until the store has written something, since
+        otherwise it would offer the debts without end."""
         self._unwritten_bytes -= self._storing.pop(key, 0)
         self.takes, self._pays = not is_degraded, written
         if is_outgrown and not self.is_outgrown:
@@ -206,7 +184,7 @@ class WriteBack:
         self.takes = self._pays = True
 
     def pay_from_memory(self) -> list[Action]:
-        """Give the store debts that memory holds, as far as there is room."""
+        """Give the store debts, as far as there is room."""
         actions: list[Action] = []
         while self._held and self.takes and self._pays:
             key = next(iter(self._held))
@@ -219,8 +197,7 @@ class WriteBack:
         return actions
 
     def debt_to_read(self, under_way: int) -> ChunkKey | None:
-        """A chunk that memory has evicted, and that the node should read again now, for the disk
-        alone. *under_way* counts such reads."""
+        """A chunk to read again now, for the disk alone. *under_way* counts such reads."""
         if self.limits.tier_waits or under_way >= PAYS_AT_ONCE:
             return None
         if not self.takes or not self._pays:
@@ -233,7 +210,6 @@ class WriteBack:
         return key in self._held or key in self._lost
 
     def settled(self, key: ChunkKey) -> None:
-        """The chunk is no debt any more."""
         self._forget(key)
 
     def _hand_over(self, key: ChunkKey, blob: BlobId, size: int) -> Action:
@@ -258,11 +234,8 @@ class WriteBack:
                 self._debt_bytes -= self.chunk_cache.size_of(key)
 
     def _evicted(self, key: ChunkKey) -> None:
-        """Memory has evicted the chunk."""
         if key in self._held:
             self._remember(self._lost, key)
-
-    # --- time ------------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         if not self._order:
@@ -271,7 +244,7 @@ class WriteBack:
         return min(self._order[0][0], self._tells_at)
 
     def slept(self, seconds: float) -> None:
-        """The clock jumped by *seconds*: the disk may have written meanwhile."""
+        """The clock jumped, and the disk may have written meanwhile."""
         self._order = [(until + seconds, number) for until, number in self._order]
         for until, number in self._order:
             self._waiting[number] = (self._waiting[number][0], until)
@@ -279,24 +252,21 @@ class WriteBack:
             self._tells_at += seconds
 
     def have_waited(self, now: float) -> list[Fetch]:
-        """Reads that have waited long enough. The caller lets them ``go_on``, or ends them."""
+        """The caller lets these reads ``go_on``, or ends them."""
         due = takewhile(lambda each: each[0] <= now, self._order)
         return [self._waiting[number][0] for _, number in due]
 
     def go_on(self, fetch: Fetch) -> None:
-        """The fetch stops waiting for the disk, and only needs room in memory."""
         self._waits_no_longer(fetch)
         self._done_waiting[fetch.number] = fetch
 
     def tick(self, now: float) -> bool:
-        """Whether to tell the waiting peers again that this node delays their chunks."""
+        """Whether to tell the waiting peers again of the delay."""
         if self._tells_at is None or self._tells_at > now:
             return False
         waits = bool(self._waiting or self._done_waiting)
         self._tells_at = now + TELLS_EACH_S if waits else None
         return waits
-
-    # --- statistics and invariants ---------------------------------------------------------------
 
     def count(self) -> None:
         self.stats.tier_waiting = len(self._waiting) + len(self._done_waiting)

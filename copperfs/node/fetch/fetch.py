@@ -31,7 +31,7 @@ class Attempt:
 
     number: int
     parts_received: int = 0
-    """The parts of a listing; for an object ``Fetch.received`` counts them."""
+    """For a listing; ``Fetch.received`` counts those of an object."""
     how: ChunkAskMode = ChunkAskMode.ANY
     """The mode of a request for a chunk."""
 
@@ -40,32 +40,31 @@ class Attempt:
 class Timers:
     began: float
     slow_at: float
-    """When the time for a reply ends for the peers that it asks."""
+    """When the time to answer ends for the asked peers."""
     fallback_at: float | None = None
-    """In FALLBACK_DELAYED: when it stops waiting and queues."""
+    """When a delayed fallback queues."""
     silent_at: float | None = None
     """When the first peer of its route was found silent, or lost."""
     late_at: float | None = None
-    """When it had waited for ``ask_deadline_s``, whether its peers live or not."""
+    """When the fetch had waited for ``ask_deadline_s``."""
     pinged_next_at: float | None = None
-    """When the fetch pinged the owners that it would ask next; it does so once."""
+    """When the fetch pinged the owners that it would ask next, which it does once."""
     doubted_at: float | None = None
-    """When a peer first asked this node for a chunk of another owner, because the peer does not
-    reach that owner."""
+    """When a peer first asked this node for a chunk of another owner, which the peer does not
+    reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskPlan:
-    """How a fetch asks other nodes for a chunk; for any other subject there is one way."""
+    """How a fetch asks other nodes for a chunk."""
 
     hows: tuple[ChunkAskMode, ...] = (ChunkAskMode.ANY,)
-    """The modes left to try, in this order: up the tree, then the owner."""
+    """The modes left to try: up the tree, then the owner."""
     redirected_to: NodeId | None = None
-    """The peer that it asks first, because the owner has redirected it there."""
+    """The owner has redirected the fetch to this peer."""
 
     @property
     def via_tree(self) -> bool:
-        """It asks the parent in the tree, and not the owner."""
         return self.hows[0] is ChunkAskMode.TREE
 
     @property
@@ -89,7 +88,7 @@ class AskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The parts of an object received so far."""
+    """Parts of an object."""
 
     blob: BlobId | None = None
     parts: int = 0
@@ -97,15 +96,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """Nodes that have seen an error of a lookup or a read (``failed_names.py``)."""
-
     count: int = 0
     """The nodes above, and this node, if it has tried."""
     own_error: int = 0
-    """The error that this node got; 0: it has not tried, or succeeded."""
+    """0: this node has not tried, or succeeded."""
 
     def and_this_node(self, error: int) -> "Witnesses":
-        """This node has tried, too."""
         count = self.count if self.own_error else min(self.count + 1, WITNESSES_ENOUGH)
         return Witnesses(count, error)
 
@@ -123,25 +119,23 @@ class Fetch:
     timers: Timers
     reserved_bytes: int = 0
     room: int = 0
-    """The room that holds this reservation; see ``FetchTable``."""
+    """See ``FetchTable``."""
     tree: int = 0
     phase: Phase = Phase.NEW
     plan: AskPlan = AskPlan()
     route: Route = SOURCE_ROUTE
-    """The last route that it took."""
+    """The last one."""
     attempts: dict[NodeId, Attempt] = field(default_factory=dict)
     """Its outstanding requests, by the peer that has to reply."""
     skipped: set[NodeId] = field(default_factory=set)
-    """Peers that it does not ask again: they live, but did not answer in time, or refused."""
+    """Not asked again: peers that live, but did not answer in time, or refused."""
     received: Received = Received()
     spoiled: int = 0
-    """How many corrupt parts came."""
     witnesses: Witnesses = Witnesses()
     streams: list[tuple[NodeId, OutgoingStream]] = field(default_factory=list)
-    """The peers to which the node forwards parts as they arrive."""
+    """The peers that get parts as they arrive."""
 
     def move(self, trigger: Trigger) -> None:
-        """The only way to change the phase."""
         self.phase = after(self.phase, trigger)
 
     def check_invariants(self) -> None:

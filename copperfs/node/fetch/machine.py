@@ -53,15 +53,15 @@ from copperfs.node.peer.messages import PASSED_MAX, Cancel, ChunkAskMode, Conten
 from copperfs.node.routing.route import SOURCE_ROUTE, Role, Route, Routing
 from copperfs.node.state import FetchKind, Limits, NodeStats
 
-# A fetch falls back to the source after this many corrupt parts.
+# A fetch falls back after this many corrupt parts.
 SPOILED_MAX = 3
-# The machine rebuilds the heap of timers at this size, when most entries are out of date.
+# The heap of timers is rebuilt at this size, without outdated entries.
 OUTDATED_MAX = 1024
 
 # The fetch waits together for all peers found silent within this time of the first.
 SILENT_TOGETHER_S = 1.0
 
-# A fetch falls back to the source after this many owners have refused it a chunk.
+# A fetch falls back after this many owners have refused it a chunk.
 REFUSING_MAX = 2
 
 _WHAT = {
@@ -80,17 +80,14 @@ class FetchMachine:
     random: Random
     slow_s: float
     _timers: list[tuple[float, FetchId, Fetch]] = field(default_factory=list)
-    """A heap. An entry is out of date if ``_timer_of`` has another time for its fetch."""
+    """A heap. An entry is outdated if ``_timer_of`` has another time for its fetch."""
     _timer_of: dict[FetchId, float] = field(default_factory=dict)
-    """The time of each fetch that has a timer."""
     _fallbacks: set[FetchId] = field(default_factory=set)
-    """Fallbacks that read the source, where many nodes might do the same."""
+    """Fallbacks that read the source, where many nodes might do so."""
     _queue: deque[Fetch] = field(default_factory=deque)
     """Fallbacks that wait for their turn."""
     _timers_max: int = OUTDATED_MAX
     _next_number: int = 1
-
-    # --- its life --------------------------------------------------------------------------------
 
     def begin(self, now: float, fetch: Fetch) -> list[Action]:
         return self._dispatch(now, fetch)
@@ -105,14 +102,14 @@ class FetchMachine:
         return actions + self._end_fallback(fetch)
 
     def _end_fallback(self, fetch: Fetch) -> list[Action]:
-        """If the fetch was a fallback that many nodes might make, the next one may begin."""
+        """After a fallback that many nodes might make, the next one may begin."""
         if fetch.number not in self._fallbacks:
             return []
         self._fallbacks.discard(fetch.number)
         return self._begin_queued()
 
     def slept(self, fetches: Iterable[Fetch], seconds: float) -> None:
-        """The clock jumped by *seconds*: this node did not run, so it did not wait for others."""
+        """This node did not run for *seconds*, so it did not wait for others."""
         for fetch in fetches:
             timers = fetch.timers
             began, slow_at = timers.began + seconds, timers.slow_at + seconds
@@ -121,7 +118,6 @@ class FetchMachine:
     # --- outcomes of an attempt ------------------------------------------------------------------
 
     def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
-        """The whole reply of *peer* came, or none will."""
         return self.flow.answered(peer, fetch.attempts.pop(peer).number)
 
     def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
@@ -147,8 +143,8 @@ class FetchMachine:
         return self._dispatch(now, fetch)
 
     def on_reply_overdue(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
-        """*peer* may be stuck, and so may the owners after it. This node pings them all at once,
-        not one after the other. For the trees ``Membership`` does so."""
+        """*peer* may be stuck, and so may the owners after it: ping all at once. For the trees
+        ``Membership`` does so."""
         key = fetch.subject[2]
         if fetch.timers.pinged_next_at is not None or not isinstance(key, ChunkKey):
             return []
@@ -156,7 +152,7 @@ class FetchMachine:
         return self.routing.ping_next(now, key, {peer, *fetch.skipped})
 
     def _ping(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
-        """The fetch asks *peer* because others are silent. Ping *peer*: it may be silent, too."""
+        """*peer* is asked because others are silent, and may be silent, too."""
         actions = self.routing.ping(now, peer)
         key = fetch.subject[2]
         if isinstance(key, ChunkKey):
@@ -190,9 +186,8 @@ class FetchMachine:
         return actions + self._start_fallback(now, fetch, many_might=True)
 
     def is_last_word(self, fetch: Fetch, peer: NodeId) -> bool:
-        """Whether an error of *peer* ends the fetch: this node's own lookup or read has failed, and
-        no other peer is asked. This node does not try again for this fetch. For a chunk it is never
-        the end, because the fetch can ask other owners."""
+        """Whether an error of *peer* ends the fetch: this node has failed itself, and no other peer
+        is asked. For a chunk there are other owners."""
         if fetch.subject[0] is FetchKind.CHUNK:
             return False
         others = (each for each in fetch.attempts if each != peer)
@@ -200,7 +195,7 @@ class FetchMachine:
         return has_tried and not any(map(self.routing.is_good, others))
 
     def redirected(self, now: float, fetch: Fetch, peer: NodeId, other: NodeId) -> list[Action]:
-        """The owner *peer* says that *other* has the chunk, too, or is getting it."""
+        """*other* has the chunk, too, or is getting it."""
         if fetch.attempts[peer].how is not ChunkAskMode.ANY:
             # The request was for the chunk itself. A peer that always redirects would be asked
             # without end.
@@ -216,9 +211,9 @@ class FetchMachine:
         return actions + self._dispatch(now, fetch)
 
     def delayed(self, now: float, fetch: Fetch, peer: NodeId) -> bool:
-        """*peer* gives it as soon as its disk has room, so its time to answer begins now. Near the
-        deadline that no longer holds: the fetch must still ask another node in time. Returns
-        whether the fetch can only wait."""
+        """*peer* gives the chunk as soon as its disk has room, so its time to answer begins now.
+        Near the deadline the fetch must still ask another node in time. Returns whether the fetch
+        can only wait."""
         if now >= fetch.deadline - self.limits.fetch_deadline_s / 3:
             return False
         if self.routing.owners is not None and fetch.attempts[peer].how.is_of_owner:
@@ -233,7 +228,7 @@ class FetchMachine:
     ) -> list[Action]:
         """A peer asks this node as the owner of a chunk. Such a node waits only for owners before
         itself: a node to which the fetch was redirected may wait for this one. It does not wait for
-        owners that did not answer the peer either (*skipped*)."""
+        owners that did not answer the peer (*skipped*), either."""
         if fetch.phase.is_reading:
             return []
         if fetch.timers.doubted_at is None and self.routing.is_owned_elsewhere(fetch.subject):
@@ -251,8 +246,7 @@ class FetchMachine:
         return actions + self._dispatch(now, fetch)
 
     def source_failed(self, now: float, fetch: Fetch) -> list[Action] | None:
-        """A fallback could not read the source. None if that ends the fetch, because no other node
-        is asked or can be."""
+        """None if the failure ends the fetch, because no other node is asked or can be."""
         if not fetch.phase.is_fallback:
             return None
         route = SOURCE_ROUTE
@@ -272,7 +266,6 @@ class FetchMachine:
     # --- a peer's state changed, or a timer expired ----------------------------------------------
 
     def reconsider(self, now: float, fetches: Iterable[Fetch]) -> list[Action]:
-        """The state of a peer has changed, so there may be another peer to ask."""
         actions: list[Action] = []
         for fetch in list(fetches):
             if fetch.phase is not Phase.DONE and not self._is_on_its_way(fetch):
@@ -293,8 +286,6 @@ class FetchMachine:
         return actions
 
     def _on_timer(self, now: float, fetch: Fetch) -> list[Action]:
-        """Queue a delayed fallback, skip peers that had their time, fall back if late; then
-        dispatch."""
         if fetch.phase.is_own_read:
             return []
         actions: list[Action] = []
@@ -318,7 +309,6 @@ class FetchMachine:
         return actions + self._dispatch(now, fetch)
 
     def _skip_slow_peers(self, now: float, fetch: Fetch) -> None:
-        """The time to answer has ended for the peers that it asks."""
         if fetch.plan.via_tree:
             fetch.plan = fetch.plan.without_tree()  # ask the owner next, which may be one of them
             return
@@ -335,7 +325,7 @@ class FetchMachine:
     # --- which peer ------------------------------------------------------------------------------
 
     def _is_on_its_way(self, fetch: Fetch) -> bool:
-        """Whether it waits for the source, or for a peer that is likely to answer."""
+        """Whether the fetch waits for the source, or for a peer that is likely to answer."""
         return fetch.phase.is_own_read or self._has_good_attempt(fetch)
 
     def _has_good_attempt(self, fetch: Fetch) -> bool:
@@ -352,12 +342,10 @@ class FetchMachine:
         return False
 
     def _is_late(self, now: float, fetch: Fetch) -> bool:
-        """Whether it has waited for others long enough."""
         late = now >= fetch.timers.began + self.limits.ask_deadline_s
         return late and self.limits.fallbacks_max > 0 and not fetch.phase.is_fallback
 
     def _dispatch(self, now: float, fetch: Fetch) -> list[Action]:
-        """Ask a peer, read the source, or wait for a peer."""
         if fetch.phase.is_own_read:
             # The peers it asked before this node became the root or the owner could not give it
             return []
@@ -382,7 +370,6 @@ class FetchMachine:
         return self._dispatch_around(now, fetch, route)
 
     def _dispatch_to(self, now: float, fetch: Fetch, route: Route, peer: NodeId) -> list[Action]:
-        """A peer can be asked."""
         fetch.move(Trigger.ASK_PEER)
         self._set_timer(fetch, self._patient_until(now, fetch))
         actions = self._give_up_otherwise(fetch, peer, via_tree=route.via_tree)
@@ -394,11 +381,11 @@ class FetchMachine:
         return actions + self._send_request(now, fetch, peer, via_tree=route.via_tree)
 
     def _dispatch_around(self, now: float, fetch: Fetch, route: Route) -> list[Action]:
-        """No peer can be asked, and other nodes than this one should read the source."""
+        """Other nodes than this one should read the source."""
         self._set_timer(fetch, self._patient_until(now, fetch))
         many_might = route.role is Role.ONE_OF_MANY
         if fetch.skipped and many_might:
-            # The peers that it asked live, and may wait for a source that is slow for all nodes.
+            # The asked peers live, and may wait for a source that is slow for all nodes.
             fetch.move(Trigger.BE_PATIENT)
             return []
         if now >= route.wait_until:
@@ -410,7 +397,7 @@ class FetchMachine:
         return []
 
     def _find_route(self, now: float, fetch: Fetch) -> Route:
-        """Find the route that the fetch takes now, and connect to the peers of that route."""
+        """Connects to the peers of the route."""
         route = self.routing.route(
             now,
             fetch.subject,
@@ -424,8 +411,7 @@ class FetchMachine:
         return route
 
     def _ask_redirected(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action] | None:
-        """Ask *peer*, which an owner named. None if it cannot be asked: the owner must give the
-        chunk."""
+        """None if *peer*, which an owner named, cannot be asked: the owner must give the chunk."""
         self.routing.reach(now, (peer,))
         connects_until = self.routing.connects_until(now, peer)
         if self.routing.is_good(peer):
@@ -450,7 +436,6 @@ class FetchMachine:
     def _send_request(
         self, now: float, fetch: Fetch, peer: NodeId, *, via_tree: bool = False
     ) -> list[Action]:
-        """Send *peer* a request under a new number."""
         kind, path, version = fetch.subject
         number = self._next_number
         self._next_number += 1
@@ -458,7 +443,7 @@ class FetchMachine:
         self.stats.hedges += bool(fetch.attempts)
         slow_at = now + self.slow_s
         if fetch.timers.slow_at != slow_at and not self._has_good_attempt(fetch):
-            # The peer gets its full time, whatever time others used before they were lost.
+            # The peer gets its full time, whatever others used before they were lost.
             fetch.timers = replace(fetch.timers, slow_at=slow_at)
         attempt = fetch.attempts[peer] = Attempt(number)
         self.routing.await_reply(now, peer)
@@ -488,11 +473,10 @@ class FetchMachine:
     def _start_fallback(
         self, now: float, fetch: Fetch, *, many_might: bool, within_s: float | None = None
     ) -> list[Action]:
-        """Read the source as a fallback, perhaps after a delay."""
         if fetch.phase.is_own_read or fetch.phase.is_fallback:
             return []
         if many_might and not self.limits.fallbacks_max:
-            # Fallbacks are switched off, so the fetch waits for the others.
+            # Fallbacks are switched off.
             fetch.move(Trigger.BE_PATIENT)
             self._set_timer(fetch, now + self.slow_s)
             return []
@@ -511,13 +495,11 @@ class FetchMachine:
         return []
 
     def _queue_fallback(self, fetch: Fetch) -> list[Action]:
-        """The fallback waits for its turn."""
         self._queue.append(fetch)
         return self._begin_queued()
 
     def _begin_queued(self) -> list[Action]:
-        """Begin queued fallbacks, up to ``fallbacks_max``. A fetch whose peer is good again leaves
-        the queue, unless it is late."""
+        """A fetch whose peer is good again leaves the queue, unless it is late."""
         actions: list[Action] = []
         while self._queue and len(self._fallbacks) < self.limits.fallbacks_max:
             fetch = self._queue.popleft()
@@ -531,7 +513,7 @@ class FetchMachine:
         return actions
 
     def _read_source(self, fetch: Fetch) -> list[Action]:
-        """Read the source; a chunk that may be on this node's disk from there first."""
+        """A chunk may be on this node's disk."""
         self.stats.fallbacks += fetch.phase.is_fallback
         if isinstance(fetch.subject[2], ChunkKey) and self.limits.tier_has_disk:
             fetch.move(Trigger.READ_DISK)
@@ -539,11 +521,9 @@ class FetchMachine:
         return [self.from_source(fetch)]
 
     def wait_for_disk(self, fetch: Fetch) -> None:
-        """The disk of this node does not have the chunk, and cannot take more now."""
         fetch.move(Trigger.DISK_IS_BEHIND)
 
     def from_source(self, fetch: Fetch) -> Action:
-        """The action that reads the source."""
         fetch.move(Trigger.READ_SOURCE)
         kind, path, version = fetch.subject
         if not fetch.phase.is_fallback and self.routing.is_takeover(fetch.subject, fetch.tree):
@@ -567,7 +547,7 @@ class FetchMachine:
     # --- timers ----------------------------------------------------------------------------------
 
     def _patient_until(self, now: float, fetch: Fetch) -> float:
-        """When the time to answer ends for the peers that it asks."""
+        """When the time to answer ends for the asked peers."""
         late_at = fetch.timers.began + self.limits.ask_deadline_s
         waits_for_others = self.limits.fallbacks_max > 0 and not fetch.phase.is_fallback
         if waits_for_others and late_at > now:
@@ -575,7 +555,7 @@ class FetchMachine:
         return max(fetch.timers.slow_at, now)
 
     def _set_timer(self, fetch: Fetch, at: float) -> None:
-        """Set the timer of the fetch, unless it has an earlier one."""
+        """An earlier timer stays."""
         before = self._timer_of.get(fetch.number)
         if before is not None and before <= at:
             return

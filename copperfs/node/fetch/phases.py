@@ -1,28 +1,25 @@
 """Phases of a fetch: what a fetch waits for, as a table of states and transitions.
 
-A fetch is in one phase at any time. It changes by a *trigger*, which is what ``FetchMachine`` has
-just decided or been told, and ``TRANSITIONS`` says which phase is next. A trigger that the table
-does not have in a phase is a programmer's error. As in h11, this file alone defines the order of
-phases, and the diagram in ``docs/fetch-phases.md`` is drawn from the table.
+A *trigger* is what ``FetchMachine`` has just decided or been told, and ``TRANSITIONS`` says which
+phase is next. As in h11, this file alone defines the order of phases, and the diagram in
+``docs/fetch-phases.md`` is drawn from the table.
 
 Three groups of phases:
 
-- The fetch waits for other nodes: ASKING, CONNECTING, DOUBTING, WAITING.
-- It reads the source although others should (*fallback*), or will: FALLBACK_DELAYED,
-  FALLBACK_QUEUED, FALLBACK_READING_DISK, FALLBACK_READING_SOURCE. It still asks others
+- The fetch waits for other nodes.
+- It reads the source although others should, or will (``FALLBACK``). It still asks others
   meanwhile, and the first reply counts.
-- It reads as the root or the owner: READING_DISK, WAITING_FOR_DISK, READING_SOURCE. It waits for
-  no other node.
+- It reads as the root or the owner (``OWN_READ``), and waits for no other node.
 
-In the phases of the first two groups a timer is set, because other nodes may never answer. The
-source and the disk always answer, so the third group has none.
+The source and the disk always answer, so the third group has no timer. The others have one, because
+other nodes may never answer.
 """
 
 from enum import IntEnum, auto
 
 
 class Phase(IntEnum):
-    """The phases are integers, because Python hashes an integer without calling Python code."""
+    """Integers, because Python hashes them without calling Python code."""
 
     NEW = auto()
     ASKING = auto()
@@ -40,12 +37,10 @@ class Phase(IntEnum):
 
     @property
     def is_fallback(self) -> bool:
-        """It reads the source although others should, or will."""
         return self in FALLBACK
 
     @property
     def is_own_read(self) -> bool:
-        """It reads as the root or the owner, and waits for no other node."""
         return self in OWN_READ
 
     @property
@@ -170,11 +165,10 @@ READING = OWN_READ | {Phase.FALLBACK_READING_DISK, Phase.FALLBACK_READING_SOURCE
 
 
 class ImpossibleTransition(AssertionError):
-    """A programmer's error: the table has no such transition."""
+    """A programmer's error."""
 
 
 def after(phase: Phase, trigger: Trigger) -> Phase:
-    """The phase that follows."""
     following = TRANSITIONS[phase].get(trigger)
     if following is None:
         raise ImpossibleTransition(f"{trigger.name} in {phase.name}")

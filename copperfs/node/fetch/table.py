@@ -1,19 +1,15 @@
 """Fetch table: the fetches in flight, one for each subject, and the requests that wait on each.
 
-Requests for one subject share one fetch (single flight). ``FetchMachine`` decides how a fetch gets
-there. Every fetch ends once, by its outcome or at its deadline. Other parts decide what its
-requests are told.
-
 Admission: a request for bytes reserves memory, or waits until some is free. Each tree has a budget
-of its own, called a *room*. So waiting in one tree never blocks another tree. Within a tree a node
-waits only for nodes nearer to the root, so there is no cycle. The data tier has two rooms
+of its own, called a *room*, so waiting in one tree never blocks another. Within a tree a node waits
+only for nodes nearer to the root, so there is no cycle. The data tier has two rooms
 (``chunk_cache.py``), and in the one for owned chunks no fetch waits for another node.
 
-A chunk whose owner waits for its disk may take half a minute to come. Such a fetch waits *outside*
-of the room. Otherwise one slow disk would delay the chunks of healthy nodes, on all nodes. The
-fetch takes no memory there: an arriving chunk enters the cache in the step that reports it, and the
-credit of the connection bounds what arrives at the same time. A fetch that has waited for this
-node's own disk takes room again, because it then reads the source.
+A fetch whose chunk waits for its owner's disk waits *outside* of the room. Otherwise one slow disk
+would delay the chunks of healthy nodes, on all nodes. The fetch takes no memory there: an arriving
+chunk enters the cache in the step that reports it, and the credit of the connection bounds what
+arrives at the same time. A fetch that has waited for this node's own disk takes room again, because
+it then reads the source.
 
 Invariants: a subject has one fetch at most; the cache has reserved what the fetches have reserved;
 a request waits for room only while some fetch will free it; a fetch that asks a peer is the one
@@ -41,7 +37,7 @@ from copperfs.node.state import OBJECT_OVERHEAD_BYTES, FetchKind, Limits, NodeSt
 OfBytes = ReadRequest | ChunkRequest
 
 OUTSIDE_MAX = OUTSTANDING_MAX
-"""At most this many fetches wait outside of the room; others keep their reservation."""
+"""Further fetches keep their reservation."""
 
 
 @dataclass(slots=True)
@@ -54,19 +50,18 @@ class FetchTable:
     machine: FetchMachine
     chunk_cache: ChunkCache | None = None
     write_back: WriteBack | None = None
-    """None without a data tier."""
     _running: dict[FetchId, Fetch] = field(default_factory=dict)
     _sooner: dict[FetchId, Fetch] = field(default_factory=dict)
-    """Fetches with an earlier deadline than their position in ``_running`` implies."""
+    """Fetches with an earlier deadline than their order implies."""
     _by_subject: dict[Subject, Fetch] = field(default_factory=dict)
     _on_its_way: list[int] = field(init=False)
-    """Bytes reserved, by room: first those of the trees, then the two of the tier."""
+    """By room: first those of the trees, then the two of the tier."""
     _no_room: list[deque[OfBytes]] = field(init=False)
     """Requests that wait for memory, by room."""
     _room_by: dict[Requester, float] = field(default_factory=dict)
-    """Until when each of them waits, the oldest first."""
+    """Until when each of them waits, oldest first."""
     _outside: dict[FetchId, Fetch] = field(default_factory=dict)
-    """Fetches that wait for the disks of other nodes, and have given their reservation back."""
+    """Fetches that wait for other nodes' disks, without a reservation."""
     _turned_away: int = 0
     _next_fetch: int = 1
 
@@ -80,7 +75,7 @@ class FetchTable:
 
     @property
     def on_its_way_bytes(self) -> int:
-        """Bytes in flight to the cache, without those of the tier."""
+        """Without the rooms of the tier."""
         return sum(self._on_its_way[: self.limits.trees])
 
     @property
@@ -107,9 +102,8 @@ class FetchTable:
     def join(
         self, subject: Subject, question: Question, deadline: float | None = None
     ) -> Fetch | None:
-        """Wait on the fetch in flight for this subject, if there is one. *deadline* is that of a
-        request that has waited on another fetch before. The fetch adopts an earlier one, so all its
-        requests get their reply by then."""
+        """*deadline*: of a request that has waited on another fetch. The fetch adopts an earlier
+        one, so all its requests get their reply by then."""
         fetch = self._by_subject.get(subject)
         if fetch is not None:
             self.stats.joined += 1
@@ -122,8 +116,8 @@ class FetchTable:
     def begin(
         self, now: float, subject: Subject, question: Question, by: float | None = None
     ) -> list[Action]:
-        """Begin a fetch for this request, or let the request wait for room. *by* is the deadline of
-        a request that has waited on another fetch before."""
+        """The request may have to wait for room. *by*: the deadline of one that has waited on
+        another fetch."""
         actions: list[Action] = []
         reserved, tree = 0, self.routing.tree_of(subject)
         room = self._room_of(subject, question, tree)
@@ -173,8 +167,7 @@ class FetchTable:
         return list(self._running.values())
 
     def of_names(self) -> list[Fetch]:
-        """The fetches of names, which a clear invalidates. It does not invalidate bytes of a
-        version."""
+        """A clear invalidates names, and not bytes of a version."""
         names = (FetchKind.LISTING, FetchKind.ENTRY)
         return [fetch for fetch in self._running.values() if fetch.subject[0] in names]
 
@@ -207,14 +200,13 @@ class FetchTable:
         self._room_by.pop(request, None)
 
     def lost(self, now: float, peer: NodeId, numbers: list[FetchId]) -> list[Action]:
-        """A lost connection has lost what these fetches asked of *peer*."""
         actions: list[Action] = []
         for number in numbers:
             actions += self.machine.lost(now, self._running[number], peer)
         return actions
 
     def reply_overdue(self, now: float, peer: NodeId) -> list[Action]:
-        """*peer* keeps its fetches waiting, and has been pinged."""
+        """*peer* keeps its fetches waiting, and was pinged."""
         actions: list[Action] = []
         for number in self.flow.fetches_of(peer):
             actions += self.machine.on_reply_overdue(now, self._running[number], peer)
@@ -223,14 +215,13 @@ class FetchTable:
     # --- room ------------------------------------------------------------------------------------
 
     def _room_of(self, subject: Subject, question: Question, tree: int) -> int:
-        """The room in which a fetch for this request reserves memory."""
         key = subject[2]
         if not isinstance(key, ChunkKey):
             return tree
         if self.routing.is_mine(key):
             return self.owned_room
         # A fetch for a peer that asks this node as an owner should wait for as few others as
-        # possible, even if this node is not the owner. So it takes the owned room.
+        # possible.
         assert isinstance(question, ChunkRequest)
         served = isinstance(question.request, PeerRequest) and question.how is not ChunkAskMode.TREE
         return self.owned_room if served else self.guest_room
@@ -242,7 +233,6 @@ class FetchTable:
         return cost_of(self.chunk_cache.size_of(question.key))
 
     def _reserve(self, room: int, size: int) -> list[Action] | None:
-        """Reserve *size* bytes in a room; None if there is none now."""
         if self.chunk_cache is not None and room >= self.owned_room:
             evicted = self.chunk_cache.reserve(size, owned=room == self.owned_room)
         else:
@@ -255,7 +245,6 @@ class FetchTable:
         return evicted
 
     def give_back_room(self, fetch: Fetch) -> None:
-        """The fetch is over, or waits for something else first."""
         if self.chunk_cache is None or fetch.room < self.owned_room:
             self.cache.unreserve(fetch.reserved_bytes)
         else:
@@ -264,7 +253,7 @@ class FetchTable:
         fetch.reserved_bytes = 0
 
     def take_room(self, fetch: Fetch, key: ChunkKey) -> list[Action] | None:
-        """Reserve memory for it again; None if there is none now."""
+        """None if there is no room now."""
         assert self.chunk_cache is not None
         assert not fetch.reserved_bytes
         size = cost_of(self.chunk_cache.size_of(key))
@@ -275,7 +264,7 @@ class FetchTable:
         return evicted
 
     def wait_outside(self, fetch: Fetch) -> bool:
-        """The fetch waits for the disk of another node. Returns whether that freed memory."""
+        """Returns whether memory became free."""
         if not fetch.reserved_bytes or len(self._outside) >= OUTSIDE_MAX:
             return False
         self._outside[fetch.number] = fetch
@@ -291,7 +280,7 @@ class FetchTable:
         return any(owner in each.attempts for each in self._outside.values())
 
     def has_room(self, subject: Subject, size: int) -> bool:
-        """Whether *size* bytes more fit without making a request wait."""
+        """Whether a request for *size* bytes would not wait."""
         room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
         return self._on_its_way[self.routing.tree_of(subject)] + size <= room
 
@@ -313,8 +302,7 @@ class FetchTable:
     # --- deadlines -------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
-        # All fetches have the same time limit, so the oldest expires first, except those in
-        # ``_sooner``.
+        # All have the same time limit, so the oldest expires first, except those in ``_sooner``.
         soonest = self.machine.deadline()
         of_disk = None if self.write_back is None else self.write_back.deadline()
         if of_disk is not None and (soonest is None or of_disk < soonest):
@@ -329,7 +317,7 @@ class FetchTable:
         return soonest
 
     def slept(self, seconds: float) -> None:
-        """The clock jumped by *seconds*: replies may lie unread, so all deadlines move."""
+        """Replies may lie unread, so all deadlines move."""
         for fetch in self._running.values():
             fetch.deadline += seconds
         for request in self._room_by:
@@ -344,7 +332,7 @@ class FetchTable:
         return found + [fetch for fetch in sooner if fetch not in found]
 
     def found_no_room(self, now: float) -> list[OfBytes]:
-        """Remove and return the requests that have waited for room too long."""
+        """Remove the requests that have waited too long."""
         overdue = {request for request, by in self._room_by.items() if by <= now}
         found: list[OfBytes] = []
         for waiting in self._no_room if overdue else ():

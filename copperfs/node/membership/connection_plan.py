@@ -4,17 +4,13 @@ It keeps connections to:
 
 - its ancestors in the trees of the roster
 - the parents it uses now because other nodes are gone
-- in each tree the candidate after the parent, so that no connection has to be made when a parent
-  fails
-- one gone node after the other, for as long as any is believed to be gone
-- the owners of chunks it asked lately (``reach``), an LRU
+- in each tree the candidate after the parent, so that a failing parent costs no new connection
+- one gone node after the other
+- the owners of chunks it asked lately (``reach``), an LRU outside the overlay
 
 The first and the fourth heal a partition: whichever nodes were parted, some connection crosses the
 cut when it heals, and both sides exchange their member tables. The first alone is not enough: when
 the common parent of two nodes is dead, neither has the other above it.
-
-Any node may own a chunk, so chunk owners are no part of the overlay. Only a few of them are sent
-membership updates (``STRANGERS_TOLD_MAX``). An idle one is pinged rarely (``STRANGER_BEATS``).
 
 The plan also holds the children that should connect to this node. A child that does not come is
 gone, and no other node would notice.
@@ -40,17 +36,14 @@ from copperfs.node.state import NodeStats
 
 # After this many candidates the node reads the source instead.
 CANDIDATES_MAX = 4
-# A connection that takes longer than this is not waited for: the next candidate connects as well.
+# After this time the next candidate is connected as well.
 CONNECTS_WITHIN_S = 1.0
-# Chunk owners that stay connected. A connection costs a socket at each end; a new one costs a
-# handshake of some milliseconds.
+# A connection costs a socket at each end; a new one costs a handshake of some milliseconds.
 REACHED_MAX = 512
 
 
 @dataclass(slots=True)
 class Peer:
-    """A peer that this node watches."""
-
     seen: PeerObservations
     state: PeerState = PeerState.LOST
     check_at: float | None = None
@@ -58,7 +51,6 @@ class Peer:
     dropped: bool = False
     """This node closed the connection."""
     probing: bool = False
-    """A probe of its listening socket is under way."""
     table_sent_at: float = float("-inf")
     ping_last_sent_at: float = float("-inf")
     """When it was last asked for a heartbeat."""
@@ -73,34 +65,33 @@ class ConnectionPlan:
     random: Random
     members: MemberTable
     peers: dict[NodeId, Peer]
-    """All watched peers; it contains all of ``wanted``."""
+    """All watched peers, also those of ``wanted``."""
     parents: list[NodeId | None] = field(init=False)
-    """The parent in each tree, by the present member table."""
+    """By the present member table."""
     wanted: set[NodeId] = field(default_factory=set)
-    """Peers to which this node keeps a connection."""
     overlay: set[NodeId] = field(default_factory=set)
-    """Those of ``wanted`` that are its ancestors in the trees, or may become so."""
+    """Ancestors, and peers that may become so."""
     reached: OrderedDict[NodeId, None] = field(default_factory=OrderedDict)
-    """Chunk owners to which it keeps a connection, the most recently asked last."""
+    """The most recently asked last."""
     near: set[NodeId] = field(default_factory=set)
-    """Those of ``overlay`` that are its parents, or that push to it."""
+    """Parents, and peers that push to this node."""
     expected: set[NodeId] = field(default_factory=set)
-    """Children that should connect to this node, by the present member table."""
+    """Children that should connect to this node."""
     new: list[NodeId] = field(default_factory=list)
-    """Peers watched since the last ``settle``."""
+    """Watched since the last ``settle``."""
     away: set[NodeId] = field(default_factory=set)
-    """Peers that are watched and not connected. Only these are ever forgotten: thousands may be
-    connected, and a connect or disconnect must not scan all of them."""
+    """Watched and not connected. Only these are ever forgotten: thousands may be connected, and a
+    connect or disconnect must not scan all of them."""
     try_gone_at: float = 0.0
     _trial: NodeId | None = None
     _found: int = -1
-    """The version of the member table from which parents and children were computed."""
+    """The member table's version behind parents and children."""
 
     def __post_init__(self) -> None:
         self.parents = [self.trees.parent(tree) for tree in range(self.trees.count)]
 
     def is_good(self, peer: NodeId) -> bool:
-        """Whether it takes requests."""
+        """Whether the peer takes requests."""
         found = self.peers.get(peer)
         return (
             found is not None
@@ -110,7 +101,7 @@ class ConnectionPlan:
         )
 
     def reach(self, now: float, peer: NodeId) -> bool:
-        """Stay connected to a chunk owner; returns whether it is a new one."""
+        """Returns whether the owner is new here."""
         if peer in self.reached:
             self.reached.move_to_end(peer)
             return False
@@ -118,8 +109,8 @@ class ConnectionPlan:
         self._watch(peer, PeerObservations(now))
         if len(self.reached) > REACHED_MAX:
             # An owner with outstanding requests stays. So does one that is connecting: a fetch that
-            # waits for the connection would start its wait anew. If no owner is idle, the limit is
-            # exceeded for a while.
+            # waits for the connection would start its wait anew. The limit may be exceeded for a
+            # while.
             idle = [each for each in self.reached if self._is_idle(now, each)]
             for each in idle[: len(self.reached) - REACHED_MAX]:
                 del self.reached[each]
@@ -129,8 +120,7 @@ class ConnectionPlan:
         return not self.flow[peer].outstanding and self.connects_until(now, peer) is None
 
     def connects_until(self, now: float, peer: NodeId) -> float | None:
-        """How long to wait for a connection that is being made, or would be from now on; None if
-        there is nothing to wait for."""
+        """None if there is no connection to wait for, being made or from now on."""
         found = self.peers.get(peer)
         seen = PeerObservations(now) if found is None else found.seen
         if seen.up or seen.was_up or peer in self.members.gone:
@@ -139,11 +129,10 @@ class ConnectionPlan:
         return until if now < until else None
 
     def is_close(self, peer: NodeId) -> bool:
-        """Whether this node and *peer* watch each other in the overlay."""
+        """Whether both watch each other in the overlay."""
         return peer in self.overlay or peer in self.expected
 
     def settle(self, now: float) -> list[Action]:
-        """Connect to the peers this node needs now, and disconnect from the others."""
         actions: list[Action] = []
         if self._found != self.members.number:
             self._found = self.members.number
@@ -170,14 +159,12 @@ class ConnectionPlan:
         return actions
 
     def members_changed(self, now: float) -> None:
-        """A node that has just gone may be back in a moment, so wait before the first attempt to
-        reach it."""
+        """A node that has just gone may be back in a moment, so wait before the first attempt."""
         if self.try_gone_at <= now:
             self.try_gone_at = now + self.timeouts.try_gone_s
 
     def try_the_gone(self, now: float) -> bool:
-        """While any node is gone, try to reach one after the other; returns whether a new attempt
-        begins."""
+        """Try to reach one gone node after the other; returns whether a new attempt begins."""
         if not self.members.gone:
             self._trial = None
         elif now >= self.try_gone_at:
@@ -187,14 +174,13 @@ class ConnectionPlan:
         return False
 
     def try_again(self, peer: NodeId) -> list[Action]:
-        """Reconnect to a peer that is back. The socket's reconnect attempts have become rare, so a
-        request would wait for the next one, up to a second."""
+        """The socket's reconnect attempts have become rare, so a request would wait for up to a
+        second."""
         if peer not in self.wanted or self.flow.is_up(peer):
             return []
         return [Disconnect(peer), Connect(peer)]
 
     def _find_place(self, now: float) -> list[Action]:
-        """Compute this node's parents and children among the nodes that are alive."""
         trees, gone = self.trees, self.members.gone
         actions: list[Action] = []
         self.near.clear()
@@ -220,7 +206,7 @@ class ConnectionPlan:
             self.new.append(peer)
 
     def _candidates(self, now: float, tree: int) -> Iterator[NodeId]:
-        """The peer to ask, the one after it, and further ones while none of them replies."""
+        """The peer to ask, the one after it, and further ones while none replies."""
         passed = set(self.members.gone)
         last = False
         for _ in range(CANDIDATES_MAX):
@@ -238,7 +224,6 @@ class ConnectionPlan:
             passed.add(peer)
 
     def _forget_strangers(self) -> None:
-        """Drop the state of peers that this node does not need, unless they are connected."""
         for peer in list(self.away):
             needed = peer in self.wanted or peer in self.expected
             if not needed and not self.peers[peer].probing:

@@ -24,28 +24,25 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """The failure detector's timeouts. Measured on loaded nodes: a live peer replies within 0.3 to
-    3 ms, and its loop may be 1.4 s late at worst."""
+    """A live peer on a loaded node was measured to reply within 0.3 to 3 ms, with a loop at most
+    1.4 s late."""
 
     ping_after_s: float = 0.1
-    """A request that is unanswered for this long makes the node ping the peer. It is well above a
-    fetch through five hops, so requests of a healthy job cause no pings. A wait for a slow source
-    costs one small message per such time."""
+    """A peer is pinged when a request is unanswered for this long: well above a fetch through five
+    hops, so that requests of a healthy job cause no pings."""
     silent_s: float = 0.25
     """A ping that is unanswered for this long makes the peer silent. A read waits ``ping_after_s +
     silent_s`` for a stuck peer before it asks the next one."""
     heartbeat_s: float = 0.5
     """A parent that sent nothing for this long is pinged."""
     dead_s: float = 3.0
-    """A peer that sent nothing for this long is gone. It is twice the 1.4 s by which heartbeats of
-    a loaded node were measured to be late."""
+    """A peer that sent nothing for this long is gone: twice the measured 1.4 s."""
     reach_s: float = 120.0
-    """A peer that was never reached is gone after this long: nodes start in any order."""
+    """A peer that was never reached is gone after this time; nodes start in any order."""
     try_gone_s: float = 5.0
-    """While any node is gone, the node tries to reach one of them once per such time."""
+    """How often the node tries to reach a gone one."""
     slow_s: float = 10.0
-    """If a live peer has not replied for this long, another one is asked as well: the source of the
-    first may hang. That costs one more read of the source per such time, not one per node."""
+    """After this time another peer is asked as well: the source of a live one may hang."""
 
     @property
     def doubt_s(self) -> float:
@@ -57,7 +54,7 @@ class Timeouts:
 
     @property
     def nap_s(self) -> float:
-        """A wakeup later than this means that the node itself was stopped: ``dead_s / 2``."""
+        """A later wakeup means that the node itself was stopped."""
         return self.dead_s / 2
 
 
@@ -68,19 +65,17 @@ class PeerState(Enum):
     LOST = "lost"
     """Not connected, or not yet."""
     GONE = "gone"
-    """Dead: announced to all nodes."""
+    """Announced to all nodes."""
 
 
 @dataclass(slots=True)
 class PeerObservations:
-    """What this node observed of one peer."""
-
     since: float
-    """When it was first wanted, or connected, or lost."""
+    """When the peer was first wanted, or connected, or lost."""
     up: bool = False
     was_up: bool = False
     refused: bool = False
-    """Since the loss its port has refused connections."""
+    """Its port has refused connections since the loss."""
     heard_at: float = 0.0
     awaited_since: float | None = None
     """Since when the oldest reply of it is awaited; None if none is."""
@@ -89,13 +84,7 @@ class PeerObservations:
 
 
 def peer_state(now: float, seen: PeerObservations, timeouts: Timeouts, late_s: float) -> PeerState:
-    """The state of a peer:
-
-    * not connected: *gone* if refused after it had been connected, or ``dead_s + late_s`` after it
-      was lost, or ``reach_s`` after it was first wanted; else *lost*
-    * pinged ``dead_s - heartbeat_s + late_s`` ago, and nothing received since: *gone*
-    * pinged ``silent_s + late_s`` ago, and no answer: *silent*
-    * else *good*"""
+    """*late_s* is this node's own lateness."""
     if not seen.up:
         patient_s = timeouts.dead_s + late_s if seen.was_up else timeouts.reach_s
         gone = seen.refused or now >= seen.since + patient_s
@@ -124,8 +113,7 @@ def is_ping_due(
 def next_check(
     now: float, seen: PeerObservations, timeouts: Timeouts, heartbeat_s: float, late_s: float
 ) -> float | None:
-    """When the two functions above may next change their answer, if nothing is observed until
-    then."""
+    """When the two functions above may next change their answer."""
     if not seen.up:
         patient_s = timeouts.dead_s + late_s if seen.was_up else timeouts.reach_s
         times = [seen.since + patient_s]

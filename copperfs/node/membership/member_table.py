@@ -1,10 +1,8 @@
 """Member table: which nodes of the roster this node believes to be gone.
 
-The rules are SWIM's. All nodes start with the same table, in which every node is alive; only
-differences are stored. It changes by ``MemberStatus`` records, which spread from node to node. Two
-records about one node are ordered, so all tables converge in whatever order the records arrive: the
-higher incarnation wins, and within one incarnation *gone* wins. A node that receives its own death
-starts its next incarnation and announces that. Only the node itself can refute its death.
+The rules are SWIM's. All nodes start with the same table, and exchange what differs from it as
+``MemberStatus`` records. Two records about one node are ordered, so all tables converge in whatever
+order the records arrive. Only the node itself can refute its death, by its next incarnation.
 
 There is no vote. Two nodes with different tables may both act as the root for a while and read a
 file twice. No read is ever wrong, since the source is not written to.
@@ -18,7 +16,7 @@ from copperfs.model.types import NodeId
 from copperfs.node.peer.messages import MemberStatus
 
 INCARNATION_LEAP_MAX = 1 << 10
-"""A larger jump is a fault of the sender. There are 2**63 incarnations, so none can use them up."""
+"""A larger jump is a fault of the sender. So none can use up the 2**63 incarnations."""
 
 
 @dataclass(slots=True)
@@ -26,12 +24,12 @@ class MemberTable:
     me: NodeId
     nodes: int
     number: int = 0
-    """The table's version: grows with each change."""
+    """Grows with each change of the table."""
     gone: set[NodeId] = field(default_factory=set)
     digest: int = 0
-    """The same for two nodes with equal tables, whatever they received before."""
+    """Equal for equal tables."""
     leaving: bool = False
-    """This node is leaving, and does not refute its own death."""
+    """This node does not refute its own death."""
     _records: dict[NodeId, MemberStatus] = field(default_factory=dict)
 
     def incarnation(self, node: NodeId) -> int:
@@ -39,7 +37,7 @@ class MemberTable:
         return 0 if record is None else record.incarnation
 
     def records(self) -> tuple[MemberStatus, ...]:
-        """All records that differ from the initial table."""
+        """All that differ from the initial table."""
         return tuple(self._records.values())
 
     def is_news(self, record: MemberStatus) -> bool:

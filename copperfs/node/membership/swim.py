@@ -57,19 +57,19 @@ from copperfs.node.peer.messages import RECORDS_MAX, Heartbeat, MembershipUpdate
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import NodeStats
 
-# Updates within this time of each other go out in one message.
+# Updates within this time go out in one message.
 ANNOUNCE_DELAY_S = 0.02
 # The heartbeat interval of a standby parent, in intervals of a parent.
 STANDBY_BEATS = 4
-# The heartbeat interval of a peer that is connected for chunks only, or has another view of the
-# trees, in times of ``dead_s``: there may be as many of them as there are nodes.
+# The heartbeat interval of a peer outside the overlay, in times of ``dead_s``: there may be as many
+# as nodes.
 STRANGER_BEATS = 5
-# At most this many of those get an update at once; they receive it from their own overlay, too.
+# At most this many of those get an update at once; their own overlay tells them, too.
 STRANGERS_TOLD_MAX = 16
-# A peer that was just lost is probed at this interval, and for this long.
+# For how long a lost peer is probed, and how often.
 PROBE_EVERY_S = 0.03
 PROBE_FOR_S = 0.5
-# A peer that gave a sign of life within this time is not pinged again.
+# After a sign of life a peer is not pinged for this long.
 PINGED_FOR_S = 0.05
 
 
@@ -86,14 +86,13 @@ class Membership:
     plan: ConnectionPlan = field(init=False)
     _peers: dict[NodeId, Peer] = field(default_factory=dict)
     _checks: list[tuple[float, NodeId]] = field(default_factory=list)
-    """When to check each peer again: a heap with some outdated entries."""
+    """A heap; some entries are outdated."""
     _to_announce: dict[MemberStatus, NodeId | None] = field(default_factory=dict)
-    """Records to announce, each with the peer it came from."""
+    """Each with the peer it came from."""
     _announce_at: float | None = None
     """When to announce them."""
     _lateness: OwnLateness = field(default_factory=OwnLateness)
     _believed_at: float = float("-inf")
-    """When the member table last changed."""
     _overdue: list[NodeId] = field(default_factory=list)
     """Peers pinged because a reply is overdue, until ``take_overdue``."""
     _plan_is_stale: bool = False
@@ -109,7 +108,6 @@ class Membership:
         )
 
     def start(self) -> None:
-        """The node is up: ``settle`` decides where it connects."""
         self._started = self._plan_is_stale = True
 
     # --- 1. a reply is awaited; without it in time: ping ------------------------------------------
@@ -171,8 +169,8 @@ class Membership:
         return [Send(peer, self._heartbeat(wants_answer=True))]
 
     def ping(self, now: float, peer: NodeId) -> list[Action]:
-        """Ping *peer* at once, because it is asked, or would be, instead of a silent one. A peer
-        that gave a sign of life a moment ago is not pinged. So stuck peers are found together."""
+        """Ping *peer*, which is asked, or would be, instead of a silent one: stuck peers are found
+        together."""
         found = self._peers.get(peer)
         if found is None or not found.seen.up or found.seen.ping_sent_at is not None:
             return []
@@ -183,9 +181,8 @@ class Membership:
     # --- 2. a sign of life ends all suspicion -----------------------------------------------------
 
     def heard(self, now: float, peer: NodeId, *, answers: bool = True) -> list[Action]:
-        """A message came from *peer*. A message that answers nothing, such as a membership update,
-        shows that the peer can send, not that it receives. It does not count as the sign of life
-        that a ping asks for: the peer is pinged again."""
+        """A message that answers nothing shows that the peer can send, not that it receives. Then
+        the peer is pinged again."""
         found = self._peers.get(peer)
         if found is None:
             return []
@@ -238,7 +235,6 @@ class Membership:
         return self._send_table(now, peer)
 
     def down(self, now: float, peer: NodeId) -> list[Action]:
-        """The last connection to *peer* is lost."""
         found = self._peers.get(peer)
         if found is None or not found.seen.up:
             return []
@@ -256,21 +252,20 @@ class Membership:
         return [LogEvent("lost", peer), Probe(peer)]
 
     def probed(self, now: float, peer: NodeId, *, refused: bool) -> list[Action]:
-        """The result of a probe: whether the port of *peer* refuses connections."""
         found = self._peers.get(peer)
         if found is None or found.seen.up:
             return []
         found.seen.refused = refused
-        # If it does not refuse, and this node does not want it, the peer has turned to another
-        # parent, which watches it.
+        # A peer that does not refuse, and that this node does not want, has another parent, which
+        # watches it.
         actions = self._check(now, peer) if refused else []
         found.probing = False
         self._plan_is_stale = True
         return actions
 
     def _may_be_exiting(self, now: float, peer: NodeId) -> bool:
-        """Whether to keep probing. A killed process closes its descriptors one after the other, so
-        its connections may be gone before its port refuses new ones."""
+        """A killed process closes its descriptors one after the other, so its connections may be
+        gone before its port refuses new ones."""
         seen = self._peers[peer].seen
         lost = seen.was_up and not seen.up and peer not in self.members.gone
         return lost and now < seen.since + PROBE_FOR_S
@@ -335,18 +330,16 @@ class Membership:
         return overdue
 
     def take_state_change(self) -> bool:
-        """Whether the state of any peer changed since the last call."""
         changed, self._states_changed = self._states_changed, False
         return changed
 
     def settle(self, now: float) -> list[Action]:
-        """Adapt the connections after a step that may have changed which are needed."""
         if not self._plan_is_stale or not self._started or self.members.leaving:
             return []
         self._plan_is_stale = False
         actions = self.plan.settle(now)
         for peer in self.plan.new:
-            if peer in self._peers:  # it was wanted for a moment, and is gone
+            if peer in self._peers:  # otherwise it was wanted for a moment only
                 self._schedule_check(now, peer)
         self.plan.new.clear()
         return actions
@@ -379,8 +372,7 @@ class Membership:
         return actions
 
     def _is_heard(self, now: float, node: NodeId) -> bool:
-        """Whether this node receives from *node* itself, and so knows better than a report of its
-        death."""
+        """Whether this node hears *node*, and so knows better than a report of its death."""
         found = self._peers.get(node)
         if found is None or not found.seen.up or found.state is not PeerState.GOOD:
             return False
@@ -396,16 +388,15 @@ class Membership:
     # --- this node leaves -------------------------------------------------------------------------
 
     def leave(self, now: float) -> list[Action]:
-        """Announce that this node leaves, at once, so that no peer has to detect it. A second call
-        checks that all that was sent meanwhile was received."""
+        """No peer has to detect that this node leaves. A second call checks that all that was sent
+        meanwhile was received."""
         record = self.members.death_of(self.members.me)
         actions: list[Action] = [] if self.members.leaving else [LogEvent("leaves")]
         self.members.leaving = True
         self.members.hear(record)
         beat = self._heartbeat(wants_answer=True)
         for peer in self._up():
-            # A peer that answers the heartbeat has received the update, and all that was sent
-            # before.
+            # A peer that answers the heartbeat has received all that was sent before.
             actions += [Send(peer, MembershipUpdate((record,))), Send(peer, beat)]
             self._peers[peer].seen.ping_sent_at = now
         return actions
@@ -478,8 +469,7 @@ class Membership:
         self._lateness.note(now, late_s, self.timeouts.silent_s)
 
     def _restart_waits(self, now: float) -> None:
-        """A node that was stopped received nothing, which says nothing about its peers: start all
-        waits anew."""
+        """A node that was stopped received nothing, which says nothing about its peers."""
         for peer, found in self._peers.items():
             seen = found.seen
             if seen.up:
@@ -490,7 +480,7 @@ class Membership:
             self._schedule_check(now, peer)
 
     def _extend_waits(self, now: float, seconds: float) -> None:
-        """Subtract the time in which this node was stalled from all waits for peers."""
+        """Subtract a stall of this node from all waits for peers."""
         for peer, found in self._peers.items():
             seen = found.seen
             seen.since = min(now, seen.since + seconds)
@@ -511,30 +501,28 @@ class Membership:
         return self.plan.parents
 
     def doubted_until(self, peer: NodeId) -> float:
-        """Until when the source is not read instead of asking a peer that is not good."""
+        """Until when the source is not read instead of asking *peer*."""
         found = self._peers.get(peer)
         if found is None or peer in self.members.gone:
             return float("-inf")
         return doubted_until(found.seen, self.timeouts, self._lateness.added_s)
 
     def silent_until(self, since: float) -> float:
-        """Until when to wait for peers found silent one after the other, the first of them at
-        *since*: all together get no longer than one."""
+        """All peers found silent since *since* get no longer together than one."""
         return since + self.timeouts.silent_s + self._lateness.added_s
 
     def connects_until(self, now: float, peer: NodeId) -> float | None:
         return self.plan.connects_until(now, peer)
 
     def reach(self, now: float, peer: NodeId) -> None:
-        """Connect to a chunk owner that is about to be asked."""
         self._plan_is_stale |= self.plan.reach(now, peer)
 
     def is_in_touch(self) -> bool:
-        """Whether all parents, and all peers that push to this node, are connected and good."""
+        """Whether all parents and pushers are good."""
         return self._started and all(self.is_good(peer) for peer in self.plan.near)
 
     def waited_for(self) -> set[NodeId]:
-        """Those of them that were never reached."""
+        """Parents and pushers that were never reached."""
         return {
             peer
             for peer in self.plan.near
@@ -543,11 +531,10 @@ class Membership:
         }
 
     def is_wanted(self, peer: NodeId) -> bool:
-        """Whether it is one of the ancestors to which this node stays connected."""
         return peer in self.plan.overlay
 
     def suspects(self) -> list[NodeId]:
-        """Suspected peers: silent or lost, and not announced as gone."""
+        """Silent or lost, and not announced as gone."""
         return sorted(
             peer
             for peer, each in self._peers.items()

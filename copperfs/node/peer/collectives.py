@@ -1,13 +1,12 @@
 """Collectives: operations that every node performs, with one combined reply.
 
-A collective is flooded to all neighbours in the first tree but the one it came from, so it can
-start at any node and reaches each node once. Replies go back the same way. At each node the code of
-the operation combines the node's own result with those of the nodes behind it. A collective does
+A collective is flooded from any node over the neighbours in the first tree. Replies go back the
+same way, and each node combines its own result with those of the nodes behind it. A collective does
 not wait for a node that is gone or misses its deadline. Each hop's timeout is a little shorter than
 the one before, so that one missing node does not lose the replies of the others.
 
-While member tables differ, the neighbours need not form a tree, and a collective may reach a node
-twice. The node knows it by its identity then and adds nothing.
+While member tables differ, a collective may reach a node twice. The node knows it by its identity
+and adds nothing.
 """
 
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from copperfs.node.events import Requester
 from copperfs.node.peer.messages import CollectiveReply, CollectiveRequest
 from copperfs.node.routing.route import Routing
 
-# Under way at one node; none needs this many. A node over the limit replies with no result.
+# A node over the limit replies with no result.
 CALLS_MAX = 64
-# Identities of recent collectives that are kept to recognise duplicates.
+# Kept to recognise duplicates.
 KNOWN_MAX = 1024
 # The share of its timeout that a hop keeps for itself.
 HOP_SHARE = 0.1
@@ -34,7 +33,7 @@ class _Running:
     deadline: float
     performed: bool = False
     waiting: dict[NodeId, int] = field(default_factory=dict)
-    """Neighbours that have not replied, with the collective's number there."""
+    """Neighbours that have not replied."""
     results: list[bytes] = field(default_factory=list)
 
 
@@ -43,7 +42,7 @@ class Collectives:
     routing: Routing
     random: Random
     _known: dict[int, None] = field(default_factory=dict)
-    """Identities, the oldest first."""
+    """Oldest first."""
     _running: dict[CallId, _Running] = field(default_factory=dict)
     _next: int = 1
 
@@ -56,7 +55,7 @@ class Collectives:
         within_s: float,
         identity: int | None = None,
     ) -> list[Action]:
-        """*identity* is given for a peer's collective; one that starts here draws its own."""
+        """*identity* is None for a collective that starts here."""
         if identity is None:
             identity = self.random.getrandbits(64)
         if len(self._running) >= CALLS_MAX or identity in self._known:
@@ -80,7 +79,6 @@ class Collectives:
         return actions
 
     def performed(self, number: CallId, result: bytes) -> list[Action]:
-        """This node has performed its own part."""
         running = self._running.get(number)
         if running is None:
             return []
@@ -98,7 +96,7 @@ class Collectives:
         return self._end_if_complete(number, running)
 
     def peer_changed(self, peer: NodeId) -> list[Action]:
-        """The connection to *peer* was renewed or lost, and with it all requests and replies."""
+        """A lost or renewed connection has lost all requests and replies."""
         actions: list[Action] = []
         for number, running in list(self._running.items()):
             if isinstance(running.requester, PeerRequest) and running.requester.peer == peer:

@@ -1,7 +1,7 @@
 """Connection choice: which of several connections to a peer is used.
 
-Two nodes may have two connections, since the trees differ and each may have connected to the other.
-Messages of a peer must arrive in order, and two connections keep no order between them. So:
+Each of two nodes may have connected to the other. Messages of a peer must arrive in order, and two
+connections keep no order between them. So:
 
 - A node sends over one connection to a peer, the one that was there first, until that is lost.
 - A message that arrives over another connection than before shows that the peer has lost the first.
@@ -24,9 +24,7 @@ class Connection(Protocol):
     @property
     def peer(self) -> NodeId: ...
     @property
-    def serial(self) -> int:
-        """Of two connections in one direction the later one has the larger serial."""
-        ...
+    def serial(self) -> int: ...
 
     @property
     def outgoing(self) -> bool:
@@ -39,7 +37,7 @@ C = TypeVar("C", bound=Connection)
 
 @dataclass(slots=True)
 class _Reach(Generic[C]):
-    """The connections to one peer; the first is used for sending."""
+    """The first is used for sending."""
 
     connections: list[C] = field(default_factory=list)
     heard: C | None = None
@@ -51,19 +49,18 @@ class ConnectionChoice(Generic[C]):
     connected: Callable[[NodeId], None]
     lost: Callable[[NodeId], None]
     cut: Callable[[C], None]
-    """Close this connection; it carries no more messages."""
+    """Closes a connection."""
     _reaches: dict[NodeId, _Reach[C]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(len(reach.connections) for reach in self._reaches.values())
 
     def current(self, peer: NodeId) -> C | None:
-        """The connection for sending."""
         reach = self._reaches.get(peer)
         return None if reach is None else reach.connections[0]
 
     def up(self, connection: C) -> bool:
-        """It can carry messages now. False if a later connection has replaced it already."""
+        """False if a later connection has replaced this one already."""
         reach = self._reaches.setdefault(connection.peer, _Reach())
         rivals = [each for each in reach.connections if each.outgoing == connection.outgoing]
         if any(each.serial > connection.serial for each in rivals):
@@ -78,7 +75,6 @@ class ConnectionChoice(Generic[C]):
         return True
 
     def down(self, connection: C) -> None:
-        """It carries no more messages. May be reported more than once."""
         reach = self._reaches.get(connection.peer)
         if reach is None or connection not in reach.connections:
             return
@@ -90,7 +86,7 @@ class ConnectionChoice(Generic[C]):
             self.lost(connection.peer)
 
     def hears(self, connection: C) -> bool:
-        """A message arrived over it; returns whether the message counts."""
+        """Returns whether a message over this connection counts."""
         reach = self._reaches.get(connection.peer)
         if reach is None or connection not in reach.connections:
             return False

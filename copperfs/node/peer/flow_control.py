@@ -26,16 +26,16 @@ from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.peer.messages import PART_BYTES, Batch, Credit, DataReply, Offer, Request
 
 WINDOW_BYTES = 8 << 20
-# Credit is returned in lumps: one message for several parts.
+# One message returns the credit for several parts.
 CREDIT_LUMP_BYTES = WINDOW_BYTES // 4
 # With 64 in flight a request costs a fifth of the CPU of one by one; more only queue at the root.
 OUTSTANDING_MAX = 256
-# A peer that exceeds this is refused, or its requests would fill this node's memory.
+# Above this a peer is refused, or its requests would fill this node's memory.
 SERVING_MAX = 4 * OUTSTANDING_MAX
 
 
 def parts_in(total_bytes: int) -> int:
-    """How many parts an object of this size has; an empty one is one empty part."""
+    """An empty object is one empty part."""
     return max(1, -(-total_bytes // PART_BYTES))
 
 
@@ -45,18 +45,15 @@ def part_size(index: int, total_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class OutgoingStream:
-    """The rest of one reply."""
-
     number: int
     content: BlobId | Listing
     total_bytes: int
     next: int
     """The next part to send."""
     there: int
-    """How many parts are here; more may come."""
     fresh_until: float | None = None
     is_over: bool = False
-    """Sent or cancelled; it holds no reference on its blob any more."""
+    """Sent or cancelled; it holds no reference any more."""
 
     @property
     def is_done(self) -> bool:
@@ -65,9 +62,8 @@ class OutgoingStream:
 
 @dataclass(slots=True, eq=False)
 class PushForward:
-    """A batch of a push on its way to this node's children. Its sender gets its credit back only
-    when the batch has left. So a slow node slows down those above it, and no node buffers what
-    others cannot take."""
+    """A batch on its way to this node's children. Its sender gets the credit back when it
+    has left."""
 
     batch: Batch
     blob: BlobId
@@ -75,35 +71,29 @@ class PushForward:
     sender: NodeId | None
     """None at the root, or when the sender is gone."""
     children: int
-    """How many children it has yet to reach."""
 
 
 @dataclass(slots=True)
 class PeerWindow:
-    """The credit window and the requests of one peer."""
-
     up: bool = False
     credit_bytes: int = WINDOW_BYTES
     unreturned_credit_bytes: int = 0
-    """Credit for consumed parts that was not returned yet."""
+    """Credit for consumed parts, not returned yet."""
     streams: deque[OutgoingStream] = field(default_factory=deque)
     batches: deque[PushForward] = field(default_factory=deque)
-    """Batches to send to it; replies go first."""
+    """Replies go first."""
     outstanding: dict[int, FetchId] = field(default_factory=dict)
-    """Outstanding at this peer, by the number of the request."""
     queued: dict[int, Request] = field(default_factory=dict)
     """Requests beyond the limit, not sent yet; these are in *outstanding* as well."""
     serving: set[int] = field(default_factory=set)
-    """Requests of the peer that have no complete reply yet."""
+    """Requests without a complete reply."""
 
 
 @dataclass(slots=True)
 class FlowControl:
-    """The windows of all peers that this node has heard of."""
-
     blob_refs: BlobRefs
     backlog_bytes: int = 0
-    """Of batches that wait for credit."""
+    """The batches that wait for credit."""
     _windows: dict[NodeId, PeerWindow] = field(default_factory=dict)
 
     def __getitem__(self, peer: NodeId) -> PeerWindow:
@@ -127,12 +117,11 @@ class FlowControl:
         return [Send(peer, message)]
 
     def fetch_of(self, peer: NodeId, number: int) -> FetchId | None:
-        """The fetch behind this request to *peer*."""
         window = self._windows.get(peer)
         return window.outstanding.get(number) if window is not None else None
 
     def fetches_of(self, peer: NodeId) -> list[FetchId]:
-        """The fetches that wait for *peer*, the oldest first."""
+        """Oldest first."""
         window = self._windows.get(peer)
         return [] if window is None else list(window.outstanding.values())
 
@@ -140,7 +129,6 @@ class FlowControl:
         return sum(len(window.outstanding) for window in self._windows.values())
 
     def answered(self, peer: NodeId, number: int) -> list[Action]:
-        """The request is finished; the next queued one may go."""
         window = self[peer]
         if window.outstanding.pop(number, None) is None:
             return []
@@ -154,7 +142,7 @@ class FlowControl:
     # --- replies ---------------------------------------------------------------------------------
 
     def serve(self, peer: NodeId, number: int) -> bool:
-        """Register a request of *peer*; False if it has too many, or repeats one."""
+        """False if *peer* has too many requests, or repeats one."""
         window = self[peer]
         if len(window.serving) >= SERVING_MAX or number in window.serving:
             return False
@@ -172,13 +160,12 @@ class FlowControl:
         self[peer].serving.discard(number)
 
     def give(self, now: float, epoch: int, peer: NodeId, stream: OutgoingStream) -> list[Action]:
-        """Start to send a reply in parts."""
         self._pin(stream.content)
         self[peer].streams.append(stream)
         return self.pump(now, epoch, peer)
 
     def pump(self, now: float, epoch: int, peer: NodeId) -> list[Action]:
-        """Send what is here, one part of each reply in turn, as far as the credit reaches."""
+        """One part of each reply in turn, while credit is left."""
         window = self[peer]
         actions: list[Action] = []
         idle = 0
@@ -225,8 +212,7 @@ class FlowControl:
     def spread(
         self, now: float, epoch: int, children: list[NodeId], forward: PushForward
     ) -> list[Action]:
-        """Forward a batch to all connected *children*. Its blob is released when it has gone to all
-        of them."""
+        """The batch's blob is released when it has gone to all connected *children*."""
         up = [child for child in children if self.is_up(child)]
         forward.children = len(up) + 1  # one more, so that it does not finish while it starts
         actions: list[Action] = []
@@ -260,7 +246,6 @@ class FlowControl:
         return actions
 
     def stop(self, peer: NodeId, number: int) -> list[Action]:
-        """Stop sending this reply."""
         window = self[peer]
         window.serving.discard(number)
         for stream in window.streams:
@@ -272,7 +257,7 @@ class FlowControl:
     # --- credit ----------------------------------------------------------------------------------
 
     def took(self, peer: NodeId, count_bytes: int) -> list[Action]:
-        """This node consumed a part: the peer may send as much again."""
+        """The peer may send as much again."""
         window = self[peer]
         window.unreturned_credit_bytes += count_bytes
         if window.unreturned_credit_bytes < CREDIT_LUMP_BYTES:
@@ -282,21 +267,21 @@ class FlowControl:
 
     def credited(self, now: float, epoch: int, peer: NodeId, count_bytes: int) -> list[Action]:
         window = self[peer]
-        # At most a window, whatever the peer claims.
+        # The peer may claim more.
         window.credit_bytes = min(WINDOW_BYTES, window.credit_bytes + count_bytes)
         return self.pump(now, epoch, peer)
 
     # --- connections -----------------------------------------------------------------------------
 
     def up(self, peer: NodeId) -> None:
-        """A new connection, with a window of its own; ``down`` was called before."""
+        """``down`` was called before."""
         window = self[peer]
         assert not window.outstanding
         assert not window.streams
         window.up, window.credit_bytes, window.unreturned_credit_bytes = True, WINDOW_BYTES, 0
 
     def down(self, peer: NodeId) -> tuple[list[Action], list[FetchId]]:
-        """The connection is lost; returns the fetches that waited for the peer."""
+        """Returns the fetches that waited for the peer."""
         window = self[peer]
         fetches = list(window.outstanding.values())
         window.up = False
@@ -331,7 +316,7 @@ class FlowControl:
     def check_invariants(self) -> None:
         pinned: Counter[BlobId] = Counter()
         waiting_bytes = 0
-        for window in self._windows.values():  # most of them idle
+        for window in self._windows.values():
             assert window.credit_bytes <= WINDOW_BYTES
             assert len(window.serving) <= SERVING_MAX
             if window.queued:

@@ -30,7 +30,7 @@ from copperfs.node.actions import Action, CompareInodes, IgnoreInodes, SampleIno
 from copperfs.node.peer.messages import EPOCH_LEAP_MAX, SAMPLE_MAX, Hello, Seen
 from copperfs.node.state import NodeStats
 
-# Only the first live node takes a sample, so there is one, unless the first nodes have ended.
+# There is one sample, unless the first nodes have ended.
 COMPARED_MAX = 8 * SAMPLE_MAX
 
 
@@ -41,29 +41,25 @@ def has_other_number(here: Version, there: Version) -> bool:
 
 @dataclass(slots=True)
 class InodeNumbers:
-    """This node's state of the comparison."""
-
     me: NodeId
     stats: NodeStats
     gone: Callable[[], Collection[NodeId]]
     greet_again: Callable[[int], list[Action]]
-    """Greets all connected peers again, in this epoch."""
+    """Greets all peers, in this epoch."""
     begin_epoch: Callable[[float, int], list[Action]]
     all_have_met: bool = True
     """Whether the first node is certain to be there."""
     is_wanted: bool = False
     """False: the setting decides."""
     ignoring: bool = False
-    """True from the start if the setting or the filesystem requires it."""
     sample: tuple[Seen, ...] = ()
     is_sampled: bool = False
-    """A node has taken the sample, whatever it found."""
+    """A node has taken the sample, even an empty one."""
     _taken: tuple[Seen, ...] | None = None
-    """What this node found; None until it has begun to sample."""
+    """None until this node has begun to sample."""
     _known: set[Seen] = field(default_factory=set)
-    """Names that need no more comparing, or are being compared."""
+    """Names that were compared, or are being compared."""
     _comparing: int = 0
-    """How many comparisons are under way."""
 
     def hear(self, now: float, hello: Hello) -> list[Action]:
         """A greeting of a peer that was started with the same settings."""
@@ -87,8 +83,6 @@ class InodeNumbers:
         self.is_sampled = True
         return actions + self.greet_again(self.stats.epoch)
 
-    # --- the sample ------------------------------------------------------------------------------
-
     def sample_if_first(self) -> list[Action]:
         """The node has started, or other nodes may be gone: take the sample if that is this node's
         task, and it has not begun."""
@@ -100,7 +94,7 @@ class InodeNumbers:
         return [SampleInodes()]
 
     def found(self, names: tuple[Seen, ...]) -> list[Action]:
-        """Names found in the source. A sample that was sent to the peers already grows by them."""
+        """A sample that was sent to the peers already grows by *names*."""
         before = self._taken or ()
         self._taken = (*before, *names)
         self._known.update(names)
@@ -118,8 +112,6 @@ class InodeNumbers:
             self.sample = self._taken or ()
         return self.greet_again(self.stats.epoch)
 
-    # --- comparing -------------------------------------------------------------------------------
-
     def differ(self, now: float) -> list[Action]:
         """This node's client shows another number than the client of another node."""
         return [] if self.ignoring else self._ignore(now, self.stats.epoch + 1, was_told=False)
@@ -134,11 +126,10 @@ class InodeNumbers:
         return [IgnoreInodes(was_told), *greetings, *self.begin_epoch(now, epoch)]
 
     def _is_first(self) -> bool:
-        """Whether all nodes before this one are gone."""
         return set(self.gone()).issuperset(map(NodeId, range(self.me)))
 
     def is_pending(self) -> bool:
-        """Whether it is still unknown if this node's numbers are those of the others."""
+        """Whether this node's numbers may still differ from those of the others."""
         if not self.is_wanted or self.ignoring:
             return False
         if self._comparing:

@@ -1,13 +1,10 @@
-"""Messages: what nodes send to each other.
+"""Messages: what nodes send to each other. docs/protocol.md says when, and what follows.
 
-A child requests an entry, a listing or an object from its parent. The parent replies with it, whole
-or in parts, or with an errno. Bytes never travel inside a message but beside it, as its *payload*,
-with their digest. The sender's driver finds them by the content of the ``Send``; the receiver's
-driver checks them before the node sees the message.
+Bytes travel beside a message, as its *payload*, with their digest. The sender's driver finds them
+by the content of the ``Send``; the receiver's driver checks them before the node sees the message.
 
-A message is small (a path at most) and complete in itself. ``number`` is chosen by the requester
-and comes back in every part of the reply. ``epoch`` lets a node drop replies from before the last
-clear.
+``number`` is chosen by the requester and comes back in every part of the reply. ``epoch`` lets a
+node drop replies from before the last clear.
 """
 
 from dataclasses import dataclass
@@ -18,18 +15,18 @@ from copperfs.model.types import Entry, NodeId, Path, Version
 PATH_BYTES_MAX = 4096
 """PATH_MAX. A process that walks deeper by ``chdir`` is served from the source."""
 PART_BYTES = 1 << 20
-"""Objects above this travel in parts of this size, forwarded as they arrive. Smaller parts cost CPU
-per message (25 to 50 % at 256 KiB on loopback) and gain nothing; larger ones delay the relay."""
+"""Larger objects travel in parts of this size. Smaller parts cost CPU per message (25 to 50 % at
+256 KiB on loopback) and gain nothing; larger ones delay the relay."""
 SAMPLE_MAX = 48
-"""Names of the source that nodes compare: a few of each filesystem."""
+"""A few names of each filesystem of the source."""
 SAMPLE_PATH_BYTES_MAX = 512
-"""The longest path of such a name, because a sample travels with each greeting."""
+"""A sample travels with each greeting."""
 PASSED_MAX = 4
 """After this many owners have not replied, a node reads the source."""
 EPOCH_LEAP_MAX = 1 << 20
 """A larger jump is a fault of the sender, and would leave no room for later epochs."""
 RECORDS_MAX = 4096
-"""Records in one message; a job in which more nodes are gone sends several."""
+"""In one message."""
 LISTING_MAX_BYTES = 256 << 20
 """Two million names. Each node reads a larger listing from the source."""
 
@@ -42,18 +39,17 @@ class ContentKind(IntEnum):
 
 
 class ChunkAskMode(IntEnum):
-    """In which way a chunk is requested."""
+    """How a chunk is requested."""
 
     ANY = 0
     """The receiver replies, or redirects to another node."""
     HELD = 1
-    """The receiver was named in a redirect: it replies only if it has the chunk, or is getting
+    """The receiver was named in a redirect. It replies only if it has the chunk, or is getting
     it."""
     DIRECT = 2
-    """The receiver has to reply itself: the node it redirected to did not have the chunk any
-    more."""
+    """The receiver has to reply itself: the node that it redirected to had lost the chunk."""
     TREE = 3
-    """Through the receiver, a parent in the tree, unless only the requester wants the chunk."""
+    """Through a parent in the tree, unless only the requester wants the chunk."""
 
     @property
     def is_of_owner(self) -> bool:
@@ -63,7 +59,7 @@ class ChunkAskMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A name of the source as one node's client shows it; here the inode number always counts."""
+    """A name as one node's client shows it; here the inode number always counts."""
 
     path: Path
     version: Version
@@ -71,25 +67,22 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Greeting: the first message on a connection, in both directions; repeated when there is
-    news."""
+    """The first message on a connection, in both directions; repeated with news."""
 
     node: NodeId
     job: str
     agreement: bytes
-    """Digest of the settings that all nodes must share."""
+    """Of the settings that all nodes must share."""
     epoch: int
     is_answer: bool = False
-    """Reply to a greeting that may have been sent before this end noticed the loss of the previous
-    connection. It gets no reply itself."""
+    """A reply; it gets none itself (``session.py``)."""
     places: bytes = b""
-    """Which places are shared, local and datasets there; opaque to the node."""
+    """JSON of the places that are shared, local and datasets there."""
     ignores_inodes: bool = False
-    """Inode numbers are left out of versions on all nodes."""
     sample: tuple[Seen, ...] = ()
-    """Names of the source, for other nodes to compare."""
+    """For other nodes to compare."""
     is_sampled: bool = False
-    """The sample has been taken, even if it is empty: no node needs to wait for it."""
+    """No node needs to wait for the sample, even if it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +92,11 @@ class Request:
     what: ContentKind
     path: Path
     version: Version | None = None
-    """The object's version; the reply has this version or is ESTALE."""
+    """The reply has this version or is ESTALE."""
     first: int = 0
-    """The first part that the requester lacks. For a chunk, its index in the file."""
+    """The first part that the requester lacks; for a chunk, its index."""
     how: ChunkAskMode = ChunkAskMode.ANY
     passed: tuple[NodeId, ...] = ()
-    """Owners of the chunk that did not reply to the requester."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +111,14 @@ class EntryReply:
 
 @dataclass(frozen=True, slots=True)
 class DataReply:
-    """A part of a listing or an object; its bytes are the payload. All parts but the last have
-    ``PART_BYTES``."""
+    """A part of a listing or an object. All parts but the last have ``PART_BYTES``."""
 
     number: int
     epoch: int
     index: int
     total_bytes: int
     directory: Version | None = None
-    """For a listing: the directory as it was before it was listed."""
+    """As it was before it was listed."""
     fresh_for_s: float | None = None
 
 
@@ -137,12 +128,12 @@ class ErrorReply:
     epoch: int
     error: int
     witnesses: int = 0
-    """How many nodes, one above the other, have looked up or read the name and got an error."""
+    """See ``failed_names.py``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Request this chunk from *peer*, which got it a moment ago or is getting it."""
+    """*peer* got the chunk a moment ago or is getting it."""
 
     number: int
     epoch: int
@@ -151,49 +142,39 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """The chunk will come: the peer holds it back until its disk has taken others. It repeats this
-    every few seconds, and the requester asks no other node meanwhile."""
-
     number: int
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The receiver consumed this much payload: as much again may be sent."""
-
     count_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The requester does not want the reply any more."""
-
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """``length`` bytes of a batch: a piece of an object, from ``offset``, or a listing."""
-
     what: ContentKind
     path: Path
     version: Version | None
-    """The object's version; for a listing the directory's."""
+    """Of the object, or of the listing's directory."""
     total_bytes: int
     offset: int
     length: int
     fresh_for_s: float | None = None
-    """For a listing, the rest of its freshness."""
     digest: bytes = b""
-    """In an offer, the digest of these bytes as the reader of the source computed it."""
+    """In an offer: taken where the source was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Part of a working set on its way down a push tree; the payload is its items' bytes in order.
-    ``push`` names the push, ``sequence`` counts its batches from 0. Pieces of one object come in
-    order."""
+    """Part of a working set, with its items' bytes in order as the payload. ``sequence`` counts the
+    batches of a push from
+    0. Pieces of one object come in order."""
 
     push: int
     tree: int
@@ -205,8 +186,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Speculative push: what a child will want next, judged by what the other children did. Its
-    payload is whole listings and objects, in their order. It is not forwarded."""
+    """Whole listings and objects that a child will want next; not forwarded."""
 
     epoch: int
     items: tuple[Item, ...]
@@ -214,21 +194,19 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRequest:
-    """Perform *operation* on this node and on all behind it; only the operation knows *argument*.
-    *identity* is drawn where the collective starts. A node that is reached twice, because member
-    tables differ, performs it once."""
+    """Only the operation knows *argument*. By *identity*, which is drawn where the collective
+    starts, a node knows one that reaches it twice."""
 
     number: int
     operation: str
     argument: bytes = b""
     within_s: float = 10.0
-    """Nodes that reply later are left out."""
     identity: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveReply:
-    """The combined result of a node and of those behind it, in the operation's format."""
+    """The result is of this node and those behind it."""
 
     number: int
     result: bytes
@@ -236,8 +214,6 @@ class CollectiveReply:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Answered at once by a ``Pong`` of the same number."""
-
     number: int
 
 
@@ -248,9 +224,8 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life. *view* is the digest of the sender's member table; a receiver with another
-    table answers with a ``MembershipUpdate``. A receiver with an earlier epoch clears, so a node
-    that was away during a clear catches up."""
+    """*view* is the digest of the sender's member table. By *epoch* a node that was away during a
+    clear catches up."""
 
     epoch: int
     view: int
@@ -259,8 +234,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A node is alive or gone. Of two records the higher incarnation wins, and within one
-    incarnation *gone* wins. Only the node itself begins its next incarnation."""
+    """Of two records the higher incarnation wins, and within one incarnation *gone* wins. Only the
+    node itself begins its next incarnation."""
 
     node: NodeId
     incarnation: int
@@ -269,7 +244,7 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class MembershipUpdate:
-    """News of other nodes that the sender has learnt, or the announcement that it leaves."""
+    """The sender has learnt this of other nodes, or it leaves."""
 
     records: tuple[MemberStatus, ...]
 

@@ -92,7 +92,6 @@ class PeerProtocol:
     collectives: Collectives
     offers: SpeculativePush
     membership: Membership | None
-    """None for a job of one node."""
     inode_numbers: InodeNumbers | None
     """None for a job of one node."""
 
@@ -108,8 +107,8 @@ class PeerProtocol:
         return actions
 
     def reconsider(self, now: float) -> list[Action]:
-        """After each step: connect to the peers this node needs; and if the state of any peer
-        changed, let the fetches ask other peers."""
+        """Connect to the peers that this node needs; let fetches ask others if a peer's state
+        changed."""
         if self.membership is None:
             return []
         actions = self.membership.settle(now)
@@ -155,9 +154,8 @@ class PeerProtocol:
                 return self._take_pushed_listing(now, event)
 
     def _connection_changed(self, now: float, peer: NodeId, *, up: bool) -> list[Action]:
-        """A connection was made, or the last one was lost. All that was under way is lost. Requests
-        to the peer are sent again, to it or to another. Requests of the peer are forgotten, because
-        a restarted peer numbers its requests from the beginning."""
+        """Requests to the peer are sent again, to it or to another. Requests of the peer are
+        forgotten, because a restarted peer numbers its requests from the beginning."""
         actions, lost = self.flow.down(peer)
         self.fetches.forget_questions_of(peer)
         self.offers.forget(peer)
@@ -219,8 +217,7 @@ class PeerProtocol:
         numbers = self.inode_numbers
         ignores_inodes = numbers is not None and numbers.ignoring
         if ignores_inodes and message.version is not None and message.version.inode:
-            # The requester saw the file before it learnt that inode numbers do not count, and this
-            # node's client has another number for the same version.
+            # The requester did not know yet that inode numbers do not count.
             message = replace(message, version=message.version._replace(inode=0))
         match message.what:
             case ContentKind.ENTRY:
@@ -246,8 +243,8 @@ class PeerProtocol:
     # --- replies of peers ------------------------------------------------------------------------
 
     def wanted(self, peer: NodeId, part: DataReply) -> tuple[ContentKind, BlobId | None] | None:
-        """Whether to keep the bytes of *part*, and where: the later parts of an object go into its
-        blob. None if they were not requested, or do not fit."""
+        """The kind of *part*, and its blob if that has begun. None if the part was not requested,
+        or does not fit."""
         fetch = self.fetches.of_request(peer, part.number)
         if fetch is None:
             return None
@@ -308,7 +305,7 @@ class PeerProtocol:
         if error not in TRUE_OF_THE_FILE:  # the error may be the peer's own
             machine = self.fetches.machine
             _hear_witnesses(fetch, peer, refusal.witnesses)
-            # A peer without a lookup of its own may have lacked memory: ask others then.
+            # A peer without a lookup of its own may have lacked memory.
             has_tried = refusal.witnesses > 0 or fetch.subject[0] is FetchKind.ENTRY
             is_last = has_tried and machine.is_last_word(fetch, peer)
             if fetch.witnesses.count < WITNESSES_ENOUGH and not is_last:
@@ -354,8 +351,8 @@ class PeerProtocol:
         return actions + self.handler.take_listing(now, fetch, listing, fresh_until, since)
 
     def _take_skipped(self, now: float, peer: NodeId, part: DataReply) -> list[Action]:
-        """A part whose bytes were not kept: one more of a listing, a duplicate of what a faster
-        peer sent, or a part that does not fit."""
+        """A part that was not kept: it is one more of a listing, or a faster peer sent it, or it
+        does not fit."""
         fetch = self.fetches.of_request(peer, part.number)
         if fetch is None:
             return []
@@ -396,9 +393,8 @@ class PeerProtocol:
 
 
 def _hear_witnesses(fetch: Fetch, peer: NodeId, witnesses: int) -> None:
-    """*peer* refuses, after *witnesses* nodes have looked up the name or read it. Chunk owners do
-    not ask each other, so each adds a witness; otherwise this node is below them and adds
-    itself."""
+    """Chunk owners do not ask each other, so each adds a witness. Otherwise this node is below the
+    witnesses and adds itself."""
     kind = fetch.subject[0]
     if not witnesses or kind not in WITNESSED:
         return
@@ -410,7 +406,7 @@ def _hear_witnesses(fetch: Fetch, peer: NodeId, witnesses: int) -> None:
 
 
 def _answers(event: FromPeer) -> bool:
-    """Whether *event* answers a message of this node, and so proves that the peer receives."""
+    """Whether *event* proves that the peer receives what this node sends."""
     if isinstance(event, PeerMessage):
         message = event.message
         if isinstance(message, Heartbeat):

@@ -1,12 +1,11 @@
 """Push: receives a working set that comes down the push tree in batches.
 
 The pieces of one listing or object follow each other in a push, so a node has at most one
-unfinished item per push. A piece that does not continue the unfinished item is dropped, and so is
-one that this node does not want. The last batch of a push is marked.
+unfinished item per push. It drops a piece that does not continue this item.
 
-Every batch is forwarded (``BatchTaken``), whatever becomes of its items, with two exceptions. A
-duplicate is dropped: it arrives when the push tree has changed meanwhile. So is a batch of a node
-that is not above this one.
+Every batch is forwarded (``BatchTaken``), whatever becomes of its items, with two exceptions: a
+duplicate, which arrives when the push tree has changed meanwhile, and a batch of a node that is not
+above this one.
 """
 
 from collections.abc import Iterator
@@ -22,16 +21,14 @@ from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.routing.overlay import Trees
 from copperfs.node.state import Limits
 
-# Pushes of which batches arrived before their collective did.
+# Pushes whose batches came before their collective.
 UNCALLED_MAX = 64
-# Unfinished items of all pushes together take at most this fraction of the memory (1/8).
+# The share of the memory for unfinished items of all pushes.
 UNFINISHED_SHARE = 8
 
 
 @dataclass(slots=True)
 class Unfinished:
-    """A listing or an object of which the first pieces have arrived."""
-
     first: Item
     blob: BlobId
     there: int
@@ -47,21 +44,18 @@ class Unfinished:
 
 @dataclass(slots=True, eq=False)
 class Push:
-    """A push as one node sees it."""
-
     heard_at: float
-    """When the last batch arrived."""
     bytes: int = 0
-    """Bytes of files that were packed here, or arrived."""
+    """Of files that were packed here, or arrived."""
     failed: int = 0
     """Files that the root could not read."""
     is_called: bool = False
     sequence: int = 0
-    """The number of the next batch that is sent here."""
+    """The next batch that is sent here."""
     is_over: bool = False
     unfinished: Unfinished | None = None
     sequences: set[int] = field(default_factory=set)
-    """Numbers of the batches that have arrived."""
+    """Batches that have arrived."""
 
 
 @dataclass(slots=True)
@@ -72,13 +66,10 @@ class Pushes:
     cache: Cache
     trees: Trees | None
     payloads: Payloads | None = None
-    """Holds the bytes that come from peers; None in a job of one node."""
+    """None in a job of one node."""
     running: dict[int, Push] = field(default_factory=dict)
 
-    # --- for the collective that runs a push -----------------------------------------------------
-
     def watch(self, now: float, number: int) -> Push:
-        """Watch a push that is about to begin, to see its progress on this node."""
         push = self._push(now, number)
         push.is_called = True
         return push
@@ -88,12 +79,10 @@ class Pushes:
         if push is not None:
             self._give_up(push)
 
-    # --- batches that arrive ---------------------------------------------------------------------
-
     def batch(
         self, now: float, peer: NodeId, batch: Batch, payload: PayloadId | None
     ) -> Iterator[FromPeer]:
-        """Yield a batch and its items as events. Without a payload only the batch itself counts."""
+        """Without a payload only the batch itself counts."""
         payloads, trees = self.payloads, self.trees
         assert payloads is not None, "attached before peers are heard"
         size = 0 if payload is None else payloads.size(payload)
@@ -121,7 +110,7 @@ class Pushes:
             push.is_over = True
 
     def corrupt(self, now: float, peer: NodeId, batch: Batch) -> Iterator[FromPeer]:
-        """Its items are missing, but a last batch still ends the push."""
+        """The items are missing, but a last batch still ends the push."""
         if batch.last:
             yield from self.batch(now, peer, replace(batch, items=()), None)
 
@@ -162,8 +151,8 @@ class Pushes:
             yield PushedListing(item.path, listing, epoch, item.fresh_for_s)
 
     def _wants(self, item: Item) -> bool:
-        """Whether to keep what is pushed. The node drops what it holds, what lies outside the
-        shared places, what is too large for it, and what contradicts its own description."""
+        """The node drops what it holds, what is not shared, what is too large for it, and what
+        contradicts its own description."""
         if self.policy.place(item.path) is not Place.SHARED:
             return False
         if item.what is ContentKind.LISTING:
@@ -174,7 +163,7 @@ class Pushes:
         return fits and not self.cache.holds(item.path, item.version)
 
     def _make_room(self, size: int) -> bool:
-        """Make room for one more unfinished item; the oldest ones are dropped."""
+        """The oldest unfinished items are dropped."""
         most = max(self.limits.whole_max_bytes, self.limits.memory_bytes // UNFINISHED_SHARE)
         begun = [push for push in self.running.values() if push.unfinished is not None]
         total = size + sum(p.unfinished.first.total_bytes for p in begun if p.unfinished)
@@ -195,7 +184,6 @@ class Pushes:
         return self.running[number]
 
     def _give_up(self, push: Push) -> None:
-        """Drop the unfinished item."""
         if push.unfinished is not None and self.payloads is not None:
             self.payloads.release(push.unfinished.blob)
         push.unfinished = None

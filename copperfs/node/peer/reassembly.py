@@ -1,12 +1,9 @@
 """Reassembly: makes blobs and listings of the payloads of messages.
 
-The node knows payloads by number and never sees their bytes; the driver's blob table moves these
-(``Payloads``). A part of an object goes into the object's blob at once, where the front reads it
-and from which it is forwarded. A listing is needed as a whole: its payloads are held until the last
-one arrives.
-
-A part that is not wanted any more, or does not fit, is reported as such, so that its credit goes
-back.
+The node never sees the bytes; the driver's blob table moves them (``Payloads``). A part of an
+object goes into the object's blob at once, where the front reads it and from which it is forwarded.
+A listing is needed as a whole: its payloads are held until the last one arrives. A part that is not
+wanted, or does not fit, is reported, so that its credit goes back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,17 +30,16 @@ from copperfs.node.state import NodeStats
 
 
 class Slice(NamedTuple):
-    """Where in a payload the bytes of an item are."""
+    """Where an item is in a payload."""
 
     number: int
-    """Of the item."""
     start: int
     item: Item
 
 
 class Payloads(Protocol):
-    """The driver's payloads, as the node uses them. A payload exists during the event that reported
-    it, or, if it is held, until it is dropped."""
+    """A payload exists during the event that reported it, or, if it is held, until it is
+    dropped."""
 
     def size(self, payload: PayloadId) -> int: ...
     def hold(self, payload: PayloadId) -> None: ...
@@ -52,11 +48,11 @@ class Payloads(Protocol):
     def take_part(
         self, payload: PayloadId, blob: BlobId | None, index: int, total_bytes: int
     ) -> BlobId:
-        """Append a part to the blob of its object; the first part creates that blob."""
+        """The first part creates the blob."""
         ...
 
     def keep(self, payload: PayloadId) -> BlobId:
-        """The whole payload as a blob, to be forwarded as it came."""
+        """To be forwarded as it came."""
         ...
 
     def empty(self) -> BlobId: ...
@@ -64,25 +60,25 @@ class Payloads(Protocol):
     def release(self, blob: BlobId) -> None: ...
 
     def take_item(self, payload: PayloadId, where: Slice, blob: BlobId | None = None) -> BlobId:
-        """Append these bytes to the blob of their object; the first piece creates it."""
+        """The first piece creates the blob."""
         ...
 
     def blob_listing(self, blob: BlobId, directory: Version | None) -> Listing | None:
-        """A blob as a listing; None if it is none."""
+        """None if it is none."""
         ...
 
     def is_item(self, payload: PayloadId, where: Slice) -> bool:
-        """Whether these bytes match the digest of the item."""
+        """Whether these bytes match the item's digest."""
         ...
 
     def item_listing(self, payload: PayloadId, where: Slice) -> Listing | None:
-        """The same bytes as a listing; None if they are none."""
+        """None if these bytes are none."""
         ...
 
     def listing(
         self, payloads: Sequence[PayloadId], total_bytes: int, directory: Version | None
     ) -> Listing | None:
-        """A listing of all its parts; None if they make none."""
+        """None if the parts make none."""
         ...
 
 
@@ -92,7 +88,7 @@ class Reassembly:
     stats: NodeStats
     payloads: Payloads
     _listings: dict[tuple[NodeId, int], list[PayloadId]] = field(default_factory=dict)
-    """The parts that have arrived of listings that are too large for one message."""
+    """Listings that are too large for one message."""
 
     def part(self, peer: NodeId, part: DataReply, payload: PayloadId) -> FromPeer:
         wanted = self.protocol.wanted(peer, part)
@@ -107,8 +103,7 @@ class Reassembly:
     def _listing_part(self, peer: NodeId, part: DataReply, payload: PayloadId) -> FromPeer:
         key = (peer, part.number)
         if part.index + 1 < parts_in(part.total_bytes):
-            # Drop the parts of abandoned listings here: a fetch that gives one up does not report
-            # it.
+            # A fetch that gives up a listing does not report it.
             for each in [each for each in self._listings if not self._expects(*each)]:
                 self._drop(each)
             self.payloads.hold(payload)
@@ -124,8 +119,8 @@ class Reassembly:
     def offer(
         self, peer: NodeId, offer: Offer, payload: PayloadId, *, is_followed: bool
     ) -> Iterator[FromPeer]:
-        """Yield an offer's items as events; each blob is made once all before it have been
-        admitted. Only the offer of a peer that this node may ask is used."""
+        """Each blob is made once all before it have been admitted. Only the offer of a peer that
+        this node may ask is used."""
         size = self.payloads.size(payload)
         if is_followed or size:  # returns its credit
             yield PayloadConsumed(peer, size, offer.epoch)
@@ -150,12 +145,10 @@ class Reassembly:
                 yield Pushed(item.path, item.version, blob, offered=True)
 
     def forget(self, peer: NodeId) -> None:
-        """The connection to *peer* was interrupted."""
         for key in [each for each in self._listings if each[0] == peer]:
             self._drop(key)
 
     def held(self) -> list[PayloadId]:
-        """Payloads of incomplete listings."""
         return [each for parts in self._listings.values() for each in parts]
 
     def _expects(self, peer: NodeId, number: int) -> bool:

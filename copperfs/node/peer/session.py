@@ -2,11 +2,11 @@
 
 Both ends of a connection begin with a greeting (``Hello``), and no other message counts before it.
 So a node knows the other's epoch, and that it was started with the same settings, before any other
-part of the node sees the peer. A node does not talk to one that was started with other settings.
+part of the node sees the peer.
 
 A greeting that is no reply gets a reply, because it may have been sent before the other end noticed
 the loss of the previous connection. When it comes from a connected peer, the other end has begun
-anew, and what was under way is lost.
+anew, and what was under way is lost. A reply gets none.
 """
 
 import json
@@ -21,26 +21,23 @@ from copperfs.node.peer.messages import Hello
 from copperfs.node.state import NodeStats
 
 KINDS = ("shared", "local", "ring")
-"""Kinds of places that nodes compare."""
 _NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Settings that must be the same on all nodes, or their replies would be wrong for each
-    other."""
+    """If these settings differed, nodes' replies would be wrong for each other."""
 
     job: str = ""
     digest: bytes = b""
-    """Digest of the settings that all nodes must share."""
     settings: str = ""
-    """Their names, for the message that says that they differ."""
+    """Their names, for the user."""
     places: bytes = b""
-    """The shared and local places, and those in the ring, as JSON that other nodes compare: where a
-    filesystem is missing, the same settings mean something else."""
+    """JSON of the shared and local places, and those in the ring: where a filesystem is missing,
+    the same settings mean something else."""
 
     def difference(self, me: NodeId, peer: NodeId, hello: Hello) -> str | None:
-        """One sentence if *peer* was started with other settings than this node."""
+        """One sentence for the user, or None."""
         if hello.job != self.job or hello.agreement != self.digest:
             return (
                 f"node {peer} was started with other settings: give all nodes the same "
@@ -58,15 +55,13 @@ class Session:
     """What a greeting says of inode numbers; None: nothing."""
     connected: set[NodeId] = field(default_factory=set)
     disagreeing: dict[NodeId, str] = field(default_factory=dict)
-    """Nodes that were started with other settings, with the sentence for the user."""
+    """With the sentence for the user."""
     losses: Counter[NodeId] = field(default_factory=Counter)
-    """How often the connection to a peer was interrupted."""
 
     def is_connected(self, peer: NodeId) -> bool:
         return peer in self.connected
 
     def made(self, peer: NodeId, lose: Callable[[NodeId], list[Action]]) -> list[Action]:
-        """There is a new connection to *peer*, perhaps instead of another."""
         actions = self._lose(peer, lose) if peer in self.connected else []
         return [*actions, self._greet(peer, is_answer=False)]
 
@@ -74,7 +69,7 @@ class Session:
         return self._lose(peer, lose)
 
     def greet_again(self, epoch: int) -> list[Action]:
-        """Send all connected peers what this node knows by now; none replies."""
+        """Send what this node knows by now; no peer replies."""
         return [self._greet(peer, is_answer=True, epoch=epoch) for peer in sorted(self.connected)]
 
     def differs(self, peer: NodeId, hello: Hello) -> str | None:
@@ -87,7 +82,7 @@ class Session:
         lose: Callable[[NodeId], list[Action]],
         begin: Callable[[NodeId, Hello], list[Action]],
     ) -> list[Action]:
-        """A greeting arrived. *begin* follows when both ends have been heard."""
+        """*begin* follows when both ends have been heard."""
         if (wrong := self.differs(peer, hello)) is not None:
             return self.disagree(peer, wrong)
         self.disagreeing.pop(peer, None)
@@ -132,11 +127,7 @@ class Session:
         return Send(peer, hello)
 
 
-# --- places ---------------------------------------------------------------------------------------
-
-
 def difference(me: int, mine: bytes, peer: int, theirs: bytes) -> str | None:
-    """One sentence if another node has other places than this one."""
     if mine == theirs:
         return None
     ours, others = _parsed(mine), _parsed(theirs)
@@ -154,7 +145,7 @@ def difference(me: int, mine: bytes, peer: int, theirs: bytes) -> str | None:
 
 
 def _parsed(places: bytes) -> dict[str, list[str]]:
-    """It comes from another node; a value that is no list of names is ignored."""
+    """*places* come from another node; a value that is no list of names is ignored."""
     try:
         found = json.loads(places)
     except ValueError:

@@ -1,16 +1,10 @@
 """Access history: the order in which content first came to this node, and which children follow it.
 
 The nodes of a job run the same program, so what one node wanted next the others will want next. A
-node records the order in which listings and small objects came to it, whichever node had asked. A
-child whose requests move forward in that order *follows*: it is *offered* what comes next, as far
-as it is held, and need not request each item. One child leads and pays for each step. Those behind
-it catch up in large steps, however far they fell behind, and then receive each step that another
-one makes.
-
-A child that does not follow is offered nothing. A node that reads its own part of a data set jumps
-about in the histories of others, or always leads, and would be sent what it never wants. An item
-that a child was offered or has requested is not offered again, and the child drops what it has no
-free memory for. A child that is silent for long gets no more offers until its next request.
+child whose requests move forward in the order in which listings and small objects came here
+*follows*: it is *offered* what comes next. One child leads and pays for each step. The others catch
+up in large steps, and then receive each step that another one makes. A child that reads its own
+part of a data set does not follow, and gets no offers of what it never wants.
 """
 
 from collections.abc import Iterator
@@ -21,23 +15,23 @@ from copperfs.model.types import NodeId
 from copperfs.node.actions import CacheKey, ListingKey, ObjectKey
 
 TRAIL_MAX = 1 << 16
-# This many requests in a row along the history make a follower ...
+# This many requests in a row along the history make a follower.
 FOLLOWS_AFTER = 2
-# ... each at most this far beyond the one before: programs skip a little, because the kernel or the
+# Each is at most this far beyond the one before: programs skip a little, because the kernel or the
 # node has something already.
 STEP_MAX = 32
-# An offer and a request for its content cross on the way, and items too large to offer are
-# requested. A request from further behind than this means that the child has begun something else.
+# A request from further behind than this means that the child has begun something else. Less shows
+# only that an offer and a request crossed, or that an item was too large to offer.
 BEHIND_MAX = 256
 # A child that leads for more requests than this does not do what the others do.
 LEADS_MAX = 16
-# An offer is one message: a larger one would delay replies.
+# A larger message would delay replies.
 OFFER_ITEMS_MAX = 64
 OFFER_BYTES_MAX = 512 << 10
 # A larger item is worth a request of its own.
 ITEM_BYTES_MAX = 128 << 10
 OFFER_PATH_BYTES_MAX = 16 << 10
-# At most this much is offered to a child that has stopped sending requests.
+# A child that sends no requests is offered no more than this.
 SILENT_BYTES_MAX = 8 << 20
 
 
@@ -46,13 +40,12 @@ class _Follower:
     at: int
     """The last place in the history that it was offered; for a non-follower, requested."""
     steps: int = 0
-    """How many requests in a row were a step forward."""
+    """Requests in a row that were a step forward."""
     leads: int = 0
-    """How many in a row were for content that no node had had."""
+    """Requests in a row for content that no node had had."""
     had: set[int] = field(default_factory=set)
-    """Later places that it requested itself."""
+    """Later places that it requested."""
     silent_bytes: int = 0
-    """Bytes it was offered since its last request."""
 
     @property
     def follows(self) -> bool:
@@ -65,10 +58,10 @@ class AccessHistory:
     _places: dict[CacheKey, int] = field(default_factory=dict)
     _followers: dict[NodeId, _Follower] = field(default_factory=dict)
     _awaited: dict[CacheKey, list[NodeId]] = field(default_factory=dict)
-    """Content that was not here when these children requested it: they get it as a reply."""
+    """These children requested content that was not here, and get it as a reply."""
 
     def note(self, key: ListingKey | ObjectKey) -> None:
-        """Record that *key* came; only the first time counts."""
+        """Only the first time counts."""
         if key in self._places:
             return
         if len(self._keys) >= TRAIL_MAX:
@@ -80,7 +73,7 @@ class AccessHistory:
                 self._followers[peer].had.add(place)
 
     def ahead(self, peer: NodeId, key: ListingKey | ObjectKey) -> list[CacheKey]:
-        """*peer* requests *key*; returns what comes next in the history, if it follows."""
+        """Returns what comes next after *key*, if *peer* follows."""
         place = self._places.get(key)
         follower = self._followers.get(peer)
         if place is None:
@@ -116,7 +109,7 @@ class AccessHistory:
             follower.had.clear()
 
     def behind(self, peer: NodeId, but: CacheKey | None = None) -> list[CacheKey]:
-        """What *peer* lacks of what comes next, if it follows; without *but*."""
+        """The next items that a following *peer* lacks, without *but*."""
         follower = self._followers.get(peer)
         if follower is None or not follower.follows:
             return []
@@ -134,7 +127,7 @@ class AccessHistory:
                 yield peer
 
     def offered(self, peer: NodeId, key: CacheKey, size: int = 0) -> None:
-        """*peer* got this with an offer, or has to request it: it continues from here."""
+        """*peer* got *key* with an offer, or has to request it."""
         follower, place = self._followers[peer], self._places[key]
         follower.silent_bytes += size
         if place > follower.at:
@@ -142,11 +135,10 @@ class AccessHistory:
             follower.had = {each for each in follower.had if each > place}
 
     def forget(self, peer: NodeId) -> None:
-        """*peer* was restarted, or is gone."""
         self._followers.pop(peer, None)
 
     def clear(self) -> None:
-        """Start anew in a new epoch, in which the order may be another."""
+        """In a new epoch the order may be another."""
         self._keys.clear()
         self._places.clear()
         self._followers.clear()

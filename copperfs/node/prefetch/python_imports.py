@@ -1,35 +1,25 @@
 """Import prefetch: reads what a directory or a Python import will need next.
 
-After requests for two files of one *ending* (from the last dot on) in a small directory, most of
-the others of that ending will follow. So the node that reads the source for this directory reads
-them meanwhile, a few at a time. The other nodes get what they request, or are offered what was
-read.
+After requests for two files of one *ending* (from the last dot on) in a small directory, the node
+that reads the source for this directory reads the others of that ending, a few at a time. For
+Python packages
 
-Python's behaviour is known better, and it does most of what is slow on a parallel filesystem:
+* after a directory its ``__pycache__`` is listed
+* in a ``__pycache__`` one request for a file is enough to read the others
+* after a compiled ``__init__`` the package's directories and libraries that it *mentions*
+  (``mentions.c``) are listed and read
 
-* after a package's directory it wants the names in its ``__pycache__``, so that one is listed
-* after one file in there it will mostly want the others: of the files that an import lists, 91 % of
-  the bytes are read in the end
-* what a package imports of itself stands in its compiled ``__init__`` by name. So when that is
-  read, the package's directories and libraries that it *mentions* (``mentions.c``) are listed and
-  read
-
-Rules for all of it:
+Rules for all of it (docs/decisions/0041 and 0042 have the reasons):
 
 * The *set* of requested files decides what is read, not their order: a job of many nodes reads what
   one node alone would. So each file counts once, whichever node requested it and whether or not it
   was held already. A file that one rule may have prefetched counts for no other rule.
 * Where the front reads on credit, it prefetches as well. ``native/front/ahead.c`` has these rules
   again, with the same numbers, and this node is only told what was read.
-* A prefetch evicts nothing. It is read only into free memory, and until it is requested it is the
-  first to be evicted.
+* A prefetch evicts nothing, and until it is requested it is the first to be evicted.
 * A directory's names are scanned a fixed number of times, however many of its files are requested.
-* A prefetch is a fetch like any other, with a request of its own (``NOBODY``). A request for the
-  same content waits on that fetch. If it fails and no request waits, no error is reported: the next
-  request finds out.
-
-Considered and rejected: more files the longer an application continues, as the kernel does for one
-file; what is read would depend on which process was faster.
+* A prefetch is a fetch with a request of its own (``NOBODY``), which other requests may join. If it
+  fails and no other request waits, no error is reported.
 """
 
 import stat
@@ -61,12 +51,12 @@ BESIDE_MAX = 4096
 # A directory is several operations where a file is two.
 FILES_FOR_EACH_DIRECTORY = 4
 LISTING_ROOM_BYTES = 64 << 10
-# Bounds on the directories with endings or names to remember, and on the queue.
+# Directories with endings or names to remember.
 GROUPS_MAX = 1 << 16
 QUEUE_MAX = 1 << 16
 
 NOBODY = RequestId(0)
-"""The request id of prefetches; no other request has this number."""
+"""No other request has this number."""
 
 _BEGUN = b""
 
@@ -76,7 +66,7 @@ def is_nobodys(question: Question) -> bool:
 
 
 def stem_of(name: bytes) -> bytes:
-    """The name up to the first dot: the name of its module in Python."""
+    """The name of its module in Python."""
     return name.partition(b".")[0]
 
 
@@ -92,18 +82,15 @@ class ImportPrefetcher:
     decides: bool
     """False where the front decides."""
     _groups: dict[tuple[Path, bytes], bytes] = field(default_factory=dict)
-    """By directory and ending: the name of the first requested file, or that the prefetch has
-    begun."""
+    """By directory and ending: the first requested file, or ``_BEGUN``."""
     _beside: dict[Path, dict[bytes, list[Path | ObjectKey]]] = field(default_factory=dict)
-    """By package and name: what to list and read when the name is mentioned."""
+    """By package and name: what to list and read if it is mentioned."""
     _queue: deque[ObjectKey] = field(default_factory=deque)
     _to_list: deque[Path] = field(default_factory=deque)
     _under_way: set[ObjectKey] = field(default_factory=set)
     _listing: set[Path] = field(default_factory=set)
     _unused: dict[ObjectKey, None] = field(default_factory=dict)
-    """Prefetched files, or those being read, that were not requested yet."""
-
-    # --- what to prefetch ------------------------------------------------------------------------
+    """Prefetched files, and those being read, that were not requested yet."""
 
     def requested(self, key: ObjectKey) -> None:
         """A file was requested, held or not. ``go_on`` comes next."""
@@ -133,12 +120,12 @@ class ImportPrefetcher:
         self._will_read(self._files(directory, held[0], ending))
 
     def listed(self, directory: Path, listing: Listing) -> None:
-        """The names of a directory came, for whichever request. ``go_on`` comes next."""
+        """The names of a directory came. ``go_on`` comes next."""
         if self._lists_below(directory) and _has_compiled(listing):
             self._will_list(join(directory, COMPILED))
 
     def names_to_find(self, key: ObjectKey) -> tuple[bytes, ...]:
-        """The names to scan this file for; empty if it is no package's ``__init__``."""
+        """Empty if the file is no package's ``__init__``."""
         directory, name = split(key.path)
         package, compiled = split(directory)
         if compiled != COMPILED or not name.startswith(PACKAGE_ITSELF):
@@ -185,7 +172,7 @@ class ImportPrefetcher:
         return 0 < size <= most and self.files.of(path, size) is FileClass.WHOLE
 
     def _files(self, directory: Path, listing: Listing, ending: bytes) -> list[ObjectKey]:
-        """All files of one ending; none if they are too many, or of unknown attributes."""
+        """Empty if there are too many files."""
         found: list[ObjectKey] = []
         size = 0
         if listing.bare:
@@ -203,7 +190,6 @@ class ImportPrefetcher:
         return found
 
     def _named_beside(self, package: Path, listing: Listing) -> dict[bytes, list[Path | ObjectKey]]:
-        """The entries of a package that are listed or read when they are mentioned."""
         found: dict[bytes, list[Path | ObjectKey]] = {}
         lists_below = self._lists_below(package)
         if listing.bare:
@@ -232,7 +218,6 @@ class ImportPrefetcher:
             self._to_list.append(directory)
 
     def go_on(self, now: float) -> list[Action]:
-        """Start as many prefetches as are allowed at a time."""
         actions: list[Action] = []
         while self._to_list and len(self._listing) < self._directories_max:
             directory = self._to_list.popleft()
@@ -260,10 +245,8 @@ class ImportPrefetcher:
     def _directories_max(self) -> int:
         return max(1, self.limits.ahead_max // FILES_FOR_EACH_DIRECTORY)
 
-    # --- results ---------------------------------------------------------------------------------
-
     def ended(self, now: float, fetch: Fetch) -> list[Action]:
-        """A read or a scan is over, for whichever request; its result is admitted already."""
+        """The result of a read or a scan is admitted already."""
         kind, path, version = fetch.subject
         if kind is FetchKind.LISTING:
             if path in self._listing:
@@ -281,7 +264,7 @@ class ImportPrefetcher:
         return self.go_on(now)
 
     def fetched(self, key: ObjectKey, *, used: bool) -> None:
-        """The front has prefetched this file; the caller admits it."""
+        """The caller admits this file of the front."""
         if not used:
             self._unused[key] = None
         self._count(key)
@@ -295,7 +278,6 @@ class ImportPrefetcher:
             del self._unused[next(iter(self._unused))]
 
     def is_unused(self, key: ObjectKey) -> bool:
-        """Whether it was prefetched and has not been requested."""
         return key in self._unused
 
     def used(self, key: object) -> None:
@@ -305,7 +287,7 @@ class ImportPrefetcher:
             self.stats.read_ahead_used += key not in self._under_way
 
     def clear(self) -> None:
-        """Drop what was derived from listings, which a new epoch invalidates."""
+        """A new epoch invalidates listings."""
         self._groups.clear()
         self._beside.clear()
         self._queue.clear()
@@ -322,7 +304,6 @@ class ImportPrefetcher:
 
 
 def _has_compiled(listing: Listing) -> bool:
-    """Whether Python has compiled files of this directory."""
     # Most have none, and a lookup of the name would index all the others.
     if listing.bare or COMPILED not in listing.packed:
         return False

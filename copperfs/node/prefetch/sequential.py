@@ -29,11 +29,11 @@ from copperfs.model.types import ChunkKey, Path, Version
 from copperfs.node.requests.chunk_layout import ChunkLayout
 
 # One reader of 2 GiB from the disk is a fifth faster with 24 MiB ahead than with 8, and slower with
-# 32, for which the smallest memory is too small. But an import maps short stretches: with 24 MiB as
-# soon as doubling gets there, `import torch` fetched a tenth more.
+# 32. But an import maps short stretches: with 24 MiB as soon as doubling gets there, `import torch`
+# fetched a tenth more.
 SOON_BYTES = 8 << 20
 READAHEAD_BYTES_MAX = 24 << 20
-# A stream has a full window of places, and one: 25 with chunks of 1 MiB, 385 with those of 64 KiB.
+# A stream has up to 25 places with chunks of 1 MiB, 385 with those of 64 KiB.
 PLACES_MAX = 1 << 14
 
 GROWS_EACH_S = 0.1
@@ -47,20 +47,15 @@ class ReadStream:
     version: Version
     reads: int
     read_to: int
-    """The last chunk that was read."""
     ahead_to: int
-    """The last chunk that is on its way, or here."""
     marker: int | None = None
     fetched_at: float = NEVER
-    """When the latest of them was fetched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The chunks to have ahead of a reader now."""
-
     known: range = range(0)
-    """Chunks that the read before already fetched ahead."""
+    """Fetched ahead by the read before."""
     fresh: range = range(0)
 
 
@@ -68,7 +63,7 @@ class Next:
 class ReadaheadWindows:
     chunk_bytes: int
     window_chunks: int = field(init=False)
-    """The window: how many chunks may be ahead of one reader."""
+    """How many chunks may be ahead of one reader."""
     _places: OrderedDict[tuple[Path, int], ReadStream] = field(default_factory=OrderedDict)
     _halved_at: float = NEVER
     _grown_at: float = NEVER
@@ -81,7 +76,6 @@ class ReadaheadWindows:
         return max(1, READAHEAD_BYTES_MAX // self.chunk_bytes)
 
     def is_marker(self, key: ChunkKey) -> bool:
-        """Whether the chunk is a marker, so that a reader has to request it."""
         stream = self._at(key, key.index)
         return stream is not None and stream.marker == key.index
 
@@ -89,7 +83,7 @@ class ReadaheadWindows:
         self, now: float, key: ChunkKey, ends_in: int, *, begins: bool = False, is_there: bool
     ) -> Next:
         """A read begins in *key* and ends in chunk *ends_in*. It *begins* a stream if it takes the
-        first chunk in one piece. *is_there*: the chunk need not be fetched any more."""
+        whole first chunk. *is_there*: the chunk need not be fetched."""
         stream = self._continued(now, key, ends_in, is_there=is_there)
         if stream is None:
             stream = ReadStream(key.version, 1 + begins, ends_in, ends_in)
@@ -111,8 +105,7 @@ class ReadaheadWindows:
         return Next(known, fresh)
 
     def found_no_room(self, key: ChunkKey) -> None:
-        """There was no memory for *key*: it and the chunks after it are fetched with a later
-        read."""
+        """*key* and the chunks after it are fetched with a later read."""
         stream = self._at(key, key.index)
         if stream is None:
             return
@@ -123,10 +116,7 @@ class ReadaheadWindows:
             stream.marker = None
 
     def forget(self) -> None:
-        """Drop all streams: nothing is published any more."""
         self._places.clear()
-
-    # --- windows ---------------------------------------------------------------------------------
 
     def _wanted(self, reads: int) -> int:
         soon = max(1, SOON_BYTES // self.chunk_bytes)
@@ -142,7 +132,6 @@ class ReadaheadWindows:
     def _continued(
         self, now: float, key: ChunkKey, ends_in: int, *, is_there: bool
     ) -> ReadStream | None:
-        """The stream that this read continues."""
         stream = self._at(key, key.index)
         if stream is not None:
             if key.index <= stream.ahead_to:
@@ -157,7 +146,6 @@ class ReadaheadWindows:
         return stream if stream is not None and stream.read_to == ends_in else None
 
     def _learn(self, now: float, stream: ReadStream, index: int, *, is_there: bool) -> None:
-        """Adapt the window to what became of a chunk that was fetched ahead."""
         if not is_there:
             if max(self._halved_at, now - RECENT_S) < stream.fetched_at:
                 self.window_chunks = max(1, self.window_chunks // 2)

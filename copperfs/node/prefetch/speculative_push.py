@@ -1,13 +1,10 @@
 """Speculative push: sends children what they will want next, before they request it.
 
-The access history (``AccessHistory``) says which children follow and what they lack; this module
-makes messages (``Offer``) of it. The reply to a request is accompanied by what comes after it.
-Content that reaches this node later, by another request or a prefetch, is offered to all followers,
-together with all that arrives within ``DELAY_S``. A child that takes an offer may have followers of
-its own.
-
-Without the delay each item would be a message of its own to each child. With it, seven children of
-eight nodes that import at once get most of it in some hundred messages.
+``AccessHistory`` says which children follow and what they lack; this module makes messages
+(``Offer``) of it. The reply to a request is accompanied by what comes after it. Content that
+reaches this node later is offered to all followers, together with all that arrives within
+``DELAY_S``. So seven children of eight nodes that import at once get most of it in some hundred
+messages.
 """
 
 from dataclasses import dataclass
@@ -40,13 +37,12 @@ class SpeculativePush:
     _due: float | None = None
 
     def requested_by(self, now: float, peer: NodeId, key: ListingKey | ObjectKey) -> list[Action]:
-        """*peer* has requested *key*, and got a reply if it is held."""
-        # Offer what it missed first: then the history shows whether this is a step forward.
+        # Offer what *peer* missed first: then the history shows whether this is a step forward.
         actions = self._offer(now, peer, self.history.behind(peer, but=key))
         return actions + self._offer(now, peer, self.history.ahead(peer, key))
 
     def noted(self, now: float, key: ListingKey | ObjectKey) -> None:
-        """*key* came, and is held or will be in a moment."""
+        """*key* is held, or will be in a moment."""
         self.history.note(key)
         if self._due is None and any(True for _ in self.history.followers()):
             self._due = now + DELAY_S
@@ -55,7 +51,6 @@ class SpeculativePush:
         return self._due
 
     def flush(self, now: float) -> list[Action]:
-        """The delay is over: offer what has come."""
         if self._due is None or now < self._due:
             return []
         self._due = None
@@ -94,7 +89,7 @@ class SpeculativePush:
         return self.flow.offer(peer, Offer(self.stats.epoch, tuple(items)), tuple(contents))
 
     def _item(self, now: float, key: CacheKey) -> tuple[Item, BlobId | Listing] | None:
-        """The held content of *key*, if it is small enough to be offered."""
+        """None if it is not held, or too large."""
         value = self.cache.offerable(key, now)
         if isinstance(key, ObjectKey):
             size = key.version.size

@@ -1,8 +1,7 @@
 """Chunk layout: where the chunks of one file lie.
 
-All chunks of a file except the last have ``chunk_bytes``. Adjacent chunks make a *group* of
-``GROUP_BYTES``, which has one owner (``chunk_owners.py``). All arithmetic with the size of a chunk
-is here.
+Adjacent chunks make a *group* of ``GROUP_BYTES``, which has one owner (``chunk_owners.py``). All
+arithmetic with the size of a chunk is here.
 """
 
 from dataclasses import dataclass
@@ -21,19 +20,17 @@ class ChunkLayout:
 
     @property
     def last(self) -> int:
-        """The index of the last chunk."""
         return self.count - 1
 
     def size_of(self, index: int) -> int:
-        """The size in bytes; 0 or less if there is no such chunk."""
+        """0 or less if there is no such chunk."""
         return min(self.chunk_bytes, self.file_bytes - self.offset_of(index))
 
     def offset_of(self, index: int) -> int:
         return index * self.chunk_bytes
 
     def at(self, offset: int) -> int:
-        """The index of the chunk that contains a byte; the last one for an offset beyond the
-        end."""
+        """The last chunk for an offset beyond the end."""
         return min(offset // self.chunk_bytes, self.last)
 
     def spanned(self, begin: int, end: int) -> range:
@@ -46,6 +43,6 @@ class ChunkLayout:
         return self.offset_of(index) // GROUP_BYTES
 
     def group_end(self, index: int) -> int:
-        """The index after the last chunk in the group of this one."""
+        """The index after the group's last chunk."""
         end_bytes = (self.group_of(index) + 1) * GROUP_BYTES
         return min(self.count, -(-end_bytes // self.chunk_bytes))

@@ -1,26 +1,22 @@
 """Chunk reads: read a large file, or a file of a dataset, in chunks.
 
-Such a file is never fetched whole. A read of it becomes a request for the chunk at its offset. The
-tier's memory (``chunk_cache.py``) answers it, or a fetch. The fetch asks the chunk's owner. The
-owner reads its own disk, and last the source. All requests for one chunk wait on one fetch, whether
-they come from this node or from peers.
+A read becomes a request for the chunk at its offset. The tier's memory (``chunk_cache.py``) answers
+it, or a fetch from the chunk's owner, which reads its own disk, and last the source.
 
-An owner gives a chunk that it read from the source to the waiting requests first, and then writes
-it to its disk. A disk that is slower than the source delays what the owner reads
-(``write_back.py``). Only owners write a chunk to disk, so it is on one node's disk. A node that
-takes over from a silent owner keeps what it reads, too: if that owner is declared dead a moment
-later, this node is the owner, and would have to read the chunk again. If the first owner comes back
-instead, the chunk is on two disks until the one without requests evicts it.
+An owner gives a chunk from the source to the waiting requests first, and then writes it to its
+disk. Only owners write a chunk to disk. A node that takes over from a silent owner keeps what it
+reads, too: if that owner is declared dead a moment later, this node is the owner, and would have to
+read the chunk again. If the first owner comes back instead, the chunk is on two disks until the one
+without requests evicts it.
 
-An owner that many nodes ask at the same time gives a chunk to some of them and redirects the others
-to these (``redirects.py``). A redirected node asks for what is *held*, and never causes another
-fetch. In a job of very many nodes, files that all nodes read come up the tree instead
-(``hot_files.py``).
+A node that an owner redirected (``redirects.py``) asks for what is *held*, and never causes another
+fetch.
 
-A node waits for another node for one of three reasons: the other is above in the tree; it is an
-owner, earlier in the chunk's order; or an owner has named it, because it asked earlier. A mix of
-the three could form a cycle, when an owner is gone and a node that it redirected is the next owner.
-Therefore a node that is asked as an owner waits only for other owners.
+A node waits for another node for one of three reasons: the other is above in the tree
+(``hot_files.py``); it is an owner, earlier in the chunk's order; or an owner has named it, because
+it asked earlier. A mix of the three could form a cycle, when an owner is gone and a node that it
+redirected is the next owner. Therefore a node that is asked as an owner waits only for other
+owners.
 """
 
 import errno
@@ -64,7 +60,7 @@ class Chunks:
     redirects: RedirectTree = field(init=False)
     readahead: ReadaheadWindows = field(init=False)
     _for_disk: set[Subject] = field(default_factory=set)
-    """Fetches that only give the disk a chunk which it has missed."""
+    """Fetches that only give the disk a chunk that it missed."""
 
     def __post_init__(self) -> None:
         nodes = 1 if self.routing.trees is None else self.routing.trees.nodes
@@ -72,10 +68,7 @@ class Chunks:
         self.redirects = RedirectTree(self.limits.takers_max)
         self.readahead = ReadaheadWindows(self.limits.chunk_bytes)
 
-    # --- requests --------------------------------------------------------------------------------
-
     def read(self, now: float, question: ReadRequest) -> list[Action]:
-        """An application of this node reads a chunked file."""
         layout = self.limits.chunk_layout(question.version.size)
         key = ChunkKey(question.path, question.version, layout.at(question.offset))
         how = ChunkAskMode.TREE if self.hot_files.goes_up(now, question.path) else ChunkAskMode.ANY
@@ -89,8 +82,7 @@ class Chunks:
         return actions
 
     def want(self, now: float, question: ChunkRequest) -> list[Action]:
-        """Answer a request for one chunk from memory, or by the fetch in flight for it, or by a new
-        one."""
+        """From memory, or by the fetch in flight for it, or by a new one."""
         if question.keeps:
             return self._keep(now, question)
         blob = self.chunk_cache.blob(question.key)
@@ -118,8 +110,7 @@ class Chunks:
         return self.fetches.begin(now, subject, question)
 
     def _keep(self, now: float, question: ChunkRequest) -> list[Action]:
-        """Have a chunk before an application asks for it; a warm-up sends this
-        (``daemon/warmup_fill.py``)."""
+        """A warm-up asks for this (``daemon/warmup_fill.py``)."""
         key = question.key
         if self.chunk_cache.size_of(key) <= 0 or not self.routing.is_mine(key):
             return self.replies.with_error(question, errno.EXDEV)
@@ -131,7 +122,6 @@ class Chunks:
         return actions + self._answer(now, question, blob)
 
     def serve(self, now: float, peer: NodeId, message: Request) -> list[Action]:
-        """A peer asks for a chunk."""
         assert message.version is not None, "the codec sees to it"
         request, key = (
             PeerRequest(peer, message.number),
@@ -150,23 +140,21 @@ class Chunks:
         return self.want(now, question)
 
     def _is_shared(self, now: float, question: ChunkRequest, blob: BlobId | None) -> bool:
-        """Whether more than one node reads this file through this node, so that the tree is worth
-        it. Requests of this node always pass, because its parent decides."""
+        """Whether another node reads this file through this node, too. Requests of this node always
+        pass, because its parent decides."""
         subject = _subject(question.key)
         shared = blob is not None or self.fetches.is_under_way(subject)
         is_hot = self.hot_files.count_request(now, question.path, shared=shared)
         return shared or is_hot or not isinstance(question.request, PeerRequest)
 
     def goes_alone(self, now: float, fetch: Fetch) -> None:
-        """A parent has said that no other node below it reads this file."""
         self.hot_files.goes_alone(now, fetch.subject[1])
 
     def _read_ahead(self, now: float, key: ChunkKey, ahead: Next) -> list[Action]:
-        """Read ahead, as long as no request has to wait for room and no awaited chunk is
-        evicted."""
+        """Read ahead until a request would wait for room, or an awaited chunk be evicted."""
         actions: list[Action] = []
         for index in ahead.known:
-            # Count it as used, so that chunks already read are evicted before it.
+            # Chunks that were already read are evicted before it.
             self.chunk_cache.used(ChunkKey(key.path, key.version, index))
         for index in ahead.fresh:
             each = ChunkKey(key.path, key.version, index)
@@ -178,11 +166,11 @@ class Chunks:
         return actions
 
     def _fetch_ahead(self, now: float, key: ChunkKey) -> list[Action] | None:
-        """Fetch a chunk ahead of its reader; None if there is no room for it."""
+        """None if there is no room for the chunk."""
         subject = _subject(key)
         blob = self.chunk_cache.blob(key)
         if blob is not None:
-            # The reader finds it published and does not ask, so the hit is counted here.
+            # The reader does not ask for a published chunk, so the hit is counted here.
             self.stats.tier_from_memory += 1
             return self._publish_ahead(key, blob)
         how = ChunkAskMode.TREE if self.hot_files.goes_up(now, key.path) else ChunkAskMode.ANY
@@ -208,7 +196,6 @@ class Chunks:
     # --- outcomes --------------------------------------------------------------------------------
 
     def conclude(self, now: float, fetch: Fetch, outcome: DiskLoaded | SourceRead) -> list[Action]:
-        """The disk or the source has reported an outcome."""
         keeps_result, key = fetch.route.role.keeps_result, _key_of(fetch)
         if isinstance(outcome, SourceRead):
             self.stats.tier_from_source += 1
@@ -222,8 +209,8 @@ class Chunks:
         return self._take(now, fetch, outcome.blob, keeps_result=keeps_result)
 
     def _read_source(self, now: float, fetch: Fetch, key: ChunkKey) -> list[Action]:
-        """The disk does not hold the chunk. If this node has to keep it, the read may have to wait
-        until the disk can take more."""
+        """If this node has to keep the chunk, the read may have to wait until the disk can take
+        more."""
         is_kept = fetch.route.role.keeps_result or self.routing.is_mine(key)
         if not is_kept or self.write_back.may_read(now, fetch, key):
             return [self.fetches.machine.from_source(fetch)]
@@ -232,7 +219,6 @@ class Chunks:
         return self.tell_delayed(fetch)
 
     def tell_delayed(self, fetch: Fetch) -> list[Action]:
-        """Tell the waiting peers that this node, or the one that it asks, waits for its disk."""
         requesters = (each.request for each in fetch.waiters)
         return [self._delayed(each) for each in requesters if isinstance(each, PeerRequest)]
 
@@ -240,15 +226,13 @@ class Chunks:
         return Send(requester.peer, Delayed(requester.number, self.stats.epoch))
 
     def take_given(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
-        """A peer has given the chunk."""
         self.stats.tier_from_peers += 1
         return self._take(now, fetch, blob, keeps_result=False)
 
     def _take(
         self, now: float, fetch: Fetch, blob: BlobId, *, keeps_result: bool, stores: bool = False
     ) -> list[Action]:
-        """End the fetch with this chunk: answer its requests, and hold the chunk. *stores*: it came
-        from the source, so an owner gives it to its disk."""
+        """*stores*: the chunk came from the source, so an owner gives it to its disk."""
         actions = self.fetches.end(fetch)
         key = _key_of(fetch)
         for question in fetch.waiters:
@@ -277,7 +261,6 @@ class Chunks:
         )
 
     def go_on(self, now: float) -> list[Action]:
-        """The disk, or memory, may have room again for the fetches that wait for it."""
         actions = self.write_back.pay_from_memory()
         while (fetch := self.write_back.next_to_read(_is_wanted)) is not None:
             evicted = self.fetches.take_room(fetch, _key_of(fetch))
@@ -288,8 +271,7 @@ class Chunks:
         return actions + self._read_for_disk(now)
 
     def _read_for_disk(self, now: float) -> list[Action]:
-        """Read again the chunks that memory evicted before the disk could take them, as long as no
-        reader has to wait for the room."""
+        """Read debts that memory has evicted, as long as no reader has to wait for the room."""
         actions: list[Action] = []
         self._for_disk = {each for each in self._for_disk if self.fetches.is_under_way(each)}
         while (key := self.write_back.debt_to_read(len(self._for_disk))) is not None:

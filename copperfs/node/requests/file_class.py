@@ -1,7 +1,6 @@
 """File classes: decide whether a file is read whole, in chunks, or directly from the source.
 
-The file's size, its path and the node's limits decide. This is the only place that does: requests,
-pushes, read-ahead, the cache and the warm-ups ask here, and the front by ``whole_max_bytes``.
+This is the only place that decides; the front gets ``whole_max_bytes``.
 
 - WHOLE: one object, held in the cache. Files up to ``whole_max_bytes``, and empty dataset files.
 - CHUNKED: chunks of one size, each with an owner (``chunk_reads.py``). Files above
@@ -29,29 +28,27 @@ class FileClassifier:
     policy: Policy
     limits: Limits
     whole_max_bytes: int = field(init=False)
-    """Files up to this size are whole, except those of a dataset."""
 
     def __post_init__(self) -> None:
         self.whole_max_bytes = self.limits.whole_max_bytes
 
     def of(self, path: Path, size: int) -> FileClass:
-        """How this node's applications read a file of this size."""
         if size <= self.whole_max_bytes and not self.policy.is_ring(path):
             return FileClass.WHOLE
         return FileClass.CHUNKED if self._has_chunks(path, size) else self.of_object(size)
 
     def of_object(self, size: int) -> FileClass:
-        """The class of a file that is requested as one object, as peers do: never in chunks."""
+        """Peers request a file as one object, and never in chunks."""
         return FileClass.WHOLE if size <= self.whole_max_bytes else FileClass.DIRECT
 
     def is_pushed(self, path: Path, size: int) -> bool:
-        """Whether every node may hold it whole, so that warm-ups push it. The empty files of a
-        dataset are whole, but warm-ups do not push them."""
+        """Whether every node may hold the file whole, so that warm-ups push it. Empty files of a
+        dataset are whole, but not pushed."""
         return size <= self.whole_max_bytes and not self.policy.is_ring(path)
 
     def is_granted(self, directory: Path) -> bool:
-        """Whether all files of a directory up to ``whole_max_bytes`` are whole, so that the front
-        may read them without asking the node."""
+        """Whether the front may read all files of a directory up to ``whole_max_bytes`` without
+        asking the node."""
         return not self.policy.is_ring(directory)
 
     def _has_chunks(self, path: Path, size: int) -> bool:

@@ -1,20 +1,15 @@
 """Request handler: takes a request to its reply, from the cache or by a fetch.
 
-* The cache answers if its entry is still valid.
-* Otherwise a *fetch* does. A request for a subject in flight waits on that fetch (single flight).
-  When the fetch ends, its outcome answers all requests that wait on it.
+* The cache answers if its entry is still valid. Otherwise a *fetch* does.
 * A lookup fetches the listing of the directory, which then answers for all its names, also the
   missing ones. A single name is looked up only where a listing tells too little: a very large
   directory, one that may be searched but not read, or a name that the source failed to report.
-  The node remembers a failed lookup for a moment (``failed_names.py``).
-* A chunked file is read in chunks (``chunk_reads.py``).
 * The front may read the files of a *granted* listing without asking the node. It may also list the
   directories below it, if all below is alike. A credit of bytes is reserved for that.
-* For other files the class (``file_class.py``) decides whether the node fetches the bytes whole or
-  gives the application a handle.
+* For other files ``file_class.py`` decides.
 
-A request of a peer waits for the same fetches as any other. A reply of a peer ends a fetch like an
-outcome of the source: this module does not know which of the two it was.
+A reply of a peer ends a fetch like an outcome of the source: this module does not know which of the
+two it was.
 
 Every waiting request gets its reply when its fetch ends, by its outcome or at its deadline. After a
 clear the node looks names up again; the bytes of a version remain valid.
@@ -64,8 +59,8 @@ from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.state import FetchKind, NodeStats, Subject
 
-# These errors are true of the file itself, on any node. Any other error may be a failure of the
-# node that reported it, or of its client of the filesystem, so another node tries.
+# True of the file itself, on any node. Any other error may be a failure of the node that reported
+# it, so another node tries.
 TRUE_OF_THE_FILE = frozenset(
     {
         errno.ENOENT,
@@ -90,7 +85,7 @@ class RequestHandler:
     fetches: FetchTable
     replies: ReplyBuilder
     offers: SpeculativePush | None
-    """None in a job of one node, which has no children."""
+    """None in a job of one node."""
     prefetcher: ImportPrefetcher
     failed_names: FailedNames
     chunks: Chunks | None = None
@@ -112,15 +107,14 @@ class RequestHandler:
                 return self._ask_bytes(now, question)
 
     def _lookup(self, now: float, question: LookupRequest) -> list[Action]:
-        """Look a name up: in the cache, in the listing of its directory, or singly."""
         path = question.path
         held = self.cache.entry(path, now)
         if held is not None:
             self.stats.answered_from_shelf += 1
             return self.replies.with_entry(now, question, held)
         directory, name = split(path)
-        # The root has no directory. A path may stay valid for longer than its directory, on the way
-        # down to a shared prefix; it must not expire with that directory's listing.
+        # The root has no directory. A path on the way down to a shared prefix must not expire with
+        # its directory's listing.
         if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
             return self._lookup_singly(now, question)
         listing = self.cache.listing(directory, now)
@@ -182,7 +176,7 @@ class RequestHandler:
     def _fetch(
         self, now: float, subject: Subject, question: Question, by: float | None = None
     ) -> list[Action]:
-        """*by* is the deadline of a request that has waited on another fetch before."""
+        """*by* is the deadline of a request that has waited on another fetch."""
         running = self.fetches.join(subject, question, by)
         if running is not None:
             return self.replies.start_forwarding(now, running, question)
@@ -194,7 +188,6 @@ class RequestHandler:
     # --- outcomes --------------------------------------------------------------------------------
 
     def conclude(self, now: float, outcome: Outcome) -> list[Action]:
-        """The source has reported an outcome."""
         fetch = self.fetches.get(outcome.fetch)
         if fetch is None or not fetch.phase.is_reading:
             return _too_late(outcome)
@@ -228,7 +221,7 @@ class RequestHandler:
     def take_listing(
         self, now: float, fetch: Fetch, listing: Listing, fresh_until: float | None, since: float
     ) -> list[Action]:
-        """Answer with the listing; look up singly the names of which it tells too little."""
+        """Names of which the listing tells too little are looked up singly."""
         actions = self.fetches.end(fetch)
         path = fetch.subject[1]
         held = self.cache.as_listed(path, listing, fresh_until, since)
@@ -238,7 +231,7 @@ class RequestHandler:
         if is_another:
             self.stats.version_changes += 1
             actions += self.cache.forget_way(path)
-        # Answer first: if the cache evicts it at once, the eviction then follows its publication.
+        # Answer first: if the cache evicts it at once, the eviction follows its publication.
         for question in _of_somebody(fetch):
             match question:
                 case LookupRequest() if shown.has_to_be_looked_up(split(question.path)[1]):
@@ -307,13 +300,12 @@ class RequestHandler:
             self.offers.noted(now, key)
 
     def _is_of_all(self, key: ListingKey | ObjectKey) -> bool:
-        """Whether the other nodes of a job can get it from this one."""
+        """Whether other nodes can get it here."""
         if self.offers is None or len(key.path) > PATH_BYTES_MAX:
             return False
         return self.policy.place(key.path) is Place.SHARED
 
     def fail(self, now: float, fetch: Fetch, error: int) -> list[Action]:
-        """End the fetch with this error, and answer its requests with it."""
         self._remember(now, fetch, error)
         actions = self.fetches.end(fetch) + self.prefetcher.ended(now, fetch)
         if all(is_nobodys(each) for each in fetch.waiters) and fetch.waiters:
@@ -334,13 +326,12 @@ class RequestHandler:
         return actions + self._room_was_made(now)
 
     def _remember(self, now: float, fetch: Fetch, error: int) -> None:
-        """Remember the error if this node has tried too, so that the next request need not."""
+        """Only if this node has tried, too: the next request need not."""
         if fetch.witnesses.own_error and error not in TRUE_OF_THE_FILE:
             self.failed_names.note(now, fetch.subject, error, fetch.witnesses.count)
 
     def _lookup_each(self, now: float, fetch: Fetch) -> list[Action]:
-        """A directory that may not be listed may still be searched: look its names up singly.
-        Requests for the listing get EACCES."""
+        """A directory that may not be listed may still be searched."""
         self.cache.remember_unlistable(fetch.subject[1], now)
         actions: list[Action] = []
         for question in _of_somebody(fetch):
@@ -359,7 +350,6 @@ class RequestHandler:
         return actions + self.fetches.room_was_made(lambda question: self._ask_bytes(now, question))
 
     def of_disk(self, now: float, event: OfDisk) -> list[Action]:
-        """The disk of the data tier has reported an outcome."""
         if self.chunks is None:
             return []
         if isinstance(event, Stored):
@@ -371,7 +361,6 @@ class RequestHandler:
     # --- deadlines and clear ---------------------------------------------------------------------
 
     def expire(self, now: float) -> list[Action]:
-        """End the fetches that are past their deadline, and requests that found no room in time."""
         actions: list[Action] = []
         overdue = self.fetches.past_deadline(now)
         for fetch in overdue:
@@ -393,7 +382,6 @@ class RequestHandler:
         return actions
 
     def clear(self, now: float, epoch: int) -> list[Action]:
-        """Begin an epoch: forget everything, and start lookups in flight again."""
         self.stats.epoch = epoch
         self.replies.forget_warm()
         self.prefetcher.clear()
@@ -403,7 +391,7 @@ class RequestHandler:
         if self.offers is not None:
             self.offers.clear()
         actions = [*self.cache.clear(), NewEpoch(epoch)]
-        # Lookups in flight may return what was true before the clear, so they start again.
+        # They may return what was true before the clear.
         for fetch in self.fetches.of_names():
             actions += self.fetches.end(fetch)
             for question in _of_somebody(fetch):
@@ -412,13 +400,12 @@ class RequestHandler:
 
 
 def _witness(fetch: Fetch, error: int) -> None:
-    """This node has looked a name up, or read it, and got an error that may be its own."""
+    """The error may be this node's own."""
     if fetch.subject[0] in WITNESSED and error not in TRUE_OF_THE_FILE:
         fetch.witnesses = fetch.witnesses.and_this_node(error)
 
 
 def _key_of(fetch: Fetch) -> ObjectKey:
-    """The object that a READ fetches."""
     _, path, version = fetch.subject
     assert isinstance(version, Version)
     return ObjectKey(path, version)
@@ -429,7 +416,7 @@ def _of_somebody(fetch: Fetch) -> list[Question]:
 
 
 def _has_local_waiter(fetch: Fetch) -> bool:
-    """Whether its reply to a request of this node publishes it."""
+    """Whether the reply to a request of this node publishes it."""
     return any(not isinstance(each.request, PeerRequest) for each in _of_somebody(fetch))
 
 

@@ -1,19 +1,18 @@
 """Path policy: which paths are cooperative, and how the mount shows them.
 
-The tree below the source has four kinds of places:
+Four kinds of places are below the source:
 
 * **shared**: on the shared filesystem; read once for the whole job, kept as one snapshot (or for
   ``--revalidate`` seconds);
 * **local**: of this node alone (``/tmp``, ``/etc``); passed through, so kept for a second at most;
 * **pseudo**: kernel interfaces such as ``/proc``. Their files have no size until they are read, and
-  a mount that does not see opens could only show them empty. So the mount shows such a mount point
-  as a symbolic link to itself outside the mount;
-* **refused**: where the path leads back into the mount. The mount shows it as a directory that no
-  process may enter, so that a recursive walk ends there.
+  would seem empty. So the mount shows the mount point as a symbolic link to itself outside the
+  mount;
+* **refused**: paths that lead back into the mount, shown as a directory that no process may enter,
+  so that a recursive walk ends there.
 
-The mount shows absolute symbolic links into shared places with the mount point in front. So a
-process that follows one stays in the cooperative view. ``lstat`` shows the size of the link as
-shown.
+Absolute symbolic links into shared places are shown with the mount point in front, so that a
+process that follows one stays in the cooperative view.
 """
 
 import posixpath
@@ -35,22 +34,20 @@ class Place(Enum):
 
 @dataclass(slots=True)
 class Policy:
-    """Which places the paths belong to; all prefixes are paths below the source. ``refused`` may
-    change while a node runs, the rest does not."""
+    """Prefixes are paths below the source. Only ``refused`` may change while a node runs."""
 
     source: bytes
-    """Absolute path of the source's root."""
+    """Absolute, as is the mount point."""
     mountpoint: bytes
-    """Absolute path of the mount point."""
     shared: tuple[Path, ...] = (Path(b""),)
     local: tuple[Path, ...] = ()
-    """Exceptions from a shared prefix above them; the longest prefix decides."""
+    """The longest prefix of both decides."""
     pseudo: frozenset[Path] = frozenset()
     refused: frozenset[Path] = frozenset()
     rewrite_symlinks: bool = True
     revalidate_s: float | None = None
     ring: tuple[Path, ...] = ()
-    """Datasets: all files below one of these go through the data tier."""
+    """Datasets."""
     _all_shared: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +58,7 @@ class Policy:
 
     def place(self, path: Path) -> Place:
         if self._all_shared and not self.refused:
-            return Place.SHARED  # the common case is fast, because each message asks several times
+            return Place.SHARED  # the common case: each message asks several times
         if any(is_below(path, each) for each in self.refused):
             return Place.REFUSED
         best_shared = max((len(p) for p in self.shared if is_below(path, p)), default=-1)
@@ -69,18 +66,15 @@ class Policy:
         return Place.SHARED if best_shared > best_local else Place.LOCAL
 
     def fresh_s(self, path: Path) -> float | None:
-        """How long metadata of *path* stays valid; None means without limit.
-
-        A path that leads down to a shared prefix is valid as long as the prefix. Otherwise every
-        process would look up ``/lus`` again each second.
+        """None means without limit. A path that leads down to a shared prefix is valid as long as
+        the prefix. Otherwise every process would look up ``/lus`` again each second.
         """
         if self.place(path) is Place.SHARED or any(is_below(each, path) for each in self.shared):
             return self.revalidate_s
         return self._local_fresh_s()
 
     def listing_fresh_s(self, directory: Path) -> float | None:
-        """How long the names in *directory* stay valid. A path that leads down to a shared prefix
-        has siblings that come and go."""
+        """A path that leads down to a shared prefix has siblings that come and go."""
         if self.place(directory) is Place.SHARED:
             return self.revalidate_s
         return self._local_fresh_s()
@@ -98,10 +92,7 @@ class Policy:
     def _local_fresh_s(self) -> float:
         return LOCAL_FRESH_S if self.revalidate_s is None else min(LOCAL_FRESH_S, self.revalidate_s)
 
-    # --- how entries are shown -------------------------------------------------------------------
-
     def shown(self, directory: Path, name: bytes, entry: Entry) -> Entry:
-        """*entry* as the mount shows it."""
         path = join(directory, name)
         if entry.unknown:
             return entry  # it is looked up singly, and changed then
@@ -112,7 +103,7 @@ class Policy:
         return entry
 
     def shown_listing(self, directory: Path, listing: Listing) -> Listing:
-        """*listing* as the mount shows it; the same object if nothing changes."""
+        """The same object if nothing changes."""
         links = listing.absolute_symlinks and self.rewrite_symlinks
         if not links and not any(posixpath.dirname(path) == directory for path in self.pseudo):
             return listing
@@ -129,8 +120,7 @@ class Policy:
 
     def _rewritten(self, entry: Entry) -> Entry:
         target = entry.target
-        # The normal form decides to which place the link leads; the shown target keeps its
-        # spelling.
+        # The normal form decides where the link leads; the shown target keeps its spelling.
         below = self._below_source(posixpath.normpath(target))
         if (
             below is None

@@ -42,17 +42,15 @@ class ReplyBuilder:
     stats: NodeStats
     flow: FlowControl
     grants: bool
-    """Whether the node may grant the front the files of a listing."""
     cut_through: bool
 
     _warm: set[Path] = field(default_factory=set)
-    """Directories that are not granted, because this node holds files that the front would read
-    again."""
+    """Not granted: the front would read files again that this node holds."""
     _above_warm: set[Path] = field(default_factory=set)
 
     def keep_from_front(self, directories: tuple[Path, ...]) -> set[Path]:
-        """Do not grant these directories, nor grant their parents with all below. Returns those
-        that changed."""
+        """Do not grant these directories, nor all below their parents. Returns those that
+        changed."""
         before = self._warm | self._above_warm
         self._warm.update(directories)
         for directory in directories:
@@ -94,7 +92,7 @@ class ReplyBuilder:
     def with_listing(
         self, now: float, question: Question, directory: Path, held: Held
     ) -> list[Action]:
-        """Answer with a listing; also a lookup of a name in *directory*."""
+        """Also answers a lookup of a name in *directory*."""
         assert isinstance(held.value, Listing)
         assert isinstance(held.source, Listing)
         request = question.request
@@ -159,10 +157,7 @@ class ReplyBuilder:
         message = EntryReply(request.number, self.stats.epoch, entry, left)
         return [Send(request.peer, message)]
 
-    # --- while it arrives ------------------------------------------------------------------------
-
     def start_forwarding(self, now: float, fetch: Fetch, question: Question) -> list[Action]:
-        """Begin to send a peer the parts of an object received so far, if there are any."""
         request, blob = question.request, fetch.received.blob
         if blob is None or not isinstance(request, PeerRequest) or not self.cut_through:
             return []
@@ -175,8 +170,7 @@ class ReplyBuilder:
         return self.flow.give(now, self.stats.epoch, request.peer, stream)
 
     def forward_more(self, now: float, fetch: Fetch, blob: BlobId, there: int) -> list[Action]:
-        """*there* parts are in *blob*. It is another blob than before if the object was read from
-        the source after all."""
+        """*blob* is another one than before if the object was read from the source after all."""
         actions: list[Action] = []
         for peer, stream in fetch.streams:
             actions += self.flow.more(stream, blob, there)

@@ -1,18 +1,14 @@
 """Chunk owners: decides which node owns a chunk, with a circuit breaker for owners that do not
 reply.
 
-The placement gives each key an order of all nodes. The first live one owns the chunk and gets the
-requests for it. Adjacent chunks of a file (``chunk_layout.py``) have one owner, which opens the
-file once to read them all from the source. So a file of some MiB is opened by one node instead of
-by as many as it has chunks.
+The first live node in the placement's order of a chunk owns it. Adjacent chunks of a file
+(``chunk_layout.py``) have one owner, so that few nodes open the file.
 
-An owner may answer pings and still not reply: its disk hangs, or its client of the source. A chunk
-that it does not give in time is a *timeout*; one that it gives resets the count. After
-``TIMEOUTS_MAX`` this node excludes it for ``WITHOUT_S``, as if it were gone. Only the next owner is
-told, with each request (``Request.passed``), and does not ask it for this chunk either. No other
-node needs to know, because all nodes with the same trouble come to that one. It believes it for
-that request only. If it excluded the first owner for a while, too, the two would keep telling each
-other to do so, long after that owner has recovered.
+An owner may answer pings and still not reply, because its disk or its client of the source hangs.
+After ``TIMEOUTS_MAX`` chunks in a row that it did not give in time, this node excludes it for
+``WITHOUT_S``, as if it were gone. Only the next owner is told, with each request
+(``Request.passed``), and excludes the first for that request alone. If it did so for a while, too,
+the two would keep telling each other to do so, long after the first has recovered.
 
 Invariant: nodes with equal member tables ask the same owner. A node asks only nodes before itself
 in a chunk's order, so requests never form a cycle, whatever the tables say.
@@ -42,7 +38,7 @@ class Owners:
 
     def owner(self, key: ChunkKey, gone: Collection[NodeId]) -> NodeId | None:
         """None if no node keeps chunks."""
-        # Copying a thousand gone nodes for each chunk would take longer than the ring does.
+        # Copying a thousand gone nodes would take longer than the lookup.
         excluded = gone if isinstance(gone, Set) else frozenset(gone)
         return self.placement.owner(self._placed(key), excluded)
 
@@ -56,11 +52,10 @@ class Owners:
         return self.owner(key, gone) == self.me
 
     def order(self, key: ChunkKey, count: int) -> list[NodeId]:
-        """The first *count* of the roster, for display."""
+        """The first *count* of the roster, gone or not; for display."""
         return self.placement.owners(self._placed(key), count)
 
     def excluded(self, now: float) -> Iterator[NodeId]:
-        """The owners excluded at present."""
         return (peer for peer, until in self._excluded_until.items() if now < until)
 
     def excluded_before(
@@ -77,7 +72,6 @@ class Owners:
         self._timeouts.pop(peer, None)
 
     def timed_out(self, now: float, peer: NodeId) -> None:
-        """*peer* did not reply to this node."""
         self.stats.tier_timeouts += 1
         self._timeouts[peer] = self._timeouts.get(peer, 0) + 1
         if self._timeouts[peer] >= TIMEOUTS_MAX:

@@ -1,25 +1,17 @@
 """Hash ring: consistent hashing, the placement of daemons.
 
-Every node has points on a circle. The owner of a key is the node whose point comes next, clockwise,
-from the key's own position. A node of weight 1 has ``vnodes`` points, its virtual nodes; weight 2
-gives twice as many, and weight 0 none.
+The owner of a key is the node whose point on a circle comes next, clockwise, from the key's own
+position.
 
 A point is one number of 64 bits: the upper 46 are its position, the lower 18 the node. So the ring
-is a sorted array of 8 bytes a point, searched by bisection. Points on one position (of a million
-points, two collide in one ring of 140) have the order of the roster on every node.
+is a sorted array, searched by bisection. Points on one position (of a million points, two collide
+in one ring of 140) have the order of the roster on every node.
 
 Position ``i`` of a node is the xxh3 of the number ``i``, seeded with the xxh3 of its name. So a
-node's points depend only on its name and its weight, not on the other nodes, nor (but for ties) on
-its place in the roster. A node whose weight changes keeps the points common to both weights. A
-million points take 0.1 s of hashing and 0.3 s of sorting. Tried and rejected: the name as input and
-``i`` as the seed, because xxh3 merely adds the seed to inputs of up to three bytes, so that "n12"
-and "n13" shared 98 of their 100 points; one hash a node that seeds a splitmix, which in Python
-takes 0.25 s.
+node's points depend only on its name and its weight, and a node whose weight changes keeps the
+points common to both weights. docs/decisions/0060 has the rejected ways.
 
-A gone node stays on the ring and is skipped. So a death or a return costs nothing, and a lookup
-costs one more step for each skipped point: on average one while half of the nodes are gone, 99
-while one in a hundred is left. Removing a node's points from a million takes 60 ms, and would have
-to be undone.
+A gone node stays on the ring and is skipped, so a death or a return costs nothing.
 """
 
 import struct
@@ -43,7 +35,7 @@ _CIRCLE = 1 << (64 - _NODE_BITS)
 
 
 class Ring:
-    """A ring of nodes by their names, in the order of the roster."""
+    """Names are in the order of the roster."""
 
     def __init__(
         self, names: Sequence[str], weights: Sequence[float] | None = None, vnodes: int = VNODES
@@ -62,7 +54,6 @@ class Ring:
         self._placed = sum(count > 0 for count in self._counts)
 
     def __len__(self) -> int:
-        """The number of points."""
         return len(self._points)
 
     def owner(self, key: bytes, gone: Set[NodeId] = NOBODY) -> NodeId | None:
@@ -97,7 +88,7 @@ class Ring:
         return {node: arcs[node] / _CIRCLE for node in sorted(arcs) if arcs[node]}
 
     def _clockwise(self, key: bytes) -> Iterator[NodeId]:
-        """The nodes of all points, from the key's position once round."""
+        """The nodes of all points, once round from the key's position."""
         points = self._points
         at = bisect_left(points, xxh3_64_intdigest(key) & _POSITION)
         for each in chain(range(at, len(points)), range(at)):
@@ -105,6 +96,6 @@ class Ring:
 
 
 def _points_of(weight: float, vnodes: int) -> int:
-    """At least one point, for a node that owns anything."""
+    """A node that owns anything has at least one point."""
     assert weight >= 0
     return max(1, round(vnodes * weight)) if weight else 0

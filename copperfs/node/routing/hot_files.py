@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from copperfs.model.types import Path
 from copperfs.node.requests.path_policy import Policy
 
-# A file is judged after this many chunk requests. One in SHARED_PART of them must be wanted by at
-# least two nodes. A parent of 16 nodes that read the same sees 15 of 16.
+# A file is judged after this many chunk requests. Two nodes must want one in SHARED_PART of them.
 JUDGED_AFTER = 16
 SHARED_PART = 4
 FORGOTTEN_AFTER_S = 10.0
@@ -38,7 +37,6 @@ class _RequestCount:
 class HotFileDetector:
     policy: Policy
     is_large: bool
-    """Whether the job is large."""
     _owners_asked_until: OrderedDict[Path, float] = field(default_factory=OrderedDict)
     """Files whose owners this node asks directly, and until when."""
     _counts: OrderedDict[Path, _RequestCount] = field(default_factory=OrderedDict)
@@ -56,8 +54,8 @@ class HotFileDetector:
             self._owners_asked_until.popitem(last=False)
 
     def count_request(self, now: float, path: Path, *, shared: bool) -> bool:
-        """Count a request, here or by a child, for a chunk of this file. *shared*: another node
-        wanted it, too. Returns whether the file looks hot so far."""
+        """Count a request for a chunk of this file. *shared*: another node wanted it, too. Returns
+        whether the file looks hot so far."""
         count = self._counts.get(path)
         if count is None or now >= count.since + FORGOTTEN_AFTER_S:
             count = self._counts[path] = _RequestCount(now)

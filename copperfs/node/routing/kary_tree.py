@@ -1,23 +1,13 @@
 """K-ary tree: parents and children by position, with failover when nodes are gone.
 
 The parent of position ``p`` is ``(p - 1) // k``. When that node is gone, only its children look for
-another one: the nearest live ancestor, their *anchor*. They do not all go to the anchor, so that
-the death of many nodes does not overload it:
+another one. Their *anchor* is the nearest live ancestor, or else the lowest live position, which is
+the root. The *heir*, the lowest live position below the anchor's gone child, asks the anchor. To
+spare the anchor the others, each asks that child of the anchor which its position selects, or the
+heir if that child is gone or has a higher position.
 
-- the *heir* of the anchor's gone child, the lowest live position in that subtree, takes its place
-  and asks the anchor
-- the others spread over the anchor's own children, each to the one that its position selects, or,
-  if that one is gone, to its heir
-
-If no ancestor is alive, the lowest live position is the root, and it is the anchor of the nodes
-that have none.
-
-Each node computes its parent from its own member table, and two tables may differ for a while. In
-all tables a node's parent has a lower position than the node: so requests never form a cycle.
-
-Rejected: renumbering the live nodes (every node behind a gone one would move); filling the hole
-with the last node (few nodes move, but its caches are cold); sending all orphans to their anchor
-(the root would get the square of its fan-out when a whole level is gone).
+In each member table a node's parent has a lower position than the node. So requests never form a
+cycle, even while the tables differ. docs/decisions/0050 has the rejected ways.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +26,6 @@ def child_positions(position: int, fanout: int, nodes: int) -> range:
 
 
 def depth_of(position: int, fanout: int) -> int:
-    """The number of ancestors of this position."""
     depth = 0
     above = parent_position(position, fanout)
     while above is not None:
@@ -57,14 +46,14 @@ def heir_of(seat: int, fanout: int, nodes: int, gone: Gone) -> int | None:
 
 
 class _Heirs:
-    """A cache of heirs: when many nodes are gone, each heir is needed often."""
+    """When many nodes are gone, each heir is needed often."""
 
     def __init__(self, fanout: int, nodes: int, gone: Gone) -> None:
         self._fanout, self._nodes, self._gone = fanout, nodes, gone
         self._found: dict[int, int | None] = {}
 
     def of(self, seat: int) -> int:
-        """The heir of a subtree that has a live node."""
+        """The subtree has a live node."""
         if seat not in self._found:
             self._found[seat] = heir_of(seat, self._fanout, self._nodes, self._gone)
         heir = self._found[seat]
@@ -73,7 +62,7 @@ class _Heirs:
 
 
 def parent_among(position: int, fanout: int, nodes: int, gone: Gone) -> int | None:
-    """The parent of the node at *position*, which counts as alive; None if it is the root."""
+    """The node at *position* counts as alive; None if it is the root."""
 
     def is_gone(other: int) -> bool:
         return other != position and gone(other)
@@ -102,8 +91,7 @@ def _parent(position: int, fanout: int, gone: Gone, heirs: _Heirs) -> int | None
 
 
 def children_among(position: int, fanout: int, nodes: int, gone: Gone) -> list[int]:
-    """All live positions whose ``parent_among`` is *position*, in order; it counts as alive
-    itself."""
+    """All live positions whose ``parent_among`` is *position*, which counts as alive, in order."""
 
     def is_gone(other: int) -> bool:
         return other != position and gone(other)

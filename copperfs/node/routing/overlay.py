@@ -1,12 +1,12 @@
 """Overlay: which node asks which, in k-ary trees by position in the roster.
 
-Tree ``t`` of ``T`` is the roster rotated by ``t * N / T``: every node is in all of them, and each
-has another root. A directory's path picks its tree. So a directory and its entries are always
-requested in the same tree, every object is read once, and the roots share the work.
+Tree ``t`` of ``T`` is the roster rotated by ``t * N / T``, so each has another root. A directory's
+path picks the tree for it and its entries. So every object is read once, and the roots share the
+work.
 
-Two shapes use the same order. Single requests go up a *pull tree* with a high fan-out, because each
-hop costs a round trip. Working sets go down a *push tree* with a low one, because a node's link
-carries fan-out times the data.
+Single requests go up a *pull tree* with a high fan-out, because each hop costs a round trip.
+Working sets go down a *push tree* with a low one, because a node's link carries fan-out times the
+data.
 """
 
 from collections.abc import Collection, Iterator
@@ -24,8 +24,6 @@ from copperfs.node.routing.kary_tree import (
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The trees of a job, as one of its nodes sees them."""
-
     nodes: int
     me: NodeId
     fanout: int = FANOUT
@@ -39,8 +37,8 @@ class Trees:
         assert self.count >= 1
 
     def tree_of(self, directory: Path) -> int:
-        """The tree for *directory* and its entries. A ``__pycache__`` uses the tree of its package:
-        the node that reads the one decides what is prefetched of the other."""
+        """A ``__pycache__`` uses the tree of its package: the node that reads the one decides what
+        is prefetched of the other."""
         if self.count == 1:
             return 0
         above, name = split(directory)
@@ -49,7 +47,7 @@ class Trees:
         return xxhash.xxh3_64_intdigest(directory) % self.count
 
     def parent(self, tree: int, gone: Collection[NodeId] = ()) -> NodeId | None:
-        """This node's parent when these nodes are gone; None at the root."""
+        """None at the root."""
         return self._above(tree, self.fanout, gone)
 
     def children(self, tree: int, gone: Collection[NodeId] = ()) -> list[NodeId]:
@@ -73,7 +71,7 @@ class Trees:
         return depth_of(self._position(tree), self.fanout)
 
     def parents(self) -> Iterator[NodeId]:
-        """All nodes that this node asks, or that push to it, each once, while no node is gone."""
+        """All nodes that this node asks, or that push to it, while no node is gone."""
         seen: set[NodeId] = set()
         for tree in range(self.count):
             for each in (self.parent(tree), self.push_parent(tree)):

@@ -1,14 +1,13 @@
 """Redirect tree: which nodes got a chunk from this one lately, so that others can get it from them.
 
-A library that all nodes map at once would leave its owner once per node. So an owner gives a chunk
-to ``takers_max`` nodes and redirects later ones to these *takers*: first to the first taker, until
-that has ``takers_max`` of its own, then to the next. For each chunk this is an n-ary tree in order
-of arrival. A node that is redirected to a taker that is still getting the chunk waits there on the
-same fetch.
+An owner gives a chunk to ``takers_max`` nodes and redirects later ones to these *takers*: first to
+the first taker, until that has ``takers_max`` of its own, then to the next. For each chunk this is
+an n-ary tree in order of arrival. A redirected node also waits at a taker that is still getting the
+chunk.
 
-A taker may evict the chunk at any time. It then refuses, and the redirected node comes back and
-gets the chunk here. After ``HAVE_IT_S`` no taker is trusted to hold it: in each epoch another node
-reads a part of a dataset, and such redirects would fail.
+A taker may evict the chunk at any time. It then refuses, and the redirected node comes back. After
+``HAVE_IT_S`` no taker is trusted: in each pass over a dataset another node reads a part, and such
+redirects would fail.
 """
 
 from collections import OrderedDict
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from copperfs.model.types import ChunkKey, NodeId
 
 HAVE_IT_S = 10.0
-# Chunks to remember, each with at most a few times takers_max nodes.
+# Each with at most a few times takers_max nodes.
 CHUNKS_MAX = 4096
 
 
@@ -39,7 +38,7 @@ class RedirectTree:
     def other_for(
         self, now: float, key: ChunkKey, peer: NodeId, gone: Collection[NodeId] = ()
     ) -> NodeId | None:
-        """Record that *peer* will have this chunk; returns the node to get it from, or None for
+        """Record that *peer* will have this chunk. Returns the node to get it from, or None for
         this node."""
         taken = self._taken.get(key)
         if taken is None or now >= taken.since + HAVE_IT_S:
@@ -52,7 +51,7 @@ class RedirectTree:
         place = taken.places[peer] = len(taken.takers)
         taken.takers.append(peer)
         while place >= self.takers_max:
-            # The parent of this place; if it is gone, that one's parent.
+            # The parent of this place, or if it is gone, that one's parent.
             place = place // self.takers_max - 1
             taker = taken.takers[place]
             if taker is not None and taker not in gone:
@@ -60,8 +59,7 @@ class RedirectTree:
         return None
 
     def forget(self, peer: NodeId) -> None:
-        """*peer* was restarted and holds nothing. Its place stays, because the places of others
-        count on it."""
+        """*peer* was restarted. Its place stays, because the places of others depend on it."""
         for taken in self._taken.values():
             place = taken.places.pop(peer, None)
             if place is not None:

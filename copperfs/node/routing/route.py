@@ -35,27 +35,25 @@ from copperfs.node.state import FetchKind, Subject
 
 
 class Role(Enum):
-    """The role in which a node reads the source, where it has no peer to ask."""
-
     READER = "reader"
     """The root of a tree, or any node for what is not shared."""
     OWNER = "owner"
-    """The owner of a chunk: all nodes before it are gone or excluded."""
+    """All nodes before this one are gone or excluded."""
     SUCCESSOR = "successor"
     """The next root or owner, while those before it may live; it is the only one."""
     ONE_OF_MANY = "one of many"
-    """A node that falls back, as other nodes may do at this time."""
+    """A node that falls back, as others may do at this time."""
     SUBSTITUTE = "substitute"
     """A node that falls back for itself alone: the owner is gone or being connected to."""
 
     @property
     def is_fallback(self) -> bool:
-        """The node reads the source although a node that should read it may live."""
+        """A node that should read the source may live."""
         return self not in (Role.READER, Role.OWNER)
 
     @property
     def keeps_result(self) -> bool:
-        """The result stays here: this node is the next owner of a chunk."""
+        """This node is the next owner of a chunk."""
         return self in (Role.OWNER, Role.SUCCESSOR)
 
 
@@ -71,7 +69,7 @@ class Route:
     peer: NodeId | None = None
     """The peer to ask; None if there is none."""
     role: Role = Role.READER
-    """The role in which this node reads the source, if there is no peer to ask."""
+    """If there is no peer to ask."""
     wait_until: float = float("-inf")
     """Suspected peers above may reply before this time, or a connection may be made."""
     ask_meanwhile: NodeId | None = None
@@ -79,11 +77,11 @@ class Route:
     is_connecting: bool = False
     """It waits for a connection that is being made, and not for a suspected peer."""
     via_tree: bool = False
-    """The peer is asked as the parent in the tree, though the chunk has an owner."""
+    """The parent is asked although the chunk has an owner."""
     skips_suspects: bool = False
     """Peers that come before are suspected, and not known to be gone."""
     connect_to: tuple[NodeId, ...] = ()
-    """Keep a connection to these, in this order: they are asked, or may be asked next."""
+    """Peers that are asked, or may be asked next, in this order: keep a connection to them."""
 
 
 SOURCE_ROUTE = Route()
@@ -95,15 +93,13 @@ _AS_OWNER = Route(role=Role.OWNER)
 class Routing:
     policy: Policy
     trees: Trees | None
-    """None for a job of one node."""
     flow: FlowControl
     membership: Membership | None
     owners: Owners | None = None
-    """None where there is no data tier, or no other node."""
+    """None without a data tier or another node."""
     lost_from_source: bool = False
 
     def tree_of(self, subject: Subject) -> int:
-        """A directory and its entries are requested in one tree."""
         if self.trees is None:
             return 0
         kind, path, _ = subject
@@ -120,10 +116,9 @@ class Routing:
         silent_at: float | None = None,
         is_second_opinion: bool = False,
     ) -> Route:
-        """The route to *subject* now, without the *skipped* peers. *via_tree*: get a chunk from the
-        parent in the tree, unless this node is its owner or the root. *silent_at*: when the first
-        peer that should be asked was found silent. *is_second_opinion*: another node does not reach
-        them, either."""
+        """*via_tree*: get a chunk from the parent in the tree, unless this node is its owner or the
+        root. *silent_at*: when the first peer that should be asked was found silent.
+        *is_second_opinion*: another node does not reach these peers, either."""
         kind, path, key = subject
         membership = self.membership
         if (
@@ -257,20 +252,19 @@ class Routing:
         )
 
     def reach(self, now: float, peers: Collection[NodeId]) -> None:
-        """Keep a connection to these peers, which a route names."""
         for peer in peers:
             assert self.membership is not None
             self.membership.reach(now, peer)
 
     def is_owned_elsewhere(self, subject: Subject) -> bool:
-        """Whether this node believes another one to own the chunk. Then a peer that asks this node
-        as the owner does not reach that one."""
+        """Whether this node believes another one to own the chunk. A peer that asks this node as
+        the owner then does not reach that one."""
         key = subject[2]
         return isinstance(key, ChunkKey) and not self.is_mine(key)
 
     def is_takeover(self, subject: Subject, tree: int) -> bool:
-        """Whether this node is the root or the owner only because another node is gone or excluded:
-        it would ask that node if all were alive."""
+        """Whether this node is the root or the owner only because another node is gone or
+        excluded."""
         kind, path, key = subject
         if (
             self.trees is None
@@ -285,7 +279,6 @@ class Routing:
         return self.trees.parent(tree) is not None
 
     def ping_next(self, now: float, key: ChunkKey, excluded: set[NodeId]) -> list[Action]:
-        """Ping the connected nodes that would be asked next for a chunk."""
         if self.owners is None or self.membership is None:
             return []
         actions: list[Action] = []
@@ -299,7 +292,6 @@ class Routing:
         return actions
 
     def ping(self, now: float, peer: NodeId) -> list[Action]:
-        """Ping a peer that is asked because others are silent."""
         assert self.membership is not None
         return self.membership.ping(now, peer)
 
@@ -311,7 +303,7 @@ class Routing:
         return self.membership.connects_until(now, peer)
 
     def is_other(self, node: NodeId) -> bool:
-        """Whether it is a node of this job, and not this one."""
+        """Whether it is another node of this job."""
         return self.trees is not None and node < self.trees.nodes and node != self.trees.me
 
     def gone(self) -> Collection[NodeId]:
@@ -320,14 +312,13 @@ class Routing:
     def passed_owners(
         self, now: float, key: ChunkKey, passed: Collection[NodeId]
     ) -> Collection[NodeId]:
-        """The owners of a chunk that did not reply, to be named in the request to the next one.
-        *passed*: those of this request; excluded owners are added."""
+        """The owners that did not reply, to be named in the request to the next one: *passed*, and
+        the excluded ones."""
         if self.owners is None:
             return passed
         return {*passed, *self.owners.excluded_before(now, key, {*self.gone(), *passed})}
 
     def is_mine(self, key: ChunkKey) -> bool:
-        """Whether this node is the one to keep the chunk, as far as it knows."""
         if self.owners is None or self.membership is None:
             return True
         return self.owners.is_mine(key, self.membership.members.gone)
@@ -344,7 +335,7 @@ class Routing:
         return self.trees.parent(self.trees.tree_of(split(file)[0])) is None
 
     def neighbours(self) -> list[NodeId]:
-        """All connected neighbours in the first tree, over which a collective reaches every
+        """The connected neighbours in the first tree, over which a collective reaches every
         node."""
         if self.trees is None or self.membership is None:
             return []
@@ -354,7 +345,7 @@ class Routing:
         return [each for each in around if self.flow.is_up(each)]
 
     def push_children(self, tree: int) -> list[NodeId]:
-        """The nodes to which a batch is forwarded. *tree* is what its sender said."""
+        """*tree* is what the sender of a batch said."""
         assert self.trees is not None
         gone = () if self.membership is None else self.membership.members.gone
         return self.trees.push_children(tree % self.trees.count, gone)
