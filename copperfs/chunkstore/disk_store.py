@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from copperfs.chunkstore.chunk_files import Directory, Found, Index, open_directory
 from copperfs.chunkstore.disk_format import (
     ChunkPlace,
     Erasure,
@@ -37,7 +38,6 @@ from copperfs.chunkstore.disk_ops import Files, RealFiles
 from copperfs.chunkstore.disk_threads import DiskThreads
 from copperfs.chunkstore.rate_limit import RateLimit
 from copperfs.chunkstore.store import Chunk, Over, ScrubReport, StoreStats
-from copperfs.chunkstore.store_directory import Directory, Found, Index, open_directory
 from copperfs.model.errors import StoreError
 from copperfs.model.types import ChunkKey
 

@@ -68,8 +68,8 @@ def prepare(settings: Settings) -> None:
 
 
 def _try_tier_dir(path: str) -> None:
+    from copperfs.chunkstore.chunk_files import open_directory
     from copperfs.chunkstore.disk_ops import RealFiles
-    from copperfs.chunkstore.store_directory import open_directory
 
     # The node works without its disk.
     with suppress(OSError):

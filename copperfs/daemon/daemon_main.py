@@ -76,7 +76,7 @@ from copperfs.node.actions import EntryKey, ListingKey, ObjectKey
 from copperfs.node.events import RefusedPathsChanged
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from copperfs.source.source_pool import PoolFetcher
 from copperfs.source.source_port import Fetcher

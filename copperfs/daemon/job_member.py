@@ -25,9 +25,9 @@ from copperfs.daemon.readiness import Readiness
 from copperfs.daemon.ring_report import Ownership
 from copperfs.daemon.scrubber import SCRUB_KEYS, Scrubbing
 from copperfs.daemon.tree_report import places_of, way_between
-from copperfs.daemon.warmup_coordinator import WorkingSets
+from copperfs.daemon.warmup_coordinator import WarmupCoordinator
 from copperfs.daemon.warmup_progress import Members
-from copperfs.daemon.warmup_push import Warmup
+from copperfs.daemon.warmup_push import PushWarmup
 from copperfs.daemon.warmup_walk import path_of
 from copperfs.launch.launch_method import Launch
 from copperfs.launch.node_identity import own_name
@@ -35,7 +35,7 @@ from copperfs.model.errors import ControlError
 from copperfs.model.roster import Roster
 from copperfs.model.types import NodeId, Path
 from copperfs.node.peer.messages import EPOCH_LEAP_MAX
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.transport.interface import Transport
 
 VERSION = 1
@@ -108,19 +108,19 @@ class JobMember:
     reset: Callable[[], object]
     roster: Roster | None = None
 
-    working_sets: WorkingSets = field(init=False)
+    warmup_coordinator: WarmupCoordinator = field(init=False)
     scrubbing: Scrubbing = field(init=False)
     ownership: Ownership = field(init=False)
     readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
-        warmup = Warmup(self.engine)
-        self.working_sets = WorkingSets(self.engine, warmup, Members(self.roster))
+        warmup = PushWarmup(self.engine)
+        self.warmup_coordinator = WarmupCoordinator(self.engine, warmup, Members(self.roster))
         self.scrubbing, self.ownership = Scrubbing(self.engine), Ownership(self.engine)
         self.readiness = Readiness(self.engine, self.settings, self.roster)
         self.engine.calls.operations = CollectiveOperations(
             {
-                **self.working_sets.operations(),
+                **self.warmup_coordinator.operations(),
                 **self.readiness.operations(),
                 "epoch": self._epoch,
                 "clear": self._clear,
@@ -250,14 +250,14 @@ class JobMember:
         assert self.engine.nursery is not None, "asked of an engine that runs"
         try:
             file = json.loads(request)["file"]
-            return await self.working_sets.start(self.engine.nursery, str(file))
+            return await self.warmup_coordinator.start(self.engine.nursery, str(file))
         except (ValueError, KeyError, TypeError):
             return {"error": "the request names no file"}
         except ControlError as error:
             return {"error": str(error)}
 
     async def warm_up_state(self) -> Result:
-        return self.working_sets.state()
+        return self.warmup_coordinator.state()
 
     def _answered(self, result: Result) -> set[int]:
         return numbers_in(result, "answered").intersection(range(self._count()))

@@ -36,7 +36,7 @@ from copperfs.transport.interface import (
 )
 from copperfs.wire.fields import Malformed
 from copperfs.wire.payload import Payload
-from copperfs.wire.wire_version import versions_differ
+from copperfs.wire.wire_version import mismatch_sentence
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Peers:
                 self._tell(ConnectionLost(peer))
             case Foreign(peer, version, release):
                 me = f"this node, {self.session.me},"
-                sentence = versions_differ(f"node {peer}", version, release, me)
+                sentence = mismatch_sentence(f"node {peer}", version, release, me)
                 self.post(PeerDisagrees(peer, sentence))
             case Corrupt(peer, message):
                 log.info("node %d gave bytes that are not what their digest says", peer)

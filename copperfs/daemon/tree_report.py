@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from copperfs.daemon.collective_ops import Result
 from copperfs.model.types import NodeId
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 
 GONE = "gone"
 

@@ -16,15 +16,15 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import trio
 
 from copperfs.daemon.collective_ops import Operation, Result, numbers_in
 from copperfs.daemon.engine import Engine
+from copperfs.daemon.warmup_checks import WarmupChecks
 from copperfs.daemon.warmup_progress import Members, PushState, RingState
-from copperfs.daemon.warmup_push import Warmup
+from copperfs.daemon.warmup_push import PushWarmup
 from copperfs.daemon.warmup_ring import RingWarmup
 from copperfs.daemon.warmup_walk import (
     DatasetWalk,
@@ -36,7 +36,6 @@ from copperfs.daemon.warmup_walk import (
     in_messages,
     left_out,
     list_directory,
-    listed,
     octets,
     path_of,
     text,
@@ -45,8 +44,7 @@ from copperfs.daemon.warmup_walk import (
 from copperfs.fuse.node_port import SourceError
 from copperfs.model.errors import ControlError
 from copperfs.model.listing import Listing
-from copperfs.model.types import NodeId, Path, RequestId, Version, join, split
-from copperfs.node.events import LookupRequest
+from copperfs.model.types import NodeId, Path, Version, join, split
 from copperfs.node.peer.push import Push
 from copperfs.node.requests.path_policy import Place
 from copperfs.node.state import OBJECT_OVERHEAD_BYTES
@@ -116,9 +114,9 @@ class Plan:
 
 
 @dataclass(slots=True)
-class WorkingSets:
+class WarmupCoordinator:
     engine: Engine
-    warmup: Warmup
+    warmup: PushWarmup
     members: Members
     ring: RingWarmup = field(init=False)
     _state: PushState | RingState = field(default_factory=PushState)
@@ -132,9 +130,7 @@ class WorkingSets:
         return {
             **self.ring.operations(),
             "push": self.warmup.push,
-            "look": self._lookup_all,
-            "room": self._room,
-            "holds": self._holds,
+            **WarmupChecks(self.engine).operations(),
         }
 
     async def start(self, nursery: trio.Nursery, request_file: str) -> Result:
@@ -317,46 +313,6 @@ class WorkingSets:
         state.lacking = self.members.names(self.members.numbers - complete)
         return least_bytes
 
-    async def _room(self, _: Result) -> Result:
-        stats = self.engine.node.statistics()
-        free = stats.budget_bytes - stats.held_bytes - stats.reserved_bytes
-        budget = stats.budget_bytes - self.engine.node.limits.credit_bytes
-        return {"min_free_bytes": max(0, free), "min_budget_bytes": budget}
-
-    async def _lookup_all(self, argument: Result) -> Result:
-        """Look these paths up, so that this node has their entries."""
-        for path in map(_path, argument["paths"]):
-            try:
-                await self.engine.ask(partial(_lookup_of, path), _nothing)
-            except SourceError:
-                continue
-        return {}
-
-    async def _holds(self, argument: Result) -> Result:
-        """In the versions of this node's own listings."""
-        node = self.engine.node
-        lacks, objects, held_bytes = False, 0, 0
-        for directory, names in listed(argument["directories"]):
-            found = node.held_listing(directory)
-            if found is None:
-                lacks = True
-                continue
-            held_bytes += 2 * len(found[0].packed)
-            for path, version in files_in(directory, found[0], names):
-                if not node.is_whole(path, version):
-                    continue
-                if node.holds(path, version):
-                    objects += 1
-                    held_bytes += version.size + OBJECT_OVERHEAD_BYTES
-                else:
-                    lacks = True
-        return {
-            "answered": [node.me],
-            "lacking": [node.me] if lacks else [],
-            "min_objects": objects,
-            "min_bytes": held_bytes,
-        }
-
 
 def _read_request(file: str) -> dict[str, Any]:
     try:
@@ -376,11 +332,3 @@ def _path(shown: str) -> Path:
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
-
-
-def _lookup_of(path: Path, request: RequestId) -> LookupRequest:
-    return LookupRequest(request, path)
-
-
-def _nothing(*_: object) -> None:
-    """Ignores the content of a reply."""

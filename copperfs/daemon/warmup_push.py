@@ -26,7 +26,7 @@ from copperfs.node.actions import AnswerObject
 from copperfs.node.events import GrantsRevoked, PushBatch, ReadRequest
 from copperfs.node.peer.messages import PART_BYTES, Batch, ContentKind, Item
 from copperfs.node.peer.push import Push
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.wire.codec import ITEMS_MAX
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class _Ahead:
 
 
 @dataclass(slots=True)
-class Warmup:
+class PushWarmup:
     engine: Engine
     alive_every_s: float = ALIVE_EVERY_S
     silence_s: float = SILENCE_S

@@ -21,7 +21,7 @@ from copperfs.launch.rendezvous import Meeting, meet
 from copperfs.model.errors import CopperError, LaunchError
 from copperfs.model.roster import BadRoster, Roster
 from copperfs.model.types import NodeId
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 
 
 @dataclass(frozen=True, slots=True)

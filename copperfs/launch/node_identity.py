@@ -8,7 +8,7 @@ from copperfs.config.settings import Settings
 from copperfs.launch.curve_keys import NO_KEYS, draw_pair
 from copperfs.launch.listen_address import choose_address, endpoint_of, open_listener
 from copperfs.model.roster import BadRoster, Member, Roster
-from copperfs.wire.wire_version import VERSION, versions_differ
+from copperfs.wire.wire_version import VERSION, mismatch_sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def other_version(name: str, runs: object, me: str) -> str | None:
         return None
     match runs:
         case [int(version), str(release)]:
-            return versions_differ(name, version, release, me)
+            return mismatch_sentence(name, version, release, me)
     return (
         f"{name} runs an older copperfs and {me} runs copperfs {__version__} (wire version "
         f"{VERSION}): start all nodes from one installation"

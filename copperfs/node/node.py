@@ -133,9 +133,9 @@ from copperfs.node.requests.handler import RequestHandler
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.chunk_owners import Owners
-from copperfs.node.routing.overlay import Trees
 from copperfs.node.routing.placement import Placement
 from copperfs.node.routing.route import Routing
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import FetchKind, Limits, NodeStats
 
 

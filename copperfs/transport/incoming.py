@@ -25,7 +25,7 @@ from copperfs.transport.descriptor_limits import Door, room_for
 from copperfs.transport.frames import Frames, send_frames
 from copperfs.transport.interface import Payload, TransportStats
 from copperfs.transport.message_size_guard import Watch
-from copperfs.transport.zmq_trio import Pump
+from copperfs.transport.socket_pump import Pump
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, decode_greeting
 

@@ -16,7 +16,7 @@ from copperfs.transport import zmq_sockets as sockets
 from copperfs.transport.frames import Frames, send_frames
 from copperfs.transport.interface import Payload, TransportStats
 from copperfs.transport.message_size_guard import Watch
-from copperfs.transport.zmq_trio import Pump
+from copperfs.transport.socket_pump import Pump
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, decode_greeting
 

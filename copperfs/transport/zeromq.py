@@ -41,8 +41,8 @@ from copperfs.transport.interface import (
 )
 from copperfs.transport.outgoing import Outgoing
 from copperfs.transport.resolver import Resolver
+from copperfs.transport.socket_pump import Pump
 from copperfs.transport.zmq_sockets import SocketLimits
-from copperfs.transport.zmq_trio import Pump
 from copperfs.wire.codec import CorruptPayload, check_payload, decode_header, encode_frames
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest

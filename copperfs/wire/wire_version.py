@@ -7,7 +7,7 @@ VERSION = 5
 """Increment it when ``LAYOUTS`` in ``codec.py`` changes."""
 
 
-def versions_differ(peer: str, version: int, release: str, me: str) -> str:
+def mismatch_sentence(peer: str, version: int, release: str, me: str) -> str:
     """*release* may be empty."""
     theirs = f"copperfs {release}".rstrip()
     return (

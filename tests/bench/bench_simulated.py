@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from copperfs.lab.sim.costs import Costs, costs_of
-from copperfs.lab.sim.program import Program, ProgramPlan
+from copperfs.lab.sim.node_application import ApplicationPlan, NodeApplication
 from copperfs.lab.sim.workload import Want, Workload
 from copperfs.lab.sim.world import MIB, Job, World
 from copperfs.model.types import Path as SourcePath
 from copperfs.node.prefetch.access_history import STEP_MAX
-from copperfs.node.routing.kary_tree import depth_of
+from copperfs.node.routing.tree_failover import depth_of
 from tests.bench.cluster import cluster, copperfs
 from tests.bench.lab import Context
 from tests.bench.results import JUDGED, Bound, Measure, Target
@@ -82,10 +82,12 @@ def _simulated(nodes: int, files: dict[str, int], costs: Costs) -> float:
     for path, size in paths.items():
         world.source.add(path, size)
     wants, number = _wants(files)
-    plan = ProgramPlan(Workload("one after the other", paths, wants, 0.0), world.source, costs.node)
+    plan = ApplicationPlan(
+        Workload("one after the other", paths, wants, 0.0), world.source, costs.node
+    )
     world.start()
     began = world.clock.now
-    over: list[Program] = []
+    over: list[NodeApplication] = []
     for host in world.hosts:
         seen: set[str] = set()
         order: list[int] = []
@@ -94,7 +96,7 @@ def _simulated(nodes: int, files: dict[str, int], costs: Costs) -> float:
                 if each not in seen:
                     order.append(number[each])
                     seen.add(each)
-        Program(host, plan, [number[""], *order], over.append).start()
+        NodeApplication(host, plan, [number[""], *order], over.append).start()
         while len(over) <= host.me:
             world.run(STEP_S)
     assert over[-1].ended_at is not None

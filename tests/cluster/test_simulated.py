@@ -16,7 +16,7 @@ import pytest
 from copperfs.lab.sim.world import MIB, Job, World
 from copperfs.model.types import Path as SourcePath
 from copperfs.node.prefetch.access_history import STEP_MAX
-from copperfs.node.routing.kary_tree import depth_of
+from copperfs.node.routing.tree_failover import depth_of
 from tests.cluster.conftest import Starter
 from tests.cluster.helpers import PATIENT, Cluster
 

@@ -32,7 +32,7 @@ from copperfs.node.events import Clear, Event, ReadRequest, Used
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from copperfs.source.source_port import Fetcher
 from tests.mount.helpers import Mount, eventually

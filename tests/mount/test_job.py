@@ -19,7 +19,7 @@ import pytest
 from copperfs.daemon.collective_ops import added
 from copperfs.daemon.job_member import CALL_WITHIN_S
 from copperfs.model.types import NodeId
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import copperfs, eventually, is_mounted, watch
 from tests.mount.jobs import Job

@@ -15,8 +15,8 @@ import zmq
 
 from copperfs.node.peer.messages import Credit
 from copperfs.transport.interface import Connected, ReceivedMessage
+from copperfs.transport.socket_pump import Pump
 from copperfs.transport.zeromq import ZeroTransport
-from copperfs.transport.zmq_trio import Pump
 from tests.net.world import Node, trio_test, zero_world
 
 MESSAGES = 3000

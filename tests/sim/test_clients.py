@@ -7,7 +7,7 @@ import pytest
 from copperfs.lab.sim import checkers, settling
 from copperfs.lab.sim.checkers import Violation
 from copperfs.lab.sim.file_reader import Reading
-from copperfs.lab.sim.sim_machine import Machine
+from copperfs.lab.sim.machine_properties import Machine
 from copperfs.lab.sim.world import Job, World
 from copperfs.model.types import Path
 from tests.sim import old_defects

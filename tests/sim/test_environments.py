@@ -12,9 +12,9 @@ import pytest
 
 from copperfs.lab.sim import checkers
 from copperfs.lab.sim.checkers import Violation
+from copperfs.lab.sim.machine_properties import Machine
 from copperfs.lab.sim.random_environment import Environment, draw_environment
 from copperfs.lab.sim.random_run import RandomRun
-from copperfs.lab.sim.sim_machine import Machine
 from copperfs.lab.sim.sim_source import FOREVER
 from copperfs.lab.sim.world import Job, World
 from copperfs.model.types import Path

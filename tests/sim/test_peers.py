@@ -9,7 +9,7 @@ from copperfs.node.node import Node
 from copperfs.node.peer.flow_control import WINDOW_BYTES
 from copperfs.node.peer.messages import ContentKind, Credit, Hello, Item, Offer
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 
 ROOT, CHILD = NodeId(0), NodeId(1)

@@ -90,7 +90,7 @@ from copperfs.node.peer.messages import (
 from copperfs.node.peer.reassembly import Slice
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from tests.unit.node_lab import DEADLINE_S, directory, file, with_unknown
 

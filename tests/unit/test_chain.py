@@ -24,7 +24,7 @@ from copperfs.node.node import Node
 from copperfs.node.peer.messages import PART_BYTES
 from copperfs.node.peer.session import Agreement
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from copperfs.source.source_pool import PoolFetcher
 from copperfs.wire.payload import digest

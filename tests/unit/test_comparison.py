@@ -32,7 +32,7 @@ from copperfs.node.peer.messages import (
     Seen,
 )
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from copperfs.source import inode_sample as sampling
 from copperfs.source.inode_sample import (

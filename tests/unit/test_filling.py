@@ -14,7 +14,7 @@ from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 
 MIB = 1 << 20

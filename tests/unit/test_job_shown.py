@@ -16,7 +16,7 @@ from copperfs.cli.output import missing_names, names_of
 from copperfs.cli.tree import LINES_MAX, shown
 from copperfs.daemon.tree_report import places_of, way_between
 from copperfs.model.types import NodeId
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 
 
 def document(

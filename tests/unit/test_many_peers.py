@@ -13,7 +13,7 @@ from copperfs.node.events import Event, PeerDown, PeerMessage, PeerUp, Probed, S
 from copperfs.node.node import Node
 from copperfs.node.peer.messages import Heartbeat
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 
 NODES = 5000

@@ -11,7 +11,7 @@ from copperfs.daemon.job_member import JobMember
 from copperfs.daemon.tree_report import way_between
 from copperfs.model.roster import Member, Roster
 from copperfs.model.types import NodeId
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 
 
 def test_a_node_that_is_cut_off_from_thousands_still_answers_others(

@@ -20,7 +20,7 @@ from copperfs.node.peer.messages import (
     Request,
 )
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from copperfs.transport.interface import Connected, ReceivedMessage
 from copperfs.wire.payload import Payload, digest

@@ -10,7 +10,7 @@ from copperfs.node.node import Node
 from copperfs.node.peer.messages import Batch, ContentKind, Hello, Item
 from copperfs.node.peer.push import Push
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from copperfs.wire.payload import payload_of
 

@@ -15,7 +15,7 @@ import trio
 from copperfs.config.settings import Settings
 from copperfs.daemon.collective_ops import CollectiveOperations, Result, pack
 from copperfs.daemon.job_member import JobMember
-from copperfs.daemon.warmup_push import Warmup
+from copperfs.daemon.warmup_push import PushWarmup
 from copperfs.daemon.warmup_walk import ARGUMENT_BYTES_MAX
 from copperfs.model.roster import Member, Roster
 from copperfs.model.types import Path, Version
@@ -43,8 +43,8 @@ class Set:
     async def warm_up(self) -> Result:
         job = self.jobs[LEAF]
         async with trio.open_nursery() as nursery:
-            await job.working_sets.start(nursery, str(self.request))
-        return job.working_sets.state()
+            await job.warmup_coordinator.start(nursery, str(self.request))
+        return job.warmup_coordinator.state()
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def job_of_three(source: FilePath, silence_s: float) -> AsyncIterator[Set]
         for engine in scene.engines:
             settings = Settings(mountpoint="/mnt", memory_bytes=64 << 20)
             jobs.append(JobMember(engine, settings, dict, lambda: None, Roster("job", members)))
-            warmup = jobs[-1].working_sets.warmup
+            warmup = jobs[-1].warmup_coordinator.warmup
             warmup.silence_s, warmup.alive_every_s = silence_s, 0.1
         for job in jobs:
             await job.readiness.wait()
@@ -96,17 +96,17 @@ def test_a_root_that_fails_on_the_way_tells_the_others_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected_warnings("a bug: push failed")
-    have_read = Warmup._object
+    have_read = PushWarmup._object
     count = 0
 
-    async def breaks(self: Warmup, path: Path, version: Version) -> Blob:
+    async def breaks(self: PushWarmup, path: Path, version: Version) -> Blob:
         nonlocal count
         count += 1
         if count > 10:
             raise RuntimeError("broken")
         return await have_read(self, path, version)
 
-    monkeypatch.setattr(Warmup, "_object", breaks)
+    monkeypatch.setattr(PushWarmup, "_object", breaks)
 
     async def main() -> None:
         async with job_of_three(source, silence_s=LONG_S) as jobs:
@@ -119,13 +119,13 @@ def test_a_root_that_fails_on_the_way_tells_the_others_at_once(
 
 
 def test_a_slow_source_is_no_silence(source: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
-    have_read = Warmup._object
+    have_read = PushWarmup._object
 
-    async def slowly(self: Warmup, path: Path, version: Version) -> Blob:
+    async def slowly(self: PushWarmup, path: Path, version: Version) -> Blob:
         await trio.sleep(5.0)
         return await have_read(self, path, version)
 
-    monkeypatch.setattr(Warmup, "_object", slowly)
+    monkeypatch.setattr(PushWarmup, "_object", slowly)
 
     async def main() -> None:
         async with job_of_three(source, silence_s=3.0) as jobs:
@@ -143,7 +143,7 @@ def test_who_is_held_up_by_its_own_children_does_not_call_it_silence(source: Fil
             ended = trio.Event()
 
             async def take_part() -> None:
-                await job.working_sets.warmup.push({"push": 7, "tree": 0, "directories": {}})
+                await job.warmup_coordinator.warmup.push({"push": 7, "tree": 0, "directories": {}})
                 ended.set()
 
             async with trio.open_nursery() as nursery:
@@ -173,7 +173,7 @@ def test_directories_apart_are_looked_up_in_calls_that_can_be_sent(source: FileP
                 return {}
 
             replaced(jobs.jobs[ROOT], "look", look)
-            sets = jobs.jobs[LEAF].working_sets
+            sets = jobs.jobs[LEAF].warmup_coordinator
             plan = sets._plan
 
             async def with_more(request: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from copperfs.node.node import Node
 from copperfs.node.peer.collectives import CALLS_MAX
 from copperfs.node.peer.session import Agreement
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from tests.net.memory_network import MemoryNetwork
 from tests.unit.test_engine import FakeFetcher, FakePublications

@@ -12,7 +12,7 @@ from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.machine import FetchMachine
 from copperfs.node.node import Node
 from copperfs.node.peer.messages import Batch
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.wire.payload import Payload, digest
 from tests.unit.node_lab import version
 from tests.unit.overlay_lab import Daemon, Job

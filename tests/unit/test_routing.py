@@ -14,8 +14,8 @@ from copperfs.node.peer.messages import MemberStatus
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.chunk_owners import TIMEOUTS_MAX, Owners
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.overlay import Trees
 from copperfs.node.routing.route import Role, Route, Routing
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import FetchKind, NodeStats, Subject
 
 NODES = 16

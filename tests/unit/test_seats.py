@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copperfs.node.routing.kary_tree import children_among, parent_among, parent_position
+from copperfs.node.routing.tree_failover import children_among, parent_among, parent_position
 
 SHAPES = st.tuples(st.integers(1, 90), st.integers(1, 9)).flatmap(
     lambda shape: st.tuples(

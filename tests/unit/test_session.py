@@ -17,7 +17,7 @@ from copperfs.node.node import Node
 from copperfs.node.peer.messages import Hello, Message, Ping, Pong, Request, Seen
 from copperfs.node.peer.session import Agreement, Session
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 
 PARENT, ME = NodeId(0), NodeId(1)

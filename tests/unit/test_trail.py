@@ -32,7 +32,7 @@ from copperfs.node.prefetch.access_history import (
 )
 from copperfs.node.prefetch.speculative_push import DELAY_S, MESSAGES_MAX
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from tests.unit.node_lab import version
 from tests.unit.overlay_lab import MIB, Job, content
 

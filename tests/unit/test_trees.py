@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from copperfs.lab.sim.baselines import copper_fanout
 from copperfs.model.types import NodeId, Path
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 
 SIZES = st.tuples(st.integers(1, 70), st.integers(1, 9), st.integers(1, 6))
 

@@ -26,7 +26,7 @@ from copperfs.daemon.engine import Engine
 from copperfs.daemon.peers import Peers
 from copperfs.daemon.warmup_coordinator import Plan
 from copperfs.daemon.warmup_progress import PushState, RingState
-from copperfs.daemon.warmup_push import Warmup, _Content, _Packed
+from copperfs.daemon.warmup_push import PushWarmup, _Content, _Packed
 from copperfs.daemon.warmup_walk import (
     ARGUMENT_BYTES_MAX,
     Directories,
@@ -51,7 +51,7 @@ from copperfs.node.peer.messages import (
 )
 from copperfs.node.peer.push import UNCALLED_MAX, UNFINISHED_SHARE, Push
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 from copperfs.transport.interface import ReceivedMessage
 from copperfs.wire.codec import decode, encode
@@ -64,14 +64,16 @@ MIB = 1 << 20
 PARENT = NodeId(0)
 
 
-def receiver(memory_bytes: int = 64 * MIB, local: tuple[Path, ...] = (), number: int = 1) -> Warmup:
+def receiver(
+    memory_bytes: int = 64 * MIB, local: tuple[Path, ...] = (), number: int = 1
+) -> PushWarmup:
     policy = Policy(source=b"/src", mountpoint=b"/mnt", local=local)
     limits = Limits(memory_bytes, 10 * MIB, None, 30.0)
     node = Node(policy, limits, Trees(3, NodeId(number), fanout=2, push_fanout=2))
     engine = Engine(node, FakeFetcher(), FakePublications())
     transport = MemoryNetwork().transport(NodeId(number))
     engine.peers = Peers(transport, node, engine.blobs, engine.post)
-    return Warmup(engine)
+    return PushWarmup(engine)
 
 
 def piece(path: bytes, wanted: Version, offset: int = 0, length: int | None = None) -> Item:
@@ -79,8 +81,8 @@ def piece(path: bytes, wanted: Version, offset: int = 0, length: int | None = No
     return Item(ContentKind.OBJECT, Path(path), wanted, wanted.size, offset, length)
 
 
-def take(warmup: Warmup, *items: Item, push: int = 1, data: bytes | None = None, last: bool = False,
-         peer: int = PARENT, tree: int = 0) -> None:  # fmt: skip
+def take(warmup: PushWarmup, *items: Item, push: int = 1, data: bytes | None = None,
+         last: bool = False, peer: int = PARENT, tree: int = 0) -> None:  # fmt: skip
     size = sum(item.length for item in items)
     payload = payload_of(b"x" * size if data is None else data)
     known = pushes(warmup).get(push)
@@ -92,7 +94,7 @@ def take(warmup: Warmup, *items: Item, push: int = 1, data: bytes | None = None,
     warmup.engine.node.check_invariants()
 
 
-def receive(warmup: Warmup, peer: NodeId, batch: Batch, payload: Payload) -> None:
+def receive(warmup: PushWarmup, peer: NodeId, batch: Batch, payload: Payload) -> None:
     node, peers = warmup.engine.node, warmup.engine.peers
     assert node.session is not None
     assert peers is not None
@@ -100,11 +102,11 @@ def receive(warmup: Warmup, peer: NodeId, batch: Batch, payload: Payload) -> Non
     peers.arrived(ReceivedMessage(peer, batch, payload))
 
 
-def pushes(warmup: Warmup) -> dict[int, Push]:
+def pushes(warmup: PushWarmup) -> dict[int, Push]:
     return warmup.engine.node.pushes.running
 
 
-def held(warmup: Warmup) -> dict[bytes, bytes]:
+def held(warmup: PushWarmup) -> dict[bytes, bytes]:
     engine = warmup.engine
     found = {}
     for key, value, _ in engine.node._cache._shelf.items():

@@ -18,8 +18,8 @@ from copperfs.fuse.mounting import mount_at
 from copperfs.lab.local_cluster import surroundings
 from copperfs.lab.local_cluster.cluster_state import Cluster, ClusterNode, load, locked
 from copperfs.lab.local_cluster.conditions import Conditions
-from copperfs.lab.local_cluster.node_daemons import Tell, keep_told, start_daemon, wait_mounted
 from copperfs.lab.local_cluster.node_networks import NodeNetworks, check_possible, draw_name
+from copperfs.lab.local_cluster.start_nodes import Tell, keep_told, start_daemon, wait_mounted
 from copperfs.lab.local_cluster.teardown import remove_leftovers, take_down
 from copperfs.launch.curve_keys import NO_KEYS, draw_pair
 from copperfs.launch.launch_method import Launch, trees_of

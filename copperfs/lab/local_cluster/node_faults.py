@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from copperfs.lab.local_cluster.cluster_state import Cluster, ClusterNode, locked, running
-from copperfs.lab.local_cluster.node_daemons import StartingNode, start_daemon, told, wait_mounted
+from copperfs.lab.local_cluster.start_nodes import StartingNode, start_daemon, told, wait_mounted
 from copperfs.lab.local_cluster.teardown import (
     KILLED_WITHIN_S,
     signal_node,

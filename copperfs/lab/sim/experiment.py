@@ -1,7 +1,7 @@
 """Experiment: measures how long a job of a given number of nodes takes for a workload.
 
 The first time is *cold*: no cache holds anything. The second is *warm*. For a *push* the root of
-the tree reads the set and spreads it before the programs begin. For the largest jobs some nodes
+the tree reads the set and spreads it before the applications begin. For the largest jobs some nodes
 stand for others (docs/simulator.md has the error).
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from copperfs.lab.sim.costs import Costs
-from copperfs.lab.sim.program import Program, ProgramPlan
+from copperfs.lab.sim.node_application import ApplicationPlan, NodeApplication
 from copperfs.lab.sim.workload import Workload
 from copperfs.lab.sim.world import Job, World
-from copperfs.node.routing.kary_tree import child_positions
+from copperfs.node.routing.tree_failover import child_positions
 
 SETTLE_S = 1.0
 WHOLE_LEVEL_MAX = 300
@@ -47,7 +47,7 @@ class Experiment:
 class Result:
     nodes: int
     cold_s: float
-    """From the first program's start to the last one's end."""
+    """From the first application's start to the last one's end."""
     warm_s: float
     pushed_s: float | None
     """Until all nodes had all files."""
@@ -58,7 +58,7 @@ class Result:
     """The most operations of one kind on one path."""
     streamed_bytes: int
     misses: float
-    """The mean number of misses that a program waited for."""
+    """The mean number of misses that an application waited for."""
     simulated: int
     """Nodes that were simulated by themselves."""
     cpu_s: float
@@ -71,7 +71,7 @@ class Result:
 
 
 def run(experiment: Experiment, tell: Tell = lambda _: None) -> Result:
-    """*tell* gets the share of the programs that have ended."""
+    """*tell* gets the share of the applications that have ended."""
     began = time.process_time()
     collects = gc.isenabled()
     gc.disable()  # there is no garbage, and a scan takes long
@@ -104,8 +104,8 @@ class _Run:
             if want.size is None:
                 world.source.add_directory(want.path)
         world.source.only_searched = experiment.by_name
-        self.plan = ProgramPlan(experiment.workload, world.source, costs.node)
-        self.programs: list[Program] = []
+        self.plan = ApplicationPlan(experiment.workload, world.source, costs.node)
+        self.applications: list[NodeApplication] = []
         self.left = 0
 
     def run(self, began: float) -> Result:
@@ -113,14 +113,16 @@ class _Run:
         weights = weights_of(experiment.job, experiment.stand_for)
         world.start_some(weights, SETTLE_S)
         orders = experiment.workload.orders
-        self.programs = [
-            Program(host, self.plan, None if orders is None else orders(host.me), self._ended)
+        self.applications = [
+            NodeApplication(
+                host, self.plan, None if orders is None else orders(host.me), self._ended
+            )
             for host in world.hosts
         ]
         pushed_s = self._push() if experiment.push else None
         before = sum(world.network.sent.values())
         cold_s = self._all()
-        misses = sum(each.misses for each in self.programs) / len(self.programs)
+        misses = sum(each.misses for each in self.applications) / len(self.applications)
         messages = world.network.sent
         assert sum(messages.values()) >= before
         warm_s = self._all()
@@ -143,28 +145,28 @@ class _Run:
             memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 
-    def _ended(self, program: Program) -> None:
+    def _ended(self, application: NodeApplication) -> None:
         self.left -= 1
 
     def _all(self) -> float:
-        """How long all programs took."""
+        """How long all applications took."""
         world, began = self.world, self.world.clock.now
-        self.left = len(self.programs)
-        for program in self.programs:
+        self.left = len(self.applications)
+        for application in self.applications:
             wait_s = world.random.uniform(0, self.experiment.skew_s)
-            program.host.process.after(wait_s, program.start)
+            application.host.process.after(wait_s, application.start)
         self._run_until(lambda: self.left == 0)
-        first = min(each.began_at for each in self.programs)
+        first = min(each.began_at for each in self.applications)
         assert first >= began
-        return max(each.ended_at or 0.0 for each in self.programs) - first
+        return max(each.ended_at or 0.0 for each in self.applications) - first
 
     def _run_until(self, is_over: Callable[[], bool]) -> None:
         limit = self.world.clock.now + LIMIT_S
         while not is_over():
             if self.world.clock.now > limit:
-                raise Stuck(f"{self.left} programs have not ended in {LIMIT_S:g} s")
+                raise Stuck(f"{self.left} applications have not ended in {LIMIT_S:g} s")
             self.world.run(STEP_S)
-            self.tell(1 - self.left / max(1, len(self.programs)))
+            self.tell(1 - self.left / max(1, len(self.applications)))
 
     def _push(self) -> float:
         """Returns how long it took until all nodes had all."""
@@ -192,9 +194,9 @@ class _Run:
             return not others
 
         self._run_until(is_over)
-        for program in self.programs:
+        for application in self.applications:
             for path in full:
-                program.mark(path)
+                application.mark(path)
         return world.clock.now - began
 
 

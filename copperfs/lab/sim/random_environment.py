@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from copperfs.lab.sim.sim_machine import PLAIN, Machine
+from copperfs.lab.sim.machine_properties import PLAIN, Machine
 from copperfs.model.types import Path, split
 
 AHEAD_S_MAX = 2.0

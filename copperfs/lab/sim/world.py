@@ -19,9 +19,9 @@ from copperfs.lab.sim.codec_check import Transcoder
 from copperfs.lab.sim.directory_walker import Walk
 from copperfs.lab.sim.file_reader import Reading
 from copperfs.lab.sim.host import Host
+from copperfs.lab.sim.machine_properties import PLAIN, Machine
 from copperfs.lab.sim.run_trace import Trace
 from copperfs.lab.sim.sim_disk import MOVES_WITHIN_S, Disk, DiskCosts
-from copperfs.lab.sim.sim_machine import PLAIN, Machine
 from copperfs.lab.sim.sim_process import Process, State
 from copperfs.lab.sim.sim_resolver import SimulatedResolver
 from copperfs.lab.sim.sim_source import SimulatedSource, SourceCosts
@@ -34,8 +34,8 @@ from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.overlay import Trees
 from copperfs.node.routing.placement import Placement
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 
 MIB = 1 << 20

@@ -31,7 +31,7 @@ from copperfs.node.membership.failure_detector import (
 )
 from copperfs.node.membership.member_table import MemberTable
 from copperfs.node.peer.flow_control import FlowControl
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import NodeStats
 
 # After this many candidates the node reads the source instead.

@@ -54,7 +54,7 @@ from copperfs.node.membership.member_table import MemberTable
 from copperfs.node.membership.own_lateness import OwnLateness
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import RECORDS_MAX, Heartbeat, MembershipUpdate, MemberStatus
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import NodeStats
 
 # Updates within this time go out in one message.

@@ -18,7 +18,7 @@ from copperfs.node.peer.messages import LISTING_MAX_BYTES, Batch, ContentKind, I
 from copperfs.node.peer.reassembly import Payloads, Slice
 from copperfs.node.requests.file_class import FileClassifier
 from copperfs.node.requests.path_policy import Place, Policy
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import Limits
 
 # Pushes whose batches came before their collective.

@@ -30,7 +30,7 @@ from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import PATH_BYTES_MAX
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.routing.chunk_owners import Owners
-from copperfs.node.routing.overlay import Trees
+from copperfs.node.routing.trees import Trees
 from copperfs.node.state import FetchKind, Subject
 
 

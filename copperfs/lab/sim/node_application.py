@@ -1,10 +1,10 @@
-"""Program: the processes of one node that carry out a workload, with the kernel and the front
-between them and the daemon.
+"""Application of a node: the processes of one node that carry out a workload, with the kernel and
+the front between them and the daemon.
 
 An answer of the node stays in the front's tables or in the kernel, and so does what the node
 *publishes*. All processes of a node want the same in the same order, and the front keeps one
-request pending for all. They advance together, and are one program here, which costs one entry on
-the clock for each wait.
+request pending for all. They advance together, and are one application here, which costs one entry
+on the clock for each wait.
 
 A file that is too large to hold is read from the source as far as it is touched, or chunk by chunk
 through the data tier.
@@ -23,12 +23,12 @@ from copperfs.node.events import LookupRequest, ReadRequest
 from copperfs.node.requests.chunk_layout import ChunkLayout
 
 
-class ProgramFailed(AssertionError):
-    """A program got an error."""
+class ApplicationFailed(AssertionError):
+    """An application got an error."""
 
 
 @dataclass(slots=True, repr=False)
-class ProgramPlan:
+class ApplicationPlan:
     workload: Workload
     source: SimulatedSource
     node_costs: NodeCosts
@@ -48,11 +48,11 @@ class ProgramPlan:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Program:
+class NodeApplication:
     host: Host
-    plan: ProgramPlan
+    plan: ApplicationPlan
     order: Sequence[int] | None
-    ended: Callable[["Program"], None]
+    ended: Callable[["NodeApplication"], None]
     began_at: float = 0.0
     ended_at: float | None = None
     misses: int = 0
@@ -132,10 +132,12 @@ class Program:
         )
 
     def _answered(self, answer: Answered) -> None:
-        """Take an answer, in the middle of the node's step; the program continues after it."""
+        """Take an answer, in the middle of the node's step; the application continues after it."""
         later, want = self.host.process.after, self.plan.workload.wants[self._number(self._next)]
         if isinstance(answer, AnswerError):
-            raise ProgramFailed(f"node {self.host.me} was told {answer.error} for {want.path!r}")
+            raise ApplicationFailed(
+                f"node {self.host.me} was told {answer.error} for {want.path!r}"
+            )
         if isinstance(answer, AnswerHandle):
             size = round((want.size or 0) * self.plan.workload.touched)
             self.plan.source.stream(

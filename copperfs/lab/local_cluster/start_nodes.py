@@ -1,4 +1,4 @@
-"""Node daemons: starts the daemon of a node, and waits until all that were started have mounted.
+"""Start of nodes: starts the daemon of a node, and waits until all that were started have mounted.
 
 The daemon's input (settings, roster, secret key) is also kept in a file beside its log, which only
 its owner may read, so ``cluster start`` can bring a killed node back with the same identity.

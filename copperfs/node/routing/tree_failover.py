@@ -1,4 +1,4 @@
-"""K-ary tree: parents and children by position, with failover when nodes are gone.
+"""Tree failover: parents and children by position in a k-ary tree, also when nodes are gone.
 
 The parent of position ``p`` is ``(p - 1) // k``. When that node is gone, only its children look for
 another one. Their *anchor* is the nearest live ancestor, or else the lowest live position, which is

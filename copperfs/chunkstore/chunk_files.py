@@ -1,4 +1,5 @@
-"""Store directory: opened safely, locked by one daemon, found again after a restart.
+"""Chunk files: the directory of the disk tier, opened safely, locked by one daemon, found again
+after a restart.
 
 Blocking calls, for the threads of ``disk_store.py``. A symbolic link is refused, and a directory
 that is another user's, that others may write to, that is something else, or that another daemon

@@ -1,4 +1,4 @@
-"""Pump: runs a ZeroMQ socket as a trio task.
+"""Socket pump: runs a ZeroMQ socket as a trio task.
 
 A ZeroMQ socket's descriptor is edge-triggered: **any** call on the socket may consume the signal.
 Then the descriptor stays silent although a message lies there. Hence three rules:

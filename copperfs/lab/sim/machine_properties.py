@@ -1,4 +1,4 @@
-"""Machine: the properties of one machine of a job."""
+"""Machine properties: how the machines of a job differ from each other."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Overlay: which node asks which, in k-ary trees by position in the roster.
+"""Trees of the overlay: which node asks which, by position in the roster.
 
 Tree ``t`` of ``T`` is the roster rotated by ``t * N / T``, so each has another root. A directory's
 path picks the tree for it and its entries. So every object is read once, and the roots share the
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import xxhash
 
 from copperfs.model.types import COMPILED, FANOUT, NodeId, Path, split
-from copperfs.node.routing.kary_tree import (
+from copperfs.node.routing.tree_failover import (
     children_among,
     depth_of,
     parent_among,
