@@ -92,8 +92,8 @@ SOCKET_BYTES = 4 << 20
 # larger value would fetch chunks that no application reads (docs/hazards.md).
 READ_AHEAD_KIB = 1024
 # An inode takes this much in the front's tables; they may use a sixteenth of the budget.
-NODE_BYTES = 350
-NODES_MIN, NODES_MAX = 4096, 1 << 20
+INODE_BYTES = 350
+INODES_MIN, INODES_MAX = 4096, 1 << 20
 # The kernel keeps directories, which are never shed, so a try may leave too many names.
 SHED_AGAIN_S = 1.0
 OWN_ERRORS_EVERY_S = 5.0
@@ -220,7 +220,7 @@ class Daemon:
             miss.fileno(),
             control.fileno(),
             settings.front_threads,
-            nodes_max=self._nodes_max(),
+            inodes_max=self._inodes_max(),
             deadline_s=settings.source_deadline_s,
         )
         self._cleanup.callback(front.stop)
@@ -362,13 +362,13 @@ class Daemon:
 
     @staticmethod
     async def _run_shedding(front: Front) -> None:
-        nodes_max = front.statistics()["nodes_max"]
+        inodes_max = front.statistics()["nodes_max"]
         while True:
             await trio.lowlevel.wait_readable(front.crowded_fileno())
             excess = front.crowded()
             if not excess:
                 continue
-            told = await trio.to_thread.run_sync(front.shed, excess + nodes_max // 8)
+            told = await trio.to_thread.run_sync(front.shed, excess + inodes_max // 8)
             if told < excess:
                 await trio.sleep(SHED_AGAIN_S)
 
@@ -496,8 +496,8 @@ class Daemon:
         major, _, minor = mounted.device.partition(":")
         return os.makedev(int(major), int(minor))
 
-    def _nodes_max(self) -> int:
-        return min(NODES_MAX, max(NODES_MIN, self.settings.memory_bytes // 16 // NODE_BYTES))
+    def _inodes_max(self) -> int:
+        return min(INODES_MAX, max(INODES_MIN, self.settings.memory_bytes // 16 // INODE_BYTES))
 
     def _fetcher(self, untouchable: Callable[[], frozenset[Path]]) -> Fetcher:
         return PoolFetcher(

@@ -166,7 +166,7 @@ class FrontHandlers(pyfuse3.Operations):
 
     # --- how -------------------------------------------------------------------------------------
 
-    def _node(self, number: int) -> tuple[Path, Attributes]:
+    def _inode(self, number: int) -> tuple[Path, Attributes]:
         found = self._board.inode(number)
         if found is None:
             raise SourceError(errno.ESTALE)
@@ -186,7 +186,7 @@ class FrontHandlers(pyfuse3.Operations):
             raise await as_stale(self._node_port, path, error) from None
 
     async def _look_up(self, parent: int, name: bytes) -> None:
-        directory, known = self._node(parent)
+        directory, known = self._inode(parent)
         path = join(directory, name)
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
@@ -206,7 +206,7 @@ class FrontHandlers(pyfuse3.Operations):
 
     async def _refresh(self, number: int) -> None:
         """Only a directory's attributes expire."""
-        path, before = self._node(number)
+        path, before = self._inode(number)
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
             if not isinstance(answer, AnswerEntry | AnswerListing):
@@ -224,7 +224,7 @@ class FrontHandlers(pyfuse3.Operations):
             raise SourceError(errno.ESTALE)
 
     async def _list(self, number: int) -> None:
-        path, known = self._node(number)
+        path, known = self._inode(number)
 
         def publish(answer: Answered, _: Content, remaining: Remaining) -> bool:
             assert isinstance(answer, AnswerListing)
@@ -292,7 +292,7 @@ class FrontHandlers(pyfuse3.Operations):
         return True
 
     async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
-        path, attributes = self._node(number)
+        path, attributes = self._inode(number)
         version = attributes.version
         pieces = Pieces(offset, size, version.size)
 
@@ -327,7 +327,7 @@ class FrontHandlers(pyfuse3.Operations):
         return data
 
     async def _target(self, number: int) -> bytes:
-        path, _ = self._node(number)
+        path, _ = self._inode(number)
 
         def take(answer: Answered, _: Content, __: Remaining) -> bytes | None:
             if not isinstance(answer, AnswerEntry | AnswerListing):

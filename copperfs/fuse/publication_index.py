@@ -1,8 +1,8 @@
 """Publication index: records what the handlers have published to the front, and under which
 numbers.
 
-The node knows paths and versions, the front knows node numbers. Only this index holds both, so that
-content that the node evicts can be withdrawn.
+The node knows paths and versions, the front knows inode numbers. Only this index holds both, so
+that content that the node evicts can be withdrawn.
 
 All methods run on trio's thread, and none waits. A notification of the kernel may wait for a reply
 of the handlers themselves, so ``look_again`` only returns the work for a worker thread.
@@ -178,7 +178,7 @@ class PublicationIndex:
         numbers = self._chunked.get(file, set())
         for number in tuple(numbers):
             if not self.front.withdraw_chunk(number, key.index):
-                numbers.discard(number)  # the last chunk, or the node is forgotten
+                numbers.discard(number)  # the last chunk, or the inode is forgotten
                 del self._files[number]
         if not numbers:
             self._chunked.pop(file, None)

@@ -43,22 +43,22 @@ static uint64_t fresh_until(double seconds)
 
 static PyObject *front_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = { "fuse_fd", "miss_fd", "control_fd", "threads", "nodes_max",
+	static char *names[] = { "fuse_fd", "miss_fd", "control_fd", "threads", "inodes_max",
 				 "deadline_s", "kernel_cache", NULL };
 	int fuse_fd, miss_fd, control_fd, kernel_cache = 1;
-	unsigned threads, nodes_max;
+	unsigned threads, inodes_max;
 	double deadline;
 	struct front_object *self;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiIId|p", names, &fuse_fd, &miss_fd,
-					 &control_fd, &threads, &nodes_max, &deadline,
+					 &control_fd, &threads, &inodes_max, &deadline,
 					 &kernel_cache))
 		return NULL;
 	self = (struct front_object *)type->tp_alloc(type, 0);
 	if (!self)
 		return NULL;
 	self->front = calloc(1, sizeof(*self->front));
-	if (!self->front || front_init(self->front, nodes_max)) {
+	if (!self->front || front_init(self->front, inodes_max)) {
 		free(self->front);
 		self->front = NULL;
 		Py_DECREF(self);
@@ -878,7 +878,7 @@ static PyObject *py_crowded(PyObject *object, PyObject *unused)
 		ignored = 0; /* called without a signal */
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	more = (int64_t)f->tables.nodes - f->tables.nodes_max;
+	more = (int64_t)f->tables.inodes - f->tables.inodes_max;
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
 	return PyLong_FromLongLong(more > 0 ? more : 0);
@@ -942,14 +942,14 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 	struct front *f = front_of(object);
 	struct front_statistics *s = &f->statistics;
 	PyObject *all = PyDict_New(), *kinds = PyDict_New();
-	uint32_t nodes, idle;
+	uint32_t inodes, idle;
 
 	(void)unused;
 	if (!all || !kinds)
 		goto failed;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	nodes = f->tables.nodes;
+	inodes = f->tables.inodes;
 	idle = f->tables.idle_count;
 	tables_unlock(&f->tables);
 	Py_END_ALLOW_THREADS
@@ -982,8 +982,8 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 	    put(all, "unanswered", s->unanswered) || put(all, "no_room", s->no_room) ||
 	    put(all, "full_replies", s->full_replies) ||
 	    put(all, "notifications", s->notifications) ||
-	    put(all, "handler_requests", s->handler_requests) || put(all, "nodes", nodes) ||
-	    put(all, "idle_nodes", idle) || put(all, "nodes_max", f->tables.nodes_max) ||
+	    put(all, "handler_requests", s->handler_requests) || put(all, "nodes", inodes) ||
+	    put(all, "idle_nodes", idle) || put(all, "nodes_max", f->tables.inodes_max) ||
 	    put(all, "pending", f->pending_count) || put(all, "max_pages", f->max_pages) ||
 	    put(all, "bypass_threads", f->bypass_threads))
 		goto failed;
@@ -1013,7 +1013,7 @@ static PyMethodDef front_methods[] = {
 	{ "is_untouched", py_is_untouched, METH_O,
 	  "is_untouched(id): no name in this directory has been shown." },
 	{ "is_attached", py_is_attached, METH_O,
-	  "is_attached(id): its path leads to no newer node, as far as is known." },
+	  "is_attached(id): its path leads to no newer inode, as far as is known." },
 	{ "find", py_find, METH_O, "find(path) -> id or None: what the path leads to now." },
 	{ "touched", py_touched, METH_O, "touched(ids) -> those used since last asked." },
 	{ "publish_listing", py_publish_listing, METH_VARARGS,
@@ -1053,9 +1053,9 @@ static PyMethodDef front_methods[] = {
 	  "used)] of what the handlers were not asked for." },
 	{ "trace", py_trace, METH_O, "trace(on): begin to record requests, or end it." },
 	{ "crowded", py_crowded, METH_NOARGS,
-	  "crowded() -> how many names more than nodes_max there are." },
+	  "crowded() -> how many names more than inodes_max there are." },
 	{ "crowded_fileno", py_crowded_fileno, METH_NOARGS,
-	  "crowded_fileno(): readable when there are more than nodes_max." },
+	  "crowded_fileno(): readable when there are more than inodes_max." },
 	{ "own_errors", py_own_errors, METH_NOARGS,
 	  "own_errors() -> (unanswered, protocol_errors, no_room, overdue)" },
 	{ "traced", py_traced, METH_NOARGS,

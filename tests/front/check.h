@@ -100,10 +100,10 @@ static inline void tables_check(struct tables *t)
 		idle++;
 	}
 	free(children);
-	CHECK(nodes == t->nodes && attached == named);
+	CHECK(nodes == t->inodes && attached == named);
 	CHECK(idle == idle_flags && idle == t->idle_count && idle <= t->idle_max);
-	CHECK(handles <= t->handle_max && extents <= EXTENTS_NODES_MAX);
-	CHECK(t->nodes / 8 <= t->mask + 1);
+	CHECK(handles <= t->handle_max && extents <= EXTENTS_INODES_MAX);
+	CHECK(t->inodes / 8 <= t->mask + 1);
 	CHECK(!t->dropped && !t->dropped_chunks && !t->dropped_listings && !t->dropped_blobs);
 	for (const struct chunk *c = t->touched; c; c = c->touched.next)
 		touched++;

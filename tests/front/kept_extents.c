@@ -76,7 +76,7 @@ static struct inode *file_of(struct tables *t, const char *name)
 static void walk_in_turns(struct tables *t, struct inode *one, struct inode *other)
 {
 	inode_set_extents(t, one, extents_of());
-	for (unsigned i = 0; i < 4 * EXTENTS_NODES_MAX; i++) {
+	for (unsigned i = 0; i < 4 * EXTENTS_INODES_MAX; i++) {
 		if (i % 2)
 			inode_withdraw(t, other);
 		inode_set_extents(t, other, extents_of());
@@ -110,9 +110,9 @@ static void walk_many(struct tables *t)
 {
 	unsigned kept = 0, open = 0;
 
-	t->handle_max = EXTENTS_NODES_MAX; /* the first places of its ring */
+	t->handle_max = EXTENTS_INODES_MAX; /* the first places of its ring */
 	t->handle_next = 0;
-	for (unsigned i = 0; i < 2 * EXTENTS_NODES_MAX; i++) {
+	for (unsigned i = 0; i < 2 * EXTENTS_INODES_MAX; i++) {
 		char name = (char)(128 + i);
 		struct inode *inode = file_of(t, &name);
 
@@ -123,7 +123,7 @@ static void walk_many(struct tables *t)
 		kept += inode_by_id(t, id)->extents != NULL;
 		open += inode_by_id(t, id)->handle != NULL;
 	}
-	CHECK(kept == EXTENTS_NODES_MAX && open == EXTENTS_NODES_MAX);
+	CHECK(kept == EXTENTS_INODES_MAX && open == EXTENTS_INODES_MAX);
 }
 
 static bool begin_seek(void *pool, const char *path, const struct version *version,

@@ -82,7 +82,7 @@ def write_seeds(fuzzer: str, directory: Path) -> None:
 
 
 def _steps(rng: random.Random) -> bytes:
-    """Small ones are frequent: low node numbers, the first names."""
+    """Small ones are frequent: low inode numbers, the first names."""
     return bytes(rng.choice((rng.randrange(24), rng.randrange(256))) for _ in range(600))
 
 

@@ -846,7 +846,7 @@ static void end_check(void)
 		inode_obtain(t, t->root, "last", 4, &attr, NULL, 0, 0);
 		t->idle_max = before;
 	}
-	CHECK(t->nodes == 1);
+	CHECK(t->inodes == 1);
 }
 
 int main(int argc, char **argv)

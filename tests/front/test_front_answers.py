@@ -44,7 +44,7 @@ class Lab:
         for each in (fuse, miss, control):
             each.setblocking(True)
         self.front = Front(
-            fuse.fileno(), miss.fileno(), control.fileno(), 1, nodes_max=NODES_MAX,
+            fuse.fileno(), miss.fileno(), control.fileno(), 1, inodes_max=NODES_MAX,
             deadline_s=WITHIN_S, kernel_cache=True,
         )  # fmt: skip
         self.front.start()
@@ -213,7 +213,7 @@ def end_late() -> None:
             stack.callback(each.close)
         (fuse, kernel), (miss, handlers), (control, heard) = ends
         front = Front(
-            fuse.fileno(), miss.fileno(), control.fileno(), 2, nodes_max=NODES_MAX,
+            fuse.fileno(), miss.fileno(), control.fileno(), 2, inodes_max=NODES_MAX,
             deadline_s=WITHIN_S, kernel_cache=True,
         )  # fmt: skip
         before = threads()

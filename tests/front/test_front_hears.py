@@ -49,7 +49,7 @@ def front(source_of_files: Path) -> Iterator[tuple[Front, Kernel]]:
         (fuse, kernel), (miss, _), (control, _) = ends
         kernel.settimeout(WITHIN_S)
         front = Front(
-            fuse.fileno(), miss.fileno(), control.fileno(), 1, nodes_max=1000,
+            fuse.fileno(), miss.fileno(), control.fileno(), 1, inodes_max=1000,
             deadline_s=WITHIN_S, kernel_cache=True,
         )  # fmt: skip
         front.set_reader(fetcher.reader(0), 1 << 20, FILES * SIZE, 0, False)

@@ -31,7 +31,7 @@ def descriptors() -> Iterator[tuple[int, int, int]]:
 
 
 def front_of(descriptors: tuple[int, int, int]) -> Front:
-    return Front(*descriptors, 1, nodes_max=1000, deadline_s=1.0, kernel_cache=True)
+    return Front(*descriptors, 1, inodes_max=1000, deadline_s=1.0, kernel_cache=True)
 
 
 def both(path: Path, begins: bool) -> tuple[Attributes, Attributes]:

@@ -92,7 +92,7 @@ def ends() -> Iterator[Ends]:
         kernel.settimeout(WITHIN_S)
         handlers.settimeout(WITHIN_S)
         front = Front(
-            fuse.fileno(), miss.fileno(), control.fileno(), 1, nodes_max=1000,
+            fuse.fileno(), miss.fileno(), control.fileno(), 1, inodes_max=1000,
             deadline_s=WITHIN_S, kernel_cache=True,
         )  # fmt: skip
         front.start()

@@ -770,7 +770,7 @@ void world_step(struct input *in)
 
 /* --- a life --- */
 
-void world_begin(unsigned nodes_max)
+void world_begin(unsigned inodes_max)
 {
 	static const struct reader reader = { NULL, read_file, list_directory, seek_file };
 	struct front *f;
@@ -787,7 +787,7 @@ void world_begin(unsigned nodes_max)
 	world = calloc(1, sizeof(*world));
 	world->scratch = malloc(REPLY_MAX);
 	f = &world->front;
-	CHECK(!front_init(f, nodes_max));
+	CHECK(!front_init(f, inodes_max));
 	f->tables.hash_seed = 1; /* the same input has to do the same */
 	f->fuse_fd = f->miss_fd = f->control_fd = 0;
 	f->kernel_cache = true;

@@ -71,7 +71,7 @@ extern struct world *world;
 uint8_t take_byte(struct input *in);
 size_t take_bytes(struct input *in, void *to, size_t wanted);
 
-void world_begin(unsigned nodes_max);
+void world_begin(unsigned inodes_max);
 void world_end(void);
 void world_check(void);
 /* Requests and everything that changes the tables, chosen by the input. */

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from copperfs.daemon.daemon_main import NODE_BYTES
+from copperfs.daemon.daemon_main import INODE_BYTES
 from tests.mount.conftest import Mounter
 from tests.mount.helpers import Mount, eventually
 
@@ -79,7 +79,7 @@ def test_what_is_held_is_charged_with_what_it_takes(
     taken = after["process"]["resident_bytes"] - before["process"]["resident_bytes"]
     # the front's table of names is no part of the budget; two MiB are its empty buckets, stacks of
     # threads, and what is loaded with the first request
-    taken -= after["front"]["nodes"] * NODE_BYTES + 2 * MIB
+    taken -= after["front"]["nodes"] * INODE_BYTES + 2 * MIB
     assert charged > 10 * MIB
     assert taken <= 1.1 * charged
     assert taken >= 0.6 * charged, "the budget is for what is held"
@@ -104,7 +104,7 @@ def test_what_is_resident_stays_near_the_budget(source: Path, mounted: Mounter) 
 
     def allowed() -> int:
         # half of the budget more for memory that is freed and not given back yet
-        return int(1.5 * memory) + int(found["front"]["nodes"]) * NODE_BYTES
+        return int(1.5 * memory) + int(found["front"]["nodes"]) * INODE_BYTES
 
     eventually(is_near, lambda: f"{found['process']} is at most {allowed()} more than {before}")
 

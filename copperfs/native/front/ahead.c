@@ -319,7 +319,7 @@ void ahead_read(struct front *f, uint64_t id)
 
 static struct inode *inode_of_row(struct front *f, struct inode *directory, const struct row *row)
 {
-	if (f->tables.nodes >= f->tables.nodes_max || !row_tells(directory->listing, row))
+	if (f->tables.inodes >= f->tables.inodes_max || !row_tells(directory->listing, row))
 		return NULL;
 	return inode_obtain(&f->tables, directory, row->name, row->name_length, &row->attr,
 			    row->name + row->name_length, row->target_length,

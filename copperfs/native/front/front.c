@@ -21,9 +21,9 @@ static uint32_t handles_max(void)
 	return limit.rlim_cur < HANDLES_PART ? 1 : (uint32_t)(limit.rlim_cur / HANDLES_PART);
 }
 
-int front_init(struct front *f, uint32_t nodes_max)
+int front_init(struct front *f, uint32_t inodes_max)
 {
-	if (tables_init(&f->tables, nodes_max, handles_max()))
+	if (tables_init(&f->tables, inodes_max, handles_max()))
 		return -1;
 	f->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	f->fetched_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

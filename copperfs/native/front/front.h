@@ -125,7 +125,7 @@ struct front {
 	int fuse_fd, miss_fd, control_fd;
 	int wake_fd;
 	int fetched_fd; /* readable once something was fetched */
-	int crowded_fd; /* readable with more than nodes_max inodes */
+	int crowded_fd; /* readable with more than inodes_max inodes */
 	bool kernel_cache;
 	uint64_t deadline_ns;	     /* for fetches and the bypass */
 	const struct reader *reader; /* NULL: every file goes through the handlers */
@@ -191,7 +191,7 @@ struct front {
 uint64_t now_ns(void);
 
 /* front.c. The descriptors stay the caller's. */
-int front_init(struct front *f, uint32_t nodes_max);
+int front_init(struct front *f, uint32_t inodes_max);
 int front_start(struct front *f);
 void front_stop(struct front *f);
 void front_destroy(struct front *f);

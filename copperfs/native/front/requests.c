@@ -149,7 +149,7 @@ static enum verdict lookup(struct request *req)
 		denial_begin(f, &denial);
 	if (directory && !found)
 		fetching = await_names(req, directory);
-	crowded = f->tables.nodes > f->tables.nodes_max;
+	crowded = f->tables.inodes > f->tables.inodes_max;
 	tables_unlock(&f->tables);
 	if (crowded)
 		crowded_tell(f);
@@ -363,7 +363,7 @@ static size_t add_rows(struct front *f, struct inode *directory, uint64_t offset
 		struct inode *inode = NULL;
 
 		/* when the tables are full, the name comes without its inode */
-		if (plus && row_tells(listing, row) && f->tables.nodes < f->tables.nodes_max &&
+		if (plus && row_tells(listing, row) && f->tables.inodes < f->tables.inodes_max &&
 		    room - used >= sizeof(entry) + FUSE_NAME_OFFSET + 256)
 			inode = inode_obtain(&f->tables, directory, row->name, row->name_length,
 					     &row->attr, row->name + row->name_length,

@@ -312,7 +312,7 @@ static void free_unneeded(struct tables *t, struct inode *inode)
 		unlink_from(&t->by_id[inode->id & t->mask], inode, false);
 		inode_withdraw(t, inode);
 		free(inode);
-		t->nodes--;
+		t->inodes--;
 		parent->children--;
 		inode = parent;
 	}
@@ -356,7 +356,7 @@ static void keep_directory(struct tables *t, struct inode *directory)
 
 enum { CHAIN_MAX = 8 };
 
-/* Takes some 0.1 us for each inode. The kernel may refer to far more than nodes_max, such as
+/* Takes some 0.1 us for each inode. The kernel may refer to far more than inodes_max, such as
  * directories, which it is never told to forget. */
 static bool grow(struct tables *t)
 {
@@ -391,7 +391,7 @@ static struct inode *inode_new(struct tables *t, struct inode *parent, const cha
 {
 	struct inode *inode;
 
-	if (t->nodes / CHAIN_MAX > t->mask && !grow(t))
+	if (t->inodes / CHAIN_MAX > t->mask && !grow(t))
 		return NULL;
 	inode = calloc(1, sizeof(*inode) + length);
 	if (!inode)
@@ -407,7 +407,7 @@ static struct inode *inode_new(struct tables *t, struct inode *parent, const cha
 		enter(name_bucket(t, parent->id, name, length), inode, true);
 		inode->attached = true;
 	}
-	t->nodes++;
+	t->inodes++;
 	return inode;
 }
 
@@ -493,7 +493,7 @@ struct inode *inode_reach(struct tables *t, const char *path, size_t length)
 			child = inode_by_name(t, inode, path, size);
 		if (child && child->negative)
 			child = NULL;
-		if (!child && row && t->nodes < t->nodes_max)
+		if (!child && row && t->inodes < t->inodes_max)
 			child = inode_obtain(t, inode, path, size, &row->attr,
 					     row->name + row->name_length, row->target_length,
 					     listing->fresh_until);
@@ -613,7 +613,7 @@ void inode_set_handle(struct tables *t, struct inode *inode, struct handle *hand
 void inode_set_extents(struct tables *t, struct inode *inode, struct extents *extents)
 {
 	if (t->extents_ids[inode->extents_slot] != inode->id) {
-		uint32_t slot = t->extents_next++ % EXTENTS_NODES_MAX;
+		uint32_t slot = t->extents_next++ % EXTENTS_INODES_MAX;
 		struct inode *oldest = inode_by_id(t, t->extents_ids[slot]);
 
 		if (oldest)
@@ -645,17 +645,17 @@ void tables_revoke_below(struct tables *t)
 				inode->listing->granted_below = false;
 }
 
-int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max)
+int tables_init(struct tables *t, uint32_t inodes_max, uint32_t handle_max)
 {
 	size_t buckets = 1024;
 
 	memset(t, 0, sizeof(*t));
-	/* chains of two at nodes_max; untouched pages take no memory */
-	while (buckets * 2 < nodes_max)
+	/* chains of two at inodes_max; untouched pages take no memory */
+	while (buckets * 2 < inodes_max)
 		buckets *= 2;
 	t->mask = (uint32_t)(buckets - 1);
-	t->nodes_max = nodes_max;
-	t->idle_max = nodes_max / 4 < 65536 ? nodes_max / 4 : 65536;
+	t->inodes_max = inodes_max;
+	t->idle_max = inodes_max / 4 < 65536 ? inodes_max / 4 : 65536;
 	if (t->idle_max < 2) /* a directory and a name in it: see keep_directory() */
 		t->idle_max = 2;
 	t->handle_max = handle_max;

@@ -96,7 +96,7 @@ struct chunk {
 
 enum {
 	/* each of at most 2 KiB */
-	EXTENTS_NODES_MAX = 64,
+	EXTENTS_INODES_MAX = 64,
 	CHUNK_BYTES_MIN = 4096,
 	/* a MiB that begins inside a chunk of the smallest size */
 	PIECES_MAX = (1 << 20) / CHUNK_BYTES_MIN + 1,
@@ -155,7 +155,7 @@ struct inode {
 
 struct tables {
 	uint64_t hash_seed;
-	uint32_t nodes_max, idle_max, handle_max;
+	uint32_t inodes_max, idle_max, handle_max;
 
 	/* Guards everything below. */
 	pthread_mutex_t lock;
@@ -166,7 +166,7 @@ struct tables {
 	struct inode **by_name;
 	_Atomic uint32_t mask; /* also read without the lock */
 	uint64_t next_id;
-	uint32_t nodes;
+	uint32_t inodes;
 	struct inode idle; /* list head, oldest first */
 	uint32_t idle_count;
 	uint32_t shed_hand;
@@ -174,7 +174,7 @@ struct tables {
 	/* Rings: one more inode withdraws the oldest. */
 	uint64_t *handle_ids;
 	uint32_t handle_next;
-	uint64_t extents_ids[EXTENTS_NODES_MAX];
+	uint64_t extents_ids[EXTENTS_INODES_MAX];
 	uint32_t extents_next;
 
 	struct chunk **by_chunk;
@@ -188,7 +188,7 @@ struct tables {
 	struct blob *dropped_blobs;
 };
 
-int tables_init(struct tables *t, uint32_t nodes_max, uint32_t handle_max);
+int tables_init(struct tables *t, uint32_t inodes_max, uint32_t handle_max);
 void tables_destroy(struct tables *t);
 
 static inline void tables_lock(struct tables *t) { pthread_mutex_lock(&t->lock); }
@@ -261,7 +261,8 @@ void chunks_free_dropped(struct chunk *dropped);
 struct inode *inode_by_id(struct tables *t, uint64_t id);
 struct inode *inode_by_name(struct tables *t, struct inode *parent, const char *name,
 			    size_t length);
-/* The existing inode if its version is the same. nodes_max does not limit lookups: the kernel holds
+/* The existing inode if its version is the same. inodes_max does not limit lookups: the kernel
+ * holds
  * more memory for each name than an inode takes. Callers with another purpose check it first. */
 struct inode *inode_obtain(struct tables *t, struct inode *parent, const char *name,
 			   size_t length, const struct fuse_attr *attr, const char *target,
