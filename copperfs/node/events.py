@@ -262,7 +262,7 @@ class PeerDisagrees:
     sentence: str
 
 
-# --- inode numbers, which nodes compare with their greetings --------------------------------------
+# --- inode numbers, which nodes compare with their hellos -----------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +287,12 @@ class InodesCompared:
     """A ``CompareInodes`` is done."""
 
 
-# --- messages of peers, once both ends have greeted ----------------------------------------------
+# --- messages of peers, once both ends have said hello --------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Both ends have greeted. Earlier messages in flight are lost."""
+    """Both ends have said hello. Earlier messages in flight are lost."""
 
     peer: NodeId
 

@@ -7,8 +7,8 @@ The node consists of parts, one module each, and only dispatches each event to i
 knows those below it:
 
     Node              dispatches events, and keeps the deadline of the next tick
-    Session           connections: greetings, peers with the same options, connected peers
-    InodeNumbers      whether all nodes' clients of the source number files alike, by greetings
+    Session           connections: hellos, peers with the same options, connected peers
+    InodeNumbers      whether all nodes' clients of the source number files alike, by hellos
     Reassembly        turns messages with bytes into blobs and listings
     Pushes            does the same for the batches of a pushed working set
     PeerProtocol      inbound messages: requests of peers, and replies, which become outcomes
@@ -184,7 +184,7 @@ class Node:
         if self.trees is not None:
             self.session = session = Session(self.trees.me, stats)
             self.inode_numbers = session.numbers = InodeNumbers(
-                self.trees.me, stats, self.gone, session.greet_again, self._begin_epoch
+                self.trees.me, stats, self.gone, session.say_hello_again, self._begin_epoch
             )
             self.membership = Membership(self.trees, self.timeouts, stats, flow, self.random)
         owners = None
@@ -281,9 +281,9 @@ class Node:
         session, peer, message = self.session, received.peer, received.message
         assert session is not None, "a job of one has no peers"
         if isinstance(message, Hello):
-            return self._hear_greeting(now, session, peer, message)
+            return self._hear_hello(now, session, peer, message)
         if peer not in session.connected:
-            return []  # the peer has not greeted, or has other options
+            return []  # the peer has not said hello, or has other options
         if isinstance(message, DataReply | Offer | Batch):
             assert self.reassembly is not None, "it is attached"
             assert received.payload is not None, "it may be empty"
@@ -317,9 +317,7 @@ class Node:
             case MessageReceived():
                 return self._receive(now, event)
 
-    def _hear_greeting(
-        self, now: float, session: Session, peer: NodeId, hello: Hello
-    ) -> list[Action]:
+    def _hear_hello(self, now: float, session: Session, peer: NodeId, hello: Hello) -> list[Action]:
         """What it says of inode numbers counts before the rest: versions compare by it."""
         actions: list[Action] = []
         if self.inode_numbers is not None and session.differs(peer, hello) is None:
@@ -346,7 +344,7 @@ class Node:
         return self._whole_step(now, Clear(epoch))
 
     def _begin(self, now: float, peer: NodeId, hello: Hello) -> list[Action]:
-        """The greeting of *peer* is its first message."""
+        """The hello of *peer* is its first message."""
         return self._whole_step(now, PeerUp(peer)) + self._whole_step(now, PeerMessage(peer, hello))
 
     def _lose(self, now: float, peer: NodeId) -> list[Action]:

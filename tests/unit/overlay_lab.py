@@ -487,10 +487,10 @@ class Job:
             self.in_flight[me, peer] = 0
         for me, peer in ((one, other), (other, one)):
             self.happen(me, ConnectionMade(peer))
-        while any(self._pass_greeting(*pair) for pair in ((one, other), (other, one))):
-            pass  # both have greeted when this returns
+        while any(self._pass_hello(*pair) for pair in ((one, other), (other, one))):
+            pass  # both have said hello when this returns
 
-    def _pass_greeting(self, sender: NodeId, receiver: NodeId) -> bool:
+    def _pass_hello(self, sender: NodeId, receiver: NodeId) -> bool:
         queue = self.queues.get((sender, receiver))
         if not queue or not isinstance(queue[0][0], Hello):
             return False

@@ -110,7 +110,7 @@ def test_of_each_of_many_filesystems_there_are_enough_names(tmp_path: FilePath) 
     assert prefix not in {each.path for each in names}
 
 
-def test_no_name_is_longer_than_a_greeting_can_carry(tmp_path: FilePath) -> None:
+def test_no_name_is_longer_than_a_hello_can_carry(tmp_path: FilePath) -> None:
     deep = tmp_path / "/".join(["d" * 200] * 3)
     deep.mkdir(parents=True)
     (deep / "f").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Sessions: greetings, peers started with other settings, and when a connection counts."""
+"""Sessions: hellos, peers started with other settings, and when a connection counts."""
 
 import pytest
 
@@ -48,19 +48,19 @@ def sent(actions: list[Action]) -> list[Message]:
     return [each.message for each in actions if isinstance(each, Send)]
 
 
-def greetings(actions: list[Action]) -> list[bool]:
+def hellos(actions: list[Action]) -> list[bool]:
     return [each.is_answer for each in sent(actions) if isinstance(each, Hello)]
 
 
-def test_a_node_greets_first_and_is_connected_when_it_is_answered(node: Node) -> None:
-    [greeting] = sent(node.step(0.0, ConnectionMade(PARENT)))
-    assert greeting == Hello(ME, "job", b"agreed", 1, places=b"{}")
+def test_a_node_says_hello_first_and_is_connected_when_it_is_answered(node: Node) -> None:
+    [first] = sent(node.step(0.0, ConnectionMade(PARENT)))
+    assert first == Hello(ME, "job", b"agreed", 1, places=b"{}")
     assert not session_of(node).connected
-    assert greetings(hear(node, hello(is_answer=True))) == []
+    assert hellos(hear(node, hello(is_answer=True))) == []
     assert session_of(node).connected == {PARENT}
 
 
-def test_a_node_answers_a_greeting_before_it_says_anything_else(node: Node) -> None:
+def test_a_node_answers_a_hello_before_it_says_anything_else(node: Node) -> None:
     node.step(0.0, ListRequest(RequestId(1), Path(b"d")))
     first, *rest = sent(hear(node, hello(is_answer=False)))
     assert isinstance(first, Hello)
@@ -68,22 +68,22 @@ def test_a_node_answers_a_greeting_before_it_says_anything_else(node: Node) -> N
     assert any(isinstance(each, Request) for each in rest), "what waited for the parent"
 
 
-def test_a_peer_that_greets_again_has_begun_anew(node: Node) -> None:
+def test_a_peer_that_says_hello_again_has_begun_anew(node: Node) -> None:
     hear(node, hello(is_answer=True))
     assert hear(node, hello(is_answer=True)) == []
-    assert greetings(hear(node, hello(is_answer=False))) == [True]
+    assert hellos(hear(node, hello(is_answer=False))) == [True]
     assert session_of(node).losses[PARENT] == 1
     assert session_of(node).connected == {PARENT}
 
 
 def test_a_new_connection_is_greeted_on_and_the_peer_is_lost_until_it_answers(node: Node) -> None:
     hear(node, hello(is_answer=True))
-    assert greetings(node.step(0.0, ConnectionMade(PARENT)))[-1] is False
+    assert hellos(node.step(0.0, ConnectionMade(PARENT)))[-1] is False
     assert not session_of(node).connected
     assert not node.flow.is_up(PARENT)
 
 
-def test_a_node_does_not_listen_to_a_peer_that_has_not_greeted(node: Node) -> None:
+def test_a_node_does_not_listen_to_a_peer_that_has_not_said_hello(node: Node) -> None:
     node.step(0.0, ConnectionMade(PARENT))
     assert hear(node, Ping(7)) == []
     hear(node, hello(is_answer=True))
@@ -118,7 +118,7 @@ def test_a_peer_of_another_version_disagrees(node: Node) -> None:
     assert node.step(0.0, event) == []
 
 
-def test_news_of_inode_numbers_is_said_to_all_connected_peers_and_is_no_greeting_to_answer(
+def test_news_of_inode_numbers_is_said_to_all_connected_peers_and_is_no_hello_to_answer(
     node: Node,
 ) -> None:
     assert node.step(0.0, InodesSampled()) == []

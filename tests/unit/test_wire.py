@@ -440,7 +440,7 @@ def test_another_version_or_message_or_magic_is_refused_and_says_so() -> None:
             decode([bytes(other)])
 
 
-def test_the_longest_greeting_can_be_sent() -> None:
+def test_the_longest_hello_can_be_sent() -> None:
     path = Path(b"p" * SAMPLE_PATH_BYTES_MAX)
     seen = Seen(path, Version((1 << 63) - 1, -(1 << 62), 1 << 62, (1 << 64) - 1))
     hello = Hello(

@@ -97,7 +97,7 @@ class SimulatedPeers:
             self.post(MessageReceived(peer, message))
             return
         if not is_connected:
-            return  # it has not greeted
+            return  # it has not said hello
         if pieces:
             self.taken_bytes += size_of(pieces)
         if isinstance(message, DataReply | Offer | Batch):

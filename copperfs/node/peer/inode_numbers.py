@@ -4,13 +4,13 @@ All nodes must agree on what a version is. Where clients have inode numbers of t
 all nodes leave these out of versions, whichever node noticed it.
 
 - One node takes a *sample* of the source: the first live one. The sample travels from node to node
-  with the greetings, and each node compares it with what its own client shows. A sample without
+  with the hellos, and each node compares it with what its own client shows. A sample without
   names travels, too, so that no node waits for one.
 - A node that sees another number, or receives that inode numbers are ignored, ignores them from
-  then on. It greets all its peers again and begins a new epoch, which drops all that is known by
-  versions with numbers. All this happens before any later message of the sender is read. So no
-  listing with numbers arrives after the decision.
-- A node that returns, or starts later (``--hostfile``), learns of it from the first greeting.
+  then on. It says hello to all its peers again and begins a new epoch, which drops all that is
+  known by versions with numbers. All this happens before any later message of the sender is read.
+  So no listing with numbers arrives after the decision.
+- A node that returns, or starts later (``--hostfile``), learns of it from the first hello.
 
 The attributes themselves say whether their number counts (``types.py``), so a node can read
 another's listing without knowing its decision. A node that has just started may still ask for a
@@ -18,7 +18,7 @@ version with a number; a node that ignores numbers takes it as the version witho
 
 This module decides; the driver's port to the comparison (``driver/ports.py``) looks names up, in
 threads of the daemon (``daemon/inode_comparison.py``) or in virtual time of the simulator. The node
-orders that by actions and gets the results as events. A greeting comes here before any other part
+orders that by actions and gets the results as events. A hello comes here before any other part
 of the node sees it, in the same step (``Node``).
 """
 
@@ -44,8 +44,8 @@ class InodeNumbers:
     me: NodeId
     stats: NodeStats
     gone: Callable[[], Collection[NodeId]]
-    greet_again: Callable[[int], list[Action]]
-    """Greets all peers, in this epoch."""
+    say_hello_again: Callable[[int], list[Action]]
+    """Says hello to all peers, in this epoch."""
     begin_epoch: Callable[[float, int], list[Action]]
     all_have_met: bool = True
     """Whether the first node is certain to be there."""
@@ -62,7 +62,7 @@ class InodeNumbers:
     _comparing: int = 0
 
     def hear(self, now: float, hello: Hello) -> list[Action]:
-        """A greeting of a peer that was started with the same settings."""
+        """A hello of a peer that was started with the same settings."""
         if not self.is_wanted:
             return []
         actions: list[Action] = []
@@ -81,7 +81,7 @@ class InodeNumbers:
         elif not hello.is_sampled or self.is_sampled:
             return actions  # nothing new for the peers
         self.is_sampled = True
-        return actions + self.greet_again(self.stats.epoch)
+        return actions + self.say_hello_again(self.stats.epoch)
 
     def sample_if_first(self) -> list[Action]:
         """The node has started, or other nodes may be gone: take the sample if that is this node's
@@ -101,7 +101,7 @@ class InodeNumbers:
         if not names or not self.is_sampled or self.sample != before:
             return []
         self.sample = self._taken
-        return self.greet_again(self.stats.epoch)
+        return self.say_hello_again(self.stats.epoch)
 
     def sampled(self) -> list[Action]:
         """Declare the names found so far to be the sample, unless another node was faster."""
@@ -110,7 +110,7 @@ class InodeNumbers:
         self.is_sampled = True
         if not self.sample:
             self.sample = self._taken or ()
-        return self.greet_again(self.stats.epoch)
+        return self.say_hello_again(self.stats.epoch)
 
     def differ(self, now: float) -> list[Action]:
         """This node's client shows another number than the client of another node."""
@@ -122,8 +122,8 @@ class InodeNumbers:
 
     def _ignore(self, now: float, epoch: int, *, was_told: bool) -> list[Action]:
         self.ignoring = True
-        greetings = self.greet_again(epoch)  # before any message of the new epoch
-        return [IgnoreInodes(was_told), *greetings, *self.begin_epoch(now, epoch)]
+        hellos = self.say_hello_again(epoch)  # before any message of the new epoch
+        return [IgnoreInodes(was_told), *hellos, *self.begin_epoch(now, epoch)]
 
     def _is_first(self) -> bool:
         return set(self.gone()).issuperset(map(NodeId, range(self.me)))

@@ -20,7 +20,7 @@ PART_BYTES = 1 << 20
 SAMPLE_MAX = 48
 """A few names of each filesystem of the source."""
 SAMPLE_PATH_BYTES_MAX = 512
-"""A sample travels with each greeting."""
+"""A sample travels with each hello."""
 PASSED_MAX = 4
 """After this many owners have not replied, a node reads the source."""
 EPOCH_LEAP_MAX = 1 << 20

@@ -1,10 +1,10 @@
 """Session: which peers this node talks to. It holds the only set of connected peers.
 
-Both ends of a connection begin with a greeting (``Hello``), and no other message counts before it.
+Both ends of a connection begin with a hello (``Hello``), and no other message counts before it.
 So a node knows the other's epoch, and that it was started with the same settings, before any other
 part of the node sees the peer.
 
-A greeting that is no reply gets a reply, because it may have been sent before the other end noticed
+A hello that is no reply gets a reply, because it may have been sent before the other end noticed
 the loss of the previous connection. When it comes from a connected peer, the other end has begun
 anew, and what was under way is lost. A reply gets none.
 """
@@ -52,7 +52,7 @@ class Session:
     stats: NodeStats
     agreement: Agreement = field(default_factory=Agreement)
     numbers: InodeNumbers | None = None
-    """What a greeting says of inode numbers; None: nothing."""
+    """What a hello says of inode numbers; None: nothing."""
     connected: set[NodeId] = field(default_factory=set)
     disagreeing: dict[NodeId, str] = field(default_factory=dict)
     """With the sentence for the user."""
@@ -63,14 +63,16 @@ class Session:
 
     def made(self, peer: NodeId, lose: Callable[[NodeId], list[Action]]) -> list[Action]:
         actions = self._lose(peer, lose) if peer in self.connected else []
-        return [*actions, self._greet(peer, is_answer=False)]
+        return [*actions, self._say_hello(peer, is_answer=False)]
 
     def lost(self, peer: NodeId, lose: Callable[[NodeId], list[Action]]) -> list[Action]:
         return self._lose(peer, lose)
 
-    def greet_again(self, epoch: int) -> list[Action]:
+    def say_hello_again(self, epoch: int) -> list[Action]:
         """Send what this node knows by now; no peer replies."""
-        return [self._greet(peer, is_answer=True, epoch=epoch) for peer in sorted(self.connected)]
+        return [
+            self._say_hello(peer, is_answer=True, epoch=epoch) for peer in sorted(self.connected)
+        ]
 
     def differs(self, peer: NodeId, hello: Hello) -> str | None:
         return self.agreement.difference(self.me, peer, hello)
@@ -92,7 +94,7 @@ class Session:
                 return []
             actions += self._lose(peer, lose)  # the other end has begun anew
         if not hello.is_answer:
-            actions.append(self._greet(peer, is_answer=True))
+            actions.append(self._say_hello(peer, is_answer=True))
         self.connected.add(peer)
         return actions + begin(peer, hello)
 
@@ -107,7 +109,7 @@ class Session:
         self.losses[peer] += 1
         return lose(peer)
 
-    def _greet(self, peer: NodeId, *, is_answer: bool, epoch: int | None = None) -> Action:
+    def _say_hello(self, peer: NodeId, *, is_answer: bool, epoch: int | None = None) -> Action:
         agreement = self.agreement
         hello = Hello(
             self.me,
