@@ -27,7 +27,7 @@ from copperfs.node.actions import (
     ListingKey,
     ObjectKey,
 )
-from copperfs.node.events import Event, Question
+from copperfs.node.events import Event, NodeRequest
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -86,13 +86,13 @@ class ApplicationPort:
     """A clear of this node tells the kernel itself, and waits for it."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
 
-    async def ask(self, question: Question, deliver: Deliver[T]) -> T:
-        request = question.request
+    async def ask(self, node_request: NodeRequest, deliver: Deliver[T]) -> T:
+        request = node_request.request
         assert isinstance(request, int), "a peer asks by a message"
         waiting = _Waiting(lambda answer, content: deliver(answer, content, self.remaining))
         self._waiting[request] = waiting
         try:
-            self.post(question)
+            self.post(node_request)
             if not waiting.done:
                 waiting.answered = trio.Event()
                 await waiting.answered.wait()

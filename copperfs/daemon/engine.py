@@ -36,7 +36,7 @@ from copperfs.node.events import (
     FrontListed,
     FrontRead,
     Leave,
-    Question,
+    NodeRequest,
     Replaced,
     SourceRead,
     Start,
@@ -140,9 +140,9 @@ class Engine:
     def tier(self, tier: ChunkDisk) -> None:
         self._tier = self.driver.ports.chunk_store = tier
 
-    async def ask(self, question: Callable[[RequestId], Question], deliver: Deliver[T]) -> T:
+    async def ask(self, make_request: Callable[[RequestId], NodeRequest], deliver: Deliver[T]) -> T:
         """Send a request to the node; returns what *deliver* made of the reply."""
-        return await self.applications.ask(question(RequestId(self._number())), deliver)
+        return await self.applications.ask(make_request(RequestId(self._number())), deliver)
 
     async def wait_kernel_told(self, path: Path) -> None:
         """Returns after ``KERNEL_TOLD_S`` at the latest."""

@@ -230,11 +230,11 @@ class Filling:
         def take(answer: Answered, _: Content, __: object) -> None:
             assert isinstance(answer, AnswerChunk)
 
-        def question(request: RequestId) -> ChunkRequest:
+        def make_request(request: RequestId) -> ChunkRequest:
             return ChunkRequest(request, key, keeps=True)
 
         try:
-            await self.engine.ask(question, take)
+            await self.engine.ask(make_request, take)
             self._count.held_chunks += 1
             self._count.held_bytes += self._size(key)
         except SourceError as error:

@@ -237,10 +237,10 @@ class PushWarmup:
                 raise SourceError(errno.EFBIG)
             return content
 
-        def question(request: RequestId) -> ReadRequest:
+        def make_request(request: RequestId) -> ReadRequest:
             return ReadRequest(request, path, version, alone=True)
 
-        return await self.engine.ask(question, take)
+        return await self.engine.ask(make_request, take)
 
     async def _send(
         self, push: Push, number: int, tree: int, packed: _Packed, *, last: bool

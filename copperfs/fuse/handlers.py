@@ -28,7 +28,7 @@ from copperfs.node.actions import (
     AnswerObject,
     ObjectKey,
 )
-from copperfs.node.events import ListRequest, LookupRequest, Question
+from copperfs.node.events import ListRequest, LookupRequest, NodeRequest
 
 log = logging.getLogger(__name__)
 
@@ -175,13 +175,13 @@ class FrontHandlers(pyfuse3.Operations):
     async def _ask(
         self,
         path: Path,
-        question: Callable[[RequestId], Question],
+        make_request: Callable[[RequestId], NodeRequest],
         deliver: Callable[[Answered, Content, Remaining], T],
     ) -> T:
         # The front may have listed the answer, and forwards the request if it cannot publish that.
         self._board.hear(self._node_port)
         try:
-            return await self._node_port.ask(question, deliver)
+            return await self._node_port.ask(make_request, deliver)
         except SourceError as error:
             raise await as_stale(self._node_port, path, error) from None
 
@@ -314,7 +314,9 @@ class FrontHandlers(pyfuse3.Operations):
         first = missing[0] if missing else pieces.first_byte
 
         async def ask(at: int) -> None:
-            await self._ask(path, pieces.question(path, version, at, leads=at == first), publish)
+            await self._ask(
+                path, pieces.make_request(path, version, at, leads=at == first), publish
+            )
 
         if missing:
             await ask_at_each(ask, missing)

@@ -19,7 +19,7 @@ from copperfs.node.actions import (
     AnswerObject,
     ObjectKey,
 )
-from copperfs.node.events import Question
+from copperfs.node.events import NodeRequest
 
 T = TypeVar("T")
 
@@ -37,7 +37,9 @@ class SourceError(Exception):
 
 
 class NodePort(Protocol):
-    async def ask(self, question: Callable[[RequestId], Question], deliver: "Deliver[T]") -> T:
+    async def ask(
+        self, make_request: Callable[[RequestId], NodeRequest], deliver: "Deliver[T]"
+    ) -> T:
         """SourceError if there is no answer."""
         ...
 

@@ -36,7 +36,7 @@ class Pieces:
         """Within the file, wherever the read begins."""
         return min(self.offset, max(0, self.file_size - 1))
 
-    def question(
+    def make_request(
         self, path: Path, version: Version, at: int, *, leads: bool
     ) -> Callable[[RequestId], ReadRequest]:
         """The one that *leads* tells how much is read."""

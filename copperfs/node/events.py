@@ -413,7 +413,7 @@ class Tick:
     """Sent when ``deadline()`` is due."""
 
 
-Question = LookupRequest | ListRequest | ReadRequest | ChunkRequest
+NodeRequest = LookupRequest | ListRequest | ReadRequest | ChunkRequest
 Outcome = SourceListed | SourceLookedUp | SourceRead | SourceOpened | Failed | DiskLoaded
 Pushing = PushBatch | BatchTaken | PayloadConsumed | Pushed | PushedListing
 FromPeer = (
@@ -433,7 +433,7 @@ OfCalls = StartCall | CallPerformed
 OnCredit = FrontRead | FrontListed
 OfDisk = Stored | DiskRecovered
 OfNode = (
-    Question
+    NodeRequest
     | Outcome
     | OnCredit
     | OfCalls

@@ -534,10 +534,10 @@ class Job:
         ]
 
     def ask(
-        self, number: int, question: type[LookupRequest] | type[ListRequest], path: bytes
+        self, number: int, make_request: type[LookupRequest] | type[ListRequest], path: bytes
     ) -> RequestId:
         request = self._request(number)
-        self.happen(NodeId(number), question(request, Path(path)))
+        self.happen(NodeId(number), make_request(request, Path(path)))
         return request
 
     def read(self, number: int, path: bytes, version: Version, offset: int = 0) -> RequestId:

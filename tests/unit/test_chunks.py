@@ -649,8 +649,8 @@ def test_what_is_held_and_read_ahead_is_counted_as_found_in_memory() -> None:
     for index in chunks(job):
         if index in published:
             continue
-        question = ReadRequest(RequestId(1000 + index), LARGE, version(job), offset=index * CHUNK)
-        actions = node.step(0.0, question)
+        request = ReadRequest(RequestId(1000 + index), LARGE, version(job), offset=index * CHUNK)
+        actions = node.step(0.0, request)
         published |= {
             each.key.index
             for each in actions
@@ -664,8 +664,8 @@ def test_one_read_of_the_whole_first_chunk_brings_the_next_ones() -> None:
     """Most files of a dataset have few chunks, so their reader sends one request."""
     for offset, size, brought in ((0, CHUNK, 3), (0, CHUNK - 1, 1), (CHUNK, CHUNK, 1)):
         job = tiered()
-        question = ReadRequest(RequestId(1), LARGE, version(job), offset=offset, size=size)
-        job.happen(NodeId(not_owner(job)), question)
+        request = ReadRequest(RequestId(1), LARGE, version(job), offset=offset, size=size)
+        job.happen(NodeId(not_owner(job)), request)
         job.run()
         assert len(job.tree.chunk_reads) == brought
 

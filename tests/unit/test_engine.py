@@ -155,7 +155,7 @@ class Scene:
     async def asking(
         self,
         who: str,
-        question: Callable[[RequestId], LookupRequest | ListRequest | ReadRequest],
+        make_request: Callable[[RequestId], LookupRequest | ListRequest | ReadRequest],
         scope: trio.CancelScope | None = None,
     ) -> None:
         def publish(answer: Answered, content: Content, _: Remaining) -> object:
@@ -165,7 +165,7 @@ class Scene:
         async def ask() -> None:
             with scope or trio.CancelScope():
                 try:
-                    self.answers[who] = await self.engine.ask(question, publish)
+                    self.answers[who] = await self.engine.ask(make_request, publish)
                 except SourceError as error:
                     self.answers[who] = errno.errorcode[error.errno]
 

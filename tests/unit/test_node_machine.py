@@ -55,7 +55,7 @@ from copperfs.node.events import (
     FrontRead,
     ListRequest,
     LookupRequest,
-    Question,
+    NodeRequest,
     ReadRequest,
     SourceListed,
     SourceLookedUp,
@@ -173,7 +173,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.number = 0
         self.tree = Tree()
         self.began: dict[FetchId, Began] = {}
-        self.asked: dict[RequestId, Question] = {}
+        self.asked: dict[RequestId, NodeRequest] = {}
         self.blobs: dict[BlobId, ReadSource] = {}
         self.handles: dict[HandleId, OpenSource] = {}
         self.published: set[CacheKey] = set()
@@ -317,19 +317,19 @@ class NodeMachine(RuleBasedStateMachine):
         self.number += 1
         return self.number
 
-    def ask(self, question: Question) -> None:
-        assert not isinstance(question.request, PeerRequest)
-        self.asked[question.request] = question
-        self.happen(question)
+    def ask(self, request: NodeRequest) -> None:
+        assert not isinstance(request.request, PeerRequest)
+        self.asked[request.request] = request
+        self.happen(request)
 
     def happen(self, event: Event) -> None:
         self.driver.post(event)
 
-    def check(self, question: Question, answer: Answer) -> None:
-        path = question.path
-        match question, answer:
+    def check(self, request: NodeRequest, answer: Answer) -> None:
+        path = request.path
+        match request, answer:
             case _, AnswerError(_, error):
-                assert error in self.errors(question)
+                assert error in self.errors(request)
             case LookupRequest(), AnswerEntry(_, entry, fresh_until):
                 assert entry == self.tree.entry(path)
                 assert fresh_until is None or fresh_until >= self.now
@@ -350,15 +350,15 @@ class NodeMachine(RuleBasedStateMachine):
                 opened = self.handles.pop(handle)
                 assert (opened.path, opened.version) == (path, version)
             case _:
-                raise AssertionError(f"{answer} is no answer to {question}")
+                raise AssertionError(f"{answer} is no answer to {request}")
 
     def check_listing(self, path: Path, listing: Listing) -> None:
         assert listing == self.tree.listing(path)
         self.published.add(ListingKey(path))
 
     @staticmethod
-    def errors(question: Question) -> set[int]:
-        if question.path.startswith(b"mnt/"):
+    def errors(request: NodeRequest) -> set[int]:
+        if request.path.startswith(b"mnt/"):
             return {errno.ELOOP}
         return {errno.EIO, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT}
 

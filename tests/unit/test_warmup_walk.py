@@ -30,8 +30,8 @@ class Mount:
         self.listed: list[bytes] = []
         self.at_once = self.at_once_max = 0
 
-    async def ask(self, question: Callable[[RequestId], Any], take: Callable[..., Any]) -> Any:
-        path = question(RequestId(1)).path
+    async def ask(self, make_request: Callable[[RequestId], Any], take: Callable[..., Any]) -> Any:
+        path = make_request(RequestId(1)).path
         self.listed.append(path)
         self.at_once += 1
         self.at_once_max = max(self.at_once, self.at_once_max)

@@ -56,8 +56,8 @@ from copperfs.node.events import (
     Clear,
     Event,
     Leave,
+    NodeRequest,
     PushBatch,
-    Question,
     SourceOpened,
     SourceRead,
     Start,
@@ -94,7 +94,7 @@ class Front(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    question: Question
+    request: NodeRequest
     deliver: Callable[[Answered], None]
     asked_at: float
     still_s: float
@@ -206,10 +206,10 @@ class Host:
     # --- for applications ------------------------------------------------------------------------
 
     def ask(
-        self, question: Callable[[RequestId], Question], deliver: Callable[[Answered], None]
+        self, make_request: Callable[[RequestId], NodeRequest], deliver: Callable[[Answered], None]
     ) -> None:
         request = RequestId(self._number())
-        asked = question(request)
+        asked = make_request(request)
         still_s = self.process.still_s()
         self._waiting[request] = _Waiting(asked, deliver, self.clock.now, still_s)
         self.post(asked)
@@ -311,7 +311,7 @@ class Host:
         took_s = self.clock.now - waiting.asked_at - (self.process.still_s() - waiting.still_s)
         self.slowest_s = max(self.slowest_s, took_s)
         limit_s = self.node.limits.fetch_deadline_s + SLACK_S
-        assert took_s <= limit_s, f"{waiting.question} was answered after {took_s:.3f} s"
+        assert took_s <= limit_s, f"{waiting.request} was answered after {took_s:.3f} s"
         waiting.deliver(answer)
 
     # --- publications ----------------------------------------------------------------------------
@@ -390,11 +390,11 @@ class Host:
 
     # --- for checkers ----------------------------------------------------------------------------
 
-    def overdue(self) -> list[Question]:
+    def overdue(self) -> list[NodeRequest]:
         limit_s = self.node.limits.fetch_deadline_s + SLACK_S
         still_s = self.process.still_s()
         return [
-            each.question
+            each.request
             for each in self._waiting.values()
             if self.clock.now - each.asked_at - (still_s - each.still_s) > limit_s
         ]

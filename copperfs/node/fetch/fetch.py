@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from copperfs.model.types import BlobId, FetchId, NodeId
 from copperfs.node.cache.failed_names import WITNESSES_ENOUGH
-from copperfs.node.events import Question
+from copperfs.node.events import NodeRequest
 from copperfs.node.fetch.phases import Phase, Trigger, after
 from copperfs.node.peer.flow_control import OutgoingStream
 from copperfs.node.peer.messages import ChunkAskMode
@@ -114,7 +114,7 @@ class Fetch:
     number: FetchId
     subject: Subject
     deadline: float
-    waiters: list[Question]
+    waiters: list[NodeRequest]
     """The requests that wait for its outcome."""
     timers: Timers
     reserved_bytes: int = 0

@@ -540,9 +540,9 @@ class FetchMachine:
                 offset, size = layout.offset_of(version.index), layout.size_of(version.index)
                 return ReadChunk(fetch.number, path, version.version, offset, size)
             case _:
-                question = fetch.waiters[0]
-                assert isinstance(question, ReadRequest)
-                return OpenSource(fetch.number, path, question.version)
+                request = fetch.waiters[0]
+                assert isinstance(request, ReadRequest)
+                return OpenSource(fetch.number, path, request.version)
 
     # --- timers ----------------------------------------------------------------------------------
 

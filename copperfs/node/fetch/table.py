@@ -26,7 +26,7 @@ from copperfs.node.actions import Action
 from copperfs.node.cache.chunk_cache import ChunkCache, cost_of
 from copperfs.node.cache.metadata_cache import Cache
 from copperfs.node.cache.write_back import WriteBack
-from copperfs.node.events import ChunkRequest, Question, ReadRequest, Requester
+from copperfs.node.events import ChunkRequest, NodeRequest, ReadRequest, Requester
 from copperfs.node.fetch.fetch import AskPlan, Fetch, Timers
 from copperfs.node.fetch.machine import FetchMachine
 from copperfs.node.peer.flow_control import OUTSTANDING_MAX, FlowControl
@@ -100,36 +100,36 @@ class FetchTable:
         return subject in self._by_subject
 
     def join(
-        self, subject: Subject, question: Question, deadline: float | None = None
+        self, subject: Subject, request: NodeRequest, deadline: float | None = None
     ) -> Fetch | None:
         """*deadline*: of a request that has waited on another fetch. The fetch adopts an earlier
         one, so all its requests get their reply by then."""
         fetch = self._by_subject.get(subject)
         if fetch is not None:
             self.stats.joined += 1
-            fetch.waiters.append(question)
+            fetch.waiters.append(request)
             if deadline is not None and deadline < fetch.deadline:
                 fetch.deadline = deadline
                 self._sooner[fetch.number] = fetch
         return fetch
 
     def begin(
-        self, now: float, subject: Subject, question: Question, by: float | None = None
+        self, now: float, subject: Subject, request: NodeRequest, by: float | None = None
     ) -> list[Action]:
         """The request may have to wait for room. *by*: the deadline of one that has waited on
         another fetch."""
         actions: list[Action] = []
         reserved, tree = 0, self.routing.tree_of(subject)
-        room = self._room_of(subject, question, tree)
-        if isinstance(question, OfBytes) and subject[0] is not FetchKind.HANDLE:
-            reserved = self._size_of(question)
+        room = self._room_of(subject, request, tree)
+        if isinstance(request, OfBytes) and subject[0] is not FetchKind.HANDLE:
+            reserved = self._size_of(request)
             evicted = self._reserve(room, reserved)
             if evicted is None:
                 # A fetch with a reservation frees memory when it ends.
                 self.stats.waited_for_room += 1
-                self._no_room[room].append(question)
+                self._no_room[room].append(request)
                 self._turned_away += 1
-                self._room_by.setdefault(question.request, now + self.limits.fetch_deadline_s)
+                self._room_by.setdefault(request.request, now + self.limits.fetch_deadline_s)
                 return []
             actions += evicted
         number = FetchId(self._next_fetch)
@@ -137,16 +137,16 @@ class FetchTable:
         self.stats.fetches += 1
         deadline = now + self.limits.fetch_deadline_s
         timers = Timers(now, now + self.machine.slow_s)
-        fetch = Fetch(number, subject, deadline, [question], timers, reserved, room, tree)
+        fetch = Fetch(number, subject, deadline, [request], timers, reserved, room, tree)
         if by is not None and by < deadline:
             fetch.deadline = by
             self._sooner[number] = fetch
-        if isinstance(question, ChunkRequest):
-            fetch.skipped.update(question.passed)
-            if question.how is ChunkAskMode.TREE:
+        if isinstance(request, ChunkRequest):
+            fetch.skipped.update(request.passed)
+            if request.how is ChunkAskMode.TREE:
                 fetch.plan = AskPlan((ChunkAskMode.TREE, ChunkAskMode.ANY))
-            of_peer = isinstance(question.request, PeerRequest)
-            is_owner = of_peer and question.how.is_of_owner
+            of_peer = isinstance(request.request, PeerRequest)
+            is_owner = of_peer and request.how.is_of_owner
             if is_owner and self.routing.is_owned_elsewhere(subject):
                 fetch.timers = replace(timers, doubted_at=now)
         self._running[number] = self._by_subject[subject] = fetch
@@ -173,7 +173,7 @@ class FetchTable:
 
     # --- peers -----------------------------------------------------------------------------------
 
-    def forget_questions_of(self, peer: NodeId) -> None:
+    def forget_requests_of(self, peer: NodeId) -> None:
         """A restarted peer numbers its requests from the beginning, and waits for no earlier
         one."""
         for fetch in self._running.values():
@@ -186,7 +186,7 @@ class FetchTable:
         for request in [each for each in self._room_by if _is_of(peer, each)]:
             del self._room_by[request]
 
-    def forget_question(self, peer: NodeId, number: int) -> None:
+    def forget_request(self, peer: NodeId, number: int) -> None:
         """The peer cancelled its request. Forgetting it keeps the number of waiting requests
         bounded: a peer that asks and cancels in turn would otherwise queue any number, since
         ``FlowControl`` counts only the unanswered ones."""
@@ -195,8 +195,8 @@ class FetchTable:
             fetch.waiters = [each for each in fetch.waiters if each.request != request]
             fetch.streams = [each for each in fetch.streams if (each[0], each[1].number) != request]
         for waiting in self._no_room:
-            for question in [each for each in waiting if each.request == request]:
-                waiting.remove(question)
+            for node_request in [each for each in waiting if each.request == request]:
+                waiting.remove(node_request)
         self._room_by.pop(request, None)
 
     def lost(self, now: float, peer: NodeId, numbers: list[FetchId]) -> list[Action]:
@@ -214,7 +214,7 @@ class FetchTable:
 
     # --- room ------------------------------------------------------------------------------------
 
-    def _room_of(self, subject: Subject, question: Question, tree: int) -> int:
+    def _room_of(self, subject: Subject, request: NodeRequest, tree: int) -> int:
         key = subject[2]
         if not isinstance(key, ChunkKey):
             return tree
@@ -222,15 +222,15 @@ class FetchTable:
             return self.owned_room
         # A fetch for a peer that asks this node as an owner should wait for as few others as
         # possible.
-        assert isinstance(question, ChunkRequest)
-        served = isinstance(question.request, PeerRequest) and question.how is not ChunkAskMode.TREE
+        assert isinstance(request, ChunkRequest)
+        served = isinstance(request.request, PeerRequest) and request.how is not ChunkAskMode.TREE
         return self.owned_room if served else self.guest_room
 
-    def _size_of(self, question: OfBytes) -> int:
-        if isinstance(question, ReadRequest):
-            return question.version.size + OBJECT_OVERHEAD_BYTES
+    def _size_of(self, request: OfBytes) -> int:
+        if isinstance(request, ReadRequest):
+            return request.version.size + OBJECT_OVERHEAD_BYTES
         assert self.chunk_cache is not None
-        return cost_of(self.chunk_cache.size_of(question.key))
+        return cost_of(self.chunk_cache.size_of(request.key))
 
     def _reserve(self, room: int, size: int) -> list[Action] | None:
         if self.chunk_cache is not None and room >= self.owned_room:
@@ -290,11 +290,11 @@ class FetchTable:
         actions: list[Action] = []
         for waiting in self._no_room:
             for _ in range(len(waiting)):
-                question = waiting.popleft()
+                request = waiting.popleft()
                 left, before = len(waiting), self._turned_away
-                actions += retry(question)
+                actions += retry(request)
                 if self._turned_away == before:
-                    del self._room_by[question.request]
+                    del self._room_by[request.request]
                 elif len(waiting) > left:
                     break  # unless it waits in another room now
         return actions
@@ -345,7 +345,7 @@ class FetchTable:
         return found
 
     def check_invariants(self) -> None:
-        waiting = {question.request for each in self._no_room for question in each}
+        waiting = {request.request for each in self._no_room for request in each}
         assert waiting == set(self._room_by)
         reserved = [0] * len(self._on_its_way)
         for number, fetch in self._running.items():
@@ -371,8 +371,8 @@ class FetchTable:
         self.machine.check_invariants(self._running.values())
 
 
-def _is_from(peer: NodeId, question: Question) -> bool:
-    return _is_of(peer, question.request)
+def _is_from(peer: NodeId, request: NodeRequest) -> bool:
+    return _is_of(peer, request.request)
 
 
 def _is_of(peer: NodeId, request: Requester) -> bool:

@@ -157,7 +157,7 @@ class PeerProtocol:
         """Requests to the peer are sent again, to it or to another. Requests of the peer are
         forgotten, because a restarted peer numbers its requests from the beginning."""
         actions, lost = self.flow.down(peer)
-        self.fetches.forget_questions_of(peer)
+        self.fetches.forget_requests_of(peer)
         self.offers.forget(peer)
         if self.handler.chunks is not None:
             self.handler.chunks.redirects.forget(peer)
@@ -194,7 +194,7 @@ class PeerProtocol:
                 return self.collectives.returned(peer, message)
             case Cancel(number):
                 if self.flow.is_serving(peer, number):
-                    self.fetches.forget_question(peer, number)
+                    self.fetches.forget_request(peer, number)
                 return self.flow.stop(peer, number)
             case _:
                 return []
@@ -234,8 +234,8 @@ class PeerProtocol:
             case ContentKind.OBJECT:
                 assert message.version is not None, "the codec sees to it"
                 first = min(message.first, parts_in(message.version.size) - 1)
-                question = ReadRequest(request, message.path, message.version, first)
-                actions = self.handler.handle(now, question)
+                node_request = ReadRequest(request, message.path, message.version, first)
+                actions = self.handler.handle(now, node_request)
                 return actions + self.offers.requested_by(
                     now, peer, ObjectKey(message.path, message.version)
                 )
@@ -333,8 +333,8 @@ class PeerProtocol:
             return actions + self.handler.take_object(now, fetch, blob)
         actions = self.fetches.machine.progressed(fetch, peer)
         if part.index == 0:
-            for question in fetch.waiters:
-                actions += self.replies.start_forwarding(now, fetch, question)
+            for request in fetch.waiters:
+                actions += self.replies.start_forwarding(now, fetch, request)
         return actions + self.replies.forward_more(now, fetch, blob, fetch.received.parts)
 
     def _take_listing(

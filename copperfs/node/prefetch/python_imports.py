@@ -30,7 +30,7 @@ from copperfs.model.listing import Listing, ending_of
 from copperfs.model.types import COMPILED, Path, RequestId, Version, join, split
 from copperfs.node.actions import Action, ObjectKey
 from copperfs.node.cache.metadata_cache import Cache
-from copperfs.node.events import ListRequest, Question, ReadRequest
+from copperfs.node.events import ListRequest, NodeRequest, ReadRequest
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.table import FetchTable
 from copperfs.node.requests.file_class import FileClass, FileClassifier
@@ -61,8 +61,8 @@ NOBODY = RequestId(0)
 _BEGUN = b""
 
 
-def is_nobodys(question: Question) -> bool:
-    return question.request == NOBODY
+def is_nobodys(request: NodeRequest) -> bool:
+    return request.request == NOBODY
 
 
 def stem_of(name: bytes) -> bytes:

@@ -28,7 +28,14 @@ from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.chunk_cache import ChunkCache, cost_of
 from copperfs.node.cache.failed_names import FailedNames
 from copperfs.node.cache.write_back import WriteBack
-from copperfs.node.events import ChunkRequest, DiskLoaded, Question, ReadRequest, SourceRead, Stored
+from copperfs.node.events import (
+    ChunkRequest,
+    DiskLoaded,
+    NodeRequest,
+    ReadRequest,
+    SourceRead,
+    Stored,
+)
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.table import FetchTable
 from copperfs.node.peer.flow_control import FlowControl
@@ -68,58 +75,58 @@ class Chunks:
         self.redirects = RedirectTree(self.limits.takers_max)
         self.readahead = ReadaheadWindows(self.limits.chunk_bytes)
 
-    def read(self, now: float, question: ReadRequest) -> list[Action]:
-        layout = self.limits.chunk_layout(question.version.size)
-        key = ChunkKey(question.path, question.version, layout.at(question.offset))
-        how = ChunkAskMode.TREE if self.hot_files.goes_up(now, question.path) else ChunkAskMode.ANY
+    def read(self, now: float, request: ReadRequest) -> list[Action]:
+        layout = self.limits.chunk_layout(request.version.size)
+        key = ChunkKey(request.path, request.version, layout.at(request.offset))
+        how = ChunkAskMode.TREE if self.hot_files.goes_up(now, request.path) else ChunkAskMode.ANY
         is_there = key in self.chunk_cache or self.fetches.is_under_way(_subject(key))
-        actions = self.want(now, ChunkRequest(question.request, key, how))
-        if question.size:
-            ends_in = layout.at(question.offset + question.size - 1)
-            begins = not question.offset and question.size >= layout.chunk_bytes
+        actions = self.want(now, ChunkRequest(request.request, key, how))
+        if request.size:
+            ends_in = layout.at(request.offset + request.size - 1)
+            begins = not request.offset and request.size >= layout.chunk_bytes
             ahead = self.readahead.next(now, key, ends_in, begins=begins, is_there=is_there)
             actions += self._read_ahead(now, key, ahead)
         return actions
 
-    def want(self, now: float, question: ChunkRequest) -> list[Action]:
+    def want(self, now: float, request: ChunkRequest) -> list[Action]:
         """From memory, or by the fetch in flight for it, or by a new one."""
-        if question.keeps:
-            return self._keep(now, question)
-        blob = self.chunk_cache.blob(question.key)
-        if question.how is ChunkAskMode.TREE and not self._is_shared(now, question, blob):
-            return self.replies.with_error(question, errno.EAGAIN)
+        if request.keeps:
+            return self._keep(now, request)
+        blob = self.chunk_cache.blob(request.key)
+        if request.how is ChunkAskMode.TREE and not self._is_shared(now, request, blob):
+            return self.replies.with_error(request, errno.EAGAIN)
         if blob is not None:
             self.stats.answered_from_shelf += 1
             self.stats.tier_from_memory += 1
-            return self._answer(now, question, blob)
-        subject = _subject(question.key)
-        running = self.fetches.join(subject, question)
+            return self._answer(now, request, blob)
+        subject = _subject(request.key)
+        running = self.fetches.join(subject, request)
         if running is not None:
-            if not isinstance(question.request, PeerRequest):
+            if not isinstance(request.request, PeerRequest):
                 return []
             if self.write_back.is_waiting(running):
-                return [self._delayed(question.request)]
-            if question.how.is_of_owner:
-                return self.fetches.machine.requested_as_owner(now, running, question.passed)
+                return [self._delayed(request.request)]
+            if request.how.is_of_owner:
+                return self.fetches.machine.requested_as_owner(now, running, request.passed)
             return []
-        if question.how is ChunkAskMode.HELD:
-            return self.replies.with_error(question, errno.EAGAIN)
+        if request.how is ChunkAskMode.HELD:
+            return self.replies.with_error(request, errno.EAGAIN)
         sick = self.failed_names.get(now, subject)
         if sick is not None:
-            return self.replies.with_remembered(question, sick)
-        return self.fetches.begin(now, subject, question)
+            return self.replies.with_remembered(request, sick)
+        return self.fetches.begin(now, subject, request)
 
-    def _keep(self, now: float, question: ChunkRequest) -> list[Action]:
+    def _keep(self, now: float, request: ChunkRequest) -> list[Action]:
         """A warm-up asks for this (``daemon/warmup_fill.py``)."""
-        key = question.key
+        key = request.key
         if self.chunk_cache.size_of(key) <= 0 or not self.routing.is_mine(key):
-            return self.replies.with_error(question, errno.EXDEV)
+            return self.replies.with_error(request, errno.EXDEV)
         actions = self.chunk_cache.keep(key)
         blob = self.chunk_cache.blob(key)
         if blob is None:
-            return self.want(now, ChunkRequest(question.request, key))
+            return self.want(now, ChunkRequest(request.request, key))
         actions += self.write_back.store(key, blob)  # the disk may have refused it when it came
-        return actions + self._answer(now, question, blob)
+        return actions + self._answer(now, request, blob)
 
     def serve(self, now: float, peer: NodeId, message: Request) -> list[Action]:
         assert message.version is not None, "the codec sees to it"
@@ -128,24 +135,24 @@ class Chunks:
             ChunkKey(message.path, message.version, message.first),
         )
         passed = tuple(filter(self.routing.is_other, message.passed))
-        question = ChunkRequest(request, key, message.how, passed)
+        node_request = ChunkRequest(request, key, message.how, passed)
         if self.chunk_cache.size_of(key) <= 0:
-            return self.replies.with_error(question, errno.EINVAL)
+            return self.replies.with_error(node_request, errno.EINVAL)
         if message.how is ChunkAskMode.ANY:
             other = self.redirects.other_for(now, key, peer, self.routing.gone())
             if other is not None:
                 self.stats.redirects += 1
                 self.flow.served(peer, message.number)
                 return [Send(peer, Redirect(message.number, self.stats.epoch, other))]
-        return self.want(now, question)
+        return self.want(now, node_request)
 
-    def _is_shared(self, now: float, question: ChunkRequest, blob: BlobId | None) -> bool:
+    def _is_shared(self, now: float, request: ChunkRequest, blob: BlobId | None) -> bool:
         """Whether another node reads this file through this node, too. Requests of this node always
         pass, because its parent decides."""
-        subject = _subject(question.key)
+        subject = _subject(request.key)
         shared = blob is not None or self.fetches.is_under_way(subject)
-        is_hot = self.hot_files.count_request(now, question.path, shared=shared)
-        return shared or is_hot or not isinstance(question.request, PeerRequest)
+        is_hot = self.hot_files.count_request(now, request.path, shared=shared)
+        return shared or is_hot or not isinstance(request.request, PeerRequest)
 
     def goes_alone(self, now: float, fetch: Fetch) -> None:
         self.hot_files.goes_alone(now, fetch.subject[1])
@@ -174,8 +181,8 @@ class Chunks:
             self.stats.tier_from_memory += 1
             return self._publish_ahead(key, blob)
         how = ChunkAskMode.TREE if self.hot_files.goes_up(now, key.path) else ChunkAskMode.ANY
-        question = ChunkRequest(NOBODY, key, how)
-        if self.fetches.join(subject, question) is not None:
+        request = ChunkRequest(NOBODY, key, how)
+        if self.fetches.join(subject, request) is not None:
             return []  # a peer may have asked for it; the node publishes it when it comes
         owned = self.routing.is_mine(key)
         size = self.chunk_cache.size_of(key)
@@ -184,14 +191,14 @@ class Chunks:
         if not self.write_back.may_read_ahead(size) if owned else self.fetches.is_held_up(key):
             return None
         self.stats.tier_ahead += 1
-        return self.fetches.begin(now, subject, question)
+        return self.fetches.begin(now, subject, request)
 
     def _publish_ahead(self, key: ChunkKey, blob: BlobId) -> list[Action]:
         return [] if self.readahead.is_marker(key) else [Publish(key, blob)]
 
-    def _answer(self, now: float, question: ChunkRequest, blob: BlobId) -> list[Action]:
-        size = self.chunk_cache.size_of(question.key)
-        return self.replies.with_chunk(now, question, blob, size, self.limits.chunk_bytes)
+    def _answer(self, now: float, request: ChunkRequest, blob: BlobId) -> list[Action]:
+        size = self.chunk_cache.size_of(request.key)
+        return self.replies.with_chunk(now, request, blob, size, self.limits.chunk_bytes)
 
     # --- outcomes --------------------------------------------------------------------------------
 
@@ -235,14 +242,14 @@ class Chunks:
         """*stores*: the chunk came from the source, so an owner gives it to its disk."""
         actions = self.fetches.end(fetch)
         key = _key_of(fetch)
-        for question in fetch.waiters:
-            assert isinstance(question, ChunkRequest)
-            if _is_for_disk(question):
+        for request in fetch.waiters:
+            assert isinstance(request, ChunkRequest)
+            if _is_for_disk(request):
                 continue
-            if is_nobodys(question):
+            if is_nobodys(request):
                 actions += self._publish_ahead(key, blob)
             else:
-                actions += self._answer(now, question, blob)
+                actions += self._answer(now, request, blob)
         owned = keeps_result or self.routing.is_mine(key)
         self.write_back.settled(key)
         if stores and owned:
@@ -312,8 +319,8 @@ def _is_wanted(fetch: Fetch) -> bool:
     return not all(map(is_nobodys, fetch.waiters))
 
 
-def _is_for_disk(question: Question) -> bool:
-    return isinstance(question, ChunkRequest) and question.keeps and is_nobodys(question)
+def _is_for_disk(request: NodeRequest) -> bool:
+    return isinstance(request, ChunkRequest) and request.keeps and is_nobodys(request)
 
 
 def _subject(key: ChunkKey) -> Subject:

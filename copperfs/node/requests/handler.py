@@ -37,9 +37,9 @@ from copperfs.node.events import (
     Failed,
     ListRequest,
     LookupRequest,
+    NodeRequest,
     OfDisk,
     Outcome,
-    Question,
     ReadRequest,
     SourceListed,
     SourceLookedUp,
@@ -93,97 +93,97 @@ class RequestHandler:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def handle(self, now: float, question: Question) -> list[Action]:
-        if self.policy.place(question.path) is Place.REFUSED and not (
-            isinstance(question, LookupRequest) and question.path in self.policy.refused
+    def handle(self, now: float, request: NodeRequest) -> list[Action]:
+        if self.policy.place(request.path) is Place.REFUSED and not (
+            isinstance(request, LookupRequest) and request.path in self.policy.refused
         ):
-            return self.replies.with_error(question, errno.ELOOP)
-        match question:
+            return self.replies.with_error(request, errno.ELOOP)
+        match request:
             case LookupRequest():
-                return self._lookup(now, question)
+                return self._lookup(now, request)
             case ListRequest():
-                return self._list(now, question)
+                return self._list(now, request)
             case ReadRequest() | ChunkRequest():
-                return self._ask_bytes(now, question)
+                return self._ask_bytes(now, request)
 
-    def _lookup(self, now: float, question: LookupRequest) -> list[Action]:
-        path = question.path
+    def _lookup(self, now: float, request: LookupRequest) -> list[Action]:
+        path = request.path
         held = self.cache.entry(path, now)
         if held is not None:
             self.stats.answered_from_shelf += 1
-            return self.replies.with_entry(now, question, held)
+            return self.replies.with_entry(now, request, held)
         directory, name = split(path)
         # The root has no directory. A path on the way down to a shared prefix must not expire with
         # its directory's listing.
         if not path or self.policy.fresh_s(path) != self.policy.listing_fresh_s(directory):
-            return self._lookup_singly(now, question)
+            return self._lookup_singly(now, request)
         listing = self.cache.listing(directory, now)
         if listing is None:
             if self.cache.is_unlistable(directory):
-                return self._lookup_singly(now, question)
-            return self._fetch(now, (FetchKind.LISTING, directory, None), question)
+                return self._lookup_singly(now, request)
+            return self._fetch(now, (FetchKind.LISTING, directory, None), request)
         assert isinstance(listing.value, Listing)
         if listing.value.has_to_be_looked_up(name):
-            return self._lookup_singly(now, question)
+            return self._lookup_singly(now, request)
         self.stats.answered_from_shelf += 1
-        return self.replies.with_listing(now, question, directory, listing)
+        return self.replies.with_listing(now, request, directory, listing)
 
     def _lookup_singly(
-        self, now: float, question: LookupRequest, by: float | None = None
+        self, now: float, request: LookupRequest, by: float | None = None
     ) -> list[Action]:
-        return self._fetch(now, (FetchKind.ENTRY, question.path, None), question, by)
+        return self._fetch(now, (FetchKind.ENTRY, request.path, None), request, by)
 
-    def _list(self, now: float, question: ListRequest) -> list[Action]:
-        held = self.cache.listing(question.path, now)
+    def _list(self, now: float, request: ListRequest) -> list[Action]:
+        held = self.cache.listing(request.path, now)
         if held is None:
-            from_peer = isinstance(question.request, PeerRequest)
-            if from_peer and self.cache.is_refused_to_peers(question.path, now):
-                return self.replies.with_error(question, errno.EACCES)
-            return self._fetch(now, (FetchKind.LISTING, question.path, None), question)
+            from_peer = isinstance(request.request, PeerRequest)
+            if from_peer and self.cache.is_refused_to_peers(request.path, now):
+                return self.replies.with_error(request, errno.EACCES)
+            return self._fetch(now, (FetchKind.LISTING, request.path, None), request)
         self.stats.answered_from_shelf += 1
-        return self.replies.with_listing(now, question, question.path, held)
+        return self.replies.with_listing(now, request, request.path, held)
 
-    def _ask_bytes(self, now: float, question: ReadRequest | ChunkRequest) -> list[Action]:
-        if isinstance(question, ChunkRequest):
+    def _ask_bytes(self, now: float, request: ReadRequest | ChunkRequest) -> list[Action]:
+        if isinstance(request, ChunkRequest):
             assert self.chunks is not None
-            return self.chunks.want(now, question)
-        file_class = self._class_of(question)
+            return self.chunks.want(now, request)
+        file_class = self._class_of(request)
         if file_class is FileClass.CHUNKED:
             assert self.chunks is not None
-            return self.chunks.read(now, question)
-        if not question.alone:
-            self.prefetcher.requested(ObjectKey(question.path, question.version))
-        return self._read(now, question, file_class) + self.prefetcher.go_on(now)
+            return self.chunks.read(now, request)
+        if not request.alone:
+            self.prefetcher.requested(ObjectKey(request.path, request.version))
+        return self._read(now, request, file_class) + self.prefetcher.go_on(now)
 
-    def _class_of(self, question: ReadRequest) -> FileClass:
+    def _class_of(self, request: ReadRequest) -> FileClass:
         """Peers ask for chunks explicitly; a peer's read means the whole file."""
-        if isinstance(question.request, PeerRequest):
-            return self.files.of_object(question.version.size)
-        return self.files.of(question.path, question.version.size)
+        if isinstance(request.request, PeerRequest):
+            return self.files.of_object(request.version.size)
+        return self.files.of(request.path, request.version.size)
 
-    def _read(self, now: float, question: ReadRequest, file_class: FileClass) -> list[Action]:
-        key = ObjectKey(question.path, question.version)
+    def _read(self, now: float, request: ReadRequest, file_class: FileClass) -> list[Action]:
+        key = ObjectKey(request.path, request.version)
         blob = self.cache.blob(key)
         if blob is not None:
             self.stats.answered_from_shelf += 1
-            return self.replies.with_object(now, question, key, blob)
+            return self.replies.with_object(now, request, key, blob)
         if file_class is FileClass.DIRECT:
-            if isinstance(question.request, PeerRequest):
-                return self.replies.with_error(question, errno.EFBIG)
-            return self._fetch(now, (FetchKind.HANDLE, question.path, question.request), question)
-        return self._fetch(now, (FetchKind.OBJECT, question.path, question.version), question)
+            if isinstance(request.request, PeerRequest):
+                return self.replies.with_error(request, errno.EFBIG)
+            return self._fetch(now, (FetchKind.HANDLE, request.path, request.request), request)
+        return self._fetch(now, (FetchKind.OBJECT, request.path, request.version), request)
 
     def _fetch(
-        self, now: float, subject: Subject, question: Question, by: float | None = None
+        self, now: float, subject: Subject, request: NodeRequest, by: float | None = None
     ) -> list[Action]:
         """*by* is the deadline of a request that has waited on another fetch."""
-        running = self.fetches.join(subject, question, by)
+        running = self.fetches.join(subject, request, by)
         if running is not None:
-            return self.replies.start_forwarding(now, running, question)
+            return self.replies.start_forwarding(now, running, request)
         sick = self.failed_names.get(now, subject)
         if sick is not None:
-            return self.replies.with_remembered(question, sick)
-        return self.fetches.begin(now, subject, question, by)
+            return self.replies.with_remembered(request, sick)
+        return self.fetches.begin(now, subject, request, by)
 
     # --- outcomes --------------------------------------------------------------------------------
 
@@ -232,15 +232,15 @@ class RequestHandler:
             self.stats.version_changes += 1
             actions += self.cache.forget_way(path)
         # Answer first: if the cache evicts it at once, the eviction follows its publication.
-        for question in _of_somebody(fetch):
-            match question:
-                case LookupRequest() if shown.has_to_be_looked_up(split(question.path)[1]):
+        for request in _of_somebody(fetch):
+            match request:
+                case LookupRequest() if shown.has_to_be_looked_up(split(request.path)[1]):
                     if is_another:  # a single lookup would not say in which directory
-                        actions += self.replies.with_error(question, errno.ESTALE)
+                        actions += self.replies.with_error(request, errno.ESTALE)
                     else:
-                        actions += self._lookup_singly(now, question, fetch.deadline)
+                        actions += self._lookup_singly(now, request, fetch.deadline)
                 case _:
-                    actions += self.replies.with_listing(now, question, path, held)
+                    actions += self.replies.with_listing(now, request, path, held)
         actions += self.cache.take_listing(path, held, CameBy.FETCH)
         if self._is_of_all(ListingKey(path)) and not _has_local_waiter(fetch) and not is_another:
             actions += self.cache.publish_listing(path, held)
@@ -268,9 +268,9 @@ class RequestHandler:
         path = fetch.subject[1]
         held = self.cache.as_looked_up(path, entry, fresh_until, since)
         actions += self.cache.admit_entry(path, held)
-        for question in fetch.waiters:
-            assert isinstance(question, LookupRequest)
-            actions += self.replies.with_entry(now, question, held)
+        for request in fetch.waiters:
+            assert isinstance(request, LookupRequest)
+            actions += self.replies.with_entry(now, request, held)
         return actions + self._room_was_made(now)
 
     def take_object(self, now: float, fetch: Fetch, blob: BlobId) -> list[Action]:
@@ -279,10 +279,10 @@ class RequestHandler:
         version = key.version
         actions += self.replies.forward_more(now, fetch, blob, parts_in(version.size))
         streaming = {PeerRequest(peer, stream.number) for peer, stream in fetch.streams}
-        for question in fetch.waiters:
-            assert isinstance(question, ReadRequest)
-            if question.request not in streaming and not is_nobodys(question):
-                actions += self.replies.with_object(now, question, key, blob)
+        for request in fetch.waiters:
+            assert isinstance(request, ReadRequest)
+            if request.request not in streaming and not is_nobodys(request):
+                actions += self.replies.with_object(now, request, key, blob)
         if fetch.received.blob not in (None, blob):
             actions += self._drop_partial(fetch)
         self._note(now, key)
@@ -321,8 +321,8 @@ class RequestHandler:
             self.stats.version_changes += 1
             actions += self.cache.forget_name(path)
         actions += self._drop_partial(fetch)
-        for question in _of_somebody(fetch):
-            actions += self.replies.with_error(question, error, fetch.witnesses.count)
+        for request in _of_somebody(fetch):
+            actions += self.replies.with_error(request, error, fetch.witnesses.count)
         return actions + self._room_was_made(now)
 
     def _remember(self, now: float, fetch: Fetch, error: int) -> None:
@@ -334,11 +334,11 @@ class RequestHandler:
         """A directory that may not be listed may still be searched."""
         self.cache.remember_unlistable(fetch.subject[1], now)
         actions: list[Action] = []
-        for question in _of_somebody(fetch):
-            if isinstance(question, LookupRequest):
-                actions += self._lookup_singly(now, question, fetch.deadline)
+        for request in _of_somebody(fetch):
+            if isinstance(request, LookupRequest):
+                actions += self._lookup_singly(now, request, fetch.deadline)
             else:
-                actions += self.replies.with_error(question, errno.EACCES)
+                actions += self.replies.with_error(request, errno.EACCES)
         return actions
 
     def _drop_partial(self, fetch: Fetch) -> list[Action]:
@@ -347,7 +347,7 @@ class RequestHandler:
 
     def _room_was_made(self, now: float) -> list[Action]:
         actions = [] if self.chunks is None else self.chunks.go_on(now)
-        return actions + self.fetches.room_was_made(lambda question: self._ask_bytes(now, question))
+        return actions + self.fetches.room_was_made(lambda request: self._ask_bytes(now, request))
 
     def of_disk(self, now: float, event: OfDisk) -> list[Action]:
         if self.chunks is None:
@@ -370,15 +370,15 @@ class RequestHandler:
             self._remember(now, fetch, errno.ETIMEDOUT)
             actions += self.fetches.end(fetch)
             actions += self._drop_partial(fetch) + self.prefetcher.ended(now, fetch)
-            for question in _of_somebody(fetch):
-                actions += self.replies.with_error(question, errno.ETIMEDOUT, fetch.witnesses.count)
+            for request in _of_somebody(fetch):
+                actions += self.replies.with_error(request, errno.ETIMEDOUT, fetch.witnesses.count)
         if overdue:
             actions += self._room_was_made(now)
         if self.chunks is not None:
             actions += self.chunks.tick(now)
-        for question in self.fetches.found_no_room(now):
+        for request in self.fetches.found_no_room(now):
             self.stats.overdue += 1
-            actions += self.replies.with_error(question, errno.ETIMEDOUT)
+            actions += self.replies.with_error(request, errno.ETIMEDOUT)
         return actions
 
     def clear(self, now: float, epoch: int) -> list[Action]:
@@ -394,8 +394,8 @@ class RequestHandler:
         # They may return what was true before the clear.
         for fetch in self.fetches.of_names():
             actions += self.fetches.end(fetch)
-            for question in _of_somebody(fetch):
-                actions += self._fetch(now, fetch.subject, question, fetch.deadline)
+            for request in _of_somebody(fetch):
+                actions += self._fetch(now, fetch.subject, request, fetch.deadline)
         return actions
 
 
@@ -411,7 +411,7 @@ def _key_of(fetch: Fetch) -> ObjectKey:
     return ObjectKey(path, version)
 
 
-def _of_somebody(fetch: Fetch) -> list[Question]:
+def _of_somebody(fetch: Fetch) -> list[NodeRequest]:
     return [each for each in fetch.waiters if not is_nobodys(each)]
 
 

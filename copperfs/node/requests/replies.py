@@ -26,7 +26,7 @@ from copperfs.node.actions import (
 )
 from copperfs.node.cache.failed_names import Sick
 from copperfs.node.cache.metadata_cache import Held
-from copperfs.node.events import ChunkRequest, LookupRequest, Question, ReadRequest
+from copperfs.node.events import ChunkRequest, LookupRequest, NodeRequest, ReadRequest
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.peer.flow_control import FlowControl, OutgoingStream, parts_in
 from copperfs.node.peer.messages import LISTING_MAX_BYTES, EntryReply, ErrorReply
@@ -63,8 +63,8 @@ class ReplyBuilder:
         self._warm.clear()
         self._above_warm.clear()
 
-    def with_error(self, question: Question, error: int, witnesses: int = 0) -> list[Action]:
-        request = question.request
+    def with_error(self, node_request: NodeRequest, error: int, witnesses: int = 0) -> list[Action]:
+        request = node_request.request
         if not isinstance(request, PeerRequest):
             return [AnswerError(request, error)]
         if not self.flow.is_serving(*request):
@@ -73,38 +73,38 @@ class ReplyBuilder:
         refusal = ErrorReply(request.number, self.stats.epoch, error, witnesses)
         return [*stopped, Send(request.peer, refusal)]
 
-    def with_remembered(self, question: Question, sick: Sick) -> list[Action]:
+    def with_remembered(self, request: NodeRequest, sick: Sick) -> list[Action]:
         self.stats.failures += 1
-        return self.with_error(question, sick.error, sick.witnesses)
+        return self.with_error(request, sick.error, sick.witnesses)
 
-    def with_handle(self, question: Question, handle: HandleId) -> list[Action]:
-        assert not isinstance(question.request, PeerRequest), "peers are not given handles"
-        return [AnswerHandle(question.request, handle)]
+    def with_handle(self, request: NodeRequest, handle: HandleId) -> list[Action]:
+        assert not isinstance(request.request, PeerRequest), "peers are not given handles"
+        return [AnswerHandle(request.request, handle)]
 
-    def with_entry(self, now: float, question: LookupRequest, held: Held) -> list[Action]:
+    def with_entry(self, now: float, node_request: LookupRequest, held: Held) -> list[Action]:
         assert not isinstance(held.value, Listing)
         assert not isinstance(held.source, Listing)
-        request = question.request
+        request = node_request.request
         if not isinstance(request, PeerRequest):
             return [AnswerEntry(request, held.value, held.fresh_until)]
         return self._give_entry(now, request, held.source, held.fresh_until)
 
     def with_listing(
-        self, now: float, question: Question, directory: Path, held: Held
+        self, now: float, node_request: NodeRequest, directory: Path, held: Held
     ) -> list[Action]:
         """Also answers a lookup of a name in *directory*."""
         assert isinstance(held.value, Listing)
         assert isinstance(held.source, Listing)
-        request = question.request
+        request = node_request.request
         if isinstance(request, PeerRequest):
-            if isinstance(question, LookupRequest):
-                entry = held.source.find(split(question.path)[1])
+            if isinstance(node_request, LookupRequest):
+                entry = held.source.find(split(node_request.path)[1])
                 return self._give_entry(now, request, entry, held.fresh_until)
             if not self.flow.is_serving(*request):
                 return []
             total = len(held.source.packed)
             if total > LISTING_MAX_BYTES:
-                return self.with_error(question, errno.EFBIG)
+                return self.with_error(node_request, errno.EFBIG)
             stream = OutgoingStream(
                 request.number, held.source, total, 0, parts_in(total), held.fresh_until
             )
@@ -125,23 +125,23 @@ class ReplyBuilder:
         ]
 
     def with_object(
-        self, now: float, question: ReadRequest, key: ObjectKey, blob: BlobId
+        self, now: float, node_request: ReadRequest, key: ObjectKey, blob: BlobId
     ) -> list[Action]:
-        request = question.request
+        request = node_request.request
         if not isinstance(request, PeerRequest):
             return [AnswerObject(request, key, blob)]
         if not self.flow.is_serving(*request):
             return []
         size = key.version.size
-        stream = OutgoingStream(request.number, blob, size, question.first, parts_in(size))
+        stream = OutgoingStream(request.number, blob, size, node_request.first, parts_in(size))
         return self.flow.give(now, self.stats.epoch, request.peer, stream)
 
     def with_chunk(
-        self, now: float, question: ChunkRequest, blob: BlobId, size: int, chunk_bytes: int
+        self, now: float, node_request: ChunkRequest, blob: BlobId, size: int, chunk_bytes: int
     ) -> list[Action]:
-        request = question.request
+        request = node_request.request
         if not isinstance(request, PeerRequest):
-            return [AnswerChunk(request, question.key, blob, chunk_bytes)]
+            return [AnswerChunk(request, node_request.key, blob, chunk_bytes)]
         if not self.flow.is_serving(*request):
             return []
         stream = OutgoingStream(request.number, blob, size, 0, parts_in(size))
@@ -157,15 +157,17 @@ class ReplyBuilder:
         message = EntryReply(request.number, self.stats.epoch, entry, left)
         return [Send(request.peer, message)]
 
-    def start_forwarding(self, now: float, fetch: Fetch, question: Question) -> list[Action]:
-        request, blob = question.request, fetch.received.blob
+    def start_forwarding(self, now: float, fetch: Fetch, node_request: NodeRequest) -> list[Action]:
+        request, blob = node_request.request, fetch.received.blob
         if blob is None or not isinstance(request, PeerRequest) or not self.cut_through:
             return []
         if not self.flow.is_serving(*request):
             return []
-        assert isinstance(question, ReadRequest)
-        size = question.version.size
-        stream = OutgoingStream(request.number, blob, size, question.first, fetch.received.parts)
+        assert isinstance(node_request, ReadRequest)
+        size = node_request.version.size
+        stream = OutgoingStream(
+            request.number, blob, size, node_request.first, fetch.received.parts
+        )
         fetch.streams.append((request.peer, stream))
         return self.flow.give(now, self.stats.epoch, request.peer, stream)
 
