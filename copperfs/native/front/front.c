@@ -122,7 +122,7 @@ void front_stop(struct front *f)
 void front_destroy(struct front *f)
 {
 	misses_destroy(f);
-	fetches_destroy(f);
+	solo_fetches_destroy(f);
 	ahead_destroy(f);
 	trace_end(f);
 	tables_destroy(&f->tables);

@@ -140,7 +140,7 @@ struct front {
 	/* Set by the first request, before there is another. */
 	uint64_t init_offered;
 	_Atomic unsigned max_pages;
-	_Atomic bool opens_unasked; /* the kernel stops asking after ENOSYS */
+	_Atomic bool kernel_skips_opens; /* the kernel stops asking after ENOSYS */
 
 	pthread_mutex_t end_lock; /* held while the end is announced */
 	_Atomic bool ended;
@@ -233,7 +233,7 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 void *replier_main(void *front);
 void misses_destroy(struct front *f);
 
-/* fetches.c */
+/* solo_fetches.c: only where the node is a job by itself. */
 char *read_begin(struct front *f, struct inode *file, struct version *version);
 void read_start(struct front *f, uint64_t id, char *path, const struct version *version);
 char *list_begin(struct front *f, struct inode *directory, struct version *version);
@@ -247,7 +247,7 @@ reader_done read_done;
 lister_done list_done;
 void give_credit(struct front *f, uint64_t bytes);
 void fetched_free(struct fetched *fetched);
-void fetches_destroy(struct front *f);
+void solo_fetches_destroy(struct front *f);
 
 struct version version_of(const struct fuse_attr *a);
 

@@ -81,6 +81,6 @@ bool init_edit_reply(struct front *f, char *reply, size_t size)
 		f->max_pages = pages_that_fit(f->miss_fd);
 		out->max_pages = (uint16_t)f->max_pages;
 	}
-	f->opens_unasked = (offered & FUSE_NO_OPEN_SUPPORT) && (offered & FUSE_NO_OPENDIR_SUPPORT);
+	f->kernel_skips_opens = (offered & FUSE_NO_OPEN_SUPPORT) && (offered & FUSE_NO_OPENDIR_SUPPORT);
 	return true;
 }

@@ -10,7 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* QUEUED: a bypass worker reads. FETCHING: content is being fetched, or now fetched from `path`.
+/* QUEUED: a bypass worker reads. FETCHING: content is being fetched, or now fetched from `path`,
+ * which only a node does that is a job by itself (solo_fetches.c); in a larger job it is MISSED.
  * SEEKING: the source is asked where the file has data. */
 enum verdict { ANSWERED, MISSED, QUEUED, FETCHING, SEEKING };
 
@@ -471,12 +472,13 @@ static enum verdict statfs_(struct request *req)
 	return ANSWERED;
 }
 
+/* An open never asks the node: a nodeid names one version already. */
 static enum verdict open_(struct request *req)
 {
 	struct fuse_open_out out = { .fh = req->in->nodeid };
 
 	/* ENOSYS: the kernel never asks again */
-	if (req->front->opens_unasked)
+	if (req->front->kernel_skips_opens)
 		return answer_error(req, ENOSYS);
 	out.open_flags = FOPEN_KEEP_CACHE;
 	if (req->in->opcode == FUSE_OPENDIR)

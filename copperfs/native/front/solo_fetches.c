@@ -1,5 +1,5 @@
 /*
- * Fetches without the handlers, on a node that is a job by itself (decision 9).
+ * Solo fetches: content comes without the handlers, on a node that is a job by itself (decision 9).
  *
  * The source's threads read a file whole if the listing of its directory was *granted*, and list a
  * directory if its parent's listing grants all below it. The bytes come from a credit that the node
@@ -289,7 +289,7 @@ void list_start(struct front *f, uint64_t id, char *path, const struct version *
 	free(path);
 }
 
-void fetches_destroy(struct front *f)
+void solo_fetches_destroy(struct front *f)
 {
 	while (f->fetched_first) {
 		struct fetched *fetched = f->fetched_first;
