@@ -45,7 +45,7 @@ from copperfs.node.actions import (
     LookupSource,
     NewEpoch,
     ObjectKey,
-    OpenSource,
+    OpenForBypass,
     PerformCall,
     Probe,
     Publish,
@@ -102,7 +102,7 @@ class Driver(Generic[Content, Payload]):
                 ports.applications.answer_error(request, error)
             case ReadSource():
                 ports.source.start(action, self.node.names_to_find(action.fetch))
-            case ListSource() | LookupSource() | OpenSource() | ReadChunk():
+            case ListSource() | LookupSource() | OpenForBypass() | ReadChunk():
                 ports.source.start(action, ())
             case LoadChunk(fetch, key):
                 self._chunk_store.load(fetch, key)

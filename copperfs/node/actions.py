@@ -73,7 +73,9 @@ class ReadSource:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSource:
+class OpenForBypass:
+    """Open a file that the front then reads from the source directly, past the caches."""
+
     fetch: FetchId
     path: Path
     version: Version
@@ -312,7 +314,7 @@ class InvalidateName:
     path: Path
 
 
-SourceAction = ListSource | LookupSource | ReadSource | OpenSource | ReadChunk
+SourceAction = ListSource | LookupSource | ReadSource | OpenForBypass | ReadChunk
 InodeAction = SampleInodes | CompareInodes | IgnoreInodes
 DiskAction = LoadChunk | StoreChunk
 Answer = AnswerEntry | AnswerListing | AnswerObject | AnswerChunk | AnswerHandle | AnswerError

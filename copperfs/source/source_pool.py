@@ -15,7 +15,7 @@ from copperfs.native import SourcePool
 from copperfs.node.actions import (
     ListSource,
     LookupSource,
-    OpenSource,
+    OpenForBypass,
     ReadChunk,
     ReadSource,
     SourceAction,
@@ -83,7 +83,7 @@ class PoolFetcher:
                 kind, names = SourcePool.SCAN, names_in(fetch.path, self._untouchable())
             case ReadSource():
                 kind, version = SourcePool.READ, fetch.version
-            case OpenSource():
+            case OpenForBypass():
                 kind, version = SourcePool.OPEN, fetch.version
             case ReadChunk():
                 kind, version = SourcePool.CHUNK, fetch.version

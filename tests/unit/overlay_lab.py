@@ -42,7 +42,7 @@ from copperfs.node.actions import (
     LogEvent,
     LookupSource,
     ObjectKey,
-    OpenSource,
+    OpenForBypass,
     PerformCall,
     ReadChunk,
     ReadSource,
@@ -712,10 +712,10 @@ class Job:
                 data = self.tree.content(path, version)[offset : offset + length]
                 assert len(data) == length
                 return SourceRead(fetch.fetch, self._keep(number, data))
-            case ReadSource(_, _, version) | OpenSource(_, _, version):
+            case ReadSource(_, _, version) | OpenForBypass(_, _, version):
                 if found.attributes.version != version:
                     return Failed(fetch.fetch, errno.ESTALE)
-                if isinstance(fetch, OpenSource):
+                if isinstance(fetch, OpenForBypass):
                     handle = HandleId(self._number(number))
                     daemon.handles.add(handle)
                     return SourceOpened(fetch.fetch, handle)

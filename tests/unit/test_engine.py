@@ -34,7 +34,7 @@ from copperfs.node.actions import (
     ListSource,
     LookupSource,
     ObjectKey,
-    OpenSource,
+    OpenForBypass,
     ReadSource,
     SourceAction,
 )
@@ -529,7 +529,7 @@ def test_a_handle_belongs_to_who_asked() -> None:
     async def play(scene: Scene) -> None:
         await scene.asking("me", reading(b"f", 5000))
         (fetch,) = scene.fetcher.started
-        assert isinstance(fetch, OpenSource)
+        assert isinstance(fetch, OpenForBypass)
         scene.arrive(SourceOpened(fetch.fetch, HandleId(42)))
         await scene.settle()
         assert scene.answers == {"me": 42}

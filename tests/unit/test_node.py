@@ -24,7 +24,7 @@ from copperfs.node.actions import (
     LookupSource,
     NewEpoch,
     ObjectKey,
-    OpenSource,
+    OpenForBypass,
     ReadSource,
     ReleaseBlob,
     ReleaseHandle,
@@ -59,8 +59,8 @@ def read(fetch: int, path: bytes, size: int = 10, changed_s: int = 0) -> ReadSou
     return ReadSource(FetchId(fetch), Path(path), version(size, changed_s))
 
 
-def open_(fetch: int, path: bytes, size: int) -> OpenSource:
-    return OpenSource(FetchId(fetch), Path(path), version(size))
+def open_(fetch: int, path: bytes, size: int) -> OpenForBypass:
+    return OpenForBypass(FetchId(fetch), Path(path), version(size))
 
 
 def listed(
@@ -541,7 +541,7 @@ def test_with_hardly_any_memory_everything_is_still_answered(memory: int) -> Non
     lab = Lab(memory_bytes=memory)
     assert lab.look(b"d/a") == [scan(1, b"d")]
     assert lab.scanned(1, ABC) == [listed(1, b"d", ABC)]
-    assert isinstance(lab.read(b"d/a", 1)[-1], OpenSource)
+    assert isinstance(lab.read(b"d/a", 1)[-1], OpenForBypass)
     assert lab.read(b"d/b", 0)[-1:] == [read(3, b"d/b", 0)]
     assert lab.read(b"d/c", 0) == []
     assert lab.have_read(3, blob=1)[0] == bytes_of(3, b"d/b", 1, 0)

@@ -42,7 +42,7 @@ from copperfs.node.actions import (
     LogEvent,
     LookupSource,
     ObjectKey,
-    OpenSource,
+    OpenForBypass,
     ReadChunk,
     ReadSource,
     SourceAction,
@@ -175,7 +175,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.began: dict[FetchId, Began] = {}
         self.asked: dict[RequestId, NodeRequest] = {}
         self.blobs: dict[BlobId, ReadSource] = {}
-        self.handles: dict[HandleId, OpenSource] = {}
+        self.handles: dict[HandleId, OpenForBypass] = {}
         self.published: set[CacheKey] = set()
 
     # --- events ----------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class NodeMachine(RuleBasedStateMachine):
                 return SourceListed(number, tree.listing(path))
             case LookupSource(number, path):
                 return SourceLookedUp(number, tree.entry(path))
-            case ReadSource(number, path, version) | OpenSource(number, path, version):
+            case ReadSource(number, path, version) | OpenForBypass(number, path, version):
                 entry = tree.entry(path)
                 if entry is None or entry.attributes.version != version:
                     return Failed(number, errno.ESTALE)

@@ -36,7 +36,7 @@ from copperfs.node.actions import (
     ListSource,
     LookupSource,
     ObjectKey,
-    OpenSource,
+    OpenForBypass,
     ReadChunk,
     ReadSource,
     SourceAction,
@@ -124,7 +124,7 @@ class Telling(NoPorts):
                 self.tell(f"{number} look {shown(path)}")
             case ReadSource(number, path, wanted):
                 self.tell(f"{number} read {shown(path)} {shown_version(wanted)}")
-            case OpenSource(number, path, wanted):
+            case OpenForBypass(number, path, wanted):
                 self.tell(f"{number} open {shown(path)} {shown_version(wanted)}")
             case ReadChunk():
                 raise AssertionError(f"scenarios have no word for {fetch}")

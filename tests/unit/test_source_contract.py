@@ -31,7 +31,7 @@ from copperfs.model.types import ROOT, Attributes, Entry, FetchId, Path, Version
 from copperfs.node.actions import (
     ListSource,
     LookupSource,
-    OpenSource,
+    OpenForBypass,
     ReadChunk,
     ReadSource,
     SourceAction,
@@ -112,7 +112,7 @@ class Source:
 
     async def open(self, path: bytes, version: Version | None = None) -> int:
         wanted = version or await self.version(path)
-        outcome = await self.fetch(lambda n: OpenSource(n, Path(path), wanted))
+        outcome = await self.fetch(lambda n: OpenForBypass(n, Path(path), wanted))
         assert isinstance(outcome, SourceOpened), outcome
         return int(outcome.handle)
 
@@ -140,7 +140,7 @@ def read_of(path: bytes, version: Version) -> Callable[[FetchId], SourceAction]:
 
 
 def open_of(path: bytes, version: Version) -> Callable[[FetchId], SourceAction]:
-    return lambda number: OpenSource(number, Path(path), version)
+    return lambda number: OpenForBypass(number, Path(path), version)
 
 
 def chunk_of(

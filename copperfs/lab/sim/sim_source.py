@@ -35,7 +35,7 @@ from copperfs.model.types import (
 from copperfs.node.actions import (
     ListSource,
     LookupSource,
-    OpenSource,
+    OpenForBypass,
     ReadChunk,
     ReadSource,
     SourceAction,
@@ -100,7 +100,7 @@ def kind_of(fetch: SourceAction) -> str:
             return "look"
         case ReadSource():
             return "read"
-        case OpenSource():
+        case OpenForBypass():
             return "open"
         case ReadChunk():
             return "chunk"
@@ -278,7 +278,7 @@ class SimulatedSource:
         was = self._files.get(path)
         operation = Operation(fetch, done, times, client or self._server, was)
         is_young = was is not None and (path, was.attributes.version) in self.times_written
-        if is_young and isinstance(fetch, ReadSource | OpenSource | ReadChunk):
+        if is_young and isinstance(fetch, ReadSource | OpenForBypass | ReadChunk):
             ends += operation.client.settles_s(ends, fetch.version)
             self.clock.at(ends, self._read_young, operation)
             return
@@ -406,11 +406,13 @@ class SimulatedSource:
                 if self.only_searched:
                     return Failed(fetch.fetch, errno.EACCES)
                 return SourceListed(fetch.fetch, client.listing(path, self.listing(path)))
-            case ReadSource(_, _, version) | OpenSource(_, _, version) | ReadChunk(_, _, version):
+            case (
+                ReadSource(_, _, version) | OpenForBypass(_, _, version) | ReadChunk(_, _, version)
+            ):
                 # the same before and after, as the real source checks
                 if was is None or not (client.shows(version, was) and client.shows(version, found)):
                     return Failed(fetch.fetch, errno.ESTALE)
-                if isinstance(fetch, OpenSource):
+                if isinstance(fetch, OpenForBypass):
                     return FileOpened(fetch.fetch)
                 if isinstance(fetch, ReadChunk):
                     piece = self.chunk(path, version, fetch.offset, fetch.length, written)

@@ -40,7 +40,7 @@ from copperfs.node.actions import (
     ListSource,
     LoadChunk,
     LookupSource,
-    OpenSource,
+    OpenForBypass,
     ReadChunk,
     ReadSource,
     Send,
@@ -542,7 +542,7 @@ class FetchMachine:
             case _:
                 request = fetch.waiters[0]
                 assert isinstance(request, ReadRequest)
-                return OpenSource(fetch.number, path, request.version)
+                return OpenForBypass(fetch.number, path, request.version)
 
     # --- timers ----------------------------------------------------------------------------------
 
