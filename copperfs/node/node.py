@@ -574,7 +574,7 @@ class Node:
 
     def is_upstream(self, peer: NodeId) -> bool:
         """Whether this node may have to ask *peer*."""
-        return self.membership is not None and self.membership.is_wanted(peer)
+        return self.membership is not None and self.membership.is_upstream(peer)
 
     def wanted(self, peer: NodeId, part: DataReply) -> tuple[ContentKind, BlobId | None] | None:
         return self._protocol.wanted(peer, part)

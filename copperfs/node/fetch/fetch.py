@@ -49,7 +49,7 @@ class Timers:
     """When the fetch had waited for ``ask_deadline_s``."""
     pinged_next_at: float | None = None
     """When the fetch pinged the owners that it would ask next, which it does once."""
-    doubted_at: float | None = None
+    asked_as_owner_at: float | None = None
     """When a peer first asked this node for a chunk of another owner, which the peer does not
     reach."""
 

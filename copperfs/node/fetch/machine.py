@@ -231,8 +231,10 @@ class FetchMachine:
         owners that did not answer the peer (*skipped*), either."""
         if fetch.phase.is_reading:
             return []
-        if fetch.timers.doubted_at is None and self.routing.is_owned_elsewhere(fetch.subject):
-            fetch.timers = replace(fetch.timers, doubted_at=now)
+        if fetch.timers.asked_as_owner_at is None and self.routing.is_owned_elsewhere(
+            fetch.subject
+        ):
+            fetch.timers = replace(fetch.timers, asked_as_owner_at=now)
         waits_for = [peer for peer, each in fetch.attempts.items() if not each.how.is_of_owner]
         is_of_owner = fetch.plan.redirected_to is None and not fetch.plan.via_tree
         if not waits_for and is_of_owner and not skipped:
@@ -375,7 +377,7 @@ class FetchMachine:
         actions = self._give_up_otherwise(fetch, peer, via_tree=route.via_tree)
         if peer in fetch.attempts:
             return actions
-        if route.skips_suspects or fetch.timers.doubted_at is not None:
+        if route.skips_suspects or fetch.timers.asked_as_owner_at is not None:
             actions += self._ping(now, fetch, peer)
         self.stats.detours += route.skips_suspects and not fetch.attempts
         return actions + self._send_request(now, fetch, peer, via_tree=route.via_tree)
@@ -405,7 +407,7 @@ class FetchMachine:
             fetch.skipped,
             via_tree=fetch.plan.via_tree,
             silent_at=fetch.timers.silent_at,
-            is_second_opinion=fetch.timers.doubted_at is not None,
+            is_second_opinion=fetch.timers.asked_as_owner_at is not None,
         )
         self.routing.reach(now, route.connect_to)
         return route

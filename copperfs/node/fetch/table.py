@@ -148,7 +148,7 @@ class FetchTable:
             of_peer = isinstance(request.request, PeerRequest)
             is_owner = of_peer and request.how.is_of_owner
             if is_owner and self.routing.is_owned_elsewhere(subject):
-                fetch.timers = replace(timers, doubted_at=now)
+                fetch.timers = replace(timers, asked_as_owner_at=now)
         self._running[number] = self._by_subject[subject] = fetch
         return actions + self.machine.begin(now, fetch)
 

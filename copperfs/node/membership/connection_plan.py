@@ -6,7 +6,7 @@ It keeps connections to:
 - the parents it uses now because other nodes are gone
 - in each tree the candidate after the parent, so that a failing parent costs no new connection
 - one gone node after the other
-- the owners of chunks it asked lately (``reach``), an LRU outside the overlay
+- the owners of chunks it asked lately (``reach``), an LRU apart from the trees
 
 The first and the fourth heal a partition: whichever nodes were parted, some connection crosses the
 cut when it heals, and both sides exchange their member tables. The first alone is not enough: when
@@ -69,8 +69,8 @@ class ConnectionPlan:
     parents: list[NodeId | None] = field(init=False)
     """By the present member table."""
     wanted: set[NodeId] = field(default_factory=set)
-    overlay: set[NodeId] = field(default_factory=set)
-    """Ancestors, and peers that may become so."""
+    upstream: set[NodeId] = field(default_factory=set)
+    """Peers that this node asks or may come to ask, and those that push to it."""
     reached: OrderedDict[NodeId, None] = field(default_factory=OrderedDict)
     """The most recently asked last."""
     near: set[NodeId] = field(default_factory=set)
@@ -129,8 +129,8 @@ class ConnectionPlan:
         return until if now < until else None
 
     def is_close(self, peer: NodeId) -> bool:
-        """Whether both watch each other in the overlay."""
-        return peer in self.overlay or peer in self.expected
+        """Whether both watch each other as neighbours in a tree."""
+        return peer in self.upstream or peer in self.expected
 
     def settle(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -142,7 +142,7 @@ class ConnectionPlan:
             wanted.update(self._candidates(now, tree))
         if self._trial is not None:
             wanted.add(self._trial)
-        self.overlay = set(wanted)
+        self.upstream = set(wanted)
         for peer in self.members.gone & set(self.reached):
             del self.reached[peer]
         wanted.update(self.reached)

@@ -156,7 +156,7 @@ class Membership:
         """Ping the peers that may be asked next. If they are stuck as well, they must not be found
         stuck one by one."""
         actions: list[Action] = []
-        for peer in sorted(self.plan.overlay & self.plan.wanted):
+        for peer in sorted(self.plan.upstream & self.plan.wanted):
             seen = self._peers[peer].seen
             if seen.up and seen.ping_sent_at is None:
                 actions += self._send_ping(now, peer)
@@ -451,7 +451,7 @@ class Membership:
     def _heartbeat_interval_s(self, peer: NodeId) -> float:
         if peer in self.plan.near:
             return self.timeouts.heartbeat_s
-        if peer in self.plan.overlay:
+        if peer in self.plan.upstream:
             return self.timeouts.heartbeat_s * STANDBY_BEATS
         if peer not in self.plan.expected:
             return self.timeouts.dead_s * STRANGER_BEATS
@@ -530,8 +530,8 @@ class Membership:
             and not (found.seen.up or found.seen.was_up)
         }
 
-    def is_wanted(self, peer: NodeId) -> bool:
-        return peer in self.plan.overlay
+    def is_upstream(self, peer: NodeId) -> bool:
+        return peer in self.plan.upstream
 
     def suspects(self) -> list[NodeId]:
         """Silent or lost, and not announced as gone."""

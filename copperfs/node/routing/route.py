@@ -35,8 +35,8 @@ from copperfs.node.state import FetchKind, Subject
 
 
 class Role(Enum):
-    READER = "reader"
-    """The root of a tree, or any node for what is not shared."""
+    ROOT = "root"
+    """The root of the tree; for what is not shared each node is its own root."""
     OWNER = "owner"
     """All nodes before this one are gone or excluded."""
     SUCCESSOR = "successor"
@@ -48,8 +48,8 @@ class Role(Enum):
 
     @property
     def is_fallback(self) -> bool:
-        """A node that should read the source may live."""
-        return self not in (Role.READER, Role.OWNER)
+        """The root or owner, which should read the source, may live."""
+        return self not in (Role.ROOT, Role.OWNER)
 
     @property
     def keeps_result(self) -> bool:
@@ -68,8 +68,8 @@ class Route:
 
     peer: NodeId | None = None
     """The peer to ask; None if there is none."""
-    role: Role = Role.READER
-    """If there is no peer to ask."""
+    role: Role = Role.ROOT
+    """As what this node reads the source. It counts only if there is no peer to ask."""
     wait_until: float = float("-inf")
     """Suspected peers above may reply before this time, or a connection may be made."""
     ask_meanwhile: NodeId | None = None
@@ -84,8 +84,8 @@ class Route:
     """Peers that are asked, or may be asked next, in this order: keep a connection to them."""
 
 
-SOURCE_ROUTE = Route()
-"""Read the source now, as the node that should."""
+SOURCE_ROUTE = Route(role=Role.ROOT)
+"""Read the source now, as a root does."""
 _AS_OWNER = Route(role=Role.OWNER)
 
 
