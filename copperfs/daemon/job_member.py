@@ -334,7 +334,7 @@ class JobMember:
         if membership is None or peers is None:
             return self._here()
         parents = list(membership.parents)
-        found = await peers.ping_all({each for each in parents if each is not None})
+        found = await peers.round_trips({each for each in parents if each is not None})
         shown = [
             None
             if each is None

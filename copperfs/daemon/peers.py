@@ -23,7 +23,7 @@ from copperfs.node.events import (
     Probed,
 )
 from copperfs.node.node import Node
-from copperfs.node.peer.messages import Batch, DataReply, Hello, Message, Offer, Ping, Pong
+from copperfs.node.peer.messages import Batch, DataReply, Echo, EchoReply, Hello, Message, Offer
 from copperfs.node.peer.session import Session
 from copperfs.transport.interface import (
     Arrival,
@@ -40,7 +40,7 @@ from copperfs.wire.wire_version import mismatch_sentence
 
 log = logging.getLogger(__name__)
 
-PING_WITHIN_S = 2.0
+ECHO_WITHIN_S = 2.0
 EMPTY = Payload(b"", b"")
 
 
@@ -55,8 +55,8 @@ class Peers:
     """Bytes of listings and files from parents, without the messages around them."""
     given_bytes: int = 0
     _changed: trio.Event = field(default_factory=trio.Event)
-    _pings: dict[int, trio.Event] = field(default_factory=dict)
-    _next_ping: int = 0
+    _echoes: dict[int, trio.Event] = field(default_factory=dict)
+    _next_echo: int = 0
     _nursery: trio.Nursery | None = None
 
     @property
@@ -87,31 +87,31 @@ class Peers:
         while peer in session.connected and session.losses[peer] == losses:
             await self._changed.wait()
 
-    async def ping(self, peer: NodeId) -> float | None:
+    async def round_trip(self, peer: NodeId) -> float | None:
         """Seconds until *peer* answered; None if it did not."""
-        self._next_ping += 1
-        number = self._next_ping
-        self._pings[number] = trio.Event()
+        self._next_echo += 1
+        number = self._next_echo
+        self._echoes[number] = trio.Event()
         started = trio.current_time()
         try:
-            if peer not in self.session.connected or not self.transport.send(peer, Ping(number)):
+            if peer not in self.session.connected or not self.transport.send(peer, Echo(number)):
                 return None
-            with trio.move_on_after(PING_WITHIN_S):
-                await self._pings[number].wait()
+            with trio.move_on_after(ECHO_WITHIN_S):
+                await self._echoes[number].wait()
                 return trio.current_time() - started
             return None
         finally:
-            del self._pings[number]
+            del self._echoes[number]
 
-    async def ping_all(self, peers: Collection[NodeId]) -> dict[NodeId, float | None]:
+    async def round_trips(self, peers: Collection[NodeId]) -> dict[NodeId, float | None]:
         found: dict[NodeId, float | None] = {}
 
-        async def ping(peer: NodeId) -> None:
-            found[peer] = await self.ping(peer)
+        async def measure(peer: NodeId) -> None:
+            found[peer] = await self.round_trip(peer)
 
         async with trio.open_nursery() as nursery:
             for each in peers:
-                nursery.start_soon(ping, each)
+                nursery.start_soon(measure, each)
         return found
 
     def reset_statistics(self) -> None:
@@ -183,9 +183,9 @@ class Peers:
                 self.post(MessageReceived(peer, message, number))
             finally:
                 self.blobs.take_back(number)
-        elif isinstance(message, Pong):
-            if message.number in self._pings:
-                self._pings[message.number].set()
+        elif isinstance(message, EchoReply):
+            if message.number in self._echoes:
+                self._echoes[message.number].set()
         else:
             self.post(MessageReceived(peer, message))
 

@@ -114,11 +114,11 @@ from copperfs.node.peer.messages import (
     Batch,
     ContentKind,
     DataReply,
+    Echo,
+    EchoReply,
     Hello,
     Message,
     Offer,
-    Ping,
-    Pong,
 )
 from copperfs.node.peer.protocol import PeerProtocol
 from copperfs.node.peer.push import Pushes
@@ -297,8 +297,8 @@ class Node:
                     peer, message, received.payload, is_followed=is_followed
                 )
             return [action for each in events for action in self._whole_step(now, each)]
-        if isinstance(message, Ping):
-            return [Send(peer, Pong(message.number))]
+        if isinstance(message, Echo):
+            return [Send(peer, EchoReply(message.number))]
         return self._whole_step(now, PeerMessage(peer, message))
 
     def _converse(self, now: float, event: OfConnections) -> list[Action]:

@@ -14,7 +14,7 @@ from copperfs.lab.sim.sim_transport import Port
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.lab.sim.virtual_network import VirtualNetwork
 from copperfs.model.types import NodeId, Path, Version
-from copperfs.node.peer.messages import Message, Ping
+from copperfs.node.peer.messages import Echo, Message
 
 A, B = NodeId(0), NodeId(1)
 ONE_MIB = content_of(Path(b"f"), Version(1 << 20, 0, 0, 1), with_bytes=True)
@@ -32,7 +32,7 @@ class Listener:
         self.heard.append((self.clock.now, "lost"))
 
     def received(self, peer: NodeId, message: Message, pieces: tuple[Piece, ...]) -> None:
-        assert isinstance(message, Ping)
+        assert isinstance(message, Echo)
         self.heard.append((self.clock.now, message.number))
 
     def corrupt(self, peer: NodeId, message: Message) -> None:
@@ -71,7 +71,7 @@ class Pair:
         return listener
 
     def send(self, me: NodeId, number: int, pieces: tuple[Piece, ...] = ()) -> bool:
-        return self.ports[me].send(NodeId(1 - me), Ping(number), pieces)
+        return self.ports[me].send(NodeId(1 - me), Echo(number), pieces)
 
     def stop(self, me: NodeId, state: State) -> None:
         self.ports[me].process.stop(state)

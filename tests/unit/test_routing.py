@@ -85,7 +85,7 @@ def happen(routing: Routing, what: str, now: float, peer: NodeId) -> None:
         st.integers(0, 200).map(chunk), st.just((FetchKind.LISTING, Path(b"lib"), None))
     ),
     skipped=st.sets(st.integers(0, NODES - 1).map(NodeId), max_size=3),
-    via_tree=st.booleans(),
+    chunk_up_tree=st.booleans(),
     is_silent=st.booleans(),
     is_second_opinion=st.booleans(),
     later_s=st.sampled_from((0.0, 0.2, 70.0)),
@@ -94,7 +94,7 @@ def test_two_calls_give_the_same_route_and_change_nothing(
     happened: list[tuple[str, NodeId, float]],
     subject: Subject,
     skipped: set[NodeId],
-    via_tree: bool,
+    chunk_up_tree: bool,
     is_silent: bool,
     is_second_opinion: bool,
     later_s: float,
@@ -111,7 +111,7 @@ def test_two_calls_give_the_same_route_and_change_nothing(
             subject,
             routing.tree_of(subject),
             skipped,
-            via_tree=via_tree,
+            chunk_up_tree=chunk_up_tree,
             silent_at=now - 0.1 if is_silent else None,
             is_second_opinion=is_second_opinion,
         )

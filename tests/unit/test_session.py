@@ -14,7 +14,7 @@ from copperfs.node.events import (
     PeerDisagrees,
 )
 from copperfs.node.node import Node
-from copperfs.node.peer.messages import Hello, Message, Ping, Pong, Request, Seen
+from copperfs.node.peer.messages import Echo, EchoReply, Hello, Message, Request, Seen
 from copperfs.node.peer.session import Agreement, Session
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
@@ -85,11 +85,11 @@ def test_a_new_connection_is_greeted_on_and_the_peer_is_lost_until_it_answers(no
 
 def test_a_node_does_not_listen_to_a_peer_that_has_not_said_hello(node: Node) -> None:
     node.step(0.0, ConnectionMade(PARENT))
-    assert hear(node, Ping(7)) == []
+    assert hear(node, Echo(7)) == []
     hear(node, hello(is_answer=True))
-    assert sent(hear(node, Ping(7))) == [Pong(7)]
+    assert sent(hear(node, Echo(7))) == [EchoReply(7)]
     node.step(0.0, ConnectionLost(PARENT))
-    assert hear(node, Ping(8)) == []
+    assert hear(node, Echo(8)) == []
 
 
 @pytest.mark.parametrize(

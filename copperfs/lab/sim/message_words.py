@@ -9,6 +9,8 @@ from copperfs.node.peer.messages import (
     Credit,
     DataReply,
     Delayed,
+    Echo,
+    EchoReply,
     EntryReply,
     ErrorReply,
     Heartbeat,
@@ -16,8 +18,6 @@ from copperfs.node.peer.messages import (
     MembershipUpdate,
     Message,
     Offer,
-    Ping,
-    Pong,
     Redirect,
     Request,
 )
@@ -33,7 +33,7 @@ WORDS: dict[str, type[Message]] = {
     "News": MembershipUpdate,
     **{
         each.__name__: each
-        for each in (Hello, Redirect, Delayed, Credit, Batch, Offer, Ping, Pong, Heartbeat)
+        for each in (Hello, Redirect, Delayed, Credit, Batch, Offer, Echo, EchoReply, Heartbeat)
     },
 }
 _WORD_OF: dict[type, str] = {kind: word for word, kind in WORDS.items()}

@@ -64,7 +64,7 @@ class AskPlan:
     """The owner has redirected the fetch to this peer."""
 
     @property
-    def via_tree(self) -> bool:
+    def chunk_up_tree(self) -> bool:
         return self.hows[0] is ChunkAskMode.TREE
 
     @property

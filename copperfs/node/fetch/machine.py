@@ -236,7 +236,7 @@ class FetchMachine:
         ):
             fetch.timers = replace(fetch.timers, asked_as_owner_at=now)
         waits_for = [peer for peer, each in fetch.attempts.items() if not each.how.is_of_owner]
-        is_of_owner = fetch.plan.redirected_to is None and not fetch.plan.via_tree
+        is_of_owner = fetch.plan.redirected_to is None and not fetch.plan.chunk_up_tree
         if not waits_for and is_of_owner and not skipped:
             return [] if self._has_good_attempt(fetch) else self._dispatch(now, fetch)
         actions: list[Action] = []
@@ -259,9 +259,11 @@ class FetchMachine:
         fetch.move(Trigger.SOURCE_FAILED)
         actions = self._end_fallback(fetch)
         if route.peer is not None:
-            actions += self._give_up_otherwise(fetch, route.peer, via_tree=route.via_tree)
+            actions += self._give_up_otherwise(fetch, route.peer, chunk_up_tree=route.chunk_up_tree)
             if route.peer not in fetch.attempts:
-                actions += self._send_request(now, fetch, route.peer, via_tree=route.via_tree)
+                actions += self._send_request(
+                    now, fetch, route.peer, chunk_up_tree=route.chunk_up_tree
+                )
         self._set_timer(fetch, self._patient_until(now, fetch))
         return actions
 
@@ -311,7 +313,7 @@ class FetchMachine:
         return actions + self._dispatch(now, fetch)
 
     def _skip_slow_peers(self, now: float, fetch: Fetch) -> None:
-        if fetch.plan.via_tree:
+        if fetch.plan.chunk_up_tree:
             fetch.plan = fetch.plan.without_tree()  # ask the owner next, which may be one of them
             return
         # A peer that an owner named, or that is above in the tree, may itself be waiting.
@@ -338,7 +340,7 @@ class FetchMachine:
             if each.how is ChunkAskMode.HELD:
                 counts = peer == fetch.plan.redirected_to
             else:
-                counts = fetch.plan.via_tree or each.how is not ChunkAskMode.TREE
+                counts = fetch.plan.chunk_up_tree or each.how is not ChunkAskMode.TREE
             if counts and self.routing.is_good(peer):
                 return True
         return False
@@ -374,13 +376,13 @@ class FetchMachine:
     def _dispatch_to(self, now: float, fetch: Fetch, route: Route, peer: NodeId) -> list[Action]:
         fetch.move(Trigger.ASK_PEER)
         self._set_timer(fetch, self._patient_until(now, fetch))
-        actions = self._give_up_otherwise(fetch, peer, via_tree=route.via_tree)
+        actions = self._give_up_otherwise(fetch, peer, chunk_up_tree=route.chunk_up_tree)
         if peer in fetch.attempts:
             return actions
         if route.skips_suspects or fetch.timers.asked_as_owner_at is not None:
             actions += self._ping(now, fetch, peer)
         self.stats.detours += route.skips_suspects and not fetch.attempts
-        return actions + self._send_request(now, fetch, peer, via_tree=route.via_tree)
+        return actions + self._send_request(now, fetch, peer, chunk_up_tree=route.chunk_up_tree)
 
     def _dispatch_around(self, now: float, fetch: Fetch, route: Route) -> list[Action]:
         """Other nodes than this one should read the source."""
@@ -405,7 +407,7 @@ class FetchMachine:
             fetch.subject,
             fetch.tree,
             fetch.skipped,
-            via_tree=fetch.plan.via_tree,
+            chunk_up_tree=fetch.plan.chunk_up_tree,
             silent_at=fetch.timers.silent_at,
             is_second_opinion=fetch.timers.asked_as_owner_at is not None,
         )
@@ -427,16 +429,18 @@ class FetchMachine:
         fetch.plan = fetch.plan.not_redirected()
         return None
 
-    def _give_up_otherwise(self, fetch: Fetch, peer: NodeId, *, via_tree: bool) -> list[Action]:
+    def _give_up_otherwise(
+        self, fetch: Fetch, peer: NodeId, *, chunk_up_tree: bool
+    ) -> list[Action]:
         """Cancel an attempt at *peer* in another role. *peer* is the owner now; before, an owner
         had named it, or it was above in the tree."""
         attempt = fetch.attempts.get(peer)
-        if attempt is None or via_tree or attempt.how.is_of_owner:
+        if attempt is None or chunk_up_tree or attempt.how.is_of_owner:
             return []
         return self.withdraw(fetch, peer)
 
     def _send_request(
-        self, now: float, fetch: Fetch, peer: NodeId, *, via_tree: bool = False
+        self, now: float, fetch: Fetch, peer: NodeId, *, chunk_up_tree: bool = False
     ) -> list[Action]:
         kind, path, version = fetch.subject
         number = self._next_number
@@ -451,7 +455,7 @@ class FetchMachine:
         self.routing.await_reply(now, peer)
         if isinstance(version, ChunkKey):
             plan = fetch.plan
-            how = ChunkAskMode.TREE if via_tree else plan.of_owner
+            how = ChunkAskMode.TREE if chunk_up_tree else plan.of_owner
             attempt.how = how = ChunkAskMode.HELD if peer == plan.redirected_to else how
             skipped = sorted(self.routing.passed_owners(now, version, fetch.skipped))[:PASSED_MAX]
             message = Request(

@@ -1,8 +1,8 @@
 """Failure detector: decides from observations alone whether a peer is good, silent, lost or gone.
 
 After SWIM's suspicion: a peer that does not answer is first suspected (*silent*, *lost*) and only
-later declared dead (*gone*). A *ping* here is a ``Heartbeat`` that wants an answer, not the message
-``Ping``. The detector keeps no state: ``peer_state`` is a function of ``PeerObservations``, of
+later declared dead (*gone*). A *ping* is a ``Heartbeat`` that wants an answer. The
+detector keeps no state: ``peer_state`` is a function of ``PeerObservations``, of
 ``Timeouts`` and of this node's own lateness. It tells three kinds of failure apart:
 
 - A process that ended: its connections close within milliseconds, and its port refuses new ones

@@ -213,12 +213,12 @@ class CollectiveReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class Echo:
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pong:
+class EchoReply:
     number: int
 
 
@@ -261,7 +261,7 @@ Message = (
     | Offer
     | CollectiveRequest
     | CollectiveReply
-    | Ping
-    | Pong
+    | Echo
+    | EchoReply
     | OfMembers
 )

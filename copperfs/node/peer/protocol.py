@@ -309,7 +309,7 @@ class PeerProtocol:
             has_tried = refusal.witnesses > 0 or fetch.subject[0] is FetchKind.ENTRY
             is_last = has_tried and machine.is_last_word(fetch, peer)
             if fetch.witnesses.count < WITNESSES_ENOUGH and not is_last:
-                if fetch.plan.via_tree and error == errno.EAGAIN:
+                if fetch.plan.chunk_up_tree and error == errno.EAGAIN:
                     assert self.handler.chunks is not None
                     self.handler.chunks.goes_alone(now, fetch)
                 return machine.refused(now, fetch, peer)

@@ -76,7 +76,7 @@ class Route:
     """While it waits: a silent peer that is still connected, and may be asked."""
     is_connecting: bool = False
     """It waits for a connection that is being made, and not for a suspected peer."""
-    via_tree: bool = False
+    chunk_up_tree: bool = False
     """The parent is asked although the chunk has an owner."""
     skips_suspects: bool = False
     """Peers that come before are suspected, and not known to be gone."""
@@ -112,12 +112,12 @@ class Routing:
         tree: int,
         skipped: Collection[NodeId] = (),
         *,
-        via_tree: bool = False,
+        chunk_up_tree: bool = False,
         silent_at: float | None = None,
         is_second_opinion: bool = False,
     ) -> Route:
-        """*via_tree*: get a chunk from the parent in the tree, unless this node is its owner or the
-        root. *silent_at*: when the first peer that should be asked was found silent.
+        """*chunk_up_tree*: get a chunk from the parent in the tree, unless this node is its owner
+        or the root. *silent_at*: when the first peer that should be asked was found silent.
         *is_second_opinion*: another node does not reach these peers, either."""
         kind, path, key = subject
         membership = self.membership
@@ -129,10 +129,10 @@ class Routing:
         ):
             return SOURCE_ROUTE
         if isinstance(key, ChunkKey):
-            if via_tree and not self.is_mine(key):
+            if chunk_up_tree and not self.is_mine(key):
                 above = self._route_up(now, membership, tree, skipped, None).peer
                 if above is not None:
-                    return Route(above, via_tree=True)
+                    return Route(above, chunk_up_tree=True)
             return self._route_to_owner(
                 now, membership, key, skipped, silent_at, is_second_opinion=is_second_opinion
             )
