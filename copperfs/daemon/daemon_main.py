@@ -233,23 +233,25 @@ class Daemon:
             self._finds_holes(),
         )
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
-        board = PublicationIndex(front)
-        engine = Engine(node, fetcher, board)
+        publications = PublicationIndex(front)
+        engine = Engine(node, fetcher, publications)
         self._equip(engine, parts.store)
         self._join(engine)
         statfs = parts.statfs
-        handlers = FrontHandlers(engine, board, statfs, allow_other=self.settings.allow_other)
+        handlers = FrontHandlers(
+            engine, publications, statfs, allow_other=self.settings.allow_other
+        )
         # libfuse closes its end itself
         pyfuse3.init(handlers, f"/dev/fd/{handlers_end.detach()}", set())
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
         job = JobMember(engine, settings, statistics.document, statistics.reset, self._roster)
-        profiler = Profiler(front, engine, board)
+        profiler = Profiler(front, engine, publications)
         self._sockets.append(server_end)
         server = ControlServer(
             server_end,
             {
-                **self._answerers(job, statistics, board),
+                **self._answerers(job, statistics, publications),
                 IoctlRequest.PROFILE_END: profiler.end,
             },
             {
@@ -267,7 +269,7 @@ class Daemon:
             nursery.start_soon(self._run_trimming, node)
             nursery.start_soon(self._run_shedding, front)
             nursery.start_soon(log_own_errors, front)
-            nursery.start_soon(_hear_of_fetched, engine, board)
+            nursery.start_soon(_pass_on_fetched, engine, publications)
             nursery.start_soon(grants[0].run)
             nursery.start_soon(profiler.run)
             if listener is not None:
@@ -278,7 +280,7 @@ class Daemon:
             nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
-            board.publish_statfs(statfs.known)
+            publications.publish_statfs(statfs.known)
             nursery.start_soon(_withdraw_statfs, front)
             nursery.start_soon(self._become_ready, job, ready, nursery)
             await server.run()  # until the mount is gone
@@ -381,7 +383,7 @@ class Daemon:
         return render(statistics.document(), self.settings, own_name(self.settings))
 
     def _answerers(
-        self, job: JobMember, statistics: Statistics, board: PublicationIndex
+        self, job: JobMember, statistics: Statistics, publications: PublicationIndex
     ) -> dict[IoctlRequest, Callable[[], Awaitable[object]]]:
         engine = job.engine
 
@@ -406,7 +408,7 @@ class Daemon:
             return asdict(self.settings)
 
         async def objects() -> object:
-            board.hear(engine)  # of what was read up to now
+            publications.pass_on_fetched(engine)  # of what was read up to now
             held = engine.node.held()
             if len(held) <= OBJECTS_AT_ONCE:
                 return [_shown(key, size) for key, size in held]
@@ -590,11 +592,11 @@ async def _withdraw_statfs(front: Front) -> None:
         front.withdraw_statfs()
 
 
-async def _hear_of_fetched(engine: Engine, board: PublicationIndex) -> None:
+async def _pass_on_fetched(engine: Engine, publications: PublicationIndex) -> None:
     while True:
-        await trio.lowlevel.wait_readable(board.front.fetched_fileno())
+        await trio.lowlevel.wait_readable(publications.front.fetched_fileno())
         await trio.sleep(FETCHED_EVERY_S)
-        board.hear(engine)
+        publications.pass_on_fetched(engine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class _Cost:
 class Profiler:
     front: Front
     engine: Engine
-    board: PublicationIndex
+    publications: PublicationIndex
     _began_ns: int = 0
     _owner: int = 0
     _costs: dict[bytes, _Cost] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Profiler:
         if not self._began_ns:
             return None  # it has ended with its process meanwhile
         self._take()
-        self.board.hear(self.engine)  # of directories listed up to now
+        self.publications.pass_on_fetched(self.engine)  # of directories listed up to now
         document = self._document()
         costs = self._costs
         self._stop()

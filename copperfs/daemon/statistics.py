@@ -77,7 +77,7 @@ class Statistics:
             },
             "node": {
                 "questions": node.questions,
-                "answered_from_cache": node.answered_from_shelf,
+                "answered_from_cache": node.answered_from_cache,
                 "joined": node.joined,
                 "fetches": node.fetches,
                 "fetched_on_credit": node.fetched_on_credit,

@@ -1,7 +1,7 @@
 """FUSE handlers: a pyfuse3 filesystem that sees only the requests that the front could not answer.
 
 Each handler asks the node, publishes the answer to the front, and tells the front to try again
-(RETRY, decision 2). A read that was tried before (FULL) gets its bytes.
+(RETRY, decision 2). A read that was tried before (WITH_BYTES) gets its bytes.
 """
 
 import errno
@@ -32,8 +32,8 @@ from copperfs.node.events import ListRequest, LookupRequest, NodeRequest
 
 log = logging.getLogger(__name__)
 
-# FRONT_FULL of front/front.h.
-FULL = 1 << 63
+# FRONT_WITH_BYTES of front/front.h.
+WITH_BYTES = 1 << 63
 
 # The kernel is told of these before the caller, so that a new lookup helps.
 LOOK_AGAIN = (errno.ESTALE, errno.ENOENT, errno.ENOTDIR)
@@ -129,11 +129,16 @@ class FrontHandlers(pyfuse3.Operations):
     enable_writeback_cache = False
 
     def __init__(
-        self, node_port: NodePort, board: PublicationIndex, statfs: Statfs, *, allow_other: bool
+        self,
+        node_port: NodePort,
+        publications: PublicationIndex,
+        statfs: Statfs,
+        *,
+        allow_other: bool,
     ) -> None:
         super().__init__()
         self._node_port = node_port
-        self._board = board
+        self._publications = publications
         self._statfs = statfs
         self._allow_other = allow_other
 
@@ -150,24 +155,26 @@ class FrontHandlers(pyfuse3.Operations):
         raise pyfuse3.FUSEError(RETRY)
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        await guarded(self._list(fh & ~FULL))
+        await guarded(self._list(fh & ~WITH_BYTES))
         raise pyfuse3.FUSEError(RETRY)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        return await guarded(self._read(fh & ~FULL, off, size, full=bool(fh & FULL)))
+        return await guarded(
+            self._read(fh & ~WITH_BYTES, off, size, with_bytes=bool(fh & WITH_BYTES))
+        )
 
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         return await guarded(self._target(inode))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         found = await self._statfs.current()
-        self._board.publish_statfs(found)
+        self._publications.publish_statfs(found)
         return as_statvfs(found)
 
     # --- how -------------------------------------------------------------------------------------
 
     def _inode(self, number: int) -> tuple[Path, Attributes]:
-        found = self._board.inode(number)
+        found = self._publications.inode(number)
         if found is None:
             raise SourceError(errno.ESTALE)
         return found
@@ -179,7 +186,7 @@ class FrontHandlers(pyfuse3.Operations):
         deliver: Callable[[Answered, Content, Remaining], T],
     ) -> T:
         # The front may have listed the answer, and forwards the request if it cannot publish that.
-        self._board.hear(self._node_port)
+        self._publications.pass_on_fetched(self._node_port)
         try:
             return await self._node_port.ask(make_request, deliver)
         except SourceError as error:
@@ -193,10 +200,10 @@ class FrontHandlers(pyfuse3.Operations):
             if isinstance(answer, AnswerListing):
                 return self._publish_listing(parent, known, answer, remaining)
             if isinstance(answer, AnswerEntry):
-                if not self._board.is_attached(parent):
+                if not self._publications.is_attached(parent):
                     return False  # the name would belong to the newer directory
                 left = remaining(answer.fresh_until)
-                self._board.publish_entry(parent, name, answer.entry, left)
+                self._publications.publish_entry(parent, name, answer.entry, left)
             return True
 
         if not await self._ask(path, lambda request: LookupRequest(request, path), publish):
@@ -217,7 +224,7 @@ class FrontHandlers(pyfuse3.Operations):
             if entry.attributes.version.is_another_than(before.version) and path != ROOT:
                 return False
             left = remaining(answer.fresh_until)
-            self._board.publish_attributes(number, entry.attributes, left)
+            self._publications.publish_attributes(number, entry.attributes, left)
             return True
 
         if not await self._ask(path, lambda request: LookupRequest(request, path), publish):
@@ -249,14 +256,14 @@ class FrontHandlers(pyfuse3.Operations):
             if entry is None or not may_become(entry.attributes, known, self._allow_other):
                 return None
             left = remaining(answer.fresh_until)
-            self._board.publish_attributes(number, entry.attributes, left)
+            self._publications.publish_attributes(number, entry.attributes, left)
             return entry.attributes
 
         found = None
         if (
-            self._board.is_untouched(number)
-            and self._board.is_attached(number)
-            and await leads_as_known(self._look_at, self._board.attributes_at, path)
+            self._publications.is_untouched(number)
+            and self._publications.is_attached(number)
+            and await leads_as_known(self._look_at, self._publications.attributes_at, path)
         ):
             found = await self._ask(path, lambda request: LookupRequest(request, path), publish)
         if found is None:
@@ -264,7 +271,9 @@ class FrontHandlers(pyfuse3.Operations):
         return found
 
     async def _replaced(self, number: int, path: Path) -> SourceError:
-        return await replaced(self._node_port, path, attached=self._board.is_attached(number))
+        return await replaced(
+            self._node_port, path, attached=self._publications.is_attached(number)
+        )
 
     async def _look_at(self, path: Path) -> Entry | None:
         def take(answer: Answered, _: Content, __: Remaining) -> Entry | None:
@@ -280,7 +289,7 @@ class FrontHandlers(pyfuse3.Operations):
         if not is_listing_of(answer.directory, known, answer.listing):
             return False
         left = remaining(answer.fresh_until)
-        self._board.publish_listing_for(
+        self._publications.publish_listing_for(
             number,
             answer.directory,
             answer.listing,
@@ -291,7 +300,7 @@ class FrontHandlers(pyfuse3.Operations):
         )
         return True
 
-    async def _read(self, number: int, offset: int, size: int, *, full: bool) -> bytes:
+    async def _read(self, number: int, offset: int, size: int, *, with_bytes: bool) -> bytes:
         path, attributes = self._inode(number)
         version = attributes.version
         pieces = Pieces(offset, size, version.size)
@@ -299,18 +308,20 @@ class FrontHandlers(pyfuse3.Operations):
         def publish(answer: Answered, content: Content, _: Remaining) -> None:
             if isinstance(answer, AnswerHandle):
                 assert isinstance(content, int)
-                self._board.publish_handle(number, content)
+                self._publications.publish_handle(number, content)
                 return
             assert content is not None
             assert not isinstance(content, int)
             if isinstance(answer, AnswerChunk):
-                self._board.publish_chunk_for(number, answer.key, answer.chunk_bytes, content)
+                self._publications.publish_chunk_for(
+                    number, answer.key, answer.chunk_bytes, content
+                )
             else:
                 assert isinstance(answer, AnswerObject)
-                self._board.publish_object_for(number, ObjectKey(path, version), content)
+                self._publications.publish_object_for(number, ObjectKey(path, version), content)
             pieces.take(answer, content)
 
-        missing = [] if full else self._board.missing_chunks(number, offset, size)
+        missing = [] if with_bytes else self._publications.missing_chunks(number, offset, size)
         first = missing[0] if missing else pieces.first_byte
 
         async def ask(at: int) -> None:
@@ -323,7 +334,7 @@ class FrontHandlers(pyfuse3.Operations):
         else:
             await ask(first)
             await ask_at_each(ask, pieces.missing())
-        data = pieces.joined() if full else None
+        data = pieces.joined() if with_bytes else None
         if data is None:
             raise pyfuse3.FUSEError(RETRY)
         return data

@@ -140,8 +140,9 @@ class PublicationIndex:
             found.f_frsize,
         )
 
-    def hear(self, node: NodePort) -> None:
-        """Gives the credit back once the node has made room."""
+    def pass_on_fetched(self, node: NodePort) -> None:
+        """Pass to the node what the front has fetched without it, and give the credit back once the
+        node has made room."""
         try:
             fetched = self.front.fetched()
         except MemoryError:

@@ -19,7 +19,7 @@ static const char *const kind_names[KINDS] = {
 	"lookup", "getattr", "readlink", "read", "readdir", "statfs", "open", "ioctl",
 	"refused", "other",
 };
-static const char *const answer_names[ANSWERS] = { "hit", "fetch", "miss", "bypass" };
+static const char *const answer_names[SERVED_KINDS] = { "hit", "fetch", "miss", "bypass" };
 
 struct front_object {
 	PyObject_HEAD
@@ -119,7 +119,7 @@ static PyObject *py_inode(PyObject *object, PyObject *arg)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
 	tables_lock(&f->tables);
-	inode = inode_by_id(&f->tables, id & ~FRONT_FULL);
+	inode = inode_by_id(&f->tables, id & ~FRONT_WITH_BYTES);
 	if (inode) {
 		attr = inode->attr;
 		length = inode_path(inode, path, sizeof(path));
@@ -961,7 +961,7 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 			goto failed;
 		}
 		Py_DECREF(of_kind);
-		for (int answer = 0; answer < ANSWERS; answer++) {
+		for (int answer = 0; answer < SERVED_KINDS; answer++) {
 			PyObject *pair = Py_BuildValue("(KN)",
 				(unsigned long long)s->answers[kind][answer],
 				histogram(s->latency[kind][answer]));
@@ -972,9 +972,9 @@ static PyObject *py_statistics(PyObject *object, PyObject *unused)
 	}
 	Py_INCREF(kinds);
 	if (put_owned(all, "kinds", kinds) || put(all, "negative", s->negative) ||
-	    put(all, "hit_bytes", s->read_bytes[ANSWER_HIT]) ||
-	    put(all, "miss_bytes", s->read_bytes[ANSWER_MISS]) ||
-	    put(all, "bypass_bytes", s->read_bytes[ANSWER_BYPASS]) ||
+	    put(all, "hit_bytes", s->read_bytes[SERVED_HIT]) ||
+	    put(all, "miss_bytes", s->read_bytes[SERVED_MISS]) ||
+	    put(all, "bypass_bytes", s->read_bytes[SERVED_BYPASS]) ||
 	    put(all, "forgets", s->forgets) || put(all, "interrupts", s->interrupts) ||
 	    put(all, "killed", s->killed) || put(all, "overdue", s->overdue) ||
 	    put(all, "overflows", s->overflows) ||

@@ -95,7 +95,7 @@ class NodeStats:
 
     epoch: int = 1
     questions: int = 0
-    answered_from_shelf: int = 0
+    answered_from_cache: int = 0
     joined: int = 0
     fetches: int = 0
     fetched_on_credit: int = 0

@@ -437,8 +437,8 @@ static void handle_read(const struct fuse_in_header *in, uint64_t *state)
 	struct inode *inode;
 	size_t size = 0;
 
-	CHECK((read->fh & ~FRONT_FULL) == in->nodeid);
-	if (!(read->fh & FRONT_FULL)) {
+	CHECK((read->fh & ~FRONT_WITH_BYTES) == in->nodeid);
+	if (!(read->fh & FRONT_WITH_BYTES)) {
 		publish_asked(in->nodeid, read, state);
 		handler_reply(handlers_fd, in->unique, -FRONT_RETRY, NULL, 0);
 		if (random_of(state) % 8 == 0) /* a stale one */

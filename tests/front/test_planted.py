@@ -27,10 +27,10 @@ class Defect:
 
 
 COUNT = (
-    "\t\tfront_count(a->front, a->in,\n"
-    "\t\t\t    a->retried ? a->retried->answer : ANSWER_HIT, a->started_ns);\n"
+    "\t\tfront_count(req->front, req->in,\n"
+    "\t\t\t    req->retried ? req->retried->served_by : SERVED_HIT, req->started_ns);\n"
 )
-FREE = "\t\tfree(a->retried);\n"
+FREE = "\t\tfree(req->retried);\n"
 FREED_REQUEST = Defect(
     "copperfs/native/front/requests.c", COUNT + FREE, FREE + COUNT, "heap-use-after-free"
 )

@@ -217,7 +217,7 @@ def test_a_fetch_without_an_end_is_seen(world: World) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda host: host.node._cache._shelf.reserve(1), "node 0 keeps 1 reserved"),
+        (lambda host: host.node._cache._lru.reserve(1), "node 0 keeps 1 reserved"),
         (lambda host: setattr(host.hands, "busy", 1), "node 0 is still at the source"),
         (lambda host: host._waiting.update({RequestId(9): None}), "node 0 still waits for 1 answ"),
         (lambda host: host.handles.add(HandleId(1)), "node 0 keeps 1 handles open"),

@@ -325,7 +325,7 @@ def test_what_is_held_counts_each_time_as_answered_from_there() -> None:
         lab.look(b"d/a")
         lab.list(b"d")
         lab.read(b"d/a")
-        assert lab.node.statistics().answered_from_shelf == 3 * times
+        assert lab.node.statistics().answered_from_cache == 3 * times
 
 
 def test_each_reader_of_a_large_file_gets_a_handle_of_its_own() -> None:

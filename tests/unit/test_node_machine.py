@@ -214,10 +214,10 @@ class NodeMachine(RuleBasedStateMachine):
         self.happen(FrontListed(path, tree.listing(path), epoch))
         if epochs_ago:
             assert set(self.node.held()) == held_before
-        elif self.in_shelf(path):
+        elif self.is_cached(path):
             self.published.add(ListingKey(path))
 
-    def in_shelf(self, path: Path) -> bool:
+    def is_cached(self, path: Path) -> bool:
         return ListingKey(path) in {key for key, _ in self.node.held()}
 
     @precondition(lambda self: self.began)

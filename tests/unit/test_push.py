@@ -89,7 +89,7 @@ def test_a_damaged_batch_in_the_middle_is_only_missing() -> None:
 def test_a_digest_that_nobody_checked_is_not_passed_on() -> None:
     receiver = Receiver()
     receiver.takes(replace(BATCH, items=(replace(FILE, digest=b"x" * 16),)))
-    [(_, blob, _)] = receiver.node._cache._shelf.items()
+    [(_, blob, _)] = receiver.node._cache._lru.items()
     assert isinstance(blob, int)
     assert receiver.blobs.part(BlobId(blob), 0, 3).digest == payload_of(b"abc").digest
 

@@ -109,7 +109,7 @@ def pushes(warmup: PushWarmup) -> dict[int, Push]:
 def held(warmup: PushWarmup) -> dict[bytes, bytes]:
     engine = warmup.engine
     found = {}
-    for key, value, _ in engine.node._cache._shelf.items():
+    for key, value, _ in engine.node._cache._lru.items():
         if isinstance(key, ObjectKey):
             assert isinstance(value, int)
             found[bytes(key.path)] = bytes(engine.blobs.held[value].view)
@@ -221,7 +221,7 @@ def test_no_order_of_pieces_makes_an_object_of_wrong_bytes(seed: int) -> None:
             data=body[offset : offset + length],
             last=draw.random() < 0.1,
         )
-    for key, value, _ in warmup.engine.node._cache._shelf.items():
+    for key, value, _ in warmup.engine.node._cache._lru.items():
         assert isinstance(key, ObjectKey)
         assert isinstance(value, int)
         assert bytes(warmup.engine.blobs.held[value].view) == bodies[bytes(key.path), key.version]

@@ -72,7 +72,7 @@ bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fus
 
 	if (got != (ssize_t)size || !still_this_version(handle, AT_STATX_DONT_SYNC))
 		return false;
-	atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_BYPASS], size,
+	atomic_fetch_add_explicit(&f->statistics.read_bytes[SERVED_BYPASS], size,
 				  memory_order_relaxed);
 	front_reply(f, in->unique, 0, scratch, size);
 	return true;
@@ -106,10 +106,10 @@ static void work(struct front *f, struct bypass_job *job, char *buffer)
 		return;
 	}
 	if (sound)
-		atomic_fetch_add(&f->statistics.read_bytes[ANSWER_BYPASS], size);
+		atomic_fetch_add(&f->statistics.read_bytes[SERVED_BYPASS], size);
 	front_reply(f, job->unique, sound ? 0 : got < 0 ? (int)-got : ESTALE, buffer,
 		    sound ? size : 0);
-	front_count(f, (const struct fuse_in_header *)pending->request, ANSWER_BYPASS,
+	front_count(f, (const struct fuse_in_header *)pending->request, SERVED_BYPASS,
 		    pending->started_ns);
 	free(pending);
 }

@@ -12,8 +12,8 @@
  * by then.
  *
  * If the content is gone by then, the request is forwarded once more. publish.c then answers it
- * during the publication; a read has FRONT_FULL in its handle, and its handler answers with the
- * bytes.
+ * during the publication; a read has FRONT_WITH_BYTES in its handle, and its handler answers with
+ * the bytes.
  *
  * Every pending is answered exactly once, by the code that takes it out of the table. No thread of
  * the front takes the GIL, blocks in a send, or waits for the source, except the bypass workers.
@@ -33,7 +33,7 @@
 
 /* No errno of a kernel or source; libfuse lets values up to 999 pass. */
 enum { FRONT_RETRY = 998 };
-#define FRONT_FULL (1ull << 63)
+#define FRONT_WITH_BYTES (1ull << 63)
 
 enum { FRONT_IOCTL_TYPE = 0xC7 };
 
@@ -60,16 +60,16 @@ enum kind {
 	KIND_LOOKUP, KIND_GETATTR, KIND_READLINK, KIND_READ, KIND_READDIR, KIND_STATFS,
 	KIND_OPEN, KIND_IOCTL, KIND_REFUSED, KIND_OTHER, KINDS,
 };
-enum answer { ANSWER_HIT, ANSWER_FETCH, ANSWER_MISS, ANSWER_BYPASS, ANSWERS };
+enum served_by { SERVED_HIT, SERVED_FETCH, SERVED_MISS, SERVED_BYPASS, SERVED_KINDS };
 
 /* In quarters of an octave of nanoseconds. */
 enum { LATENCY_BUCKETS = 160 };
 
 struct front_statistics {
-	_Atomic uint64_t answers[KINDS][ANSWERS];
-	_Atomic uint64_t latency[KINDS][ANSWERS][LATENCY_BUCKETS];
+	_Atomic uint64_t answers[KINDS][SERVED_KINDS];
+	_Atomic uint64_t latency[KINDS][SERVED_KINDS][LATENCY_BUCKETS];
 	_Atomic uint64_t negative;
-	_Atomic uint64_t read_bytes[ANSWERS];
+	_Atomic uint64_t read_bytes[SERVED_KINDS];
 	_Atomic uint64_t forgets, interrupts, killed, overdue, overflows, protocol_errors,
 		full_replies, notifications, handler_requests;
 	/* Errors of the front itself: EIO, ENOMEM. */
@@ -83,7 +83,7 @@ struct pending {
 	uint64_t started_ns;
 	uint32_t tries;
 	bool interrupted;
-	enum answer answer;
+	enum served_by served_by;
 	size_t size;
 	_Alignas(8) char request[];
 };
@@ -204,7 +204,7 @@ void front_retry(struct front *f, struct pending *pending, char *scratch);
 /* reply.c */
 bool front_reply(struct front *f, uint64_t unique, int error, const void *data, size_t size);
 bool front_reply_parts(struct front *f, uint64_t unique, struct iovec *parts, int count);
-void front_count(struct front *f, const struct fuse_in_header *in, enum answer answer,
+void front_count(struct front *f, const struct fuse_in_header *in, enum served_by served_by,
 		 uint64_t started_ns);
 int front_invalidate_entry(struct front *f, uint64_t parent, const char *name, size_t length);
 int front_invalidate_inode(struct front *f, uint64_t id);
@@ -304,7 +304,7 @@ bool trace_begin(struct front *f, size_t room);
 void trace_end(struct front *f);
 char *trace_take(struct front *f, size_t *size, uint64_t *lost);
 void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind,
-		enum answer answer, uint64_t started_ns, uint64_t took_ns);
+		enum served_by served_by, uint64_t started_ns, uint64_t took_ns);
 
 /* init.c */
 void init_edit_request(struct front *f, char *request, size_t size);

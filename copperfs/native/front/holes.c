@@ -145,7 +145,7 @@ static void seek_done(void *context, uint64_t unique, struct extents *extents)
 		return;
 	}
 	front_reply(f, unique, error, &out, error ? 0 : sizeof(out));
-	front_count(f, in, pending->answer, pending->started_ns);
+	front_count(f, in, pending->served_by, pending->started_ns);
 	free(pending);
 }
 

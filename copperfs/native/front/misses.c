@@ -60,7 +60,7 @@ static void fail(struct front *f, struct pending *pending, int error)
 	if (error == ETIMEDOUT && in->opcode == FUSE_READ)
 		note_hung(f, in);
 	front_reply(f, pending->unique, error, NULL, 0);
-	front_count(f, (const struct fuse_in_header *)pending->request, pending->answer,
+	front_count(f, (const struct fuse_in_header *)pending->request, pending->served_by,
 		    pending->started_ns);
 	free(pending);
 }
@@ -79,12 +79,12 @@ static uint64_t inode_of(const struct pending *pending)
 /* Its first answer was gone before it could be used. */
 static bool is_sent_again(const struct pending *pending)
 {
-	return pending->tries && pending->answer == ANSWER_MISS;
+	return pending->tries && pending->served_by == SERVED_MISS;
 }
 
 static struct pending **waiter_bucket(struct front *f, const struct pending *pending)
 {
-	if (pending->answer != ANSWER_FETCH && !is_sent_again(pending))
+	if (pending->served_by != SERVED_FETCH && !is_sent_again(pending))
 		return NULL;
 	return &f->waiters[inode_of(pending) % WAITER_BUCKETS];
 }
@@ -251,7 +251,7 @@ static bool being_killed(uint32_t thread)
 
 static uint64_t deadline_of(const struct front *f, const struct pending *pending)
 {
-	return f->deadline_ns + (pending->answer == ANSWER_MISS ? GRACE_S * 1000000000ull : 0);
+	return f->deadline_ns + (pending->served_by == SERVED_MISS ? GRACE_S * 1000000000ull : 0);
 }
 
 /* That all of a file is data is right even if no source can be asked. */
@@ -379,7 +379,7 @@ void miss_forward(struct front *f, struct pending *pending)
 	case FUSE_READ:
 		/* no open preceded it: the handle is the file's number */
 		((struct fuse_read_in *)(in + 1))->fh =
-			in->nodeid | (retried ? FRONT_FULL : 0);
+			in->nodeid | (retried ? FRONT_WITH_BYTES : 0);
 		break;
 	}
 	/* a copy, because the pending may be freed from here on */
@@ -450,9 +450,9 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 	front_reply(f, out->unique, 0, out + 1, data_size);
 	if (((struct fuse_in_header *)pending->request)->opcode == FUSE_READ) {
 		atomic_fetch_add(&f->statistics.full_replies, 1);
-		atomic_fetch_add(&f->statistics.read_bytes[ANSWER_MISS], data_size);
+		atomic_fetch_add(&f->statistics.read_bytes[SERVED_MISS], data_size);
 	}
-	front_count(f, (const struct fuse_in_header *)pending->request, pending->answer,
+	front_count(f, (const struct fuse_in_header *)pending->request, pending->served_by,
 		    pending->started_ns);
 	free(pending);
 }

@@ -29,7 +29,7 @@ static bool is_answered_by(const struct pending *pending, const void *context)
 	size_t room = pending->size - sizeof(*in), length;
 	const struct row *row;
 
-	if (pending->answer == ANSWER_FETCH)
+	if (pending->served_by == SERVED_FETCH)
 		return false;
 	switch (in->opcode) {
 	case FUSE_GETATTR:

@@ -65,7 +65,7 @@ static enum kind kind_of(uint32_t opcode)
 	}
 }
 
-void front_count(struct front *f, const struct fuse_in_header *in, enum answer answer,
+void front_count(struct front *f, const struct fuse_in_header *in, enum served_by served_by,
 		 uint64_t started_ns)
 {
 	uint64_t ns = now_ns() - started_ns + 1;
@@ -76,11 +76,11 @@ void front_count(struct front *f, const struct fuse_in_header *in, enum answer a
 
 	if (bucket >= LATENCY_BUCKETS)
 		bucket = LATENCY_BUCKETS - 1;
-	atomic_fetch_add_explicit(&f->statistics.answers[kind][answer], 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&f->statistics.latency[kind][answer][bucket], 1,
+	atomic_fetch_add_explicit(&f->statistics.answers[kind][served_by], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&f->statistics.latency[kind][served_by][bucket], 1,
 				  memory_order_relaxed);
 	if (atomic_load_explicit(&f->tracing, memory_order_relaxed))
-		trace_note(f, in, kind, answer, started_ns, ns);
+		trace_note(f, in, kind, served_by, started_ns, ns);
 }
 
 /* --- notifications: they may wait for replies that only Python can give, so a worker thread sends

@@ -223,7 +223,7 @@ static enum verdict readlink_(struct request *req)
 
 static void count_read_hit(struct front *f, size_t size)
 {
-	atomic_fetch_add_explicit(&f->statistics.read_bytes[ANSWER_HIT], size,
+	atomic_fetch_add_explicit(&f->statistics.read_bytes[SERVED_HIT], size,
 				  memory_order_relaxed);
 }
 
@@ -567,7 +567,7 @@ static void interrupt(struct front *f, const struct request *req)
 		pending_interrupt(f, req->in->unique, in->unique);
 }
 
-static struct pending *keep(struct request *req, enum answer answer)
+static struct pending *keep(struct request *req, enum served_by served_by)
 {
 	struct pending *pending = req->retried;
 
@@ -575,7 +575,7 @@ static struct pending *keep(struct request *req, enum answer answer)
 		pending = pending_new((const char *)req->in, sizeof(*req->in) + req->body_size,
 				      req->started_ns);
 	if (pending) {
-		pending->answer = answer;
+		pending->served_by = served_by;
 		return pending;
 	}
 	atomic_fetch_add(&req->front->statistics.no_room, 1);
@@ -624,7 +624,7 @@ static void conclude(struct request *req, enum verdict verdict)
 
 	if (verdict == ANSWERED) {
 		front_count(req->front, req->in,
-			    req->retried ? req->retried->answer : ANSWER_HIT, req->started_ns);
+			    req->retried ? req->retried->served_by : SERVED_HIT, req->started_ns);
 		free(req->retried);
 		return;
 	}
@@ -636,8 +636,8 @@ static void conclude(struct request *req, enum verdict verdict)
 		free(req->retried);
 		return;
 	}
-	pending = keep(req, verdict == QUEUED || verdict == SEEKING ? ANSWER_BYPASS
-			  : verdict == FETCHING ? ANSWER_FETCH : ANSWER_MISS);
+	pending = keep(req, verdict == QUEUED || verdict == SEEKING ? SERVED_BYPASS
+			  : verdict == FETCHING ? SERVED_FETCH : SERVED_MISS);
 	if (verdict == QUEUED && pending)
 		bypass_queue(req->front, req->handle, pending);
 	else if (verdict == QUEUED)

@@ -156,7 +156,7 @@ void answer_claimed(struct front *f, struct pending *pending, bool have_it)
 		if (have_it && (scratch || !names)) {
 			front_retry(f, pending, scratch);
 		} else {
-			pending->answer = ANSWER_MISS;
+			pending->served_by = SERVED_MISS;
 			miss_forward(f, pending);
 		}
 		pending = next;
@@ -167,7 +167,7 @@ void answer_claimed(struct front *f, struct pending *pending, bool have_it)
 static bool waits_for_fetch(const struct pending *pending, const void *unused)
 {
 	(void)unused;
-	return pending->answer == ANSWER_FETCH;
+	return pending->served_by == SERVED_FETCH;
 }
 
 static void answer_waiters(struct front *f, uint64_t id, bool have_it)

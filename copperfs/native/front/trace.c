@@ -13,7 +13,7 @@ struct record {
 	uint64_t bytes; /* of a read */
 	uint16_t path_length;
 	uint8_t kind;
-	uint8_t answer;
+	uint8_t served_by;
 	uint8_t type; /* S_IFMT >> 12; 0 if there is no such name */
 	uint8_t padding[3];
 };
@@ -89,10 +89,10 @@ static uint64_t read_size(const struct fuse_in_header *in, const struct inode *i
 }
 
 void trace_note(struct front *f, const struct fuse_in_header *in, enum kind kind,
-		enum answer answer, uint64_t started_ns, uint64_t took_ns)
+		enum served_by served_by, uint64_t started_ns, uint64_t took_ns)
 {
 	struct record record = { .started_ns = started_ns, .took_ns = took_ns,
-				 .kind = (uint8_t)kind, .answer = (uint8_t)answer };
+				 .kind = (uint8_t)kind, .served_by = (uint8_t)served_by };
 	char path[4096 + 256 + 1];
 	const char *name = (const char *)(in + 1);
 	struct inode *inode;

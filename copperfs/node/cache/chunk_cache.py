@@ -111,12 +111,12 @@ class ChunkCache:
 
     def has_room(self, size: int, *, owned: bool) -> bool:
         """Whether a fetch of *size* bytes would not wait."""
-        shelf = self._owned if owned else self._guests
-        return shelf.reserved_bytes + size <= shelf.budget_bytes // 2
+        lru = self._owned if owned else self._guests
+        return lru.reserved_bytes + size <= lru.budget_bytes // 2
 
     def held(self) -> list[tuple[ChunkKey, int]]:
-        shelves = (self._guests, self._owned)
-        return [(key, size) for shelf in shelves for key, _, size in shelf.items()]
+        halves = (self._guests, self._owned)
+        return [(key, size) for lru in halves for key, _, size in lru.items()]
 
     def count(self) -> None:
         both = (self._owned, self._guests)
@@ -131,7 +131,7 @@ class ChunkCache:
 
     def check_invariants(self, owned_bytes: int, guest_bytes: int) -> None:
         """The arguments are the bytes in flight to each LRU."""
-        for shelf, on_its_way in ((self._owned, owned_bytes), (self._guests, guest_bytes)):
-            shelf.check_invariants()
-            assert shelf.reserved_bytes == on_its_way
+        for lru, on_its_way in ((self._owned, owned_bytes), (self._guests, guest_bytes)):
+            lru.check_invariants()
+            assert lru.reserved_bytes == on_its_way
         assert self._owned.shares_nothing_with(self._guests)

@@ -81,7 +81,7 @@ class Cache:
     limits: Limits
     stats: NodeStats
     blob_refs: BlobRefs
-    _shelf: LruBudget[CacheKey, Held | BlobId] = field(init=False)
+    _lru: LruBudget[CacheKey, Held | BlobId] = field(init=False)
     # The oldest is forgotten first: asking the source again costs one operation. The value is the
     # time until which peers get the error without that operation.
     _unlistable: dict[Path, float | None] = field(default_factory=dict)
@@ -90,8 +90,8 @@ class Cache:
     first."""
 
     def __post_init__(self) -> None:
-        self._shelf = LruBudget(self.limits.memory_bytes)
-        self._shelf.set_aside(self.limits.credit_bytes)
+        self._lru = LruBudget(self.limits.memory_bytes)
+        self._lru.set_aside(self.limits.credit_bytes)
 
     # --- what is held ----------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Cache:
         if directory is None or not path:
             return False
         for key in (EntryKey(path), ListingKey(above)):
-            seen = self._shelf.peek(key)
+            seen = self._lru.peek(key)
             if not isinstance(seen, Held) or seen.since <= since:
                 continue
             entry = seen.source.find(name) if isinstance(seen.source, Listing) else seen.source
@@ -139,12 +139,12 @@ class Cache:
         return False
 
     def blob(self, key: ObjectKey) -> BlobId | None:
-        blob = self._shelf.get(key)
+        blob = self._lru.get(key)
         assert not isinstance(blob, Held)
         return blob
 
     def _fresh(self, key: ListingKey | EntryKey, now: float) -> Held | None:
-        held = self._shelf.get(key)
+        held = self._lru.get(key)
         if held is None:
             return None
         assert isinstance(held, Held)
@@ -152,21 +152,21 @@ class Cache:
 
     def held_listing(self, directory: Path) -> tuple[Listing, float | None] | None:
         """The listing as the source has it."""
-        held = self._shelf.peek(ListingKey(directory))
+        held = self._lru.peek(ListingKey(directory))
         if not isinstance(held, Held) or not isinstance(held.source, Listing):
             return None
         return held.source, held.fresh_until
 
     def holds(self, path: Path, version: Version) -> bool:
-        return ObjectKey(path, version) in self._shelf
+        return ObjectKey(path, version) in self._lru
 
     def held(self) -> list[tuple[CacheKey, int]]:
         """Oldest first."""
-        return [(key, size) for key, _, size in self._shelf.items()]
+        return [(key, size) for key, _, size in self._lru.items()]
 
     def used(self, keys: tuple[object, ...]) -> None:
         for key in keys:
-            self._shelf.touch(key)  # type: ignore[arg-type]
+            self._lru.touch(key)  # type: ignore[arg-type]
 
     # --- what the mount shows --------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Cache:
         """The only way for a listing into the cache. An offered one enters only if nothing has to
         be evicted for it, and is published before an application asks."""
         size = cost_of_listing(path, held)
-        if came_by is CameBy.OFFER and not self._shelf.has_free(size):
+        if came_by is CameBy.OFFER and not self._lru.has_free(size):
             return []
         self._unlistable.pop(path, None)
         self._note_listed(path, held.directory)
@@ -207,30 +207,30 @@ class Cache:
         return self._admit(key, blob, key.version.size + OBJECT_OVERHEAD_BYTES)
 
     def _admit(self, key: CacheKey, value: Held | BlobId, size: int) -> list[Action]:
-        return self._evicted(self._shelf.admit(key, value, size), replaced_by=(key, value))
+        return self._evicted(self._lru.admit(key, value, size), replaced_by=(key, value))
 
     # --- content that came without a request -----------------------------------------------------
 
     def take_fetched(self, key: ObjectKey, blob: BlobId) -> list[Action]:
         """The front read it, on credit."""
-        if key in self._shelf:
+        if key in self._lru:
             return [ReleaseBlob(blob)]
         return self.admit_object(key, blob)
 
     def take_ahead(self, key: ObjectKey, blob: BlobId) -> list[Action]:
         """Hold an object that no application has asked for. It evicts nothing, and is evicted
         first."""
-        if key in self._shelf:
+        if key in self._lru:
             return [ReleaseBlob(blob)]
         size = key.version.size + OBJECT_OVERHEAD_BYTES
-        if not self._shelf.has_free(size):
+        if not self._lru.has_free(size):
             return [Evict(key), *self.blob_refs.release(blob)]
-        gone = self._shelf.admit(key, blob, size, oldest=True)
+        gone = self._lru.admit(key, blob, size, oldest=True)
         assert not gone, "there was room"
         return []
 
     def has_free(self, size: int) -> bool:
-        return self._shelf.has_free(size)
+        return self._lru.has_free(size)
 
     def take_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
         """The front listed it, on credit."""
@@ -239,21 +239,21 @@ class Cache:
         return self.take_listing(path, held, CameBy.FRONT)
 
     def publish_object(self, key: ObjectKey) -> list[Action]:
-        blob = self._shelf.peek(key)
+        blob = self._lru.peek(key)
         return [] if blob is None or isinstance(blob, Held) else [Publish(key, blob)]
 
     def publish_listing(self, path: Path, held: Held) -> list[Action]:
         # A listing that expires would have to be compared with lookups elsewhere.
-        if held.fresh_until is not None or ListingKey(path) not in self._shelf:
+        if held.fresh_until is not None or ListingKey(path) not in self._lru:
             return []
         assert isinstance(held.value, Listing)
         return [Publish(ListingKey(path), held.value)]
 
     def take_pushed(self, key: ObjectKey, blob: BlobId, *, offered: bool) -> list[Action]:
         size = key.version.size
-        if key in self._shelf or self.files.of(key.path, size) is not FileClass.WHOLE:
+        if key in self._lru or self.files.of(key.path, size) is not FileClass.WHOLE:
             return [ReleaseBlob(blob)]
-        if offered and not self._shelf.has_free(size + OBJECT_OVERHEAD_BYTES):
+        if offered and not self._lru.has_free(size + OBJECT_OVERHEAD_BYTES):
             return [ReleaseBlob(blob)]
         if not offered:
             self.stats.pushed += 1
@@ -263,7 +263,7 @@ class Cache:
 
     def offerable(self, key: CacheKey, now: float) -> BlobId | Held | None:
         """None if peers may not get it now."""
-        value = self._shelf.peek(key)
+        value = self._lru.peek(key)
         if isinstance(value, Held) and not value.is_fresh(now):
             return None
         return value
@@ -287,16 +287,16 @@ class Cache:
 
     def reserve(self, size: int) -> list[Action] | None:
         """None if there is no room."""
-        gone = self._shelf.reserve(size)
+        gone = self._lru.reserve(size)
         return None if gone is None else self._evicted(gone)
 
     def unreserve(self, size: int) -> None:
-        self._shelf.unreserve(size)
+        self._lru.unreserve(size)
 
     def forget_name(self, path: Path) -> list[Action]:
         """*path* has changed: forget it, here and in the kernel."""
         directory, _ = split(path)
-        gone = self._shelf.drop(EntryKey(path)) + self._shelf.drop(ListingKey(directory))
+        gone = self._lru.drop(EntryKey(path)) + self._lru.drop(ListingKey(directory))
         return [*self._evicted(gone), InvalidateName(path)]
 
     def forget_way(self, path: Path) -> list[Action]:
@@ -309,11 +309,11 @@ class Cache:
 
     def forget_directory(self, now: float, path: Path) -> list[Action]:
         """*path* is another directory than the one that the kernel knows."""
-        held = self._shelf.peek(ListingKey(path))
+        held = self._lru.peek(ListingKey(path))
         found = held.directory if isinstance(held, Held) else None
         if not self._is_news(now, path, None if found is None else found.inode):
             return []
-        return [*self._evicted(self._shelf.drop(ListingKey(path))), *self.forget_way(path)]
+        return [*self._evicted(self._lru.drop(ListingKey(path))), *self.forget_way(path)]
 
     def forget_no_directory(self, now: float, directory: Path, path: Path) -> list[Action]:
         """A request for *path* failed, because *directory* is no directory any more."""
@@ -342,7 +342,7 @@ class Cache:
     def clear(self) -> list[Action]:
         self._unlistable.clear()
         self._replaced.clear()
-        return self._evicted(self._shelf.drop_all())
+        return self._evicted(self._lru.drop_all())
 
     def _evicted(
         self,
@@ -378,23 +378,23 @@ class Cache:
     # --- statistics and invariants ---------------------------------------------------------------
 
     def count(self) -> None:
-        self.stats.held_bytes = self._shelf.held_bytes
-        self.stats.held_count = len(self._shelf)
-        self.stats.reserved_bytes = self._shelf.reserved_bytes
-        self.stats.budget_bytes = self._shelf.budget_bytes
-        self.stats.evictions = self._shelf.evictions
-        self.stats.evicted_bytes = self._shelf.evicted_bytes
+        self.stats.held_bytes = self._lru.held_bytes
+        self.stats.held_count = len(self._lru)
+        self.stats.reserved_bytes = self._lru.reserved_bytes
+        self.stats.budget_bytes = self._lru.budget_bytes
+        self.stats.evictions = self._lru.evictions
+        self.stats.evicted_bytes = self._lru.evicted_bytes
 
     @property
     def left_bytes(self) -> int:
-        return self._shelf.left_bytes
+        return self._lru.left_bytes
 
     def reset_counts(self) -> None:
-        self._shelf.evictions = self._shelf.evicted_bytes = 0
+        self._lru.evictions = self._lru.evicted_bytes = 0
 
     def check_invariants(self, on_its_way_bytes: int) -> None:
-        self._shelf.check_invariants()
-        assert self._shelf.reserved_bytes == self.limits.credit_bytes + on_its_way_bytes
+        self._lru.check_invariants()
+        assert self._lru.reserved_bytes == self.limits.credit_bytes + on_its_way_bytes
 
 
 def _is_bare(attributes: Attributes) -> bool:

@@ -117,8 +117,8 @@ class FetchMachine:
 
     # --- outcomes of an attempt ------------------------------------------------------------------
 
-    def answered(self, fetch: Fetch, peer: NodeId) -> list[Action]:
-        return self.flow.answered(peer, fetch.attempts.pop(peer).number)
+    def settle_attempt(self, fetch: Fetch, peer: NodeId) -> list[Action]:
+        return self.flow.settle_request(peer, fetch.attempts.pop(peer).number)
 
     def progressed(self, fetch: Fetch, peer: NodeId) -> list[Action]:
         """A part of an object came from *peer*: cancel the attempts at other peers, which must not
@@ -132,7 +132,7 @@ class FetchMachine:
         """Cancel the attempt at *peer*, which would otherwise still send the reply."""
         number = fetch.attempts[peer].number
         told = [Send(peer, Cancel(number))] if self.flow.was_sent(peer, number) else []
-        return [*told, *self.answered(fetch, peer)]
+        return [*told, *self.settle_attempt(fetch, peer)]
 
     def lost(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """A lost connection has lost the attempt at *peer*."""
@@ -170,7 +170,7 @@ class FetchMachine:
     def refused(self, now: float, fetch: Fetch, peer: NodeId) -> list[Action]:
         """*peer* cannot give it, for a reason of its own."""
         how = fetch.attempts[peer].how
-        actions = self.answered(fetch, peer)
+        actions = self.settle_attempt(fetch, peer)
         if how is ChunkAskMode.TREE:
             fetch.plan = fetch.plan.without_tree()
             return actions + self._dispatch(now, fetch)
@@ -200,7 +200,7 @@ class FetchMachine:
             # The request was for the chunk itself. A peer that always redirects would be asked
             # without end.
             return self.refused(now, fetch, peer)
-        actions = self.answered(fetch, peer)
+        actions = self.settle_attempt(fetch, peer)
         plan = fetch.plan
         is_first = plan.redirected_to is None and plan.of_owner is ChunkAskMode.ANY
         if is_first and other not in fetch.skipped:

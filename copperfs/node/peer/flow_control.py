@@ -128,7 +128,7 @@ class FlowControl:
     def outstanding_count(self) -> int:
         return sum(len(window.outstanding) for window in self._windows.values())
 
-    def answered(self, peer: NodeId, number: int) -> list[Action]:
+    def settle_request(self, peer: NodeId, number: int) -> list[Action]:
         window = self[peer]
         if window.outstanding.pop(number, None) is None:
             return []

@@ -295,7 +295,7 @@ class PeerProtocol:
         self.stats.answers += 1
         limit_s = self.policy.fresh_s(fetch.subject[1])
         fresh_until, since = believed(now, message.fresh_for_s, limit_s)
-        actions = self.fetches.machine.answered(fetch, peer)
+        actions = self.fetches.machine.settle_attempt(fetch, peer)
         return actions + self.handler.take_entry(now, fetch, message.entry, fresh_until, since)
 
     def _take_refusal(
@@ -315,7 +315,7 @@ class PeerProtocol:
                 return machine.refused(now, fetch, peer)
             error = fetch.witnesses.own_error or error
         self.stats.answers += 1
-        actions = self.fetches.machine.answered(fetch, peer)
+        actions = self.fetches.machine.settle_attempt(fetch, peer)
         return actions + self.handler.fail(now, fetch, error)
 
     def _take_part(self, now: float, peer: NodeId, part: DataReply, blob: BlobId) -> list[Action]:
@@ -324,12 +324,12 @@ class PeerProtocol:
         if fetch.subject[0] is FetchKind.CHUNK:
             if self.routing.owners is not None:
                 self.routing.owners.gave(peer)
-            actions = self.fetches.machine.answered(fetch, peer)
+            actions = self.fetches.machine.settle_attempt(fetch, peer)
             return actions + self.handler.take_chunk(now, fetch, blob)
         fetch.received = Received(blob, part.index + 1)
         if fetch.received.parts == parts_in(part.total_bytes):
             self.stats.answers += 1
-            actions = self.fetches.machine.answered(fetch, peer)
+            actions = self.fetches.machine.settle_attempt(fetch, peer)
             return actions + self.handler.take_object(now, fetch, blob)
         actions = self.fetches.machine.progressed(fetch, peer)
         if part.index == 0:
@@ -345,7 +345,7 @@ class PeerProtocol:
         if fetch is None:
             return actions  # requested in an older epoch
         self.stats.answers += 1
-        actions += self.fetches.machine.answered(fetch, peer)
+        actions += self.fetches.machine.settle_attempt(fetch, peer)
         limit_s = self.policy.listing_fresh_s(fetch.subject[1])
         fresh_until, since = believed(now, part.fresh_for_s, limit_s)
         return actions + self.handler.take_listing(now, fetch, listing, fresh_until, since)

@@ -96,7 +96,7 @@ class Chunks:
         if request.how is ChunkAskMode.TREE and not self._is_shared(now, request, blob):
             return self.replies.with_error(request, errno.EAGAIN)
         if blob is not None:
-            self.stats.answered_from_shelf += 1
+            self.stats.answered_from_cache += 1
             self.stats.tier_from_memory += 1
             return self._answer(now, request, blob)
         subject = _subject(request.key)

@@ -110,7 +110,7 @@ class RequestHandler:
         path = request.path
         held = self.cache.entry(path, now)
         if held is not None:
-            self.stats.answered_from_shelf += 1
+            self.stats.answered_from_cache += 1
             return self.replies.with_entry(now, request, held)
         directory, name = split(path)
         # The root has no directory. A path on the way down to a shared prefix must not expire with
@@ -125,7 +125,7 @@ class RequestHandler:
         assert isinstance(listing.value, Listing)
         if listing.value.has_to_be_looked_up(name):
             return self._lookup_singly(now, request)
-        self.stats.answered_from_shelf += 1
+        self.stats.answered_from_cache += 1
         return self.replies.with_listing(now, request, directory, listing)
 
     def _lookup_singly(
@@ -140,7 +140,7 @@ class RequestHandler:
             if from_peer and self.cache.is_refused_to_peers(request.path, now):
                 return self.replies.with_error(request, errno.EACCES)
             return self._fetch(now, (FetchKind.LISTING, request.path, None), request)
-        self.stats.answered_from_shelf += 1
+        self.stats.answered_from_cache += 1
         return self.replies.with_listing(now, request, request.path, held)
 
     def _ask_bytes(self, now: float, request: ReadRequest | ChunkRequest) -> list[Action]:
@@ -165,7 +165,7 @@ class RequestHandler:
         key = ObjectKey(request.path, request.version)
         blob = self.cache.blob(key)
         if blob is not None:
-            self.stats.answered_from_shelf += 1
+            self.stats.answered_from_cache += 1
             return self.replies.with_object(now, request, key, blob)
         if file_class is FileClass.DIRECT:
             if isinstance(request.request, PeerRequest):

@@ -42,25 +42,25 @@ def key(number: int) -> ObjectKey:
 
 def test_the_front_is_asked_about_some_at_a_time_and_in_turn_about_all() -> None:
     front = NotingFront()
-    board = PublicationIndex(cast("Front", front))
+    publications = PublicationIndex(cast("Front", front))
     blob = cast(Blob, None)
     for number in range(FILES):
-        board.publish_object_for(number, key(number), blob)
+        publications.publish_object_for(number, key(number), blob)
     found: list[object] = []
     for _ in range(3):
-        found += board.used()
+        found += publications.used()
         assert 0 < len(front.asked_about) <= ASKED_ABOUT_MAX
     assert sorted(map(repr, found)) == sorted(repr(key(number)) for number in range(FILES))
-    assert board.used(), "and again from the beginning"
+    assert publications.used(), "and again from the beginning"
 
 
 def test_what_was_withdrawn_meanwhile_is_not_asked_about() -> None:
     front = NotingFront()
-    board = PublicationIndex(cast("Front", front))
+    publications = PublicationIndex(cast("Front", front))
     for number in range(FILES):
-        board.publish_object_for(number, key(number), cast(Blob, None))
-    board.used()
+        publications.publish_object_for(number, key(number), cast(Blob, None))
+    publications.used()
     for number in range(FILES):
-        board.withdraw(key(number))
-    assert board.used() == []
+        publications.withdraw(key(number))
+    assert publications.used() == []
     assert not front.asked_about
