@@ -1,7 +1,8 @@
 """Application port: the driver's port to the applications of this node.
 
-A handler of pyfuse3 sends its request here and waits for the reply. From the publication index the
-front answers without the node.
+A handler of pyfuse3 sends its request here and waits for the reply. It then publishes the content
+in the tables of the front, which answers from them without the node. The publication index
+remembers the inode numbers, so that evictions withdraw the content.
 """
 
 import errno

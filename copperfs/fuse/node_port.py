@@ -1,4 +1,4 @@
-"""The interface between the handlers and the runner of the node.
+"""Node port: what the handlers need of the node. ``Engine`` (``daemon/engine.py``) implements it.
 
 The function that consumes an answer runs while the node's actions are performed, in their order. A
 later action may evict the answer: it must have been published before, or it would stay published

@@ -67,7 +67,7 @@ class ChunkRequest:
     request: Requester
     key: ChunkKey
     how: ChunkAskMode = ChunkAskMode.ANY
-    passed: tuple[NodeId, ...] = ()
+    skipped: tuple[NodeId, ...] = ()
     keeps: bool = False
     """No reader has asked: this node is to have the chunk, if it owns it."""
 

@@ -30,7 +30,8 @@ class FetchKind(IntEnum):
 
 
 Subject = tuple[FetchKind, Path, object]
-"""One subject has one fetch. The third part is the version of bytes, or the key of a chunk."""
+"""One subject has one fetch. The third part is the version of an object or a handle, the key of a
+chunk, and None for a listing or an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,11 @@ class NodeStats:
     version_changes: int = 0
     waited_for_room: int = 0
     asks: int = 0
-    """Requests sent to a parent."""
+    """Requests sent to peers: parents, and owners of chunks."""
     answers: int = 0
-    """Replies of parents."""
+    """Replies of peers to them."""
     peer_questions: int = 0
-    """Requests of children."""
+    """Requests of peers."""
     peers_refused: int = 0
     pushed: int = 0
     offers: int = 0

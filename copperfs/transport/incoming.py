@@ -36,7 +36,7 @@ class IncomingOwner(Protocol):
     me: NodeId
     stats: TransportStats
 
-    def claims(self, greeting: Greeting, position: str | None) -> str | None:
+    def fault_in_greeting(self, greeting: Greeting, position: str | None) -> str | None:
         """The fault of a greeting, for the log; None if it is for this node, from the node it
         names."""
         ...
@@ -202,7 +202,7 @@ class Router:
         if greeting.is_foreign:
             self._refuse_foreign(connection, greeting, position)
             return size
-        if (fault := self._owner.claims(greeting, position)) is not None:
+        if (fault := self._owner.fault_in_greeting(greeting, position)) is not None:
             self._owner.stats.strangers += 1
             self._turn_away(connection, fault)
             return size

@@ -27,7 +27,7 @@ class OutgoingOwner(Protocol):
     me: NodeId
     stats: TransportStats
 
-    def claims(self, greeting: Greeting, position: str | None) -> str | None: ...
+    def fault_in_greeting(self, greeting: Greeting, position: str | None) -> str | None: ...
     def meet_foreign(self, greeting: Greeting, position: str | None) -> None: ...
     def greet(self, peer: NodeId, serial: int) -> bytes: ...
     def up(self, link: "Outgoing") -> bool: ...
@@ -139,7 +139,7 @@ class Outgoing:
                 self._owner.meet_foreign(greeting, str(self.peer))
                 self.cut()
                 return size
-            fault = self._owner.claims(greeting, str(self.peer))
+            fault = self._owner.fault_in_greeting(greeting, str(self.peer))
             self._owner.stats.strangers += fault is not None
         if fault is None:
             self.was_up = True

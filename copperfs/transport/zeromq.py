@@ -4,7 +4,8 @@ docs/architecture.md has the parts, between nodes. Invariants:
 
 - All of it runs in trio's thread. ZeroMQ has one thread of its own for I/O, and pyzmq one for the
   whole process that releases buffers sent without copying.
-- No send blocks. ZeroMQ takes or refuses a message at once. A peer with more than ``Limits.unread``
+- No send blocks. ZeroMQ takes or refuses a message at once. A peer with more than
+``SocketLimits.unread``
   messages waiting counts as lost: its connection is cut, which frees the messages.
 - The greeting settles which node a connection belongs to. With CURVE ZeroMQ itself vouches for the
   key, and with it for the position in the roster. A node that speaks in another's name is cut off.
@@ -250,7 +251,7 @@ class ZeroTransport:
     def greet(self, peer: NodeId, serial: int) -> bytes:
         return encode_greeting(Greeting(self._job, self.me, peer, serial))
 
-    def claims(self, greeting: Greeting, position: str | None) -> str | None:
+    def fault_in_greeting(self, greeting: Greeting, position: str | None) -> str | None:
         if greeting.job != self._job:
             return "a node of another job"
         if greeting.listener != self.me or greeting.speaker == self.me:

@@ -24,10 +24,10 @@ from copperfs.model.roster import NODES_MAX
 from copperfs.node.cache.failed_names import WITNESSES_ENOUGH
 from copperfs.node.peer.messages import (
     PART_BYTES,
-    PASSED_MAX,
     RECORDS_MAX,
     SAMPLE_MAX,
     SAMPLE_PATH_BYTES_MAX,
+    SKIPPED_MAX,
     Batch,
     Cancel,
     ChunkAskMode,
@@ -186,7 +186,7 @@ LAYOUTS = (
             ("version", f.VERSION),
             ("first", f.integer(0, INDEX_MAX)),
             ("how", f.enumerated(ChunkAskMode)),
-            ("passed", f.several(_NODE, PASSED_MAX)),
+            ("skipped", f.several(_NODE, SKIPPED_MAX)),
         ),
     ),
     Layout(3, EntryReply, (*_ANSWER, ("entry", f.ENTRY), ("fresh_for_s", f.SECONDS))),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from copperfs.model.types import Attributes, Entry, NodeId, Path, Version
 from copperfs.node.peer.messages import (
     PART_BYTES,
-    PASSED_MAX,
     SAMPLE_MAX,
     SAMPLE_PATH_BYTES_MAX,
+    SKIPPED_MAX,
     Batch,
     Cancel,
     ChunkAskMode,
@@ -143,7 +143,7 @@ bare: st.SearchStrategy[Message] = st.one_of(
         versions,
         st.integers(0, INDEX_MAX),
         st.sampled_from(ChunkAskMode),
-        st.lists(node_ids, max_size=PASSED_MAX).map(tuple),
+        st.lists(node_ids, max_size=SKIPPED_MAX).map(tuple),
     ),
     st.builds(Redirect, numbers, numbers, node_ids),
     st.builds(Delayed, numbers, numbers),
@@ -275,7 +275,7 @@ BATCH = Batch(1, 0, 2, 0, (ITEM,))
         replace(ASK, what=5),  # type: ignore[arg-type]
         replace(ASK, first=(1 << 48) + 1),
         replace(ASK, how=4),  # type: ignore[arg-type]
-        replace(ASK, passed=(NodeId(200_000),)),
+        replace(ASK, skipped=(NodeId(200_000),)),
         Redirect(1, 2, NodeId(200_000)),
         replace(ASK, version=Version(1 << 63, 0, 0, 0)),
         ErrorReply(1, 2, 0),
@@ -298,8 +298,8 @@ BATCH = Batch(1, 0, 2, 0, (ITEM,))
         CollectiveRequest(1, "stats", identity=-1),
         EntryReply(1, 2, Entry(Attributes(bytes(88)), b"a\0b"), None),
         replace(ASK, version=None),
-        replace(ASK, passed=(NodeId(1),) * 5),
-        replace(ASK, passed=(NodeId(-1),)),
+        replace(ASK, skipped=(NodeId(1),) * 5),
+        replace(ASK, skipped=(NodeId(-1),)),
         Echo(-1),
         EchoReply(1 << 63),
         Heartbeat(-1, 0, wants_answer=False),

@@ -254,7 +254,8 @@ static uint64_t deadline_of(const struct front *f, const struct pending *pending
 	return f->deadline_ns + (pending->served_by == SERVED_MISS ? GRACE_S * 1000000000ull : 0);
 }
 
-/* That all of a file is data is right even if no source can be asked. */
+/* A request whose deadline has passed fails. Only a seek for data or a hole is answered, as if the
+ * whole file were data: that answer is always correct. */
 static void give_up(struct front *f, struct pending *pending)
 {
 	const struct fuse_in_header *in = (const struct fuse_in_header *)pending->request;

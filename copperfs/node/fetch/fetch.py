@@ -45,7 +45,7 @@ class Timers:
     """When a delayed fallback queues."""
     silent_at: float | None = None
     """When the first peer of its route was found silent, or lost."""
-    late_at: float | None = None
+    past_ask_deadline_at: float | None = None
     """When the fetch had waited for ``ask_deadline_s``."""
     pinged_next_at: float | None = None
     """When the fetch pinged the owners that it would ask next, which it does once."""

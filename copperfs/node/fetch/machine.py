@@ -49,7 +49,7 @@ from copperfs.node.events import ReadRequest
 from copperfs.node.fetch.fetch import AskPlan, Attempt, Fetch
 from copperfs.node.fetch.phases import Phase, Trigger
 from copperfs.node.peer.flow_control import FlowControl
-from copperfs.node.peer.messages import PASSED_MAX, Cancel, ChunkAskMode, ContentKind, Request
+from copperfs.node.peer.messages import SKIPPED_MAX, Cancel, ChunkAskMode, ContentKind, Request
 from copperfs.node.routing.route import SOURCE_ROUTE, Role, Route, Routing
 from copperfs.node.state import FetchKind, Limits, NodeStats
 
@@ -303,11 +303,11 @@ class FetchMachine:
         if now >= fetch.timers.slow_at:
             self._skip_slow_peers(now, fetch)
             fetch.timers = replace(fetch.timers, slow_at=now + self.slow_s)
-        elif self._has_good_attempt(fetch) and not self._is_late(now, fetch):
+        elif self._has_good_attempt(fetch) and not self._is_past_ask_deadline(now, fetch):
             self._set_timer(fetch, self._patient_until(now, fetch))
             return actions
-        if self._is_late(now, fetch):
-            fetch.timers = replace(fetch.timers, late_at=now)
+        if self._is_past_ask_deadline(now, fetch):
+            fetch.timers = replace(fetch.timers, past_ask_deadline_at=now)
             within_s = max(0.0, (fetch.deadline - now) / 2)
             actions += self._start_fallback(now, fetch, many_might=True, within_s=within_s)
         return actions + self._dispatch(now, fetch)
@@ -345,13 +345,14 @@ class FetchMachine:
                 return True
         return False
 
-    def _is_late(self, now: float, fetch: Fetch) -> bool:
-        late = now >= fetch.timers.began + self.limits.ask_deadline_s
-        return late and self.limits.fallbacks_max > 0 and not fetch.phase.is_fallback
+    def _is_past_ask_deadline(self, now: float, fetch: Fetch) -> bool:
+        is_past = now >= fetch.timers.began + self.limits.ask_deadline_s
+        return is_past and self.limits.fallbacks_max > 0 and not fetch.phase.is_fallback
 
     def _dispatch(self, now: float, fetch: Fetch) -> list[Action]:
         if fetch.phase.is_own_read:
-            # The peers it asked before this node became the root or the owner could not give it
+            # This node became the root or the owner while it waited for peers, which then could not
+            # give the content. Its own read continues.
             return []
         fetch.route = SOURCE_ROUTE
         if fetch.plan.redirected_to is not None:
@@ -442,7 +443,7 @@ class FetchMachine:
     def _send_request(
         self, now: float, fetch: Fetch, peer: NodeId, *, chunk_up_tree: bool = False
     ) -> list[Action]:
-        kind, path, version = fetch.subject
+        kind, path, detail = fetch.subject
         number = self._next_number
         self._next_number += 1
         self.stats.asks += 1
@@ -453,23 +454,23 @@ class FetchMachine:
             fetch.timers = replace(fetch.timers, slow_at=slow_at)
         attempt = fetch.attempts[peer] = Attempt(number)
         self.routing.await_reply(now, peer)
-        if isinstance(version, ChunkKey):
+        if isinstance(detail, ChunkKey):
             plan = fetch.plan
             how = ChunkAskMode.TREE if chunk_up_tree else plan.of_owner
             attempt.how = how = ChunkAskMode.HELD if peer == plan.redirected_to else how
-            skipped = sorted(self.routing.passed_owners(now, version, fetch.skipped))[:PASSED_MAX]
+            skipped = sorted(self.routing.skipped_owners(now, detail, fetch.skipped))[:SKIPPED_MAX]
             message = Request(
                 number,
                 self.stats.epoch,
                 ContentKind.CHUNK,
                 path,
-                version.version,
-                version.index,
+                detail.version,
+                detail.index,
                 how,
                 tuple(skipped),
             )
         else:
-            wanted = version if isinstance(version, Version) else None
+            wanted = detail if isinstance(detail, Version) else None
             first = fetch.received.parts
             message = Request(number, self.stats.epoch, _WHAT[kind], path, wanted, first)
         return self.flow.request(peer, message, fetch.number)
@@ -511,7 +512,7 @@ class FetchMachine:
             fetch = self._queue.popleft()
             if fetch.phase is Phase.DONE:
                 continue
-            if self._has_good_attempt(fetch) and fetch.timers.late_at is None:
+            if self._has_good_attempt(fetch) and fetch.timers.past_ask_deadline_at is None:
                 fetch.move(Trigger.PEERS_RETURN)
                 continue
             self._fallbacks.add(fetch.number)
@@ -554,10 +555,10 @@ class FetchMachine:
 
     def _patient_until(self, now: float, fetch: Fetch) -> float:
         """When the time to answer ends for the asked peers."""
-        late_at = fetch.timers.began + self.limits.ask_deadline_s
+        ask_until = fetch.timers.began + self.limits.ask_deadline_s
         waits_for_others = self.limits.fallbacks_max > 0 and not fetch.phase.is_fallback
-        if waits_for_others and late_at > now:
-            return min(fetch.timers.slow_at, late_at)
+        if waits_for_others and ask_until > now:
+            return min(fetch.timers.slow_at, ask_until)
         return max(fetch.timers.slow_at, now)
 
     def _set_timer(self, fetch: Fetch, at: float) -> None:

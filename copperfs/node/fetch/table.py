@@ -142,7 +142,7 @@ class FetchTable:
             fetch.deadline = by
             self._sooner[number] = fetch
         if isinstance(request, ChunkRequest):
-            fetch.skipped.update(request.passed)
+            fetch.skipped.update(request.skipped)
             if request.how is ChunkAskMode.TREE:
                 fetch.plan = AskPlan((ChunkAskMode.TREE, ChunkAskMode.ANY))
             of_peer = isinstance(request.request, PeerRequest)
@@ -333,14 +333,14 @@ class FetchTable:
 
     def found_no_room(self, now: float) -> list[OfBytes]:
         """Remove the requests that have waited too long."""
-        overdue = {request for request, by in self._room_by.items() if by <= now}
+        expired = {request for request, by in self._room_by.items() if by <= now}
         found: list[OfBytes] = []
-        for waiting in self._no_room if overdue else ():
-            found += [each for each in waiting if each.request in overdue]
-            still = [each for each in waiting if each.request not in overdue]
+        for waiting in self._no_room if expired else ():
+            found += [each for each in waiting if each.request in expired]
+            still = [each for each in waiting if each.request not in expired]
             waiting.clear()
             waiting.extend(still)
-        for request in overdue:
+        for request in expired:
             del self._room_by[request]
         return found
 

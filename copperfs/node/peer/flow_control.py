@@ -7,7 +7,7 @@ the part. So a slow peer delays its own data and no other. Requests are bounded 
 
 It cannot deadlock. A node reserves memory for an object before it requests it, so it can always
 consume what arrives. A node waits only for nodes nearer to the root of its tree, and each tree has
-its own share of the memory (see ``Node``).
+its own share of the memory (see ``fetch/table.py``).
 
 A large object is forwarded while it arrives (cut-through). An ``OutgoingStream`` is the rest of one
 reply, and knows how many of its parts are here.

@@ -21,7 +21,7 @@ SAMPLE_MAX = 48
 """A few names of each filesystem of the source."""
 SAMPLE_PATH_BYTES_MAX = 512
 """A sample travels with each hello."""
-PASSED_MAX = 4
+SKIPPED_MAX = 4
 """After this many owners have not replied, a node reads the source."""
 EPOCH_LEAP_MAX = 1 << 20
 """A larger jump is a fault of the sender, and would leave no room for later epochs."""
@@ -96,7 +96,7 @@ class Request:
     first: int = 0
     """The first part that the requester lacks; for a chunk, its index."""
     how: ChunkAskMode = ChunkAskMode.ANY
-    passed: tuple[NodeId, ...] = ()
+    skipped: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +249,12 @@ class MembershipUpdate:
     records: tuple[MemberStatus, ...]
 
 
-FromParent = EntryReply | DataReply | ErrorReply | Redirect | Delayed
+PeerReply = EntryReply | DataReply | ErrorReply | Redirect | Delayed
 OfMembers = Heartbeat | MembershipUpdate
 Message = (
     Hello
     | Request
-    | FromParent
+    | PeerReply
     | Credit
     | Cancel
     | Batch

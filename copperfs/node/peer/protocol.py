@@ -75,7 +75,7 @@ from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.route import Routing
 from copperfs.node.state import FetchKind, NodeStats
 
-# Events of this node itself.
+# Pushes that this node makes or takes by itself: none of them is a sign of life from a peer.
 Alone = PushBatch | Pushed | PushedListing
 
 

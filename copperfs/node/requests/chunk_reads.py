@@ -107,7 +107,7 @@ class Chunks:
             if self.write_back.is_waiting(running):
                 return [self._delayed(request.request)]
             if request.how.is_of_owner:
-                return self.fetches.machine.requested_as_owner(now, running, request.passed)
+                return self.fetches.machine.requested_as_owner(now, running, request.skipped)
             return []
         if request.how is ChunkAskMode.HELD:
             return self.replies.with_error(request, errno.EAGAIN)
@@ -134,8 +134,8 @@ class Chunks:
             PeerRequest(peer, message.number),
             ChunkKey(message.path, message.version, message.first),
         )
-        passed = tuple(filter(self.routing.is_other, message.passed))
-        node_request = ChunkRequest(request, key, message.how, passed)
+        skipped = tuple(filter(self.routing.is_other, message.skipped))
+        node_request = ChunkRequest(request, key, message.how, skipped)
         if self.chunk_cache.size_of(key) <= 0:
             return self.replies.with_error(node_request, errno.EINVAL)
         if message.how is ChunkAskMode.ANY:

@@ -190,7 +190,7 @@ class RequestHandler:
     def conclude(self, now: float, outcome: Outcome) -> list[Action]:
         fetch = self.fetches.get(outcome.fetch)
         if fetch is None or not fetch.phase.is_reading:
-            return _too_late(outcome)
+            return _release_unused(outcome)
         path = fetch.subject[1]
         match outcome:
             case SourceListed(_, listing):
@@ -362,8 +362,8 @@ class RequestHandler:
 
     def expire(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        overdue = self.fetches.past_deadline(now)
-        for fetch in overdue:
+        expired = self.fetches.past_deadline(now)
+        for fetch in expired:
             self.stats.overdue += 1
             if fetch.phase.is_reading and fetch.subject[0] is FetchKind.ENTRY:
                 _witness(fetch, errno.ETIMEDOUT)
@@ -372,7 +372,7 @@ class RequestHandler:
             actions += self._drop_partial(fetch) + self.prefetcher.ended(now, fetch)
             for request in _of_somebody(fetch):
                 actions += self.replies.with_error(request, errno.ETIMEDOUT, fetch.witnesses.count)
-        if overdue:
+        if expired:
             actions += self._room_was_made(now)
         if self.chunks is not None:
             actions += self.chunks.tick(now)
@@ -420,7 +420,7 @@ def _has_local_waiter(fetch: Fetch) -> bool:
     return any(not isinstance(each.request, PeerRequest) for each in _of_somebody(fetch))
 
 
-def _too_late(outcome: Outcome) -> list[Action]:
+def _release_unused(outcome: Outcome) -> list[Action]:
     match outcome:
         case SourceRead(_, blob) | DiskLoaded(_, int() as blob):
             return [ReleaseBlob(blob)]

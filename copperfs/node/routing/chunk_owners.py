@@ -7,7 +7,7 @@ The first live node in the placement's order of a chunk owns it. Adjacent chunks
 An owner may answer pings and still not reply, because its disk or its client of the source hangs.
 After ``TIMEOUTS_MAX`` chunks in a row that it did not give in time, this node excludes it for
 ``WITHOUT_S``, as if it were gone. Only the next owner is told, with each request
-(``Request.passed``), and excludes the first for that request alone. If it did so for a while, too,
+(``Request.skipped``), and excludes the first for that request alone. If it did so for a while, too,
 the two would keep telling each other to do so, long after the first has recovered.
 
 Invariant: nodes with equal member tables ask the same owner. A node asks only nodes before itself

@@ -309,14 +309,14 @@ class Routing:
     def gone(self) -> Collection[NodeId]:
         return () if self.membership is None else self.membership.members.gone
 
-    def passed_owners(
-        self, now: float, key: ChunkKey, passed: Collection[NodeId]
+    def skipped_owners(
+        self, now: float, key: ChunkKey, skipped: Collection[NodeId]
     ) -> Collection[NodeId]:
-        """The owners that did not reply, to be named in the request to the next one: *passed*, and
+        """The owners that did not reply, to be named in the request to the next one: *skipped*, and
         the excluded ones."""
         if self.owners is None:
-            return passed
-        return {*passed, *self.owners.excluded_before(now, key, {*self.gone(), *passed})}
+            return skipped
+        return {*skipped, *self.owners.excluded_before(now, key, {*self.gone(), *skipped})}
 
     def is_mine(self, key: ChunkKey) -> bool:
         if self.owners is None or self.membership is None:
