@@ -110,7 +110,7 @@ OWN_ERRORS = (
 # Nodes that notice a failure at the same time must not all read the source at the same time.
 FALLBACK_JITTER_S = 0.1
 # The front's reads of some milliseconds, before the node learns of them.
-CREDIT_MAX = 64 << 20
+ALLOWANCE_MAX = 64 << 20
 # Lustre's client has no more requests under way to one metadata server.
 AHEAD_MAX = 8
 # The most cached objects that are listed; above the second number a thread makes the list.
@@ -228,7 +228,7 @@ class Daemon:
         front.set_reader(
             fetcher.reader(self._own_device()),
             node.files.whole_max_bytes,
-            limits.credit_bytes,
+            limits.allowance_bytes,
             limits.ahead_max,
             self._finds_holes(),
         )
@@ -457,7 +457,7 @@ class Daemon:
         memory_bytes = self.settings.memory_bytes
         return Limits(
             memory_bytes=memory_bytes,
-            credit_bytes=min(CREDIT_MAX, memory_bytes // 4) if trees is None else 0,
+            allowance_bytes=min(ALLOWANCE_MAX, memory_bytes // 4) if trees is None else 0,
             tree_max_bytes=self.settings.tree_max_bytes,
             bypass_above_bytes=self.settings.bypass_above_bytes,
             fetch_deadline_s=self.settings.source_deadline_s,
@@ -631,7 +631,7 @@ class _Grants:
             self.granted_for = paths
         if paths == self.node.policy.refused:
             self.fetcher.trust_mounts()
-            self.front.add_credit(0)  # resume the listings that were waiting
+            self.front.add_allowance(0)  # resume the listings that were waiting
         return paths
 
     async def run(self) -> None:

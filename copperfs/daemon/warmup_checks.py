@@ -26,7 +26,7 @@ class WarmupChecks:
     async def _room(self, _: Result) -> Result:
         stats = self.engine.node.statistics()
         free = stats.budget_bytes - stats.held_bytes - stats.reserved_bytes
-        budget = stats.budget_bytes - self.engine.node.limits.credit_bytes
+        budget = stats.budget_bytes - self.engine.node.limits.allowance_bytes
         return {"min_free_bytes": max(0, free), "min_budget_bytes": budget}
 
     async def _lookup_all(self, argument: Result) -> Result:

@@ -141,14 +141,14 @@ class PublicationIndex:
         )
 
     def pass_on_fetched(self, node: NodePort) -> None:
-        """Pass to the node what the front has fetched without it, and give the credit back once the
-        node has made room."""
+        """Pass to the node what the front has fetched without it, and give the allowance back once
+        the node has made room."""
         try:
             fetched = self.front.fetched()
         except MemoryError:
             log.warning("no memory to hear what was read without asking; it is heard of later")
             return
-        for number, path, attributes, content, epoch, credit, ahead, used in fetched:
+        for number, path, attributes, content, epoch, allowance, ahead, used in fetched:
             version = Attributes(attributes).version
             if isinstance(content, bytes):
                 self._note(ListingKey(Path(path)), number)
@@ -157,7 +157,7 @@ class PublicationIndex:
                 key = ObjectKey(Path(path), version)
                 self._note(key, number)
                 node.take(key, content, ahead=ahead, used=used)
-            self.front.add_credit(credit)
+            self.front.add_allowance(allowance)
 
     def _note(self, key: CacheKey, number: int) -> None:
         numbers = self._where.setdefault(key, set())

@@ -676,12 +676,12 @@ static PyObject *py_traced(PyObject *object, PyObject *unused)
 static PyObject *py_set_reader(PyObject *object, PyObject *args)
 {
 	struct front_object *self = (struct front_object *)object;
-	unsigned long long whole_max, credit;
+	unsigned long long whole_max, allowance;
 	unsigned ahead_max;
 	int finds_holes;
 	PyObject *capsule;
 
-	if (!PyArg_ParseTuple(args, "OKKIp", &capsule, &whole_max, &credit, &ahead_max,
+	if (!PyArg_ParseTuple(args, "OKKIp", &capsule, &whole_max, &allowance, &ahead_max,
 			      &finds_holes))
 		return NULL;
 	if (self->reader || self->started) {
@@ -693,20 +693,20 @@ static PyObject *py_set_reader(PyObject *object, PyObject *args)
 		return NULL;
 	self->reader = Py_NewRef(capsule);
 	self->front->whole_max = whole_max;
-	self->front->credit = self->front->credit_most = credit;
+	self->front->allowance = self->front->allowance_max = allowance;
 	self->front->ahead_max = ahead_max;
 	self->front->finds_holes = finds_holes;
 	Py_RETURN_NONE;
 }
 
-static PyObject *py_add_credit(PyObject *object, PyObject *arg)
+static PyObject *py_add_allowance(PyObject *object, PyObject *arg)
 {
 	struct front *f = front_of(object);
 	uint64_t bytes = PyLong_AsUnsignedLongLong(arg);
 
 	if (bytes == (uint64_t)-1 && PyErr_Occurred())
 		return NULL;
-	give_credit(f, bytes);
+	return_allowance(f, bytes);
 	Py_BEGIN_ALLOW_THREADS
 	ahead_start(f);
 	Py_END_ALLOW_THREADS
@@ -744,8 +744,8 @@ static void put_back(struct front *f, struct fetched *fetched)
 		return; /* it is signalled already */
 }
 
-/* The credit comes back once the handlers have it. An entry that finds no memory waits for the next
- * call. */
+/* The allowance comes back once the handlers have it. An entry that finds no memory waits for the
+ * next call. */
 static PyObject *py_fetched(PyObject *object, PyObject *unused)
 {
 	struct front *f = front_of(object);
@@ -769,7 +769,7 @@ static PyObject *py_fetched(PyObject *object, PyObject *unused)
 			fetched->path, (Py_ssize_t)fetched->path_length,
 			(const char *)&fetched->attr, (Py_ssize_t)sizeof(fetched->attr),
 			content_of(fetched), (unsigned long long)fetched->epoch,
-			(unsigned long long)fetched->credit,
+			(unsigned long long)fetched->allowance,
 			PyBool_FromLong(fetched->ahead), PyBool_FromLong(fetched->used));
 		bool added = each && !PyList_Append(list, each);
 
@@ -1043,13 +1043,13 @@ static PyMethodDef front_methods[] = {
 	{ "publish_directory", py_publish_directory, METH_VARARGS,
 	  "publish_directory(path, packed) -> id or None" },
 	{ "set_reader", py_set_reader, METH_VARARGS,
-	  "set_reader(capsule, whole_max, credit, ahead_max, finds_holes): fetch with it what was "
+	  "set_reader(capsule, whole_max, allowance, ahead_max, finds_holes): fetch with it what was "
 	  "granted, and look for holes in larger files." },
-	{ "add_credit", py_add_credit, METH_O, "add_credit(bytes)" },
+	{ "add_allowance", py_add_allowance, METH_O, "add_allowance(bytes)" },
 	{ "fetched_fileno", py_fetched_fileno, METH_NOARGS,
 	  "fetched_fileno(): readable when there is something in fetched()." },
 	{ "fetched", py_fetched, METH_NOARGS,
-	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, credit, ahead, "
+	  "fetched() -> [(id, path, attributes, blob or packed listing, epoch, allowance, ahead, "
 	  "used)] of what the handlers were not asked for." },
 	{ "trace", py_trace, METH_O, "trace(on): begin to record requests, or end it." },
 	{ "crowded", py_crowded, METH_NOARGS,

@@ -1,6 +1,6 @@
 /*
  * The interface between the front and the source's threads: reads a file or lists a directory
- * without Python, where the node has allowed it, on credit.
+ * without Python, where the node has allowed it, on its allowance.
  */
 #ifndef COPPERFS_READER_H
 #define COPPERFS_READER_H

@@ -220,9 +220,9 @@ class AnswerEntry:
 class AnswerListing:
     """Answers a request for a listing, or for one name whose directory was listed for it.
 
-    *granted*: the front may read its files on credit. *granted_below*: the front may also list all
-    directories below it, and read their files. *read_ahead*: it may read granted files before an
-    application asks for them.
+    *granted*: the front may read its files on its allowance. *granted_below*: the front may also
+    list all directories below it, and read their files. *read_ahead*: it may read granted files
+    before an application asks for them.
     """
 
     request: RequestId

@@ -78,7 +78,7 @@ class ChunkRequest:
 
 @dataclass(frozen=True, slots=True)
 class FrontRead:
-    """The front has read a whole file of a granted listing, on credit."""
+    """The front has read a whole file of a granted listing, on its allowance."""
 
     path: Path
     version: Version
@@ -91,7 +91,7 @@ class FrontRead:
 
 @dataclass(frozen=True, slots=True)
 class FrontListed:
-    """The front has listed a directory below a granted one, on credit, and did not publish a
+    """The front has listed a directory below a granted one, on its allowance, and did not publish a
     listing that is bare or has links to rewrite. *epoch* is the one in which that began.
     """
 
@@ -430,12 +430,12 @@ FromPeer = (
 OfConnections = ConnectionMade | ConnectionLost | MessageReceived | MessageCorrupt | PeerDisagrees
 OfInodes = InodesFound | InodesSampled | InodesDiffer | InodesCompared
 OfCalls = StartCall | CallPerformed
-OnCredit = FrontRead | FrontListed
+OnAllowance = FrontRead | FrontListed
 OfDisk = Stored | DiskRecovered
 OfNode = (
     NodeRequest
     | Outcome
-    | OnCredit
+    | OnAllowance
     | OfCalls
     | OfDisk
     | FromPeer

@@ -198,7 +198,7 @@ class Node:
         write_back = None if chunk_cache is None else WriteBack(limits, stats, chunk_cache)
         fetches = FetchTable(limits, stats, cache, flow, routing, machine, chunk_cache, write_back)
         # In a job of several nodes only the node can tell which requests are for the same file.
-        grants = limits.credit_bytes > 0 and self.trees is None
+        grants = limits.allowance_bytes > 0 and self.trees is None
         replies = ReplyBuilder(policy, files, stats, flow, grants, limits.cut_through)
         prefetcher = ImportPrefetcher(
             policy, files, limits, stats, cache, fetches, routing, decides=not grants

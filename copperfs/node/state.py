@@ -40,9 +40,9 @@ class Limits:
     tree_max_bytes: int
     bypass_above_bytes: int | None
     fetch_deadline_s: float
-    credit_bytes: int = 0
-    """For files that the front reads without asking. The bytes of a file return to the credit when
-    the node learns of it."""
+    allowance_bytes: int = 0
+    """For files that the front reads without asking. The bytes of a file return to the allowance
+    when the node learns of it."""
     ahead_max: int = 0
     """The most files that are read ahead at the same time; 0 switches read-ahead off."""
     trees: int = 1

@@ -72,7 +72,7 @@ int main(int argc, char **argv)
 	CHECK(names && files && !front_init(&front, 4 * names));
 	front.reader = &reader;
 	front.whole_max = 200000;
-	front.credit = front.credit_most = 100000;
+	front.allowance = front.allowance_max = 100000;
 	front.ahead_max = 8;
 	t->root->attr.mode = S_IFDIR | 0755;
 	inode_set_listing(t, t->root, listing_of(names, files));

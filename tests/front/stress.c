@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 enum { WINDOW = 64, IDS = 1 << 20, NAMES = 40, FRONT_THREADS = 3, SOURCES = 2,
-       CREDIT = 1000000, CHUNK = 8192, CHUNKED = 100001 };
+       ALLOWANCE = 1000000, CHUNK = 8192, CHUNKED = 100001 };
 
 static struct front *front;
 static int kernel_fd, handlers_fd, control_fd, source_file, source_pipe[2];
@@ -539,7 +539,7 @@ static void take_fetched(void)
 	while (fetched) {
 		struct fetched *next = fetched->next;
 
-		give_credit(front, fetched->credit);
+		return_allowance(front, fetched->allowance);
 		fetched_free(fetched);
 		fetched = next;
 	}
@@ -837,7 +837,7 @@ static void end_check(void)
 
 	tables_check(t);
 	CHECK(!front->pending_count);
-	CHECK(front->credit == CREDIT);
+	CHECK(front->allowance == ALLOWANCE);
 	while (t->idle_count) { /* those that only their age kept */
 		struct fuse_attr attr = { .mode = S_IFREG };
 		uint32_t before = t->idle_max;
@@ -879,7 +879,7 @@ int main(int argc, char **argv)
 	front->reader = &reader;
 	front->whole_max = 100000; /* for files in chunks the source is asked for holes */
 	front->finds_holes = true;
-	front->credit = front->credit_most = CREDIT;
+	front->allowance = front->allowance_max = ALLOWANCE;
 	front->ahead_max = 3;
 	front->tables.root->attr.mode = S_IFDIR | 0755;
 	CHECK(trace_begin(front, 1 << 20));
@@ -909,7 +909,7 @@ int main(int argc, char **argv)
 	take_fetched();
 	end_check();
 	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads, "
-	       "%u reads, %u of them ahead, and %u lists, %u ahead, on credit, %u chunks published, %u "
+	       "%u reads, %u of them ahead, and %u lists, %u ahead, on the allowance, %u chunks published, %u "
 	       "taken as used\n",
 	       (unsigned long)answered, (unsigned long)succeeded,
 	       (unsigned long)front->statistics.handler_requests,

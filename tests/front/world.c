@@ -691,7 +691,7 @@ static void take_fetched(void)
 		struct fetched *fetched = f->fetched_first;
 
 		f->fetched_first = fetched->next;
-		f->credit += fetched->credit;
+		f->allowance += fetched->allowance;
 		CHECK(fetched->epoch <= f->tables.epoch);
 		fetched_free(fetched);
 	}
@@ -794,7 +794,7 @@ void world_begin(unsigned inodes_max)
 	f->reader = &reader;
 	f->whole_max = 5000;
 	f->finds_holes = true;
-	f->credit = f->credit_most = CREDIT;
+	f->allowance = f->allowance_max = ALLOWANCE;
 	f->ahead_max = 3;
 	f->deadline_ns = UINT64_MAX;
 	f->tables.root->attr.mode = S_IFDIR | 0755;
@@ -840,7 +840,7 @@ void world_end(void)
 	while (world->seeks_count)
 		end_one_seek(0, true);
 	take_fetched();
-	CHECK(world->front.credit == CREDIT);
+	CHECK(world->front.allowance == ALLOWANCE);
 	run_bypass();
 	world_check();
 	/* a request without an answer must still be waiting */

@@ -18,7 +18,7 @@ enum {
 	REQUESTS_KNOWN = 512,
 	FETCHES = 16,
 	PACKED_MAX = 64 * 512,
-	CREDIT = 100000,
+	ALLOWANCE = 100000,
 };
 
 /* The rest of an input. Reads as zeros after its end. */

@@ -28,6 +28,10 @@ RENAMED: dict[str, str] = {
     "InvalidateName": "LookAgain",
     "LogEvent": "Happened",
     "records": "fates",
+    "OpenForBypass": "OpenSource",
+    "Echo": "Ping",
+    "EchoReply": "Pong",
+    "skipped": "passed",
 }
 
 _WORD = re.compile(r"[A-Za-z_]+")

@@ -96,7 +96,7 @@ class Lab:
     memory_bytes: int = MIB
     tree_max_bytes: int = MIB
     bypass_above_bytes: int | None = None
-    credit_bytes: int = 0
+    allowance_bytes: int = 0
     ahead_max: int = 0
     policy: Policy = field(default_factory=lambda: Policy(source=b"/src", mountpoint=b"/mnt"))
     now: float = 0.0
@@ -109,7 +109,7 @@ class Lab:
             self.tree_max_bytes,
             self.bypass_above_bytes,
             DEADLINE_S,
-            self.credit_bytes,
+            self.allowance_bytes,
             self.ahead_max,
         )
         self.node = Node(self.policy, limits)

@@ -403,7 +403,7 @@ def test_nothing_goes_for_what_is_read_ahead_and_it_goes_first() -> None:
 
 
 def test_what_the_front_read_ahead_is_dropped_where_there_is_no_room() -> None:
-    lab = Lab(memory_bytes=40_000, credit_bytes=10_000)
+    lab = Lab(memory_bytes=40_000, allowance_bytes=10_000)
     lab.fetched(b"d/asked", 29_000, 1)
     key = ObjectKey(Path(b"d/ahead"), version(2000))
     came = FrontRead(key.path, key.version, BlobId(2), ahead=True, used=False)
@@ -411,7 +411,7 @@ def test_what_the_front_read_ahead_is_dropped_where_there_is_no_room() -> None:
 
 
 def test_what_the_front_read_ahead_counts_as_used_when_it_is() -> None:
-    lab = Lab(credit_bytes=10_000)
+    lab = Lab(allowance_bytes=10_000)
     keys = [ObjectKey(Path(b"d/%d" % n), version(2000)) for n in range(3)]
     for number, key in enumerate(keys):
         lab.step(FrontRead(key.path, key.version, BlobId(number), ahead=True, used=number == 0))

@@ -550,7 +550,7 @@ def test_with_hardly_any_memory_everything_is_still_answered(memory: int) -> Non
 
 @pytest.mark.parametrize("memory", [0, 100, 600, 2000])
 def test_reads_find_room_beside_the_credit(memory: int) -> None:
-    lab = Lab(memory_bytes=memory, credit_bytes=memory // 4)
+    lab = Lab(memory_bytes=memory, allowance_bytes=memory // 4)
     assert lab.read(b"f", 0)[-1:] == [read(1, b"f", 0)]
 
 
@@ -558,7 +558,7 @@ def test_reads_find_room_beside_the_credit(memory: int) -> None:
 
 
 def test_complete_listings_are_granted_if_there_is_credit() -> None:
-    lab = Lab(credit_bytes=1000)
+    lab = Lab(allowance_bytes=1000)
     bare = files(b"a", bare=True)
     lab.list(b"d")
     lab.list(b"e")
@@ -570,7 +570,7 @@ def test_complete_listings_are_granted_if_there_is_credit() -> None:
 
 
 def test_what_was_fetched_on_credit_is_held_once() -> None:
-    lab = Lab(credit_bytes=1000)
+    lab = Lab(allowance_bytes=1000)
     assert lab.fetched(b"f", 10, blob=7) == []
     assert lab.read(b"f") == [bytes_of(1, b"f", 7)]
     assert lab.fetched(b"f", 10, blob=8) == [ReleaseBlob(BlobId(8))]
@@ -578,7 +578,7 @@ def test_what_was_fetched_on_credit_is_held_once() -> None:
 
 
 def test_a_file_fetched_on_credit_while_it_is_read_is_replaced_by_what_was_read() -> None:
-    lab = Lab(credit_bytes=1000)
+    lab = Lab(allowance_bytes=1000)
     lab.read(b"f")
     lab.fetched(b"f", 10, blob=7)
     assert lab.have_read(1, blob=8) == [bytes_of(1, b"f", 8), ReleaseBlob(BlobId(7))]
@@ -586,7 +586,7 @@ def test_a_file_fetched_on_credit_while_it_is_read_is_replaced_by_what_was_read(
 
 
 def test_what_is_fetched_on_credit_makes_room_for_itself() -> None:
-    lab = Lab(memory_bytes=3 * ROOM, credit_bytes=ROOM)
+    lab = Lab(memory_bytes=3 * ROOM, allowance_bytes=ROOM)
     for number, name in enumerate([b"f", b"g"], 1):
         assert lab.fetched(name, 100, blob=number) == []
     gone = [Evict(object_key(b"f", 100)), ReleaseBlob(BlobId(1))]
@@ -595,7 +595,7 @@ def test_what_is_fetched_on_credit_makes_room_for_itself() -> None:
 
 def test_all_below_a_listing_is_granted_where_it_is_alike() -> None:
     policy = Policy(source=b"/src", mountpoint=b"/mnt", local=(Path(b"l/x"),))
-    lab = Lab(credit_bytes=1000, policy=policy)
+    lab = Lab(allowance_bytes=1000, policy=policy)
     for number, (path, below) in enumerate([(b"d", True), (b"l", False), (b"l/x", False)], 1):
         lab.list(path)
         (answer,) = lab.scanned(number, ABC)
@@ -604,7 +604,7 @@ def test_all_below_a_listing_is_granted_where_it_is_alike() -> None:
 
 
 def test_what_was_warmed_up_is_not_granted_nor_what_is_above_it_with_all_below() -> None:
-    lab = Lab(credit_bytes=1000)
+    lab = Lab(allowance_bytes=1000)
     for number, path in enumerate((b"d", b"d/e", b"other"), 1):
         lab.list(path)
         lab.scanned(number, ABC)
@@ -627,7 +627,7 @@ def test_what_was_warmed_up_is_not_granted_nor_what_is_above_it_with_all_below()
 
 
 def test_what_was_listed_on_credit_answers_questions() -> None:
-    lab = Lab(credit_bytes=1000)
+    lab = Lab(allowance_bytes=1000)
     assert lab.listed(b"d", ABC) == []
     (answer,) = lab.look(b"d/a")
     assert isinstance(answer, AnswerListing)
@@ -636,7 +636,7 @@ def test_what_was_listed_on_credit_answers_questions() -> None:
 
 
 def test_what_was_listed_on_credit_is_shown_as_anything_else() -> None:
-    lab = Lab(credit_bytes=1000)
+    lab = Lab(allowance_bytes=1000)
     lab.listed(b"d", pack_listing([(b"a", link(b"/src/f"))]))
     (answer,) = lab.list(b"d")
     assert isinstance(answer, AnswerListing)
@@ -646,7 +646,7 @@ def test_what_was_listed_on_credit_is_shown_as_anything_else() -> None:
 
 
 def test_what_began_to_be_listed_before_a_clear_is_not_held() -> None:
-    lab = Lab(credit_bytes=1000)
+    lab = Lab(allowance_bytes=1000)
     lab.clear()
     assert lab.listed(b"d", ABC, epoch=1) == []
     assert lab.held() == []
@@ -657,7 +657,7 @@ def test_what_began_to_be_listed_before_a_clear_is_not_held() -> None:
 def test_what_is_listed_on_credit_makes_room_for_itself() -> None:
     held = Held(ABC, None, ABC)
     room = 2 * cost_of_listing(Path(b"d"), held)
-    lab = Lab(memory_bytes=room + 1024, credit_bytes=1024)
+    lab = Lab(memory_bytes=room + 1024, allowance_bytes=1024)
     gone = [lab.listed(name, ABC) for name in (b"d", b"e", b"f")]
     assert gone == [[], [], [Evict(ListingKey(Path(b"d")))]]
 

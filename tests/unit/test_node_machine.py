@@ -199,14 +199,14 @@ class NodeMachine(RuleBasedStateMachine):
         entry = self.tree.entry(path)
         assert entry is not None
         version = entry.attributes.version
-        if version.size <= self.node.limits.credit_bytes:
+        if version.size <= self.node.limits.allowance_bytes:
             blob = BlobId(self.next())
             self.blobs[blob] = ReadSource(FetchId(0), path, version)
             self.happen(FrontRead(path, version, blob))
 
     @rule(path=st.sampled_from(DIRECTORIES), epochs_ago=st.integers(0, 1))
     def the_front_lists_on_credit(self, path: Path, epochs_ago: int) -> None:
-        if not self.node.limits.credit_bytes:
+        if not self.node.limits.allowance_bytes:
             return
         tree = Tree(max(0, self.tree.turn - epochs_ago))
         epoch = self.node.statistics().epoch - epochs_ago
@@ -281,7 +281,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.happen(Clear())
         assert not self.blobs
         assert self.node.statistics().held_bytes == 0
-        assert self.node.statistics().reserved_bytes == self.node.limits.credit_bytes
+        assert self.node.statistics().reserved_bytes == self.node.limits.allowance_bytes
 
     # --- the source ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
  * requests decides what is read, not their order, so that a job of many nodes reads what one would.
  *
  * A directory is traversed a fixed number of times, whatever is asked for in it. A prefetch takes
- * credit, or waits for it; a request that comes meanwhile joins.
+ * allowance, or waits for it; a request that comes meanwhile joins.
  */
 #include "front.h"
 
@@ -362,19 +362,19 @@ static char *begin_next(struct front *f, struct ahead_list *list, unsigned most,
 	while (list->first && list->running < most && !path) {
 		struct inode *inode = named(f, list->first);
 		bool is_directory;
-		uint64_t credit;
+		uint64_t allowance;
 
 		if (!inode) {
 			drop_first(list);
 			continue;
 		}
 		is_directory = S_ISDIR(inode->attr.mode);
-		credit = is_directory ? LISTING_CREDIT : inode->attr.size;
-		/* a small budget never has this credit, and the others would wait for it */
-		if (credit > f->credit_most || (is_directory && !list_may_begin(f, inode)))
+		allowance = is_directory ? LISTING_ALLOWANCE : inode->attr.size;
+		/* a small budget never has this allowance, and the others would wait for it */
+		if (allowance > f->allowance_max || (is_directory && !list_may_begin(f, inode)))
 			continue;
-		path = fetch_begin(f, inode, credit, version);
-		if (!path) { /* no credit yet */
+		path = fetch_begin(f, inode, allowance, version);
+		if (!path) { /* no allowance yet */
 			list->first->tried = false;
 			break;
 		}
@@ -450,7 +450,7 @@ static void start_lists(struct front *f)
 		free(path);
 		if (begun)
 			continue;
-		/* something was mounted, or the source hangs; add_credit() is called once it is
+		/* something was mounted, or the source hangs; add_allowance() is called once it is
 		 * known where */
 		list_end(f, id, NULL, 0);
 		ended(f, &f->ahead_lists);

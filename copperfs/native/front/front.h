@@ -95,7 +95,7 @@ struct fetched {
 	struct fetched *next;
 	uint64_t id;
 	uint64_t epoch;
-	uint64_t credit;
+	uint64_t allowance;
 	bool ahead;
 	bool used;
 	struct fuse_attr attr;
@@ -131,7 +131,7 @@ struct front {
 	const struct reader *reader; /* NULL: every file goes through the handlers */
 	uint64_t whole_max;
 	bool finds_holes;
-	uint64_t credit_most; /* when no fetch is under way */
+	uint64_t allowance_max; /* when no fetch is under way */
 	unsigned ahead_max;   /* prefetches at a time; 0: none */
 	unsigned threads_count;
 	pthread_t *threads;
@@ -177,7 +177,7 @@ struct front {
 
 	pthread_mutex_t fetched_lock;
 	struct fetched *fetched_first, **fetched_end;
-	uint64_t credit; /* bytes to fetch without the handlers */
+	uint64_t allowance; /* bytes to fetch without the handlers */
 
 	_Atomic bool tracing;
 	pthread_mutex_t trace_lock;
@@ -241,11 +241,12 @@ void list_start(struct front *f, uint64_t id, char *path, const struct version *
 bool list_may_begin(const struct front *f, const struct inode *directory);
 void list_end(struct front *f, uint64_t id, char *packed, size_t size);
 /* Taken before a listing's size is known. Most need less. */
-enum { LISTING_CREDIT = 16 * 1024 };
-char *fetch_begin(struct front *f, struct inode *inode, uint64_t credit, struct version *version);
+enum { LISTING_ALLOWANCE = 16 * 1024 };
+char *fetch_begin(struct front *f, struct inode *inode, uint64_t allowance,
+		  struct version *version);
 reader_done read_done;
 lister_done list_done;
-void give_credit(struct front *f, uint64_t bytes);
+void return_allowance(struct front *f, uint64_t bytes);
 void fetched_free(struct fetched *fetched);
 void solo_fetches_destroy(struct front *f);
 

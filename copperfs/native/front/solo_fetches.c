@@ -2,8 +2,8 @@
  * Solo fetches: content comes without the handlers, on a node that is a job by itself (decision 9).
  *
  * The source's threads read a file whole if the listing of its directory was *granted*, and list a
- * directory if its parent's listing grants all below it. The bytes come from a credit that the node
- * has reserved. Without credit, and when a fetch fails, the request goes to the handlers.
+ * directory if its parent's listing grants all below it. The bytes come from an allowance that the
+ * node has reserved. Without allowance, and when a fetch fails, the request goes to the handlers.
  *
  * A listing that must be shown differently, or lacks attributes, is not published: the handlers get
  * it, and need not list again. A listing is as old as the beginning of its fetch; after a clear
@@ -23,37 +23,38 @@ struct version version_of(const struct fuse_attr *a)
 				 attr_nanoseconds(a->ctime, a->ctimensec), version_ino(a) };
 }
 
-static bool take_credit(struct front *f, uint64_t bytes)
+static bool take_allowance(struct front *f, uint64_t bytes)
 {
 	bool enough;
 
 	pthread_mutex_lock(&f->fetched_lock);
-	enough = f->credit >= bytes;
+	enough = f->allowance >= bytes;
 	if (enough)
-		f->credit -= bytes;
+		f->allowance -= bytes;
 	pthread_mutex_unlock(&f->fetched_lock);
 	return enough;
 }
 
-void give_credit(struct front *f, uint64_t bytes)
+void return_allowance(struct front *f, uint64_t bytes)
 {
 	pthread_mutex_lock(&f->fetched_lock);
-	f->credit += bytes;
+	f->allowance += bytes;
 	pthread_mutex_unlock(&f->fetched_lock);
 }
 
-/* With the tables locked: notes the version; NULL without credit. */
-char *fetch_begin(struct front *f, struct inode *inode, uint64_t credit, struct version *version)
+/* With the tables locked: notes the version; NULL without allowance. */
+char *fetch_begin(struct front *f, struct inode *inode, uint64_t allowance,
+		  struct version *version)
 {
 	char path[65536], *copy;
 	int length = inode_path(inode, path, sizeof(path) - 1);
 
-	if (length < 0 || !take_credit(f, credit))
+	if (length < 0 || !take_allowance(f, allowance))
 		return NULL;
 	path[length] = 0;
 	copy = strdup(path);
 	if (!copy) {
-		give_credit(f, credit);
+		return_allowance(f, allowance);
 		return NULL;
 	}
 	*version = version_of(&inode->attr);
@@ -96,7 +97,7 @@ char *list_begin(struct front *f, struct inode *directory, struct version *versi
 	if (directory->listing || directory->fetching || !S_ISDIR(directory->attr.mode))
 		return NULL;
 	if (list_may_begin(f, directory))
-		path = fetch_begin(f, directory, LISTING_CREDIT, version);
+		path = fetch_begin(f, directory, LISTING_ALLOWANCE, version);
 	directory->awaits_names = !path;
 	return path;
 }
@@ -179,7 +180,7 @@ static void answer_waiters(struct front *f, uint64_t id, bool have_it)
 void read_done(void *context, uint64_t id, const struct version *version, struct blob *blob)
 {
 	struct front *f = context;
-	struct fetched fetched = { .credit = version->size, .blob = blob };
+	struct fetched fetched = { .allowance = version->size, .blob = blob };
 	struct inode *inode;
 	bool published = false;
 
@@ -199,7 +200,7 @@ void read_done(void *context, uint64_t id, const struct version *version, struct
 	}
 	tables_unlock(&f->tables);
 	if (!published) {
-		give_credit(f, version->size);
+		return_allowance(f, version->size);
 		blob_unref(blob);
 	}
 	answer_waiters(f, id, published);
@@ -223,13 +224,13 @@ static bool has_absolute_links(const char *packed)
 	return header.absolute_links > 0;
 }
 
-/* NULL: the handlers have to publish it, or there is no credit. */
+/* NULL: the handlers have to publish it, or there is no allowance. */
 static struct listing *own_listing(struct front *f, const char *packed, size_t size)
 {
 	struct listing *listing = listing_open(&f->tables, packed, size, FRESH_FOREVER);
 
 	if (listing && (listing->bare || has_absolute_links(packed) ||
-			!take_credit(f, listing_cost(size, listing->count)))) {
+			!take_allowance(f, listing_cost(size, listing->count)))) {
 		listing_free(listing);
 		listing = NULL;
 	}
@@ -246,10 +247,10 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 	struct inode *inode;
 	bool noted = false, known;
 
-	give_credit(f, LISTING_CREDIT);
+	return_allowance(f, LISTING_ALLOWANCE);
 	listing = packed ? own_listing(f, packed, size) : NULL;
 	if (listing)
-		fetched.credit = listing_cost(size, listing->count);
+		fetched.allowance = listing_cost(size, listing->count);
 	tables_lock(&f->tables);
 	inode = inode_by_id(&f->tables, id);
 	if (inode) {
@@ -269,7 +270,7 @@ void list_end(struct front *f, uint64_t id, char *packed, size_t size)
 		inode->awaits_names = true;
 	tables_unlock(&f->tables);
 	if (!noted) {
-		give_credit(f, fetched.credit);
+		return_allowance(f, fetched.allowance);
 		free(packed);
 	}
 	listing_free(listing);

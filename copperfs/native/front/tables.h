@@ -262,8 +262,8 @@ struct inode *inode_by_id(struct tables *t, uint64_t id);
 struct inode *inode_by_name(struct tables *t, struct inode *parent, const char *name,
 			    size_t length);
 /* The existing inode if its version is the same. inodes_max does not limit lookups: the kernel
- * holds
- * more memory for each name than an inode takes. Callers with another purpose check it first. */
+ * holds more memory for each name than an inode takes. Callers with another purpose check it
+ * first. */
 struct inode *inode_obtain(struct tables *t, struct inode *parent, const char *name,
 			   size_t length, const struct fuse_attr *attr, const char *target,
 			   size_t target_length, uint64_t fresh_until);

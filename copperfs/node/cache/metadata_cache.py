@@ -68,7 +68,7 @@ class Held:
 class CameBy(Enum):
     FETCH = "fetch"
     FRONT = "front"
-    """The front listed it, on credit."""
+    """The front listed it, on its allowance."""
     PUSH = "push"
     """With a pushed working set."""
     OFFER = "offer"
@@ -91,7 +91,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         self._lru = LruBudget(self.limits.memory_bytes)
-        self._lru.set_aside(self.limits.credit_bytes)
+        self._lru.set_aside(self.limits.allowance_bytes)
 
     # --- what is held ----------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Cache:
     # --- content that came without a request -----------------------------------------------------
 
     def take_fetched(self, key: ObjectKey, blob: BlobId) -> list[Action]:
-        """The front read it, on credit."""
+        """The front read it, on its allowance."""
         if key in self._lru:
             return [ReleaseBlob(blob)]
         return self.admit_object(key, blob)
@@ -233,7 +233,7 @@ class Cache:
         return self._lru.has_free(size)
 
     def take_listed(self, now: float, path: Path, listing: Listing) -> list[Action]:
-        """The front listed it, on credit."""
+        """The front listed it, on its allowance."""
         fresh_until = until(now, self.policy.listing_fresh_s(path))
         held = self.as_listed(path, listing, fresh_until, now)
         return self.take_listing(path, held, CameBy.FRONT)
@@ -394,7 +394,7 @@ class Cache:
 
     def check_invariants(self, on_its_way_bytes: int) -> None:
         self._lru.check_invariants()
-        assert self._lru.reserved_bytes == self.limits.credit_bytes + on_its_way_bytes
+        assert self._lru.reserved_bytes == self.limits.allowance_bytes + on_its_way_bytes
 
 
 def _is_bare(attributes: Attributes) -> bool:

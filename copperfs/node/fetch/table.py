@@ -236,7 +236,7 @@ class FetchTable:
         if self.chunk_cache is not None and room >= self.owned_room:
             evicted = self.chunk_cache.reserve(size, owned=room == self.owned_room)
         else:
-            most = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
+            most = (self.limits.memory_bytes - self.limits.allowance_bytes) // self.limits.trees
             if self._on_its_way[room] and self._on_its_way[room] + size > most:
                 return None
             evicted = self.cache.reserve(size)
@@ -281,7 +281,7 @@ class FetchTable:
 
     def has_room(self, subject: Subject, size: int) -> bool:
         """Whether a request for *size* bytes would not wait."""
-        room = (self.limits.memory_bytes - self.limits.credit_bytes) // self.limits.trees
+        room = (self.limits.memory_bytes - self.limits.allowance_bytes) // self.limits.trees
         return self._on_its_way[self.routing.tree_of(subject)] + size <= room
 
     def room_was_made(self, retry: Callable[[OfBytes], list[Action]]) -> list[Action]:

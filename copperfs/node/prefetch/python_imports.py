@@ -14,8 +14,8 @@ Rules for all of it (docs/decisions/0041 and 0042 have the reasons):
 * The *set* of requested files decides what is read, not their order: a job of many nodes reads what
   one node alone would. So each file counts once, whichever node requested it and whether or not it
   was held already. A file that one rule may have prefetched counts for no other rule.
-* Where the front reads on credit, it prefetches as well. ``native/front/ahead.c`` has these rules
-  again, with the same numbers, and this node is only told what was read.
+* Where the front reads on its allowance, it prefetches as well. ``native/front/ahead.c`` has these
+  rules again, with the same numbers, and this node is only told what was read.
 * A prefetch evicts nothing, and until it is requested it is the first to be evicted.
 * A directory's names are scanned a fixed number of times, however many of its files are requested.
 * A prefetch is a fetch with a request of its own (``NOBODY``), which other requests may join. If it

@@ -5,7 +5,7 @@
   missing ones. A single name is looked up only where a listing tells too little: a very large
   directory, one that may be searched but not read, or a name that the source failed to report.
 * The front may read the files of a *granted* listing without asking the node. It may also list the
-  directories below it, if all below is alike. A credit of bytes is reserved for that.
+  directories below it, if all below is alike. An allowance of bytes is reserved for that.
 * For other files ``file_class.py`` decides.
 
 A reply of a peer ends a fetch like an outcome of the source: this module does not know which of the
