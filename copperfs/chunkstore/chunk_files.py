@@ -31,7 +31,7 @@ from copperfs.chunkstore.disk_format import (
     unpacked,
 )
 from copperfs.chunkstore.disk_ops import CREATE, DIRECTORY, LOCK, Files
-from copperfs.chunkstore.store import Chunk, in_pages
+from copperfs.chunkstore.store_interface import Chunk, in_pages
 from copperfs.model.errors import StoreError
 from copperfs.native.blob import new_blob
 from copperfs.wire.payload import digest

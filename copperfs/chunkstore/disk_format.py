@@ -19,7 +19,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from copperfs.chunkstore.store import in_pages
+from copperfs.chunkstore.store_interface import in_pages
 from copperfs.model.types import ChunkKey
 from copperfs.wire.payload import DIGEST_BYTES, digest
 

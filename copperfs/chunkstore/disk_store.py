@@ -37,7 +37,7 @@ from copperfs.chunkstore.disk_format import (
 from copperfs.chunkstore.disk_ops import Files, RealFiles
 from copperfs.chunkstore.disk_threads import DiskThreads
 from copperfs.chunkstore.rate_limit import RateLimit
-from copperfs.chunkstore.store import Chunk, Over, ScrubReport, StoreStats
+from copperfs.chunkstore.store_interface import Chunk, Over, ScrubReport, StoreStats
 from copperfs.model.errors import StoreError
 from copperfs.model.types import ChunkKey
 

@@ -5,7 +5,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from copperfs.cli.command_tree import Argument, Page, pages
+from copperfs.cli.parser_outline import Argument, Page, pages
 
 NAME = "completion"
 HELP = "print a shell's completion script"

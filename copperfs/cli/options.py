@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
 
-from copperfs.cli.memory_limit import memory_for_us
+from copperfs.cli.available_memory import memory_for_us
 from copperfs.config.settings import (
     OPTIONS,
     SWITCH,

@@ -120,7 +120,7 @@ def _inside(directory: str, mountpoint: str) -> str:
 
 
 def _run(command: list[str]) -> int:
-    from copperfs.cli.exec_command import run_command
+    from copperfs.cli.child_command import run_command
 
     try:
         return run_command(command, os.environ)

@@ -173,7 +173,7 @@ def _rewriter(settings: Settings) -> Rewriter:
 
 
 def _command(command: list[str], environ: dict[str, str], *, with_parent: bool) -> int:
-    from copperfs.cli.exec_command import NOT_EXECUTABLE, NOT_FOUND, run_command
+    from copperfs.cli.child_command import NOT_EXECUTABLE, NOT_FOUND, run_command
 
     try:
         return run_command(command, environ, with_parent=with_parent)

@@ -1,9 +1,9 @@
 """Agreement: the settings that must be the same on all nodes, and the digest that nodes compare.
 
 With other settings nodes would give each other wrong replies, so a node refuses to talk to a peer
-whose digest differs (``node/peer/session.py``). Nodes also exchange the paths that they classified
-as shared, local and in the ring (``path_policy_from_mounts.py``): where a filesystem is missing, or
-one node has a disk of its own, the same settings give another classification.
+whose digest differs (``node/peer/hello_exchange.py``). Nodes also exchange the paths that they
+classified as shared, local and in the ring (``path_policy_from_mounts.py``): where a filesystem is
+missing, or one node has a disk of its own, the same settings give another classification.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from copperfs.config.settings import OPTIONS, Settings
 from copperfs.model.types import Path
-from copperfs.node.peer.session import KINDS, Agreement
+from copperfs.node.peer.hello_exchange import KINDS, Agreement
 from copperfs.node.requests.path_policy import Policy
 from copperfs.wire.codec import PLACES_BYTES_MAX
 

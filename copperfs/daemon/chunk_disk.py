@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
-from copperfs.chunkstore.store import Chunk
+from copperfs.chunkstore.store_interface import Chunk
 from copperfs.config.settings import Settings
 from copperfs.daemon.daemon_blobs import DaemonBlobs
 from copperfs.launch.launch_method import Launch
@@ -23,7 +23,7 @@ from copperfs.model.errors import MountError, StoreError
 from copperfs.model.types import BlobId, ChunkKey, FetchId
 from copperfs.node.events import DiskLoaded, DiskRecovered, Event, Stored
 from copperfs.node.routing.hash_ring import VNODES, Ring
-from copperfs.node.routing.placement import Placement, weights_of
+from copperfs.node.routing.placement_order import Placement, weights_of
 
 log = logging.getLogger(__name__)
 

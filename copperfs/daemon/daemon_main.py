@@ -38,7 +38,7 @@ from copperfs.daemon.core_dump import leave_out_memory
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.failure_log import FailureLogWriter
 from copperfs.daemon.heap_trim import trim_heap
-from copperfs.daemon.job_member import JobMember, join_job, transport_of
+from copperfs.daemon.job_requests import JobMember, join_job, transport_of
 from copperfs.daemon.log_file import LogFile, LogWatch
 from copperfs.daemon.path_policy_from_mounts import (
     OwnMounts,
@@ -74,12 +74,12 @@ from copperfs.model.types import Path
 from copperfs.native import Front
 from copperfs.node.actions import EntryKey, ListingKey, ObjectKey
 from copperfs.node.events import RefusedPathsChanged
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
+from copperfs.source.source_interface import Fetcher
 from copperfs.source.source_pool import PoolFetcher
-from copperfs.source.source_port import Fetcher
 
 log = logging.getLogger(__name__)
 

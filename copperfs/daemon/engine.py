@@ -44,7 +44,7 @@ from copperfs.node.events import (
     Used,
 )
 from copperfs.node.node import Node
-from copperfs.source.source_port import Arrived, BlobRead, Fetcher
+from copperfs.source.source_interface import Arrived, BlobRead, Fetcher
 from copperfs.wire.payload import Payload
 
 log = logging.getLogger(__name__)

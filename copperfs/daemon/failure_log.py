@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from copperfs.fuse.own_files import open_to_append
+from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
 from copperfs.model.roster import Roster
 from copperfs.model.types import NodeId

@@ -1,8 +1,8 @@
 """Inode comparison: takes and compares samples of inode numbers from the nodes' source clients.
 
-The driver's port for that: ``node/peer/inode_numbers.py`` orders it and decides what follows. Each
-filesystem is sampled in its own thread. One that hangs holds up the sample for ``LOOKS_S``; its
-names are added when it answers.
+The driver's port for that: ``node/peer/inode_agreement.py`` orders it and decides what follows.
+Each filesystem is sampled in its own thread. One that hangs holds up the sample for ``LOOKS_S``;
+its names are added when it answers.
 """
 
 import logging
@@ -16,7 +16,7 @@ import trio
 from copperfs.model.types import ROOT, Path, is_below
 from copperfs.node.events import Event, InodesCompared, InodesDiffer, InodesFound, InodesSampled
 from copperfs.node.node import Node
-from copperfs.node.peer.inode_numbers import InodeNumbers
+from copperfs.node.peer.inode_agreement import InodeNumbers
 from copperfs.node.peer.messages import Seen
 from copperfs.node.requests.path_policy import Place
 from copperfs.source.inode_sample import PREFIXES_MAX, names_of_each, other_number, take_names

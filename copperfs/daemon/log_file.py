@@ -15,7 +15,7 @@ from typing import TextIO
 
 import trio
 
-from copperfs.fuse.own_files import open_to_append
+from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
 
 LOOKS_EVERY_S = 3.0

@@ -23,8 +23,8 @@ from copperfs.node.events import (
     Probed,
 )
 from copperfs.node.node import Node
+from copperfs.node.peer.hello_exchange import Session
 from copperfs.node.peer.messages import Batch, DataReply, Echo, EchoReply, Hello, Message, Offer
-from copperfs.node.peer.session import Session
 from copperfs.transport.interface import (
     Arrival,
     Connected,

@@ -22,7 +22,7 @@ import trio
 
 from copperfs import __version__
 from copperfs.config.settings import Settings
-from copperfs.fuse.own_files import check_ours
+from copperfs.fuse.safe_open import check_ours
 from copperfs.model.errors import MountError
 
 log = logging.getLogger(__name__)

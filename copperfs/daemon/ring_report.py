@@ -16,9 +16,9 @@ from copperfs.model.errors import ControlError
 from copperfs.model.types import ROOT, ChunkKey, Entry, NodeId, Path, Version, split
 from copperfs.node.actions import AnswerEntry, AnswerListing
 from copperfs.node.events import LookupRequest
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.routing.chunk_owners import Owners
-from copperfs.node.routing.placement import Placement
-from copperfs.node.state import NodeStats
+from copperfs.node.routing.placement_order import Placement
 
 RANGES_MAX = 1000
 """The ranges of a file that are shown; all chunks are counted."""

@@ -7,7 +7,7 @@ store drops and counts a damaged chunk (an *erasure*).
 import logging
 from dataclasses import dataclass, field
 
-from copperfs.chunkstore.store import ScrubReport
+from copperfs.chunkstore.store_interface import ScrubReport
 from copperfs.daemon.chunk_disk import ChunkDisk
 from copperfs.daemon.collective_ops import Result
 from copperfs.daemon.engine import Engine

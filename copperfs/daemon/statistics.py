@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from copperfs.chunkstore.store import StoreStats
+from copperfs.chunkstore.store_interface import StoreStats
 from copperfs.daemon.engine import Engine
 from copperfs.native import Front
-from copperfs.node.state import NodeStats
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.transport.interface import TransportStats
 
 if TYPE_CHECKING:

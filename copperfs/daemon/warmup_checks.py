@@ -13,7 +13,7 @@ from copperfs.daemon.warmup_walk import files_in, listed, path_of
 from copperfs.fuse.node_port import SourceError
 from copperfs.model.types import Path, RequestId
 from copperfs.node.events import LookupRequest
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES
+from copperfs.node.limits_and_counters import OBJECT_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

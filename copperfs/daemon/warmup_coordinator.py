@@ -23,9 +23,9 @@ import trio
 from copperfs.daemon.collective_ops import Operation, Result, numbers_in
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.warmup_checks import WarmupChecks
+from copperfs.daemon.warmup_fill_all import RingWarmup
 from copperfs.daemon.warmup_progress import Members, PushState, RingState
 from copperfs.daemon.warmup_push import PushWarmup
-from copperfs.daemon.warmup_ring import RingWarmup
 from copperfs.daemon.warmup_walk import (
     DatasetWalk,
     Directories,
@@ -45,9 +45,9 @@ from copperfs.fuse.node_port import SourceError
 from copperfs.model.errors import ControlError
 from copperfs.model.listing import Listing
 from copperfs.model.types import NodeId, Path, Version, join, split
-from copperfs.node.peer.push import Push
+from copperfs.node.limits_and_counters import OBJECT_OVERHEAD_BYTES
+from copperfs.node.peer.push_receiver import Push
 from copperfs.node.requests.path_policy import Place
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Warmup fill: reads this node's own chunks of a dataset into the chunk cache in advance.
 
-All nodes do so at the same time (``warmup_ring.py``), each by its own walk over the dataset, so no
-node assigns work. If a node dies, the others find its chunks when they walk again.
+All nodes do so at the same time (``warmup_fill_all.py``), each by its own walk over the dataset, so
+no node assigns work. If a node dies, the others find its chunks when they walk again.
 
 The first walk counts the chunks, and marks the held ones as used, so that they are not evicted. The
 second requests each missing chunk. The last counts what is held in the end. On a node with a disk a
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 import trio
 
-from copperfs.chunkstore.store import PAGE_BYTES, Store, in_pages
+from copperfs.chunkstore.store_interface import PAGE_BYTES, Store, in_pages
 from copperfs.daemon.collective_ops import Operation, Result
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.warmup_walk import (

@@ -25,7 +25,7 @@ from copperfs.native.blob import Blob, new_blob
 from copperfs.node.actions import AnswerObject
 from copperfs.node.events import GrantsRevoked, PushBatch, ReadRequest
 from copperfs.node.peer.messages import PART_BYTES, Batch, ContentKind, Item
-from copperfs.node.peer.push import Push
+from copperfs.node.peer.push_receiver import Push
 from copperfs.node.routing.trees import Trees
 from copperfs.wire.codec import ITEMS_MAX
 

@@ -84,7 +84,7 @@ class Source(Protocol):
 
 
 class InodeComparison(Protocol):
-    """Looks up names whose inode numbers the nodes compare (``node/peer/inode_numbers.py``)."""
+    """Looks up names whose inode numbers the nodes compare (``node/peer/inode_agreement.py``)."""
 
     def take_sample(self) -> None:
         """Reports names by ``InodesFound``, and ``InodesSampled``."""

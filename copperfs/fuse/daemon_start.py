@@ -17,7 +17,7 @@ from typing import Any
 
 from copperfs.config.settings import Settings
 from copperfs.fuse.mounting import absolute, answers
-from copperfs.fuse.own_files import open_to_append
+from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
 
 ENDS_WITHIN_S = 5.0

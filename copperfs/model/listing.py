@@ -15,7 +15,7 @@ returned no attributes. It has no target. A reader that needs more looks the nam
 (``has_to_be_looked_up``).
 
 A walk gets the names in the order of their *cookies*, which follow from the names alone (decision
-83). ``native/front/walks.c`` has another hash, and no mount uses both.
+83). ``native/front/readdir_cookies.c`` has another hash, and no mount uses both.
 """
 
 import stat

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "mentions.h"
+#include "bytecode_names.h"
 
 struct blob_object {
 	PyObject_HEAD
@@ -113,7 +113,7 @@ static bool may_be_mentioned(PyObject *name)
 	return PyBytes_GET_SIZE(name) > 0 && PyBytes_GET_SIZE(name) <= 255;
 }
 
-/* In the format of mentions.c; NULL with an exception set. */
+/* In the format of bytecode_names.c; NULL with an exception set. */
 static char *packed_names(PyObject *tuple)
 {
 	size_t room = 1;

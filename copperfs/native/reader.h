@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* `flags` of attributes, until the kernel gets them: the tag of the file's filesystem
- * (filesystems.c), and whether the inode number is private to the client that read it, and so no
+ * (mount_tags.c), and whether the inode number is private to the client that read it, and so no
  * part of a version. */
 #define ATTR_FILESYSTEM 0x7fffffffu
 #define ATTR_OWN_INODE 0x80000000u

@@ -51,7 +51,7 @@ from copperfs.model.types import BlobId, ChunkKey, FetchId, NodeId, Path, Versio
 from copperfs.node.actions import Action, CacheKey, Evict, ListingKey, ObjectKey, Send
 from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.chunk_cache import ChunkCache
-from copperfs.node.cache.failed_names import FailedNames
+from copperfs.node.cache.error_cache import FailedNames
 from copperfs.node.cache.metadata_cache import Cache
 from copperfs.node.cache.write_back import WriteBack
 from copperfs.node.events import (
@@ -105,11 +105,13 @@ from copperfs.node.events import (
 )
 from copperfs.node.fetch.machine import FetchMachine
 from copperfs.node.fetch.table import FetchTable
+from copperfs.node.limits_and_counters import FetchKind, Limits, NodeStats
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.membership.swim import Membership
 from copperfs.node.peer.collectives import Collectives
 from copperfs.node.peer.flow_control import FlowControl
-from copperfs.node.peer.inode_numbers import InodeNumbers
+from copperfs.node.peer.hello_exchange import Session
+from copperfs.node.peer.inode_agreement import InodeNumbers
 from copperfs.node.peer.messages import (
     Batch,
     ContentKind,
@@ -121,9 +123,8 @@ from copperfs.node.peer.messages import (
     Offer,
 )
 from copperfs.node.peer.protocol import PeerProtocol
-from copperfs.node.peer.push import Pushes
+from copperfs.node.peer.push_receiver import Pushes
 from copperfs.node.peer.reassembly import Payloads, Reassembly
-from copperfs.node.peer.session import Session
 from copperfs.node.prefetch.access_history import AccessHistory
 from copperfs.node.prefetch.python_imports import ImportPrefetcher
 from copperfs.node.prefetch.speculative_push import SpeculativePush
@@ -133,10 +134,9 @@ from copperfs.node.requests.handler import RequestHandler
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.chunk_owners import Owners
-from copperfs.node.routing.placement import Placement
+from copperfs.node.routing.placement_order import Placement
 from copperfs.node.routing.route import Routing
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import FetchKind, Limits, NodeStats
 
 
 @dataclass(slots=True)

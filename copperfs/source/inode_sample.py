@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from copperfs.model.types import Attributes, Path, Version, join
-from copperfs.node.peer.inode_numbers import has_other_number
+from copperfs.node.peer.inode_agreement import has_other_number
 from copperfs.node.peer.messages import SAMPLE_MAX, SAMPLE_PATH_BYTES_MAX, Seen
 
 # Directories that are listed for names, and names that are read of each.

@@ -21,7 +21,8 @@ from copperfs.node.actions import (
     SourceAction,
 )
 from copperfs.node.events import Failed, Outcome, SourceListed, SourceLookedUp, SourceOpened
-from copperfs.source.source_port import (
+from copperfs.source.per_file_limit import Turns
+from copperfs.source.source_interface import (
     Arrive,
     Arrived,
     BlobRead,
@@ -30,7 +31,6 @@ from copperfs.source.source_port import (
     names_in,
     refused,
 )
-from copperfs.source.turns import Turns
 
 if TYPE_CHECKING:
     from copperfs.native import Result

@@ -22,9 +22,9 @@ import zmq
 from copperfs.model.types import NodeId
 from copperfs.transport import zmq_sockets as sockets
 from copperfs.transport.descriptor_limits import Door, room_for
+from copperfs.transport.endless_message_guard import Watch
 from copperfs.transport.frames import Frames, send_frames
 from copperfs.transport.interface import Payload, TransportStats
-from copperfs.transport.message_size_guard import Watch
 from copperfs.transport.socket_pump import Pump
 from copperfs.wire.fields import Malformed
 from copperfs.wire.greeting import Greeting, decode_greeting

@@ -21,7 +21,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 
 from copperfs.model.roster import NODES_MAX
-from copperfs.node.cache.failed_names import WITNESSES_ENOUGH
+from copperfs.node.cache.error_cache import WITNESSES_ENOUGH
 from copperfs.node.peer.messages import (
     PART_BYTES,
     RECORDS_MAX,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Set
 from copperfs.lab.sim.rendezvous_hashing import RendezvousHashing
 from copperfs.model.types import NodeId, Path, Version
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.placement import NOBODY, Placement, chunk_key
+from copperfs.node.routing.placement_order import NOBODY, Placement, chunk_key
 from tests.bench.lab import Context
 from tests.bench.results import JUDGED, Measure, Target, Unit, at_most
 

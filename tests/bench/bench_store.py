@@ -18,7 +18,7 @@ from pathlib import Path as FilePath
 import trio
 
 from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
-from copperfs.chunkstore.store import Chunk
+from copperfs.chunkstore.store_interface import Chunk
 from copperfs.model.types import ChunkKey, Path, Version
 from copperfs.native.blob import new_blob
 from copperfs.wire.payload import digest

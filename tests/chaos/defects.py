@@ -58,12 +58,12 @@ DEFECTS = {
     # A walk that continues at a position misses names after others were removed.
     "positions": (
         Change(
-            "copperfs/native/front/walks.c",
+            "copperfs/native/front/readdir_cookies.c",
             "\t*cookie = listing->cookies ? listing->cookies[place] : cookie_of(row);",
             "\t*cookie = COOKIE_NAMES + place;",
         ),
         Change(
-            "copperfs/native/front/walks.c",
+            "copperfs/native/front/readdir_cookies.c",
             "\tuint32_t begin = 0, end = listing->names;\n",
             "\tuint32_t begin = 0, end = listing->names;\n\n"
             "\tif (cookie < COOKIE_NAMES)\n\t\treturn 0;\n"

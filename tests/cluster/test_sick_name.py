@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.node.cache.failed_names import BELIEVED_S
+from copperfs.node.cache.error_cache import BELIEVED_S
 from tests.cluster.conftest import Starter
 from tests.cluster.helpers import Cluster, fill
 from tests.mount.doubts import Doubts

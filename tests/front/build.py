@@ -9,10 +9,10 @@ NATIVE = HERE.parents[1] / "copperfs" / "native"
 FRONT = NATIVE / "front"
 CORPUS = HERE / "corpus"
 
-SHARED = [NATIVE / "blob.c", NATIVE / "mentions.c"]
+SHARED = [NATIVE / "blob.c", NATIVE / "bytecode_names.c"]
 SOURCES = [*SHARED, *sorted(FRONT.glob("*.c"))]
 SOURCE_POOL = [*SHARED, *sorted((NATIVE / "source").glob("*.c"))]
-TABLES = [NATIVE / "blob.c", FRONT / "tables.c", FRONT / "chunks.c", FRONT / "walks.c"]
+TABLES = [NATIVE / "blob.c", FRONT / "tables.c", FRONT / "chunks.c", FRONT / "readdir_cookies.c"]
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
 # The head of the list of idle nodes within the tables is an extension of GNU C.

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from copperfs.cli.command_tree import pages
 from copperfs.cli.main import build_parser
+from copperfs.cli.parser_outline import pages
 from tests.cluster.helpers import Cluster
 from tests.mount.helpers import copperfs
 

@@ -6,7 +6,7 @@ the goldens stay as they are.
 
 import re
 
-from copperfs.lab.sim.message_words import WORDS
+from copperfs.lab.sim.scenario_message_names import WORDS
 
 RENAMED: dict[str, str] = {
     "SourceListed": "Scanned",

@@ -29,12 +29,12 @@ from copperfs.model.types import BlobId, ChunkKey
 from copperfs.native.blob import new_blob
 from copperfs.node.actions import Action, AnswerChunk, AnswerError, Evict, ReleaseBlob
 from copperfs.node.events import Clear, Event, ReadRequest, Used
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
-from copperfs.source.source_port import Fetcher
+from copperfs.source.source_interface import Fetcher
 from tests.mount.helpers import Mount, eventually
 
 KIB = 1 << 10

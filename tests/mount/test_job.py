@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from copperfs.daemon.collective_ops import added
-from copperfs.daemon.job_member import CALL_WITHIN_S
+from copperfs.daemon.job_requests import CALL_WITHIN_S
 from copperfs.model.types import NodeId
 from copperfs.node.routing.trees import Trees
 from tests.mount.conftest import Mounter

@@ -20,7 +20,7 @@ from tests.mutants.operators import Mutation, statements
 
 ROOT = Path(__file__).parents[2]
 AREAS = ("copperfs/node", "copperfs/wire")
-VALUES = ("copperfs/model/listing.py", "copperfs/lab/sim/settling.py")
+VALUES = ("copperfs/model/listing.py", "copperfs/lab/sim/version_settling.py")
 _PROBES = "__probes__"
 
 

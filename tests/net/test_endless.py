@@ -10,8 +10,8 @@ import trio
 
 from copperfs.model.types import NodeId
 from copperfs.node.peer.messages import PART_BYTES, Credit, DataReply
+from copperfs.transport.endless_message_guard import GREETING_BYTES_MAX, MESSAGE_BYTES_MAX, Watch
 from copperfs.transport.interface import Connected, Lost, ReceivedMessage
-from copperfs.transport.message_size_guard import GREETING_BYTES_MAX, MESSAGE_BYTES_MAX, Watch
 from copperfs.transport.zmq_sockets import read_bytes
 from copperfs.wire.codec import encode
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest

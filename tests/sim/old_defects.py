@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
-from copperfs.lab.sim import settling
+from copperfs.lab.sim import version_settling
 from copperfs.lab.sim.directory_walker import Walk
 from copperfs.lab.sim.sim_source import Arrived, Operation, SimulatedSource
 from copperfs.lab.sim.source_client import SimulatedClient
 from copperfs.model.listing import Listing
 from copperfs.model.types import Path, split
 from copperfs.node.actions import Action, ListSource
-from copperfs.node.cache.failed_names import FailedNames, Sick
+from copperfs.node.cache.error_cache import FailedNames, Sick
 from copperfs.node.events import Failed
 from copperfs.node.peer.connection_limits import Room
-from copperfs.node.peer.inode_numbers import InodeNumbers
+from copperfs.node.peer.inode_agreement import InodeNumbers
 from copperfs.node.peer.messages import Hello
 
 Patch = pytest.MonkeyPatch
@@ -62,7 +62,7 @@ def keyless_connections_without_bound(patch: Patch) -> None:
 
 def settling_by_clocks_that_agree(patch: Patch) -> None:
     """Assumes that the source's clock is behind by 0.1 s at most."""
-    patch.setattr(settling, "BEHIND_NS", 100_000_000)
+    patch.setattr(version_settling, "BEHIND_NS", 100_000_000)
 
 
 def inode_numbers_are_not_compared(patch: Patch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from copperfs.lab.sim import checkers, settling
+from copperfs.lab.sim import checkers, version_settling
 from copperfs.lab.sim.checkers import Violation
 from copperfs.lab.sim.file_reader import Reading
 from copperfs.lab.sim.machine_properties import Machine
@@ -121,7 +121,7 @@ def test_whatever_the_clocks_say_a_file_that_was_just_written_is_left_to_settle(
 
 
 def test_bytes_of_a_version_that_had_not_settled_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "BEHIND_NS", 0)
+    monkeypatch.setattr(version_settling, "BEHIND_NS", 0)
     with pytest.raises(AssertionError, match="wrong bytes"):
         written_twice(2.0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from copperfs.lab.sim.sim_process import Process
+from copperfs.lab.sim.process_state import Process
 from copperfs.lab.sim.sim_resolver import PATIENCE_S, THREADS_MAX, SimulatedResolver
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.model.types import NodeId

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from copperfs.lab.sim.payload_pieces import Piece, content_of
-from copperfs.lab.sim.sim_process import Process, State
+from copperfs.lab.sim.process_state import Process, State
 from copperfs.lab.sim.sim_transport import Port
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.lab.sim.virtual_network import VirtualNetwork

@@ -5,12 +5,12 @@ from copperfs.lab.sim.sim_blobs import SimulatedBlobs
 from copperfs.model.types import NodeId, Path, Version
 from copperfs.node.actions import Send
 from copperfs.node.events import MessageReceived
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.flow_control import WINDOW_BYTES
 from copperfs.node.peer.messages import ContentKind, Credit, Hello, Item, Offer
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 
 ROOT, CHILD = NodeId(0), NodeId(1)
 FILE, VERSION = Path(b"f"), Version(100, 0, 0, 1)

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from copperfs.node.events import Failed
-from copperfs.source.source_port import BlobRead
+from copperfs.source.source_interface import BlobRead
 from tests.standin import StandIn
 from tests.unit.test_source_contract import chunk_of, content_of, make, settled
 

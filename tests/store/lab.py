@@ -13,7 +13,7 @@ import trio
 
 from copperfs.chunkstore.disk_ops import Files
 from copperfs.chunkstore.disk_store import DiskLimits, DiskStore, open_store
-from copperfs.chunkstore.store import Chunk, Store, in_pages
+from copperfs.chunkstore.store_interface import Chunk, Store, in_pages
 from copperfs.model.types import ChunkKey, Path, Version
 from copperfs.native.blob import new_blob
 from copperfs.wire.payload import digest

@@ -1,4 +1,4 @@
-"""Store contract: the behaviour that ``chunkstore/store.py`` specifies."""
+"""Store contract: the behaviour that ``chunkstore/store_interface.py`` specifies."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from copperfs.chunkstore.store import Store
+from copperfs.chunkstore.store_interface import Store
 from tests.net.world import trio_test
 from tests.store.lab import (
     COST,

@@ -1,4 +1,4 @@
-"""Scan of compiled Python: the names that a file mentions; the reference for ``mentions.c``.
+"""Scan of compiled Python: the names that a file mentions; the reference for ``bytecode_names.c``.
 
 A name counts if the module itself uses it, outside its functions and classes, or if it is in a
 tuple of the module's constants, where ``from . import name`` puts it. So the scan finds what the

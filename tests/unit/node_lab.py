@@ -35,9 +35,9 @@ from copperfs.node.events import (
     Tick,
     Used,
 )
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.state import Limits
 
 # Lab has a method named list.
 Actions = list[Action]

@@ -72,6 +72,7 @@ from copperfs.node.events import (
     Stored,
     Tick,
 )
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.flow_control import part_size
 from copperfs.node.peer.messages import (
@@ -91,7 +92,6 @@ from copperfs.node.peer.reassembly import Slice
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.hash_ring import Ring
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 from tests.unit.node_lab import DEADLINE_S, directory, file, with_unknown
 
 MIB = 1 << 20

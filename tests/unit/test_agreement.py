@@ -9,7 +9,7 @@ import pytest
 from copperfs.config.settings import Settings
 from copperfs.daemon.agreement import AGREED, agreed_flags, digest_of, shown_places
 from copperfs.model.types import Path
-from copperfs.node.peer.session import difference
+from copperfs.node.peer.hello_exchange import difference
 from copperfs.node.requests.path_policy import Policy
 
 ALONE = Settings(mountpoint="/mnt", memory_bytes=1 << 30)

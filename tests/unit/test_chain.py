@@ -20,12 +20,12 @@ from copperfs.model.listing import Listing
 from copperfs.model.types import NodeId, Path, Version
 from copperfs.node.actions import AnswerListing, AnswerObject
 from copperfs.node.events import ListRequest, ReadRequest
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
+from copperfs.node.peer.hello_exchange import Agreement
 from copperfs.node.peer.messages import PART_BYTES
-from copperfs.node.peer.session import Agreement
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 from copperfs.source.source_pool import PoolFetcher
 from copperfs.wire.payload import digest
 from tests.net.memory_network import MemoryNetwork

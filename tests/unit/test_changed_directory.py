@@ -11,9 +11,9 @@ from copperfs.model.listing import Listing, pack_listing
 from copperfs.model.types import ROOT, FetchId, Path, RequestId
 from copperfs.node.actions import AnswerListing, ListSource
 from copperfs.node.events import ListRequest, LookupRequest, SourceListed, SourceLookedUp
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.state import Limits
 from tests.unit.node_lab import entry, with_unknown
 
 MIB = 1 << 20

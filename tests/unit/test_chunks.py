@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from copperfs.model.types import ChunkKey, NodeId, Path, RequestId, Version
 from copperfs.node.actions import AnswerChunk, AnswerError, AnswerHandle, Publish, StoreChunk
 from copperfs.node.events import ChunkRequest, DiskLoaded, PeerMessage, ReadRequest, SourceRead
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.membership import connection_plan
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.peer.messages import (
@@ -27,7 +28,6 @@ from copperfs.node.routing import hot_files as crowds
 from copperfs.node.routing import redirects as takers
 from copperfs.node.routing.chunk_owners import TIMEOUTS_MAX, Owners
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.state import NodeStats
 from tests.unit.node_lab import file
 from tests.unit.overlay_lab import Job, content
 

@@ -19,8 +19,9 @@ from copperfs.daemon.inode_comparison import LOOKS_S, WITHIN_S, Comparison
 from copperfs.model.types import ROOT, NodeId, Path, Version, is_below
 from copperfs.node.actions import LogEvent
 from copperfs.node.events import ConnectionMade, MessageReceived, Start
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
-from copperfs.node.peer.inode_numbers import COMPARED_MAX, InodeNumbers
+from copperfs.node.peer.inode_agreement import COMPARED_MAX, InodeNumbers
 from copperfs.node.peer.messages import (
     EPOCH_LEAP_MAX,
     SAMPLE_MAX,
@@ -33,7 +34,6 @@ from copperfs.node.peer.messages import (
 )
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 from copperfs.source import inode_sample as sampling
 from copperfs.source.inode_sample import (
     NAMES_IN_ALL,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.cli.command_tree import Page, pages
 from copperfs.cli.main import _parse, build_parser
+from copperfs.cli.parser_outline import Page, pages
 from tests.unit.test_layers import ROOT
 
 DOCUMENTS = [

@@ -11,7 +11,7 @@ from copperfs.config.settings import MIB
 from copperfs.daemon.daemon_main import KEPT_FREE_BYTES
 from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.chunk_cache import ChunkCache
-from copperfs.node.state import Limits, NodeStats
+from copperfs.node.limits_and_counters import Limits, NodeStats
 from tests.unit.test_layers import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -33,10 +33,10 @@ from copperfs.node.actions import (
     Send,
 )
 from copperfs.node.events import Event, Tick
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.messages import Batch, CollectiveReply, Credit, Message
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.state import Limits
 from tests.unit.ports_lab import NoPorts
 
 PEER = NodeId(7)

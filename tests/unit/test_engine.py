@@ -50,10 +50,10 @@ from copperfs.node.events import (
     SourceOpened,
     SourceRead,
 )
+from copperfs.node.limits_and_counters import OBJECT_OVERHEAD_BYTES, Limits
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Limits
-from copperfs.source.source_port import Arrive, BlobRead, PoolStats
+from copperfs.source.source_interface import Arrive, BlobRead, PoolStats
 from tests.conftest import LogWatch
 from tests.unit.node_lab import file, files, version
 

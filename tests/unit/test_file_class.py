@@ -3,9 +3,9 @@
 import pytest
 
 from copperfs.model.types import Path
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.requests.file_class import FileClass, FileClassifier
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.state import Limits
 
 MIB = 1 << 20
 WHOLE, CHUNKED, DIRECT = FileClass.WHOLE, FileClass.CHUNKED, FileClass.DIRECT

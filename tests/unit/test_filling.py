@@ -10,12 +10,12 @@ import trio
 from copperfs.daemon.engine import Engine
 from copperfs.daemon.warmup_fill import Filling
 from copperfs.model.types import ChunkKey, NodeId, Path, Version
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.hash_ring import Ring
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 
 MIB = 1 << 20
 PATH = Path(b"data/file")

@@ -20,7 +20,7 @@ from copperfs.model.listing import (
     pack_listing,
 )
 from copperfs.model.types import ATTRIBUTES_BYTES, Attributes, Entry
-from copperfs.node.state import SLOT_BYTES
+from copperfs.node.limits_and_counters import SLOT_BYTES
 from tests.unit.node_lab import directory, file, files, link, unknown
 
 names = st.binary(min_size=1, max_size=NAME_MAX)

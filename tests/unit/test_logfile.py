@@ -22,7 +22,7 @@ from copperfs.daemon import log_file as logfile
 from copperfs.daemon.daemon_main import Daemon
 from copperfs.daemon.failure_log import FailureLogWriter
 from copperfs.daemon.log_file import LogFile
-from copperfs.fuse.own_files import open_to_append
+from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
 from copperfs.model.types import NodeId
 from tests.unit.test_failure_log import roster

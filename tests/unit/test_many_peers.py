@@ -10,11 +10,11 @@ import pytest
 
 from copperfs.model.types import NodeId
 from copperfs.node.events import Event, PeerDown, PeerMessage, PeerUp, Probed, Start
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.messages import Heartbeat
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 
 NODES = 5000
 LIMITS = Limits(1 << 30, 1 << 20, None, 60.0, chunk_bytes=1 << 20, tier_memory_bytes=1 << 30)

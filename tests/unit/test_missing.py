@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from copperfs.daemon import job_member as module
-from copperfs.daemon.job_member import JobMember
+from copperfs.daemon import job_requests as module
+from copperfs.daemon.job_requests import JobMember
 from copperfs.daemon.tree_report import way_between
 from copperfs.model.roster import Member, Roster
 from copperfs.model.types import NodeId

@@ -31,8 +31,8 @@ from copperfs.node.actions import (
 )
 from copperfs.node.cache.metadata_cache import UNLISTABLE_MAX, Held, cost_of_listing
 from copperfs.node.events import Event, GrantsRevoked, Leave, RefusedPathsChanged, Start
+from copperfs.node.limits_and_counters import OBJECT_OVERHEAD_BYTES, SLOT_BYTES, Limits
 from copperfs.node.requests.path_policy import LOCAL_FRESH_S, Policy
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES, SLOT_BYTES, Limits
 from tests.unit.node_lab import (
     DEADLINE_S,
     MIB,

@@ -64,9 +64,9 @@ from copperfs.node.events import (
     Tick,
     Used,
 )
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
-from copperfs.node.state import Limits
 from tests.unit.node_lab import DEADLINE_S, directory, file
 from tests.unit.ports_lab import NoPorts
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.cli.command_tree import Page, pages
 from copperfs.cli.completion import SHELLS
 from copperfs.cli.main import build_parser
+from copperfs.cli.parser_outline import Page, pages
 from copperfs.lab.manual import man, markdown
 from copperfs.lab.manual.page_texts import paragraphs
 from tests.unit.test_layers import ROOT

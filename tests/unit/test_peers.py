@@ -7,6 +7,7 @@ from copperfs.daemon.peers import Peers
 from copperfs.model.types import NodeId, Path, RequestId, Version
 from copperfs.node.actions import Send
 from copperfs.node.events import Clear, Event, ListRequest
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.messages import (
     PART_BYTES,
@@ -21,7 +22,6 @@ from copperfs.node.peer.messages import (
 )
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 from copperfs.transport.interface import Connected, ReceivedMessage
 from copperfs.wire.payload import Payload, digest
 from tests.net.memory_network import MemoryNetwork

@@ -27,7 +27,7 @@ from copperfs.node.fetch.phases import (
     Trigger,
     after,
 )
-from copperfs.node.state import FetchKind
+from copperfs.node.limits_and_counters import FetchKind
 
 PACKAGE = FilePath(copperfs.__file__).parent
 DOCUMENT = PACKAGE.parent / "docs" / "fetch-phases.md"

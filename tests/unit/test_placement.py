@@ -17,7 +17,7 @@ from copperfs.lab.sim.rendezvous_hashing import RendezvousHashing
 from copperfs.model.roster import NODES_MAX
 from copperfs.model.types import NodeId, Path, Version
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.placement import Placement, chunk_key, weights_of
+from copperfs.node.routing.placement_order import Placement, chunk_key, weights_of
 
 KINDS: dict[str, Callable[[Sequence[str], Sequence[float] | None], Placement]] = {
     "ring": lambda names, weights: Ring(names, weights, vnodes=20),

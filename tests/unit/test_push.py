@@ -6,12 +6,12 @@ from copperfs.daemon.daemon_blobs import DaemonBlobs
 from copperfs.model.types import BlobId, NodeId, Path, Version
 from copperfs.node.actions import Action, Send
 from copperfs.node.events import ConnectionMade, MessageCorrupt, MessageReceived
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.messages import Batch, ContentKind, Hello, Item
-from copperfs.node.peer.push import Push
+from copperfs.node.peer.push_receiver import Push
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 from copperfs.wire.payload import payload_of
 
 PARENT, ME, CHILD = NodeId(0), NodeId(1), NodeId(3)

@@ -14,7 +14,7 @@ import trio
 
 from copperfs.config.settings import Settings
 from copperfs.daemon.collective_ops import CollectiveOperations, Result, pack
-from copperfs.daemon.job_member import JobMember
+from copperfs.daemon.job_requests import JobMember
 from copperfs.daemon.warmup_push import PushWarmup
 from copperfs.daemon.warmup_walk import ARGUMENT_BYTES_MAX
 from copperfs.model.roster import Member, Roster

@@ -11,17 +11,17 @@ import trio.testing
 from copperfs.config.settings import Settings
 from copperfs.daemon.collective_ops import CollectiveOperations, Operation, Result
 from copperfs.daemon.engine import Engine
-from copperfs.daemon.job_member import JobMember
+from copperfs.daemon.job_requests import JobMember
 from copperfs.daemon.peers import Peers
 from copperfs.model.errors import MountError
 from copperfs.model.roster import Member, Roster
 from copperfs.model.types import NodeId
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.collectives import CALLS_MAX
-from copperfs.node.peer.session import Agreement
+from copperfs.node.peer.hello_exchange import Agreement
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 from tests.net.memory_network import MemoryNetwork
 from tests.unit.test_engine import FakeFetcher, FakePublications
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from copperfs.model.types import ChunkKey, NodeId, Path, Version
 from copperfs.node.cache.blob_refs import BlobRefs
+from copperfs.node.limits_and_counters import FetchKind, NodeStats, Subject
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.membership.swim import Membership
 from copperfs.node.peer.flow_control import FlowControl
@@ -16,7 +17,6 @@ from copperfs.node.routing.chunk_owners import TIMEOUTS_MAX, Owners
 from copperfs.node.routing.hash_ring import Ring
 from copperfs.node.routing.route import Role, Route, Routing
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import FetchKind, NodeStats, Subject
 
 NODES = 16
 PATH = Path(b"lib/large")

@@ -13,12 +13,12 @@ from copperfs.node.events import (
     MessageReceived,
     PeerDisagrees,
 )
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
+from copperfs.node.peer.hello_exchange import Agreement, Session
 from copperfs.node.peer.messages import Echo, EchoReply, Hello, Message, Request, Seen
-from copperfs.node.peer.session import Agreement, Session
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 
 PARENT, ME = NodeId(0), NodeId(1)
 AGREED = Agreement("job", b"agreed", "--source and --trees", b"{}")

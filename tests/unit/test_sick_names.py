@@ -6,10 +6,10 @@ import pytest
 
 from copperfs.model.types import NodeId, Path, Version
 from copperfs.node.actions import AnswerError, LookupSource, ReadSource
-from copperfs.node.cache.failed_names import BELIEVED_S, SICK_MAX, WITNESSES_ENOUGH, FailedNames
+from copperfs.node.cache.error_cache import BELIEVED_S, SICK_MAX, WITNESSES_ENOUGH, FailedNames
 from copperfs.node.events import ListRequest, LookupRequest, PeerMessage
+from copperfs.node.limits_and_counters import FetchKind, Subject
 from copperfs.node.peer.messages import ErrorReply, Request
-from copperfs.node.state import FetchKind, Subject
 from tests.unit.overlay_lab import Job
 
 

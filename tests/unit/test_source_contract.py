@@ -37,8 +37,8 @@ from copperfs.node.actions import (
     SourceAction,
 )
 from copperfs.node.events import Failed, SourceListed, SourceLookedUp, SourceOpened
+from copperfs.source.source_interface import Arrived, BlobRead, Fetcher
 from copperfs.source.source_pool import PoolFetcher
-from copperfs.source.source_port import Arrived, BlobRead, Fetcher
 from tests.mount.helpers import eventually
 from tests.unit.test_types import times_of
 

@@ -40,6 +40,7 @@ from copperfs.model.listing import pack_listing
 from copperfs.model.types import Attributes, NodeId, Path, Version
 from copperfs.node.actions import ObjectKey
 from copperfs.node.events import PeerDown, PeerMessage, PeerUp, Tick
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.messages import (
     PART_BYTES,
@@ -49,10 +50,9 @@ from copperfs.node.peer.messages import (
     ContentKind,
     Item,
 )
-from copperfs.node.peer.push import UNCALLED_MAX, UNFINISHED_SHARE, Push
+from copperfs.node.peer.push_receiver import UNCALLED_MAX, UNFINISHED_SHARE, Push
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 from copperfs.transport.interface import ReceivedMessage
 from copperfs.wire.codec import decode, encode
 from copperfs.wire.payload import Payload, payload_of

@@ -9,7 +9,7 @@ from copperfs.lab.commands.sim_parts import progress_bar
 from copperfs.model.errors import SimulationError
 
 if TYPE_CHECKING:
-    from copperfs.lab.sim.figure_ring import Outcome, RingExperiment
+    from copperfs.lab.sim.lost_node_files import Outcome, RingExperiment
 
 NAME = "sim ring"
 HELP = "show who receives the files of a lost node, by number of virtual nodes"
@@ -20,7 +20,7 @@ POINTS_MAX = 20_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from copperfs.lab.sim.figure_ring import RingExperiment
+    from copperfs.lab.sim.lost_node_files import RingExperiment
 
     default = RingExperiment()
     parser.add_argument(
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from copperfs.lab.sim.figure_ring import RingExperiment, run
+    from copperfs.lab.sim.lost_node_files import RingExperiment, run
 
     experiment = RingExperiment(
         nodes=arguments.nodes,
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         task = progress.add_task("rings", total=experiment.steps)
         outcomes = run(experiment, lambda: progress.advance(task))
     if arguments.svg is not None:
-        from copperfs.lab.sim.figure_ring_svg import picture
+        from copperfs.lab.sim.lost_node_svg import picture
 
         write_file(arguments.svg, picture(experiment, outcomes))
     if arguments.json:

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from copperfs import __version__
-from copperfs.cli.command_tree import Argument, Page, pages
 from copperfs.cli.main import build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE
+from copperfs.cli.parser_outline import Argument, Page, pages
 from copperfs.lab.manual.page_texts import paragraphs, usage
 
 

@@ -6,9 +6,9 @@ python -m copperfs.lab.manual.markdown commands > docs/commands.md
 
 import sys
 
-from copperfs.cli.command_tree import Argument, Page, pages
 from copperfs.cli.main import EXIT_CODES, build_parser
 from copperfs.cli.options import FILE_DEFAULT, FILE_VARIABLE, default_text
+from copperfs.cli.parser_outline import Argument, Page, pages
 from copperfs.config.settings import OPTIONS, SWITCH, Option
 from copperfs.lab.manual.page_texts import paragraphs, usage
 

@@ -1,6 +1,6 @@
 """Page texts: what the Markdown and the man page of a command share."""
 
-from copperfs.cli.command_tree import Argument, Page
+from copperfs.cli.parser_outline import Argument, Page
 
 
 def usage(page: Page) -> str:

@@ -12,7 +12,7 @@ from copperfs.lab.sim.file_reader import Reading
 from copperfs.lab.sim.world import World
 from copperfs.model.types import Path
 from copperfs.node.actions import ObjectKey
-from copperfs.node.cache.failed_names import BELIEVED_S
+from copperfs.node.cache.error_cache import BELIEVED_S
 
 Excused = Set[tuple[Path | None, int | None]]
 """Paths for which, or nodes to which, the source gave errors."""

@@ -15,12 +15,12 @@ from copperfs.driver.ports import Ports
 from copperfs.lab.sim.inode_comparison_model import SimulatedComparison
 from copperfs.lab.sim.node_clock import NodeClock
 from copperfs.lab.sim.payload_pieces import Piece, size_of
+from copperfs.lab.sim.process_state import Process
 from copperfs.lab.sim.run_trace import Trace
 from copperfs.lab.sim.sim_blobs import SimulatedBlobs
 from copperfs.lab.sim.sim_chunk_disk import DiskPort
 from copperfs.lab.sim.sim_disk import Disk
 from copperfs.lab.sim.sim_peers import SimulatedPeers
-from copperfs.lab.sim.sim_process import Process
 from copperfs.lab.sim.sim_source import Arrived, ContentRead, FileOpened
 from copperfs.lab.sim.sim_transport import Port
 from copperfs.lab.sim.source_workers import SourceWorkers
@@ -223,7 +223,7 @@ class Host:
         self.post(StartCall(request, operation, argument, within_s))
 
     def clear(self) -> None:
-        """In two collectives, as ``daemon/job_member.py`` does it."""
+        """In two collectives, as ``daemon/job_requests.py`` does it."""
 
         def begin(epochs: bytes) -> None:
             latest = max([self.node.epoch, *map(int, epochs.split())])

@@ -1,6 +1,6 @@
 """Inode comparison in virtual time: the counterpart of ``daemon/inode_comparison.py``.
 
-The decision is the daemon's own (``node/peer/inode_numbers.py``). This module models the time of
+The decision is the daemon's own (``node/peer/inode_agreement.py``). This module models the time of
 lookups, and what a client shows. A sample leaves out names that hang.
 """
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from copperfs.lab.sim.sim_process import Process
+from copperfs.lab.sim.process_state import Process
 from copperfs.lab.sim.source_workers import SourceWorkers
 from copperfs.model.types import Path, is_below
 from copperfs.node.events import Event, InodesCompared, InodesDiffer, InodesFound, InodesSampled
-from copperfs.node.peer.inode_numbers import has_other_number
+from copperfs.node.peer.inode_agreement import has_other_number
 from copperfs.node.peer.messages import Seen
 
 LOOKS_S, AGAIN_S = 4.0, 60.0

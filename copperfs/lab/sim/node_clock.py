@@ -7,7 +7,7 @@ and checks that the node then has no overdue work left.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from copperfs.lab.sim.sim_process import Process
+from copperfs.lab.sim.process_state import Process
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.node.events import Event, Tick
 from copperfs.node.node import Node

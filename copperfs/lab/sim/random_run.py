@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from copperfs.lab.sim import checkers
+from copperfs.lab.sim.outside_faults import Troubles
 from copperfs.lab.sim.random_environment import Environment, draw_environment
 from copperfs.lab.sim.sim_disk import DiskCosts
-from copperfs.lab.sim.troubles import Troubles
 from copperfs.lab.sim.world import MIB, Job, World
 from copperfs.model.types import Path
 

@@ -22,7 +22,7 @@ from math import log
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from copperfs.model.types import NodeId
-from copperfs.node.routing.placement import NOBODY
+from copperfs.node.routing.placement_order import NOBODY
 
 _LOWEST = float("-inf")
 

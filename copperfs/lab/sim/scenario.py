@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from copperfs.lab.sim import checkers
 from copperfs.lab.sim.file_reader import Reading
-from copperfs.lab.sim.message_words import WORDS
+from copperfs.lab.sim.scenario_message_names import WORDS
 from copperfs.lab.sim.world import MIB, Job, World
 from copperfs.model.types import NodeId, Path
 

@@ -7,9 +7,9 @@ that hangs until it comes back.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from copperfs.lab.sim.process_state import Process
 from copperfs.lab.sim.sim_blobs import SimulatedBlobs
 from copperfs.lab.sim.sim_disk import READ_WITHIN_S, RECOVERS_IN_S, WRITE_WITHIN_S, Disk
-from copperfs.lab.sim.sim_process import Process
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.model.types import BlobId, ChunkKey, FetchId
 from copperfs.node.events import DiskLoaded, DiskRecovered, Event, Stored

@@ -22,6 +22,7 @@ from copperfs.node.events import (
 )
 from copperfs.node.node import Node
 from copperfs.node.peer.flow_control import WINDOW_BYTES
+from copperfs.node.peer.hello_exchange import Agreement, Session
 from copperfs.node.peer.messages import (
     Batch,
     Credit,
@@ -30,7 +31,6 @@ from copperfs.node.peer.messages import (
     Message,
     Offer,
 )
-from copperfs.node.peer.session import Agreement, Session
 from copperfs.wire.codec import PAYLOAD_BYTES_MAX
 
 AGREEMENT = Agreement("simulated", b"agreed")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from copperfs.lab.sim.sim_process import Process
+from copperfs.lab.sim.process_state import Process
 from copperfs.model.types import NodeId
 
 THREADS_MAX = 8

@@ -44,7 +44,7 @@ from copperfs.node.events import Failed, SourceListed, SourceLookedUp
 
 LEFT_AFTER_S, LEFT_MAX = 1.0, 4
 """A scan leaves out a name that hangs for the first, and stats no more names after the second
-(``native/source/watch.c``)."""
+(``native/source/hung_threads.c``)."""
 WRITTEN_AGAIN_S = 300e-6
 """A young file's bytes have been read by then, unless the reader waits."""
 FOREVER = float("inf")

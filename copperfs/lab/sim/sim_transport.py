@@ -11,8 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol
 
 from copperfs.lab.sim.payload_pieces import Piece
+from copperfs.lab.sim.process_state import Process, State
 from copperfs.lab.sim.sim_connection import End, SimulatedGreeting
-from copperfs.lab.sim.sim_process import Process, State
 from copperfs.lab.sim.sim_resolver import SimulatedResolver
 from copperfs.lab.sim.source_client import wall_ns
 from copperfs.model.types import NodeId

@@ -1,12 +1,12 @@
 """Source client of one node: what its ``stat`` shows of the files that the server has.
 
 Each mount has a device number of its own. Its inode numbers are the server's, or its own (sshfs).
-Its node's wall clock tells how old a version is (``lab/sim/settling.py``).
+Its node's wall clock tells how old a version is (``lab/sim/version_settling.py``).
 """
 
 from dataclasses import dataclass, field
 
-from copperfs.lab.sim.settling import settles_ns
+from copperfs.lab.sim.version_settling import settles_ns
 from copperfs.model.listing import Listing, pack_listing
 from copperfs.model.types import OWN_INODE, Attributes, Entry, Path, Version
 

@@ -26,10 +26,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from copperfs.lab.sim.message_words import word_of
 from copperfs.lab.sim.payload_pieces import Piece, size_of
+from copperfs.lab.sim.process_state import State
+from copperfs.lab.sim.scenario_message_names import word_of
 from copperfs.lab.sim.sim_connection import End, SimulatedGreeting
-from copperfs.lab.sim.sim_process import State
 from copperfs.lab.sim.sim_transport import Port
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.model.types import NodeId

@@ -20,9 +20,9 @@ from copperfs.lab.sim.directory_walker import Walk
 from copperfs.lab.sim.file_reader import Reading
 from copperfs.lab.sim.host import Host
 from copperfs.lab.sim.machine_properties import PLAIN, Machine
+from copperfs.lab.sim.process_state import Process, State
 from copperfs.lab.sim.run_trace import Trace
 from copperfs.lab.sim.sim_disk import MOVES_WITHIN_S, Disk, DiskCosts
-from copperfs.lab.sim.sim_process import Process, State
 from copperfs.lab.sim.sim_resolver import SimulatedResolver
 from copperfs.lab.sim.sim_source import SimulatedSource, SourceCosts
 from copperfs.lab.sim.source_client import SimulatedClient
@@ -30,13 +30,13 @@ from copperfs.lab.sim.source_workers import SourceWorkers
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.lab.sim.virtual_network import CableTimeouts, NetworkCosts, VirtualNetwork
 from copperfs.model.types import FANOUT, NodeId, Path
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.membership.failure_detector import Timeouts
 from copperfs.node.node import Node
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.placement import Placement
+from copperfs.node.routing.placement_order import Placement
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 
 MIB = 1 << 20
 FALLBACK_JITTER_S = 0.1

@@ -261,7 +261,7 @@ char *seek_begin(const struct inode *inode, uint64_t offset, struct version *ver
 void seek_start(struct front *f, struct pending *pending, const char *path,
 		const struct version *version, unsigned count);
 
-/* ahead.c. The first two with the tables locked, ahead_start() after them. */
+/* import_prefetch.c. The first two with the tables locked, ahead_start() after them. */
 void ahead_note(struct front *f, const struct inode *file);
 void ahead_listed(struct front *f, const struct inode *directory);
 void ahead_read(struct front *f, uint64_t id);
@@ -269,7 +269,7 @@ void ahead_init(struct front *f);
 void ahead_start(struct front *f);
 void ahead_destroy(struct front *f);
 
-/* endings.c, with the tables locked. */
+/* suffix_index.c, with the tables locked. */
 enum { AHEAD_FILE_BYTES_MAX = 128 * 1024 };
 const char *ending_of(const char *name, size_t name_length, size_t *length);
 bool is_read_ahead(const struct front *f, const struct fuse_attr *attr);
@@ -294,7 +294,7 @@ bool front_publish_entry(struct front *f, uint64_t parent_id, const char *name, 
 bool front_publish_attributes(struct front *f, uint64_t id, const struct fuse_attr *attr,
 			      uint64_t fresh_until);
 
-/* bypass.c */
+/* direct_reads.c */
 bool bypass_read_nowait(struct front *f, struct handle *handle, const struct fuse_in_header *in,
 			const struct fuse_read_in *read, char *scratch);
 void bypass_queue(struct front *f, struct handle *handle, struct pending *pending);

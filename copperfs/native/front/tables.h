@@ -12,7 +12,7 @@
  *
  * One mutex guards all of it, held for some 100 ns and never across a system call; a thread
  * releases the GIL before it takes it. A clear holds it longer, to traverse all inodes, and so does
- * endings.c, once for each listing with prefetch: 0.1 ms for the 4,096 names of --listing-max, 1.2
+ * suffix_index.c, once for each listing with prefetch: 0.1 ms for the 4,096 names of --listing-max, 1.2
  * ms for 50,000.
  */
 #ifndef COPPERFS_TABLES_H
@@ -216,7 +216,7 @@ static inline uint64_t listing_cost(size_t size, uint32_t count)
 }
 const struct row *listing_row(const struct listing *listing, uint32_t number);
 
-/* walks.c */
+/* readdir_cookies.c */
 enum { COOKIE_START, COOKIE_DOT, COOKIE_DOTS, COOKIE_NAMES };
 /* Tests use fewer, so that many names collide. */
 #ifndef COOKIE_BITS

@@ -9,7 +9,7 @@
  *
  * The thread that owns the job stays until all names are claimed, and waits for no other: the last
  * to leave packs the listing and reports it. A thread that hangs in a name is left behind
- * (watch.c), and another does the rest, while fewer than STUCK_MAX hang.
+ * (hung_threads.c), and another does the rest, while fewer than STUCK_MAX hang.
  *
  * Longer than most modules: jobs, hung threads and shared scans are under one lock.
  */
@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../mentions.h"
+#include "../bytecode_names.h"
 
 enum {
 	/* Lustre's client has at most 8 requests under way to a metadata server

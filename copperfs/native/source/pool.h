@@ -22,7 +22,7 @@ struct job {
 	uint64_t offset; /* of a chunk, or of a search for data */
 	size_t length; /* or a number of extents */
 	char **untouchable; /* NULL-terminated */
-	/* in the format of mentions.c, or NULL */
+	/* in the format of bytecode_names.c, or NULL */
 	char *looked_for;
 	size_t looked_for_count;
 	double deadline_s;
@@ -54,7 +54,7 @@ struct hand {
 	bool helps;    /* in the scan of another thread */
 	bool closes;   /* does not count towards `concurrency` */
 	bool given_up; /* it hangs and does not count */
-	/* for watch.c: its name in a scan, and for how many looks */
+	/* for hung_threads.c: its name in a scan, and for how many looks */
 	struct job *job;
 	_Atomic size_t at;
 	size_t seen_at;
@@ -108,14 +108,14 @@ void pool_close_unused(struct pool *pool, double for_s);
 bool pool_watch_mounts(struct pool *pool);
 void pool_trust_mounts(struct pool *pool);
 
-/* --- under the lock, for watch.c --- */
+/* --- under the lock, for hung_threads.c --- */
 
 /* False: no name is left, or there are enough threads. */
 bool pool_invite(struct pool *pool, struct job *job);
 void pool_go_on(struct pool *pool, struct job *job);
 void pool_give_up(struct pool *pool, struct hand *hand);
 
-/* --- watch.c: both under the lock --- */
+/* --- hung_threads.c: both under the lock --- */
 
 void watch_begin(struct pool *pool);
 /* Skips names in which threads hang that earlier scans left behind. */

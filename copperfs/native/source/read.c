@@ -30,7 +30,7 @@ enum {
 /* A second change in one tick of the source's clock leaves no trace in the version. Ticks are 4 ms
  * and rarely 10. */
 static const int64_t tick_ns = 20000000;
-/* The source's clock may be this far behind ours (lab/sim/settling.py). */
+/* The source's clock may be this far behind ours (lab/sim/version_settling.py). */
 static const int64_t behind_ns = 2000000000;
 
 static int64_t nanoseconds(const struct timespec *time)

@@ -5,7 +5,7 @@
  * unclaimed name. The last thread packs the same bytes, or the same error, as one thread alone
  * would give.
  *
- * A name whose stat fails, or hangs and is left behind (watch.c), becomes a row with nothing but
+ * A name whose stat fails, or hangs and is left behind (hung_threads.c), becomes a row with nothing but
  * number and type. Only an error of the directory itself ends the scan, which checks it at the
  * first name that fails.
  */

@@ -12,7 +12,7 @@
 #include "../blob.h"
 #include "../listing.h"
 #include "../reader.h"
-#include "filesystems.h"
+#include "mount_tags.h"
 
 struct buffer {
 	char *bytes;

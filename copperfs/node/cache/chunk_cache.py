@@ -21,7 +21,7 @@ from copperfs.model.types import BlobId, ChunkKey
 from copperfs.node.actions import Action, Evict
 from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.lru import LruBudget
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES, Limits, NodeStats
+from copperfs.node.limits_and_counters import OBJECT_OVERHEAD_BYTES, Limits, NodeStats
 
 # One reader has up to 24 MiB of read-ahead (``sequential.py``).
 SHELF_BYTES_MIN = 32 << 20

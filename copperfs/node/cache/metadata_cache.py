@@ -29,9 +29,7 @@ from copperfs.node.actions import (
 )
 from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.lru import LruBudget
-from copperfs.node.requests.file_class import FileClass, FileClassifier
-from copperfs.node.requests.path_policy import Policy
-from copperfs.node.state import (
+from copperfs.node.limits_and_counters import (
     ENTRY_BYTES,
     LISTING_OVERHEAD_BYTES,
     OBJECT_OVERHEAD_BYTES,
@@ -40,6 +38,8 @@ from copperfs.node.state import (
     Limits,
     NodeStats,
 )
+from copperfs.node.requests.file_class import FileClass, FileClassifier
+from copperfs.node.requests.path_policy import Policy
 
 UNLISTABLE_MAX = 4096
 # A process that stays in a replaced directory reports that with each request. The node forgets the

@@ -36,7 +36,7 @@ from copperfs.node.actions import Action, StoreChunk
 from copperfs.node.cache.chunk_cache import ChunkCache
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.phases import Phase
-from copperfs.node.state import Limits, NodeStats
+from copperfs.node.limits_and_counters import Limits, NodeStats
 
 DEBTS_MAX = 1 << 16
 """64 GiB in chunks of 1 MiB; some 20 MB of memory. Older debts are forgotten, and counted."""

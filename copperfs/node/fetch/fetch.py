@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from copperfs.model.types import BlobId, FetchId, NodeId
-from copperfs.node.cache.failed_names import WITNESSES_ENOUGH
+from copperfs.node.cache.error_cache import WITNESSES_ENOUGH
 from copperfs.node.events import NodeRequest
 from copperfs.node.fetch.phases import Phase, Trigger, after
+from copperfs.node.limits_and_counters import FetchKind, Subject
 from copperfs.node.peer.flow_control import OutgoingStream
 from copperfs.node.peer.messages import ChunkAskMode
 from copperfs.node.routing.route import SOURCE_ROUTE, Route
-from copperfs.node.state import FetchKind, Subject
 
 
 @dataclass(slots=True)

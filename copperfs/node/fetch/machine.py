@@ -48,10 +48,10 @@ from copperfs.node.actions import (
 from copperfs.node.events import ReadRequest
 from copperfs.node.fetch.fetch import AskPlan, Attempt, Fetch
 from copperfs.node.fetch.phases import Phase, Trigger
+from copperfs.node.limits_and_counters import FetchKind, Limits, NodeStats
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import SKIPPED_MAX, Cancel, ChunkAskMode, ContentKind, Request
 from copperfs.node.routing.route import SOURCE_ROUTE, Role, Route, Routing
-from copperfs.node.state import FetchKind, Limits, NodeStats
 
 # A fetch falls back after this many corrupt parts.
 SPOILED_MAX = 3

@@ -29,10 +29,16 @@ from copperfs.node.cache.write_back import WriteBack
 from copperfs.node.events import ChunkRequest, NodeRequest, ReadRequest, Requester
 from copperfs.node.fetch.fetch import AskPlan, Fetch, Timers
 from copperfs.node.fetch.machine import FetchMachine
+from copperfs.node.limits_and_counters import (
+    OBJECT_OVERHEAD_BYTES,
+    FetchKind,
+    Limits,
+    NodeStats,
+    Subject,
+)
 from copperfs.node.peer.flow_control import OUTSTANDING_MAX, FlowControl
 from copperfs.node.peer.messages import ChunkAskMode
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES, FetchKind, Limits, NodeStats, Subject
 
 OfBytes = ReadRequest | ChunkRequest
 

@@ -23,6 +23,7 @@ from random import Random
 
 from copperfs.model.types import NodeId
 from copperfs.node.actions import Action, Connect, Disconnect, LogEvent
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.membership.failure_detector import (
     PeerObservations,
     PeerState,
@@ -32,7 +33,6 @@ from copperfs.node.membership.failure_detector import (
 from copperfs.node.membership.member_table import MemberTable
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import NodeStats
 
 # After this many candidates the node reads the source instead.
 CANDIDATES_MAX = 4

@@ -40,6 +40,7 @@ from random import Random
 
 from copperfs.model.types import NodeId
 from copperfs.node.actions import Action, LogEvent, Probe, Send
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.membership.connection_plan import CONNECTS_WITHIN_S, ConnectionPlan, Peer
 from copperfs.node.membership.failure_detector import (
     PeerObservations,
@@ -55,7 +56,6 @@ from copperfs.node.membership.own_lateness import OwnLateness
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import RECORDS_MAX, Heartbeat, MembershipUpdate, MemberStatus
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import NodeStats
 
 # Updates within this time go out in one message.
 ANNOUNCE_DELAY_S = 0.02

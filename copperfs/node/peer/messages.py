@@ -75,7 +75,7 @@ class Hello:
     """Of the settings that all nodes must share."""
     epoch: int
     is_answer: bool = False
-    """A reply; it gets none itself (``session.py``)."""
+    """A reply; it gets none itself (``hello_exchange.py``)."""
     places: bytes = b""
     """JSON of the places that are shared, local and datasets there."""
     ignores_inodes: bool = False
@@ -128,7 +128,7 @@ class ErrorReply:
     epoch: int
     error: int
     witnesses: int = 0
-    """See ``failed_names.py``."""
+    """See ``error_cache.py``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from copperfs.model.listing import Listing
 from copperfs.model.types import BlobId, ChunkKey, NodeId, PeerRequest, Version
 from copperfs.node.actions import Action, ListingKey, ObjectKey, ReleaseBlob, Send
-from copperfs.node.cache.failed_names import WITNESSED, WITNESSES_ENOUGH
+from copperfs.node.cache.error_cache import WITNESSED, WITNESSES_ENOUGH
 from copperfs.node.cache.metadata_cache import Cache, believed
 from copperfs.node.events import (
     BatchTaken,
@@ -45,10 +45,11 @@ from copperfs.node.events import (
 )
 from copperfs.node.fetch.fetch import Fetch, Received
 from copperfs.node.fetch.table import FetchTable
+from copperfs.node.limits_and_counters import FetchKind, NodeStats
 from copperfs.node.membership.swim import Membership
 from copperfs.node.peer.collectives import Collectives
 from copperfs.node.peer.flow_control import FlowControl, PushForward, part_size, parts_in
-from copperfs.node.peer.inode_numbers import InodeNumbers
+from copperfs.node.peer.inode_agreement import InodeNumbers
 from copperfs.node.peer.messages import (
     EPOCH_LEAP_MAX,
     LISTING_MAX_BYTES,
@@ -73,7 +74,6 @@ from copperfs.node.requests.handler import TRUE_OF_THE_FILE, RequestHandler
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import FetchKind, NodeStats
 
 # Pushes that this node makes or takes by itself: none of them is a sign of life from a peer.
 Alone = PushBatch | Pushed | PushedListing

@@ -22,11 +22,11 @@ from copperfs.node.events import (
     Pushed,
     PushedListing,
 )
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.peer.flow_control import parts_in
 from copperfs.node.peer.messages import ContentKind, DataReply, Item, Offer
 from copperfs.node.peer.protocol import PeerProtocol
 from copperfs.node.prefetch.access_history import ITEM_BYTES_MAX
-from copperfs.node.state import NodeStats
 
 
 class Slice(NamedTuple):

@@ -7,15 +7,15 @@ Python packages
 * after a directory its ``__pycache__`` is listed
 * in a ``__pycache__`` one request for a file is enough to read the others
 * after a compiled ``__init__`` the package's directories and libraries that it *mentions*
-  (``mentions.c``) are listed and read
+  (``bytecode_names.c``) are listed and read
 
 Rules for all of it (docs/decisions/0041 and 0042 have the reasons):
 
 * The *set* of requested files decides what is read, not their order: a job of many nodes reads what
   one node alone would. So each file counts once, whichever node requested it and whether or not it
   was held already. A file that one rule may have prefetched counts for no other rule.
-* Where the front reads on its allowance, it prefetches as well. ``native/front/ahead.c`` has these
-  rules again, with the same numbers, and this node is only told what was read.
+* Where the front reads on its allowance, it prefetches as well. ``native/front/import_prefetch.c``
+  has these rules again, with the same numbers, and this node is only told what was read.
 * A prefetch evicts nothing, and until it is requested it is the first to be evicted.
 * A directory's names are scanned a fixed number of times, however many of its files are requested.
 * A prefetch is a fetch with a request of its own (``NOBODY``), which other requests may join. If it
@@ -33,10 +33,10 @@ from copperfs.node.cache.metadata_cache import Cache
 from copperfs.node.events import ListRequest, NodeRequest, ReadRequest
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.table import FetchTable
+from copperfs.node.limits_and_counters import OBJECT_OVERHEAD_BYTES, FetchKind, Limits, NodeStats
 from copperfs.node.requests.file_class import FileClass, FileClassifier
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import OBJECT_OVERHEAD_BYTES, FetchKind, Limits, NodeStats
 
 FILES_MAX = 512
 FILE_BYTES_MAX = 128 << 10

@@ -13,6 +13,7 @@ from copperfs.model.listing import Listing
 from copperfs.model.types import BlobId, NodeId
 from copperfs.node.actions import Action, CacheKey, ListingKey, ObjectKey
 from copperfs.node.cache.metadata_cache import Cache, Held
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import ContentKind, Item, Offer
 from copperfs.node.prefetch.access_history import (
@@ -21,7 +22,6 @@ from copperfs.node.prefetch.access_history import (
     OFFER_PATH_BYTES_MAX,
     AccessHistory,
 )
-from copperfs.node.state import NodeStats
 
 DELAY_S = 0.01
 # Messages to one child at a time, so that the others get their turn.

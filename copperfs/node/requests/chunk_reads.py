@@ -26,7 +26,7 @@ from copperfs.model.types import BlobId, ChunkKey, NodeId, PeerRequest
 from copperfs.node.actions import Action, Publish, Send
 from copperfs.node.cache.blob_refs import BlobRefs
 from copperfs.node.cache.chunk_cache import ChunkCache, cost_of
-from copperfs.node.cache.failed_names import FailedNames
+from copperfs.node.cache.error_cache import FailedNames
 from copperfs.node.cache.write_back import WriteBack
 from copperfs.node.events import (
     ChunkRequest,
@@ -38,6 +38,7 @@ from copperfs.node.events import (
 )
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.table import FetchTable
+from copperfs.node.limits_and_counters import FetchKind, Limits, NodeStats, Subject
 from copperfs.node.peer.flow_control import FlowControl
 from copperfs.node.peer.messages import ChunkAskMode, Delayed, Redirect, Request
 from copperfs.node.prefetch.python_imports import NOBODY, is_nobodys
@@ -47,7 +48,6 @@ from copperfs.node.requests.replies import ReplyBuilder
 from copperfs.node.routing.hot_files import HotFileDetector
 from copperfs.node.routing.redirects import RedirectTree
 from copperfs.node.routing.route import Routing
-from copperfs.node.state import FetchKind, Limits, NodeStats, Subject
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from copperfs.model.types import Path
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.requests.path_policy import Place, Policy
-from copperfs.node.state import Limits
 
 
 class FileClass(Enum):

@@ -29,7 +29,7 @@ from copperfs.node.actions import (
     ReleaseHandle,
 )
 from copperfs.node.cache.blob_refs import BlobRefs
-from copperfs.node.cache.failed_names import WITNESSED, WITNESSES_ENOUGH, FailedNames
+from copperfs.node.cache.error_cache import WITNESSED, WITNESSES_ENOUGH, FailedNames
 from copperfs.node.cache.metadata_cache import Cache, CameBy, until
 from copperfs.node.events import (
     ChunkRequest,
@@ -49,6 +49,7 @@ from copperfs.node.events import (
 )
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.table import FetchTable
+from copperfs.node.limits_and_counters import FetchKind, NodeStats, Subject
 from copperfs.node.peer.flow_control import parts_in
 from copperfs.node.peer.messages import PATH_BYTES_MAX
 from copperfs.node.prefetch.python_imports import ImportPrefetcher, is_nobodys
@@ -57,7 +58,6 @@ from copperfs.node.requests.chunk_reads import Chunks
 from copperfs.node.requests.file_class import FileClass, FileClassifier
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.requests.replies import ReplyBuilder
-from copperfs.node.state import FetchKind, NodeStats, Subject
 
 # True of the file itself, on any node. Any other error may be a failure of the node that reported
 # it, so another node tries.

@@ -24,15 +24,15 @@ from copperfs.node.actions import (
     ObjectKey,
     Send,
 )
-from copperfs.node.cache.failed_names import Sick
+from copperfs.node.cache.error_cache import Sick
 from copperfs.node.cache.metadata_cache import Held
 from copperfs.node.events import ChunkRequest, LookupRequest, NodeRequest, ReadRequest
 from copperfs.node.fetch.fetch import Fetch
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.peer.flow_control import FlowControl, OutgoingStream, parts_in
 from copperfs.node.peer.messages import LISTING_MAX_BYTES, EntryReply, ErrorReply
 from copperfs.node.requests.file_class import FileClassifier
 from copperfs.node.requests.path_policy import Place, Policy
-from copperfs.node.state import NodeStats
 
 
 @dataclass(slots=True)

@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass, field
 
 from copperfs.model.types import ChunkKey, NodeId
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.requests.chunk_layout import ChunkLayout
-from copperfs.node.routing.placement import Placement, chunk_key
-from copperfs.node.state import NodeStats
+from copperfs.node.routing.placement_order import Placement, chunk_key
 
 TIMEOUTS_MAX = 3
 WITHOUT_S = 60.0

@@ -23,7 +23,7 @@ from itertools import chain
 from xxhash import xxh3_64_intdigest
 
 from copperfs.model.types import NodeId
-from copperfs.node.routing.placement import NOBODY
+from copperfs.node.routing.placement_order import NOBODY
 
 VNODES = 100
 

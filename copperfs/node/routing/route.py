@@ -24,6 +24,7 @@ from functools import partial
 
 from copperfs.model.types import ChunkKey, NodeId, Path, split
 from copperfs.node.actions import Action
+from copperfs.node.limits_and_counters import FetchKind, Subject
 from copperfs.node.membership.connection_plan import CANDIDATES_MAX
 from copperfs.node.membership.swim import Membership
 from copperfs.node.peer.flow_control import FlowControl
@@ -31,7 +32,6 @@ from copperfs.node.peer.messages import PATH_BYTES_MAX
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.routing.chunk_owners import Owners
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import FetchKind, Subject
 
 
 class Role(Enum):

@@ -18,13 +18,13 @@ def _compute() -> None:
 
 
 def _lose_from_source() -> None:
-    from copperfs.node import state
+    from copperfs.node import limits_and_counters
 
     @dataclass(frozen=True, slots=True)
-    class Limits(state.Limits):
+    class Limits(limits_and_counters.Limits):
         lost_from_source: bool = True
 
-    state.Limits = Limits  # type: ignore[misc]
+    limits_and_counters.Limits = Limits  # type: ignore[misc]
 
 
 def _uncached() -> None:

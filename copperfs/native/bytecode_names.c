@@ -7,7 +7,7 @@
  * have thousands of directories. A string is compared once, and a binary search finds a name, so
  * the bytes of the file bound the steps.
  */
-#include "mentions.h"
+#include "bytecode_names.h"
 
 #include <stdint.h>
 #include <stdlib.h>

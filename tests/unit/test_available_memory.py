@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.cli.memory_limit import Memory, cgroup_limits, memory_for_us, physical_memory
+from copperfs.cli.available_memory import Memory, cgroup_limits, memory_for_us, physical_memory
 
 MIB = 1 << 20
 V1 = "35 31 0:32 {root} {top} rw,relatime shared:7 - cgroup cgroup rw,memory\n"

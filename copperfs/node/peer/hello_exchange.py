@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 
 from copperfs.model.types import NodeId
 from copperfs.node.actions import Action, Disagree, Send
-from copperfs.node.peer.inode_numbers import InodeNumbers
+from copperfs.node.limits_and_counters import NodeStats
+from copperfs.node.peer.inode_agreement import InodeNumbers
 from copperfs.node.peer.messages import Hello
-from copperfs.node.state import NodeStats
 
 KINDS = ("shared", "local", "ring")
 _NAMED_MAX = 3

@@ -1,5 +1,5 @@
 /*
- * Bytecode scan: mentions.c.
+ * Bytecode scan: bytecode_names.c.
  */
 #ifndef COPPERFS_MENTIONS_H
 #define COPPERFS_MENTIONS_H

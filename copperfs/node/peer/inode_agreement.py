@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 
 from copperfs.model.types import NodeId, Version
 from copperfs.node.actions import Action, CompareInodes, IgnoreInodes, SampleInodes
+from copperfs.node.limits_and_counters import NodeStats
 from copperfs.node.peer.messages import EPOCH_LEAP_MAX, SAMPLE_MAX, Hello, Seen
-from copperfs.node.state import NodeStats
 
 # There is one sample, unless the first nodes have ended.
 COMPARED_MAX = 8 * SAMPLE_MAX

@@ -14,7 +14,7 @@ So few nodes of a job try, each once in that time (docs/decisions/0082).
 
 from dataclasses import dataclass, field
 
-from copperfs.node.state import FetchKind, Subject
+from copperfs.node.limits_and_counters import FetchKind, Subject
 
 BELIEVED_S = 2.0
 WITNESSES_ENOUGH = 3

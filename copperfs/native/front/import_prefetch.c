@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "../mentions.h"
+#include "../bytecode_names.h"
 
 enum {
 	AHEAD_FILES_MAX = 512,
@@ -210,7 +210,7 @@ static struct inode *package_of(const struct front *f, const struct inode *file)
 	return package;
 }
 
-/* The names to look for, for mentions.c, and the blob to search; NULL: none. */
+/* The names to look for, for bytecode_names.c, and the blob to search; NULL: none. */
 static char *looked_for(struct front *f, const struct inode *file, struct blob **blob)
 {
 	struct inode *package = package_of(f, file);

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from copperfs.model.types import BlobId, NodeId, PayloadId
 from copperfs.node.cache.metadata_cache import Cache
 from copperfs.node.events import BatchTaken, FromPeer, PayloadConsumed, Pushed, PushedListing
+from copperfs.node.limits_and_counters import Limits
 from copperfs.node.peer.messages import LISTING_MAX_BYTES, Batch, ContentKind, Item
 from copperfs.node.peer.reassembly import Payloads, Slice
 from copperfs.node.requests.file_class import FileClassifier
 from copperfs.node.requests.path_policy import Place, Policy
 from copperfs.node.routing.trees import Trees
-from copperfs.node.state import Limits
 
 # Pushes whose batches came before their collective.
 UNCALLED_MAX = 64

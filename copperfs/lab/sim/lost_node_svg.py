@@ -1,8 +1,8 @@
-"""The outcomes of ``figure_ring`` as a picture."""
+"""The outcomes of ``lost_node_files`` as a picture."""
 
 from collections.abc import Iterator, Sequence
 
-from copperfs.lab.sim.figure_ring import Outcome, RingExperiment
+from copperfs.lab.sim.lost_node_files import Outcome, RingExperiment
 from copperfs.lab.sim.svg_charts import (
     BLUE,
     BOTTOM,

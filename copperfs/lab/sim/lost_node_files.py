@@ -15,7 +15,7 @@ from statistics import fmean, pstdev
 from copperfs.lab.sim.rendezvous_hashing import RendezvousHashing
 from copperfs.model.types import NodeId
 from copperfs.node.routing.hash_ring import Ring
-from copperfs.node.routing.placement import Placement
+from copperfs.node.routing.placement_order import Placement
 
 
 @dataclass(frozen=True, slots=True)

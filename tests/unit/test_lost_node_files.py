@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from copperfs.cli import main as cli
-from copperfs.lab.sim.figure_ring import RingExperiment, expected_receivers, run
-from copperfs.lab.sim.figure_ring_svg import picture
+from copperfs.lab.sim.lost_node_files import RingExperiment, expected_receivers, run
+from copperfs.lab.sim.lost_node_svg import picture
 
 SMALL = RingExperiment(
     nodes=64, files=8192, trials=90, rings=3, vnodes=(5, 50, 500), rendezvous=True

@@ -13,7 +13,7 @@
  * own after a remount, its number tells it apart, on this node.
  */
 #define _GNU_SOURCE
-#include "filesystems.h"
+#include "mount_tags.h"
 
 #include "../reader.h"
 
