@@ -18,7 +18,7 @@ Path = NewType("Path", bytes)
 RequestId = NewType("RequestId", int)
 """Its answer carries the same number."""
 FetchId = NewType("FetchId", int)
-"""One attempt to obtain a subject elsewhere; several requests may wait on it."""
+"""The work of obtaining one subject from peers or the source; several requests may wait on it."""
 BlobId = NewType("BlobId", int)
 """Bytes outside the node; the driver knows which."""
 PayloadId = NewType("PayloadId", int)

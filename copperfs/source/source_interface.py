@@ -38,7 +38,7 @@ class PoolStats:
 
 
 class Fetcher(Protocol):
-    """Made on trio's thread."""
+    """Reads the source in threads, for the driver's port ``Source``. Made on trio's thread."""
 
     def __init__(
         self,

@@ -12,8 +12,8 @@
  * by then.
  *
  * If the content is gone by then, the request is forwarded once more. publish.c then answers it
- * during the publication; a read has FRONT_WITH_BYTES in its handle, and its handler answers with
- * the bytes.
+ * during the publication; a read has FRONT_WITH_BYTES in its fh, and its handler answers with the
+ * bytes.
  *
  * Every pending is answered exactly once, by the code that takes it out of the table. No thread of
  * the front takes the GIL, blocks in a send, or waits for the source, except the bypass workers.

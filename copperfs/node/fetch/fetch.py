@@ -119,7 +119,7 @@ class Fetch:
     timers: Timers
     reserved_bytes: int = 0
     room: int = 0
-    """See ``FetchTable``."""
+    """The index of its room, a share of the memory (``FetchTable``)."""
     tree: int = 0
     phase: Phase = Phase.NEW
     plan: AskPlan = AskPlan()

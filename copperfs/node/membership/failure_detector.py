@@ -36,7 +36,8 @@ class Timeouts:
     heartbeat_s: float = 0.5
     """A parent that sent nothing for this long is pinged."""
     dead_s: float = 3.0
-    """A peer that sent nothing for this long is gone: twice the measured 1.4 s."""
+    """A peer that sent nothing for this long is gone: twice the measured 1.4 s. It is pinged after
+    ``heartbeat_s``, so the rest counts from the ping."""
     reach_s: float = 120.0
     """A peer that was never reached is gone after this time; nodes start in any order."""
     try_gone_s: float = 5.0
@@ -71,7 +72,7 @@ class PeerState(Enum):
 @dataclass(slots=True)
 class PeerObservations:
     since: float
-    """When the peer was first wanted, or connected, or lost."""
+    """When the peer was first wanted, or connected, lost, or found silent."""
     up: bool = False
     was_up: bool = False
     refused: bool = False

@@ -1,4 +1,5 @@
-"""Session: which peers this node talks to. It holds the only set of connected peers.
+"""Session: which peers this node talks to. It alone decides which peers are connected; flow control
+and membership hear of it by ``PeerUp`` and ``PeerDown``.
 
 Both ends of a connection begin with a hello (``Hello``), and no other message counts before it.
 So a node knows the other's epoch, and that it was started with the same settings, before any other

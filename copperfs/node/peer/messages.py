@@ -1,7 +1,8 @@
 """Messages: what nodes send to each other. docs/protocol.md says when, and what follows.
 
 Bytes travel beside a message, as its *payload*, with their digest. The sender's driver finds them
-by the content of the ``Send``; the receiver's driver checks them before the node sees the message.
+by the content of the ``Send``; the receiver's transport checks them before the node sees the
+message.
 
 ``number`` is chosen by the requester and comes back in every part of the reply. ``epoch`` lets a
 node drop replies from before the last clear.
