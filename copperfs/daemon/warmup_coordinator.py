@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import trio
@@ -27,6 +28,7 @@ from copperfs.daemon.warmup_fill_all import RingWarmup
 from copperfs.daemon.warmup_progress import Members, PushState, RingState
 from copperfs.daemon.warmup_push import PushWarmup
 from copperfs.daemon.warmup_walk import (
+    LISTS_AT_ONCE,
     DatasetWalk,
     Directories,
     Wanted,
@@ -160,10 +162,11 @@ class WarmupCoordinator:
     async def _run(self, request: dict[str, Any]) -> None:
         state = self._state
         try:
-            await self._check_there(map(_path, request["paths"]))
+            check = partial(self._check_there, [*map(_path, request["paths"])])
             if isinstance(state, RingState):
-                await self.ring.run(state, request)
+                await self.ring.run(state, request, check)
             else:
+                await check()
                 await self._warm_up(state, request)
             state.phase = "done"
         except ControlError as error:
@@ -196,16 +199,23 @@ class WarmupCoordinator:
 
     async def _check_there(self, paths: Iterable[Path]) -> None:
         """A path that was named has to exist; files of a manifest may be gone."""
-        missing = []
-        for directory, names in by_directory(filter(None, paths)).items():
+        missing: list[str] = []
+        limit = trio.CapacityLimiter(LISTS_AT_ONCE)
+
+        async def check(directory: Path, names: Iterable[bytes]) -> None:
             listing = None
-            with suppress(SourceError):
-                listing = await list_directory(self.engine, directory)
-            for name in names or ():
+            async with limit:
+                with suppress(SourceError):
+                    listing = await list_directory(self.engine, directory)
+            for name in names:
                 entry = None if listing is None else listing.find(name)
                 attributes = None if entry is None else entry.attributes
                 if attributes is None or not (attributes.is_file() or attributes.is_directory()):
                     missing.append(join(directory, name).decode("utf-8", "backslashreplace"))
+
+        async with trio.open_nursery() as nursery:
+            for directory, names in by_directory(filter(None, paths)).items():
+                nursery.start_soon(check, directory, names or ())
         if missing:
             shown = ", ".join(sorted(missing)[:3])
             raise ControlError(f"not a file or directory there: {shown}; nothing was warmed up")

@@ -7,6 +7,7 @@ node is awaited for ``SETTLES_WITHIN_S``.
 """
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -48,11 +49,14 @@ class RingWarmup:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def run(self, state: RingState, request: Result) -> None:
+    async def run(
+        self, state: RingState, request: Result, check: Callable[[], Awaitable[None]]
+    ) -> None:
         self._scope = trio.CancelScope()
         self.asked()
         try:
             with self._scope:
+                await check()
                 await self._warm_up(state, request)
         finally:
             scope, self._scope = self._scope, None

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from copperfs.cli.warmup import _begin
 from copperfs.daemon.warmup_fill import FILLS_AT_ONCE
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from tests.bench.bench_owners_die import owners_of
@@ -61,9 +62,9 @@ def fill(cluster: Cluster, *arguments: str, node: int = 0, code: int = 0) -> dic
     return outcome
 
 
-def begun(cluster: Cluster, **how: Any) -> subprocess.Popen[str]:
+def begun(cluster: Cluster, path: str = ".", **how: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COPPERFS, "warmup", "--ring", "--json", cluster.mnt(0), "."],
+        [*COPPERFS, "warmup", "--ring", "--json", cluster.mnt(0), path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -233,6 +234,22 @@ def test_whoever_interrupts_it_stops_all_nodes(
     assert 0 < sum(counted.counts().read_bytes.values()) <= most * CHUNK < dataset.total_bytes
     assert fill(cluster)["done_bytes"] == dataset.total_bytes, "and it can be begun again"
     check_read(counted, once(dataset), watch.doubts())
+
+
+def test_whoever_interrupts_it_while_a_path_is_checked_stops_it(
+    started: Starter, dataset: Dataset, counted: StandIn
+) -> None:
+    cluster = with_tier(started, counted)
+    rule = counted.hang("**", ops=["opendir"])
+    # The command itself would first look the path up, and hang.
+    request = {"paths": [dataset.files[0].name], "ring": True, "check": False}
+    number = _begin(str(cluster.mnt(0)), request)["number"]
+    counted.wait_for_hanging(1)
+    _begin(str(cluster.mnt(0)), {"paths": [], "stop": number})
+    eventually(lambda: state(cluster)["phase"] == "failed", "it has ended")
+    assert "stopped" in state(cluster)["error"]
+    counted.release(rule)
+    assert counted.counts().read_bytes == {}
 
 
 def test_what_does_not_fit_is_said_beforehand_and_what_fits_is_kept(
