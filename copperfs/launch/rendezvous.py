@@ -256,9 +256,10 @@ class _Party:
             return
         # On a busy filesystem that process writes its own card much later. A failure that did not
         # name the card would leave it waiting.
-        deadline = time.monotonic() + self._leave_within_s()
+        deadline, pause = time.monotonic() + self._leave_within_s(), POLL_MIN_S
         while all(each.name != self.card.name for each in cards) and time.monotonic() < deadline:
-            time.sleep(POLL_MIN_S)
+            time.sleep(pause)
+            pause = min(pause * 1.5, self.pause_max_s)
             cards = self._cards()
         raise self._fail(
             cards,
