@@ -32,8 +32,6 @@ the node is started again, for paths below a bare mount point."""
 # A node believes an error for two seconds, and so may a node that asks it at their end.
 BELIEVED_S = 4.5
 COLD, NONE, SEVERAL = "cold", "none", "several"
-SILENT_FILES_MAX = 3
-"""The files that a silent moment of a live node may cost."""
 
 
 @dataclass(slots=True)
@@ -221,22 +219,6 @@ def beyond_faults(outcome: Outcome) -> dict[str, int]:
         for path, count in sorted(outcome.opened.items())
         if count > allowed and path not in free and LARGE not in path
     }
-
-
-def unexplained(outcome: Outcome) -> dict[str, int]:
-    """The files that ``beyond_faults`` finds, unless they are few and were read once more by a node
-    that counted reads in another's place: on a busy machine a live node is silent for a moment, and
-    what it is reading then is read again."""
-    found = beyond_faults(outcome)
-    read_in_place = sum(
-        each["node"]["fallbacks"] + each["node"]["took_over"] for each in outcome.nodes
-    )
-    least = min(found.values(), default=0)
-    once_more = all(count == least for count in found.values())
-    faults = len(outcome.applied) + 2 * sum(e.kind == "clear" for e in outcome.schedule.troubles)
-    if once_more and least == faults + 2 and len(found) <= min(SILENT_FILES_MAX, read_in_place):
-        return {}
-    return found
 
 
 def _by_node(applied: Iterable[Applied]) -> dict[int, list[Applied]]:
