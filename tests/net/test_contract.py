@@ -9,7 +9,17 @@ import trio.testing
 from copperfs.node.peer.messages import PART_BYTES, Credit, DataReply
 from copperfs.transport.interface import Connected, Lost, Payload, ReceivedMessage
 from copperfs.wire.payload import payload_of
-from tests.net.world import MakeWorld, Node, World, ask, memory_world, part, trio_test, zero_world
+from tests.net.world import (
+    MakeWorld,
+    Node,
+    World,
+    ask,
+    meet,
+    memory_world,
+    part,
+    trio_test,
+    zero_world,
+)
 
 WORLDS: dict[str, MakeWorld] = {
     "zeromq": zero_world,
@@ -25,9 +35,7 @@ def make_world(request: pytest.FixtureRequest) -> MakeWorld:
 
 async def two(world: World) -> tuple[Node, Node]:
     parent, child = await world.start(0), await world.start(1)
-    child.transport.connect(parent.id)
-    await parent.hears(Connected(child.id))
-    await child.hears(Connected(parent.id))
+    await meet(child, parent)
     return parent, child
 
 
@@ -174,9 +182,7 @@ async def test_two_nodes_that_connect_to_each_other_keep_order_and_know_of_loss_
     async with make_world(2) as world:
         one, other = await world.start(0), await world.start(1)
         one.transport.connect(other.id)
-        other.transport.connect(one.id)
-        await one.hears(Connected(other.id))
-        await other.hears(Connected(one.id))
+        await meet(other, one)
         for number in range(1000):
             assert one.send(other, ask(number))
             assert other.send(one, ask(number))

@@ -14,7 +14,7 @@ from copperfs.transport.descriptor_limits import room_for
 from copperfs.transport.interface import Connected, ReceivedMessage
 from tests.descriptors import no_descriptor_left
 from tests.net.raw import Tcp
-from tests.net.world import LIMITS, Node, ask, trio_test, zero_world
+from tests.net.world import LIMITS, Node, ask, meet, trio_test, zero_world
 
 PATIENT = replace(LIMITS, handshake_s=600.0)
 FULL = "too many connections that do not greet"
@@ -32,16 +32,14 @@ async def test_of_those_that_do_not_greet_the_oldest_go_first() -> None:
     most = room_for(3, few.descriptors).ungreeted
     async with zero_world(3, limits=few) as world:
         node, honest = await world.start(0), await world.start(1)
-        honest.transport.connect(node.id)
-        await node.hears(Connected(honest.id))
+        await meet(honest, node)
         silent = [Tcp(world.roster.member(node.id)) for _ in range(5 * most)]
         for each in silent[:-most]:
             await each.ended()
         await is_served(node, honest, 1)
         assert node.said_of(honest) == [Connected(honest.id)]
         late = await world.start(2)
-        late.transport.connect(node.id)
-        await node.hears(Connected(late.id))
+        await meet(late, node)
         await silent[-most].ended()
         assert not has_ended(silent[-1])
         assert node.transport.statistics().crowded == 4 * most + 1
@@ -62,8 +60,7 @@ async def test_who_comes_while_no_descriptor_is_left_is_turned_away_and_let_in_l
     """Otherwise ZeroMQ would retry accept without a pause."""
     async with zero_world(3, limits=PATIENT) as world:
         node, honest, late = await world.start(0), await world.start(1), world.transport(2)
-        honest.transport.connect(node.id)
-        await node.hears(Connected(honest.id))
+        await meet(honest, node)
         waiting = [socket.socket() for _ in range(20)]
         with no_descriptor_left():
             for each in waiting:
@@ -76,8 +73,7 @@ async def test_who_comes_while_no_descriptor_is_left_is_turned_away_and_let_in_l
         assert node.said_of(honest) == [Connected(honest.id)]
         late.close()
         comer = await world.start(2)
-        comer.transport.connect(node.id)
-        await node.hears(Connected(comer.id))
+        await meet(comer, node)
         for each in waiting:
             each.close()
 

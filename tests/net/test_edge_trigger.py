@@ -17,7 +17,7 @@ from copperfs.node.peer.messages import Credit
 from copperfs.transport.interface import Connected, ReceivedMessage
 from copperfs.transport.socket_pump import Pump
 from copperfs.transport.zeromq import ZeroTransport
-from tests.net.world import Node, trio_test, zero_world
+from tests.net.world import Node, meet, trio_test, zero_world
 
 MESSAGES = 3000
 
@@ -33,9 +33,7 @@ async def test_a_flood_both_ways_with_random_cancellation_loses_and_doubles_noth
     async with zero_world(3) as world:
         parent, *children = [await world.start(i) for i in range(3)]
         for child in children:
-            child.transport.connect(parent.id)
-            await parent.hears(Connected(child.id))
-            await child.hears(Connected(parent.id))
+            await meet(child, parent)
         async with trio.open_nursery() as nursery:
             for child in children:
                 nursery.start_soon(flood, child, parent, dice)

@@ -18,7 +18,7 @@ from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from copperfs.wire.payload import payload_of
 from tests.net.make_corpus import NULL, READY, frame
 from tests.net.raw import Tcp, polls
-from tests.net.world import LIMITS, Node, ZeroWorld, trio_test, zero_world
+from tests.net.world import LIMITS, Node, ZeroWorld, meet, trio_test, zero_world
 
 HASTY = replace(LIMITS, look_s=0.01)
 HOSTILE = NodeId(2)
@@ -68,8 +68,7 @@ def greeting(world: ZeroWorld, node: Node) -> bytes:
 async def test_who_never_ends_a_message_is_cut_off_and_others_are_not(greeted: bool) -> None:
     async with zero_world(3, limits=HASTY) as world:
         node, honest = await world.start(0), await world.start(1)
-        honest.transport.connect(node.id)
-        await node.hears(Connected(honest.id))
+        await meet(honest, node)
         peer = Tcp(world.roster.member(node.id))
         await shake_hands(peer)
         if greeted:

@@ -1,14 +1,12 @@
 """In-process transport: the faults that the fake can cause, so that other tests may rely on it."""
 
 from copperfs.transport.interface import Connected, Corrupt, Lost, ReceivedMessage
-from tests.net.world import MemoryWorld, Node, ask, memory_world, part, trio_test
+from tests.net.world import MemoryWorld, Node, ask, meet, memory_world, part, trio_test
 
 
 async def two(world: MemoryWorld) -> tuple[Node, Node]:
     parent, child = await world.start(0), await world.start(1)
-    child.transport.connect(parent.id)
-    await parent.hears(Connected(child.id))
-    await child.hears(Connected(parent.id))
+    await meet(child, parent)
     return parent, child
 
 

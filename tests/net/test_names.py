@@ -13,7 +13,7 @@ import trio
 from copperfs.model.types import NodeId
 from copperfs.transport import resolver as names
 from copperfs.transport.interface import Connected, Lost, ReceivedMessage
-from tests.net.world import Node, ZeroWorld, ask, trio_test, zero_world
+from tests.net.world import Node, ZeroWorld, ask, meet, trio_test, zero_world
 
 
 class Resolver:
@@ -68,9 +68,7 @@ async def test_a_resolver_that_hangs_stops_no_connection_that_is_there(resolver:
     async with zero_world(3) as world:
         name_all(world, resolver)
         parent, node = await world.start(0), await world.start(1)
-        node.transport.connect(parent.id)
-        await parent.hears(Connected(node.id))
-        await node.hears(Connected(parent.id))
+        await meet(node, parent)
         resolver.hold("node2")
         node.transport.connect(NodeId(2))
         await node.until(lambda: True)
@@ -90,9 +88,7 @@ async def test_a_connection_is_renewed_at_the_last_address_while_the_resolver_ha
     async with zero_world(2) as world:
         name_all(world, resolver)
         parent, child = await world.start(0), await world.start(1)
-        child.transport.connect(parent.id)
-        await parent.hears(Connected(child.id))
-        await child.hears(Connected(parent.id))
+        await meet(child, parent)
         resolver.hold("node0")
         await parent.stop()
         await child.hears(Lost(parent.id))
@@ -105,9 +101,7 @@ async def test_a_node_that_comes_back_elsewhere_is_found(resolver: Resolver) -> 
     async with zero_world(2) as world:
         name_all(world, resolver)
         parent, child = await world.start(0), await world.start(1)
-        child.transport.connect(parent.id)
-        await parent.hears(Connected(child.id))
-        await child.hears(Connected(parent.id))
+        await meet(child, parent)
         await parent.stop()
         await child.hears(Lost(parent.id))
         await moved(world, resolver, "127.0.0.2", socket.AF_INET, child)
@@ -143,9 +137,7 @@ async def test_of_several_addresses_one_that_answers_is_found(resolver: Resolver
         name_all(world, resolver)
         resolver.addresses["node0"] = ["127.0.0.3", "::1", "127.0.0.1"]
         parent, child = await world.start(0), await world.start(1)
-        child.transport.connect(parent.id)
-        await parent.hears(Connected(child.id))
-        await child.hears(Connected(parent.id))
+        await meet(child, parent)
 
 
 @trio_test

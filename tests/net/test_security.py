@@ -17,7 +17,7 @@ from copperfs.wire.codec import encode
 from copperfs.wire.greeting import Greeting, encode_greeting, job_digest
 from tests.net.make_corpus import STREAMS
 from tests.net.raw import RawPeer, Tcp, polls
-from tests.net.world import Node, ZeroWorld, trio_test, zero_world
+from tests.net.world import Node, ZeroWorld, meet, trio_test, zero_world
 
 
 def greeting(roster: Roster, speaker: int, listener: int = 0, serial: int = 1) -> bytes:
@@ -73,16 +73,14 @@ async def test_a_node_that_connects_in_the_name_of_another_is_refused() -> None:
         async with RawPeer(world.roster.member(NodeId(0)), keys_of(world, 2)) as peer:
             peer.send(greeting(world.roster, 1))
             await refused(node, peer)
-        honest.transport.connect(node.id)
-        await node.hears(Connected(honest.id))
+        await meet(honest, node)
 
 
 @trio_test
 async def test_a_node_cannot_take_over_the_connection_of_another() -> None:
     async with zero_world(3, curve=True) as world:
         node, honest = await world.start(0), await world.start(1)
-        honest.transport.connect(node.id)
-        await node.hears(Connected(honest.id))
+        await meet(honest, node)
         async with RawPeer(
             world.roster.member(NodeId(0)), keys_of(world, 2), routing_id=b"\0\0\0\0\1"
         ) as peer:

@@ -11,7 +11,7 @@ from copperfs.transport.zeromq import ZeroTransport
 from copperfs.wire.greeting import decode_greeting, encode_greeting
 from copperfs.wire.wire_version import VERSION
 from tests.net.raw import polls
-from tests.net.world import LIMITS, Node, ask, trio_test, zero_world
+from tests.net.world import LIMITS, Node, ask, meet, trio_test, zero_world
 
 HASTY = replace(LIMITS, handshake_s=0.5)
 OTHER = VERSION + 1
@@ -34,9 +34,7 @@ def make_other(node: Node) -> None:
 async def test_who_is_connected_to_learns_of_another_version_and_answers(curve: bool) -> None:
     async with zero_world(3, curve=curve, limits=HASTY) as world:
         node, honest = await world.start(0), await world.start(2)
-        honest.transport.connect(node.id)
-        await node.hears(Connected(honest.id))
-        await honest.hears(Connected(node.id))
+        await meet(honest, node)
         other = await world.start(1)
         make_other(other)
         other.transport.connect(node.id)

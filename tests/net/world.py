@@ -112,6 +112,13 @@ class Node:
         return self.transport.send(peer.id, message, payload)
 
 
+async def meet(caller: Node, called: Node) -> None:
+    """Connect them. Each end learns of the connection by itself, so both are waited for."""
+    caller.transport.connect(called.id)
+    await caller.hears(Connected(called.id))
+    await called.hears(Connected(caller.id))
+
+
 class World(Protocol):
     async def start(self, node: int) -> Node: ...
 
