@@ -78,6 +78,17 @@ def test_a_node_that_hangs_is_asked_around(who: int, within_s: float) -> None:
     assert sum(job.source_reads().values()) == 2
 
 
+def test_two_peers_that_hang_are_found_together() -> None:
+    """The node pings the peer that it would ask next as soon as a reply is overdue."""
+    job = eight()
+    membership = job.daemons[LEAF].node.membership
+    assert membership is not None
+    job.frozen |= {NodeId(PARENT), NodeId(1)}
+    begin(job, LEAF, b"lib/a")
+    job.pass_time(HEDGED_S, step_s=0.01)
+    assert membership.suspects() == [1, PARENT]
+
+
 def test_one_that_is_doubted_is_told_of_as_such_until_it_is_found_to_be_gone() -> None:
     job = eight()
     membership = job.daemons[LEAF].node.membership
@@ -114,6 +125,30 @@ def test_only_what_answers_is_a_sign_that_the_other_hears_this_node(
     assert membership.suspects() == [PARENT]
     job.happen(NodeId(LEAF), PeerMessage(NodeId(PARENT), message))
     assert membership.suspects() == ([PARENT] if is_doubted else [])
+
+
+def test_a_node_that_was_only_suspected_has_nothing_to_refute() -> None:
+    job = eight()
+    job.frozen.add(NodeId(PARENT))
+    begin(job, LEAF, b"lib/a")
+    job.pass_time(HEDGED_S + 0.5, step_s=0.25)
+    job.frozen.clear()
+    job.run()
+    assert not any(daemon.node.membership.suspects() for daemon in job.daemons)  # type: ignore[union-attr]
+    assert job.sent["MembershipUpdate"] == 0
+    assert job.daemons[PARENT].node.stats.refutations == 0
+
+
+def test_the_log_says_how_long_a_peer_was_silent() -> None:
+    job = eight()
+    job.frozen.add(NodeId(PARENT))
+    begin(job, LEAF, b"lib/a")
+    job.pass_time(HEDGED_S, step_s=0.01)
+    job.pass_time(1.0)
+    job.frozen.clear()
+    job.run()
+    (told,) = (each for each in job.daemons[LEAF].happened if each.what == "answers again")
+    assert told.seconds == pytest.approx(1.1, abs=0.05)
 
 
 def test_those_that_are_gone_are_tried_however_often_something_happens_to_others() -> None:
@@ -157,6 +192,18 @@ def test_one_that_is_said_to_be_back_and_is_not_is_found_to_be_gone_again() -> N
     job.crash(0)  # no other node could tell
     job.pass_time(20.0, step_s=0.25)
     assert NodeId(1) in membership.members.gone
+
+
+def test_a_node_that_is_said_to_be_back_is_given_time_to_be_connected_to() -> None:
+    """Its port refused connections before it was started again."""
+    job = Job(3, fanout=1)
+    job.crash(1)
+    job.pass_time(10.0, step_s=0.25)
+    back = MembershipUpdate((MemberStatus(NodeId(1), 1, is_gone=False),))
+    job.happen(NodeId(2), PeerMessage(NodeId(0), back))
+    job.tick(0.1)  # no port was probed meanwhile
+    assert gone(job, 2) == set()
+    assert job.daemons[2].node.membership.suspects() == [1]  # type: ignore[union-attr]
 
 
 def test_two_that_have_nothing_to_do_ask_each_other_for_a_sign_of_life_each_heartbeat() -> None:
@@ -247,6 +294,18 @@ def test_who_was_asleep_suspects_nobody() -> None:
     assert not membership.members.gone
     job.pass_time(1.0)
     assert not any(daemon.node.membership.members.gone for daemon in job.daemons)  # type: ignore[union-attr]
+
+
+def test_a_node_that_was_asleep_still_waits_for_the_reply_it_is_owed() -> None:
+    job = eight()
+    job.frozen |= {NodeId(LEAF), NodeId(PARENT)}
+    request = begin(job, LEAF, b"lib/a")
+    job.pass_time(TIMEOUTS.dead_s - 1)
+    job.frozen.remove(NodeId(LEAF))
+    job.tick(0.0)
+    assert job.daemons[LEAF].node.membership.suspects() == []  # type: ignore[union-attr]
+    job.pass_time(HEDGED_S, step_s=0.01)
+    assert has(job, LEAF, request, b"lib/a")
 
 
 # --- death ----------------------------------------------------------------------------------------
@@ -382,6 +441,25 @@ def test_who_leaves_has_told_before_and_nobody_waits() -> None:
     assert [gone(job, number) for number in range(8)] == [{1}] * 8
     assert job.daemons[3].node.membership.parents == [0]  # type: ignore[union-attr]
     assert sum(daemon.node.stats.deaths for daemon in job.daemons) == 0
+
+
+def test_a_node_that_leaves_does_not_wait_for_a_peer_it_is_not_connected_to() -> None:
+    job = eight()
+    job.cut(NodeId(1), NodeId(0))
+    job.happen(NodeId(1), Leave())
+    job.run()
+    assert job.daemons[1].node.is_drained()
+
+
+def test_a_connection_that_ends_because_a_node_leaves_is_no_loss() -> None:
+    job = eight()
+    job.happen(NodeId(1), Leave())
+    job.run()
+    job.cut(NodeId(PARENT), NodeId(1))
+    for number in (1, PARENT):
+        daemon = job.daemons[number]
+        assert daemon.probes == []
+        assert "lost" not in [each.what for each in daemon.happened]
 
 
 def test_a_stranger_that_was_lost_and_still_listens_is_forgotten_as_soon_as_that_is_seen() -> None:
