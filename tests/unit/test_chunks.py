@@ -593,6 +593,15 @@ def test_what_is_known_of_the_readers_of_one_file_outlasts_a_read_of_another() -
     assert known.count_request(crowds.FORGOTTEN_AFTER_S, alone, shared=False)
 
 
+def test_a_file_stays_hot_while_one_request_in_four_is_shared() -> None:
+    known = crowds.HotFileDetector(Policy(source=b"/s", mountpoint=b"/m"), is_large=True)
+    file = Path(b"lib")
+    for _ in range(10):
+        assert known.count_request(0.0, file, shared=True)
+        assert all(known.count_request(0.0, file, shared=False) for _ in range(3))
+    assert not known.count_request(0.0, file, shared=False)
+
+
 def test_who_waits_for_a_parent_that_lives_and_gives_nothing_asks_the_owner() -> None:
     """Also if the reader has to connect to the owner first; that once doubled the wait."""
     job = tiered(13, fanout=3, crowds_above=4)

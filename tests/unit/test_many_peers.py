@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from copperfs.model.types import NodeId
-from copperfs.node.events import Event, PeerDown, PeerMessage, PeerUp, Probed, Start
+from copperfs.node.actions import Send
+from copperfs.node.events import Event, PeerDown, PeerMessage, PeerUp, Probed, Start, Tick
 from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
-from copperfs.node.peer.messages import Heartbeat
+from copperfs.node.membership.swim import ANNOUNCE_DELAY_S, STRANGERS_TOLD_MAX
+from copperfs.node.peer.messages import Heartbeat, MembershipUpdate
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
 
@@ -46,6 +48,23 @@ def node_with(peers: int) -> Node:
 
 
 LAST = NodeId(NODES - 1)
+
+
+def test_a_death_is_told_at_once_to_the_overlay_and_to_a_few_strangers() -> None:
+    """The strangers hear of it from their own neighbours in the overlay."""
+    node = node_with(200)
+    dead = NodeId(200)
+    node.step(2.0, PeerDown(dead))
+    node.step(2.0, Probed(dead, refused=True))
+    actions = node.step(2.0 + ANNOUNCE_DELAY_S, Tick())
+    told = [
+        each.peer
+        for each in actions
+        if isinstance(each, Send) and isinstance(each.message, MembershipUpdate)
+    ]
+    close = [peer for peer in told if node.membership.plan.is_close(peer)]  # type: ignore[union-attr]
+    assert close == [1, 2]
+    assert len(told) - len(close) == STRANGERS_TOLD_MAX
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from copperfs.node.peer.flow_control import OUTSTANDING_MAX, SERVING_MAX, WINDOW
 from copperfs.node.peer.messages import (
     LISTING_MAX_BYTES,
     PART_BYTES,
+    PATH_BYTES_MAX,
     Cancel,
     ContentKind,
     DataReply,
@@ -582,6 +583,20 @@ def test_a_file_that_is_too_large_for_the_tree_is_read_by_each_node() -> None:
     job.read(1, b"d/f", version(2 * MIB))
     assert job.sent["Request"] == 0
     assert len(job.daemons[1].fetches) == 1
+
+
+def test_a_node_that_reads_what_no_peer_gives_has_taken_over_from_no_other() -> None:
+    """The file is too large for the tree, and no message can name the directory."""
+    job = Job(2, tree_max_bytes=MIB)
+    long = b"d/" * (PATH_BYTES_MAX // 2) + b"dd"
+    large = job.tree.add(b"d/f", 2 * MIB)
+    job.tree.add(long + b"/f")
+    job.read(1, b"d/f", large)
+    job.ask(1, ListRequest, long)
+    job.run()
+    assert job.sent["Request"] == 0
+    assert len(job.daemons[1].answers) == 2
+    assert job.daemons[1].node.stats.took_over == 0
 
 
 def test_a_parent_without_room_for_a_file_has_its_child_read_it() -> None:

@@ -88,6 +88,14 @@ def test_the_source_is_not_read_in_the_place_of_one_that_may_yet_answer() -> Non
     assert doubted_until(PeerObservations(1.0), TIMEOUTS, 0.0) == pytest.approx(1.35)
 
 
+def test_a_request_that_went_out_after_an_unanswered_ping_does_not_prolong_the_wait() -> None:
+    pinged = up(heard_at=1.0, ping_sent_at=2.0)
+    until = 2.0 + 2 * TIMEOUTS.silent_s + 0.5
+    assert doubted_until(pinged, TIMEOUTS, 0.5) == pytest.approx(until)
+    pinged.awaited_since = 2.2
+    assert doubted_until(pinged, TIMEOUTS, 0.5) == pytest.approx(until)
+
+
 def test_of_one_that_owes_nothing_and_was_not_asked_counts_when_it_was_heard() -> None:
     assert doubted_until(up(heard_at=3.0), TIMEOUTS, 0.5) == 3.0 + TIMEOUTS.doubt_s + 0.5
 

@@ -399,6 +399,7 @@ def test_the_last_part_of_the_largest_object_travels() -> None:
         (replace(BATCH, items=(replace(ITEM, version=None),)), 3),
         (replace(BATCH, items=(replace(ITEM, what=ContentKind.ENTRY),)), 3),
         (replace(BATCH, items=(replace(ITEM, length=0),) * (ITEMS_MAX + 1)), 0),
+        (ASK, 0),
         (ASK, 1),
     ],
     ids=lambda value: repr(value)[:70],
@@ -417,6 +418,13 @@ def test_a_payload_that_is_not_the_announced_one_is_refused() -> None:
             decode(frames)
     with pytest.raises(Malformed):
         decode([encode(ASK), b""])
+
+
+def test_a_header_that_announces_a_payload_its_message_cannot_have_is_refused() -> None:
+    array = msgpack.unpackb(encode(ASK)[PREFIX_BYTES:])
+    for digest, size in ((None, 3), (bytes(16), 0), (bytes(16), 3)):
+        with pytest.raises(Malformed, match="a Request with a payload"):
+            decode_header(with_body(encode(ASK)[4], msgpack.packb([digest, size, *array[2:]])))
 
 
 def test_damaged_bytes_are_told_apart_from_a_malformed_message() -> None:
