@@ -12,8 +12,8 @@ from copperfs.model.types import NodeId
 from copperfs.node.actions import Send
 from copperfs.node.events import Event, PeerDown, PeerMessage, PeerUp, Probed, Start, Tick
 from copperfs.node.limits_and_counters import Limits
-from copperfs.node.node import Node
 from copperfs.node.membership.swim import ANNOUNCE_DELAY_S, STRANGERS_TOLD_MAX
+from copperfs.node.node import Node
 from copperfs.node.peer.messages import Heartbeat, MembershipUpdate
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
