@@ -268,6 +268,17 @@ def test_the_first_node_takes_the_sample_and_says_so(tmp_path: FilePath) -> None
     trio.run(main)
 
 
+def test_the_first_node_does_not_compare_the_names_it_found_itself(tmp_path: FilePath) -> None:
+    async def main() -> None:
+        lab = Lab(fill(tmp_path), 0)
+        async with lab.running():
+            await lab.said()
+            lab.hear(lab.numbers.sample)
+            assert not lab.numbers.is_pending()
+
+    trio.run(main)
+
+
 def test_a_node_that_sees_the_same_passes_the_sample_on_and_is_ready(tmp_path: FilePath) -> None:
     async def main() -> None:
         lab = Lab(fill(tmp_path), 1)

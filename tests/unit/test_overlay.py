@@ -352,6 +352,18 @@ def test_asks_under_way_at_one_parent_are_bounded() -> None:
     assert len(job.daemons[1].answers) == 2 * OUTSTANDING_MAX
 
 
+def test_requests_that_were_queued_when_the_connection_was_lost_are_sent_once() -> None:
+    job = Job(2)
+    for number in range(2 * OUTSTANDING_MAX):
+        job.ask(1, ListRequest, b"d%d" % number)
+    job.cut(NodeId(1), NodeId(0))
+    job.connect(NodeId(1), NodeId(0))
+    job.run()
+    assert len(job.daemons[1].answers) == 2 * OUTSTANDING_MAX
+    assert job.daemons[0].node.stats.peer_questions == 2 * OUTSTANDING_MAX
+    job.check_at_rest()
+
+
 def test_a_peer_that_asks_for_too_much_is_refused() -> None:
     job = Job(2)
     job.tree.add(b"d/f")
