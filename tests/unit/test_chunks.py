@@ -932,6 +932,31 @@ def test_one_that_sends_others_round_and_round_is_passed_over(to_itself: bool) -
     assert has(job, node, request, 5)
 
 
+def test_a_reader_waits_for_all_suspected_owners_together_while_it_connects_to_another() -> None:
+    """The second was lost just now, and the third cannot be connected to."""
+    job = tiered()
+    reader, first, second = NodeId(3), NodeId(5), NodeId(6)
+    path = next(
+        each
+        for each in files_of(job, first, second, 20)
+        if owner(job, each, gone=(first, second)) == 2
+    )
+    for each in (first, second):
+        read(job, reader, 1, files_of(job, each, 7, 1)[0])  # they are in touch
+    job.severed.add(frozenset((reader, NodeId(2))))
+    job.frozen.add(first)
+    begin(job, reader, 2, files_of(job, first, 7, 1)[0])
+    job.pass_time(1.0)
+    job.cut(reader, second)
+    job.run()
+    request = begin(job, reader, 0, path)
+    wait_s = TIMEOUTS.ping_after_s + TIMEOUTS.silent_s
+    job.pass_time(wait_s - 0.05, step_s=0.02)
+    assert not has(job, reader, request, 0, path), "a connection may be made"
+    job.pass_time(wait_s + 0.1, step_s=0.02)  # the fourth detects on its own that the first hangs
+    assert has(job, reader, request, 0, path)
+
+
 def test_the_next_owner_has_its_time_from_when_it_is_asked() -> None:
     job = tiered()
     first = owner(job)

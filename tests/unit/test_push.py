@@ -104,6 +104,15 @@ def test_a_piece_that_is_longer_than_its_file_is_dropped() -> None:
     assert not receiver.node.held()
 
 
+def test_a_push_that_ends_early_leaves_nothing_of_an_unfinished_file() -> None:
+    receiver = Receiver()
+    wanted = replace(FILE, version=Version(5, 0, 0, 1), total_bytes=5)
+    receiver.takes(replace(BATCH, items=(wanted,)))
+    assert len(receiver.blobs.held) == 2, "the batch for the child, and the piece"
+    receiver.node.pushes.end(BATCH.push)
+    assert len(receiver.blobs.held) == 1
+
+
 def test_a_batch_that_is_shorter_than_its_items_gives_only_those_that_are_whole() -> None:
     receiver = Receiver()
     other = replace(FILE, path=Path(b"g"))
