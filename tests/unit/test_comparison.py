@@ -18,7 +18,13 @@ from copperfs.daemon import inode_comparison as comparing
 from copperfs.daemon.inode_comparison import LOOKS_S, WITHIN_S, Comparison
 from copperfs.model.types import ROOT, NodeId, Path, Version, is_below
 from copperfs.node.actions import LogEvent
-from copperfs.node.events import ConnectionMade, MessageReceived, Start
+from copperfs.node.events import (
+    ConnectionMade,
+    InodesFound,
+    InodesSampled,
+    MessageReceived,
+    Start,
+)
 from copperfs.node.limits_and_counters import Limits
 from copperfs.node.node import Node
 from copperfs.node.peer.inode_agreement import COMPARED_MAX, InodeNumbers
@@ -374,6 +380,18 @@ def test_where_there_is_nothing_to_compare_nobody_waits(tmp_path: FilePath) -> N
             assert second.did == [("say", EPOCH, ())], "once"
 
     trio.run(main)
+
+
+def test_a_node_that_found_names_declares_them_though_another_found_none(
+    tmp_path: FilePath,
+) -> None:
+    lab = Lab(fill(tmp_path), 0)
+    sample = take_sample(bytes(tmp_path))
+    lab.post(Start())
+    lab.post(InodesFound(sample))
+    lab.hear(is_sampled=True)
+    lab.post(InodesSampled())
+    assert lab.did == [("say", EPOCH, ()), ("say", EPOCH, sample)]
 
 
 def test_with_a_hostfile_nobody_waits_for_a_node_that_may_never_come(tmp_path: FilePath) -> None:
