@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from copperfs.daemon.daemon_blobs import DaemonBlobs
+from copperfs.model.listing import pack_listing
 from copperfs.model.types import BlobId, NodeId, Path, Version
 from copperfs.node.actions import Action, Send
 from copperfs.node.events import ConnectionMade, MessageCorrupt, MessageReceived
@@ -102,6 +103,16 @@ def test_a_piece_that_is_longer_than_its_file_is_dropped() -> None:
     receiver.takes(replace(BATCH, items=(replace(wanted, offset=3),), sequence=1))
     assert receiver.push().unfinished is None
     assert not receiver.node.held()
+
+
+def test_a_push_counts_the_bytes_of_files_and_not_those_of_listings() -> None:
+    receiver = Receiver()
+    packed = pack_listing([]).packed
+    size = len(packed)
+    listing = Item(ContentKind.LISTING, Path(b"d"), None, size, 0, size)
+    receiver.takes(replace(BATCH, items=(FILE, listing)), b"abc" + packed)
+    assert receiver.node.held_listing(Path(b"d")) is not None
+    assert receiver.push().bytes == 3
 
 
 def test_a_push_that_ends_early_leaves_nothing_of_an_unfinished_file() -> None:
