@@ -206,6 +206,32 @@ def test_a_node_that_is_said_to_be_back_is_given_time_to_be_connected_to() -> No
     assert job.daemons[2].node.membership.suspects() == [1]  # type: ignore[union-attr]
 
 
+def test_the_log_names_the_node_that_is_gone_and_then_back() -> None:
+    job = Job(3, fanout=1)
+    job.crash(1)
+    job.pass_time(1.0)
+    back = MembershipUpdate((MemberStatus(NodeId(1), 1, is_gone=False),))
+    job.happen(NodeId(2), PeerMessage(NodeId(0), back))
+    told = [(each.what, each.peer, each.detail) for each in job.daemons[2].happened]
+    assert ("gone", 1, "nobody listens") in told
+    assert ("is back", 1, "was told") in told
+
+
+def test_a_standby_parent_is_pinged_every_fourth_heartbeat() -> None:
+    job = eight()
+    standby = NodeId(1)
+    pings = {NodeId(PARENT): 0, standby: 0}
+    for _ in range(400):
+        job.tick(0.05)
+        for peer in pings:
+            sent = (message for message, _ in job.queues[NodeId(LEAF), peer])
+            pings[peer] += sum(isinstance(each, Heartbeat) and each.wants_answer for each in sent)
+        job.run()
+    beats = 20.0 / TIMEOUTS.heartbeat_s
+    assert 0.8 * beats <= pings[NodeId(PARENT)] <= beats
+    assert 0.8 * beats <= 4 * pings[standby] <= beats
+
+
 def test_two_that_have_nothing_to_do_ask_each_other_for_a_sign_of_life_each_heartbeat() -> None:
     job = Job(2)
     membership = job.daemons[0].node.membership
