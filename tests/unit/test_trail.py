@@ -128,6 +128,17 @@ def test_who_only_leads_follows_no_more() -> None:
     assert not list(trail.followers())
 
 
+def test_a_follower_that_was_offered_everything_lacks_nothing() -> None:
+    trail = trail_of(10)
+    for number in range(FOLLOWS_AFTER + 1):
+        trail.ahead(CHILD, key(number))
+    assert list(trail.followers()) == [CHILD]
+    trail.offered(CHILD, key(9))
+    assert list(trail.followers()) == []
+    trail.note(key(10))
+    assert list(trail.followers()) == [CHILD]
+
+
 def test_who_says_nothing_is_offered_no_more_until_it_asks() -> None:
     trail = trail_of(10)
     for number in range(10):
