@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import copperfs
-from copperfs.model.types import FetchId, NodeId, Path
+from copperfs.model.types import FetchId, NodeId, Path, RequestId
 from copperfs.node.fetch.fetch import INVARIANTS, Attempt, Fetch, Timers
 from copperfs.node.fetch.phases import (
     FALLBACK,
@@ -139,6 +139,15 @@ def test_the_invariants_of_a_phase_are_checked() -> None:
     begun.check_invariants()
     begun.move(Trigger.DELAY_FALLBACK)
     with pytest.raises(AssertionError, match="a delay is set"):
+        begun.check_invariants()
+
+
+def test_a_fetch_of_a_handle_never_waits_for_others() -> None:
+    begun = fetch()
+    begun.subject = (FetchKind.HANDLE, Path(b"d/f"), RequestId(1))
+    begun.move(Trigger.ASK_PEER)
+    begun.attempts[NodeId(1)] = Attempt(1)
+    with pytest.raises(AssertionError, match="in ASKING: others can have it"):
         begun.check_invariants()
 
 
