@@ -22,6 +22,7 @@ from copperfs.node.events import (
     PeerUp,
     SourceListed,
 )
+from copperfs.node.fetch.machine import OUTDATED_MAX
 from copperfs.node.membership.swim import PINGED_FOR_S
 from copperfs.node.peer.flow_control import OUTSTANDING_MAX, SERVING_MAX, WINDOW_BYTES
 from copperfs.node.peer.messages import (
@@ -294,6 +295,20 @@ def test_who_asks_a_parent_that_is_well_asks_nobody_for_a_sign_of_life() -> None
     beats = job.sent["Heartbeat"]
     read(job, LEAF, b"lib/a.py")
     assert job.sent["Heartbeat"] == beats
+
+
+def test_a_fetch_that_waits_does_not_keep_the_timers_of_those_that_are_over() -> None:
+    job = Job(2)
+    request = job.read(1, b"d/hangs", job.tree.add(b"d/hangs"))
+    while not job.daemons[0].fetches:
+        job.move()
+    job.daemons[0].fetches.clear()  # the read of the source does not end
+    for number in range(OUTDATED_MAX + 10):
+        path = b"d/%d" % number
+        job.tree.add(path)
+        read(job, 1, path)
+    assert request not in job.daemons[1].answers
+    assert len(job.daemons[1].node._fetches.machine._timers) <= OUTDATED_MAX
 
 
 def test_each_ask_that_is_put_again_over_a_renewed_connection_is_counted() -> None:
