@@ -10,7 +10,7 @@ from copperfs.node.cache.error_cache import BELIEVED_S, SICK_MAX, WITNESSES_ENOU
 from copperfs.node.events import ListRequest, LookupRequest, PeerMessage
 from copperfs.node.limits_and_counters import FetchKind, Subject
 from copperfs.node.peer.messages import ErrorReply, Request
-from tests.unit.overlay_lab import Job
+from tests.unit.overlay_lab import ASK_DEADLINE_S, Job
 
 
 def of(path: bytes) -> Subject:
@@ -41,6 +41,16 @@ def test_only_so_many_errors_are_remembered_and_none_after_a_clear() -> None:
     assert names.get(0.0, of(b"1")) is not None
     names.clear()
     assert names.get(0.0, of(b"1")) is None
+
+
+def test_an_error_that_was_seen_again_lately_is_not_the_first_that_is_forgotten() -> None:
+    names = FailedNames(remembers=True)
+    for number in range(SICK_MAX):
+        names.note(0.0, of(b"%d" % number), errno.EIO, 1)
+    names.note(1.0, of(b"0"), errno.EIO, 1)
+    names.note(1.0, of(b"more"), errno.EIO, 1)
+    assert names.get(1.0, of(b"0")) is not None
+    assert names.get(1.0, of(b"1")) is None
 
 
 # --- messages between nodes -----------------------------------------------------------------------
@@ -148,8 +158,8 @@ def test_a_node_looks_unless_enough_others_above_it_have(witnesses: int) -> None
 WELL = Path(b"lib/well")
 
 
-def job_that_cannot_read(nodes: int) -> tuple[Job, Version]:
-    job = Job(nodes, fanout=2)
+def job_that_cannot_read(nodes: int, **more: object) -> tuple[Job, Version]:
+    job = Job(nodes, fanout=2, **more)  # type: ignore[arg-type]
     wanted = job.tree.add(WELL)
     for number in range(nodes):
         job.ask(number, ListRequest, b"lib")
@@ -253,3 +263,19 @@ def test_only_a_peer_that_has_read_has_the_last_word_on_a_file(has_read: bool) -
     assert request not in job.daemons[3].answers
     refuse(job, 3, 0, errno.EIO if has_read else errno.EBUSY, int(has_read))
     assert (request in job.daemons[3].answers) == has_read
+
+
+def test_a_node_that_cannot_read_waits_for_each_peer_that_may_still_give_the_bytes() -> None:
+    job, wanted = job_that_cannot_read(4, deadline_s=4 * ASK_DEADLINE_S)
+    job.no_source |= {NodeId(0), NodeId(1)}
+    request = job.read(3, WELL, wanted)  # its parent is 1, and the one above that is 0
+    job.pass_time(ASK_DEADLINE_S + 1.0, step_s=0.25)
+    assert reads(job) == 1, "both are silent about it"
+    job.no_source.remove(NodeId(0))
+    job.run()
+    assert reads(job) == 2, "the root has failed as well"
+    assert request not in job.daemons[3].answers
+    job.tree.failing.clear()
+    job.no_source.clear()
+    job.pass_time(1.0)
+    assert isinstance(job.answer(3, request), bytes)
