@@ -235,6 +235,14 @@ def test_a_node_says_how_much_memory_it_has_for_chunks_of_its_own() -> None:
     assert Job(2).daemons[0].node.chunks_budget_bytes() == 0
 
 
+def test_only_a_node_with_a_data_tier_owns_chunks() -> None:
+    job, without = tiered(), Job(2)
+    key = ChunkKey(LARGE, version(job), 0)
+    owners = [n for n, each in enumerate(job.daemons) if each.node.owns_chunk(key)]
+    assert owners == [owner(job)]
+    assert not any(each.node.owns_chunk(key) for each in without.daemons)
+
+
 def test_an_owner_that_is_told_to_has_a_chunk_and_its_readers_cost_nothing() -> None:
     job = tiered(disks=True)
     request = keep(job, owner(job), 0)
@@ -763,6 +771,21 @@ def test_who_reads_in_the_place_of_an_owner_keeps_what_it_read(how: str) -> None
     assert len(job.daemons[heir].disk) == 1
     assert not job.daemons[node].disk
     job.daemons[heir].node.check_invariants()
+
+
+def test_the_next_owner_that_is_asked_for_what_it_waits_for_does_not_doubt_for_long() -> None:
+    job = tiered()
+    hung = owner(job)
+    heir = owner(job, gone=(hung,))
+    node = not_owner(job, heir)
+    for each in (heir, node):
+        read(job, each, 9)  # they are in touch
+    job.frozen.add(NodeId(hung))
+    request = begin(job, node, 0)
+    job.pass_time(TIMEOUTS.ping_after_s + TIMEOUTS.silent_s - 0.05)
+    begin(job, heir, 0)
+    job.pass_time(HEDGED_S)  # less than it doubts an owner that only it finds silent
+    assert has(job, node, request, 0)
 
 
 def test_two_owners_that_end_one_after_the_other() -> None:
