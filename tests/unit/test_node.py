@@ -4,6 +4,7 @@
 """
 
 import errno
+from dataclasses import asdict
 
 import pytest
 
@@ -240,6 +241,17 @@ def test_names_in_an_unlistable_directory_are_looked_up_by_themselves() -> None:
     lab.list(b"d")
     assert lab.failed(1, errno.EACCES) == [look(2, b"d/a"), error(2, errno.EACCES)]
     assert lab.looked(2, file()) == [found(1, file())]
+
+
+def test_a_lookup_that_waited_for_an_unlistable_directory_keeps_its_deadline() -> None:
+    lab = Lab()
+    lab.look(b"d/a")
+    lab.tick(DEADLINE_S / 2)
+    assert lab.list(b"e") == [scan(2, b"e")]
+    assert lab.failed(1, errno.EACCES) == [look(3, b"d/a")]
+    assert lab.node.deadline() == DEADLINE_S
+    assert lab.tick(DEADLINE_S / 2) == [error(1, errno.ETIMEDOUT)]
+    assert lab.tick(DEADLINE_S / 2) == [error(2, errno.ETIMEDOUT)]
 
 
 def test_an_unlistable_directory_is_not_scanned_for_names_again() -> None:
@@ -880,6 +892,14 @@ def test_a_local_place_in_a_shared_one_is_looked_up_by_itself() -> None:
 
 
 # ---- statistics ----------------------------------------------------------------------------------
+
+
+def test_a_node_that_has_done_nothing_has_counted_nothing() -> None:
+    counted = asdict(Lab().node.statistics())
+    assert {name: count for name, count in counted.items() if count} == {
+        "epoch": 1,
+        "budget_bytes": MIB,
+    }
 
 
 def test_a_reset_keeps_what_is_held_and_the_epoch() -> None:
