@@ -210,6 +210,16 @@ def test_a_file_that_changed_is_looked_up_again() -> None:
     read(job, 2, 3)
 
 
+def test_a_peer_that_asks_for_a_large_file_as_one_object_is_given_no_chunk() -> None:
+    job = tiered(2)
+    ask = Request(1, 1, ContentKind.OBJECT, LARGE, version(job))
+    job.happen(NodeId(0), PeerMessage(NodeId(1), ask))
+    (refusal,) = [each for each, _ in job.queues[NodeId(0), NodeId(1)]]
+    assert isinstance(refusal, ErrorReply)
+    assert refusal.error == errno.EFBIG
+    assert not job.daemons[0].fetches
+
+
 def test_a_chunk_beyond_the_end_is_refused() -> None:
     job = tiered()
     request = job.read(2, LARGE, version(job), 1 << 40)
