@@ -2,7 +2,7 @@
 failures."""
 
 import errno
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 import pytest
@@ -358,6 +358,25 @@ def test_a_child_that_takes_nothing_in_holds_up_only_itself() -> None:
     assert not stuck
 
 
+def test_what_is_evicted_while_a_child_is_given_it_is_let_go_when_the_child_has_it() -> None:
+    job = Job(2, memory_bytes=24 * MIB)
+    paths = [Path(b"d/%d" % number) for number in range(3)]
+    versions = [job.tree.add(path, 10 * MIB) for path in paths]
+    stuck = job.queues[NodeId(0), NodeId(1)] = Never()
+    given = job.read(1, paths[0], versions[0])
+    job.run()  # as far as the child's credit goes
+    for path, wanted in zip(paths[1:], versions[1:], strict=True):
+        job.read(0, path, wanted)
+        job.run()
+    parent = job.daemons[0]
+    assert not parent.node.holds(paths[0], versions[0])
+    assert len(parent.blobs) == len(parent.node.held()) + 1
+    job.queues[NodeId(0), NodeId(1)] = deque(stuck)
+    job.run()
+    assert job.answer(1, given) == content(paths[0], versions[0])
+    job.check_at_rest()
+
+
 def test_asks_under_way_at_one_parent_are_bounded() -> None:
     job = Job(2)
     for number in range(2 * OUTSTANDING_MAX):
@@ -479,6 +498,25 @@ def test_who_gives_spoiled_parts_again_and_again_is_not_asked_any_more() -> None
     )
     assert job.daemons[3].node.stats.fallbacks == 1
     assert job.sent["Cancel"] == 3
+    job.check_at_rest()
+
+
+def test_a_node_that_is_given_nothing_but_spoiled_parts_reads_the_source_in_turns() -> None:
+    job = Job(2, fallbacks_max=1)
+    paths = [b"d/%d" % number for number in range(3)]
+    requests = [job.read(1, path, job.tree.add(path)) for path in paths]
+    job.spoil[NodeId(1)] = 100
+    job.no_source.add(NodeId(1))
+    job.run()
+    daemon = job.daemons[1]
+    assert daemon.node.stats.spoiled == 9, "each was given three times"
+    assert len(daemon.fetches) == 1
+    job.no_source.clear()
+    job.run()
+    for path, request in zip(paths, requests, strict=True):
+        assert job.answer(1, request) == content(
+            Path(path), job.tree.files[Path(path)].attributes.version
+        )
     job.check_at_rest()
 
 
