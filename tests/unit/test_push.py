@@ -87,6 +87,13 @@ def test_a_damaged_batch_in_the_middle_is_only_missing() -> None:
     assert not receiver.node.pushes.running
 
 
+def test_the_sender_of_a_damaged_batch_gets_its_credit_back() -> None:
+    receiver = Receiver()
+    receiver.node.step(0.0, MessageCorrupt(PARENT, BATCH))
+    assert receiver.node.flow[PARENT].unreturned_credit_bytes == len(b"abc")
+    assert receiver.node.epoch == BATCH.epoch
+
+
 def test_a_digest_that_nobody_checked_is_not_passed_on() -> None:
     receiver = Receiver()
     receiver.takes(replace(BATCH, items=(replace(FILE, digest=b"x" * 16),)))
