@@ -798,6 +798,24 @@ def test_the_next_owner_that_is_asked_for_what_it_waits_for_does_not_doubt_for_l
     assert has(job, node, request, 0)
 
 
+def test_an_owner_that_is_asked_for_a_chunk_may_be_redirected_by_the_owner_before_it() -> None:
+    job = tiered()
+    slow = owner(job)
+    second = owner(job, gone=(slow,))
+    third = owner(job, gone=(slow, second))
+    asker = not_owner(job, second, third)
+    read(job, third, 0, files_of(job, second, slow, 1)[0])  # they are in touch
+    job.no_source.add(NodeId(slow))
+    begin(job, third, 0)
+    job.run()
+    ask = Request(
+        1, 1, ContentKind.CHUNK, LARGE, version(job), 0, ChunkAskMode.ANY, (NodeId(slow),)
+    )
+    job.happen(NodeId(third), PeerMessage(NodeId(asker), ask))
+    sent = [message for message, _ in job.queues[NodeId(third), NodeId(second)]]
+    assert [each.how for each in sent if isinstance(each, Request)] == [ChunkAskMode.ANY]
+
+
 def test_two_owners_that_end_one_after_the_other() -> None:
     job = tiered()
     first = owner(job)
