@@ -423,6 +423,7 @@ def test_who_was_stopped_for_long_is_taken_back() -> None:
     job.pass_time(1.0)
     assert [gone(job, number) for number in range(8)] == [set()] * 8
     assert job.daemons[PARENT].node.stats.refutations >= 1
+    assert [each.node.is_back() for each in job.daemons] == [n == PARENT for n in range(8)]
     assert read(job, LEAF, b"lib/a")
     assert job.daemons[PARENT].node.stats.peer_questions == 1
     job.check_at_rest()
