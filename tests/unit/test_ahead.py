@@ -29,6 +29,7 @@ from copperfs.node.prefetch.python_imports import (
     FILE_BYTES_MAX,
     FILES_MAX,
     LIBRARY_BYTES_MAX,
+    LOOKED_THROUGH_BYTES_MAX,
     NOBODY,
 )
 from copperfs.node.requests.path_policy import Policy
@@ -154,10 +155,12 @@ def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
 
 
 def package_lab(
-    beside: dict[bytes, Entry] | None = None, compiled: dict[bytes, int] | None = None
+    beside: dict[bytes, Entry] | None = None,
+    compiled: dict[bytes, int] | None = None,
+    **options: int,
 ) -> Lab:
     """The node has listed a package ``p`` by fetch 1, and lists its compiled files by 2."""
-    lab = Lab(ahead_max=8)
+    lab = Lab(ahead_max=8, **options)  # type: ignore[arg-type]
     lab.list(b"p")
     names = {b"__pycache__": directory(), b"__init__.py": file(10)} | (beside or {})
     assert scans(lab.scanned(1, pack_listing(names.items()))) == [b"p/__pycache__"]
@@ -225,6 +228,15 @@ def test_only_a_package_itself_is_looked_through() -> None:
     lab = package_lab(BESIDE, {b"a.pyc": 10})
     lab.read(b"p/__pycache__/a.pyc")
     assert lab.node.names_to_find(FetchId(3)) == ()
+
+
+@pytest.mark.parametrize("too_large", [False, True])
+def test_a_large_compiled_file_is_not_looked_through(too_large: bool) -> None:
+    size = LOOKED_THROUGH_BYTES_MAX + too_large
+    room = 64 * LOOKED_THROUGH_BYTES_MAX
+    lab = package_lab(BESIDE, {b"__init__.x.pyc": size}, memory_bytes=room, tree_max_bytes=room)
+    assert read(lab.read(INIT, size)) == [INIT]
+    assert bool(lab.node.names_to_find(FetchId(3))) == (not too_large)
 
 
 def test_libraries_of_a_package_are_not_read_because_others_are() -> None:
