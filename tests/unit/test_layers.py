@@ -26,7 +26,7 @@ LAYERS = {
     **dict.fromkeys(("model", "config", "native"), 0),
     **dict.fromkeys(("node",), 1),
     **dict.fromkeys(("wire", "driver"), 2),
-    **dict.fromkeys(("fuse", "transport", "chunkstore", "source", "launch"), 3),
+    **dict.fromkeys(("fuse", "transport", "chunkstore", "source", "launch", "inplace"), 3),
     **dict.fromkeys(("daemon", "lab.sim", "lab.pfs_sim", "lab.local_cluster"), 4),
     **dict.fromkeys(("cli",), 5),
     **dict.fromkeys(("lab.commands", "lab.manual"), 6),
