@@ -673,6 +673,35 @@ static PyObject *py_traced(PyObject *object, PyObject *unused)
 	return result;
 }
 
+static PyObject *py_set_in_place(PyObject *object, PyObject *args)
+{
+	struct front_object *self = (struct front_object *)object;
+	struct front *f = self->front;
+	PyObject *groups;
+	unsigned shown;
+	int below_overlay;
+	Py_ssize_t count;
+
+	if (!PyArg_ParseTuple(args, "O!Ip", &PyList_Type, &groups, &shown, &below_overlay))
+		return NULL;
+	if (self->started || f->groups) {
+		PyErr_SetString(PyExc_ValueError, "groups are set once, and before the start");
+		return NULL;
+	}
+	count = PyList_GET_SIZE(groups);
+	f->groups = calloc((size_t)count + 1, sizeof(*f->groups));
+	if (!f->groups)
+		return PyErr_NoMemory();
+	for (Py_ssize_t i = 0; i < count; i++)
+		f->groups[i] = (uint32_t)PyLong_AsUnsignedLongMask(PyList_GET_ITEM(groups, i));
+	if (PyErr_Occurred())
+		return NULL;
+	f->groups_count = (unsigned)count;
+	f->shown_group = shown;
+	f->below_overlay = below_overlay;
+	Py_RETURN_NONE;
+}
+
 static PyObject *py_set_reader(PyObject *object, PyObject *args)
 {
 	struct front_object *self = (struct front_object *)object;
@@ -1042,6 +1071,9 @@ static PyMethodDef front_methods[] = {
 	  "publish_file(path, version, blob) -> id or None" },
 	{ "publish_directory", py_publish_directory, METH_VARARGS,
 	  "publish_directory(path, packed) -> id or None" },
+	{ "set_in_place", py_set_in_place, METH_VARARGS,
+	  "set_in_place(groups, as_group, below_overlay): show files of these groups as files of "
+	  "one; before the start." },
 	{ "set_reader", py_set_reader, METH_VARARGS,
 	  "set_reader(capsule, whole_max, allowance, ahead_max, finds_holes): fetch with it what was "
 	  "granted, and look for holes in larger files." },

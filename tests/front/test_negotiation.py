@@ -20,9 +20,11 @@ import pytest
 from copperfs.native import Front
 from copperfs.native.blob import Blob  # noqa: F401 - before the front, which takes functions from its module
 
-INIT, OPEN, OPENDIR = 26, 14, 27
+INIT, OPEN, OPENDIR, WRITE = 26, 14, 27, 16
 MAX_PAGES, NO_OPENDIR, INIT_EXT = 1 << 22, 1 << 24, 1 << 30
 NO_OPEN = 1 << 17
+REQUEST_TIMEOUT = 1 << 10  # in flags2
+PAGE = 4096
 WITHIN_S = 20.0
 ALL = 0xFFFFFFFF
 
@@ -32,6 +34,7 @@ class Offer:
     minor: int
     flags: int
     body_bytes: int = 64  # 16 before 7.36
+    flags2: int = 0x3FF
 
 
 OFFERS = {
@@ -40,9 +43,21 @@ OFFERS = {
     "5.4": Offer(31, 0x3FFFFFB, 16),
     "5.10": Offer(32, 0xFFFFFFB, 16),
     "6.1": Offer(38, 0x73FFFFFB),
+    "6.18": Offer(44, 0x73FFFFFB, flags2=0x5FF),
     "nothing": Offer(38, 0),
-    "everything": Offer(45, ALL),
+    "everything": Offer(45, ALL, flags2=ALL),
 }
+
+
+@dataclass(frozen=True)
+class Agreed:
+    shown: int
+    """The flags that libfuse sees."""
+    flags: int
+    max_pages: int
+    flags2: int
+    max_write: int
+    timeout_s: int
 
 
 class Ends:
@@ -57,9 +72,8 @@ class Ends:
         )
         self.kernel.send(header + body)
 
-    def negotiate(self, offer: Offer) -> tuple[int, int, int, int]:
-        """The flags that libfuse sees, then those of the answer, its max_pages and flags2."""
-        words = struct.pack("<IIIII", 7, offer.minor, 1 << 17, offer.flags, ALL)
+    def negotiate(self, offer: Offer) -> Agreed:
+        words = struct.pack("<IIIII", 7, offer.minor, 1 << 17, offer.flags, offer.flags2)
         self._ask(INIT, words[: offer.body_bytes].ljust(offer.body_bytes, b"\0"))
         request = self.handlers.recv(1 << 16)
         shown: int = struct.unpack_from("<I", request, 40 + 12)[0]
@@ -68,11 +82,15 @@ class Ends:
         error, reply = self._reply()
         assert error == 0
         flags: int = struct.unpack_from("<I", reply, 12)[0]
-        max_pages, _, flags2 = struct.unpack_from("<HHI", reply, 28)
-        return shown, flags, max_pages, flags2
+        max_write: int = struct.unpack_from("<I", reply, 20)[0]
+        max_pages, _, flags2, _, timeout = struct.unpack_from("<HHIIH", reply, 28)
+        return Agreed(shown, flags, max_pages, flags2, max_write, timeout)
 
     def outcome_of_open(self, opcode: int) -> int:
-        self._ask(opcode, struct.pack("<II", os.O_RDONLY, 0))
+        return self.outcome_of(opcode, struct.pack("<II", os.O_RDONLY, 0))
+
+    def outcome_of(self, opcode: int, body: bytes) -> int:
+        self._ask(opcode, body)
         return self._reply()[0]
 
     def _reply(self) -> tuple[int, bytes]:
@@ -103,16 +121,29 @@ def ends() -> Iterator[Ends]:
 
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 def test_nothing_is_set_that_the_kernel_did_not_offer(ends: Ends, offer: Offer) -> None:
-    shown, flags, max_pages, flags2 = ends.negotiate(offer)
-    assert not shown & ~offer.flags
-    assert not flags & ~offer.flags
-    assert not flags & INIT_EXT
-    assert flags2 == 0
+    agreed = ends.negotiate(offer)
+    assert not agreed.shown & ~offer.flags
+    assert not agreed.flags & ~offer.flags
+    assert not agreed.flags2 & ~(offer.flags2 & REQUEST_TIMEOUT)
+    assert bool(agreed.flags & INIT_EXT) == bool(agreed.flags2)
     if offer.flags & MAX_PAGES:
-        assert flags & MAX_PAGES
-        assert max_pages > 0
+        assert agreed.flags & MAX_PAGES
+        assert agreed.max_write == agreed.max_pages * PAGE > 0
     else:
-        assert max_pages == 0
+        assert (agreed.max_pages, agreed.max_write) == (0, 32 * PAGE)
+
+
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+def test_the_kernel_ends_a_hung_mount_long_after_each_deadline(ends: Ends, offer: Offer) -> None:
+    offered = offer.flags & INIT_EXT and offer.body_bytes == 64 and offer.flags2 & REQUEST_TIMEOUT
+    agreed = ends.negotiate(offer)
+    assert agreed.timeout_s == (0xFFFF if offered else 0)
+
+
+def test_a_request_as_long_as_max_write_is_taken_in_and_refused(ends: Ends) -> None:
+    """None comes on a read-only mount; the kernel still wants a buffer that large."""
+    ends.negotiate(OFFERS["6.18"])
+    assert ends.outcome_of(WRITE, bytes(100_000)) == errno.EROFS
 
 
 @pytest.mark.parametrize("opcode", [OPEN, OPENDIR])

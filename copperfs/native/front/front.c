@@ -74,10 +74,10 @@ static void end(struct front *f)
 static void *front_main(void *argument)
 {
 	struct front *f = argument;
-	char *request = aligned_alloc(8, REQUEST_MAX), *scratch = malloc(REPLY_MAX);
+	char *request = aligned_alloc(8, READ_BUFFER), *scratch = malloc(REPLY_MAX);
 
 	while (request && scratch && !f->ended) {
-		ssize_t size = read(f->fuse_fd, request, REQUEST_MAX);
+		ssize_t size = read(f->fuse_fd, request, READ_BUFFER);
 
 		if (size > 0)
 			front_request(f, request, (size_t)size, scratch);
@@ -130,4 +130,5 @@ void front_destroy(struct front *f)
 	close(f->fetched_fd);
 	close(f->crowded_fd);
 	free(f->threads);
+	free(f->groups);
 }

@@ -38,9 +38,10 @@ enum { FRONT_RETRY = 998 };
 enum { FRONT_IOCTL_TYPE = 0xC7 };
 
 enum {
-	REQUEST_MAX = 64 * 1024,      /* also limits the forgets that come at once */
+	REQUEST_MAX = 64 * 1024,      /* but for forgets */
 	REPLY_MAX = 1024 * 1024,      /* the kernel's 256 pages */
-	WRITE_MAX = 4096,	      /* the kernel's minimum */
+	FORGOTTEN_AT_ONCE = 1024,
+	READ_BUFFER = REPLY_MAX + 64 * 1024, /* the kernel wants it larger than max_write */
 	PENDING_BUCKETS = 4096,
 	WAITER_BUCKETS = 256,
 	LOOKED_INTO = 1024,
@@ -133,6 +134,10 @@ struct front {
 	bool finds_holes;
 	uint64_t allowance_max; /* when no fetch is under way */
 	unsigned ahead_max;   /* prefetches at a time; 0: none */
+	bool below_overlay; /* which would answer ESTALE for all that it has cached */
+	uint32_t *groups;   /* shown as files of shown_group */
+	unsigned groups_count;
+	uint32_t shown_group;
 	unsigned threads_count;
 	pthread_t *threads;
 	pthread_t replier;

@@ -20,10 +20,19 @@ static const uint32_t wanted = FUSE_ASYNC_READ | FUSE_AUTO_INVAL_DATA | FUSE_DO_
 			       FUSE_READDIRPLUS_AUTO | FUSE_PARALLEL_DIROPS | FUSE_MAX_PAGES |
 			       FUSE_CACHE_SYMLINKS;
 
+/* Of kernels newer than the headers. */
+#define REQUEST_TIMEOUT (1u << 10) /* in flags2 */
+enum { REQUEST_TIMEOUT_AT = 40 };  /* where struct fuse_init_out has the seconds, 16 bits */
+
 enum {
+	/* A daemon that is suspended for this long, or longer, loses its mount. */
+	TIMEOUT_S = UINT16_MAX,
+	/* No request of ours lasts twice as long as the source's deadline. */
+	TIMEOUT_DEADLINES = 4,
 	/* 32 slow streams with 12 outstanding went from 68 to 300 MiB/s with this */
 	BACKGROUND_MAX = 512,
 	READAHEAD_MAX = 1024 * 1024,
+	PAGES_WITHOUT_MAX = 32, /* of kernels without FUSE_MAX_PAGES */
 };
 
 /* For large requests libfuse would allocate a megabyte for each of its tasks. */
@@ -35,6 +44,8 @@ void init_edit_request(struct front *f, char *request, size_t size)
 	if (size < sizeof(struct fuse_in_header) + 16)
 		return;
 	f->init_offered = in->flags;
+	if ((in->flags & FUSE_INIT_EXT) && size >= sizeof(struct fuse_in_header) + sizeof(*in))
+		f->init_offered |= (uint64_t)in->flags2 << 32;
 	in->flags &= ~(uint32_t)(FUSE_MAX_PAGES | FUSE_WRITEBACK_CACHE | FUSE_POSIX_ACL |
 				 FUSE_SPLICE_READ | FUSE_SPLICE_WRITE | FUSE_SPLICE_MOVE |
 				 FUSE_INIT_EXT);
@@ -52,6 +63,19 @@ static unsigned pages_that_fit(int miss_fd)
 	while (pages > 1 && pages * 4096 + 8192 > (unsigned)bytes)
 		pages /= 2;
 	return pages;
+}
+
+/* The last resort: the kernel itself ends a connection that leaves a request unanswered. */
+static void ask_for_timeout(struct front *f, struct fuse_init_out *out)
+{
+	uint16_t timeout = TIMEOUT_S;
+
+	if (!(f->init_offered >> 32 & REQUEST_TIMEOUT) ||
+	    f->deadline_ns / 1000000000 * TIMEOUT_DEADLINES > TIMEOUT_S)
+		return;
+	out->flags |= FUSE_INIT_EXT;
+	out->flags2 |= REQUEST_TIMEOUT;
+	memcpy((char *)out + REQUEST_TIMEOUT_AT, &timeout, sizeof(timeout));
 }
 
 bool init_edit_reply(struct front *f, char *reply, size_t size)
@@ -74,13 +98,16 @@ bool init_edit_reply(struct front *f, char *reply, size_t size)
 	out->max_background = BACKGROUND_MAX;
 	out->congestion_threshold = BACKGROUND_MAX * 3 / 4;
 	out->max_readahead = READAHEAD_MAX;
-	out->max_write = WRITE_MAX;
+	/* Nothing is written; but the kernel makes no folio larger than this. */
+	out->max_write = PAGES_WITHOUT_MAX * 4096;
 	out->time_gran = 1;
 	out->max_pages = 0;
 	if (out->flags & FUSE_MAX_PAGES) {
 		f->max_pages = pages_that_fit(f->miss_fd);
 		out->max_pages = (uint16_t)f->max_pages;
+		out->max_write = f->max_pages * 4096;
 	}
+	ask_for_timeout(f, out);
 	f->kernel_skips_opens = (offered & FUSE_NO_OPEN_SUPPORT) && (offered & FUSE_NO_OPENDIR_SUPPORT);
 	return true;
 }

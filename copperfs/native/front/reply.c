@@ -247,7 +247,8 @@ long front_invalidate_all(struct front *f, struct later *later)
 	await_denials(f);
 	/* From Linux 6.16 on this also invalidates answers that the kernel has not stored yet.
 	 * Older kernels refuse it. */
-	notify(f, NOTIFY_INC_EPOCH, NULL, 0, NULL, 0);
+	if (!f->below_overlay)
+		notify(f, NOTIFY_INC_EPOCH, NULL, 0, NULL, 0);
 	front_invalidate_inode(f, FUSE_ROOT_ID);
 	for (uint32_t bucket = 0; bucket <= f->tables.mask && !f->ended; bucket++)
 		told += invalidate_bucket(f, bucket, later, NULL);

@@ -48,12 +48,24 @@ static void set_validity(const struct front *f, uint64_t fresh_until, uint64_t n
 	*nanoseconds = (uint32_t)(left % 1000000000);
 }
 
+/* In a user namespace the kernel knows one group. Files of the user's others are shown as its, so
+ * that the kernel's check comes out as outside. */
+static struct fuse_attr shown_here(const struct front *f, const struct fuse_attr *a)
+{
+	struct fuse_attr attr = shown(a);
+
+	for (unsigned i = 0; i < f->groups_count; i++)
+		if (f->groups[i] == attr.gid)
+			attr.gid = f->shown_group;
+	return attr;
+}
+
 static void fill_entry(const struct front *f, struct fuse_entry_out *out,
 		       const struct inode *inode, uint64_t now)
 {
 	memset(out, 0, sizeof(*out));
 	out->nodeid = inode->id;
-	out->attr = shown(&inode->attr);
+	out->attr = shown_here(f, &inode->attr);
 	set_validity(f, inode->fresh_until, now, &out->entry_valid, &out->entry_valid_nsec);
 	out->attr_valid = out->entry_valid;
 	out->attr_valid_nsec = out->entry_valid_nsec;
@@ -189,7 +201,7 @@ static enum verdict getattr(struct request *req)
 	if (inode && (!S_ISDIR(inode->attr.mode) ||
 		      tells(req, inode->fresh_until, inode->published_ns, now))) {
 		fresh = true;
-		out.attr = shown(&inode->attr);
+		out.attr = shown_here(f, &inode->attr);
 		set_validity(f, inode->fresh_until, now, &out.attr_valid, &out.attr_valid_nsec);
 	}
 	tables_unlock(&f->tables);
@@ -513,8 +525,13 @@ static void forget(struct front *f, const struct request *req)
 	} else if (req->body_size >= sizeof(*batch)) {
 		size_t sent = (req->body_size - sizeof(*batch)) / sizeof(*each);
 
-		for (size_t i = 0; i < batch->count && i < sent; i++)
+		for (size_t i = 0; i < batch->count && i < sent; i++) {
+			if (i && i % FORGOTTEN_AT_ONCE == 0) { /* others get a turn */
+				tables_unlock(&f->tables);
+				tables_lock(&f->tables);
+			}
 			inode_forget(&f->tables, each[i].nodeid, each[i].nlookup);
+		}
 	}
 	tables_unlock(&f->tables);
 }
@@ -667,6 +684,8 @@ void front_request(struct front *f, const char *request, size_t size, char *scra
 		forget(f, &req);
 	else if (in->opcode == FUSE_INTERRUPT)
 		interrupt(f, &req);
+	else if (size > REQUEST_MAX)
+		answer_error(&req, EROFS); /* only what writes is as long */
 	else if (in->opcode != FUSE_NOTIFY_REPLY)
 		conclude(&req, answer(&req));
 }
