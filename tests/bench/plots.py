@@ -46,8 +46,8 @@ class Plot:
                 continue
             found = [each["contestants"].get(name) for each in groups.values()]
             series[self.names.get(name, name)] = [one[self.of] if one else None for one in found]
-        if not series:
-            return None
+        if not any(value is not None for each in series.values() for value in each):
+            return None  # without the yardstick there are no ratios
         return bar_chart(
             Bars(
                 self.title, "", self.up, list(groups), series,

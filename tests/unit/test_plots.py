@@ -79,3 +79,9 @@ def test_every_picture_has_its_measurement_and_is_shown() -> None:
     assert drawn == measured <= set(PLOTS)
     shown = re.findall(r"\]\(plots/([\w-]+)\.svg\)", (ROOT / "docs/performance.md").read_text())
     assert set(shown) == drawn
+
+
+def test_ratios_without_their_yardstick_have_no_picture() -> None:
+    """As after ``--contestants copperfs``."""
+    measure = Measure("front", "getattr", "ns", {"copperfs": [1.0]})
+    assert list(pictures(report(measure))) == []
