@@ -22,6 +22,7 @@ from tests.bench import (
     bench_dataset,
     bench_front,
     bench_import,
+    bench_in_place,
     bench_job,
     bench_memory,
     bench_owners_die,
@@ -52,6 +53,7 @@ BENCHES: dict[str, Callable[[Context], Iterator[Measure]]] = {
     "sequential": bench_sequential.run,
     "memory": bench_memory.run,
     "import": bench_import.run,
+    "in-place": bench_in_place.run,
     "tree": bench_transport.run,
     "push": bench_push.run,
     "job": bench_job.run,
@@ -152,7 +154,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Measure], C
     )
     measures: list[Measure] = []
     try:
-        if {"import", "memory", "job", "chunk-size"} & set(chosen):
+        if {"import", "in-place", "memory", "job", "chunk-size"} & set(chosen):
             context.package_sets, note = packages.find(
                 options.cache, options.packages, options.torch
             )

@@ -98,10 +98,11 @@ class Bindfs(FuseProgram):
 
 
 class Squashfuse(FuseProgram):
-    def __init__(self, images: Path) -> None:
+    def __init__(self, images: Path, *flags: str) -> None:
         program = "squashfuse_ll" if shutil.which("squashfuse_ll") else "squashfuse"
         super().__init__("squashfuse", program)
         self._images = images
+        self._flags = flags
 
     def missing(self) -> str | None:
         if not shutil.which("mksquashfs"):
@@ -109,11 +110,11 @@ class Squashfuse(FuseProgram):
         return super().missing()
 
     def command(self, source: Path, path: Path) -> list[str]:
-        image = self._image_of(source)
+        image = self.image_of(source)
         _warm(image)
-        return [self.program, "-f", str(image), str(path)]
+        return [self.program, "-f", *self._flags, str(image), str(path)]
 
-    def _image_of(self, source: Path) -> Path:
+    def image_of(self, source: Path) -> Path:
         state = hashlib.sha256(os.fsencode(source))
         for directory, names, files in os.walk(source):
             names.sort()
