@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # the exit codes of shells
 
@@ -29,10 +29,16 @@ ENDS_WITHIN_S = 5.0
 
 
 def run_command(
-    command: Sequence[str], environ: Mapping[str, str], *, with_parent: bool = False
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    with_parent: bool = False,
+    enter: Callable[[], None] | None = None,
+    begun: Callable[[], None] | None = None,
 ) -> int:
     """Returns the exit code, or 128 and the signal's number; OSError if it cannot be started.
-    *with_parent*: end the command when this process's parent ends."""
+    *with_parent*: end the command when this process's parent ends. *enter* leads the command's
+    process into a namespace; *begun* is called once it is there."""
     grandparent = os.getppid()
     libc = ctypes.CDLL(None)
     parent = os.getpid()
@@ -40,6 +46,9 @@ def run_command(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
 
     def in_child() -> None:
+        if enter is not None:
+            enter()
+        # After that: a change of rights would take it back.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # this process was killed before prctl
             os.kill(os.getpid(), signal.SIGKILL)
@@ -53,6 +62,8 @@ def run_command(
             close_fds=False,
             preexec_fn=in_child,  # noqa: PLW1509
         )
+        if begun is not None:
+            begun()
         lost_at = None
         while child.poll() is None:
             said = signal.sigtimedwait(waited_for, PARENT_EVERY_S)

@@ -153,6 +153,26 @@ def user_allow_other(machine: CheckedMachine) -> Iterator[Check]:
         yield ok(name, "not set; only --allow-other needs it")
 
 
+def in_place(machine: CheckedMachine) -> Iterator[Check]:
+    """Tries what ``copperfs run --in-place`` does, but for the daemon."""
+    from copperfs.fuse.mounting import FSTYPE
+    from copperfs.inplace.namespace import CannotBeInPlace, FuseOptions, Namespace
+
+    name = "in place"
+    try:
+        made = Namespace.make("doctor", FuseOptions(FSTYPE, "doctor", allow_other=False))
+    except CannotBeInPlace as error:
+        what, _, advice = str(error).partition("; ")
+        yield warning(
+            name,
+            f"copperfs run rewrites variables: {what}",
+            advice or "copperfs run --in-place never keeps it so",
+        )
+    else:
+        made.close()
+        yield ok(name, "copperfs run can show files at their own paths")
+
+
 def kernel(machine: CheckedMachine) -> Iterator[Check]:
     found = re.match(r"(\d+)\.(\d+)", machine.release)
     if found and (int(found[1]), int(found[2])) >= KERNEL_MIN:
@@ -396,6 +416,7 @@ LOCAL_CHECKS: tuple[Callable[[CheckedMachine], Iterator[Check]], ...] = (
     device,
     fusermount,
     user_allow_other,
+    in_place,
     kernel,
     libfuse,
     extension,

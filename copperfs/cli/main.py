@@ -37,6 +37,7 @@ COMMANDS: tuple[str, ...] = (
     "mount",
     "umount",
     "run",
+    "enter",
     "stats",
     "top",
     "tree",
@@ -99,14 +100,59 @@ def _requested(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     """``profile`` gets the words after ``--`` unparsed: argparse takes an optional positional after
-    an option as missing."""
+    an option as missing. ``run`` gets its whole command so, and does without ``--``."""
     parser = build_parser(_requested(words, COMMANDS) or _requested(words, command_names()) or None)
-    if words[:1] != ["profile"] or "--" not in words:
+    end = None
+    if words[:1] == ["run"]:
+        end = _end_of_options(parser, words)
+    elif words[:1] == ["profile"] and "--" in words:
+        end = words.index("--")
+    if end is None:
         return parser.parse_args(words)
-    end = words.index("--")
-    arguments = parser.parse_args(words[:end])
-    arguments.program = list(words[end + 1 :])
+    program = list(words[end + 1 :] if words[end] == "--" else words[end:])
+    if words[:1] == ["profile"]:
+        arguments = parser.parse_args(words[:end])
+        arguments.program = program
+        return arguments
+    arguments = parser.parse_args([*words[:end], "--", *program[:1]])
+    arguments.program = program
     return arguments
+
+
+def _end_of_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> int | None:
+    """Where ``--`` is, or the first word that is neither an option nor a value; None if there is no
+    command. An option of several values takes one without ``--``."""
+    takes = {flag: action for action in _actions(parser) for flag in action.option_strings}
+    at = 1
+    while at < len(words):
+        if words[at] == "--" or not words[at].startswith("-"):
+            return at
+        flag, equals, _ = words[at].partition("=")
+        known = [takes[flag]] if flag in takes else []
+        known += [action for each, action in takes.items() if each.startswith(flag)]
+        at += 1
+        if not known or known[0].nargs == 0:
+            continue
+        if known[0].nargs == "+":
+            at = _end_of_values(words, at)
+        elif not equals:
+            at += 1
+    return None
+
+
+def _end_of_values(words: Sequence[str], begin: int) -> int:
+    """Of absolute paths before ``--``, or the first word."""
+    end = begin
+    while end < len(words) and words[end].startswith("/"):
+        end += 1
+    return end if end < len(words) and words[end].startswith("--") else begin + 1
+
+
+def _actions(parser: argparse.ArgumentParser) -> Sequence[argparse.Action]:
+    """Those of the only command that *parser* knows."""
+    [commands] = [each for each in parser._actions if isinstance(each.choices, dict)]
+    [command] = cast(dict[str, argparse.ArgumentParser], commands.choices).values()
+    return command._actions
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from copperfs.cli.options import add_option_flags, resolve_settings
 from copperfs.cli.output import print_progress, waiting
 from copperfs.cli.sigterm import ended_by_sigterm
-from copperfs.config.settings import Settings, check_tier
+from copperfs.config.settings import RUN_ONLY, Settings, check_tier
 
 if TYPE_CHECKING:
     import subprocess
@@ -25,7 +25,7 @@ HELP = "mount a read-only view of a directory"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="an existing directory")
-    add_option_flags(parser)
+    add_option_flags(parser, without=RUN_ONLY)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -35,10 +35,11 @@ def add_option_flags(parser: argparse.ArgumentParser, *, without: Container[str]
         metavar="FILE",
         help=f"TOML file with settings (${FILE_VARIABLE}, else {FILE_DEFAULT} if it exists)",
     )
-    for group in dict.fromkeys(option.group for option in OPTIONS):
+    offered = [option for option in OPTIONS if option.name not in without]
+    for group in dict.fromkeys(option.group for option in offered):
         arguments = parser.add_argument_group(group.lower())
-        for option in OPTIONS:
-            if option.group == group and option.name not in without:
+        for option in offered:
+            if option.group == group:
                 _add_flag(arguments, option)
 
 

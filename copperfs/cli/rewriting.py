@@ -6,9 +6,12 @@ processes look up the links once.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from copperfs.inplace.interpreters import interpreter_of
 from copperfs.model.types import Path, is_below
 from copperfs.node.requests.path_policy import Place, Policy
 
@@ -26,6 +29,8 @@ class Rewriter:
     """The same without symbolic links."""
     policy: Policy
     realpath: Callable[[str], str] = os.path.realpath
+    covered: tuple[str, ...] = ()
+    """Paths below these stay: the mount is seen there."""
 
     def environment(
         self, environ: Mapping[str, str], names: Iterable[str], given: Mapping[str, str]
@@ -40,9 +45,31 @@ class Rewriter:
     def value(self, value: str) -> str:
         return ":".join(map(self.path, value.split(":")))
 
+    def command(self, words: Sequence[str], search_path: str) -> list[str]:
+        """A program keeps its own path, below the mount, although its last link may lead to a local
+        interpreter: Python finds its venv by it. A script whose first line names a shared
+        interpreter is run by that one, in the mount."""
+        name = words[0]
+        found = name if "/" in name else shutil.which(name, path=search_path)
+        if found is None or not found.startswith("/"):
+            return list(words)
+        program = self._program(found)
+        with suppress(OSError, ValueError):
+            if interpreter := interpreter_of(program):
+                first = self._program(interpreter[0])
+                if first != interpreter[0]:
+                    return [first, *interpreter[1:], program, *words[1:]]
+        return [name if program == found else program, *words[1:]]
+
+    def _program(self, path: str) -> str:
+        directory, name = os.path.split(path)
+        return os.path.join(self.path(directory), name)
+
     def path(self, path: str) -> str:
         """A path on no shared filesystem stays as it is."""
         if not path.startswith("/") or is_below(os.fsencode(path), os.fsencode(self.mountpoint)):
+            return path
+        if self.covered and self._is_covered(path):
             return path
         below = self._below_source(path)
         if below is None:
@@ -54,6 +81,10 @@ class Rewriter:
             return path  # a link led out of the mount, to a local path
         place = self.policy.place(Path(real[len(top) :].strip(b"/")))
         return shown if place is Place.SHARED else path
+
+    def _is_covered(self, path: str) -> bool:
+        real = os.fsencode(os.path.realpath(path))
+        return any(is_below(real, os.fsencode(each)) for each in self.covered)
 
     def _below_source(self, path: str) -> str | None:
         """The real path counts if the written one is outside the source."""

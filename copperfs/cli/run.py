@@ -14,19 +14,29 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import uuid
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from copperfs.cli.in_place import InPlacePlan, begin_in_place, covers_of, inside_of
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
 from copperfs.cli.sigterm import ended_by_sigterm
-from copperfs.config.settings import Settings, check_tier, following_memory, settings_of
+from copperfs.config.settings import (
+    Settings,
+    check_tier,
+    following_memory,
+    format_size,
+    settings_of,
+)
 from copperfs.model.errors import ConfigError, CopperError, LaunchError, MountError
 
 if TYPE_CHECKING:
+    from copperfs.cli.in_place import InPlaceRun, Inside
+    from copperfs.inplace.covers import Covers
     from copperfs.launch.launcher_variables import Companions
     from copperfs.launch.shared_mount_client import First, Use
 
@@ -43,7 +53,16 @@ failed; 126 if the command cannot be executed; 127 if there is none.
 """
 
 FAILED = 125
+NOTHING_TO_COVER = (
+    "it was not asked for, or no environment of the command is on a shared filesystem"
+)
 RENDEZVOUS_DEFAULT = "~/.copperfs/rendezvous"
+LAUNCHERS = frozenset(
+    [
+        *("srun", "aprun", "jsrun", "ibrun", "lrun", "flux"),
+        *("mpiexec", "mpirun", "mpiexec.hydra", "prun", "prterun"),
+    ]
+)
 # When a daemon ends, or a first run fails, the waiting runs start over.
 TRIES_MAX = 20
 
@@ -70,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="set a variable of the command, its paths led through the mount; repeatable",
     )
+    parser.add_argument(
+        "--summary",
+        action="store_true",
+        help="say at the end which directories were covered, and what was read through the mount",
+    )
     add_option_flags(parser, without=("foreground",))
     parser.add_argument("program", metavar="COMMAND", nargs="+", help="after --, as on its own")
 
@@ -86,24 +110,84 @@ def _run(arguments: argparse.Namespace) -> int:
     from copperfs.launch.launcher_variables import RUN_VARIABLE, companions, look_around
 
     given = _given(arguments.env)
+    _refuse_launchers(arguments.program[0], os.environ)
     resolved = resolve_options(arguments)
     settings, left_open = settings_of("/", resolved), following_memory(resolved)
     beside = companions(os.environ, settings.nodes)
     job = look_around(os.environ).job
-    settings = _settings(settings, left_open, arguments.mountpoint, beside, job)
+    names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
+    remove = arguments.mountpoint is None
+    covers = None
+    if settings.in_place == "always" or (settings.in_place == "auto" and remove):
+        plan = InPlacePlan(os.environ | given, names, given, arguments.program)
+        covers = covers_of(settings, plan)
+    settings = _settings(settings, left_open, arguments.mountpoint, beside, job, covers)
     wanted = _wanted(settings, left_open)
     token = uuid.uuid4().hex
     with ended_by_sigterm():
         with waiting("mounting"):
-            use = _use(settings, wanted, beside, token, remove=arguments.mountpoint is None)
-        names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
-        rewriter = _rewriter(settings)
+            use, inside = _use(settings, wanted, beside, token, covers, remove=remove)
+        mountpoint = settings.mountpoint if inside is None else inside.mountpoint
+        rewriter = _rewriter(settings, mountpoint)
+        if inside is not None and covers is not None:
+            rewriter = _beside_covers(rewriter, covers)
         environ = rewriter.environment(os.environ, names, given)
-        command = [rewriter.path(arguments.program[0]), *arguments.program[1:]]
-    environ |= {"COPPERFS_MOUNTPOINT": settings.mountpoint, RUN_VARIABLE: token}
-    code = _command(command, environ, with_parent=beside.by_mpi)
-    _leave(use, settings, remove=arguments.mountpoint is None)
+        command = rewriter.command(arguments.program, environ.get("PATH", os.defpath))
+    environ |= {"COPPERFS_MOUNTPOINT": mountpoint, RUN_VARIABLE: token}
+    code = _command(command, environ, inside, with_parent=beside.by_mpi)
+    _leave(use, settings, remove=remove and inside is None)
+    if look_around(os.environ).rank in (None, 0):  # one of thousands
+        shown = covers if inside is not None else None
+        failed = {} if inside is None else inside.failed
+        for line in _told_at_the_end(settings, shown, failed, use.read, summary=arguments.summary):
+            print_progress(line)
     return code
+
+
+def _told_at_the_end(
+    settings: Settings,
+    covers: "Covers | None",
+    failed: Mapping[str, str],
+    read: Mapping[str, int],
+    *,
+    summary: bool,
+) -> Iterator[str]:
+    """*covers* is None if the command did not run in place."""
+    for directory, reason in failed.items():
+        yield f"{directory} could not be covered, or left writable: {reason}"
+    if read.get("bytes") == 0 and (settings.shared or covers):
+        yield (
+            "nothing was read through the mount: name the filesystem of the command's files with "
+            "--shared, or their directory with --in-place-at"
+        )
+    if not summary:
+        return
+    if covers is not None:
+        yield from (
+            f"covered, and read-only for the command: {each}" for each in covers.directories
+        )
+        yield from (each.reason for each in covers.left_out)
+    else:
+        yield f"not in place: paths of variables led through {settings.mountpoint}"
+    if read:
+        yield (
+            f"read through the mount by all runs of this node: {format_size(read['bytes'])}; "
+            f"{read['files_from_source']:,} files and {format_size(read['bytes_from_source'])} "
+            f"came from the source, {format_size(read['bytes_from_peers'])} from other nodes"
+        )
+
+
+def _refuse_launchers(program: str, environ: Mapping[str, str]) -> None:
+    """Processes that they start on other nodes would see no mount."""
+    from copperfs.launch.launcher_variables import look_around
+
+    name = os.path.basename(program)
+    nodes = look_around(environ).nodes or 1
+    if name in LAUNCHERS and nodes > 1:
+        raise LaunchError(
+            f"copperfs run starts one command on this node, and {name} would start its processes "
+            f"without the mount; write: {name} [OPTIONS] copperfs run -- COMMAND"
+        )
 
 
 def _given(variables: list[str]) -> dict[str, str]:
@@ -122,8 +206,10 @@ def _settings(
     mountpoint: str | None,
     beside: "Companions",
     job: str,
+    covers: "Covers | None",
 ) -> Settings:
-    """The daemon's settings; except for *left_open* all runs that share it need the same."""
+    """The daemon's settings; except for *left_open* all runs that share it need the same. Runs that
+    cover other directories do not share."""
     from copperfs.cli.preflight import at_mountpoint, on_this_node
     from copperfs.fuse.mounting import absolute
 
@@ -140,7 +226,8 @@ def _settings(
     settings = on_this_node(settings)
     if mountpoint is None:
         wanted = json.dumps(_wanted(settings, left_open))
-        digest = hashlib.blake2b(f"{job} {wanted}".encode(), digest_size=4)
+        covered = "" if covers is None else json.dumps([covers.directories, covers.writable])
+        digest = hashlib.blake2b(f"{job} {wanted} {covered}".encode(), digest_size=4)
         mountpoint = f"/tmp/copperfs-{os.getuid()}-{job[:40]}-{digest.hexdigest()}"
     settings = at_mountpoint(settings, absolute(mountpoint))
     check_tier(settings)
@@ -161,7 +248,21 @@ def _own_rendezvous() -> str:
     return directory
 
 
-def _rewriter(settings: Settings) -> Rewriter:
+def _beside_covers(rewriter: Rewriter, covers: "Covers") -> Rewriter:
+    """For what is shared and not covered. From here the mount is not seen, so links are followed in
+    the source."""
+    mountpoint, root = rewriter.mountpoint, rewriter.source_root.rstrip("/")
+
+    def real(shown: str) -> str:
+        if not shown.startswith(mountpoint):
+            return os.path.realpath(shown)
+        path = os.path.realpath(root + shown[len(mountpoint) :])
+        return mountpoint + path[len(root) :] if path.startswith(root) else path
+
+    return replace(rewriter, realpath=real, covered=covers.directories)
+
+
+def _rewriter(settings: Settings, mountpoint: str) -> Rewriter:
     from copperfs.daemon.path_policy_from_mounts import policy_for
     from copperfs.fuse.mounting import mounts
 
@@ -169,15 +270,31 @@ def _rewriter(settings: Settings) -> Rewriter:
     policy = policy_for(settings, mounts(), os.fsencode(root))
     # The policy refuses its own mount point, whose paths are classified here.
     policy.refused = frozenset()
-    return Rewriter(settings.mountpoint, settings.source, root, policy)
+    return Rewriter(mountpoint, settings.source, root, policy)
 
 
-def _command(command: list[str], environ: dict[str, str], *, with_parent: bool) -> int:
+def _command(
+    command: list[str], environ: dict[str, str], inside: "Inside | None", *, with_parent: bool
+) -> int:
     from copperfs.cli.child_command import NOT_EXECUTABLE, NOT_FOUND, run_command
 
     try:
-        return run_command(command, environ, with_parent=with_parent)
+        if inside is None:
+            return run_command(command, environ, with_parent=with_parent)
+        return run_command(
+            command, environ, with_parent=with_parent, enter=inside.enter, begun=inside.close
+        )
+    except subprocess.SubprocessError:
+        assert inside is not None, "only entering runs between fork and exec"
+        inside.close()
+        print_error(
+            "the command's process could not enter the namespace of this node's runs; is the "
+            "working directory gone? copperfs run --in-place never does without"
+        )
+        return FAILED
     except OSError as error:
+        if inside is not None:
+            inside.close()
         print_error(f"{command[0]} cannot be started: {error.strerror}")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
@@ -190,9 +307,10 @@ def _use(
     wanted: dict[str, object],
     beside: "Companions",
     token: str,
+    covers: "Covers | None",
     *,
     remove: bool,
-) -> "Use":
+) -> "tuple[Use, Inside | None]":
     from copperfs.fuse.daemon_start import DAEMON_STARTS_WITHIN_S
     from copperfs.launch.shared_mount_client import First, Vanished, come
 
@@ -203,7 +321,7 @@ def _use(
         came = come(settings.mountpoint, hello, timeout_s)
         if isinstance(came, First):
             try:
-                use = _begin(settings, came, hello, beside.here, remove=remove)
+                use = _begin(settings, came, hello, beside.here, covers, remove=remove)
             except BaseException as error:
                 if remove:  # what the daemon would have done
                     with contextlib.suppress(OSError):
@@ -214,15 +332,39 @@ def _use(
         else:
             use = came
         with contextlib.suppress(Vanished):
-            use.wait_ready(timeout_s)
-            return use
+            said = use.wait_ready(timeout_s)
+            return use, inside_of(said, use.line.fds)
     raise MountError(f"the daemon of {settings.mountpoint} ended {TRIES_MAX} times; see its log")
 
 
 def _begin(
-    settings: Settings, first: "First", hello: dict[str, object], here: int, *, remove: bool
+    settings: Settings,
+    first: "First",
+    hello: dict[str, object],
+    here: int,
+    covers: "Covers | None",
+    *,
+    remove: bool,
 ) -> "Use":
     """Start the daemon, whose first user is this process."""
+    found = NOTHING_TO_COVER if covers is None else begin_in_place(settings, covers)
+    if isinstance(found, str):
+        return _begin_with(settings, first, hello, here, None, in_place=found, remove=remove)
+    with contextlib.closing(found.namespace):
+        line = found.line()
+        return _begin_with(settings, first, hello, here, found, in_place=line, remove=remove)
+
+
+def _begin_with(
+    settings: Settings,
+    first: "First",
+    hello: dict[str, object],
+    here: int,
+    place: "InPlaceRun | None",
+    *,
+    in_place: dict[str, Any] | str,
+    remove: bool,
+) -> "Use":
     from copperfs.cli.preflight import prepare, with_tier_size
     from copperfs.fuse.daemon_start import DAEMON_STARTS_WITHIN_S, let_live, starting_daemon
     from copperfs.launch.launch_method import launch, line_of
@@ -230,7 +372,8 @@ def _begin(
     from copperfs.launch.shared_mount_client import Line, Use
     from copperfs.launch.shared_mount_client import line_of as line_of_users
 
-    _make(settings.mountpoint, private=remove)
+    if place is None:
+        _make(settings.mountpoint, private=remove)
     settings = with_tier_size(settings)
     _, launched = launch(
         settings,
@@ -240,27 +383,41 @@ def _begin(
         rank_is_node=False,
     )
     ours, theirs = socket.socketpair()
-    fds = [first.counter.fileno(), theirs.fileno()]
+    fds = [first.counter.fileno(), theirs.fileno(), *([] if place is None else place.fds)]
     with (
         theirs,
         starting_daemon(
             settings,
             line_of(launched),
-            users=line_of_users(first.counter, theirs, here, remove=remove),
+            users=line_of_users(
+                first.counter, theirs, here, remove=remove and place is None, in_place=in_place
+            ),
             pass_fds=[*fds, *([] if launched is None else [launched.listener.fileno()])],
             env=without_mpi(os.environ),
         ) as daemon,
     ):
+        if place is not None:
+            place.namespace.give_fuse_away()
         use = Use(Line(ours))
         use.line.say(**hello)
         daemon.outcome(
             DAEMON_STARTS_WITHIN_S + (0 if launched is None else settings.launch_timeout_s)
         )
+        if place is not None:
+            use.line.say(covered=_cover(place, settings))
         let_live(daemon)
     if launched is not None:
         launched.listener.close()
     first.counter.close()
     return use
+
+
+def _cover(place: "InPlaceRun", settings: Settings) -> dict[str, Any]:
+    covered = place.cover(settings)
+    if settings.in_place == "always" and covered["failed"]:
+        [(directory, reason), *_] = covered["failed"].items()
+        raise MountError(f"{directory} cannot be covered, or left writable: {reason}")
+    return covered
 
 
 def _make(mountpoint: str, *, private: bool) -> None:

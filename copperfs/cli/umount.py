@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import time
 from contextlib import suppress
 
@@ -96,6 +97,8 @@ def _unmount(arguments: argparse.Namespace) -> int:
     mountpoint = absolute(arguments.mountpoint)
     mounted = mount_at(mountpoint)
     if mounted is None:
+        if _end_inside(mountpoint):
+            return 0
         raise MountError(f"{mountpoint} is not mounted")
     if mounted.fstype not in (FSTYPE, PFS_SIM_FSTYPE):
         raise MountError(f"{mountpoint} is a mount of type {mounted.fstype}, not one of copperfs")
@@ -107,6 +110,23 @@ def _unmount(arguments: argparse.Namespace) -> int:
         if pid is not None and started is not None and not arguments.lazy:
             _wait_for_end(pid, started)
     return 0
+
+
+def _end_inside(mountpoint: str) -> bool:
+    """Whether it is of an in-place run. Its daemon ends; its processes get ENOTCONN then."""
+    from copperfs.fuse.daemon_start import start_of
+    from copperfs.fuse.inside_mounts import inside_mount
+
+    inside = inside_mount(mountpoint)
+    if inside is None:
+        return False
+    pid = _daemon_of(mountpoint)
+    started = None if pid is None else start_of(pid)
+    if pid is None or started is None:
+        raise MountError(f"the daemon of {mountpoint} is gone; end the processes that use it")
+    os.kill(pid, signal.SIGTERM)
+    _wait_for_end(pid, started)
+    return True
 
 
 def _daemon_of(mountpoint: str) -> int | None:

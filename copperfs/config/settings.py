@@ -251,9 +251,13 @@ OVERLAY = "Between nodes"
 TIER = "Data tier"
 FAILURE = "When nodes fail"
 LAUNCH = "Launch on several nodes"
+RUN = "In place: of copperfs run alone"
 
 SymlinkMode = Literal["rewrite", "keep"]
 InodeMode = Literal["auto", "compare", "ignore"]
+InPlaceMode = Literal["auto", "always", "never"]
+RUN_ONLY = ("in_place", "in_place_at", "writable")
+"""The settings of the group ``RUN``."""
 
 
 def _option(
@@ -701,6 +705,38 @@ class Settings:
             "Nothing waits for it; it only decides when others are told.",
         ),
     )
+    in_place: InPlaceMode = field(
+        default="never",
+        metadata=_option(
+            RUN,
+            _choice("auto", "always", "never"),
+            "Whether the command sees the files of its environment at their own paths, in a "
+            "namespace of its own. auto: unless --mountpoint is given, if the machine allows "
+            "it. always: or fail. never: paths in variables are led through the mount.",
+        ),
+    )
+    in_place_at: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            RUN,
+            PREFIX,
+            "Directories that are covered as well, such as a dataset or an installation that no "
+            "variable leads to. They are read-only for the command.",
+            default_text="the environments that PATH, PYTHONPATH, LD_LIBRARY_PATH, "
+            "CONDA_PREFIX, VIRTUAL_ENV and the command lead to, and the paths of --ring",
+            multi=True,
+        ),
+    )
+    writable: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            RUN,
+            PREFIX,
+            "Directories that are left as they are, although they are in one that is covered.",
+            default_text="none",
+            multi=True,
+        ),
+    )
     events: str | None = field(
         default=None,
         metadata=_option(
@@ -767,7 +803,7 @@ class Settings:
     def from_json(cls, text: str) -> "Settings":
         """Both ends are of one version, so a mismatch is a bug."""
         values = json.loads(text)
-        tuples = {name: tuple(values[name]) for name in ("shared", "ring")}
+        tuples = {name: tuple(values[name]) for name in ("shared", "ring", *RUN_ONLY[1:])}
         return cls(**values | tuples)
 
 

@@ -83,6 +83,8 @@ class ApplicationPort:
     close_handle: Callable[[HandleId], None]
     remaining: Callable[[float | None], float | None]
     """Turns a time of the node's clock into seconds from now."""
+    renamed: Callable[[], object] = lambda: None
+    """Called when a name leads to another number: an overlay above has to be mounted anew."""
     is_clearing: bool = False
     """A clear of this node tells the kernel itself, and waits for it."""
     _waiting: dict[RequestId, _Waiting] = field(default_factory=dict)
@@ -137,6 +139,7 @@ class ApplicationPort:
         tell = self.publications.look_again(path)
         if tell is not None:
             self.notifications.add(path, tell)
+            self.renamed()
 
     def begin_epoch(self, epoch: int) -> None:
         self.publications.withdraw_all()

@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,6 +33,7 @@ import trio
 
 from copperfs.chunkstore.disk_store import BACKLOG_BYTES_MAX, DiskStore
 from copperfs.config.settings import Settings
+from copperfs.daemon.attachment import Attachment, MountedHere, OverlayRenewal
 from copperfs.daemon.chunk_disk import ChunkDisk, chunk_bytes_of, open_tier_store, placement_of
 from copperfs.daemon.control_server import ControlServer
 from copperfs.daemon.core_dump import leave_out_memory
@@ -55,15 +57,7 @@ from copperfs.daemon.shared_mount_server import Users
 from copperfs.daemon.statistics import Statistics
 from copperfs.fuse.handlers import FrontHandlers
 from copperfs.fuse.ioctl import IoctlRequest, TooLong
-from copperfs.fuse.mounting import (
-    absolute,
-    clean_up_stale,
-    mount_at,
-    mount_options,
-    mounts,
-    open_channel,
-    unmount,
-)
+from copperfs.fuse.mounting import absolute, mounts
 from copperfs.fuse.publication_index import PublicationIndex
 from copperfs.fuse.statfs import FRESH_S, Statfs
 from copperfs.launch.launch_method import Launch, trees_of
@@ -139,7 +133,12 @@ class Daemon:
         self.launch = launch
         self.users = users
         """The daemon ends with the users of a ``copperfs run``."""
-        self.settings = replace(settings, mountpoint=absolute(settings.mountpoint))
+        inside = None if users is None else users.inside
+        mountpoint = absolute(settings.mountpoint) if inside is None else inside.mountpoint
+        # At their own paths, links lead where they should.
+        symlinks = settings.symlinks if inside is None else "keep"
+        self.settings = replace(settings, mountpoint=mountpoint, symlinks=symlinks)
+        self.attachment: Attachment = inside or MountedHere(self.settings)
         self.source_root = os.path.realpath(os.fsencode(settings.source))
         self._cleanup = ExitStack()
         self._failed: MountError | None = None
@@ -156,6 +155,8 @@ class Daemon:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the task that handles it runs
             if self.users is not None:
                 self._cleanup.callback(self.users.clean_up)
+                if self.users.inside is None:
+                    log.info("files are not shown in place: %s", self.users.why_not_inside)
             if self.launch is not None:
                 self._cleanup.callback(self.launch.listener.close)
                 me, roster = self.launch.me, self.launch.roster
@@ -186,8 +187,6 @@ class Daemon:
             fetcher.ignore_inodes()
             node.ignore_inodes()
 
-        if clean_up_stale(settings.mountpoint):
-            log.info("cleaned up what a killed daemon had left at %s", settings.mountpoint)
         # statfs may hang, and its process must then be killed: so it starts before anything is
         # mounted.
         statfs = Statfs(self._ask_statfs)
@@ -209,9 +208,9 @@ class Daemon:
         if listener is not None:
             self._cleanup.callback(listener.close)
 
-        fuse_fd = open_channel(settings.mountpoint, self._options())
+        fuse_fd = self.attachment.open()
         self._cleanup.callback(os.close, fuse_fd)
-        self._cleanup.callback(self._unmount_at_last)
+        self._cleanup.callback(self.attachment.unmount_at_last)
         own = self._watch_own_mounts(node, trio.lowlevel.current_trio_token())
         miss, handlers_end = self._socketpair()
         control, server_end = self._socketpair()
@@ -234,7 +233,12 @@ class Daemon:
         )
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         publications = PublicationIndex(front)
+        if self.users is not None and self.users.inside is not None:
+            publications.invalidated = self._renew_overlay
         engine = Engine(node, fetcher, publications)
+        renewal = OverlayRenewal(self._renew_overlay)
+        if self.users is not None and self.users.inside is not None:
+            engine.applications.renamed = renewal.ask
         self._equip(engine, parts.store)
         self._join(engine)
         statfs = parts.statfs
@@ -246,6 +250,8 @@ class Daemon:
         self._cleanup.callback(pyfuse3.close, unmount=False)
         statistics = Statistics(engine, front)
         job = JobMember(engine, settings, statistics.document, statistics.reset, self._roster)
+        if self.users is not None:
+            self.users.read = statistics.read
         profiler = Profiler(front, engine, publications)
         self._sockets.append(server_end)
         server = ControlServer(
@@ -262,8 +268,12 @@ class Daemon:
                 IoctlRequest.PROFILE_BEGIN: profiler.begin,
             },
         )
+        if self.users is not None and self.users.inside is not None:
+            # With --revalidate a bind mount covers.
+            overlay = settings.revalidate_s is None
+            front.set_in_place(*self.users.inside.groups(), overlay)
         front.start()
-        _raise_read_ahead(settings.mountpoint)
+        _raise_read_ahead(self.attachment.device)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             nursery.start_soon(self._run_trimming, node)
@@ -277,6 +287,7 @@ class Daemon:
             elif metrics is not None:
                 nursery.start_soon(write, metrics, partial(self._metrics, statistics))
             nursery.start_soon(self._logs.run)
+            nursery.start_soon(renewal.run)
             nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
@@ -294,9 +305,6 @@ class Daemon:
     def _reopens_log(self) -> bool:
         """Whether SIGHUP comes from a log rotation and not from a terminal that hangs up."""
         return self.settings.log_file is not None and not self.settings.foreground
-
-    def _options(self) -> list[str]:
-        return mount_options(self.settings.source, allow_other=self.settings.allow_other)
 
     @staticmethod
     def _equip(engine: Engine, store: DiskStore | None) -> None:
@@ -348,7 +356,8 @@ class Daemon:
             return
         await self.users.run()
         log.info("nobody uses %s any more: unmounting", self.settings.mountpoint)
-        await trio.to_thread.run_sync(self._unmount_or_detach)
+        if self.users.inside is None:
+            await trio.to_thread.run_sync(self._unmount_or_detach)
 
     async def _serve_handlers(self) -> None:
         await pyfuse3.main(max_tasks=HANDLER_TASKS_MAX)
@@ -437,9 +446,7 @@ class Daemon:
         source, mountpoint = self.settings.source, self.settings.mountpoint
         if not os.path.isdir(self.source_root):
             raise MountError(f"the source {source} is not a directory that can be read")
-        mounted = mount_at(mountpoint)
-        if mounted is None and not os.path.isdir(mountpoint):
-            raise MountError(f"{mountpoint} is not a directory; make it with: mkdir {mountpoint}")
+        self.attachment.check()
         timeouts = self._timeouts()
         if timeouts.dead_s < 2 * timeouts.heartbeat_s + timeouts.silent_s:
             raise MountError(
@@ -493,9 +500,7 @@ class Daemon:
         return self.settings.fallback or not others_read
 
     def _own_device(self) -> int:
-        mounted = mount_at(self.settings.mountpoint)
-        assert mounted is not None, "mounted a moment ago"
-        major, _, minor = mounted.device.partition(":")
+        major, _, minor = self.attachment.device.partition(":")
         return os.makedev(int(major), int(minor))
 
     def _inodes_max(self) -> int:
@@ -511,9 +516,6 @@ class Daemon:
         )
 
     def _watch_own_mounts(self, node: Node, token: trio.lowlevel.TrioToken) -> OwnMounts:
-        mounted = mount_at(self.settings.mountpoint)
-        assert mounted is not None, "mounted a moment ago"
-
         def refuse(paths: frozenset[Path]) -> None:
             def apply() -> None:
                 # this event causes no actions
@@ -522,7 +524,7 @@ class Daemon:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(apply)
 
-        own = OwnMounts(self.source_root, mounted.device, refuse)
+        own = OwnMounts(self.source_root, self.attachment.device, refuse)
         self._cleanup.callback(own.close)
         return own
 
@@ -546,28 +548,23 @@ class Daemon:
         return os.statvfs(self.source_root)
 
     def _unmount_or_detach(self) -> None:
-        mountpoint = self.settings.mountpoint
-        try:
-            unmount(mountpoint)
-        except MountError as error:
-            log.info("%s; detaching it", error)
-            with suppress(MountError):
-                unmount(mountpoint, lazy=True)
+        if not self.attachment.unmount():
             # A user of the detached mount keeps the connection open, so the server would see no
             # end.
             trio.from_thread.run_sync(self._end_server)
+
+    def _renew_overlay(self) -> None:
+        assert self.users is not None
+        assert self.users.inside is not None
+        try:
+            self.users.inside.renew(self.users.covered, os.fsdecode(self.source_root))
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("the covers could not be renewed after a clear: %s", error)
 
     def _end_server(self) -> None:
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-
-    def _unmount_at_last(self) -> None:
-        """For a failure after mounting."""
-        mounted = mount_at(self.settings.mountpoint)
-        if mounted is not None and mounted.fstype == "fuse.copperfs":
-            with suppress(MountError):
-                unmount(self.settings.mountpoint, lazy=True)
 
 
 async def log_own_errors(front: Front) -> None:
@@ -663,14 +660,10 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, ALLOCATED_BYTES_MAX)
 
 
-def _raise_read_ahead(mountpoint: str) -> None:
+def _raise_read_ahead(device: str) -> None:
     """The kernel reads 128 KiB ahead unless root raises it."""
-    mounted = mount_at(mountpoint)
-    if mounted is None:
-        return
-    knob = FilePath(f"/sys/class/bdi/{mounted.device}/read_ahead_kb")
     with suppress(OSError):
-        knob.write_text(str(READ_AHEAD_KIB))
+        FilePath(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
 
 
 def set_up_logging(settings: Settings, *, to_stderr: bool) -> None:

@@ -163,6 +163,10 @@ def policy_for(
     )
 
 
+def has_network(all_mounts: Sequence[Mount]) -> bool:
+    return any(map(_is_network, all_mounts))
+
+
 def _is_network(mount: Mount) -> bool:
     """Counts automount points as well, by name (``/home``, ``/cvmfs``) or at one place
     (``x-systemd.automount``): nodes differ only in what is mounted there at the moment."""

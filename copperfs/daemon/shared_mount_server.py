@@ -21,7 +21,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +29,7 @@ from typing import Any, TextIO
 import trio
 
 from copperfs.config.settings import Settings
+from copperfs.daemon.attachment import MountedInside
 from copperfs.launch.launcher_variables import RUN_VARIABLE
 from copperfs.launch.shared_mount_client import LINE_MAX, is_own
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 HELLO_WITHIN_S = 10.0
+FAILED_TOLD_MAX = 10
 # These may differ between processes.
 FOUND_BY_THE_FIRST = ("memory_bytes", "tier_memory_bytes", "tier_size_bytes")
 ACCEPTS_AGAIN_S = 0.1
@@ -52,11 +54,23 @@ class Users:
     expected: int = 1
     remove: bool = False
     """Whether the mount point was made for this run."""
+    inside: MountedInside | None = None
+    """For an in-place run."""
+    why_not_inside: str = ""
+    read: Callable[[], dict[str, int]] = dict
+    """What was read through the mount."""
     ready: trio.Event = field(default_factory=trio.Event)
     _error: str | None = None
+    _covered: dict[str, Any] | None = None
+    """What the first user has covered."""
+    _all_ready: trio.Event = field(default_factory=trio.Event)
+    """The mount, and its covers."""
     _here: set[socket.socket] = field(default_factory=set)
     _come: int = 0
     _killed: bool = False
+    _is_abandoned: bool = False
+    _is_kept: bool = False
+    """Processes that a command has left in the background use the mount."""
     _ending: bool = False
     """A user was told that it is the last, and waits for the end."""
     _changed: trio.Event = field(default_factory=trio.Event)
@@ -73,20 +87,42 @@ class Users:
         for each in (counter, first):
             each.set_inheritable(False)
             each.setblocking(False)
-        return cls(settings, counter, first, values["expected"], values["remove"])
+        words = values["in_place"]
+        inside = MountedInside.of_line(words) if isinstance(words, dict) else None
+        users = cls(settings, counter, first, values["expected"], values["remove"], inside)
+        users.why_not_inside = words if isinstance(words, str) else ""
+        return users
 
     async def run(self) -> None:
         """Return when the mount has no users. The last one waits for the daemon's end."""
         async with trio.open_nursery() as nursery:
+            if self.inside is None:
+                nursery.start_soon(self._pass_on_ready)
             self._take(self.first, nursery)
             nursery.start_soon(self._accept, nursery)
             while not await self._nobody_comes():
                 pass
             nursery.cancel_scope.cancel()
+        if self.inside is not None:
+            self.inside.let_go()
+            if not self._ending:
+                # Background processes keep the mount; who comes now is the first of the next.
+                self.counter.close()
+
+    async def _pass_on_ready(self) -> None:
+        await self.ready.wait()
+        self._all_ready.set()
+
+    @property
+    def covered(self) -> dict[str, Any]:
+        """What the first run of the node has covered; empty until then."""
+        covered: dict[str, Any] = (self._covered or {}).get("covered", {})
+        return covered
 
     def refuse(self, sentence: str) -> None:
         self._error = sentence
         self.ready.set()
+        self._all_ready.set()
         for each in self._here:
             _say(each, error=sentence)
 
@@ -110,11 +146,14 @@ class Users:
         return self._is_empty()
 
     def _is_empty(self) -> bool:
-        return not self._here and not _is_readable(self.counter)
+        return not self._here and (self._is_abandoned or not _is_readable(self.counter))
 
     async def _accept(self, nursery: trio.Nursery) -> None:
-        while True:
-            await trio.lowlevel.wait_readable(self.counter)
+        while not self._is_abandoned:
+            try:
+                await trio.lowlevel.wait_readable(self.counter)
+            except trio.ClosedResourceError:
+                return
             if self._ending:
                 return  # a user that comes now is the first of the next daemon
             try:
@@ -144,10 +183,17 @@ class Users:
             with trio.move_on_after(HELLO_WITHIN_S):
                 hello = await lines.next()
                 token = _token_of(hello)
-            if token is None or not await self._welcome(sock, hello):
+            if token is None:
+                return
+            if self.inside is not None and sock is self.first:
+                self._covered = await self._next_of_first(lines)
+                self._all_ready.set()
+            if not await self._welcome(sock, hello):
                 return
             self._come += 1
             await lines.next()
+            if self.inside is not None and len(self._here) == 1:
+                self._is_kept = await trio.to_thread.run_sync(self.inside.is_used)
             self._part(sock)
         except (_Ended, ValueError):
             if token is not None:
@@ -159,6 +205,21 @@ class Users:
             if sock not in self._parting:
                 sock.close()
             self._changed.set()
+
+    async def _next_of_first(self, lines: "_Lines") -> dict[str, Any]:
+        """If the first run ends before it has covered, the others start over: their connections end
+        without a word."""
+        try:
+            return await lines.next()
+        except _Ended:
+            self._is_abandoned = True
+            trio.lowlevel.notify_closing(self.counter)
+            self.counter.close()
+            for each in self._here - {self.first}:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            self._here &= {self.first}
+            raise
 
     async def _welcome(self, sock: socket.socket, hello: dict[str, Any]) -> bool:
         if wrong := self._difference(hello["settings"]):
@@ -172,20 +233,30 @@ class Users:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            await self.ready.wait()
+            await self._all_ready.wait()
             nursery.cancel_scope.cancel()
-        if self._error is None and self.ready.is_set():
-            _say(sock, ready=True)
+        if self._error is None and self._all_ready.is_set():
+            self._say_ready(sock)
         return self._error is None
+
+    def _say_ready(self, sock: socket.socket) -> None:
+        if self.inside is None:
+            _say(sock, ready=True)
+            return
+        # All else each run knows by itself. The line has to fit into an empty socket.
+        failed = dict(list(self.covered.get("failed", {}).items())[:FAILED_TOLD_MAX])
+        shown = {"mountpoint": self.inside.mountpoint, "failed": failed}
+        self.inside.send(sock, _line(ready=True, in_place=shown))
 
     def _part(self, sock: socket.socket) -> None:
         """The last user stays until the mount is gone."""
         others = len(self._here) > 1 or _is_readable(self.counter)
         last = not others and (self._killed or self._come >= self.expected)
+        last = last and not self._is_kept
         if last:
             self._ending = True
             self._parting.append(sock)
-        _say(sock, last=last)
+        _say(sock, last=last, read=self.read())
 
     def _difference(self, wanted: dict[str, Any]) -> str | None:
         mine = json.loads(json.dumps(asdict(self.settings)))
@@ -239,7 +310,11 @@ def _token_of(hello: dict[str, Any]) -> str | None:
 def _say(sock: socket.socket, **words: object) -> None:
     """A short line fits into an empty socket; a user that does not read has ended."""
     with contextlib.suppress(OSError):
-        sock.sendall(json.dumps(words).encode("ascii") + b"\n")
+        sock.sendall(_line(**words))
+
+
+def _line(**words: object) -> bytes:
+    return json.dumps(words).encode("ascii") + b"\n"
 
 
 def _is_readable(sock: socket.socket) -> bool:

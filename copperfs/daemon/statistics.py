@@ -117,6 +117,17 @@ class Statistics:
             },
         }  # fmt: skip
 
+    def read(self) -> dict[str, int]:
+        """What ``copperfs run`` says at its end."""
+        front, source = self.front.statistics(), self.engine.fetcher.counts()
+        peers = self.engine.peers
+        return {
+            "bytes": front["hit_bytes"] + front["miss_bytes"] + front["bypass_bytes"],
+            "files_from_source": source["open"],
+            "bytes_from_source": source["read_bytes"] + front["bypass_bytes"],
+            "bytes_from_peers": 0 if peers is None else peers.taken_bytes,
+        }
+
     def _job(self) -> dict[str, int]:
         peers, trees = self.engine.peers, self.engine.node.trees
         if peers is None or trees is None:

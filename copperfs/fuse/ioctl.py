@@ -97,8 +97,7 @@ def ask_mount(path: str, request: IoctlRequest, data: bytes = b"") -> object:
     """The reply of the mount that *path* is on. Blocks; ControlError if it refuses."""
     assert len(data) <= DATA_BYTES
     try:
-        # O_NONBLOCK, so that a fifo does not wait for a writer
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open(path)
     except OSError as error:
         if error.errno == errno.ENOTCONN:
             raise ControlError(
@@ -109,6 +108,20 @@ def ask_mount(path: str, request: IoctlRequest, data: bytes = b"") -> object:
         return json.loads(_fetch(fd, path, request, data))
     finally:
         os.close(fd)
+
+
+def _open(path: str) -> int:
+    # O_NONBLOCK, so that a fifo does not wait for a writer
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        from copperfs.fuse.inside_mounts import inside_mount
+
+        inside = inside_mount(path)
+        if inside is None:
+            raise
+        return os.open(inside.path, flags)
 
 
 def _fetch(fd: int, path: str, request: IoctlRequest, data: bytes) -> bytes:

@@ -103,10 +103,14 @@ def open_channel(mountpoint: str, options: list[str]) -> int:
 def mount_options(source: str, *, allow_other: bool) -> list[str]:
     """``ro`` makes the kernel refuse every write; ``default_permissions`` makes it check access by
     the modes that are shown."""
-    # a comma or a backslash would end the option
-    name = re.sub(r"[^\w./+@%-]", "_", source, flags=re.ASCII)
-    options = ["ro", "nosuid", "nodev", "default_permissions", "subtype=copperfs", f"fsname={name}"]
+    name = f"fsname={mount_name(source)}"
+    options = ["ro", "nosuid", "nodev", "default_permissions", "subtype=copperfs", name]
     return [*options, "allow_other"] if allow_other else options
+
+
+def mount_name(source: str) -> str:
+    """Without a comma or a backslash, which would end the option."""
+    return re.sub(r"[^\w./+@%-]", "_", source, flags=re.ASCII)
 
 
 def unmount(mountpoint: str, *, lazy: bool = False) -> None:

@@ -37,6 +37,8 @@ class PublicationIndex:
     _where: dict[CacheKey, set[int]] = field(default_factory=dict)
     _chunked: dict[ObjectKey, set[int]] = field(default_factory=dict)
     """Files with published chunks. The front knows which chunks."""
+    invalidated: Callable[[], object] = lambda: None
+    """Called in a worker thread, once the kernel was told to look all names up again."""
     _files: dict[int, ObjectKey] = field(default_factory=dict)
     _asks_about: list[CacheKey] = field(default_factory=list)
     """Still to query in this round; some may be gone by then."""
@@ -215,7 +217,13 @@ class PublicationIndex:
         """In a worker thread. Returns the number of names told, and a function for the rest, which
         has to wait for lookups under way."""
         told, left = self.front.invalidate_all()
-        return told, None if left is None else partial(self.front.invalidate_later, left)
+        self.invalidated()
+        return told, None if left is None else partial(self._invalidate_later, left)
+
+    def _invalidate_later(self, left: bytes) -> int:
+        told = self.front.invalidate_later(left)
+        self.invalidated()
+        return told
 
 
 def _seconds(fresh_s: float | None) -> float:

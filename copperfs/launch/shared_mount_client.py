@@ -11,10 +11,13 @@ finds that its connection ends without a word, and becomes the first of the next
 Each side writes lines of JSON:
 
     user     {"settings": ..., "token": ...}    its settings; the token of its processes
-    daemon   {"ready": true}                    the mount can be used
+    first    {"covered": ...}                   of an in-place run: its covers are in place
+    daemon   {"ready": true}                    the mount can be used; of an in-place run with
+                                                "in_place" and descriptors of its namespace
           or {"error": sentence}                it never will be, or has other settings
     user     {"bye": true}                      its command has ended; kill nothing
-    daemon   {"last": ...}                      if true, the connection ends with the daemon
+    daemon   {"last": ..., "read": ...}         if true, the connection ends with the daemon;
+                                                what was read through the mount up to now
 
 A connection that ends without a bye belongs to a process that was killed.
 """
@@ -26,7 +29,7 @@ import os
 import socket
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -38,7 +41,9 @@ BACKLOG = 1024
 _PEER = struct.Struct("iII")
 # Another process may have bound the name and not listen yet.
 TRY_AGAIN_S = 0.01
-LINE_MAX = 64 * 1024
+# An environment of a thousand prefixes is covered.
+LINE_MAX = 1 << 20
+DESCRIPTORS_MAX = 2
 ANSWERS_BYE_WITHIN_S = 10.0
 # umount waits as long.
 ENDS_WITHIN_S = 30.0
@@ -51,6 +56,8 @@ class Vanished(Exception):  # no fault: the next daemon may begin
 @dataclass(slots=True)
 class Line:
     sock: socket.socket
+    fds: list[int] = field(default_factory=list)
+    """Descriptors that came with lines."""
     _received: bytes = b""
 
     def say(self, **words: object) -> None:
@@ -64,7 +71,8 @@ class Line:
         while b"\n" not in self._received:
             self.sock.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
-                more = self.sock.recv(LINE_MAX)
+                more, fds, _, _ = socket.recv_fds(self.sock, LINE_MAX, DESCRIPTORS_MAX)
+                self.fds += fds
             except ConnectionError:
                 more = b""
             if not more:
@@ -85,9 +93,11 @@ class Ending(Enum):
 @dataclass(slots=True)
 class Use:
     line: Line
+    read: dict[str, int] = field(default_factory=dict)
+    """Bytes and files that were read through the mount, once this use has ended."""
 
-    def wait_ready(self, timeout_s: float) -> None:
-        """MountError says why the mount cannot be used."""
+    def wait_ready(self, timeout_s: float) -> dict[str, Any]:
+        """What the daemon says of the mount. MountError says why it cannot be used."""
         try:
             said = self.line.hear(timeout_s)
         except TimeoutError:
@@ -97,12 +107,15 @@ class Use:
             ) from None
         if "error" in said:
             raise MountError(said["error"])
+        return said
 
     def leave(self) -> Ending:
         """If it was the last reference, return when the mount is gone."""
         self.line.say(bye=True)
         try:
-            if not self.line.hear(ANSWERS_BYE_WITHIN_S)["last"]:
+            said = self.line.hear(ANSWERS_BYE_WITHIN_S)
+            self.read = said.get("read", {})
+            if not said["last"]:
                 return Ending.SHARED
         except TimeoutError:
             return Ending.SLOW
@@ -185,12 +198,21 @@ def is_own(sock: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
-def line_of(counter: socket.socket, first: socket.socket, expected: int, *, remove: bool) -> str:
+def line_of(
+    counter: socket.socket,
+    first: socket.socket,
+    expected: int,
+    *,
+    remove: bool,
+    in_place: dict[str, Any] | str | None = None,
+) -> str:
+    """*in_place* describes the namespace, or says why there is none."""
     return json.dumps(
         {
             "counter": counter.fileno(),
             "first": first.fileno(),
             "expected": expected,
             "remove": remove,
+            "in_place": in_place,
         }
     )

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.mount
 
 APP = """\
 import os, sys, mine
-os.write(1, f"PREFIX {sys.prefix} MINE {mine.__file__}\\n".encode())  # all at once
+device = os.stat(mine.__file__).st_dev
+os.write(1, f"PREFIX {sys.prefix} MINE {mine.__file__} {device}\\n".encode())  # all at once
 """
 
 
@@ -69,14 +70,16 @@ class Site:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
-    def check(self, output: str, lines: int, mounts: str = r"/tmp/copperfs-") -> None:
-        """This many processes ran, all with the environment as the mount shows it."""
+    def check(self, output: str, lines: int, mounts: str = "") -> None:
+        """This many processes ran, all with the environment as the mount shows it: at its own path
+        (another device than the source's), or below *mounts*."""
         found = [line.split() for line in output.splitlines() if line.startswith("PREFIX")]
         assert len(found) == lines, output
-        for _, prefix, _, mine in found:
-            assert prefix.startswith(mounts), output
+        for _, prefix, _, mine, device in found:
+            assert prefix.startswith(mounts or str(self.env_dir)), output
             assert prefix.endswith(str(self.env_dir)), output
             assert mine.startswith(prefix), output
+            assert int(device) != self.where.stat().st_dev, output
 
 
 def example(name: str, variables: dict[str, str], environment: dict[str, str] | None = None) -> str:
@@ -98,9 +101,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
         copperfs("umount", "--lazy", each)
 
 
+IN_PLACE = {"COPPERFS_IN_PLACE": "always"}
+
+
 @pytest.mark.parametrize("name", ["venv.sh", "conda.sh"])
 def test_an_environment_is_read_through_a_mount(site: Site, name: str) -> None:
-    site.check(example(name, site.variables()), 1)
+    site.check(example(name, site.variables()), 1, "/tmp/copperfs-")
+    site.check(example(name, site.variables() | IN_PLACE), 1)
 
 
 def test_a_container_sees_the_mount(site: Site) -> None:
@@ -129,6 +136,7 @@ def test_ranks_of_a_pbs_job_share_a_mount(site: Site, name: str) -> None:
         "MPIEXEC": mpiexec, "RANKS_PER_NODE": "4", "LISTEN": "lo", "MEMORY": "64MiB",
     }  # fmt: skip
     site.check(example(name, site.variables() | job), 4, "/tmp/copperfs-0-pbs.123.pbs-")
+    site.check(example(name, site.variables() | job | IN_PLACE), 4)
 
 
 # ---- PyTorch, over the data tier -----------------------------------------------------------------
@@ -251,17 +259,16 @@ def batch(
     return said
 
 
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "through variables"])
 @pytest.mark.parametrize("name", ["slurm/job.sh", "frontier/job.sh"])
 def test_tasks_of_a_slurm_job_share_a_mount_on_each_node(
-    slurm: Slurm, site: Site, name: str
+    slurm: Slurm, site: Site, name: str, in_place: bool
 ) -> None:
-    flags = (
-        f"--mountpoint {site.where}/m$SLURM_NODEID", "--node-name n$SLURM_NODEID",
-        f"--rendezvous {site.where}/meet", "--listen lo",
-    )  # fmt: skip
+    how = "--in-place always" if in_place else f"--mountpoint {site.where}/m$SLURM_NODEID"
+    flags = (how, "--node-name n$SLURM_NODEID", f"--rendezvous {site.where}/meet", "--listen lo")
     variables = site.variables(*flags) | {"LISTEN": "lo", "MEMORY": "64MiB"}
     output = batch(slurm, name, 2, variables, site.where)
-    site.check(output, 2 * NODES, f"{site.where}/m")
+    site.check(output, 2 * NODES, "" if in_place else f"{site.where}/m")
     assert not any(is_mounted(site.where / f"m{node}") for node in range(NODES))
 
 

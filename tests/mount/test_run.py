@@ -399,6 +399,16 @@ def test_a_directory_that_was_made_for_a_mount_that_failed_is_gone(
     assert list(Path("/tmp").glob(f"copperfs-*-slurm.{job}-*")) == []
 
 
+@pytest.mark.parametrize(("launcher", "nodes"), [("srun", "2"), ("/usr/bin/mpirun", "2")])
+def test_a_launcher_of_other_nodes_is_no_command(launcher: str, nodes: str) -> None:
+    done = run(
+        [*COPPERFS, "run", "--", launcher, "-n", "4", "true"], env={"SLURM_JOB_NUM_NODES": nodes}
+    )
+    assert done.returncode == 125
+    name = os.path.basename(launcher)
+    assert f"write: {name} [OPTIONS] copperfs run -- COMMAND" in done.stderr
+
+
 # ---- by launchers -------------------------------------------------------------------------------
 
 ALLREDUCE = """if True:

@@ -213,3 +213,26 @@ def test_the_file_of_the_flag_is_taken_instead_of_that_of_the_variable(
 def test_names_that_are_not_utf8_can_be_printed() -> None:
     assert printable("caf\N{LATIN SMALL LETTER E WITH ACUTE}") == "café"
     assert printable("\udcff\nx\x1b[0m") == "\\xff\\nx\\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "shared"),
+    [
+        (["python3", "-c", "1"], ["python3", "-c", "1"], None),
+        (["--summary", "sh", "-c", "ls"], ["sh", "-c", "ls"], None),
+        (["--shared", "/a", "python3", "-m", "x"], ["python3", "-m", "x"], ["/a"]),
+        (["--shared=/a", "--no-fallback", "/bin/ls", "/"], ["/bin/ls", "/"], ["/a"]),
+        (["--shared", "/a", "/b", "--", "ls", "-l"], ["ls", "-l"], ["/a", "/b"]),
+        (["--shared", "/a", "/b", "--no-fallback", "ls"], ["ls"], ["/a", "/b"]),
+        (["--shared", "/a", "pytest", "-q", "--", "t"], ["pytest", "-q", "--", "t"], ["/a"]),
+        (["git", "log", "--", "file"], ["git", "log", "--", "file"], None),
+        (["--", "git", "--", "file"], ["git", "--", "file"], None),
+        (["--mem", "1G", "ls", "--memory", "2G"], ["ls", "--memory", "2G"], None),
+    ],
+)
+def test_run_takes_its_command_with_and_without_a_separator(
+    words: list[str], program: list[str], shared: list[str] | None
+) -> None:
+    arguments = cli._parse(["run", *words])
+    assert arguments.program == program
+    assert getattr(arguments, "shared", None) == shared

@@ -32,6 +32,9 @@ from tests.unit.test_layers import ROOT
 
 BY_NAME = {option.name: option for option in OPTIONS}
 EXAMPLES: dict[str, Value] = {
+    "in_place": "always",
+    "in_place_at": ("/lus/sw", "/lus/data"),
+    "writable": ("/lus/sw/results",),
     "source": "/lus",
     "metrics": "9400",
     "shared": ("/lus", "/home"),

@@ -56,7 +56,7 @@ def test_every_command_says_its_exit_codes_and_explains_its_arguments(page: Page
 
 # They print nothing of their own, or requested data as it is.
 WITHOUT_JSON = {
-    *("mount", "run", "record", "keygen", "completion", "pfs-sim"),
+    *("mount", "run", "enter", "record", "keygen", "completion", "pfs-sim"),
     *(f"cluster {word}" for word in ("kill", "start", "stop", "cont", "cut", "drop", "heal")),
 }
 

@@ -1,6 +1,8 @@
 """Rewriting: the entries of an environment that ``copperfs run`` leads through its mount."""
 
+import os
 from dataclasses import replace
+from pathlib import Path as FilePath
 
 import pytest
 
@@ -71,3 +73,24 @@ def test_paths_below_a_source_that_is_not_the_root(path: str, expected: str) -> 
     policy = replace(POLICY, source=b"/lus/me", shared=(Path(b""),), local=())
     rewriter = Rewriter(MNT, "/lus/me", "/lus/me", policy, realpath=real)
     assert rewriter.path(path) == expected
+
+
+def test_a_command_keeps_the_path_of_its_venv_and_of_its_interpreter(tmp_path: FilePath) -> None:
+    """Its last link may lead to a local interpreter; a script names the shared one."""
+    mountpoint, source = tmp_path / "mnt", tmp_path / "lus"
+    for top in (mountpoint / str(source).strip("/"), source):
+        (top / "venv/bin").mkdir(parents=True)
+        (top / "venv/bin/python3").symlink_to("/usr/bin/env")
+        script = top / "venv/bin/tool"
+        script.write_text(f"#!{source}/venv/bin/python3 -s\n")
+        script.chmod(0o755)
+    shared = Path(os.fsencode(source).strip(b"/"))
+    policy = Policy(b"/", os.fsencode(mountpoint), shared=(shared,))
+    rewriter = Rewriter(str(mountpoint), "/", "/", policy)
+    inside = f"{mountpoint}{source}/venv/bin"
+    python, tool = f"{inside}/python3", f"{inside}/tool"
+    assert rewriter.command([f"{source}/venv/bin/python3", "-c"], "") == [python, "-c"]
+    assert rewriter.command([f"{source}/venv/bin/tool", "x"], "") == [python, "-s", tool, "x"]
+    assert rewriter.command(["tool", "x"], inside) == [python, "-s", tool, "x"]
+    assert rewriter.command(["/usr/bin/env"], "") == ["/usr/bin/env"]
+    assert rewriter.command(["./tool"], "") == ["./tool"]

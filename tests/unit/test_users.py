@@ -19,6 +19,7 @@ import trio.testing
 
 from copperfs.config.settings import MIB, Settings
 from copperfs.daemon import shared_mount_server as module
+from copperfs.daemon.attachment import MountedInside
 from copperfs.daemon.shared_mount_server import Users
 from copperfs.launch import shared_mount_client as said
 from copperfs.launch.shared_mount_client import (
@@ -95,11 +96,11 @@ def test_the_last_one_is_told_so_and_waits_for_the_end() -> None:
             second = shared.another()
             assert await hears(second) == {"ready": True}
             shared.first.say(bye=True)
-            assert await hears(shared.first) == {"last": False}
+            assert await hears(shared.first) == {"last": False, "read": {}}
             with pytest.raises(Vanished):
                 await hears(shared.first)
             second.say(bye=True)
-            assert await hears(second) == {"last": True}
+            assert await hears(second) == {"last": True, "read": {}}
 
         run(shared, story)
 
@@ -118,7 +119,7 @@ def test_who_comes_when_the_last_one_was_told_is_not_let_in() -> None:
         async def story() -> None:
             assert await hears(shared.first) == {"ready": True}
             shared.first.say(bye=True)
-            assert await hears(shared.first) == {"last": True}
+            assert await hears(shared.first) == {"last": True, "read": {}}
 
         run(shared, story)
         (line,) = late
@@ -134,11 +135,11 @@ def test_ranks_that_have_not_come_are_waited_for(monkeypatch: pytest.MonkeyPatch
         async def story() -> None:
             assert await hears(shared.first) == {"ready": True}
             shared.first.say(bye=True)
-            assert await hears(shared.first) == {"last": False}
+            assert await hears(shared.first) == {"last": False, "read": {}}
             second = shared.another()
             assert await hears(second) == {"ready": True}
             second.say(bye=True)
-            assert await hears(second) == {"last": True}
+            assert await hears(second) == {"last": True, "read": {}}
 
         run(shared, story)
 
@@ -150,7 +151,7 @@ def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         async def story() -> None:
             shared.first.say(bye=True)
             assert await hears(shared.first) == {"ready": True}
-            assert await hears(shared.first) == {"last": False}
+            assert await hears(shared.first) == {"last": False, "read": {}}
 
         run(shared, story)
 
@@ -175,7 +176,7 @@ def test_who_wants_something_else_is_refused_and_the_others_stay() -> None:
             assert "with another tree-max-bytes" in str(said["error"])
             assert await hears(shared.first) == {"ready": True}
             shared.first.say(bye=True)
-            assert await hears(shared.first) == {"last": True}
+            assert await hears(shared.first) == {"last": True, "read": {}}
 
         run(shared, story)
 
@@ -308,3 +309,67 @@ def test_a_daemon_that_is_slow_is_not_taken_for_one_that_has_ended(
         assert use.leave() is Ending.SLOW
         theirs.shutdown(socket.SHUT_RDWR)
         assert use.leave() is Ending.LOST
+
+
+# ---- in place ------------------------------------------------------------------------------------
+
+
+class Namespace(MountedInside):
+    """Without descriptors, and without processes."""
+
+    def __init__(self) -> None:
+        super().__init__("/inside", "0:99", -1, -1, None, (0, 0))
+
+    def send(self, sock: socket.socket, line: bytes) -> None:
+        sock.sendall(line)
+
+    def is_used(self) -> bool:
+        return False
+
+
+def in_place(stack: ExitStack, expected: int) -> Counter:
+    shared = Counter(stack, expected)
+    shared.users.inside = Namespace()
+    return shared
+
+
+def test_ranks_wait_until_the_first_run_has_covered() -> None:
+    with ExitStack() as stack:
+        shared = in_place(stack, 2)
+        covered = {"directories": ["/env"], "failed": {"/more": "why"}, "overlay": True}
+
+        async def story() -> None:
+            second = shared.another()
+            with trio.move_on_after(0.05):
+                await trio.lowlevel.wait_readable(second.sock)
+                raise AssertionError("it heard something")
+            shared.first.say(covered=covered)
+            ready = {
+                "ready": True,
+                "in_place": {"mountpoint": "/inside", "failed": {"/more": "why"}},
+            }
+            assert await hears(second) == ready
+            assert await hears(shared.first) == ready
+            assert shared.users.covered == covered
+            for each in (second, shared.first):
+                each.say(bye=True)
+            assert (await hears(shared.first))["last"]
+
+        run(shared, story)
+
+
+def test_ranks_start_over_if_the_first_run_ends_before_it_has_covered() -> None:
+    with ExitStack() as stack:
+        shared = in_place(stack, 2)
+
+        async def story() -> None:
+            second = shared.another()
+            await trio.testing.wait_all_tasks_blocked()
+            shared.first.sock.close()
+            with pytest.raises(Vanished):
+                await hears(second)
+
+        run(shared, story)
+        came = come(shared.settings.mountpoint, {})
+        assert isinstance(came, First), "whoever comes now begins anew"
+        came.counter.close()

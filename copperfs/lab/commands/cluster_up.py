@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from copperfs.cli.options import add_option_flags, argument_type, resolve_options
 from copperfs.cli.output import waiting
 from copperfs.cli.sigterm import ended_by_sigterm
-from copperfs.config.settings import MIB, Origin, check_tier, settings_of, whole_number
+from copperfs.config.settings import MIB, RUN_ONLY, Origin, check_tier, settings_of, whole_number
 from copperfs.lab.commands.cluster_status import report
 from copperfs.model.errors import ClusterError
 
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "start (seconds after the first)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_option_flags(parser, without=OWN)
+    add_option_flags(parser, without=OWN | set(RUN_ONLY))
 
 
 def run(arguments: argparse.Namespace) -> int:

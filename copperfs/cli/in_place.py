@@ -1,0 +1,186 @@
+"""In place: what ``copperfs run`` does so that its command sees files at their own paths.
+
+The first run of a node makes the namespace (``inplace/namespace.py``), starts the daemon outside of
+it, and covers the directories. The daemon gives all runs of the node the descriptors by which their
+commands enter.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from copperfs.config.settings import Settings
+from copperfs.model.errors import MountError
+from copperfs.node.requests.path_policy import Place
+
+if TYPE_CHECKING:
+    from copperfs.inplace.covers import Covers
+    from copperfs.inplace.namespace import Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class InPlacePlan:
+    """What the directories to cover follow from."""
+
+    environ: Mapping[str, str]
+    names: Sequence[str]
+    """The variables of ``--prefix-env``."""
+    given: Mapping[str, str]
+    """The variables of ``--env``."""
+    command: Sequence[str]
+
+    def looked_at(self) -> dict[str, str]:
+        """Directories in other variables than the usual are taken as entries of PYTHONPATH."""
+        usual = ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
+        names = [each for each in (*self.names, *self.given) if each not in usual]
+        more = [self.environ[each] for each in names if each in self.environ]
+        paths = [*self.environ.get("PYTHONPATH", "").split(":"), *":".join(more).split(":")]
+        found = {each: self.environ[each] for each in usual if each in self.environ}
+        return found | {
+            "PYTHONPATH": ":".join(each for each in paths if each.startswith("/")),
+            **{each: self.environ[each] for each in ("HOME", "TMPDIR") if each in self.environ},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceRun:
+    namespace: "Namespace"
+    covers: "Covers"
+    source_root: str
+
+    @property
+    def fds(self) -> list[int]:
+        found = (self.namespace.fuse_fd, self.namespace.mounts_fd, self.namespace.users_fd)
+        return [fd for fd in found if fd is not None]
+
+    def line(self) -> dict[str, Any]:
+        """``MountedInside.of_line`` of the daemon reads it."""
+        made = self.namespace
+        return {
+            "fuse": made.fuse_fd,
+            "mounts": made.mounts_fd,
+            "users": made.users_fd,
+            "mountpoint": made.mountpoint,
+            "device": made.device,
+        }
+
+    def cover(self, settings: Settings) -> dict[str, Any]:
+        """The mount answers now. The daemon is told, to renew the overlay after a clear."""
+        from copperfs.inplace.namespace import CannotBeInPlace, Covered
+
+        directories = self.covers.directories
+        try:
+            covered = self.namespace.cover(
+                self.source_root,
+                directories,
+                self.covers.writable,
+                # With --revalidate files change below, which overlayfs does not bear.
+                overlay=settings.revalidate_s is None,
+            )
+        except CannotBeInPlace as error:
+            covered = Covered(False, (), dict.fromkeys(directories, str(error)))
+        return asdict(covered) | {"writable": self.covers.writable}
+
+
+@dataclass(slots=True)
+class Inside:
+    """The namespace of this node's runs, for the command of this one."""
+
+    mountpoint: str
+    failed: dict[str, str]
+    """The directories that could not be covered, with the reasons."""
+    _fds: list[int]
+
+    def enter(self) -> None:
+        from copperfs.inplace.namespace import enter
+
+        if os.fstat(self._fds[0]).st_ino == os.stat("/proc/self/ns/mnt").st_ino:
+            return  # a run in a run
+        cwd = os.getcwd()
+        enter(self._fds[0], self._fds[1] if len(self._fds) > 1 else None)
+        os.chdir(cwd)
+
+    def close(self) -> None:
+        """The namespace ends with its last process, and not with this one."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def inside_of(said: Mapping[str, Any], fds: list[int]) -> Inside | None:
+    if "in_place" not in said:
+        return None
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    # Imported now: between fork and exec nothing is.
+    import copperfs.inplace.namespace  # noqa: F401
+
+    words = said["in_place"]
+    return Inside(words["mountpoint"], words["failed"], fds)
+
+
+def covers_of(settings: Settings, plan: InPlacePlan) -> "Covers | None":
+    """None: paths of variables are led through the mount."""
+    from copperfs.inplace.covers import covers
+
+    must = settings.in_place == "always"
+    root = os.path.realpath(settings.source)
+    is_shared = _shared_below(settings, root, must=must)
+    if is_shared is None:
+        return None
+    found = covers(
+        environ=plan.looked_at(),
+        command=plan.command,
+        cwd=_working_directory(),
+        is_shared=is_shared,
+        source_root=root,
+        at=settings.in_place_at,
+        ring=settings.ring,
+        writable=settings.writable,
+    )
+    return found if found.directories or must else None
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise MountError(
+            f"the working directory cannot be found ({error.strerror}); change to another one"
+        ) from None
+
+
+def _shared_below(settings: Settings, root: str, *, must: bool) -> Callable[[str], bool] | None:
+    """Which real paths are shared; None if nothing is known to be. On a machine without a network
+    filesystem, whose user names nothing, all is on its own disks."""
+    from copperfs.daemon.path_policy_from_mounts import below_source, has_network, policy_for
+    from copperfs.fuse.mounting import mounts
+
+    all_mounts = mounts()
+    named = settings.shared or settings.source != "/" or settings.in_place_at or settings.ring
+    if not (named or must or has_network(all_mounts)):
+        return None
+    source = os.fsencode(root)
+    policy = policy_for(settings, all_mounts, source)
+    policy.refused = frozenset()  # its own mount point is not known yet
+
+    def is_shared(path: str) -> bool:
+        below = below_source(source, os.fsencode(path))
+        return below is not None and policy.place(below) is Place.SHARED
+
+    return is_shared
+
+
+def begin_in_place(settings: Settings, covers: "Covers") -> InPlaceRun | str:
+    """The reason, if this machine does not allow it, and it was not demanded."""
+    from copperfs.fuse.mounting import FSTYPE, mount_name
+    from copperfs.inplace.namespace import CannotBeInPlace, FuseOptions, Namespace
+
+    options = FuseOptions(FSTYPE, mount_name(settings.source), settings.allow_other)
+    try:
+        made = Namespace.make(os.path.basename(settings.mountpoint), options)
+    except CannotBeInPlace as error:
+        if settings.in_place == "always":
+            raise MountError(f"--in-place always cannot be had: {error}") from None
+        return str(error)
+    return InPlaceRun(made, covers, os.path.realpath(settings.source))

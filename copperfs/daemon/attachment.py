@@ -1,0 +1,247 @@
+"""Attachment: how the daemon gets its mount, and how the mount ends.
+
+``MountedHere`` mounts at a path that all processes see. ``MountedInside`` is in the namespace of an
+in-place run: it was mounted there by a helper (``inplace/namespace.py``), and the daemon has only
+``/dev/fuse``. It ends with the last process of the namespace, and the daemon never sees its paths.
+"""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from copperfs.config.settings import Settings
+from copperfs.fuse.mounting import (
+    FSTYPE,
+    clean_up_stale,
+    mount_at,
+    mount_options,
+    open_channel,
+    unmount,
+)
+from copperfs.model.errors import MountError
+
+log = logging.getLogger(__name__)
+
+RENEWED_WITHIN_S = 30.0
+RENEWED_EVERY_S = 0.5
+
+
+class Attachment(Protocol):
+    @property
+    def mountpoint(self) -> str: ...
+
+    @property
+    def device(self) -> str:
+        """MAJOR:MINOR of the mount, once it is open."""
+        ...
+
+    def check(self) -> None:
+        """MountError if it cannot be mounted."""
+
+    def open(self) -> int:
+        """The descriptor of ``/dev/fuse``, which the caller closes."""
+        ...
+
+    def unmount(self) -> bool:
+        """Whether the kernel tells its end; if not, its users may keep the connection open."""
+        ...
+
+    def unmount_at_last(self) -> None:
+        """After a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountedHere:
+    settings: Settings
+
+    @property
+    def mountpoint(self) -> str:
+        return self.settings.mountpoint
+
+    @property
+    def device(self) -> str:
+        mounted = mount_at(self.mountpoint)
+        assert mounted is not None, "mounted a moment ago"
+        return mounted.device
+
+    def check(self) -> None:
+        where = self.mountpoint
+        if mount_at(where) is None and not os.path.isdir(where):
+            raise MountError(f"{where} is not a directory; make it with: mkdir {where}")
+
+    def open(self) -> int:
+        options = mount_options(self.settings.source, allow_other=self.settings.allow_other)
+        if clean_up_stale(self.mountpoint):
+            log.info("cleaned up what a killed daemon had left at %s", self.mountpoint)
+        return open_channel(self.mountpoint, options)
+
+    def unmount(self) -> bool:
+        try:
+            unmount(self.mountpoint)
+        except MountError as error:
+            log.info("%s; detaching it", error)
+            with suppress(MountError):
+                unmount(self.mountpoint, lazy=True)
+            return False
+        return True
+
+    def unmount_at_last(self) -> None:
+        mounted = mount_at(self.mountpoint)
+        if mounted is not None and mounted.fstype == FSTYPE:
+            with suppress(MountError):
+                unmount(self.mountpoint, lazy=True)
+
+
+@dataclass(slots=True)
+class MountedInside:
+    mountpoint: str
+    device: str
+    _fuse_fd: int
+    _mounts_fd: int
+    _users_fd: int | None
+    namespace: tuple[int, int]
+    """Device and number of the mount namespace, by which its processes are found."""
+    _renewing: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of_line(cls, words: dict[str, Any]) -> "MountedInside":
+        fds = [fd for fd in (words["fuse"], words["mounts"], words["users"]) if fd is not None]
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        status = os.fstat(words["mounts"])
+        return cls(
+            words["mountpoint"],
+            words["device"],
+            words["fuse"],
+            words["mounts"],
+            words["users"],
+            (status.st_dev, status.st_ino),
+        )
+
+    def check(self) -> None:
+        pass
+
+    def open(self) -> int:
+        return self._fuse_fd
+
+    def unmount(self) -> bool:
+        return False
+
+    def unmount_at_last(self) -> None:
+        self.let_go()
+
+    def groups(self) -> tuple[list[int], int]:
+        """The groups whose files the front shows as files of the second: the user's own, of which a
+        user namespace knows the primary one only."""
+        primary = os.getegid()
+        if self._users_fd is None:
+            return [], primary
+        return [each for each in os.getgroups() if each != primary], primary
+
+    def send(self, sock: socket.socket, line: bytes) -> None:
+        """*line* with the descriptors by which a process enters."""
+        fds = [fd for fd in (self._mounts_fd, self._users_fd) if fd is not None]
+        with suppress(OSError):
+            socket.send_fds(sock, [line], fds)
+
+    def let_go(self) -> None:
+        """From now on the namespace ends with its last process."""
+        for fd in (self._mounts_fd, self._users_fd):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self._mounts_fd, self._users_fd = -1, None
+
+    def renew(self, covered: Mapping[str, Any], source: str) -> None:
+        """Blocks. A new overlay takes the place of the old one."""
+        with self._renewing, ExitStack() as ends:
+            fds = self._opened(ends) if covered.get("overlay") else None
+            if fds is None:
+                return
+            mounts_fd, users_fd = fds
+            request = {key: covered[key] for key in ("directories", "writable")}
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-P", "-m", "copperfs.inplace.renew_overlay"),
+                    *(str(mounts_fd), str(users_fd)),
+                ],
+                input=json.dumps(request | {"source": source}),
+                capture_output=True,
+                text=True,
+                pass_fds=[fd for fd in fds if fd >= 0],
+                timeout=RENEWED_WITHIN_S,
+                check=False,
+            )
+        if done.returncode != 0 or done.stderr:
+            log.warning("not all covers could be renewed: %s", done.stderr.strip())
+
+    def _opened(self, ends: ExitStack) -> tuple[int, int] | None:
+        """Descriptors of the namespaces of mounts and users, -1 for that of the machine; None if no
+        process is inside."""
+        for pid in processes_in(self.namespace):
+            with suppress(OSError):  # it ended
+                fds = []
+                for kind in ("mnt", "user"):
+                    fds.append(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+                    ends.callback(os.close, fds[-1])
+                status = os.fstat(fds[0])
+                if (status.st_dev, status.st_ino) != self.namespace:
+                    continue  # the number is another process's by now
+                is_own = os.fstat(fds[1]).st_ino == os.stat("/proc/self/ns/user").st_ino
+                return fds[0], -1 if is_own else fds[1]
+        return None
+
+    def is_used(self) -> bool:
+        """Whether a process sees the mount: one that a command has left in the background, also in
+        a container."""
+        device = f" {self.device} ".encode()
+        seen: set[str] = set()
+        for process in Path("/proc").iterdir():
+            if not process.name.isdigit():
+                continue
+            with suppress(OSError):  # it ended, or is another user's
+                namespace = os.readlink(process / "ns" / "mnt")
+                if namespace in seen:
+                    continue
+                seen.add(namespace)
+                if device in (process / "mountinfo").read_bytes():
+                    return True
+        return False
+
+
+@dataclass(slots=True)
+class OverlayRenewal:
+    """Once files have other numbers without a clear, the overlay is renewed soon, and once for all
+    of them."""
+
+    renew: Callable[[], object]
+    _asked: trio.Event = field(default_factory=trio.Event)
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._asked.wait()
+            await trio.sleep(RENEWED_EVERY_S)
+            self._asked = trio.Event()
+            await trio.to_thread.run_sync(self.renew, abandon_on_cancel=True)
+
+
+def processes_in(namespace: tuple[int, int]) -> Iterator[int]:
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                status = os.stat(process / "ns" / "mnt")
+                if (status.st_dev, status.st_ino) == namespace:
+                    yield int(process.name)
