@@ -135,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
         command = rewriter.command(arguments.program, environ.get("PATH", os.defpath))
     environ |= {"COPPERFS_MOUNTPOINT": mountpoint, RUN_VARIABLE: token}
     code = _command(command, environ, inside, with_parent=beside.by_mpi)
-    _leave(use, settings, remove=remove and inside is None)
+    _leave(use, mountpoint, remove=remove and inside is None)
     if look_around(os.environ).rank in (None, 0):  # one of thousands
         shown = covers if inside is not None else None
         failed = {} if inside is None else inside.failed
@@ -434,7 +434,7 @@ def _make(mountpoint: str, *, private: bool) -> None:
         raise MountError(f"{mountpoint} is of user {found.st_uid}; give another --mountpoint")
 
 
-def _leave(use: "Use", settings: Settings, *, remove: bool) -> None:
+def _leave(use: "Use", mountpoint: str, *, remove: bool) -> None:
     from copperfs.fuse.mounting import clean_up_stale, mount_at
     from copperfs.launch.shared_mount_client import Ending
 
@@ -444,14 +444,14 @@ def _leave(use: "Use", settings: Settings, *, remove: bool) -> None:
     if ending is Ending.SLOW:
         # It will read the bye, and unmounts then.
         print_error(
-            f"the daemon of {settings.mountpoint} did not answer in time; if the mount stays, end "
-            f"it with: copperfs umount {settings.mountpoint}"
+            f"the daemon of {mountpoint} did not answer in time; if the mount stays, end "
+            f"it with: copperfs umount {mountpoint}"
         )
     if ending is not Ending.LOST:
         return
-    print_error(f"the daemon of {settings.mountpoint} had ended before the command did")
+    print_error(f"the daemon of {mountpoint} had ended before the command did")
     with contextlib.suppress(MountError):  # other runs here may do the same
-        clean_up_stale(settings.mountpoint)
-    if mount_at(settings.mountpoint) is None and remove:
+        clean_up_stale(mountpoint)
+    if mount_at(mountpoint) is None and remove:
         with contextlib.suppress(OSError):
-            os.rmdir(settings.mountpoint)
+            os.rmdir(mountpoint)
