@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import trio
 
 from copperfs.config.settings import Settings
+from copperfs.fuse.inside_mounts import other_namespaces
 from copperfs.fuse.mounting import (
     FSTYPE,
     clean_up_stale,
@@ -205,18 +206,7 @@ class MountedInside:
         """Whether a process sees the mount: one that a command has left in the background, also in
         a container."""
         device = f" {self.device} ".encode()
-        seen: set[str] = set()
-        for process in Path("/proc").iterdir():
-            if not process.name.isdigit():
-                continue
-            with suppress(OSError):  # it ended, or is another user's
-                namespace = os.readlink(process / "ns" / "mnt")
-                if namespace in seen:
-                    continue
-                seen.add(namespace)
-                if device in (process / "mountinfo").read_bytes():
-                    return True
-        return False
+        return any(device in table for _, table in other_namespaces())
 
 
 @dataclass(slots=True)

@@ -28,6 +28,16 @@ class InsideMount:
 
 def inside_mounts() -> Iterator[InsideMount]:
     """Each namespace once."""
+    for pid, table in other_namespaces():
+        for each in mounts(table):
+            mine = owner_of(each) == os.geteuid()
+            if each.fstype == FSTYPE and mine and not _is_here(each.device):
+                yield InsideMount(pid, os.fsdecode(each.mountpoint))
+                break
+
+
+def other_namespaces() -> Iterator[tuple[int, bytes]]:
+    """A process of each other mount namespace that this user may look into, and its mount table."""
     seen = {os.readlink("/proc/self/ns/mnt")}
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
@@ -36,12 +46,9 @@ def inside_mounts() -> Iterator[InsideMount]:
             namespace = os.readlink(process / "ns" / "mnt")
             if namespace in seen:
                 continue
+            table = (process / "mountinfo").read_bytes()
             seen.add(namespace)
-            for each in mounts((process / "mountinfo").read_bytes()):
-                mine = owner_of(each) == os.geteuid()
-                if each.fstype == FSTYPE and mine and not _is_here(each.device):
-                    yield InsideMount(int(process.name), os.fsdecode(each.mountpoint))
-                    break
+            yield int(process.name), table
 
 
 def _is_here(device: str) -> bool:
