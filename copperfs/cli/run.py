@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from copperfs.cli.in_place import InPlacePlan, begin_in_place, covers_of, inside_of
 from copperfs.cli.options import add_option_flags, resolve_options
-from copperfs.cli.output import print_error, print_progress, waiting
+from copperfs.cli.output import bytes_text, print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import (
     Settings,
     check_tier,
     following_memory,
-    format_size,
     settings_of,
 )
 from copperfs.model.errors import ConfigError, CopperError, LaunchError, MountError
@@ -171,9 +170,9 @@ def _told_at_the_end(
         yield f"not in place: paths of variables led through {settings.mountpoint}"
     if read:
         yield (
-            f"read through the mount by all runs of this node: {format_size(read['bytes'])}; "
-            f"{read['files_from_source']:,} files and {format_size(read['bytes_from_source'])} "
-            f"came from the source, {format_size(read['bytes_from_peers'])} from other nodes"
+            f"read through the mount by all runs of this node: {bytes_text(read['bytes'])}; "
+            f"{read['files_from_source']:,} files and {bytes_text(read['bytes_from_source'])} "
+            f"came from the source, {bytes_text(read['bytes_from_peers'])} from other nodes"
         )
 
 

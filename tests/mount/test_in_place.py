@@ -486,6 +486,22 @@ def test_commands_from_outside_reach_the_mount(site: Site) -> None:
     process.communicate(timeout=COMMAND_TIMEOUT_S)
 
 
+def test_a_summary_says_what_was_covered_and_read(site: Site) -> None:
+    process = site.start("cat", f"{site.env}/pyvenv.cfg", options=["--summary"])
+    _, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert f"covered, and read-only for the command: {site.env}\n" in errors
+    assert re.search(
+        r"read through the mount by all runs of this node: \d+ B; 1 files and ", errors
+    )
+
+
+def test_a_command_that_reads_nothing_through_the_mount_is_reported(site: Site) -> None:
+    process = site.start("true")
+    _, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert errors.startswith("copperfs: nothing was read through the mount: name the filesystem")
+    assert errors.count("\n") == 1
+
+
 def test_what_is_mounted_outside_later_arrives_inside(source: Path) -> None:
     """As by an automounter."""
     site = Site(source, as_root=True)
