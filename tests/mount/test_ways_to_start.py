@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,45 @@ def test_all_of_the_environment_comes_through_the_mount(
     modules = {path: count for path, count in opened.items() if path.endswith((".py", ".so"))}
     assert f"{kind}/lib/{VERSION}/site-packages/mine.py" in modules
     assert set(modules.values()) == {1}
+
+
+def test_an_editable_install_is_covered_where_it_is(environments: Environments) -> None:
+    """Its directory is in no variable, so it is named."""
+    env = environments.make("venv")
+    project = environments.tree / "project/src"
+    project.mkdir(parents=True)
+    packages = environments.tree / f"venv/lib/{VERSION}/site-packages"
+    (packages / "mine.py").rename(project / "mine.py")
+    shown = environments.shown / "project"
+    (packages / "__editable__.mine.pth").write_text(f"{shown}/src\n")
+    run = [*COPPERFS, "run", "--in-place", "always", "--shared", str(env.parent)]
+    done = subprocess.run(
+        [*run, "--in-place-at", str(shown), "--", f"{env}/bin/tool"],
+        capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S, cwd="/",
+        env=clean_environment() | {"ENVIRONMENT": str(env.parent)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["prefix"], found["mine"]) == (str(env), f"{shown}/src/mine.py")
+    assert os.stat(env).st_dev not in found["devices"]
+
+
+def test_torchrun_reads_its_environment_through_the_mount() -> None:
+    environment = (Path(sys.prefix) / "torch").resolve()  # of its own (tests/setup.sh)
+    if not (environment / "bin/torchrun").exists():
+        pytest.skip("pip knows no PyTorch for CPUs")
+    run = [*COPPERFS, "run", "--in-place", "always", "--shared", str(environment), "--summary"]
+    done = subprocess.run(
+        [*run, "--", str(environment / "bin/torchrun"), "--help"],
+        capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S, cwd="/",
+        env=clean_environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "usage: torchrun" in done.stdout
+    assert f"covered, and read-only for the command: {environment}\n" in done.stderr
+    files = re.search(r"; ([\d,]+) files and ", done.stderr)
+    assert files is not None
+    assert int(files[1].replace(",", "")) > 300, "modules of torch alone are more"
 
 
 def ranks(number: int) -> dict[str, str]:
