@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ import xxhash
 from copperfs.fuse.ioctl import IoctlRequest
 from tests.mount.doubts import Watch
 from tests.mount.helpers import asked, copperfs, eventually, is_mounted, is_running
+from tests.standin import StandIn
 
 IMPORT_WITHIN_S = 120.0
 # No live node is suspected, however late it is. Only for a test that is about something else and
@@ -172,6 +173,17 @@ def digests(directory: Path) -> dict[str, str]:
 def digests_at_once(mountpoints: Sequence[Path]) -> list[dict[str, str]]:
     with ThreadPoolExecutor(len(mountpoints)) as pool:
         return list(pool.map(digests, mountpoints))
+
+
+@contextlib.contextmanager
+def stopped_in_the_middle(standin: StandIn) -> Iterator[None]:
+    """Once 50 files were opened no read of the source ends before the block does."""
+    eventually(lambda: standin.counts().total("open") > 50, "they are in the middle")
+    hung = standin.hang("**", ops=["read"])
+    try:
+        yield
+    finally:
+        standin.release(hung)
 
 
 def fill(source: Path, name: str, files: int = 20) -> None:

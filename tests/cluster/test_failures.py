@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import digests, digests_at_once, fill
-from tests.mount.helpers import eventually
+from tests.cluster.helpers import digests, digests_at_once, fill, stopped_in_the_middle
 from tests.standin import StandIn
 
 
@@ -32,10 +31,10 @@ def test_roots_that_are_killed_in_the_middle_are_missed_by_nobody(
     survivors = [cluster.mnt(node) for node in cluster.everywhere() if node not in (0, 2)]
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(digests_at_once, survivors)
-        eventually(lambda: standin.counts().total("open") > 50, "they are in the middle")
-        for node in (0, 2):
-            cluster.kill(node)
-        assert not reading.done()
+        with stopped_in_the_middle(standin):
+            for node in (0, 2):
+                cluster.kill(node)
+            assert not reading.done()
         assert reading.result(timeout=120) == [digests(source)] * 6
 
 

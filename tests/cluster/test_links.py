@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import Starter
-from tests.cluster.helpers import Cluster, digests, digests_at_once, fill, import_at_once
+from tests.cluster.helpers import (
+    Cluster,
+    digests,
+    digests_at_once,
+    fill,
+    import_at_once,
+    stopped_in_the_middle,
+)
 from tests.mount.helpers import copperfs, eventually
 from tests.standin import StandIn
 
@@ -107,8 +114,8 @@ def test_links_that_are_cut_in_the_middle_are_seen_by_no_application(
     cluster = started(8, "--netns", "--fanout", "2", "--trees", "4", of=standin.mountpoint)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(digests_at_once, cluster.mountpoints)
-        eventually(lambda: standin.counts().total("open") > 50, "they are in the middle")
-        for node in (0, 2):
-            link(cluster, "cut", node)
-        assert not reading.done()
+        with stopped_in_the_middle(standin):
+            for node in (0, 2):
+                link(cluster, "cut", node)
+            assert not reading.done()
         assert reading.result(timeout=120) == [digests(source)] * 8
