@@ -50,7 +50,7 @@ class Rewriter:
         interpreter: Python finds its venv by it. A script whose first line names a shared
         interpreter is run by that one, in the mount."""
         name = words[0]
-        found = name if "/" in name else shutil.which(name, path=search_path)
+        found = os.path.abspath(name) if "/" in name else shutil.which(name, path=search_path)
         if found is None or not found.startswith("/"):
             return list(words)
         program = self._program(found)

@@ -75,7 +75,9 @@ def test_paths_below_a_source_that_is_not_the_root(path: str, expected: str) -> 
     assert rewriter.path(path) == expected
 
 
-def test_a_command_keeps_the_path_of_its_venv_and_of_its_interpreter(tmp_path: FilePath) -> None:
+def test_a_command_keeps_the_path_of_its_venv_and_of_its_interpreter(
+    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last link may lead to a local interpreter; a script names the shared one."""
     mountpoint, source = tmp_path / "mnt", tmp_path / "lus"
     for top in (mountpoint / str(source).strip("/"), source):
@@ -94,3 +96,6 @@ def test_a_command_keeps_the_path_of_its_venv_and_of_its_interpreter(tmp_path: F
     assert rewriter.command(["tool", "x"], inside) == [python, "-s", tool, "x"]
     assert rewriter.command(["/usr/bin/env"], "") == ["/usr/bin/env"]
     assert rewriter.command(["./tool"], "") == ["./tool"]
+    monkeypatch.chdir(source)
+    assert rewriter.command(["venv/bin/python3", "-c"], "") == [python, "-c"]
+    assert rewriter.command(["./venv/bin/tool"], "") == [python, "-s", tool]
