@@ -448,11 +448,11 @@ void front_handler_reply(struct front *f, char *reply, size_t size, char *scratc
 		fail(f, pending, error);
 		return;
 	}
-	front_reply(f, out->unique, 0, out + 1, data_size);
 	if (((struct fuse_in_header *)pending->request)->opcode == FUSE_READ) {
 		atomic_fetch_add(&f->statistics.full_replies, 1);
 		atomic_fetch_add(&f->statistics.read_bytes[SERVED_MISS], data_size);
 	}
+	front_reply(f, out->unique, 0, out + 1, data_size);
 	front_count(f, (const struct fuse_in_header *)pending->request, pending->served_by,
 		    pending->started_ns);
 	free(pending);

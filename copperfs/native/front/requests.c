@@ -233,6 +233,7 @@ static enum verdict readlink_(struct request *req)
 	return ANSWERED;
 }
 
+/* Before the reply, after which the reader may ask for the counts. */
 static void count_read_hit(struct front *f, size_t size)
 {
 	atomic_fetch_add_explicit(&f->statistics.read_bytes[SERVED_HIT], size,
@@ -250,8 +251,8 @@ static enum verdict answer_pieces(const struct request *req, const struct piece 
 					       pieces[i].length };
 		size += pieces[i].length;
 	}
-	front_reply_parts(req->front, req->in->unique, parts, 1 + count);
 	count_read_hit(req->front, size);
+	front_reply_parts(req->front, req->in->unique, parts, 1 + count);
 	for (int i = 0; i < count; i++)
 		blob_unref(pieces[i].blob);
 	return ANSWERED;
@@ -310,8 +311,8 @@ static enum verdict read_(struct request *req)
 		if (size > read->size)
 			size = read->size;
 		parts[1] = (struct iovec){ object->data + (size ? read->offset : 0), size };
-		front_reply_parts(f, req->in->unique, parts, size ? 2 : 1);
 		count_read_hit(f, size);
+		front_reply_parts(f, req->in->unique, parts, size ? 2 : 1);
 		blob_unref(object);
 		return ANSWERED;
 	}
