@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-import copperfs.native.blob  # noqa: F401  # before the front, which takes functions from its module
 from copperfs.model.listing import pack_listing
 from copperfs.model.types import Attributes, Entry
 from copperfs.native import RETRY, Front
+from copperfs.native.blob import adopted
 from tests.front.kernel import GETATTR, LOOKUP, READDIRPLUS, ROOT_NODE, Kernel
 from tests.mount.helpers import eventually
 
@@ -231,3 +231,14 @@ def end_late() -> None:
 
 def threads() -> set[str]:
     return set(os.listdir("/proc/self/task"))
+
+
+def test_a_reader_that_has_its_bytes_finds_them_counted(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    lab.attributes = Attributes.from_stat(os.stat(file))
+    node = lab.known()
+    assert lab.front.publish_object(node, adopted(memoryview(b"content")))
+    for number in range(1, 10_001):
+        assert lab.kernel.read(node) == b"content"
+        assert lab.front.statistics()["hit_bytes"] == number * len(b"content")
