@@ -351,9 +351,9 @@ def test_ranks_wait_until_the_first_run_has_covered() -> None:
             assert await hears(second) == ready
             assert await hears(shared.first) == ready
             assert shared.users.covered == covered
-            for each in (second, shared.first):
+            for each, is_last in ((second, False), (shared.first, True)):
                 each.say(bye=True)
-            assert (await hears(shared.first))["last"]
+                assert (await hears(each))["last"] is is_last
 
         run(shared, story)
 
