@@ -2,9 +2,8 @@
 in-place run anew.
 
 After ``clear`` files may have other node numbers, and overlayfs bears no change below: it would
-answer ESTALE for them for good. The daemon starts this process outside of the namespace. It enters,
-and puts a new overlay in the place of the old one. Processes that hold files of the old one keep
-them.
+answer ESTALE for them for good. The daemon starts this process outside of the namespace. The
+process enters and replaces the overlay. Whoever has files of the old overlay open keeps them.
 
 New covers are looked up before the old ones are removed. In between, for two system calls, a path
 leads to the source.
