@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from contextlib import ExitStack
 
 from copperfs.cli.output import print_error
 from copperfs.model.errors import CopperError, MountError
@@ -15,7 +16,7 @@ has entered keeps the mount until it ends.
 exit codes: that of the command; 125 if copperfs failed; 126 if the command cannot be executed; 127
 if there is none.
 """
-FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
+FAILED = 125
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _enter(named: str | None) -> str:
     from copperfs.fuse.inside_mounts import inside_mounts
-    from copperfs.inplace.namespace import enter
+    from copperfs.inplace.namespace import enter, open_namespaces
 
     found = [each for each in inside_mounts() if named in (None, each.mountpoint)]
     if not found:
@@ -55,11 +56,8 @@ def _enter(named: str | None) -> str:
     [one] = found
     try:
         cwd = os.getcwd()
-        mounts_fd = os.open(f"/proc/{one.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        users = f"/proc/{one.pid}/ns/user"
-        own = os.readlink(users) == os.readlink("/proc/self/ns/user")
-        users_fd = None if own else os.open(users, os.O_RDONLY | os.O_CLOEXEC)
-        enter(mounts_fd, users_fd)
+        with ExitStack() as life:
+            enter(*open_namespaces(one.pid, life))
         os.chdir(cwd)
     except OSError as error:
         raise MountError(f"the namespace of {one.mountpoint} cannot be entered: {error}") from None
@@ -67,6 +65,8 @@ def _enter(named: str | None) -> str:
 
 
 def _become(program: list[str], mountpoint: str) -> int:
+    from copperfs.cli.child_command import NOT_EXECUTABLE, NOT_FOUND
+
     try:
         os.execvpe(program[0], program, os.environ | {"COPPERFS_MOUNTPOINT": mountpoint})
     except OSError as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from copperfs.cli.rewriting import policy_of_paths
 from copperfs.config.settings import Settings
 from copperfs.model.errors import MountError
 from copperfs.node.requests.path_policy import Place
@@ -17,30 +18,6 @@ from copperfs.node.requests.path_policy import Place
 if TYPE_CHECKING:
     from copperfs.inplace.covers import Covers
     from copperfs.inplace.namespace import Namespace
-
-
-@dataclass(frozen=True, slots=True)
-class InPlacePlan:
-    """What the directories to cover follow from."""
-
-    environ: Mapping[str, str]
-    names: Sequence[str]
-    """The variables of ``--prefix-env``."""
-    given: Mapping[str, str]
-    """The variables of ``--env``."""
-    command: Sequence[str]
-
-    def looked_at(self) -> dict[str, str]:
-        """Directories in other variables than the usual are taken as entries of PYTHONPATH."""
-        usual = ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
-        names = [each for each in (*self.names, *self.given) if each not in usual]
-        more = [self.environ[each] for each in names if each in self.environ]
-        paths = [*self.environ.get("PYTHONPATH", "").split(":"), *":".join(more).split(":")]
-        found = {each: self.environ[each] for each in usual if each in self.environ}
-        return found | {
-            "PYTHONPATH": ":".join(each for each in paths if each.startswith("/")),
-            **{each: self.environ[each] for each in ("HOME", "TMPDIR") if each in self.environ},
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +96,11 @@ def inside_of(said: Mapping[str, Any], fds: list[int]) -> Inside | None:
     return Inside(words["mountpoint"], words["failed"], fds)
 
 
-def covers_of(settings: Settings, plan: InPlacePlan) -> "Covers | None":
-    """None: paths of variables are led through the mount."""
+def covers_of(
+    settings: Settings, environ: Mapping[str, str], also: Sequence[str], command: Sequence[str]
+) -> "Covers | None":
+    """None: paths of variables are led through the mount. *also*: other variables than the usual,
+    whose directories are taken as entries of PYTHONPATH."""
     from copperfs.inplace.covers import covers
 
     must = settings.in_place == "always"
@@ -128,9 +108,11 @@ def covers_of(settings: Settings, plan: InPlacePlan) -> "Covers | None":
     is_shared = _shared_below(settings, root, must=must)
     if is_shared is None:
         return None
+    values = [environ.get(name, "") for name in ("PYTHONPATH", *also)]
+    entries = [each for each in ":".join(values).split(":") if each.startswith("/")]
     found = covers(
-        environ=plan.looked_at(),
-        command=plan.command,
+        environ={**environ, "PYTHONPATH": ":".join(entries)},
+        command=command,
         cwd=_working_directory(),
         is_shared=is_shared,
         source_root=root,
@@ -153,7 +135,7 @@ def _working_directory() -> str:
 def _shared_below(settings: Settings, root: str, *, must: bool) -> Callable[[str], bool] | None:
     """Which real paths are shared; None if nothing is known to be. On a machine without a network
     filesystem, whose user names nothing, all is on its own disks."""
-    from copperfs.daemon.path_policy_from_mounts import below_source, has_network, policy_for
+    from copperfs.daemon.path_policy_from_mounts import below_source, has_network
     from copperfs.fuse.mounting import mounts
 
     all_mounts = mounts()
@@ -161,8 +143,7 @@ def _shared_below(settings: Settings, root: str, *, must: bool) -> Callable[[str
     if not (named or must or has_network(all_mounts)):
         return None
     source = os.fsencode(root)
-    policy = policy_for(settings, all_mounts, source)
-    policy.refused = frozenset()  # its own mount point is not known yet
+    policy = policy_of_paths(settings, all_mounts, root)
 
     def is_shared(path: str) -> bool:
         below = below_source(source, os.fsencode(path))
@@ -178,9 +159,16 @@ def begin_in_place(settings: Settings, covers: "Covers") -> InPlaceRun | str:
 
     options = FuseOptions(FSTYPE, mount_name(settings.source), settings.allow_other)
     try:
-        made = Namespace.make(os.path.basename(settings.mountpoint), options)
+        made = Namespace.make(_name_inside(settings.mountpoint), options)
     except CannotBeInPlace as error:
         if settings.in_place == "always":
             raise MountError(f"--in-place always cannot be had: {error}") from None
         return str(error)
     return InPlaceRun(made, covers, os.path.realpath(settings.source))
+
+
+def _name_inside(mountpoint: str) -> str:
+    """A name that mount tables show as it is, and that is not one of the helper's own."""
+    from copperfs.fuse.mounting import mount_name
+
+    return mount_name(os.path.basename(mountpoint)).lstrip(".") or "mount"

@@ -10,12 +10,26 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from copperfs.inplace.interpreters import interpreter_of
 from copperfs.model.types import Path, is_below
 from copperfs.node.requests.path_policy import Place, Policy
 
+if TYPE_CHECKING:
+    from copperfs.config.settings import Settings
+    from copperfs.fuse.mounting import Mount
+
 PREFIX_ENV_DEFAULT = ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
+
+
+def policy_of_paths(settings: "Settings", all_mounts: "Sequence[Mount]", root: str) -> Policy:
+    """It refuses no mount point: paths are classified before there is one, and below it."""
+    from copperfs.daemon.path_policy_from_mounts import policy_for
+
+    policy = policy_for(settings, all_mounts, os.fsencode(root))
+    policy.refused = frozenset()
+    return policy
 
 
 @dataclass(frozen=True, slots=True)

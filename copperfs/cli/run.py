@@ -20,10 +20,10 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from copperfs.cli.in_place import InPlacePlan, begin_in_place, covers_of, inside_of
+from copperfs.cli.in_place import begin_in_place, covers_of, inside_of
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import bytes_text, print_error, print_progress, waiting
-from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter
+from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter, policy_of_paths
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import (
     Settings,
@@ -118,8 +118,8 @@ def _run(arguments: argparse.Namespace) -> int:
     remove = arguments.mountpoint is None
     covers = None
     if settings.in_place == "always" or (settings.in_place == "auto" and remove):
-        plan = InPlacePlan(os.environ | given, names, given, arguments.program)
-        covers = covers_of(settings, plan)
+        also = [each for each in (*names, *given) if each not in PREFIX_ENV_DEFAULT]
+        covers = covers_of(settings, os.environ | given, also, arguments.program)
     settings = _settings(settings, left_open, arguments.mountpoint, beside, job, covers)
     wanted = _wanted(settings, left_open)
     token = uuid.uuid4().hex
@@ -262,14 +262,10 @@ def _beside_covers(rewriter: Rewriter, covers: "Covers") -> Rewriter:
 
 
 def _rewriter(settings: Settings, mountpoint: str) -> Rewriter:
-    from copperfs.daemon.path_policy_from_mounts import policy_for
     from copperfs.fuse.mounting import mounts
 
     root = os.path.realpath(settings.source)
-    policy = policy_for(settings, mounts(), os.fsencode(root))
-    # The policy refuses its own mount point, whose paths are classified here.
-    policy.refused = frozenset()
-    return Rewriter(mountpoint, settings.source, root, policy)
+    return Rewriter(mountpoint, settings.source, root, policy_of_paths(settings, mounts(), root))
 
 
 def _command(
@@ -348,10 +344,9 @@ def _begin(
     """Start the daemon, whose first user is this process."""
     found = NOTHING_TO_COVER if covers is None else begin_in_place(settings, covers)
     if isinstance(found, str):
-        return _begin_with(settings, first, hello, here, None, in_place=found, remove=remove)
+        return _begin_with(settings, first, hello, here, found, remove=remove)
     with contextlib.closing(found.namespace):
-        line = found.line()
-        return _begin_with(settings, first, hello, here, found, in_place=line, remove=remove)
+        return _begin_with(settings, first, hello, here, found, remove=remove)
 
 
 def _begin_with(
@@ -359,11 +354,11 @@ def _begin_with(
     first: "First",
     hello: dict[str, object],
     here: int,
-    place: "InPlaceRun | None",
+    in_place: "InPlaceRun | str",
     *,
-    in_place: dict[str, Any] | str,
     remove: bool,
 ) -> "Use":
+    """*in_place* may be the reason why it is not."""
     from copperfs.cli.preflight import prepare, with_tier_size
     from copperfs.fuse.daemon_start import DAEMON_STARTS_WITHIN_S, let_live, starting_daemon
     from copperfs.launch.launch_method import launch, line_of
@@ -371,6 +366,7 @@ def _begin_with(
     from copperfs.launch.shared_mount_client import Line, Use
     from copperfs.launch.shared_mount_client import line_of as line_of_users
 
+    place, told = (None, in_place) if isinstance(in_place, str) else (in_place, in_place.line())
     if place is None:
         _make(settings.mountpoint, private=remove)
     settings = with_tier_size(settings)
@@ -389,7 +385,11 @@ def _begin_with(
             settings,
             line_of(launched),
             users=line_of_users(
-                first.counter, theirs, here, remove=remove and place is None, in_place=in_place
+                first.counter,
+                theirs,
+                here,
+                remove=remove and place is None,
+                in_place=told,
             ),
             pass_fds=[*fds, *([] if launched is None else [launched.listener.fileno()])],
             env=without_mpi(os.environ),

@@ -803,7 +803,7 @@ class Settings:
     def from_json(cls, text: str) -> "Settings":
         """Both ends are of one version, so a mismatch is a bug."""
         values = json.loads(text)
-        tuples = {name: tuple(values[name]) for name in ("shared", "ring", *RUN_ONLY[1:])}
+        tuples = {each.name: tuple(values[each.name]) for each in OPTIONS if each.multi}
         return cls(**values | tuples)
 
 

@@ -30,6 +30,7 @@ from copperfs.fuse.mounting import (
     open_channel,
     unmount,
 )
+from copperfs.inplace.namespace import open_namespaces
 from copperfs.model.errors import MountError
 
 log = logging.getLogger(__name__)
@@ -191,15 +192,11 @@ class MountedInside:
         process is inside."""
         for pid in processes_in(self.namespace):
             with suppress(OSError):  # it ended
-                fds = []
-                for kind in ("mnt", "user"):
-                    fds.append(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
-                    ends.callback(os.close, fds[-1])
-                status = os.fstat(fds[0])
-                if (status.st_dev, status.st_ino) != self.namespace:
-                    continue  # the number is another process's by now
-                is_own = os.fstat(fds[1]).st_ino == os.stat("/proc/self/ns/user").st_ino
-                return fds[0], -1 if is_own else fds[1]
+                mounts_fd, users_fd = open_namespaces(pid, ends)
+                status = os.fstat(mounts_fd)
+                if (status.st_dev, status.st_ino) == self.namespace:
+                    return mounts_fd, -1 if users_fd is None else users_fd
+                # else the number is another process's by now
         return None
 
     def is_used(self) -> bool:

@@ -133,7 +133,7 @@ class Daemon:
         self.launch = launch
         self.users = users
         """The daemon ends with the users of a ``copperfs run``."""
-        inside = None if users is None else users.inside
+        self.inside = inside = None if users is None else users.inside
         mountpoint = absolute(settings.mountpoint) if inside is None else inside.mountpoint
         # At their own paths, links lead where they should.
         symlinks = settings.symlinks if inside is None else "keep"
@@ -155,7 +155,7 @@ class Daemon:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the task that handles it runs
             if self.users is not None:
                 self._cleanup.callback(self.users.clean_up)
-                if self.users.inside is None:
+                if self.inside is None:
                     log.info("files are not shown in place: %s", self.users.why_not_inside)
             if self.launch is not None:
                 self._cleanup.callback(self.launch.listener.close)
@@ -233,12 +233,8 @@ class Daemon:
         )
         grants.append(_Grants(node, fetcher, front, own, node.policy.refused))
         publications = PublicationIndex(front)
-        if self.users is not None and self.users.inside is not None:
-            publications.invalidated = self._renew_overlay
         engine = Engine(node, fetcher, publications)
-        renewal = OverlayRenewal(self._renew_overlay)
-        if self.users is not None and self.users.inside is not None:
-            engine.applications.renamed = renewal.ask
+        renewal = self._show_in_place(front, engine, publications)
         self._equip(engine, parts.store)
         self._join(engine)
         statfs = parts.statfs
@@ -268,10 +264,6 @@ class Daemon:
                 IoctlRequest.PROFILE_BEGIN: profiler.begin,
             },
         )
-        if self.users is not None and self.users.inside is not None:
-            # With --revalidate a bind mount covers.
-            overlay = settings.revalidate_s is None
-            front.set_in_place(*self.users.inside.groups(), overlay)
         front.start()
         _raise_read_ahead(self.attachment.device)
         async with trio.open_nursery() as nursery:
@@ -287,7 +279,8 @@ class Daemon:
             elif metrics is not None:
                 nursery.start_soon(write, metrics, partial(self._metrics, statistics))
             nursery.start_soon(self._logs.run)
-            nursery.start_soon(renewal.run)
+            if renewal is not None:
+                nursery.start_soon(renewal.run)
             nursery.start_soon(self._run_signals, told)
             nursery.start_soon(self._run_users)
             nursery.start_soon(self._serve_handlers)
@@ -356,7 +349,7 @@ class Daemon:
             return
         await self.users.run()
         log.info("nobody uses %s any more: unmounting", self.settings.mountpoint)
-        if self.users.inside is None:
+        if self.inside is None:
             await trio.to_thread.run_sync(self._unmount_or_detach)
 
     async def _serve_handlers(self) -> None:
@@ -553,11 +546,26 @@ class Daemon:
             # end.
             trio.from_thread.run_sync(self._end_server)
 
+    def _show_in_place(
+        self, front: Front, engine: Engine, publications: PublicationIndex
+    ) -> OverlayRenewal | None:
+        """Tell the parts that an in-place run looks at them, and whether through an overlay."""
+        if self.inside is None:
+            return None
+        has_overlay = self.settings.revalidate_s is None  # else bind mounts cover
+        front.set_in_place(*self.inside.groups(), has_overlay)
+        if not has_overlay:
+            return None
+        renewal = OverlayRenewal(self._renew_overlay)
+        publications.invalidated = self._renew_overlay
+        engine.applications.renamed = renewal.ask
+        return renewal
+
     def _renew_overlay(self) -> None:
         assert self.users is not None
-        assert self.users.inside is not None
+        assert self.inside is not None
         try:
-            self.users.inside.renew(self.users.covered, os.fsdecode(self.source_root))
+            self.inside.renew(self.users.covered, os.fsdecode(self.source_root))
         except (OSError, subprocess.SubprocessError) as error:
             log.warning("the covers could not be renewed after a clear: %s", error)
 

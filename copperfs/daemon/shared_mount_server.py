@@ -63,8 +63,7 @@ class Users:
     _error: str | None = None
     _covered: dict[str, Any] | None = None
     """What the first user has covered."""
-    _all_ready: trio.Event = field(default_factory=trio.Event)
-    """The mount, and its covers."""
+    _has_covered: trio.Event = field(default_factory=trio.Event)
     _here: set[socket.socket] = field(default_factory=set)
     _come: int = 0
     _killed: bool = False
@@ -96,8 +95,6 @@ class Users:
     async def run(self) -> None:
         """Return when the mount has no users. The last one waits for the daemon's end."""
         async with trio.open_nursery() as nursery:
-            if self.inside is None:
-                nursery.start_soon(self._pass_on_ready)
             self._take(self.first, nursery)
             nursery.start_soon(self._accept, nursery)
             while not await self._nobody_comes():
@@ -109,10 +106,6 @@ class Users:
                 # Background processes keep the mount; who comes now is the first of the next.
                 self.counter.close()
 
-    async def _pass_on_ready(self) -> None:
-        await self.ready.wait()
-        self._all_ready.set()
-
     @property
     def covered(self) -> dict[str, Any]:
         """What the first run of the node has covered; empty until then."""
@@ -122,7 +115,7 @@ class Users:
     def refuse(self, sentence: str) -> None:
         self._error = sentence
         self.ready.set()
-        self._all_ready.set()
+        self._has_covered.set()
         for each in self._here:
             _say(each, error=sentence)
 
@@ -187,7 +180,7 @@ class Users:
                 return
             if self.inside is not None and sock is self.first:
                 self._covered = await self._next_of_first(lines)
-                self._all_ready.set()
+                self._has_covered.set()
             if not await self._welcome(sock, hello):
                 return
             self._come += 1
@@ -225,6 +218,7 @@ class Users:
         if wrong := self._difference(hello["settings"]):
             _say(sock, error=wrong)
             return False
+        is_ready = False
         # A user that goes before the mount is ready must be noticed as well.
         async with trio.open_nursery() as nursery:
 
@@ -233,9 +227,12 @@ class Users:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(watch)
-            await self._all_ready.wait()
+            await self.ready.wait()
+            if self.inside is not None:
+                await self._has_covered.wait()
+            is_ready = True
             nursery.cancel_scope.cancel()
-        if self._error is None and self._all_ready.is_set():
+        if self._error is None and is_ready:
             self._say_ready(sock)
         return self._error is None
 

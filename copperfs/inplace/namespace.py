@@ -152,6 +152,19 @@ def enter(mounts_fd: int, users_fd: int | None) -> None:
     setns(mounts_fd, CLONE_NEWNS)
 
 
+def open_namespaces(pid: int, life: ExitStack) -> tuple[int, int | None]:
+    """The descriptors by which to ``enter`` those of a process. OSError if it ended."""
+
+    def opened(kind: str) -> int:
+        fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+        life.callback(os.close, fd)
+        return fd
+
+    mounts_fd, users_fd = opened("mnt"), opened("user")
+    is_own = os.fstat(users_fd).st_ino == os.stat("/proc/self/ns/user").st_ino
+    return mounts_fd, None if is_own else users_fd
+
+
 def _ask(
     channel: socket.socket, helper: int, within_s: float, fds: list[int] | None = None
 ) -> dict[str, Any]:

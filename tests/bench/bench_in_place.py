@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.bench.contestants import Bind, Contestant, Mounted, Squashfuse, copperfs
+from tests.bench.contestants import Bind, Mounted, Squashfuse, copperfs
 from tests.bench.lab import FAILURES, Context
 from tests.bench.packages import PackageSet, import_once
 from tests.bench.processes import CannotMeasureError, mountpoint, unmount
@@ -28,13 +28,13 @@ from tests.mount.helpers import COPPERFS, PROJECT
 from tests.mount.ordinary_user import USER, as_user
 
 SERVES_WITHIN_S = 120.0
-STATISTICS = ["stats", "--json"]
 
 
 class Importer:
     """The process that starts the imports of one contestant."""
 
-    def __init__(self, tree: Path, before: list[str]) -> None:
+    def __init__(self, name: str, tree: Path, before: list[str]) -> None:
+        self.name = name
         words = [sys.executable, "-m", "tests.bench.bench_in_place", str(tree)]
         self._process = subprocess.Popen(
             as_user([*before, *words]),
@@ -97,32 +97,17 @@ def run(context: Context) -> Iterator[Measure]:
 
 
 def _rows(
-    context: Context, packages: PackageSet, processes: int, importers: dict[str, Importer]
+    context: Context, packages: PackageSet, processes: int, importers: list[Importer]
 ) -> Iterator[Measure]:
     label = f"{packages.name} x{processes}, warm"
-    contestants = [_Named(name) for name in importers]
-
-    def sample(one: Contestant) -> dict[str, float]:
-        return importers[one.name].ask(packages.statement, processes)
-
-    taken = context.interleave(label, contestants, sample)
+    taken = context.interleave(label, importers, lambda one: one.ask(packages.statement, processes))
     target = at_most(1.03 if processes == 1 else 1.04)
     yield Measure("in-place", f"{label}: wall", "s", taken["wall_s"], "local", target)
     yield Measure("in-place", f"{label}: CPU of the imports", "s", taken["cpu_s"], "local")
 
 
-class _Named(Contestant):
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def mounted(self, source: Path) -> contextlib.AbstractContextManager[Mounted]:
-        raise NotImplementedError
-
-
 @contextlib.contextmanager
-def _importers(
-    context: Context, packages: PackageSet, directory: Path
-) -> Iterator[dict[str, Importer]]:
+def _importers(context: Context, packages: PackageSet, directory: Path) -> Iterator[list[Importer]]:
     """Each has imported once, so that all is warm."""
     os.chmod(directory, 0o755)
     own = directory / "tree"  # which the user can reach
@@ -130,17 +115,17 @@ def _importers(
     in_place = [*COPPERFS, "run", "--in-place", "always", "--shared", str(own)]
     in_place += ["--in-place-at", str(own)]
     with contextlib.ExitStack() as stack:
-        found: dict[str, Importer] = {}
+        found: list[Importer] = []
 
         def add(name: str, tree: Callable[[], Path], before: list[str]) -> None:
             try:
-                importer = Importer(tree(), before)
+                importer = Importer(name, tree(), before)
                 stack.callback(importer.end)
                 importer.ask(packages.statement, 1)
             except FAILURES as error:
                 context.note(f"in-place: {name}: {error}")
             else:
-                found[name] = importer
+                found.append(importer)
 
         add("local", lambda: own, [])
         for contestant in (

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 
@@ -21,6 +22,13 @@ from tests.bench.packages import PackageSet
 from tests.bench.processes import CannotMeasureError
 
 FAILURES = (CannotMeasureError, OSError, subprocess.SubprocessError)
+
+
+class Named(Protocol):
+    name: str
+
+
+N = TypeVar("N", bound=Named)
 
 # measure -> contestant -> samples
 Samples = dict[str, dict[str, list[float]]]
@@ -76,8 +84,8 @@ class Context:
     def interleave(
         self,
         label: str,
-        contestants: Sequence[Contestant],
-        sample: Callable[[Contestant], Mapping[str, float]],
+        contestants: Sequence[N],
+        sample: Callable[[N], Mapping[str, float]],
     ) -> Samples:
         """Ask each contestant in turn, `repeats` times round."""
         taken: Samples = {}

