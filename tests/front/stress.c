@@ -792,11 +792,18 @@ static void send_some(uint64_t *state)
 	}
 }
 
+/* Whether each kind of work was done that the threads' order decides about. */
+static bool all_kinds_came(void)
+{
+	return reads && ahead && lists && lists_ahead && seeks && chunks_published && chunks_taken;
+}
+
+/* A slow machine gets more requests than were asked for, until each kind of work came. */
 static void be_the_kernel(uint64_t requests)
 {
-	uint64_t state = 3;
+	uint64_t state = 3, most = 10 * requests;
 
-	while (answered + waiting < requests) {
+	while (answered + waiting < (all_kinds_came() ? requests : most)) {
 		struct pollfd polled = { .fd = kernel_fd, .events = POLLIN };
 
 		while (waiting == WINDOW || poll(&polled, 1, 0) > 0)
@@ -909,13 +916,13 @@ int main(int argc, char **argv)
 	take_fetched();
 	end_check();
 	printf("%lu requests, %lu succeeded, %lu misses, %lu overflows, %u bypass threads, "
-	       "%u reads, %u of them ahead, and %u lists, %u ahead, on the allowance, %u chunks published, %u "
-	       "taken as used\n",
+	       "%u reads, %u of them ahead, %u lists, %u ahead, and %u seeks on the allowance, %u chunks "
+	       "published, %u taken as used\n",
 	       (unsigned long)answered, (unsigned long)succeeded,
 	       (unsigned long)front->statistics.handler_requests,
 	       (unsigned long)front->statistics.overflows, front->bypass_threads, reads, ahead, lists, lists_ahead,
-	       chunks_published, chunks_taken);
-	CHECK(reads && ahead && lists && lists_ahead && seeks && chunks_published && chunks_taken);
+	       seeks, chunks_published, chunks_taken);
+	CHECK(all_kinds_came());
 	CHECK(!front->tables.chunks && !front->tables.touched);
 	CHECK(succeeded > requests / 4);
 	front_destroy(front);
