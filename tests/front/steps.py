@@ -62,7 +62,8 @@ def _stress(program: Path, _: Path, seconds: float) -> str:
     def once() -> str:
         output = run([program, str(STRESS_REQUESTS)], timeout_s=AT_ONCE_S)
         requests, word, *_ = output.split(maxsplit=2)
-        assert int(requests) >= STRESS_REQUESTS and word == "requests,", output
+        assert word == "requests,", output
+        assert int(requests) >= STRESS_REQUESTS, output
         assert "WARNING" not in output, output  # reports of ThreadSanitizer begin so
         return output
 
