@@ -7,10 +7,11 @@ servers only in subprocesses. One left behind was sent SIGKILL, and ends when it
 
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
+
+from copperfs.startup.bundle import environment_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ def run_aside(command: Sequence[str], timeout_s: float) -> Said:
 
 
 def python_aside(script: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-c", script, *arguments]
+    return [environment_python(), "-P", "-c", script, *arguments]
 
 
 def copperfs_aside(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "copperfs.cli.main", *arguments]
+    return [environment_python(), "-P", "-m", "copperfs.cli.main", *arguments]

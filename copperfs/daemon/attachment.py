@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -32,6 +31,7 @@ from copperfs.fuse.mounting import (
 )
 from copperfs.inplace.namespace import open_namespaces
 from copperfs.model.errors import MountError
+from copperfs.startup.bundle import passed_to_python, python_of
 
 log = logging.getLogger(__name__)
 
@@ -174,13 +174,13 @@ class MountedInside:
             request = {key: covered[key] for key in ("directories", "writable")}
             done = subprocess.run(
                 [
-                    *(sys.executable, "-P", "-m", "copperfs.inplace.renew_overlay"),
+                    *python_of("copperfs.inplace.renew_overlay"),
                     *(str(mounts_fd), str(users_fd)),
                 ],
                 input=json.dumps(request | {"source": source}),
                 capture_output=True,
                 text=True,
-                pass_fds=[fd for fd in fds if fd >= 0],
+                pass_fds=[*(fd for fd in fds if fd >= 0), *passed_to_python()],
                 timeout=RENEWED_WITHIN_S,
                 check=False,
             )

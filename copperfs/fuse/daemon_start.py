@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from copperfs.config.settings import Settings
 from copperfs.fuse.mounting import absolute, answers
 from copperfs.fuse.safe_open import open_to_append
 from copperfs.model.errors import MountError
+from copperfs.startup.bundle import passed_to_python, python_of
 
 ENDS_WITHIN_S = 5.0
 # Importing from a loaded parallel filesystem may take long.
@@ -86,11 +86,11 @@ def starting(
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [*inside, sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                [*inside, *python_of(module), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                pass_fds=[theirs.fileno(), *pass_fds],
+                pass_fds=[theirs.fileno(), *pass_fds, *passed_to_python()],
                 start_new_session=True,
                 cwd="/",
                 env=env,

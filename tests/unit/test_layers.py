@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 # cluster that starts daemons as a user would. Its commands, and the generators of the manual, are
 # above the commands of the product.
 LAYERS = {
-    **dict.fromkeys(("model", "config", "native"), 0),
+    **dict.fromkeys(("model", "config", "native", "startup"), 0),
     **dict.fromkeys(("node",), 1),
     **dict.fromkeys(("wire", "driver"), 2),
     **dict.fromkeys(("fuse", "transport", "chunkstore", "source", "launch", "inplace"), 3),
     **dict.fromkeys(("daemon", "lab.sim", "lab.pfs_sim", "lab.local_cluster"), 4),
-    **dict.fromkeys(("cli",), 5),
+    **dict.fromkeys(("cli", "packaging"), 5),
     **dict.fromkeys(("lab.commands", "lab.manual"), 6),
 }
 # The product imports nothing of the lab. This module alone names one of its packages, for commands

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -17,35 +14,17 @@ import pytest
 from copperfs import __version__
 from tests.mount.helpers import is_mounted
 from tests.unit.test_layers import ROOT
+from tests.wheels import build, install, plain_environment, run
 
-WITHIN_S = 400.0
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The path of Debian's environment-modules.
 MODULES = [*Path("/usr/lib").glob("modulecmd.tcl"), *Path("/usr/lib").glob("*/modulecmd.tcl")]
 
 
-def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=env, timeout=WITHIN_S, check=False,
-        capture_output=True, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.mount
 def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     pytest.importorskip("build")
-    # Built files could hide that an sdist lacks one.
-    top = tmp_path / "top"
-    run("git", "clone", "--quiet", ROOT, top)
-    for name in run("git", "ls-files", "--modified", "--others", "--exclude-standard").split():
-        (top / name).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, top / name)
-    dist = tmp_path / "dist"
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, top)
-    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    sdist, wheel = build(tmp_path)
     with tarfile.open(sdist) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "copperfs").rglob("*.[ch]")}
@@ -53,14 +32,12 @@ def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     assert wanted <= sources
     files = zipfile.ZipFile(wheel).namelist()
     assert any(re.match(r"copperfs/native/_native\..*\.so$", each) for each in files)
-    assert "copperfs/py.typed" in files
+    assert {"copperfs/py.typed", "copperfs/startup/bundle"} <= set(files)
     assert any(each.endswith("share/man/man1/copperfs-run.1") for each in files)
     assert not any("tests/" in each for each in files)
 
-    own = tmp_path / "own"
-    run(sys.executable, "-m", "venv", own)
-    run(own / "bin/pip", "install", "--quiet", "--disable-pip-version-check", wheel)
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    own, env = tmp_path / "own", plain_environment()
+    install(wheel, own)
     command = own / "bin/copperfs"
     assert run(command, "--version", env=env, cwd=tmp_path) == f"copperfs {__version__}\n"
     assert (own / "share/man/man1/copperfs.1").exists()
@@ -98,3 +75,9 @@ def test_the_modulefile_puts_only_the_command_on_the_path(tmp_path: Path) -> Non
 
 def test_the_modulefile_is_of_this_version() -> None:
     assert (ROOT / "examples/modulefiles/copperfs" / __version__).exists()
+
+
+def test_the_build_has_what_goes_into_the_bundle() -> None:
+    """In versions that a run may import (``copperfs/packaging/write_bundle.py``)."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert set(build) - {"setuptools>=77"} <= set(PROJECT["dependencies"])

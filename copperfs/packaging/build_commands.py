@@ -1,0 +1,73 @@
+"""Build: what an installation of copperfs makes besides modules: the program ``copperfs`` and its
+bundle.
+
+setuptools runs these commands (``pyproject.toml``). The bundle has the dependencies of the
+environment in which copperfs is built, which is why they are requirements of the build, too. An
+editable installation has none: its modules change.
+"""
+
+import os
+import subprocess
+import sys
+from tempfile import TemporaryDirectory
+
+# setuptools comes first: it has its own copy of distutils.
+from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
+
+# isort: split
+from distutils.ccompiler import new_compiler
+from distutils.command.build_scripts import build_scripts
+from distutils.sysconfig import customize_compiler
+
+PROGRAM = "copperfs"
+"""In ``bin``."""
+BUILT_WITHIN_S = 120.0
+# Of setuptools' log.
+WARNING = 3
+
+
+class BuildExtensions(build_ext):  # type: ignore[misc]
+    """And the bundle, which needs them."""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace or getattr(self, "editable_mode", False):
+            return
+        target = os.path.abspath(os.path.join(self.build_lib, "copperfs/startup/bundle"))
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "copperfs.packaging.write_bundle", target],
+            env={**os.environ, "PYTHONPATH": os.path.abspath(self.build_lib)},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=BUILT_WITHIN_S,
+        )
+        if done.returncode != 0:
+            self.announce(
+                "copperfs is built without a bundle, so each start reads hundreds of files: "
+                + done.stderr.strip().rpartition("\n")[2],
+                level=WARNING,
+            )
+
+
+class BuildProgram(build_scripts):
+    """Compiles ``program.c``, and what else is named under ``script-files``, into one program."""
+
+    def run(self) -> None:
+        compiler = new_compiler()
+        customize_compiler(compiler)
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        self.mkpath(self.build_dir)
+        # What lies beside the scripts would be installed, too.
+        with TemporaryDirectory() as made:
+            objects = compiler.compile(
+                self.scripts,
+                output_dir=made,
+                macros=[("PYTHON_VERSION", f'"{version}"')],
+                extra_preargs=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
+            )
+            compiler.link_executable(objects, PROGRAM, output_dir=self.build_dir)
+
+    def get_outputs(self) -> list[str]:
+        return [os.path.join(self.build_dir, PROGRAM)]

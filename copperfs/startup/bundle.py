@@ -1,0 +1,245 @@
+"""Bundle: one file with the byte code and the extension modules of ``copperfs run`` and its daemon.
+
+An import reads a name in each directory of ``sys.path``, and then the file; 2,000 nodes that start
+copperfs from a shared filesystem would ask it for 400 names each. The program ``copperfs``
+(``program.c``) reads this file in a few large pieces into memory instead, and runs Python with it
+(``python -I -S /proc/self/fd/N``). ``packaging/write_bundle.py`` writes it when
+copperfs is installed::
+
+    a .pyc of this module | contents | index, as marshal has it | 8 bytes: where the index begins
+
+This module then finds the others. They have the paths of their installed files, so tracebacks and
+data files are found there, and modules that are not in the bundle (rich, the lab) are imported from
+there. A bundle whose dependencies were since replaced is not used (``is_current``).
+"""
+
+import _imp
+import marshal
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from types import CodeType, ModuleType
+from typing import TypedDict
+
+# Beside this module in an installation.
+FILE = "bundle"
+NUMBER_BYTES = 8
+_PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+EXTENSION, PACKAGE = 1, 2
+MAIN = "copperfs.cli.main"
+
+
+class Index(TypedDict):
+    modules: dict[str, tuple[int, str, int, int]]
+    """For each name EXTENSION or PACKAGE or both, the path below the directory of packages, offset
+    and length."""
+    libraries: list[tuple[str, int, int]]
+    """Shared libraries that come with packages (``pyzmq.libs``)."""
+    distributions: list[str]
+    """``trio-0.33.0.dist-info``: what has to lie beside copperfs. A name that ends in ``-`` may
+    have any version."""
+
+
+class Bundle:
+    """A finder on ``sys.meta_path``, and the loader of what it finds."""
+
+    def __init__(self, path: str, program: str) -> None:
+        self.fd = int(path.rpartition("/")[2])  # /proc/self/fd/N
+        os.set_inheritable(self.fd, False)
+        self.program = program
+        end = os.lseek(self.fd, 0, os.SEEK_END) - NUMBER_BYTES
+        begin = int.from_bytes(self._bytes(end, NUMBER_BYTES), "little")
+        self.index: Index = marshal.loads(self._bytes(begin, end - begin))
+        self.packages = packages_beside(program)
+        self._loaded = 0
+
+    def is_current(self) -> bool:
+        """Whether the dependencies are those with which it was built."""
+        try:
+            there = set(os.listdir(self.packages))
+        except OSError:
+            return False
+        return all(
+            each in there or (each.endswith("-") and any(name.startswith(each) for name in there))
+            for each in self.index["distributions"]
+        )
+
+    # ---- as a finder -----------------------------------------------------------------------------
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        entry = self.index["modules"].get(name)
+        if entry is None:
+            return None
+        kind, where, _, _ = entry
+        origin = os.path.join(self.packages, where)
+        loader = _Extension(name, origin, self) if kind & EXTENSION else self
+        is_package = bool(kind & PACKAGE)
+        spec = ModuleSpec(name, loader, origin=origin, is_package=is_package)  # type: ignore[arg-type]
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [os.path.dirname(origin)]
+        return spec
+
+    # ---- as a loader -----------------------------------------------------------------------------
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As usual."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self.get_code(module.__name__), module.__dict__)
+
+    def get_code(self, name: str) -> CodeType:
+        code: CodeType = marshal.loads(self._content(name))
+        # It was compiled where copperfs was built.
+        where = os.path.join(self.packages, self.index["modules"][name][1])
+        _imp._fix_co_filename(code, where)  # type: ignore[attr-defined]
+        return code
+
+    def is_package(self, name: str) -> bool:
+        return bool(self.index["modules"][name][0] & PACKAGE)
+
+    def get_source(self, name: str) -> None:
+        """Tracebacks read the installed file."""
+
+    # ---- extension modules -----------------------------------------------------------------------
+
+    def path_of_extension(self, name: str) -> str:
+        """Where it can be loaded from. Its libraries are loaded already, so the dynamic linker
+        finds them by their own names and looks for no file."""
+        where = self.index["modules"][name][1]
+        if where.endswith(".so"):
+            top = where.partition("/")[0]
+            self._load_libraries(top)
+        return self._path_of(self._content(name), name)
+
+    def _load_libraries(self, top: str) -> None:
+        wanted = [each for each in self.index["libraries"] if _is_of(each[0], top)]
+        if not wanted:
+            return
+        import ctypes
+
+        self.index["libraries"] = [each for each in self.index["libraries"] if each not in wanted]
+        paths = [self._path_of(self._bytes(*at, packed=True), name) for name, *at in wanted]
+        for _ in wanted:  # one may need another
+            for path in list(paths):
+                try:
+                    ctypes.CDLL(path)
+                except OSError:
+                    continue
+                paths.remove(path)
+
+    def _path_of(self, content: bytes, name: str) -> str:
+        """The dynamic linker takes a path that it has seen for the file that it has loaded, so no
+        path occurs twice, although numbers of descriptors do."""
+        fd = os.memfd_create(name)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        self._loaded += 1
+        return f"/proc/self/fd{'/' * self._loaded}{fd}"
+
+    def _content(self, name: str) -> bytes:
+        _, _, offset, length = self.index["modules"][name]
+        return self._bytes(offset, length, packed=True)
+
+    def _bytes(self, offset: int, length: int, *, packed: bool = False) -> bytes:
+        data = os.pread(self.fd, length, offset)
+        return zlib.decompress(data) if packed else data
+
+
+class _Extension(ExtensionFileLoader):
+    def __init__(self, name: str, origin: str, bundle: Bundle) -> None:
+        super().__init__(name, origin)
+        self._bundle = bundle
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        origin = spec.origin
+        try:
+            spec.origin = self._bundle.path_of_extension(spec.name)
+            module = super().create_module(spec)
+            os.close(int(spec.origin.rpartition("/")[2]))
+        except (OSError, ImportError):  # code from memory may be forbidden here
+            spec.origin = origin
+            module = super().create_module(spec)
+        spec.origin = origin
+        return module
+
+
+def _is_of(library: str, top: str) -> bool:
+    """auditwheel puts the libraries of ``zmq`` into ``pyzmq.libs``."""
+    directory = library.partition("/")[0]
+    return directory == top or directory in (f"{top}.libs", f"py{top}.libs")
+
+
+# ---- starting Python -----------------------------------------------------------------------------
+
+
+def _bundle() -> Bundle | None:
+    """None in a process that was started without one."""
+    return next((each for each in sys.meta_path if isinstance(each, Bundle)), None)
+
+
+def python_of(module: str) -> list[str]:
+    """The beginning of a command that runs *module* as this process runs."""
+    bundle = _bundle()
+    if bundle is None:
+        return [sys.executable, "-P", "-m", module]
+    base: str = sys._base_executable  # type: ignore[attr-defined]
+    return [base, "-I", "-S", f"/proc/self/fd/{bundle.fd}", bundle.program, "-m", module]
+
+
+def environment_python(bundle: Bundle | None = None) -> str:
+    """Python with all that is installed beside copperfs; by itself it finds no module of the
+    bundle sooner than others."""
+    bundle = bundle or _bundle()
+    if bundle is not None:
+        found = os.path.join(os.path.dirname(bundle.program), _PYTHON)
+        if os.access(found, os.X_OK):
+            return found
+    return sys.executable  # installed for one user, it knows that user's packages
+
+
+def passed_to_python() -> list[int]:
+    """The descriptors that such a command needs."""
+    bundle = _bundle()
+    return [] if bundle is None else [bundle.fd]
+
+
+def packages_beside(program: str) -> str:
+    """``/env/bin/copperfs`` belongs to ``/env/lib/python3.11/site-packages``."""
+    return os.path.join(os.path.dirname(os.path.dirname(program)), "lib", _PYTHON, "site-packages")
+
+
+def start(path: str, program: str, words: list[str]) -> None:
+    """*words* are arguments of the program, or ``-m`` and those of a module."""
+    bundle = Bundle(path, program)
+    module = MAIN
+    if words[:1] == ["-m"]:
+        module, words = words[1], words[2:]
+    if module == MAIN and not bundle.is_current():  # a run has looked for its daemon
+        python = environment_python(bundle)
+        os.execv(python, [python, "-P", "-m", module, *words])
+    sys.path.append(bundle.packages)
+    sys.meta_path.insert(0, bundle)
+    sys.argv[:] = [module, *words]
+    values = sys.modules["__main__"].__dict__
+    code = bundle.get_code(module)
+    values.update(__file__=code.co_filename, __package__=module.rpartition(".")[0])
+    exec(code, values)
+
+
+def _start_as_module(path: str, program: str, words: list[str]) -> None:
+    """The module that runs becomes ``__main__``, so this one needs a name of its own."""
+    first = Bundle(path, program)
+    sys.meta_path.insert(0, first)
+    name = "copperfs.startup.bundle"
+    __import__(name)
+    sys.meta_path.remove(first)
+    sys.modules[name].start(path, program, words)
+
+
+if __name__ == "__main__":
+    _start_as_module(sys.argv[0], sys.argv[1], sys.argv[2:])

@@ -1,0 +1,23 @@
+/* The program copperfs (program.c), and how it joins the run of another process (join.c). */
+#ifndef COPPERFS_PROGRAM_H
+#define COPPERFS_PROGRAM_H
+
+#include <stdnoreturn.h>
+
+/* The build sets it to that of the Python for which copperfs is installed. */
+#ifndef PYTHON_VERSION
+#define PYTHON_VERSION "3"
+#endif
+
+enum { FAILED = 125, NOT_EXECUTABLE = 126, NOT_FOUND = 127 };
+
+/*
+ * Returns the exit code of the run's command, or -1: Python has to run it. *door is then the
+ * socket at which other processes wait for what Python finds out, or -1.
+ */
+int join_run(char **words, const char *program, int *door);
+
+/* The file of an executed program, by PATH if there is no slash. errno if it returns. */
+void execute(char **words);
+
+#endif
