@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from copperfs.config.settings import KIB, format_size
+from copperfs.config.settings import bytes_text as bytes_text
 from copperfs.model.errors import ControlError
 
 if TYPE_CHECKING:
@@ -88,14 +88,6 @@ def transfer_progress(console: "Console", *columns: "TextColumn", shown: bool) -
         transient=True,
         disable=not shown or not console.file.isatty(),
     )
-
-
-def bytes_text(count: int) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < KIB or unit == "GiB":
-            return f"{count:.3g} {unit}" if unit != "B" else format_size(count)
-        count /= KIB  # type: ignore[assignment]  # a share of the unit from here on
-    raise AssertionError("unreachable")
 
 
 def names_of(members: Sequence[Any]) -> str:

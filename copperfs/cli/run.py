@@ -15,14 +15,15 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import uuid
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Container, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from copperfs.cli.in_place import begin_in_place, covers_of, inside_of
 from copperfs.cli.options import add_option_flags, resolve_options
-from copperfs.cli.output import bytes_text, print_error, print_progress, waiting
+from copperfs.cli.output import print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter, policy_of_paths
 from copperfs.cli.sigterm import ended_by_sigterm
 from copperfs.config.settings import (
@@ -31,6 +32,9 @@ from copperfs.config.settings import (
     following_memory,
     settings_of,
 )
+from copperfs.launch.door import Recipe, read_by_run, refuse, taken_from_environment
+from copperfs.launch.launcher_variables import MOUNTPOINT_VARIABLE, RUN_VARIABLE
+from copperfs.launch.run_report import RunReport
 from copperfs.model.errors import ConfigError, CopperError, LaunchError, MountError
 
 if TYPE_CHECKING:
@@ -98,15 +102,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        return _run(arguments)
-    except CopperError as error:
-        print_error(str(error))
-        return FAILED
+    with _Door(taken_from_environment()) as door:
+        try:
+            return _run(arguments, door)
+        except CopperError as error:
+            door.refuse(str(error))
+            print_error(str(error))
+            return FAILED
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from copperfs.launch.launcher_variables import RUN_VARIABLE, companions, look_around
+def _run(arguments: argparse.Namespace, door: "_Door") -> int:
+    from copperfs.launch.launcher_variables import companions, look_around
 
     given = _given(arguments.env)
     _refuse_launchers(arguments.program[0], os.environ)
@@ -132,48 +138,62 @@ def _run(arguments: argparse.Namespace) -> int:
             rewriter = _beside_covers(rewriter, covers)
         environ = rewriter.environment(os.environ, names, given)
         command = rewriter.command(arguments.program, environ.get("PATH", os.defpath))
-    environ |= {"COPPERFS_MOUNTPOINT": mountpoint, RUN_VARIABLE: token}
+    environ[MOUNTPOINT_VARIABLE] = mountpoint
+    report = RunReport(
+        mountpoint,
+        None if inside is None or covers is None else tuple(covers.directories),
+        () if covers is None else tuple(each.reason for each in covers.left_out),
+        {} if inside is None else inside.failed,
+        expects_reads=bool(settings.shared or covers),
+        summary=arguments.summary,
+    )
+    changed = {*given, *(name for name, value in environ.items() if os.environ.get(name) != value)}
+    remove = remove and inside is None
+    door.give(
+        use,
+        Recipe(
+            tuple(sys.argv[2:]),
+            os.getcwd(),
+            read_by_run(os.environ, names),
+            tuple(names),
+            tuple(command),
+            {name: environ[name] for name in changed},
+            mountpoint,
+            remove,
+            beside.by_mpi,
+            report,
+        ),
+    )
+    environ[RUN_VARIABLE] = token
     code = _command(command, environ, inside, with_parent=beside.by_mpi)
-    _leave(use, mountpoint, remove=remove and inside is None)
+    _leave(use, mountpoint, remove=remove)
     if look_around(os.environ).rank in (None, 0):  # one of thousands
-        shown = covers if inside is not None else None
-        failed = {} if inside is None else inside.failed
-        for line in _told_at_the_end(settings, shown, failed, use.read, summary=arguments.summary):
+        for line in report.lines(use.read):
             print_progress(line)
     return code
 
 
-def _told_at_the_end(
-    settings: Settings,
-    covers: "Covers | None",
-    failed: Mapping[str, str],
-    read: Mapping[str, int],
-    *,
-    summary: bool,
-) -> Iterator[str]:
-    """*covers* is None if the command did not run in place."""
-    for directory, reason in failed.items():
-        yield f"{directory} could not be covered, or left writable: {reason}"
-    if read.get("bytes") == 0 and (settings.shared or covers):
-        yield (
-            "nothing was read through the mount: name the filesystem of the command's files with "
-            "--shared, or their directory with --in-place-at"
-        )
-    if not summary:
-        return
-    if covers is not None:
-        yield from (
-            f"covered, and read-only for the command: {each}" for each in covers.directories
-        )
-        yield from (each.reason for each in covers.left_out)
-    else:
-        yield f"not in place: paths of variables led through {settings.mountpoint}"
-    if read:
-        yield (
-            f"read through the mount by all runs of this node: {bytes_text(read['bytes'])}; "
-            f"{read['files_from_source']:,} files and {bytes_text(read['bytes_from_source'])} "
-            f"came from the source, {bytes_text(read['bytes_from_peers'])} from other nodes"
-        )
+@dataclass(slots=True)
+class _Door:
+    """Where further runs of this node wait, if this process came from the program ``copperfs``."""
+
+    sock: socket.socket | None
+
+    def __enter__(self) -> "_Door":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.sock is not None:
+            self.sock.close()
+
+    def give(self, use: "Use", recipe: Recipe) -> None:
+        if self.sock is not None:
+            use.line.say_with([self.sock.fileno()], door=recipe.line())
+            self.sock.close()
+
+    def refuse(self, sentence: str) -> None:
+        if self.sock is not None:
+            refuse(self.sock, sentence)
 
 
 def _refuse_launchers(program: str, environ: Mapping[str, str]) -> None:

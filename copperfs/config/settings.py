@@ -65,6 +65,14 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B" if size_bytes else "0"
 
 
+def bytes_text(count: int) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < KIB or unit == "GiB":
+            return f"{count:.3g} {unit}" if unit != "B" else format_size(count)
+        count /= KIB  # type: ignore[assignment]  # a share of the unit from here on
+    raise AssertionError("unreachable")
+
+
 def parse_seconds(text: str) -> float:
     """``"60"``, ``"0.5"`` or ``"5 s"``; ValueError otherwise."""
     match = _SECONDS.fullmatch(text.strip())

@@ -153,9 +153,11 @@ class MountedInside:
 
     def send(self, sock: socket.socket, line: bytes) -> None:
         """*line* with the descriptors by which a process enters."""
-        fds = [fd for fd in (self._mounts_fd, self._users_fd) if fd is not None]
         with suppress(OSError):
-            socket.send_fds(sock, [line], fds)
+            socket.send_fds(sock, [line], self.namespace_fds())
+
+    def namespace_fds(self) -> list[int]:
+        return [fd for fd in (self._mounts_fd, self._users_fd) if fd is not None]
 
     def let_go(self) -> None:
         """From now on the namespace ends with its last process."""

@@ -1,7 +1,7 @@
 """Shared mount server: counts the users of a ``copperfs run``, and decides when its daemon ends.
 
-``launch/shared_mount_client.py`` has the messages. A user is a connection. The daemon ends when
-there is none left, none is in the backlog, and
+``launch/shared_mount_client.py`` and ``launch/door.py`` have the messages. A user is a connection.
+The daemon ends when there is none left, none is in the backlog, and
 
 - as many have come as the launcher has put on this node (a rank that is done before another has
   started must not end the mount, since among several nodes it could not be started again); or
@@ -21,8 +21,9 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,8 +31,10 @@ import trio
 
 from copperfs.config.settings import Settings
 from copperfs.daemon.attachment import MountedInside
-from copperfs.launch.launcher_variables import RUN_VARIABLE
-from copperfs.launch.shared_mount_client import LINE_MAX, is_own
+from copperfs.daemon.door_messages import Ended, Messages
+from copperfs.launch.door import JoinRequest, Recipe
+from copperfs.launch.launcher_variables import RUN_VARIABLE, look_around
+from copperfs.launch.shared_mount_client import DESCRIPTORS_MAX, LINE_MAX, is_own
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,9 @@ ACCEPTS_AGAIN_S = 0.1
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # Processes may start others while they are killed.
 KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
+
+
+Serve = Callable[[socket.socket], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -73,6 +79,7 @@ class Users:
     _ending: bool = False
     """A user was told that it is the last, and waits for the end."""
     _changed: trio.Event = field(default_factory=trio.Event)
+    _doors: list[socket.socket] = field(default_factory=list)
     _parting: list[socket.socket] = field(default_factory=list)
     """Their end tells the users that the daemon has ended."""
 
@@ -95,8 +102,9 @@ class Users:
     async def run(self) -> None:
         """Return when the mount has no users. The last one waits for the daemon's end."""
         async with trio.open_nursery() as nursery:
-            self._take(self.first, nursery)
-            nursery.start_soon(self._accept, nursery)
+            self._take(self.first, partial(self._serve, nursery), nursery)
+            serve = partial(self._serve, nursery)
+            nursery.start_soon(self._accept, self.counter, serve, nursery)
             while not await self._nobody_comes():
                 pass
             nursery.cancel_scope.cancel()
@@ -104,7 +112,12 @@ class Users:
             self.inside.let_go()
             if not self._ending:
                 # Background processes keep the mount; who comes now is the first of the next.
-                self.counter.close()
+                for each in self._listeners:
+                    each.close()
+
+    @property
+    def _listeners(self) -> list[socket.socket]:
+        return [self.counter, *self._doors]
 
     @property
     def covered(self) -> dict[str, Any]:
@@ -139,18 +152,21 @@ class Users:
         return self._is_empty()
 
     def _is_empty(self) -> bool:
-        return not self._here and (self._is_abandoned or not _is_readable(self.counter))
+        return not self._here and (self._is_abandoned or not self._is_anyone_waiting())
 
-    async def _accept(self, nursery: trio.Nursery) -> None:
+    def _is_anyone_waiting(self) -> bool:
+        return any(map(_is_readable, self._listeners))
+
+    async def _accept(self, listener: socket.socket, serve: Serve, nursery: trio.Nursery) -> None:
         while not self._is_abandoned:
             try:
-                await trio.lowlevel.wait_readable(self.counter)
+                await trio.lowlevel.wait_readable(listener)
             except trio.ClosedResourceError:
                 return
             if self._ending:
                 return  # a user that comes now is the first of the next daemon
             try:
-                sock, _ = self.counter.accept()
+                sock, _ = listener.accept()
             except (BlockingIOError, ConnectionError):
                 continue
             except OSError as error:  # the process has no free descriptor
@@ -159,17 +175,17 @@ class Users:
                 continue
             sock.setblocking(False)
             if is_own(sock):
-                self._take(sock, nursery)
+                self._take(sock, serve, nursery)
             else:
                 sock.close()
                 self._changed.set()
 
-    def _take(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+    def _take(self, sock: socket.socket, serve: Serve, nursery: trio.Nursery) -> None:
         self._here.add(sock)
         self._changed.set()
-        nursery.start_soon(self._serve, sock)
+        nursery.start_soon(serve, sock)
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, nursery: trio.Nursery, sock: socket.socket) -> None:
         token = None
         try:
             lines = _Lines(sock)
@@ -184,27 +200,79 @@ class Users:
             if not await self._welcome(sock, hello):
                 return
             self._come += 1
-            await lines.next()
-            if self.inside is not None and len(self._here) == 1:
-                self._is_kept = await trio.to_thread.run_sync(self.inside.is_used)
-            self._part(sock)
-        except (_Ended, ValueError):
-            if token is not None:
-                log.info("a user of the mount was killed")
-                self._killed = True
-                await trio.to_thread.run_sync(kill_all_with, token)
+            said = await lines.next()
+            if "door" in said:
+                self._open_door(said["door"], lines.fds, nursery)
+                await lines.next()
+            await self._look_for_background()
+            last = self._part(sock)
+            _say(sock, last=last, read=self.read())
+        except (Ended, ValueError):
+            await self._lost(token)
         finally:
-            self._here.discard(sock)
-            if sock not in self._parting:
-                sock.close()
-            self._changed.set()
+            self._gone(sock)
+
+    async def _lost(self, token: str | None) -> None:
+        if token is not None:
+            log.info("a user of the mount was killed")
+            self._killed = True
+            await trio.to_thread.run_sync(kill_all_with, token)
+
+    def _gone(self, sock: socket.socket) -> None:
+        self._here.discard(sock)
+        if sock not in self._parting:
+            sock.close()
+        self._changed.set()
+
+    async def _look_for_background(self) -> None:
+        if self.inside is not None and len(self._here) == 1:
+            self._is_kept = await trio.to_thread.run_sync(self.inside.is_used)
+
+    # ---- further runs, by the door ---------------------------------------------------------------
+
+    def _open_door(self, recipe: dict[str, Any], fds: list[int], nursery: trio.Nursery) -> None:
+        for fd in fds:
+            door = socket.socket(fileno=fd)
+            door.set_inheritable(False)
+            door.setblocking(False)
+            self._doors.append(door)
+            serve = partial(self._serve_further, Recipe.of_line(recipe))
+            nursery.start_soon(self._accept, door, serve, nursery)
+        fds.clear()
+
+    async def _serve_further(self, recipe: Recipe, sock: socket.socket) -> None:
+        token = None
+        try:
+            messages = Messages(sock)
+            with trio.fail_after(HELLO_WITHIN_S):
+                request = JoinRequest.of(await messages.next())
+            if not _TOKEN.fullmatch(request.token):
+                return
+            if not recipe.fits(request):
+                log.info("a further run differs from the first one, and starts as that one did")
+                await messages.say("python")
+                return
+            token = request.token
+            self._come += 1
+            fds = () if self.inside is None else self.inside.namespace_fds()
+            await messages.send(recipe.answer(), fds)
+            await messages.next()
+            await self._look_for_background()
+            last = self._part(sock)
+            shows = look_around(request.environ).rank in (None, 0)
+            lines = recipe.report.lines(self.read()) if shows else ()
+            await messages.say("1" if last else "0", *(f"copperfs: {each}" for each in lines))
+        except (Ended, ValueError, trio.TooSlowError):
+            await self._lost(token)
+        finally:
+            self._gone(sock)
 
     async def _next_of_first(self, lines: "_Lines") -> dict[str, Any]:
         """If the first run ends before it has covered, the others start over: their connections end
         without a word."""
         try:
             return await lines.next()
-        except _Ended:
+        except Ended:
             self._is_abandoned = True
             trio.lowlevel.notify_closing(self.counter)
             self.counter.close()
@@ -245,15 +313,15 @@ class Users:
         shown = {"mountpoint": self.inside.mountpoint, "failed": failed}
         self.inside.send(sock, _line(ready=True, in_place=shown))
 
-    def _part(self, sock: socket.socket) -> None:
-        """The last user stays until the mount is gone."""
-        others = len(self._here) > 1 or _is_readable(self.counter)
+    def _part(self, sock: socket.socket) -> bool:
+        """Whether it is the last user, which stays until the mount is gone."""
+        others = len(self._here) > 1 or self._is_anyone_waiting()
         last = not others and (self._killed or self._come >= self.expected)
         last = last and not self._is_kept
         if last:
             self._ending = True
             self._parting.append(sock)
-        _say(sock, last=last, read=self.read())
+        return last
 
     def _difference(self, wanted: dict[str, Any]) -> str | None:
         mine = json.loads(json.dumps(asdict(self.settings)))
@@ -269,31 +337,30 @@ class Users:
         )
 
 
-class _Ended(Exception):
-    """A connection is over."""
-
-
 @dataclass(slots=True)
 class _Lines:
     sock: socket.socket
+    fds: list[int] = field(default_factory=list)
+    """Descriptors that came with lines."""
     _received: bytes = b""
 
     async def next(self) -> dict[str, Any]:
         while b"\n" not in self._received:
             await trio.lowlevel.wait_readable(self.sock)
             try:
-                more = self.sock.recv(LINE_MAX)
+                more, fds, _, _ = socket.recv_fds(self.sock, LINE_MAX, DESCRIPTORS_MAX)
+                self.fds += fds
             except BlockingIOError:
                 continue
             except OSError:
                 more = b""
             if not more or len(self._received) > LINE_MAX:
-                raise _Ended
+                raise Ended
             self._received += more
         line, _, self._received = self._received.partition(b"\n")
         words = json.loads(line)
         if not isinstance(words, dict):
-            raise _Ended
+            raise Ended
         return words
 
 

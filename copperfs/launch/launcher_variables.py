@@ -46,6 +46,8 @@ _MPI_PREFIXES = (
 )
 # It identifies the processes of one ``copperfs run``.
 RUN_VARIABLE = "COPPERFS_RUN"
+# Where the command finds the mount.
+MOUNTPOINT_VARIABLE = "COPPERFS_MOUNTPOINT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,18 @@ def _tasks_of_step_here(environ: Mapping[str, str]) -> int | None:
             return None
         tasks += [int(found[1])] * int(found[2] or 1)
     return tasks[number] if number is not None and number < len(tasks) else None
+
+
+def same_for_all(environ: Mapping[str, str]) -> dict[str, str]:
+    """What this module reads of a launch, without the numbers of ranks. Of signs only the names
+    count, because some have a value for each rank."""
+    names = {
+        *(*_SIZES, *_SCHEDULER_SIZES, *_SIZES_HERE, *_NODE_COUNTS, *_NODE_SETS),
+        *(name for _, *names in _JOBS for name in names),
+        *("SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "PBS_NODEFILE"),
+    }
+    signs = dict.fromkeys((name for name in _MPI_SIGNS if name in environ), "")
+    return signs | {name: environ[name] for name in names if name in environ}
 
 
 def without_mpi(environ: Mapping[str, str]) -> dict[str, str]:

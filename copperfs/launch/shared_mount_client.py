@@ -15,6 +15,7 @@ Each side writes lines of JSON:
     daemon   {"ready": true}                    the mount can be used; of an in-place run with
                                                 "in_place" and descriptors of its namespace
           or {"error": sentence}                it never will be, or has other settings
+    user     {"door": recipe}                   with the socket of further runs (launch/door.py)
     user     {"bye": true}                      its command has ended; kill nothing
     daemon   {"last": ..., "read": ...}         if true, the connection ends with the daemon;
                                                 what was read through the mount up to now
@@ -29,6 +30,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -62,8 +64,13 @@ class Line:
 
     def say(self, **words: object) -> None:
         """An other end that has ended is noticed at the next ``hear``."""
+        self.say_with((), **words)
+
+    def say_with(self, fds: Sequence[int], **words: object) -> None:
+        line = json.dumps(words).encode("ascii") + b"\n"
         with contextlib.suppress(OSError):
-            self.sock.sendall(json.dumps(words).encode("ascii") + b"\n")
+            sent = socket.send_fds(self.sock, [line], fds)
+            self.sock.sendall(line[sent:])
 
     def hear(self, timeout_s: float) -> dict[str, Any]:
         """Vanished at the end, TimeoutError if none comes."""
@@ -138,14 +145,19 @@ class First:
 
     def refuse(self, sentence: str) -> None:
         """Tell the waiting processes that there will be no mount."""
-        self.counter.setblocking(False)
-        with contextlib.suppress(OSError):
-            while True:
-                waiting, _ = self.counter.accept()
-                with waiting:
-                    waiting.setblocking(True)
-                    Line(waiting).say(error=sentence)
-        self.counter.close()
+        refuse_all(self.counter, json.dumps({"error": sentence}).encode("ascii") + b"\n")
+
+
+def refuse_all(listener: socket.socket, answer: bytes) -> None:
+    """Answer those who wait, and close."""
+    listener.setblocking(False)
+    with contextlib.suppress(OSError):
+        while True:
+            waiting, _ = listener.accept()
+            with waiting, contextlib.suppress(OSError):
+                waiting.setblocking(True)
+                waiting.sendall(answer)
+    listener.close()
 
 
 def counter_name(mountpoint: str) -> str:

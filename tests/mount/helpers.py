@@ -26,7 +26,8 @@ from copperfs.model.errors import ControlError
 from tests.patience import PATIENCE
 
 PROJECT = Path(__file__).resolve().parents[2]
-COPPERFS = [sys.executable, "-P", "-m", "copperfs.cli.main"]
+# The program that an installation puts into bin.
+COPPERFS = [str(Path(sys.executable).with_name("copperfs"))]
 COMMAND_TIMEOUT_S = 60.0 * PATIENCE
 # Only a test that fails waits this long.
 WAIT_S = ENDS_WITHIN_S = 60.0 * PATIENCE

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from copperfs.daemon.shared_mount_server import processes_with
+from copperfs.launch.door import message
 from copperfs.launch.shared_mount_client import counter_name
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.mpis import Mpi
@@ -407,6 +408,166 @@ def test_a_launcher_of_other_nodes_is_no_command(launcher: str, nodes: str) -> N
     assert done.returncode == 125
     name = os.path.basename(launcher)
     assert f"write: {name} [OPTIONS] copperfs run -- COMMAND" in done.stderr
+
+
+# ---- further runs, by the door -------------------------------------------------------------------
+
+WAITS = 'echo up $$; while [ ! -e "$0" ]; do sleep 0.05; done'
+PROGRAM = os.path.realpath(COPPERFS[0])
+
+
+def program_of(process: subprocess.Popen[str]) -> str:
+    """What the process of a run has become."""
+    return os.readlink(f"/proc/{process.pid}/exe")
+
+
+def test_a_further_run_needs_no_python(start: Start, mountpoint: Path) -> None:
+    go = str(mountpoint.with_name("go"))
+    first, second = (start("--", "sh", "-c", WAITS, go) for _ in range(2))
+    assert says(first).startswith("up")
+    assert says(second).startswith("up")
+    became = [program_of(each) for each in (first, second)]
+    assert became.count(PROGRAM) == 1, became
+    Path(go).touch()
+    assert [ended(each) for each in (first, second)] == [(0, "", "")] * 2
+    assert not is_mounted(mountpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "same"),
+    [("ANY", "other", True), ("PMI_RANK", "1", True), ("PYTHONPATH", "/other", False)],
+)
+def test_a_run_with_other_variables_finds_out_by_itself_what_to_do(
+    start: Start, mountpoint: Path, name: str, value: str, same: bool
+) -> None:
+    go = str(mountpoint.with_name("go"))
+    words = ("--", "sh", "-c", f"{WAITS}; echo ${name}", go)
+    first = start(*words)
+    assert says(first).startswith("up")
+    second = start(*words, env={name: value})
+    assert says(second).startswith("up")
+    assert (program_of(second) == PROGRAM) is same
+    Path(go).touch()
+    assert ended(first)[0] == 0
+    assert ended(second) == (0, f"{value}\n", "")
+    assert not is_mounted(mountpoint)
+
+
+def test_a_further_run_has_the_environment_of_the_first_and_a_token_of_its_own(
+    start: Start, source: Path, mountpoint: Path
+) -> None:
+    script = "env | grep -E '^(OWN|PYTHONPATH|COPPERFS_.*)=' | sort; "
+    words = ("--env", f"OWN={source}/data", "--", "sh", "-c", script + WAITS)
+    go = str(mountpoint.with_name("go"))
+    said = []
+    processes = []
+    for _ in range(2):
+        process = start(*words, go, env={"PYTHONPATH": f"{source}/lib"})
+        processes.append(process)
+        said.append([says(process) for _ in range(5)])
+    Path(go).touch()
+    assert [ended(each)[0] for each in processes] == [0, 0]
+    tokens = [next(line for line in lines if "COPPERFS_RUN" in line) for lines in said]
+    assert tokens[0] != tokens[1]
+    shown = [[line for line in lines[:4] if "COPPERFS_RUN" not in line] for lines in said]
+    assert shown[0] == shown[1]
+    assert shown[0] == [
+        f"COPPERFS_MOUNTPOINT={mountpoint}", f"OWN={mountpoint}/data",
+        f"PYTHONPATH={mountpoint}/lib",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"),
+    [
+        (["no-such-command"], 127, "copperfs: no-such-command cannot be started: No such file"),
+        (["/etc/passwd"], 126, "copperfs: /etc/passwd cannot be started: Permission denied"),
+        (["sh", "-c", "kill -USR1 $$"], 128 + signal.SIGUSR1, ""),
+    ],
+)
+def test_exit_codes_of_further_runs_are_those_of_shells(
+    start: Start, mountpoint: Path, command: list[str], code: int, sentence: str
+) -> None:
+    launcher = {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+    for process in [start("--", *command, env=launcher) for _ in range(3)]:
+        found, _, errors = ended(process)
+        assert found == code
+        assert errors.startswith(sentence)
+    assert not is_mounted(mountpoint)
+
+
+@pytest.fixture
+def further(start: Start, mountpoint: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that has joined, beside the first."""
+    go = mountpoint.with_name("go")
+    script = (
+        "trap 'echo ended; exit 3' TERM; echo up $$; while [ ! -e \"$0\" ]; do sleep 0.05; done"
+    )
+    first = start("--", "sh", "-c", script, str(go))
+    says(first)
+    second = start("--", "sh", "-c", script, str(go))
+    assert program_of(second) == PROGRAM
+    yield second
+    go.touch()
+    ended(first)
+    ended(second)
+
+
+def test_a_signal_is_passed_on_by_a_further_run(further: subprocess.Popen[str]) -> None:
+    says(further)
+    further.send_signal(signal.SIGTERM)
+    assert ended(further)[:2] == (3, "ended\n")
+
+
+def test_a_further_run_that_is_killed_takes_its_command_with_it(
+    further: subprocess.Popen[str], mountpoint: Path
+) -> None:
+    child = int(says(further).split()[1])
+    daemon = daemon_at(mountpoint)
+    further.kill()
+    eventually(lambda: not is_running(child), "the command has ended")
+    assert is_running(daemon), "the first one goes on"
+
+
+def test_a_further_run_whose_daemon_was_killed_says_so(
+    further: subprocess.Popen[str], mountpoint: Path
+) -> None:
+    says(further)
+    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    further.send_signal(signal.SIGTERM)
+    code, _, errors = ended(further)
+    assert code == 3
+    assert errors == f"copperfs: the daemon of {mountpoint} had ended before the command did\n"
+    assert not is_mounted(mountpoint)
+
+
+def doors() -> set[str]:
+    with open("/proc/net/unix", encoding="ascii", errors="replace") as table:
+        names = [line.rpartition(" ")[2].strip() for line in table if "@copperfs/door/" in line]
+    return {"\0" + name[1:] for name in names}
+
+
+def test_a_stranger_at_the_door_is_no_run(start: Start, mountpoint: Path) -> None:
+    before = doors()
+    process = start("--", "sh", "-c", "echo up; exec sleep 60")
+    assert says(process) == "up"
+    daemon = daemon_at(mountpoint)
+    (door,) = doors() - before
+    token = b"0" * 32 + b"\0"
+    for words in (
+        *(b"", b"\0", b"nonsense", b"\xff" * 8, (3).to_bytes(4, "little") + b"1\0\0"),
+        *(message("1", "x", "/", "1", "true"), message("1", "0" * 32, "/", "7", "true")),
+        message("1", "0" * 32, "/", "1", "true", "HOME=/") + token,
+    ):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(door)
+            with suppress(BrokenPipeError):
+                other.sendall(words)
+    assert process.poll() is None
+    assert is_running(daemon)
+    process.terminate()
+    assert ended(process)[0] == 128 + signal.SIGTERM
+    eventually(lambda: not is_running(daemon), "the daemon has ended")
 
 
 # ---- by launchers -------------------------------------------------------------------------------

@@ -109,9 +109,10 @@ def test_who_comes_when_the_last_one_was_told_is_not_let_in() -> None:
     late: list[Line] = []
 
     class Watched(Users):
-        def _part(self, sock: socket.socket) -> None:
-            super()._part(sock)
+        def _part(self, sock: socket.socket) -> bool:
+            last = super()._part(sock)
             late.append(shared.another())
+            return last
 
     with ExitStack() as stack:
         shared = Counter(stack, 1, Watched)

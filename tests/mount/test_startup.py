@@ -1,0 +1,149 @@
+"""How much copperfs asks of a shared filesystem on which it is installed itself.
+
+With 12 ranks on each of 2,000 nodes its own start must not be the storm that it prevents.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bootstrap.helpers import clean_environment
+from tests.mount.helpers import COMMAND_TIMEOUT_S, eventually
+from tests.standin.client import StandIn
+from tests.wheels import build, install
+
+# Of the issue; the aim is 20.
+FOR_A_NODE_MAX = 50
+FOR_A_FURTHER_RANK_MAX = 2
+RANKS = 12
+# The end of files and directories is no question that anything waits for.
+ENDINGS = ("release", "releasedir", "forget", "flush")
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("build")
+    _, wheel = build(tmp_path_factory.mktemp("dist"))
+    shared = tmp_path_factory.mktemp("shared")
+    install(wheel, shared / "env")
+    return shared
+
+
+class Site:
+    """A shared filesystem with nothing but an installation of copperfs."""
+
+    def __init__(self, standin: StandIn) -> None:
+        self.standin = standin
+        self.env = standin.mountpoint / "env"
+
+    def start(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        run = [self.env / "bin/copperfs", "run", "--in-place", "always"]
+        options = ["--in-place-at", self.env, "--shared", self.standin.mountpoint]
+        return subprocess.Popen(
+            [str(each) for each in (*run, *options, "--", *words)],
+            env=clean_environment() | (env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+
+    def asked(self) -> int:
+        """Operations since the last ``reset_counts``."""
+        counts = self.standin.counts()
+        return counts.total() - sum(map(counts.total, ENDINGS))
+
+
+@pytest.fixture
+def site(installation: Path) -> Iterator[Site]:
+    with StandIn(installation, timeout_s=3900.0, page_cache=True) as standin:
+        yield Site(standin)
+
+
+def output_of(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert process.returncode == 0, errors
+    return output
+
+
+def test_the_first_run_of_a_node_reads_copperfs_in_a_few_operations(site: Site) -> None:
+    output_of(site.start("true"))
+    assert site.asked() <= FOR_A_NODE_MAX
+
+
+def test_further_runs_read_nothing_but_the_program(site: Site, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    words = ["sh", "-c", 'echo up; while [ ! -e "$0" ]; do sleep 0.05; done', str(go)]
+    first = site.start(*words)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "up\n"
+    site.standin.reset_counts()
+    further = [site.start(*words) for _ in range(RANKS - 1)]
+    for each in further:
+        assert each.stdout is not None
+        assert each.stdout.readline() == "up\n"
+    asked = site.asked()
+    go.touch()
+    for each in (first, *further):
+        each.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert asked <= FOR_A_FURTHER_RANK_MAX * len(further)
+
+
+def test_ranks_that_start_at_once_start_one_python(site: Site) -> None:
+    """And the command's own files come from the source once, whatever it is."""
+    env = {"PMI_SIZE": str(RANKS), "MPI_LOCALNRANKS": str(RANKS)}
+    ranks = [
+        site.start("sh", "-c", "true", env=env | {"PMI_RANK": str(rank)}) for rank in range(RANKS)
+    ]
+    for each in ranks:
+        output_of(each)
+    assert site.asked() <= FOR_A_NODE_MAX + (RANKS - 1) * FOR_A_FURTHER_RANK_MAX
+
+
+def test_a_command_finds_its_environment_and_not_the_bundle(site: Site) -> None:
+    script = "import sys, trio; print(sys.prefix, trio.__file__, len(sys.meta_path))"
+    output = output_of(site.start(str(site.env / "bin/python3"), "-c", script))
+    packages = site.env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    assert output.split()[0] == str(site.env)
+    assert output.split()[1] == str(packages / "site-packages/trio/__init__.py")
+
+
+def test_a_bundle_whose_dependencies_were_replaced_is_not_used(site: Site) -> None:
+    packages = next((site.standin.source / "env/lib").glob("python*/site-packages"))
+    (found,) = packages.glob("xxhash-*.dist-info")
+    other = found.with_name("xxhash-0.0.1.dist-info")
+    found.rename(other)
+    try:
+        output_of(site.start("true"))
+        assert site.asked() > 10 * FOR_A_NODE_MAX, "each module by itself"
+    finally:
+        other.rename(found)
+
+
+def test_without_its_bundle_it_starts_as_any_python_program(site: Site) -> None:
+    packages = next((site.standin.source / "env/lib").glob("python*/site-packages"))
+    bundle = packages / "copperfs/startup/bundle"
+    moved = bundle.rename(bundle.with_name("elsewhere"))
+    try:
+        output_of(site.start("true"))
+        assert site.asked() > 10 * FOR_A_NODE_MAX
+    finally:
+        moved.rename(bundle)
+
+
+def test_the_run_that_is_first_may_be_killed(site: Site) -> None:
+    """The others wait at its door, and one of them becomes the first."""
+    env = {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+    first = site.start("true", env=env)
+    others = [site.start("true", env=env) for _ in range(2)]
+    first.kill()
+    first.communicate()
+    for each in others:
+        output_of(each)
+    eventually(lambda: not site.standin.counts().hanging, "nothing hangs")
