@@ -1,7 +1,8 @@
 #!/bin/sh
 # A container that reads an environment through a mount made outside: the mount is there before the
 # container is, and is bound into it like any directory. The container needs neither copperfs nor
-# /dev/fuse.
+# /dev/fuse. A container that maps several users cannot be made in a namespace of one user, so the
+# files are not shown in place.
 set -eu
 ENV_DIR=${ENV_DIR:-$HOME/env}
 SHARED=${SHARED:-$HOME}
@@ -9,7 +10,7 @@ APP=${APP:-app.py}
 IMAGE=${IMAGE:-app.sif}
 export APP IMAGE SHARED
 
-${COPPERFS:-copperfs} run --shared "$SHARED" --env "PYTHONPATH=$ENV_DIR" -- sh -c '
+${COPPERFS:-copperfs} run --in-place never --shared "$SHARED" --env "PYTHONPATH=$ENV_DIR" -- sh -c '
     set -eu
     if command -v apptainer >/dev/null; then
         exec apptainer exec --bind "$COPPERFS_MOUNTPOINT" --env "PYTHONPATH=$PYTHONPATH" \

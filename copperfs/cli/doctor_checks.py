@@ -221,6 +221,25 @@ def extension(machine: CheckedMachine) -> Iterator[Check]:
         yield ok(name, "it can be loaded")
 
 
+def startup(machine: CheckedMachine) -> Iterator[Check]:
+    from copperfs.startup.bundle import BundleState, bundle_state
+
+    name = "startup"
+    again = "install copperfs again with pip, not editable"
+    match bundle_state():
+        case BundleState.USED:
+            yield ok(name, "from one file, with its dependencies")
+        case BundleState.EDITABLE:
+            yield ok(name, "module by module: the installation is editable")
+        case BundleState.OUTDATED:
+            found = (
+                "each run reads hundreds of files: dependencies were replaced since copperfs was"
+            )
+            yield warning(name, f"{found} installed", again)
+        case BundleState.MISSING:
+            yield warning(name, "each run reads hundreds of files: there is no bundle", again)
+
+
 def read_ahead(machine: CheckedMachine) -> Iterator[Check]:
     """Without a mount, it checks whether mounting can raise the value."""
     name = "page-cache readahead"
@@ -420,6 +439,7 @@ LOCAL_CHECKS: tuple[Callable[[CheckedMachine], Iterator[Check]], ...] = (
     kernel,
     libfuse,
     extension,
+    startup,
     read_ahead,
     mount_state,
     source,

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from copperfs.inplace.namespace import Namespace
 
 
+CONTAINERS = frozenset(
+    [
+        *("apptainer", "singularity", "podman", "docker", "nerdctl", "buildah", "bwrap"),
+        *("ch-run", "charliecloud", "enroot", "sarus", "shifter", "udocker", "unshare"),
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class InPlaceRun:
     namespace: "Namespace"
@@ -94,6 +102,25 @@ def inside_of(said: Mapping[str, Any], fds: list[int]) -> Inside | None:
 
     words = said["in_place"]
     return Inside(words["mountpoint"], words["failed"], fds)
+
+
+def why_not_in_place(
+    settings: Settings, program: Sequence[str], environ: Mapping[str, str], *, at_own_path: bool
+) -> str | None:
+    """Whether the command is not to run in place although it could. In a user namespace of one user
+    some commands would not find what they find outside; root needs none."""
+    if settings.in_place == "always":
+        return None
+    name, is_root = os.path.basename(program[0]), os.geteuid() == 0
+    if settings.in_place == "never":
+        return "--in-place never"
+    if at_own_path:
+        return "--mountpoint was given"
+    if name in CONTAINERS and not is_root:
+        return f"{name} makes user namespaces of its own"
+    if environ.get("KRB5CCNAME", "").startswith("KEYRING:") and not is_root:
+        return "Kerberos tickets are in the kernel's keyring, which is another one inside"
+    return None
 
 
 def covers_of(

@@ -21,7 +21,7 @@ from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from copperfs.cli.in_place import begin_in_place, covers_of, inside_of
+from copperfs.cli.in_place import begin_in_place, covers_of, inside_of, why_not_in_place
 from copperfs.cli.options import add_option_flags, resolve_options
 from copperfs.cli.output import print_error, print_progress, waiting
 from copperfs.cli.rewriting import PREFIX_ENV_DEFAULT, Rewriter, policy_of_paths
@@ -56,9 +56,7 @@ failed; 126 if the command cannot be executed; 127 if there is none.
 """
 
 FAILED = 125
-NOTHING_TO_COVER = (
-    "it was not asked for, or no environment of the command is on a shared filesystem"
-)
+NOTHING_TO_COVER = "no environment of the command is known to be on a shared filesystem"
 RENDEZVOUS_DEFAULT = "~/.copperfs/rendezvous"
 LAUNCHERS = frozenset(
     [
@@ -122,8 +120,9 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
     job = look_around(os.environ).job
     names = [name for name in arguments.prefix_env.split(",") if name not in ("", "none")]
     remove = arguments.mountpoint is None
+    why_not = why_not_in_place(settings, arguments.program, os.environ, at_own_path=not remove)
     covers = None
-    if settings.in_place == "always" or (settings.in_place == "auto" and remove):
+    if why_not is None:
         also = [each for each in (*names, *given) if each not in PREFIX_ENV_DEFAULT]
         covers = covers_of(settings, os.environ | given, also, arguments.program)
     settings = _settings(settings, left_open, arguments.mountpoint, beside, job, covers)
@@ -131,7 +130,8 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
     token = uuid.uuid4().hex
     with ended_by_sigterm():
         with waiting("mounting"):
-            use, inside = _use(settings, wanted, beside, token, covers, remove=remove)
+            reason = why_not or NOTHING_TO_COVER
+            use, inside = _use(settings, wanted, beside, token, covers or reason, remove=remove)
         mountpoint = settings.mountpoint if inside is None else inside.mountpoint
         rewriter = _rewriter(settings, mountpoint)
         if inside is not None and covers is not None:
@@ -142,6 +142,7 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
     report = RunReport(
         mountpoint,
         None if inside is None or covers is None else tuple(covers.directories),
+        why_not or NOTHING_TO_COVER,
         () if covers is None else tuple(each.reason for each in covers.left_out),
         {} if inside is None else inside.failed,
         expects_reads=bool(settings.shared or covers),
@@ -153,7 +154,7 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
         use,
         Recipe(
             tuple(sys.argv[2:]),
-            os.getcwd(),
+            _cwd(),
             read_by_run(os.environ, names),
             tuple(names),
             tuple(command),
@@ -227,8 +228,8 @@ def _settings(
     job: str,
     covers: "Covers | None",
 ) -> Settings:
-    """The daemon's settings; except for *left_open* all runs that share it need the same. Runs that
-    cover other directories do not share."""
+    """The daemon's settings; except for *left_open* all runs that share it need the same. Runs in
+    place do not share with others."""
     from copperfs.cli.preflight import at_mountpoint, on_this_node
     from copperfs.fuse.mounting import absolute
 
@@ -245,8 +246,8 @@ def _settings(
     settings = on_this_node(settings)
     if mountpoint is None:
         wanted = json.dumps(_wanted(settings, left_open))
-        covered = "" if covers is None else json.dumps([covers.directories, covers.writable])
-        digest = hashlib.blake2b(f"{job} {wanted} {covered}".encode(), digest_size=4)
+        # All that run in place share a namespace, whatever their environments.
+        digest = hashlib.blake2b(f"{job} {wanted} {covers is None}".encode(), digest_size=4)
         mountpoint = f"/tmp/copperfs-{os.getuid()}-{job[:40]}-{digest.hexdigest()}"
     settings = at_mountpoint(settings, absolute(mountpoint))
     check_tier(settings)
@@ -256,6 +257,13 @@ def _settings(
 def _wanted(settings: Settings, left_open: Container[str]) -> dict[str, object]:
     """The settings that this run needs; None where the first run's value will do."""
     return {name: None if name in left_open else value for name, value in asdict(settings).items()}
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed; no cover is above it
+        return "/"
 
 
 def _own_rendezvous() -> str:
@@ -322,7 +330,7 @@ def _use(
     wanted: dict[str, object],
     beside: "Companions",
     token: str,
-    covers: "Covers | None",
+    covers: "Covers | str",
     *,
     remove: bool,
 ) -> "tuple[Use, Inside | None]":
@@ -331,7 +339,7 @@ def _use(
 
     # Runs may wait for other nodes, and then for the daemon.
     timeout_s = DAEMON_STARTS_WITHIN_S + 2 * settings.launch_timeout_s
-    hello: dict[str, object] = {"settings": wanted, "token": token}
+    hello: dict[str, object] = {"settings": wanted, "token": token, "cwd": _cwd()}
     for _ in range(TRIES_MAX):
         came = come(settings.mountpoint, hello, timeout_s)
         if isinstance(came, First):
@@ -347,8 +355,11 @@ def _use(
         else:
             use = came
         with contextlib.suppress(Vanished):
-            said = use.wait_ready(timeout_s)
-            return use, inside_of(said, use.line.fds)
+            inside = inside_of(use.wait_ready(timeout_s), use.line.fds)
+            if inside is not None and not isinstance(covers, str) and not isinstance(came, First):
+                asked = {"directories": covers.directories, "writable": covers.writable}
+                inside.failed |= use.cover(timeout_s, **asked)
+            return use, inside
     raise MountError(f"the daemon of {settings.mountpoint} ended {TRIES_MAX} times; see its log")
 
 
@@ -357,12 +368,13 @@ def _begin(
     first: "First",
     hello: dict[str, object],
     here: int,
-    covers: "Covers | None",
+    covers: "Covers | str",
     *,
     remove: bool,
 ) -> "Use":
-    """Start the daemon, whose first user is this process."""
-    found = NOTHING_TO_COVER if covers is None else begin_in_place(settings, covers)
+    """Start the daemon, whose first user is this process. *covers* may be the reason why there are
+    none."""
+    found = covers if isinstance(covers, str) else begin_in_place(settings, covers)
     if isinstance(found, str):
         return _begin_with(settings, first, hello, here, found, remove=remove)
     with contextlib.closing(found.namespace):

@@ -714,13 +714,14 @@ class Settings:
         ),
     )
     in_place: InPlaceMode = field(
-        default="never",
+        default="auto",
         metadata=_option(
             RUN,
             _choice("auto", "always", "never"),
             "Whether the command sees the files of its environment at their own paths, in a "
-            "namespace of its own. auto: unless --mountpoint is given, if the machine allows "
-            "it. always: or fail. never: paths in variables are led through the mount.",
+            "namespace of its own. auto: if the machine allows it, unless --mountpoint is given, "
+            "the command starts a container, or Kerberos tickets are in the kernel's keyring. "
+            "always: or fail. never: paths in variables are led through the mount.",
         ),
     )
     in_place_at: tuple[str, ...] = field(

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ from copperfs.startup.bundle import passed_to_python, python_of
 
 log = logging.getLogger(__name__)
 
-RENEWED_WITHIN_S = 30.0
+CHANGED_WITHIN_S = 30.0
 RENEWED_EVERY_S = 0.5
 
 
@@ -114,7 +114,7 @@ class MountedInside:
     _users_fd: int | None
     namespace: tuple[int, int]
     """Device and number of the mount namespace, by which its processes are found."""
-    _renewing: threading.Lock = field(default_factory=threading.Lock)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def of_line(cls, words: dict[str, Any]) -> "MountedInside":
@@ -168,30 +168,47 @@ class MountedInside:
 
     def renew(self, covered: Mapping[str, Any], source: str) -> None:
         """Blocks. A new overlay takes the place of the old one."""
-        with self._renewing, ExitStack() as ends:
-            fds = self._opened(ends) if covered.get("overlay") else None
+        if covered.get("overlay"):
+            done = self._change(covered["directories"], covered["writable"], source, anew=True)
+            if done["failed"]:
+                log.warning("not all covers could be renewed: %s", done["failed"])
+
+    def cover_more(
+        self, directories: Sequence[str], writable: Sequence[str], source: str
+    ) -> dict[str, Any]:
+        """Blocks. The directories that are covered now, and the reasons for the others."""
+        return self._change(directories, writable, source, anew=False)
+
+    def _change(
+        self, directories: Sequence[str], writable: Sequence[str], source: str, *, anew: bool
+    ) -> dict[str, Any]:
+        request = {"directories": directories, "writable": writable, "source": source, "anew": anew}
+        with self._changing, ExitStack() as ends:
+            fds = self._opened(ends)
             if fds is None:
-                return
+                return {"directories": [], "failed": {}}
             mounts_fd, users_fd = fds
-            request = {key: covered[key] for key in ("directories", "writable")}
             done = subprocess.run(
-                [
-                    *python_of("copperfs.inplace.renew_overlay"),
-                    *(str(mounts_fd), str(users_fd)),
-                ],
-                input=json.dumps(request | {"source": source}),
+                [*python_of("copperfs.inplace.change_covers"), str(mounts_fd), str(users_fd)],
+                input=json.dumps(request),
                 capture_output=True,
                 text=True,
                 pass_fds=[*(fd for fd in fds if fd >= 0), *passed_to_python()],
-                timeout=RENEWED_WITHIN_S,
+                timeout=CHANGED_WITHIN_S,
                 check=False,
             )
-        if done.returncode != 0 or done.stderr:
-            log.warning("not all covers could be renewed: %s", done.stderr.strip())
+        if done.returncode != 0:
+            log.warning("covers could not be changed: %s", done.stderr.strip())
+            reason = "the covers of this node could not be changed; see the log of its daemon"
+            return {"directories": [], "failed": dict.fromkeys(directories, reason)}
+        changed: dict[str, Any] = json.loads(done.stdout)
+        return changed
 
     def _opened(self, ends: ExitStack) -> tuple[int, int] | None:
         """Descriptors of the namespaces of mounts and users, -1 for that of the machine; None if no
         process is inside."""
+        if self._mounts_fd >= 0:
+            return self._mounts_fd, -1 if self._users_fd is None else self._users_fd
         for pid in processes_in(self.namespace):
             with suppress(OSError):  # it ended
                 mounts_fd, users_fd = open_namespaces(pid, ends)

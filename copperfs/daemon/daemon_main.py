@@ -554,6 +554,10 @@ class Daemon:
             return None
         has_overlay = self.settings.revalidate_s is None  # else bind mounts cover
         front.set_in_place(*self.inside.groups(), has_overlay)
+        assert self.users is not None
+        self.users.cover_more = partial(
+            self.inside.cover_more, source=os.fsdecode(self.source_root)
+        )
         if not has_overlay:
             return None
         renewal = OverlayRenewal(self._renew_overlay)

@@ -21,7 +21,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ import trio
 from copperfs.config.settings import Settings
 from copperfs.daemon.attachment import MountedInside
 from copperfs.daemon.door_messages import Ended, Messages
+from copperfs.inplace.path_lookup import contains
 from copperfs.launch.door import JoinRequest, Recipe
 from copperfs.launch.launcher_variables import RUN_VARIABLE, look_around
 from copperfs.launch.shared_mount_client import DESCRIPTORS_MAX, LINE_MAX, is_own
@@ -47,6 +48,10 @@ ACCEPTS_AGAIN_S = 0.1
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 # Processes may start others while they are killed.
 KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
+
+
+def _nothing_covered(directories: Sequence[str], writable: Sequence[str]) -> dict[str, Any]:
+    return {"directories": [], "failed": {}}
 
 
 Serve = Callable[[socket.socket], Awaitable[None]]
@@ -65,12 +70,17 @@ class Users:
     why_not_inside: str = ""
     read: Callable[[], dict[str, int]] = dict
     """What was read through the mount."""
+    cover_more: Callable[[Sequence[str], Sequence[str]], dict[str, Any]] = _nothing_covered
+    """Blocks; in the namespace of the runs."""
     ready: trio.Event = field(default_factory=trio.Event)
     _error: str | None = None
     _covered: dict[str, Any] | None = None
     """What the first user has covered."""
     _has_covered: trio.Event = field(default_factory=trio.Event)
+    _covering: trio.Lock = field(default_factory=trio.Lock)
     _here: set[socket.socket] = field(default_factory=set)
+    _working: dict[socket.socket, str] = field(default_factory=dict)
+    """The working directory of each run."""
     _come: int = 0
     _killed: bool = False
     _is_abandoned: bool = False
@@ -200,10 +210,12 @@ class Users:
             if not await self._welcome(sock, hello):
                 return
             self._come += 1
-            said = await lines.next()
-            if "door" in said:
-                self._open_door(said["door"], lines.fds, nursery)
-                await lines.next()
+            self._working[sock] = str(hello.get("cwd", "/"))
+            while not (said := await lines.next()).get("bye"):
+                if "door" in said:
+                    self._open_door(said["door"], lines.fds, nursery)
+                if "cover" in said:
+                    _say(sock, failed=await self._cover(said["cover"]))
             await self._look_for_background()
             last = self._part(sock)
             _say(sock, last=last, read=self.read())
@@ -220,6 +232,7 @@ class Users:
 
     def _gone(self, sock: socket.socket) -> None:
         self._here.discard(sock)
+        self._working.pop(sock, None)
         if sock not in self._parting:
             sock.close()
         self._changed.set()
@@ -227,6 +240,36 @@ class Users:
     async def _look_for_background(self) -> None:
         if self.inside is not None and len(self._here) == 1:
             self._is_kept = await trio.to_thread.run_sync(self.inside.is_used)
+
+    # ---- further runs with other environments ----------------------------------------------------
+
+    async def _cover(self, wanted: dict[str, Any]) -> dict[str, str]:
+        """Cover what this run needs as well. The reasons for what could not be covered."""
+        async with self._covering:
+            covered = self.covered
+            there = covered.get("directories", [])
+            missing = [
+                each
+                for each in wanted["directories"]
+                if not any(contains(one, each) for one in there)
+            ]
+            failed = {each: why for each in missing if (why := self._why_not(each)) is not None}
+            missing = [each for each in missing if each not in failed]
+            if missing:
+                done = await trio.to_thread.run_sync(
+                    self.cover_more, missing, wanted["writable"], abandon_on_cancel=True
+                )
+                failed |= done["failed"]
+                covered["directories"] = [*there, *done["directories"]]
+                covered["writable"] = sorted({*covered.get("writable", ()), *wanted["writable"]})
+        return dict(list(failed.items())[:FAILED_TOLD_MAX])
+
+    def _why_not(self, directory: str) -> str | None:
+        """Covers are read-only, and this one would be so for the programs that run already."""
+        for working in self._working.values():
+            if contains(directory, working):
+                return f"another program of this launch works in {working}"
+        return None
 
     # ---- further runs, by the door ---------------------------------------------------------------
 
@@ -255,6 +298,7 @@ class Users:
             token = request.token
             self._come += 1
             fds = () if self.inside is None else self.inside.namespace_fds()
+            self._working[sock] = recipe.cwd
             await messages.send(recipe.answer(), fds)
             await messages.next()
             await self._look_for_background()

@@ -43,6 +43,7 @@ from copperfs.model.errors import CopperError
 
 # The tmpfs lies here. The kernel makes it with the fuse module, and fusectl is mounted there.
 BASE = "/sys/fs/fuse/connections"
+OVERLAY = os.path.join(BASE, ".overlay")
 # It holds three directories.
 BASE_OPTIONS = "size=64k,nr_inodes=16,mode=755"
 FLAGS = MS_RDONLY | MS_NOSUID | MS_NODEV
@@ -246,7 +247,7 @@ def _make(channel: socket.socket, name: str, options: FuseOptions) -> None:
     fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)  # also loads the module
     mount("copperfs", BASE, "tmpfs", MS_NOSUID | MS_NODEV, BASE_OPTIONS)
     mountpoint = os.path.join(BASE, name)
-    for each in (mountpoint, os.path.join(BASE, ".empty"), os.path.join(BASE, ".overlay")):
+    for each in (mountpoint, os.path.join(BASE, ".empty"), OVERLAY):
         os.mkdir(each, 0o755)
     mount(options.name, mountpoint, options.fstype, FLAGS, _fuse_data(fuse, options))
     kinds = ("mnt", "user") if with_users else ("mnt",)
@@ -310,10 +311,15 @@ def mountpoint_inside() -> str:
     return next(os.path.join(BASE, each) for each in os.listdir(BASE) if not each.startswith("."))
 
 
+def overlay_inside() -> str | None:
+    """Where the overlay is mounted, if there is one."""
+    return OVERLAY if os.path.ismount(OVERLAY) else None
+
+
 def overlay_of(mountpoint: str, *, anew: bool = False) -> str | None:
     """A view of the mount through overlayfs, which answers ``ioctl`` itself. It wants two layers.
     None where the kernel has none for users (before 5.11)."""
-    where = os.path.join(BASE, ".overlay")
+    where = OVERLAY
     if anew:
         with suppress(OSError):  # an earlier renewal ended here
             unmount(where, MNT_DETACH)

@@ -20,7 +20,7 @@ VARIABLE = "COPPERFS_DOOR"
 # What ``run`` reads besides the launcher's, its own and those of --prefix-env.
 READ_BY_RUN = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CONDA_PREFIX", "VIRTUAL_ENV"),
-    *("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"),
+    *("HOME", "TMPDIR", "KRB5CCNAME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"),
 )
 OWN_PREFIX = "COPPERFS_"
 # These are for the command.

@@ -11,6 +11,8 @@ class RunReport:
     mountpoint: str
     covered: tuple[str, ...] | None
     """None if the command did not run in place."""
+    why_not: str
+    """Why it would not have run in place."""
     left_out: tuple[str, ...]
     """Why an environment is not covered."""
     failed: dict[str, str]
@@ -31,7 +33,7 @@ class RunReport:
         if not self.summary:
             return
         if self.covered is None:
-            yield f"not in place: paths of variables led through {self.mountpoint}"
+            yield f"not in place: paths of variables led through {self.mountpoint} ({self.why_not})"
         else:
             yield from (f"covered, and read-only for the command: {each}" for each in self.covered)
             yield from self.left_out

@@ -10,11 +10,14 @@ finds that its connection ends without a word, and becomes the first of the next
 
 Each side writes lines of JSON:
 
-    user     {"settings": ..., "token": ...}    its settings; the token of its processes
+    user     {"settings": ..., "token": ...,    its settings; the token of its processes; its
+              "cwd": ...}                       working directory
     first    {"covered": ...}                   of an in-place run: its covers are in place
     daemon   {"ready": true}                    the mount can be used; of an in-place run with
                                                 "in_place" and descriptors of its namespace
           or {"error": sentence}                it never will be, or has other settings
+    user     {"cover": covers}                  of a further in-place run: what it needs as well
+    daemon   {"failed": ...}                    the reasons for what could not be covered
     user     {"door": recipe}                   with the socket of further runs (launch/door.py)
     user     {"bye": true}                      its command has ended; kill nothing
     daemon   {"last": ..., "read": ...}         if true, the connection ends with the daemon;
@@ -115,6 +118,16 @@ class Use:
         if "error" in said:
             raise MountError(said["error"])
         return said
+
+    def cover(self, timeout_s: float, **covers: Sequence[str]) -> dict[str, str]:
+        """For a further in-place run. The reasons for directories that could not be covered."""
+        self.line.say(cover=covers)
+        try:
+            failed: dict[str, str] = self.line.hear(timeout_s)["failed"]
+        except TimeoutError:
+            reason = f"it took longer than {timeout_s:.0f} s; is the source hung?"
+            failed = dict.fromkeys(covers["directories"], reason)
+        return failed
 
     def leave(self) -> Ending:
         """If it was the last reference, return when the mount is gone."""

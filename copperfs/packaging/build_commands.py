@@ -9,6 +9,8 @@ editable installation has none: its modules change.
 import os
 import subprocess
 import sys
+import warnings
+from contextlib import suppress
 from tempfile import TemporaryDirectory
 
 # setuptools comes first: it has its own copy of distutils.
@@ -22,8 +24,6 @@ from distutils.sysconfig import customize_compiler
 PROGRAM = "copperfs"
 """In ``bin``."""
 BUILT_WITHIN_S = 120.0
-# Of setuptools' log.
-WARNING = 3
 
 
 class BuildExtensions(build_ext):  # type: ignore[misc]
@@ -34,6 +34,8 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
         if self.inplace or getattr(self, "editable_mode", False):
             return
         target = os.path.abspath(os.path.join(self.build_lib, "copperfs/startup/bundle"))
+        with suppress(FileNotFoundError):
+            os.remove(target)  # of an earlier build
         done = subprocess.run(
             [sys.executable, "-P", "-m", "copperfs.packaging.write_bundle", target],
             env={**os.environ, "PYTHONPATH": os.path.abspath(self.build_lib)},
@@ -44,10 +46,10 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
             timeout=BUILT_WITHIN_S,
         )
         if done.returncode != 0:
-            self.announce(
-                "copperfs is built without a bundle, so each start reads hundreds of files: "
-                + done.stderr.strip().rpartition("\n")[2],
-                level=WARNING,
+            reason = done.stderr.strip().rpartition("\n")[2]
+            warnings.warn(
+                f"no bundle, so each start of copperfs will read hundreds of files: {reason}",
+                stacklevel=2,
             )
 
 
@@ -67,7 +69,9 @@ class BuildProgram(build_scripts):
                 macros=[("PYTHON_VERSION", f'"{version}"')],
                 extra_preargs=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
             )
-            compiler.link_executable(objects, PROGRAM, output_dir=self.build_dir)
+            # Without symbols it is read at once.
+            options = {"output_dir": self.build_dir, "extra_preargs": ["-s"]}
+            compiler.link_executable(objects, PROGRAM, **options)
 
     def get_outputs(self) -> list[str]:
         return [os.path.join(self.build_dir, PROGRAM)]

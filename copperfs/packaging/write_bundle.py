@@ -25,6 +25,7 @@ LEFT_OUT = ("lab", "packaging")
 COMMANDS = "copperfs.cli."
 COMMANDS_IN_JOBS = ("main", "run", "enter", "mount", "umount", "child_command", "preflight")
 IMPORTED_LATER = ("rich",)
+ASK_THEIR_VERSION = ("pyfuse3",)
 LEVEL = 9
 STRIPPED_WITHIN_S = 60.0
 
@@ -86,7 +87,7 @@ def write_bundle(target: Path) -> None:
         body.extend(packed)
         return len(body) - len(packed), len(packed)
 
-    index: bundle.Index = {"modules": {}, "libraries": [], "distributions": []}
+    index: bundle.Index = {"modules": {}, "libraries": [], "distributions": [], "metadata": {}}
     tops: dict[str, Path] = {}
     for module in _modules():
         name, path = module.__name__, Path(module.__file__ or "")
@@ -101,6 +102,8 @@ def write_bundle(target: Path) -> None:
         directory = library.parents[1]
         index["libraries"].append((str(library.relative_to(directory)), *add(_stripped(library))))
     index["distributions"] = _distributions(set(tops) - {"copperfs"})
+    for name in ASK_THEIR_VERSION:
+        index["metadata"][name] = add(str(importlib.metadata.metadata(name)).encode())
     begin = len(body)
     body += marshal.dumps(dict(index))
     body += begin.to_bytes(bundle.NUMBER_BYTES, "little")

@@ -18,10 +18,11 @@ import marshal
 import os
 import sys
 import zlib
-from collections.abc import Sequence
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from types import CodeType, ModuleType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 # Beside this module in an installation.
 FILE = "bundle"
@@ -40,6 +41,8 @@ class Index(TypedDict):
     distributions: list[str]
     """``trio-0.33.0.dist-info``: what has to lie beside copperfs. A name that ends in ``-`` may
     have any version."""
+    metadata: dict[str, tuple[int, int]]
+    """Of some of these, by name: pyfuse3 reads its own version."""
 
 
 class Bundle:
@@ -83,6 +86,12 @@ class Bundle:
         if is_package:
             spec.submodule_search_locations = [os.path.dirname(origin)]
         return spec
+
+    def find_distributions(self, context: Any) -> Iterator[Any]:
+        """For ``importlib.metadata``."""
+        found = self.index["metadata"].get(context.name or "")
+        if found is not None:
+            yield _distribution(self._bytes(*found, packed=True).decode())
 
     # ---- as a loader -----------------------------------------------------------------------------
 
@@ -150,6 +159,34 @@ class Bundle:
         return zlib.decompress(data) if packed else data
 
 
+def _distribution(metadata: str) -> Any:
+    from importlib.metadata import Distribution
+
+    class Bundled(Distribution):
+        def read_text(self, filename: str) -> str | None:
+            return metadata if filename == "METADATA" else None
+
+        def locate_file(self, path: Any) -> Any:
+            raise FileNotFoundError(path)
+
+    return Bundled()
+
+
+class Installed:
+    """A finder of what is installed beside the bundle. On ``sys.path`` the directory would be
+    listed for modules of other systems, which the standard library looks for."""
+
+    def __init__(self, packages: str) -> None:
+        self._packages = packages
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None or name in sys.stdlib_module_names:
+            return None
+        return PathFinder.find_spec(name, [self._packages], target)
+
+
 class _Extension(ExtensionFileLoader):
     def __init__(self, name: str, origin: str, bundle: Bundle) -> None:
         super().__init__(name, origin)
@@ -180,6 +217,24 @@ def _is_of(library: str, top: str) -> bool:
 def _bundle() -> Bundle | None:
     """None in a process that was started without one."""
     return next((each for each in sys.meta_path if isinstance(each, Bundle)), None)
+
+
+class BundleState(Enum):
+    USED = "this process was started from it"
+    OUTDATED = "it has other dependencies than are installed"
+    MISSING = "the build could not make it"
+    EDITABLE = "the modules may change"
+
+
+def bundle_state() -> BundleState:
+    if _bundle() is not None:
+        return BundleState.USED
+    here = os.path.dirname(os.path.abspath(__file__))
+    if os.path.exists(os.path.join(here, FILE)):
+        return BundleState.OUTDATED
+    packages = os.path.dirname(os.path.dirname(here))
+    is_editable = os.path.basename(packages) not in ("site-packages", "dist-packages")
+    return BundleState.EDITABLE if is_editable else BundleState.MISSING
 
 
 def python_of(module: str) -> list[str]:
@@ -222,8 +277,8 @@ def start(path: str, program: str, words: list[str]) -> None:
     if module == MAIN and not bundle.is_current():  # a run has looked for its daemon
         python = environment_python(bundle)
         os.execv(python, [python, "-P", "-m", module, *words])
-    sys.path.append(bundle.packages)
     sys.meta_path.insert(0, bundle)
+    sys.meta_path.append(Installed(bundle.packages))
     sys.argv[:] = [module, *words]
     values = sys.modules["__main__"].__dict__
     code = bundle.get_code(module)

@@ -72,8 +72,12 @@ class Site:
         return clean_environment() | own | more
 
     def start(
-        self, *words: str | Path, options: Sequence[str | Path] = (), **more: str
+        self,
+        *words: str | Path,
+        options: Sequence[str | Path] = (),
+        **more: str,
     ) -> subprocess.Popen[str]:
+        """PWD in *more* is the working directory."""
         run = [*COPPERFS, "run", "--in-place", "always", "--shared", self.home, *options]
         command = list(map(str, [*run, "--", *words]))
         self.started.append(
@@ -83,7 +87,7 @@ class Site:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                cwd=self.home / "writable",
+                cwd=more.get("PWD", self.home / "writable"),
                 env=self.environ(**more),
                 start_new_session=True,
             )
@@ -205,6 +209,75 @@ def test_ranks_of_a_node_share_a_namespace_and_can_read_each_other(site: Site) -
     found = sorted(output.split() for output, _ in ended)
     assert [each[:3] for each in found] == [["4", "of", "a"], ["4", "of", "b"]]
     assert len({each[3] for each in found}) == 1, "one namespace"
+
+
+def another_environment(site: Site) -> dict[str, str]:
+    """A second one on the shared filesystem, and the variables that lead to it."""
+    other = site.home / "other"
+    (other / "lib").mkdir(parents=True)
+    (other / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    (other / "lib/mine.py").write_text("VALUE = 'from the other one'\n")
+    return {
+        "PYTHONPATH": f"{other}/lib", "VIRTUAL_ENV": str(other), "PATH": os.environ["PATH"],
+    }  # fmt: skip
+
+
+SHOWS = """if True:
+    import mine, os, subprocess, sys, time
+    print(mine.VALUE, mine.__file__, os.stat(mine.__file__).st_dev != os.stat("/").st_dev,
+          os.readlink("/proc/self/ns/mnt"), flush=True)
+    if sys.stdin.readline().strip() == "clear":
+        clear = [*sys.argv[1:], "clear", os.environ["COPPERFS_MOUNTPOINT"]]
+        subprocess.run(clear, check=True, stdout=subprocess.DEVNULL)
+        time.sleep(0.5)
+    print(open(mine.__file__).read().split("'")[1], flush=True)
+"""
+
+
+def says(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_programs_with_different_environments_share_a_namespace(site: Site) -> None:
+    """As in an MPMD launch, whose ranks read each other's memory."""
+    launch = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    variables = another_environment(site)
+    one = site.start(sys.executable, "-Pc", SHOWS, *COPPERFS, **launch)
+    said = [says(one)]
+    two = site.start(sys.executable, "-Pc", SHOWS, *COPPERFS, **launch, **variables)
+    said.append(says(two))
+    values, spaces = zip(*(line.rsplit(" ", 1) for line in said), strict=True)
+    assert values == (
+        f"from the source {site.env}/lib/python/site-packages/mine.py True",
+        f"from the other one {site.home}/other/lib/mine.py True",
+    )
+    assert len(set(spaces)) == 1
+    # All covers are renewed after a clear.
+    (site.home / "other/lib/mine.py").write_text("VALUE = 'changed since'\n")
+    (site.env / "lib/python/site-packages/mine.py").write_text("VALUE = 'changed, too'\n")
+    for process, word, value in ((two, "clear", "changed since"), (one, "", "changed, too")):
+        output, errors = process.communicate(f"{word}\n", timeout=COMMAND_TIMEOUT_S)
+        assert (process.returncode, errors) == (0, "")
+        assert output.splitlines()[-1] == value
+
+
+def test_a_later_program_covers_nothing_that_an_earlier_one_works_in(site: Site) -> None:
+    variables = another_environment(site)
+    launch = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    one = site.start(
+        sys.executable, "-Pc", SHOWS, *COPPERFS, PWD=f"{site.home}/other/lib", **launch
+    )
+    says(one)
+    two = site.start(sys.executable, "-Pc", SHOWS, *COPPERFS, **launch, **variables)
+    assert says(two).startswith("from the other one")
+    (site.home / "other/lib/written").touch()
+    assert one.communicate("\n", timeout=COMMAND_TIMEOUT_S)[1] == ""
+    _, errors = two.communicate("\n", timeout=COMMAND_TIMEOUT_S)
+    assert errors == (
+        f"copperfs: {site.home}/other could not be covered, or left writable: another program of "
+        f"this launch works in {site.home}/other/lib\n"
+    )
 
 
 def test_ranks_of_mpiexec_speak_mpi_in_place(site: Site, mpi: Mpi) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from copperfs.lab.sim.start_storm import BUNDLED
 from tests.bootstrap.helpers import clean_environment
 from tests.mount.helpers import COMMAND_TIMEOUT_S, eventually
 from tests.standin.client import StandIn
@@ -75,6 +76,8 @@ def output_of(process: subprocess.Popen[str]) -> str:
 def test_the_first_run_of_a_node_reads_copperfs_in_a_few_operations(site: Site) -> None:
     output_of(site.start("true"))
     assert site.asked() <= FOR_A_NODE_MAX
+    reads = site.standin.counts().total("read")
+    assert site.asked() - reads <= BUNDLED.first, "copperfs sim start says so"
 
 
 def test_further_runs_read_nothing_but_the_program(site: Site, tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_further_runs_read_nothing_but_the_program(site: Site, tmp_path: Path) -
     go.touch()
     for each in (first, *further):
         each.communicate(timeout=COMMAND_TIMEOUT_S)
-    assert asked <= FOR_A_FURTHER_RANK_MAX * len(further)
+    assert asked <= min(FOR_A_FURTHER_RANK_MAX, BUNDLED.further) * len(further)
 
 
 def test_ranks_that_start_at_once_start_one_python(site: Site) -> None:
@@ -139,9 +142,8 @@ def test_without_its_bundle_it_starts_as_any_python_program(site: Site) -> None:
 
 def test_the_run_that_is_first_may_be_killed(site: Site) -> None:
     """The others wait at its door, and one of them becomes the first."""
-    env = {"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
-    first = site.start("true", env=env)
-    others = [site.start("true", env=env) for _ in range(2)]
+    first = site.start("true")
+    others = [site.start("true") for _ in range(2)]
     first.kill()
     first.communicate()
     for each in others:

@@ -36,7 +36,7 @@ RECIPE = Recipe(
     mountpoint="/tmp/m",
     remove=True,
     with_parent=False,
-    report=RunReport("/tmp/m", ("/lus/env",), (), {}, expects_reads=True, summary=False),
+    report=RunReport("/tmp/m", ("/lus/env",), "never", (), {}, expects_reads=True, summary=False),
 )
 REQUEST = JoinRequest("0" * 32, RECIPE.cwd, RECIPE.words, dict(RECIPE.environ))
 

@@ -9,7 +9,7 @@ COMMANDS = (
     *("cluster up", "cluster status", "cluster down"),
     *(f"cluster {each}" for each in NODE_COMMANDS),
     *("pfs-sim", "pfs-ask"),
-    *("sim run", "sim sweep", "sim replay", "sim calibrate", "sim ring"),
+    *("sim run", "sim sweep", "sim replay", "sim calibrate", "sim ring", "sim start"),
 )
 
 
