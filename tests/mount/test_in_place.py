@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -498,6 +499,27 @@ def test_what_others_may_not_read_is_refused_inside(site: Site) -> None:
     script = "cat $VIRTUAL_ENV/pyvenv.cfg >&2; cat $VIRTUAL_ENV/secret || echo refused"
     output, _ = site.start("sh", "-c", script).communicate(timeout=COMMAND_TIMEOUT_S)
     assert output == ("secret" if site.as_root else "refused\n")
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        "bwrap --dev-bind / / --unshare-user --unshare-pid --proc /proc",
+        "bwrap --ro-bind / / --dev /dev --tmpfs /run",
+        "unshare --user --map-root-user --mount",
+    ],
+)
+def test_a_container_of_one_user_shows_the_covers(site: Site, container: str) -> None:
+    """As Apptainer's and Charliecloud's, which map one user, too."""
+    if shutil.which(container.split()[0]) is None:
+        pytest.skip(f"{container.split()[0]} is not installed")
+    script = "import mine, os; print(mine.__file__, os.stat(mine.__file__).st_dev)"
+    inside = site.run(*container.split(), sys.executable, "-c", script)
+    plain = site.run(sys.executable, "-c", script)
+    path, device = inside.split()
+    assert path == str(site.env / "lib/python/site-packages/mine.py")
+    assert int(device) != os.stat(path).st_dev, "through the mount"
+    assert path == plain.split()[0]
 
 
 def test_a_run_inside_a_run_shares_its_namespace(site: Site) -> None:
