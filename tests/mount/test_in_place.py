@@ -501,6 +501,16 @@ def test_what_others_may_not_read_is_refused_inside(site: Site) -> None:
     assert output == ("secret" if site.as_root else "refused\n")
 
 
+def test_a_core_file_is_written_to_the_working_directory(site: Site) -> None:
+    if Path("/proc/sys/kernel/core_pattern").read_text().strip() != "core":
+        pytest.skip("this machine gives core files to a program")
+    crash = "ulimit -c unlimited; sleep 0; kill -SEGV $$"
+    process = site.start("sh", "-c", crash)
+    process.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert process.returncode == 128 + signal.SIGSEGV
+    assert (site.home / "writable/core").stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     "container",
     [
@@ -568,6 +578,9 @@ def test_commands_from_outside_reach_the_mount(site: Site) -> None:
     assert entered.returncode == 0, entered.stderr
     assert int(entered.stdout.split()[0]) != module.stat().st_dev
     assert outside("clear", where).returncode == 0
+    examined = outside("doctor", "--json", where)
+    checks = {each["name"]: each for each in json.loads(examined.stdout)["checks"]}
+    assert checks["mounts"]["verdict"] == checks["peers"]["verdict"] == "ok", examined.stdout
     assert outside("umount", where).returncode == 0
     process.terminate()
     process.communicate(timeout=COMMAND_TIMEOUT_S)
