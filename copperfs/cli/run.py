@@ -32,7 +32,7 @@ from copperfs.config.settings import (
     following_memory,
     settings_of,
 )
-from copperfs.launch.door import Recipe, read_by_run, refuse, taken_from_environment
+from copperfs.launch.door import Recipe, decisive, read_by_run, refuse, taken_from_environment
 from copperfs.launch.launcher_variables import MOUNTPOINT_VARIABLE, RUN_VARIABLE
 from copperfs.launch.run_report import RunReport
 from copperfs.model.errors import ConfigError, CopperError, LaunchError, MountError
@@ -148,16 +148,18 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
         expects_reads=bool(settings.shared or covers),
         summary=arguments.summary,
     )
+    words = tuple(sys.argv[2:])
+    arguments_after = len(words) - len(decisive(words))
     changed = {*given, *(name for name, value in environ.items() if os.environ.get(name) != value)}
     remove = remove and inside is None
     door.give(
         use,
         Recipe(
-            tuple(sys.argv[2:]),
+            words,
             _cwd(),
             read_by_run(os.environ, names),
             tuple(names),
-            tuple(command),
+            tuple(command[: len(command) - arguments_after]),
             {name: environ[name] for name in changed},
             mountpoint,
             remove,

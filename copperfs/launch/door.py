@@ -37,6 +37,7 @@ class Recipe:
     """The values that decided."""
     prefix_names: tuple[str, ...]
     command: tuple[str, ...]
+    """What is executed, without the arguments that *words* have after the program."""
     variables: dict[str, str]
     """What the command finds changed."""
     mountpoint: str
@@ -68,14 +69,15 @@ class Recipe:
 
     def fits(self, request: "JoinRequest") -> bool:
         """Whether Python would find out the same."""
-        same = (request.words, request.cwd) == (self.words, self.cwd)
+        same = request.cwd == self.cwd and decisive(request.words) == decisive(self.words)
         return same and read_by_run(request.environ, self.prefix_names) == self.environ
 
-    def answer(self) -> bytes:
+    def answer(self, request: "JoinRequest") -> bytes:
         flags = ("1" if each else "0" for each in (self.remove, self.with_parent))
+        command = (*self.command, *request.words[len(decisive(request.words)) :])
         return message(
             *("run", self.mountpoint, *flags),
-            *(str(len(self.command)), *self.command),
+            *(str(len(command)), *command),
             *(f"{name}={value}" for name, value in self.variables.items()),
         )
 
@@ -99,6 +101,16 @@ class JoinRequest:
         pairs = (each.partition("=") for each in rest[count:])
         environ = {name: value for name, _, value in pairs}
         return cls(token, cwd, tuple(rest[:count]), environ)
+
+
+def decisive(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The arguments that decide what a run does: the options and the program after ``--``. Without
+    it, where options end is not looked for; and ``env`` has another program in its arguments."""
+    if "--" not in words:
+        return words
+    end = words.index("--") + 2
+    is_env = end <= len(words) and os.path.basename(words[end - 1]) == "env"
+    return words if is_env else words[:end]
 
 
 def read_by_run(environ: Mapping[str, str], prefix_names: Iterable[str]) -> dict[str, str]:

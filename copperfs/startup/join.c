@@ -3,7 +3,7 @@
  * and runs its command the same way.
  *
  * The first process binds the door, a Unix socket in the abstract namespace that is named after the
- * user, the launch, the working directory and the arguments. It becomes Python, which gives the
+ * user, the launch, the working directory, the options and the program. It becomes Python, which gives the
  * door to the daemon once the mount can be used. The others connect, and wait:
  *
  *     process  "1", token, working directory, number of arguments, arguments, environment
@@ -233,6 +233,7 @@ static void mix(uint64_t hash[2], const char *text)
 static socklen_t door_address(struct sockaddr_un *address, char **words, const char *cwd)
 {
 	uint64_t hash[2] = { 0xcbf29ce484222325u, 0x84222325cbf29ce4u };
+	bool at_program = false;
 	int length;
 
 	for (size_t i = 0; i < sizeof(LAUNCH) / sizeof(*LAUNCH); i++) {
@@ -241,8 +242,11 @@ static socklen_t door_address(struct sockaddr_un *address, char **words, const c
 		mix(hash, value ? value : "");
 	}
 	mix(hash, cwd);
-	for (; *words; words++)
+	for (bool is_last = false; *words && !is_last; words++) {
 		mix(hash, *words);
+		is_last = at_program;
+		at_program = !strcmp(*words, "--");
+	}
 	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1,
 			  "copperfs/door/%u/%016llx%016llx", (unsigned)getuid(),

@@ -423,7 +423,7 @@ def program_of(process: subprocess.Popen[str]) -> str:
 
 def test_a_further_run_needs_no_python(start: Start, mountpoint: Path) -> None:
     go = str(mountpoint.with_name("go"))
-    first, second = (start("--", "sh", "-c", WAITS, go) for _ in range(2))
+    first, second = (start("--", "sh", "-c", WAITS, go, rank) for rank in "01")
     assert says(first).startswith("up")
     assert says(second).startswith("up")
     became = [program_of(each) for each in (first, second)]

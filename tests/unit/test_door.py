@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from copperfs.launch import launcher_variables
-from copperfs.launch.door import LENGTH, READ_BY_RUN, JoinRequest, Recipe, message, strings_of
+from copperfs.launch.door import (
+    LENGTH,
+    READ_BY_RUN,
+    JoinRequest,
+    Recipe,
+    decisive,
+    message,
+    strings_of,
+)
 from copperfs.launch.run_report import RunReport
 from tests.unit.test_layers import ROOT
 
@@ -31,7 +39,7 @@ RECIPE = Recipe(
     cwd="/lus/me",
     environ={"PATH": "/bin", "HOME": "/home/me", "OWN_PATH": "/x"},
     prefix_names=("OWN_PATH",),
-    command=("/lus/env/bin/python3", "x.py"),
+    command=("/lus/env/bin/python3",),
     variables={"COPPERFS_MOUNTPOINT": "/tmp/m"},
     mountpoint="/tmp/m",
     remove=True,
@@ -69,6 +77,8 @@ def test_a_recipe_survives_the_way_to_the_daemon() -> None:
         ({}, True),
         ({"cwd": "/lus"}, False),
         ({"words": ("--", "true")}, False),
+        ({"words": ("--shared", "/lus", "--", "python3", "y.py", "--", "z")}, True),
+        ({"words": ("--shared", "/lus", "--", "python3.12", "x.py")}, False),
         ({"environ": REQUEST.environ | {"PMI_RANK": "7", "ANY": "1"}}, True),
         ({"environ": REQUEST.environ | {"OWN_PATH": "/y"}}, False),
         ({"environ": REQUEST.environ | {"COPPERFS_MEMORY": "1G"}}, False),
@@ -82,6 +92,28 @@ def test_a_recipe_fits_whoever_would_find_out_the_same(
     changed: dict[str, object], fits: bool
 ) -> None:
     assert RECIPE.fits(replace(REQUEST, **changed)) is fits  # type: ignore[arg-type]
+
+
+def test_a_further_run_keeps_its_own_arguments() -> None:
+    request = replace(REQUEST, words=("--shared", "/lus", "--", "python3", "y.py", "--rank", "3"))
+    _, _, *flags_and_more = strings_of(RECIPE.answer(request)[LENGTH.size :])
+    assert flags_and_more[2:7] == ["4", "/lus/env/bin/python3", "y.py", "--rank", "3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "decide"),
+    [
+        (("--", "a", "b"), 2),
+        (("a", "b"), 2),
+        (("--", "/usr/bin/env", "X=1", "a"), 4),
+        (("--",), 1),
+        ((), 0),
+    ],
+)
+def test_what_decides_is_told_from_the_program_s_arguments(
+    words: tuple[str, ...], decide: int
+) -> None:
+    assert decisive(words) == words[:decide]
 
 
 def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
