@@ -54,6 +54,8 @@ def run_command(
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    # Some launchers ignore it, and then the kernel would keep no exit code.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         # This process has one thread, so code between fork and exec is safe.
         child = subprocess.Popen(

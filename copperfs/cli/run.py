@@ -35,6 +35,7 @@ from copperfs.config.settings import (
 from copperfs.launch.door import Recipe, decisive, read_by_run, refuse, taken_from_environment
 from copperfs.launch.launcher_variables import MOUNTPOINT_VARIABLE, RUN_VARIABLE
 from copperfs.launch.run_report import RunReport
+from copperfs.launch.shared_mount_client import LINE_MAX
 from copperfs.model.errors import ConfigError, CopperError, LaunchError, MountError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
         rewriter = _rewriter(settings, mountpoint)
         if inside is not None and covers is not None:
             rewriter = _beside_covers(rewriter, covers)
-        environ = rewriter.environment(os.environ, names, given)
+        environ = rewriter.environment(_own_environment(), names, given)
         command = rewriter.command(arguments.program, environ.get("PATH", os.defpath))
     environ[MOUNTPOINT_VARIABLE] = mountpoint
     report = RunReport(
@@ -148,8 +149,8 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
         expects_reads=bool(settings.shared or covers),
         summary=arguments.summary,
     )
-    words = tuple(sys.argv[2:])
-    arguments_after = len(words) - len(decisive(words))
+    words = decisive(tuple(sys.argv[2:]))
+    arguments_after = len(sys.argv[2:]) - len(words)
     changed = {*given, *(name for name, value in environ.items() if os.environ.get(name) != value)}
     remove = remove and inside is None
     door.give(
@@ -190,8 +191,11 @@ class _Door:
             self.sock.close()
 
     def give(self, use: "Use", recipe: Recipe) -> None:
+        """Where arguments make it longer than a line, each run of the node starts by itself."""
         if self.sock is not None:
-            use.line.say_with([self.sock.fileno()], door=recipe.line())
+            line = recipe.line()
+            if len(json.dumps(line)) < LINE_MAX // 2:
+                use.line.say_with([self.sock.fileno()], door=line)
             self.sock.close()
 
     def refuse(self, sentence: str) -> None:
@@ -259,6 +263,16 @@ def _settings(
 def _wanted(settings: Settings, left_open: Container[str]) -> dict[str, object]:
     """The settings that this run needs; None where the first run's value will do."""
     return {name: None if name in left_open else value for name, value in asdict(settings).items()}
+
+
+def _own_environment() -> dict[str, str]:
+    """Without what Python has added: without a locale it sets one for what it starts."""
+    with open("/proc/self/environ", "rb") as file:
+        given = file.read().split(b"\0")
+    environ = dict(os.environ)
+    if not any(each.startswith(b"LC_CTYPE=") for each in given):
+        environ.pop("LC_CTYPE", None)
+    return environ
 
 
 def _cwd() -> str:

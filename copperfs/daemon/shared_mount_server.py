@@ -299,7 +299,7 @@ class Users:
             self._come += 1
             fds = () if self.inside is None else self.inside.namespace_fds()
             self._working[sock] = recipe.cwd
-            await messages.send(recipe.answer(request), fds)
+            await messages.send(recipe.answer(request, len(fds)), fds)
             await messages.next()
             await self._look_for_background()
             last = self._part(sock)

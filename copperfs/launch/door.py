@@ -31,13 +31,13 @@ LENGTH = struct.Struct("=I")
 @dataclass(frozen=True, slots=True)
 class Recipe:
     words: tuple[str, ...]
-    """The arguments of ``copperfs run``."""
+    """The arguments of ``copperfs run`` that decide."""
     cwd: str
     environ: dict[str, str]
     """The values that decided."""
     prefix_names: tuple[str, ...]
     command: tuple[str, ...]
-    """What is executed, without the arguments that *words* have after the program."""
+    """What is executed, without the arguments that the program is given."""
     variables: dict[str, str]
     """What the command finds changed."""
     mountpoint: str
@@ -69,14 +69,15 @@ class Recipe:
 
     def fits(self, request: "JoinRequest") -> bool:
         """Whether Python would find out the same."""
-        same = request.cwd == self.cwd and decisive(request.words) == decisive(self.words)
+        same = request.cwd == self.cwd and decisive(request.words) == self.words
         return same and read_by_run(request.environ, self.prefix_names) == self.environ
 
-    def answer(self, request: "JoinRequest") -> bytes:
+    def answer(self, request: "JoinRequest", fds: int) -> bytes:
+        """With so many descriptors of namespaces."""
         flags = ("1" if each else "0" for each in (self.remove, self.with_parent))
         command = (*self.command, *request.words[len(decisive(request.words)) :])
         return message(
-            *("run", self.mountpoint, *flags),
+            *("run", self.mountpoint, str(fds), *flags),
             *(str(len(command)), *command),
             *(f"{name}={value}" for name, value in self.variables.items()),
         )

@@ -12,6 +12,8 @@ import json
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,6 +27,7 @@ from copperfs.launch.node_identity import Invitation, check, other_version, own_
 from copperfs.model.errors import LaunchError
 from copperfs.model.roster import BadRoster, Member, Roster
 from copperfs.model.types import NodeId
+from copperfs.startup.bundle import environment_python, started_from
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,6 +41,7 @@ _FAILURES_TOLD_MAX = 3
 # before the launcher ends all.
 _SPEAK_WITHIN_S = 2.0
 _ALARM_AFTER_S = 2.0
+_ASKED_WITHIN_S = 60.0
 
 
 class _OtherVersion(BadRoster):
@@ -154,10 +158,24 @@ def _ending_at(timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _add_usual_path() -> None:
+    """mpi4py has to be the one that the site's MPI wants, which it may provide by PYTHONPATH. A
+    process that was started from a bundle has not looked there."""
+    if started_from() is None:
+        return
+    command = [environment_python(), "-c", "import json, sys; json.dump(sys.path[1:], sys.stdout)"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_ASKED_WITHIN_S
+    )
+    if done.returncode == 0:
+        sys.path += [each for each in json.loads(done.stdout) if each not in sys.path]
+
+
 def _open_world(processes: int, *, by_open_mpi: bool) -> "MPI.Intracomm":
     started = f"a launcher started {processes} processes"
     instead = "; or give --rendezvous DIR, which needs no MPI"
     try:
+        _add_usual_path()
         import mpi4py
 
         mpi4py.rc.initialize = mpi4py.rc.finalize = False

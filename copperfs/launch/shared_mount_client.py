@@ -168,8 +168,9 @@ def refuse_all(listener: socket.socket, answer: bytes) -> None:
         while True:
             waiting, _ = listener.accept()
             with waiting, contextlib.suppress(OSError):
-                waiting.setblocking(True)
-                waiting.sendall(answer)
+                if is_own(waiting):  # a sentence may have paths
+                    waiting.setblocking(True)
+                    waiting.sendall(answer)
     listener.close()
 
 

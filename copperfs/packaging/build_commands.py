@@ -9,6 +9,7 @@ editable installation has none: its modules change.
 import os
 import subprocess
 import sys
+import sysconfig
 import warnings
 from contextlib import suppress
 from tempfile import TemporaryDirectory
@@ -23,7 +24,19 @@ from distutils.sysconfig import customize_compiler
 
 PROGRAM = "copperfs"
 """In ``bin``."""
+SCRIPT = "copperfs-start"
+"""There as well. Installers write the interpreter's path into its first line."""
+SCRIPT_TEXT = """\
+#!python
+import sys
+
+from copperfs.cli.main import main
+
+sys.exit(main())
+"""
 BUILT_WITHIN_S = 120.0
+# python3.11: the interpreter, and the directory of its modules.
+PYTHON = os.path.basename(sysconfig.get_path("stdlib"))
 
 
 class BuildExtensions(build_ext):  # type: ignore[misc]
@@ -36,9 +49,11 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
         target = os.path.abspath(os.path.join(self.build_lib, "copperfs/startup/bundle"))
         with suppress(FileNotFoundError):
             os.remove(target)  # of an earlier build
+        # pip names the requirements of the build by it, too.
+        path = [os.path.abspath(self.build_lib), *filter(None, [os.environ.get("PYTHONPATH")])]
         done = subprocess.run(
             [sys.executable, "-P", "-m", "copperfs.packaging.write_bundle", target],
-            env={**os.environ, "PYTHONPATH": os.path.abspath(self.build_lib)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             cwd="/",
             capture_output=True,
             text=True,
@@ -59,19 +74,21 @@ class BuildProgram(build_scripts):
     def run(self) -> None:
         compiler = new_compiler()
         customize_compiler(compiler)
-        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         self.mkpath(self.build_dir)
         # What lies beside the scripts would be installed, too.
         with TemporaryDirectory() as made:
             objects = compiler.compile(
                 self.scripts,
                 output_dir=made,
-                macros=[("PYTHON_VERSION", f'"{version}"')],
+                macros=[("PYTHON", f'"{PYTHON}"')],
                 extra_preargs=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
             )
             # Without symbols it is read at once.
             options = {"output_dir": self.build_dir, "extra_preargs": ["-s"]}
             compiler.link_executable(objects, PROGRAM, **options)
+        with open(os.path.join(self.build_dir, SCRIPT), "w", encoding="ascii") as script:
+            script.write(SCRIPT_TEXT)
+            os.chmod(script.fileno(), 0o755)
 
     def get_outputs(self) -> list[str]:
-        return [os.path.join(self.build_dir, PROGRAM)]
+        return [os.path.join(self.build_dir, each) for each in (PROGRAM, SCRIPT)]

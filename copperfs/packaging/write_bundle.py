@@ -27,7 +27,7 @@ COMMANDS_IN_JOBS = ("main", "run", "enter", "mount", "umount", "child_command", 
 IMPORTED_LATER = ("rich",)
 ASK_THEIR_VERSION = ("pyfuse3",)
 LEVEL = 9
-STRIPPED_WITHIN_S = 60.0
+STRIPPED_WITHIN_S = CHECKED_WITHIN_S = 60.0
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -106,8 +106,25 @@ def write_bundle(target: Path) -> None:
         index["metadata"][name] = add(str(importlib.metadata.metadata(name)).encode())
     begin = len(body)
     body += marshal.dumps(dict(index))
-    body += begin.to_bytes(bundle.NUMBER_BYTES, "little")
-    target.write_bytes(body)
+    length = len(body) + bundle.END_BYTES
+    body += begin.to_bytes(8, "little") + length.to_bytes(8, "little") + bundle.LAST_WORD
+    part = target.with_suffix(".part")
+    part.write_bytes(body)
+    check(part)
+    part.rename(target)
+
+
+def check(written: Path) -> None:
+    """Load each extension module from it, since ``strip`` may have spoiled one."""
+    nowhere = "/nonexistent"  # so none is loaded from its own file
+    with open(written, "rb") as file:
+        own = [f"/proc/self/fd/{file.fileno()}", f"{nowhere}/bin/copperfs", nowhere]
+        subprocess.run(
+            [sys.executable, "-I", "-S", *own, "-m", "copperfs.startup.load_extensions"],
+            check=True,
+            timeout=CHECKED_WITHIN_S,
+            pass_fds=[file.fileno()],
+        )
 
 
 def _libraries(directories: set[Path]) -> list[Path]:

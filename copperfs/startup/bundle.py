@@ -6,7 +6,9 @@ copperfs from a shared filesystem would ask it for 400 names each. The program `
 (``python -I -S /proc/self/fd/N``). ``packaging/write_bundle.py`` writes it when
 copperfs is installed::
 
-    a .pyc of this module | contents | index, as marshal has it | 8 bytes: where the index begins
+    a .pyc of this module | contents | index, as marshal has it | end
+
+The end has 8 bytes with where the index begins, 8 with the length of the file, and "copperfs".
 
 This module then finds the others. They have the paths of their installed files, so tracebacks and
 data files are found there, and modules that are not in the bundle (rich, the lab) are imported from
@@ -26,8 +28,10 @@ from typing import Any, TypedDict
 
 # Beside this module in an installation.
 FILE = "bundle"
-NUMBER_BYTES = 8
-_PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+LAST_WORD = b"copperfs"
+END_BYTES = 8 + 8 + len(LAST_WORD)
+SCRIPT = "copperfs-start"
+"""In ``bin``: starts module by module."""
 EXTENSION, PACKAGE = 1, 2
 MAIN = "copperfs.cli.main"
 
@@ -48,14 +52,13 @@ class Index(TypedDict):
 class Bundle:
     """A finder on ``sys.meta_path``, and the loader of what it finds."""
 
-    def __init__(self, path: str, program: str) -> None:
+    def __init__(self, path: str, program: str, packages: str) -> None:
         self.fd = int(path.rpartition("/")[2])  # /proc/self/fd/N
         os.set_inheritable(self.fd, False)
-        self.program = program
-        end = os.lseek(self.fd, 0, os.SEEK_END) - NUMBER_BYTES
-        begin = int.from_bytes(self._bytes(end, NUMBER_BYTES), "little")
+        self.program, self.packages = program, packages
+        end = os.lseek(self.fd, 0, os.SEEK_END) - END_BYTES
+        begin = int.from_bytes(self._bytes(end, 8), "little")
         self.index: Index = marshal.loads(self._bytes(begin, end - begin))
-        self.packages = packages_beside(program)
         self._loaded = 0
 
     def is_current(self) -> bool:
@@ -214,7 +217,7 @@ def _is_of(library: str, top: str) -> bool:
 # ---- starting Python -----------------------------------------------------------------------------
 
 
-def _bundle() -> Bundle | None:
+def started_from() -> Bundle | None:
     """None in a process that was started without one."""
     return next((each for each in sys.meta_path if isinstance(each, Bundle)), None)
 
@@ -227,7 +230,7 @@ class BundleState(Enum):
 
 
 def bundle_state() -> BundleState:
-    if _bundle() is not None:
+    if started_from() is not None:
         return BundleState.USED
     here = os.path.dirname(os.path.abspath(__file__))
     if os.path.exists(os.path.join(here, FILE)):
@@ -239,19 +242,20 @@ def bundle_state() -> BundleState:
 
 def python_of(module: str) -> list[str]:
     """The beginning of a command that runs *module* as this process runs."""
-    bundle = _bundle()
+    bundle = started_from()
     if bundle is None:
         return [sys.executable, "-P", "-m", module]
     base: str = sys._base_executable  # type: ignore[attr-defined]
-    return [base, "-I", "-S", f"/proc/self/fd/{bundle.fd}", bundle.program, "-m", module]
+    own = [f"/proc/self/fd/{bundle.fd}", bundle.program, bundle.packages]
+    return [base, "-I", "-S", *own, "-m", module]
 
 
-def environment_python(bundle: Bundle | None = None) -> str:
-    """Python with all that is installed beside copperfs; by itself it finds no module of the
-    bundle sooner than others."""
-    bundle = bundle or _bundle()
+def environment_python() -> str:
+    """Python with all that is installed beside copperfs, for processes that are not of a job."""
+    bundle = started_from()
     if bundle is not None:
-        found = os.path.join(os.path.dirname(bundle.program), _PYTHON)
+        name = os.path.basename(os.path.dirname(bundle.packages))  # python3.11
+        found = os.path.join(os.path.dirname(bundle.program), name)
         if os.access(found, os.X_OK):
             return found
     return sys.executable  # installed for one user, it knows that user's packages
@@ -259,24 +263,19 @@ def environment_python(bundle: Bundle | None = None) -> str:
 
 def passed_to_python() -> list[int]:
     """The descriptors that such a command needs."""
-    bundle = _bundle()
+    bundle = started_from()
     return [] if bundle is None else [bundle.fd]
 
 
-def packages_beside(program: str) -> str:
-    """``/env/bin/copperfs`` belongs to ``/env/lib/python3.11/site-packages``."""
-    return os.path.join(os.path.dirname(os.path.dirname(program)), "lib", _PYTHON, "site-packages")
-
-
-def start(path: str, program: str, words: list[str]) -> None:
+def start(path: str, program: str, packages: str, words: list[str]) -> None:
     """*words* are arguments of the program, or ``-m`` and those of a module."""
-    bundle = Bundle(path, program)
+    bundle = Bundle(path, program, packages)
     module = MAIN
     if words[:1] == ["-m"]:
         module, words = words[1], words[2:]
     if module == MAIN and not bundle.is_current():  # a run has looked for its daemon
-        python = environment_python(bundle)
-        os.execv(python, [python, "-P", "-m", module, *words])
+        script = os.path.join(os.path.dirname(program), SCRIPT)
+        os.execv(script, [script, *words])
     sys.meta_path.insert(0, bundle)
     sys.meta_path.append(Installed(bundle.packages))
     sys.argv[:] = [module, *words]
@@ -286,15 +285,15 @@ def start(path: str, program: str, words: list[str]) -> None:
     exec(code, values)
 
 
-def _start_as_module(path: str, program: str, words: list[str]) -> None:
+def _start_as_module(path: str, program: str, packages: str, words: list[str]) -> None:
     """The module that runs becomes ``__main__``, so this one needs a name of its own."""
-    first = Bundle(path, program)
+    first = Bundle(path, program, packages)
     sys.meta_path.insert(0, first)
     name = "copperfs.startup.bundle"
     __import__(name)
     sys.meta_path.remove(first)
-    sys.modules[name].start(path, program, words)
+    sys.modules[name].start(path, program, packages, words)
 
 
 if __name__ == "__main__":
-    _start_as_module(sys.argv[0], sys.argv[1], sys.argv[2:])
+    _start_as_module(sys.argv[0], sys.argv[1], sys.argv[2], sys.argv[3:])

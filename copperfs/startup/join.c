@@ -7,7 +7,7 @@
  * door to the daemon once the mount can be used. The others connect, and wait:
  *
  *     process  "1", token, working directory, number of arguments, arguments, environment
- *     daemon   "run", with descriptors of the namespaces, and what take_reply() takes
+ *     daemon   "run", descriptors of the namespaces, and what take_reply() takes
  *          or  "python": something differs, for which only Python knows what to do
  *          or  "error", a sentence
  *     process  "bye", when the command has ended
@@ -36,6 +36,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -49,10 +50,12 @@ enum {
 	FDS_MAX = 2,
 	MESSAGE_MAX = 16 << 20,
 	PARENT_EVERY_MS = 1000,
-	AGAIN_NS = 10000000, /* another process has bound, and does not listen yet */
+	AGAIN_MS = 10,	/* another process has bound, and does not listen yet */
+	CROWD_MS = 100, /* more processes come than the backlog takes */
 };
 
-#define ANSWERED_WITHIN_MS (900 * 1000) /* nodes may wait for each other; Python knows how long */
+/* Nodes may wait for each other. After this time Python waits, which knows for how long. */
+#define ANSWERED_WITHIN_MS (300 * 1000)
 #define ANSWERS_BYE_WITHIN_MS (10 * 1000)
 #define ENDS_WITHIN_MS (30 * 1000) /* launch/shared_mount_client.py has both */
 #define COMMAND_ENDS_WITHIN_MS (5 * 1000)
@@ -127,26 +130,50 @@ static long take_count(struct message *message)
 	return text ? strtol(text, NULL, 10) : 0;
 }
 
-static bool send_bytes(int sock, const void *data, size_t size)
+static void pause_ms(long ms)
+{
+	struct timespec pause = { .tv_nsec = ms * 1000000 };
+
+	nanosleep(&pause, NULL);
+}
+
+/* Whether *sock* is ready for *events* before *until_ms*. */
+static bool wait_ready(int sock, short events, uint64_t until_ms)
+{
+	for (uint64_t now; (now = now_ms()) < until_ms;) {
+		struct pollfd polled = { .fd = sock, .events = events };
+
+		if (poll(&polled, 1, (int)(until_ms - now)) > 0)
+			return true;
+	}
+	return false;
+}
+
+/* As receive_bytes(). */
+static int send_bytes(int sock, const void *data, size_t size, uint64_t until_ms)
 {
 	while (size) {
-		ssize_t sent = send(sock, data, size, MSG_NOSIGNAL);
+		ssize_t sent;
 
-		if (sent < 0 && errno != EINTR)
-			return false;
+		if (!wait_ready(sock, POLLOUT, until_ms))
+			return -1;
+		sent = send(sock, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (sent < 0 && errno != EINTR && errno != EAGAIN)
+			return 0;
 		if (sent > 0) {
 			data = (const char *)data + sent;
 			size -= (size_t)sent;
 		}
 	}
-	return true;
+	return 1;
 }
 
-static bool send_message(int sock, const struct message *message)
+static int send_message(int sock, const struct message *message, uint64_t until_ms)
 {
 	uint32_t size = (uint32_t)message->size;
+	int sent = send_bytes(sock, &size, sizeof(size), until_ms);
 
-	return send_bytes(sock, &size, sizeof(size)) && send_bytes(sock, message->data, size);
+	return sent == 1 ? send_bytes(sock, message->data, size, until_ms) : sent;
 }
 
 /* 1, 0 at the end of the connection, -1 if it took too long. Descriptors come with any byte. */
@@ -162,14 +189,10 @@ static int receive_bytes(int sock, void *data, size_t size, uint64_t until_ms, i
 					 .msg_iovlen = 1,
 					 .msg_control = control.room,
 					 .msg_controllen = sizeof(control.room) };
-		struct pollfd polled = { .fd = sock, .events = POLLIN };
-		uint64_t now = now_ms();
 		ssize_t got;
 
-		if (now >= until_ms)
+		if (!wait_ready(sock, POLLIN, until_ms))
 			return -1;
-		if (poll(&polled, 1, (int)(until_ms - now)) <= 0)
-			continue;
 		got = recvmsg(sock, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 		if (got < 0 && (errno == EINTR || errno == EAGAIN))
 			continue;
@@ -195,9 +218,9 @@ static int receive_bytes(int sock, void *data, size_t size, uint64_t until_ms, i
 	return 1;
 }
 
-static int receive_message(int sock, struct message *message, int within_ms, int *fds, int *count)
+static int receive_message(int sock, struct message *message, uint64_t until_ms, int *fds,
+			   int *count)
 {
-	uint64_t until_ms = now_ms() + (uint64_t)within_ms;
 	uint32_t size;
 	int got = receive_bytes(sock, &size, sizeof(size), until_ms, fds, count);
 
@@ -234,8 +257,14 @@ static socklen_t door_address(struct sockaddr_un *address, char **words, const c
 {
 	uint64_t hash[2] = { 0xcbf29ce484222325u, 0x84222325cbf29ce4u };
 	bool at_program = false;
+	struct stat space;
+	char number[24];
 	int length;
 
+	if (stat("/proc/self/ns/mnt", &space))
+		space.st_ino = 0;
+	snprintf(number, sizeof(number), "%llu", (unsigned long long)space.st_ino);
+	mix(hash, number); /* a container has another view of all paths */
 	for (size_t i = 0; i < sizeof(LAUNCH) / sizeof(*LAUNCH); i++) {
 		const char *value = getenv(LAUNCH[i]);
 
@@ -266,10 +295,10 @@ static bool is_own(int sock)
 /* A connection, or -1. *door: it is ours. Neither: another user has it, or it took too long. */
 static int come(const struct sockaddr_un *address, socklen_t size, int *door)
 {
-	struct timespec pause = { .tv_nsec = AGAIN_NS };
-	uint64_t until_ms = now_ms() + ENDS_WITHIN_MS;
+	uint64_t begun = now_ms();
 
-	while (now_ms() < until_ms) {
+	for (;;) {
+		bool is_crowd;
 		int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 		if (sock < 0)
@@ -288,10 +317,12 @@ static int come(const struct sockaddr_un *address, socklen_t size, int *door)
 			*door = sock;
 			return -1;
 		}
+		is_crowd = errno == EAGAIN;
 		close(sock);
-		nanosleep(&pause, NULL);
+		if (now_ms() > begun + (is_crowd ? ANSWERED_WITHIN_MS : ENDS_WITHIN_MS))
+			return -1;
+		pause_ms(is_crowd ? CROWD_MS : AGAIN_MS);
 	}
-	return -1;
 }
 
 static bool make_token(char token[33])
@@ -305,11 +336,11 @@ static bool make_token(char token[33])
 	return true;
 }
 
-static bool ask(int sock, char **words, const char *cwd, const char *token)
+static int ask(int sock, char **words, const char *cwd, const char *token, uint64_t until_ms)
 {
 	struct message message = { 0 };
 	char number[16];
-	int count = 0;
+	int count = 0, sent = -1;
 	bool done;
 
 	while (words[count])
@@ -321,9 +352,10 @@ static bool ask(int sock, char **words, const char *cwd, const char *token)
 		done = add(&message, words[i]);
 	for (char **each = environ; done && *each; each++)
 		done = add(&message, *each);
-	done = done && send_message(sock, &message);
+	if (done)
+		sent = send_message(sock, &message, until_ms);
 	free(message.data);
-	return done;
+	return sent;
 }
 
 static bool take_reply(struct message *message, struct reply *reply)
@@ -331,7 +363,7 @@ static bool take_reply(struct message *message, struct reply *reply)
 	long count;
 
 	reply->mountpoint = take(message);
-	reply->in_place = reply->fds_count > 0;
+	reply->in_place = take_count(message) > 0;
 	reply->remove = take_true(message);
 	reply->with_parent = take_true(message);
 	count = take_count(message);
@@ -347,7 +379,7 @@ static bool take_reply(struct message *message, struct reply *reply)
 	for (const char *each; (each = take(message));)
 		if (putenv((char *)each))
 			return false;
-	return reply->words;
+	return reply->words && (!reply->in_place || reply->fds_count);
 }
 
 /* --- the command: as in cli/child_command.py --- */
@@ -404,6 +436,8 @@ static noreturn void be_the_command(const struct reply *reply, const char *cwd, 
 		if (getppid() != parent)
 			raise(SIGKILL);
 		sigprocmask(SIG_SETMASK, before, NULL);
+		signal(SIGPIPE, SIG_DFL); /* as Python's subprocess does */
+		signal(SIGXFSZ, SIG_DFL);
 		execute(reply->words);
 		told[1] = errno;
 	}
@@ -482,7 +516,23 @@ static int run_command(const struct reply *reply, const char *cwd)
 
 /* --- the end --- */
 
-/* The daemon had ended, so its mount is cleaned up as the command for that does. */
+/* Whether *child* ended before *until_ms*; else it is killed. */
+static bool reap(pid_t child, uint64_t until_ms)
+{
+	while (waitpid(child, NULL, WNOHANG) == 0) {
+		if (now_ms() > until_ms) {
+			kill(child, SIGKILL);
+			return false;
+		}
+		pause_ms(AGAIN_MS);
+	}
+	return true;
+}
+
+/*
+ * The daemon had ended, so its mount is cleaned up as the command for that does; but not that of
+ * another daemon, which was mounted there since. A child looks, because that may hang.
+ */
 static void clean_up(const struct reply *reply, const char *program)
 {
 	char *words[] = { (char *)program, "umount", (char *)reply->mountpoint, NULL };
@@ -490,31 +540,35 @@ static void clean_up(const struct reply *reply, const char *program)
 
 	if (child == 0) {
 		int nowhere = open("/dev/null", O_RDWR);
+		struct statvfs status; /* the kernel may know the attributes still */
 		sigset_t none;
 
-		dup2(nowhere, STDOUT_FILENO);
-		dup2(nowhere, STDERR_FILENO);
-		sigemptyset(&none);
-		sigprocmask(SIG_SETMASK, &none, NULL);
-		execv(program, words);
+		if (statvfs(reply->mountpoint, &status) && errno != ENOENT) {
+			dup2(nowhere, STDOUT_FILENO);
+			dup2(nowhere, STDERR_FILENO);
+			sigemptyset(&none);
+			sigprocmask(SIG_SETMASK, &none, NULL);
+			execv(program, words);
+		}
 		_exit(NOT_FOUND);
 	}
-	if (child > 0)
-		while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
-			;
-	if (reply->remove)
-		rmdir(reply->mountpoint);
+	if (child > 0 && reap(child, now_ms() + ENDS_WITHIN_MS) && reply->remove)
+		rmdir(reply->mountpoint); /* fails if another process has mounted there */
 }
 
 static void leave(int sock, const struct reply *reply, const char *program)
 {
+	uint64_t until_ms = now_ms() + ANSWERS_BYE_WITHIN_MS;
 	struct message bye = { 0 }, message;
 	const char *line;
 	char byte;
 	int got = 0;
 
-	if (add(&bye, "bye") && send_message(sock, &bye))
-		got = receive_message(sock, &message, ANSWERS_BYE_WITHIN_MS, NULL, NULL);
+	signal(SIGPIPE, SIG_IGN); /* nobody may read what is said now */
+	if (add(&bye, "bye"))
+		got = send_message(sock, &bye, until_ms);
+	if (got == 1)
+		got = receive_message(sock, &message, until_ms, NULL, NULL);
 	free(bye.data);
 	if (got == 1) {
 		bool is_last = take_true(&message);
@@ -540,17 +594,19 @@ static void leave(int sock, const struct reply *reply, const char *program)
 /* -1: Python has to do it. -2: the connection ended, try again. */
 static int join(int sock, char **words, const char *cwd, const char *program)
 {
+	uint64_t until_ms = now_ms() + ANSWERED_WITHIN_MS;
 	struct reply reply = { 0 };
 	struct message message;
 	const char *status;
-	char token[33], variable[64];
+	static char variable[64]; /* of the environment from then on */
+	char token[33];
 	int got, code = -1;
 
 	if (!make_token(token))
 		return -1;
-	if (!ask(sock, words, cwd, token))
-		return -2;
-	got = receive_message(sock, &message, ANSWERED_WITHIN_MS, reply.fds, &reply.fds_count);
+	got = ask(sock, words, cwd, token, until_ms);
+	if (got == 1)
+		got = receive_message(sock, &message, until_ms, reply.fds, &reply.fds_count);
 	if (got != 1)
 		return got ? -1 : -2;
 	status = take(&message);

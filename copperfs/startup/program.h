@@ -4,9 +4,9 @@
 
 #include <stdnoreturn.h>
 
-/* The build sets it to that of the Python for which copperfs is installed. */
-#ifndef PYTHON_VERSION
-#define PYTHON_VERSION "3"
+/* The build sets it to that of the Python for which copperfs is installed: python3.11. */
+#ifndef PYTHON
+#define PYTHON "python3"
 #endif
 
 enum { FAILED = 125, NOT_EXECUTABLE = 126, NOT_FOUND = 127 };

@@ -541,6 +541,88 @@ def test_a_further_run_whose_daemon_was_killed_says_so(
     assert not is_mounted(mountpoint)
 
 
+def test_a_further_run_whose_daemon_was_killed_leaves_the_mount_of_another(
+    further: subprocess.Popen[str], start: Start, mountpoint: Path
+) -> None:
+    says(further)
+    os.kill(daemon_at(mountpoint), signal.SIGKILL)
+    another = start("--memory", "60MiB", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert says(another) == "up"
+    further.send_signal(signal.SIGTERM)
+    assert ended(further)[0] == 3
+    assert is_mounted(mountpoint)
+    assert daemon_at(mountpoint) > 0
+    another.terminate()
+    assert ended(another)[0] == 128 + signal.SIGTERM
+
+
+def test_runs_with_very_many_arguments_share_a_mount(start: Start, mountpoint: Path) -> None:
+    go = str(mountpoint.with_name("go"))
+    many = [f"{number:0>100}" for number in range(12_000)]  # more than a line may have
+    first, second = (start("--", "sh", "-c", f"{WAITS}; echo $#", go, *many) for _ in range(2))
+    assert says(first).startswith("up")
+    assert says(second).startswith("up")
+    Path(go).touch()
+    assert [ended(each) for each in (first, second)] == [(0, "12000\n", "")] * 2
+    assert not is_mounted(mountpoint)
+
+
+def test_ranks_have_the_environment_and_the_signals_of_their_launcher(
+    source: Path, tmp_path: Path
+) -> None:
+    """Python sets a locale where there is none, and ignores signals for itself."""
+    go = tmp_path / "go"
+    show = "env | grep -c ^LC_ || true; grep SigIgn /proc/$$/status; " + WAITS
+    run = [*COPPERFS, "run", "--source", source, "--mountpoint", tmp_path / "mnt", "--"]
+    launcher = "import os, signal, sys; [signal.signal(n, signal.SIG_IGN) for n in (13, 17)];"
+    launcher += "os.environ.pop('LC_CTYPE', None); os.execv(sys.argv[1], sys.argv[1:])"
+    words = [sys.executable, "-c", launcher, *map(str, run), "sh", "-c", f"{show}; exit 3", str(go)]
+    environ = {name: value for name, value in clean_environment().items() if name[:2] != "LC"}
+    environ.pop("LANG", None)
+    ranks = [
+        subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    said = [[says(each), says(each)] for each in ranks]
+    for each in ranks:
+        assert says(each).startswith("up")
+    go.touch()
+    assert [ended(each)[0] for each in ranks] == [3, 3]
+    assert said[0] == said[1]
+    assert said[0][0] == "0"
+    assert int(said[0][1].split()[1], 16) & 1 << 12 == 0, "SIGPIPE ends a command"
+
+
+def test_a_further_run_whose_errors_nobody_reads_has_the_code_of_its_command(
+    source: Path, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    run = [*COPPERFS, "run", "--source", source, "--mountpoint", tmp_path / "mnt", "--summary"]
+    words = [*map(str, run), "--", "sh", "-c", f"{WAITS}; exit 4", str(go)]
+    first = subprocess.Popen(
+        words, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert says(first).startswith("up")
+    reader, writer = os.pipe()
+    second = subprocess.Popen(
+        words, env=clean_environment(), stdout=subprocess.PIPE, stderr=writer, text=True
+    )
+    os.close(writer)
+    assert says(second).startswith("up")
+    os.close(reader)
+    go.touch()
+    assert [ended(each)[0] for each in (first, second)] == [4, 4]
+
+
+def test_a_limit_of_file_sizes_ends_no_run(source: Path, tmp_path: Path) -> None:
+    run = [*COPPERFS, "run", "--source", source, "--mountpoint", tmp_path / "mnt", "--"]
+    limited = f"ulimit -f 100; exec {' '.join(map(str, run))} sh -c 'echo ran'"
+    done = subprocess.run(
+        ["sh", "-c", limited], env=clean_environment(), capture_output=True, text=True,
+        timeout=COMMAND_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
 def doors() -> set[str]:
     with open("/proc/net/unix", encoding="ascii", errors="replace") as table:
         names = [line.rpartition(" ")[2].strip() for line in table if "@copperfs/door/" in line]

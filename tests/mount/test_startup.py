@@ -5,6 +5,7 @@ With 12 ranks on each of 2,000 nodes its own start must not be the storm that it
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,11 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared
 
 
+def environment() -> dict[str, str]:
+    """Without the copperfs that is tested otherwise."""
+    return {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+
+
 class Site:
     """A shared filesystem with nothing but an installation of copperfs."""
 
@@ -47,7 +53,7 @@ class Site:
         options = ["--in-place-at", self.env, "--shared", self.standin.mountpoint]
         return subprocess.Popen(
             [str(each) for each in (*run, *options, "--", *words)],
-            env=clean_environment() | (env or {}),
+            env=environment() | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -117,14 +123,23 @@ def test_a_command_finds_its_environment_and_not_the_bundle(site: Site) -> None:
     assert output.split()[1] == str(packages / "site-packages/trio/__init__.py")
 
 
+def how_started(site: Site) -> str:
+    """The name of what Python executes for a run."""
+    words = output_of(site.start("sh", "-c", "tr '\\0' '\\n' < /proc/$PPID/cmdline")).split()
+    return Path(next(each for each in words[1:] if not each.startswith("-"))).name
+
+
+def test_a_bundle_is_used(site: Site) -> None:
+    assert how_started(site).isdecimal(), "the descriptor of a memory file"
+
+
 def test_a_bundle_whose_dependencies_were_replaced_is_not_used(site: Site) -> None:
     packages = next((site.standin.source / "env/lib").glob("python*/site-packages"))
     (found,) = packages.glob("xxhash-*.dist-info")
     other = found.with_name("xxhash-0.0.1.dist-info")
     found.rename(other)
     try:
-        output_of(site.start("true"))
-        assert site.asked() > 10 * FOR_A_NODE_MAX, "each module by itself"
+        assert how_started(site) == "copperfs-start"
     finally:
         other.rename(found)
 
@@ -134,8 +149,49 @@ def test_without_its_bundle_it_starts_as_any_python_program(site: Site) -> None:
     bundle = packages / "copperfs/startup/bundle"
     moved = bundle.rename(bundle.with_name("elsewhere"))
     try:
-        output_of(site.start("true"))
-        assert site.asked() > 10 * FOR_A_NODE_MAX
+        assert how_started(site) == "copperfs-start"
+    finally:
+        moved.rename(bundle)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100_000, -1], ids=["empty", "tiny", "half", "cut"])
+def test_a_bundle_of_which_a_part_is_missing_is_not_used(site: Site, kept: int) -> None:
+    bundle = next((site.standin.source / "env/lib").glob("python*/site-packages/*/startup/bundle"))
+    content = bundle.read_bytes()
+    bundle.write_bytes(content[:kept])
+    try:
+        assert output_of(site.start("echo", "ran")) == "ran\n"
+    finally:
+        bundle.write_bytes(content)
+
+
+def test_a_limit_of_file_sizes_leaves_out_the_bundle(site: Site) -> None:
+    command = [str(site.env / "bin/copperfs"), "run", "--in-place", "never", "--", "echo", "ran"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *command], env=environment(),
+        capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S, cwd="/",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+
+
+def startup_check(site: Site) -> str:
+    done = subprocess.run(
+        [str(site.env / "bin/copperfs"), "doctor", "--json"], env=environment(),
+        capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S, cwd="/",
+    )  # fmt: skip
+    verdicts = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["checks"]}
+    return str(verdicts["startup"])
+
+
+def test_the_doctor_finds_a_bundle(site: Site) -> None:
+    assert startup_check(site) == "ok"
+
+
+def test_the_doctor_misses_a_bundle(site: Site) -> None:
+    bundle = next((site.standin.source / "env/lib").glob("python*/site-packages/*/startup/bundle"))
+    moved = bundle.rename(bundle.with_name("elsewhere"))
+    try:
+        assert startup_check(site) == "warning"
     finally:
         moved.rename(bundle)
 

@@ -31,11 +31,12 @@ DECIDING = (
 )
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)*")
 # Ranks only decide who prints; PMI_FD and its like count by their presence.
-NO_VARIABLES = {"COMMAND", "DIR", "FILE", "MPI_LOCAL", "NAMES"}  # of help texts, and a prefix
+# Words of help texts, a prefix, and what Python adds to an environment.
+NO_VARIABLES = {"COMMAND", "DIR", "FILE", "LC_CTYPE", "MPI_LOCAL", "NAMES"}
 OF_RANKS = {*launcher_variables._RANKS, "PMI_FD", "PMI_CONTROL_PORT"}
 
 RECIPE = Recipe(
-    words=("--shared", "/lus", "--", "python3", "x.py"),
+    words=("--shared", "/lus", "--", "python3"),
     cwd="/lus/me",
     environ={"PATH": "/bin", "HOME": "/home/me", "OWN_PATH": "/x"},
     prefix_names=("OWN_PATH",),
@@ -46,7 +47,7 @@ RECIPE = Recipe(
     with_parent=False,
     report=RunReport("/tmp/m", ("/lus/env",), "never", (), {}, expects_reads=True, summary=False),
 )
-REQUEST = JoinRequest("0" * 32, RECIPE.cwd, RECIPE.words, dict(RECIPE.environ))
+REQUEST = JoinRequest("0" * 32, RECIPE.cwd, (*RECIPE.words, "x.py"), dict(RECIPE.environ))
 
 
 def test_each_variable_that_a_run_reads_is_compared() -> None:
@@ -96,8 +97,8 @@ def test_a_recipe_fits_whoever_would_find_out_the_same(
 
 def test_a_further_run_keeps_its_own_arguments() -> None:
     request = replace(REQUEST, words=("--shared", "/lus", "--", "python3", "y.py", "--rank", "3"))
-    _, _, *flags_and_more = strings_of(RECIPE.answer(request)[LENGTH.size :])
-    assert flags_and_more[2:7] == ["4", "/lus/env/bin/python3", "y.py", "--rank", "3"]
+    _, _, *more = strings_of(RECIPE.answer(request, 2)[LENGTH.size :])
+    assert more[3:8] == ["4", "/lus/env/bin/python3", "y.py", "--rank", "3"]
 
 
 @pytest.mark.parametrize(

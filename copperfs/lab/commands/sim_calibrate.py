@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from copperfs.cli.output import print_table, waiting, write_file
 from copperfs.model.errors import SimulationError
+from copperfs.startup.bundle import environment_python
 
 if TYPE_CHECKING:
     from copperfs.lab.sim.costs import Costs
@@ -210,7 +210,7 @@ def _cluster(place: Path, source: Path) -> Iterator[list[_RealNode]]:
 
 def _copperfs(*arguments: object) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "copperfs.cli.main", *map(str, arguments)],
+        [environment_python(), "-m", "copperfs.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,

@@ -19,7 +19,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +29,7 @@ from copperfs.fuse.mounting import PFS_SIM_FSTYPE, mount_at, unmount
 from copperfs.lab.local_cluster.cluster_state import Cluster, ClusterNode, Helper
 from copperfs.lab.local_cluster.node_networks import NodeNetworks
 from copperfs.model.errors import ClusterError, MountError
+from copperfs.startup.bundle import environment_python
 
 SKEW_VARIABLE = "COPPER_LAB_SKEW_NS"
 CLOCK_MODULE = "copperfs.lab.local_cluster._skewed_clock"
@@ -133,7 +133,7 @@ def start_name_server(cluster: Cluster) -> None:
             how = node.conditions.resolver or "quick"
             told.append({"fd": sockets[-1].fileno(), "how": how, "seed": node.name})
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "copperfs.lab.local_cluster.name_server"],
+            [environment_python(), "-P", "-m", "copperfs.lab.local_cluster.name_server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
