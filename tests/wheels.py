@@ -22,8 +22,9 @@ def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = 
     return done.stdout
 
 
-def build(directory: Path) -> tuple[Path, Path]:
-    """The sdist and the wheel that is made of it."""
+def build(directory: Path, *, isolated: bool = False) -> tuple[Path, Path]:
+    """The sdist and the wheel that is made of it. *isolated*: as pip does, with requirements of the
+    build that are fetched for it."""
     # Built files could hide that an sdist lacks one.
     top, dist = directory / "top", directory / "dist"
     run("git", "clone", "--quiet", ROOT, top)
@@ -35,7 +36,8 @@ def build(directory: Path) -> tuple[Path, Path]:
             shutil.copy(ROOT / name, top / name)
         else:
             (top / name).unlink(missing_ok=True)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, top)
+    how = [] if isolated else ["--no-isolation"]
+    run(sys.executable, "-m", "build", *how, "--outdir", dist, top)
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     return sdist, wheel
 

@@ -24,7 +24,7 @@ MODULES = [*Path("/usr/lib").glob("modulecmd.tcl"), *Path("/usr/lib").glob("*/mo
 @pytest.mark.mount
 def test_the_sdist_makes_a_wheel_that_mounts(tmp_path: Path) -> None:
     pytest.importorskip("build")
-    sdist, wheel = build(tmp_path)
+    sdist, wheel = build(tmp_path, isolated=True)
     with tarfile.open(sdist) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "copperfs").rglob("*.[ch]")}
