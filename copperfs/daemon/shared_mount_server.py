@@ -18,13 +18,10 @@ import logging
 import os
 import re
 import select
-import signal
 import socket
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TextIO
 
 import trio
@@ -32,9 +29,10 @@ import trio
 from copperfs.config.settings import Settings
 from copperfs.daemon.attachment import MountedInside
 from copperfs.daemon.door_messages import Ended, Messages
+from copperfs.daemon.run_processes import kill_all_with
 from copperfs.inplace.path_lookup import contains
 from copperfs.launch.door import JoinRequest, Recipe
-from copperfs.launch.launcher_variables import RUN_VARIABLE, look_around
+from copperfs.launch.launcher_variables import look_around
 from copperfs.launch.shared_mount_client import DESCRIPTORS_MAX, LINE_MAX, is_own
 
 log = logging.getLogger(__name__)
@@ -46,8 +44,6 @@ FAILED_TOLD_MAX = 10
 FOUND_BY_THE_FIRST = ("memory_bytes", "tier_memory_bytes", "tier_size_bytes")
 ACCEPTS_AGAIN_S = 0.1
 _TOKEN = re.compile(r"[0-9a-f]{32}")
-# Processes may start others while they are killed.
-KILL_ROUNDS_MAX, KILL_ROUND_S = 100, 0.01
 
 
 def _nothing_covered(directories: Sequence[str], writable: Sequence[str]) -> dict[str, Any]:
@@ -429,25 +425,3 @@ def _is_readable(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def kill_all_with(token: str) -> None:
-    for _ in range(KILL_ROUNDS_MAX):
-        found = list(processes_with(token))
-        if not found:
-            return
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(KILL_ROUND_S)
-
-
-def processes_with(token: str) -> Iterator[int]:
-    """Those with the token in their environment; zombies have none."""
-    needle = f"{RUN_VARIABLE}={token}".encode()
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            # It may have ended, or belong to another user.
-            with contextlib.suppress(OSError):
-                if needle in (process / "environ").read_bytes().split(b"\0"):
-                    yield int(process.name)

@@ -2,8 +2,6 @@
 #ifndef COPPERFS_PROGRAM_H
 #define COPPERFS_PROGRAM_H
 
-#include <stdnoreturn.h>
-
 /* The build sets it to that of the Python for which copperfs is installed: python3.11. */
 #ifndef PYTHON
 #define PYTHON "python3"
@@ -16,8 +14,5 @@ enum { FAILED = 125, NOT_EXECUTABLE = 126, NOT_FOUND = 127 };
  * socket at which other processes wait for what Python finds out, or -1.
  */
 int join_run(char **words, const char *program, int *door);
-
-/* The file of an executed program, by PATH if there is no slash. errno if it returns. */
-void execute(char **words);
 
 #endif

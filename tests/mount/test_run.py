@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from copperfs.daemon.shared_mount_server import processes_with
+from copperfs.daemon.run_processes import processes_with
 from copperfs.launch.door import message
 from copperfs.launch.shared_mount_client import counter_name
 from tests.bootstrap.helpers import clean_environment

@@ -18,6 +18,7 @@ import trio
 import trio.testing
 
 from copperfs.config.settings import MIB, Settings
+from copperfs.daemon import run_processes
 from copperfs.daemon import shared_mount_server as module
 from copperfs.daemon.attachment import MountedInside
 from copperfs.daemon.shared_mount_server import Users
@@ -241,7 +242,7 @@ def test_a_token_ends_what_was_started_with_it_and_nothing_else() -> None:
         for value in (token, token[:-1])
     )
     try:
-        module.kill_all_with(token)
+        run_processes.kill_all_with(token)
         assert own.wait(WITHIN_S) == -9
         assert other.poll() is None
     finally:
