@@ -147,7 +147,7 @@ class MountedInside:
         """The groups whose files the front shows as files of the second: the user's own, of which a
         user namespace knows the primary one only."""
         primary = os.getegid()
-        if self._users_fd is None:
+        if self._users_fd is None and _knows_all_groups():
             return [], primary
         return [each for each in os.getgroups() if each != primary], primary
 
@@ -223,6 +223,15 @@ class MountedInside:
         a container."""
         device = f" {self.device} ".encode()
         return any(device in table for _, table in other_namespaces())
+
+
+def _knows_all_groups() -> bool:
+    """Not in the user namespace of a container, where others are shown as 65534."""
+    try:
+        with open("/proc/self/gid_map", encoding="ascii") as file:
+            return file.read().split() == ["0", "0", "4294967295"]
+    except OSError:
+        return True
 
 
 @dataclass(slots=True)

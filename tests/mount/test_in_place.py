@@ -511,14 +511,14 @@ def test_a_core_file_is_written_to_the_working_directory(site: Site) -> None:
     assert (site.home / "writable/core").stat().st_size > 0
 
 
-@pytest.mark.parametrize(
-    "container",
-    [
-        "bwrap --dev-bind / / --unshare-user --unshare-pid --proc /proc",
-        "bwrap --ro-bind / / --dev /dev --tmpfs /run",
-        "unshare --user --map-root-user --mount",
-    ],
-)
+CONTAINERS = [
+    "bwrap --dev-bind / / --unshare-user --unshare-pid --proc /proc",
+    "bwrap --dev-bind / / --tmpfs /run --unshare-pid --proc /proc",
+    "unshare --user --map-root-user --mount",
+]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
 def test_a_container_of_one_user_shows_the_covers(site: Site, container: str) -> None:
     """As Apptainer's and Charliecloud's, which map one user, too."""
     if shutil.which(container.split()[0]) is None:
@@ -530,6 +530,24 @@ def test_a_container_of_one_user_shows_the_covers(site: Site, container: str) ->
     assert path == str(site.env / "lib/python/site-packages/mine.py")
     assert int(device) != os.stat(path).st_dev, "through the mount"
     assert path == plain.split()[0]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_run_in_a_container_is_in_place(site: Site, container: str) -> None:
+    if shutil.which(container.split()[0]) is None:
+        pytest.skip(f"{container.split()[0]} is not installed")
+    run = [*COPPERFS, "run", "--in-place", "always", "--shared", str(site.home), "--"]
+    script = "import mine, os; print(mine.__file__, os.stat(mine.__file__).st_dev)"
+    command = [*container.split(), *run, sys.executable, "-c", script]
+    done = subprocess.run(
+        command if site.as_root else as_user(command),
+        env=site.environ(), cwd=site.home / "writable",
+        capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    path, device = done.stdout.split()
+    assert path == str(site.env / "lib/python/site-packages/mine.py")
+    assert int(device) != os.stat(path).st_dev, "through the mount"
 
 
 def test_a_run_inside_a_run_shares_its_namespace(site: Site) -> None:
