@@ -4,6 +4,7 @@ It tells the node when the disk (``sim_disk.py``) has read or written a chunk, a
 that hangs until it comes back.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,9 @@ class DiskPort:
     process: Process
     blobs: SimulatedBlobs
     post: Callable[[Event], None]
+    holds: bool = False
+    """Writes that have ended wait in ``held`` until ``let_go``: the disk does not report them."""
+    held: deque[ChunkKey] = field(default_factory=deque)
     _storing: set[ChunkKey] = field(default_factory=set)
     """Chunks whose outcome the disk has not reported yet."""
 
@@ -57,8 +61,16 @@ class DiskPort:
         if written and at is not None and at > self.clock.now:
             self.clock.at(at, self.process.take, self._stored, key, written)
             return
+        if self.holds and written:
+            self.held.append(key)
+            return
         self._storing.remove(key)
         self.post(Stored(key, written, self.disk.takes_nothing, self.disk.is_outgrown))
+
+    def let_go(self) -> None:
+        self.holds = False
+        while self.held:
+            self._stored(self.held.popleft(), True)
 
     def watch(self) -> None:
         self.process.after(WRITE_WITHIN_S, self._give_up, self.disk.hung_until)

@@ -93,6 +93,10 @@ class Port:
             keeper = self._keepers[peer] = _Keeper(peer)
             self.process.after(0.0, self._begin, keeper)
 
+    def renew(self, peer: NodeId) -> None:
+        """Connect again to a peer that it keeps a connection to, although that connection is up."""
+        self._begin(self._keepers[peer])
+
     def disconnect(self, peer: NodeId) -> None:
         keeper = self._keepers.pop(peer, None)
         if keeper is not None and keeper.end is not None:

@@ -34,6 +34,11 @@ class SourceWorkers:
     """How many are at the source; the others wait for descriptors."""
     starved_s: float = 0.0
     """The longest wait for descriptors."""
+    holds: bool = False
+    """Operations that begin wait in ``held`` until ``let_go``: the source does not answer this
+    node."""
+    held: deque[tuple[SourceAction, Callable[[Arrived], None]]] = field(default_factory=deque)
+    """With what is called at the end of each."""
     _waiting: deque[tuple[SourceAction, Callable[[Arrived], None]]] = field(default_factory=deque)
 
     def start(self, fetch: SourceAction, done: Callable[[Arrived], None]) -> None:
@@ -57,7 +62,16 @@ class SourceWorkers:
                 clock.after(PAUSE_S, self._begin, fetch, done, since)
             return
         ended = partial(self._end, done=done)
-        self.source.begin(fetch, ended, self.times, self.client)
+        if self.holds:
+            self.held.append((fetch, ended))
+        else:
+            self.source.begin(fetch, ended, self.times, self.client)
+
+    def let_go(self) -> None:
+        self.holds = False
+        while self.held:
+            fetch, ended = self.held.popleft()
+            self.source.begin(fetch, ended, self.times, self.client)
 
     def _end(self, arrived: Arrived, done: Callable[[Arrived], None]) -> None:
         self.busy -= 1

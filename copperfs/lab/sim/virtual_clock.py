@@ -24,6 +24,11 @@ class VirtualClock:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def next_at(self) -> float:
+        """When the next call is due; infinity if there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
     def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
         """At once if the time has passed."""
         self._next += 1

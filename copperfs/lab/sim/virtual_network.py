@@ -21,7 +21,7 @@ Not simulated: that TCP soon stops in both directions when one is cut, a receive
 (the node's credit bounds that), and routers.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -29,7 +29,7 @@ from random import Random
 from copperfs.lab.sim.payload_pieces import Piece, size_of
 from copperfs.lab.sim.process_state import State
 from copperfs.lab.sim.scenario_message_names import word_of
-from copperfs.lab.sim.sim_connection import End, SimulatedGreeting
+from copperfs.lab.sim.sim_connection import End, Frame, SimulatedGreeting
 from copperfs.lab.sim.sim_transport import Port
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.model.types import NodeId
@@ -53,6 +53,9 @@ class NetworkCosts:
     """A message's size where it is not encoded."""
     item_bytes: int = 110
     """The same for each item of a batch or an offer."""
+    jitter_s: float = 0.0
+    """A message is received up to this much later, at random: so that the order between connections
+    varies where nothing else takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class CableTimeouts:
     jitter: float = 0.25
     probe_s: float = 1.0
     retransmit_s: float = 0.2
-    """The kernel's first wait before it sends again; it doubles each time."""
+    """The kernel's first wait before it sends again; it doubles each time. 0: it sends again
+    as soon as the cable is whole."""
     noticed_s: tuple[float, float] = (0.002, 0.006)
     """From a peer's death to its report, measured for SIGKILL."""
     round_trips: int = 3
@@ -156,6 +160,8 @@ class VirtualNetwork:
         left = port.reserve_sending(size, theirs // mine)
         reaches = left + self.latency_s(port.me, end.peer)
         arrives = other.port.reserve_receiving(size, reaches, mine // theirs)
+        if self.costs.jitter_s:
+            arrives += self.random.uniform(0, self.costs.jitter_s)
         if arrives < other.last:
             arrives = other.last
         other.last = arrives
@@ -293,6 +299,19 @@ class VirtualNetwork:
             self._break(end)
             self._break(end.other)
 
+    def renew_connections(self, one: NodeId, other: NodeId) -> None:
+        """Begin another connection beside each present one, which it replaces before either end has
+        noticed a loss; what is under way then is lost."""
+        for end in self._ends_between(one, other):
+            its = end if end.outgoing else end.other
+            its.port.renew(its.peer)
+
+    def held_frames(self, sender: NodeId, receiver: NodeId) -> deque[Frame]:
+        """What a cut holds back between two nodes with one connection. A caller may take frames
+        out, which are lost then."""
+        [end] = self._ends_between(receiver, sender)
+        return end.held
+
     def spoil_next(self, sender: NodeId, receiver: NodeId) -> None:
         self._spoil[sender, receiver] += 1
 
@@ -303,6 +322,8 @@ class VirtualNetwork:
     def _sent_again(self, held_since: float) -> float:
         """TCP's next retransmission."""
         wait = self.timeouts.retransmit_s
+        if not wait:
+            return self.clock.now
         at = held_since + wait
         while at < self.clock.now:
             wait *= 2

@@ -58,6 +58,7 @@ class Job:
     source_deadline_s: float = 60.0
     fetch_deadline_s: float = 30.0
     fallback_concurrency: int = 4
+    fallback_jitter_s: float = FALLBACK_JITTER_S
     source_concurrency: int = 32
     revalidate_s: float | None = None
     ahead_max: int = 0
@@ -171,7 +172,7 @@ class World:
             trees=job.trees,
             ask_deadline_s=job.fetch_deadline_s,
             fallbacks_max=job.fallback_concurrency,
-            fallback_jitter_s=FALLBACK_JITTER_S,
+            fallback_jitter_s=job.fallback_jitter_s,
             chunk_bytes=job.chunk_bytes,
             tier_memory_bytes=job.tier_memory_bytes,
             tier_has_disk=job.tier_has_disk,
