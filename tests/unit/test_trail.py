@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from copperfs.model.types import BlobId, NodeId, Path, Version
 from copperfs.node.actions import AnswerError, AnswerListing, ListingKey, ObjectKey, ReleaseBlob
 from copperfs.node.events import (
+    Clear,
     Failed,
     ListRequest,
     LookupRequest,
@@ -33,8 +34,8 @@ from copperfs.node.prefetch.access_history import (
 from copperfs.node.prefetch.speculative_push import DELAY_S, MESSAGES_MAX
 from copperfs.node.requests.path_policy import Policy
 from copperfs.node.routing.trees import Trees
-from tests.unit.node_lab import version
-from tests.unit.overlay_lab import MIB, Job, content
+from tests.unit.node_lab import MIB, version
+from tests.unit.simulated_job import SimulatedJob
 
 CHILD = NodeId(7)
 
@@ -152,14 +153,14 @@ def test_who_says_nothing_is_offered_no_more_until_it_asks() -> None:
 
 
 def test_what_comes_for_one_is_offered_to_the_others_after_a_moment() -> None:
-    job = Job(3, fanout=16)
+    job = SimulatedJob(3, fanout=16)
     versions = files(job, 1, 12)
     first, last = dict(list(versions.items())[:8]), dict(list(versions.items())[8:])
     walk(job, 1, first)
     walk(job, 2, first)
     walk(job, 1, last)
     asks, offers = job.sent["Request"], job.sent["Offer"]
-    job.tick(DELAY_S)
+    job.pass_time(DELAY_S)
     job.run()
     assert job.sent["Offer"] == offers + 1, "in one message"
     walk(job, 2, last)
@@ -167,33 +168,33 @@ def test_what_comes_for_one_is_offered_to_the_others_after_a_moment() -> None:
 
 
 def test_what_is_too_much_for_a_moment_is_offered_in_the_next_ones() -> None:
-    job = Job(3, fanout=16)
+    job = SimulatedJob(3, fanout=16)
     versions = files(job, 1, 500, 10)
     first, last = dict(list(versions.items())[:8]), dict(list(versions.items())[8:])
     walk(job, 1, first)
     walk(job, 2, first)
     walk(job, 1, last)
     asks, offers = job.sent["Request"], job.sent["Offer"]
-    job.tick(DELAY_S)
+    job.pass_time(DELAY_S)
     job.run()
     assert job.sent["Offer"] == offers + MESSAGES_MAX
-    job.pass_time(10 * DELAY_S, step_s=DELAY_S)
+    job.pass_time(10 * DELAY_S)
     assert job.sent["Offer"] > offers + MESSAGES_MAX
     walk(job, 2, last)
     assert job.sent["Request"] == asks
 
 
 def test_who_was_started_anew_is_offered_nothing_until_it_follows_again() -> None:
-    job = Job(3, fanout=16)
+    job = SimulatedJob(3, fanout=16)
     versions = files(job, 1, 12)
     first, last = dict(list(versions.items())[:8]), dict(list(versions.items())[8:])
     walk(job, 1, first)
     walk(job, 2, first)
-    job.connect(NodeId(0), NodeId(2))
+    job.renew(0, 2)
     walk(job, 1, last)
-    offered = job.daemons[2].node.stats.offered
-    job.pass_time(5 * DELAY_S, step_s=DELAY_S)
-    assert job.daemons[2].node.stats.offered == offered
+    offered = job[2].node.stats.offered
+    job.pass_time(5 * DELAY_S)
+    assert job[2].node.stats.offered == offered
 
 
 def test_who_reads_its_own_part_of_everything_is_never_offered_much() -> None:
@@ -215,100 +216,100 @@ def test_the_trail_is_bounded() -> None:
 # --- in a job -------------------------------------------------------------------------------------
 
 
-def walk(job: Job, number: int, versions: dict[bytes, Version]) -> None:
+def walk(job: SimulatedJob, number: int, versions: dict[bytes, Version]) -> None:
     for path, wanted in versions.items():
         looked = job.ask(number, LookupRequest, path)
         job.run()
         assert isinstance(job.answer(number, looked), AnswerListing)
         request = job.read(number, path, wanted)
         job.run()
-        assert job.answer(number, request) == content(Path(path), wanted)
+        assert job.answer(number, request) == job.content(path, wanted)
 
 
-def files(job: Job, directories: int, each: int, size: int = 100) -> dict[bytes, Version]:
+def files(job: SimulatedJob, directories: int, each: int, size: int = 100) -> dict[bytes, Version]:
     return {
-        b"d%d/%d" % (where, number): job.tree.add(b"d%d/%d" % (where, number), size)
+        b"d%d/%d" % (where, number): job.add(b"d%d/%d" % (where, number), size)
         for where in range(directories)
         for number in range(each)
     }
 
 
 def test_who_comes_later_asks_for_little_of_what_the_first_asked_for() -> None:
-    job = Job(3, fanout=16)
+    job = SimulatedJob(3, fanout=16)
     versions = files(job, 10, 20)
     walk(job, 1, versions)
     assert job.sent["Request"] == 210
     walk(job, 2, versions)
     assert job.sent["Request"] - 210 < 20
-    assert job.daemons[0].node.stats.offers == job.daemons[2].node.stats.offered > 190
-    assert set(job.source_reads().values()) == {1}
+    assert job[0].node.stats.offers == job[2].node.stats.offered > 190
+    assert set(job.source.counts.values()) == {1}
     job.check_at_rest()
 
 
 def test_offers_reach_grandchildren_too() -> None:
-    job = Job(4, fanout=1)
+    job = SimulatedJob(4, fanout=1)
     versions = files(job, 5, 20)
     walk(job, 1, versions)
     walk(job, 3, versions)
-    assert job.daemons[3].node.stats.offered > 80
+    assert job[3].node.stats.offered > 80
 
 
 def test_an_offer_takes_nothing_from_what_is_held() -> None:
-    job = Job(3, fanout=16, memory_bytes=MIB)
+    job = SimulatedJob(3, fanout=16, memory_bytes=MIB)
     versions = files(job, 1, 60, 30_000)
     walk(job, 1, versions)
-    job.daemons[0].node.reset_statistics()
+    job[0].node.reset_statistics()
     walk(job, 2, versions)
-    for daemon in job.daemons:
+    for daemon in job:
         stats = daemon.node.statistics()
         assert stats.held_bytes <= stats.budget_bytes
     job.check_at_rest()
 
 
 def test_a_listing_that_is_offered_takes_nothing_from_what_is_held() -> None:
-    job = Job(3, fanout=16, memory_bytes_of={2: 300_000})
+    job = SimulatedJob(3, fanout=16, memory_bytes_of={2: 300_000})
     versions = files(job, 12, 1, 60)
     for number in range(12):
         for each in range(200):
-            job.tree.add(b"d%d/more%03d" % (number, each))
+            job.add(b"d%d/more%03d" % (number, each))
     for number in (1, 2):
         for path in versions:
             job.ask(number, ListRequest, path.partition(b"/")[0])
             job.run()
-    stats = job.daemons[2].node.statistics()
-    assert job.daemons[0].node.stats.offers > stats.offered, "there was no room for all"
+    stats = job[2].node.statistics()
+    assert job[0].node.stats.offers > stats.offered, "there was no room for all"
     assert stats.held_bytes <= stats.budget_bytes
     job.check_at_rest()
 
 
 def test_large_objects_are_not_offered() -> None:
-    job = Job(3, fanout=16)
+    job = SimulatedJob(3, fanout=16)
     versions = files(job, 1, 20, MIB)
     walk(job, 1, versions)
     sent = job.sent["Offer"]
     walk(job, 2, versions)
-    assert job.daemons[0].node.stats.offers == 0
+    assert job[0].node.stats.offers == 0
     assert job.sent["Offer"] == sent == 0, "nor is an empty offer sent"
 
 
 def test_one_offer_is_bounded() -> None:
-    job = Job(3, fanout=16)
+    job = SimulatedJob(3, fanout=16)
     versions = files(job, 1, 40, 100_000)
     walk(job, 1, versions)
     walk(job, 2, versions)
-    items = job.daemons[0].node.stats.offers
+    items = job[0].node.stats.offers
     assert items > 30
     assert job.sent["Offer"] >= items * 100_000 / OFFER_BYTES_MAX
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_after_a_clear_nothing_old_is_offered(count: int) -> None:
-    job = Job(3, fanout=16, count=count)
+    job = SimulatedJob(3, fanout=16, trees=count)
     versions = files(job, 4, 10)
     walk(job, 1, versions)
     walk(job, 2, versions)
-    new = {path: job.tree.add(path, 120, changed_s=5) for path in versions}
-    job.clear(0)
+    new = {path: job.add(path, 120, changed_s=5) for path in versions}
+    job.post(0, Clear())
     walk(job, 2, new)
     walk(job, 1, new)
 
@@ -316,7 +317,7 @@ def test_after_a_clear_nothing_old_is_offered(count: int) -> None:
 @given(st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
 def test_nodes_that_walk_at_the_same_time_all_get_what_the_source_has(seed: int) -> None:
-    job = Job(6, fanout=2, seed=seed)
+    job = SimulatedJob(6, fanout=2, seed=seed)
     versions = list(files(job, 6, 8, 2000).items())
     places = dict.fromkeys(range(6), 0)
     asked = []
@@ -326,15 +327,15 @@ def test_nodes_that_walk_at_the_same_time_all_get_what_the_source_has(seed: int)
         places[number] += 1
         asked.append((number, path, wanted, job.read(number, path, wanted)))
         if job.random.randrange(40) == 0:
-            job.connect(NodeId(3), NodeId(1))
+            job.renew(3, 1)
         for _ in range(job.random.randrange(12)):
             job.move()
     job.run()
     for number, path, wanted, request in asked:
         answer = job.answer(number, request)
         assert not isinstance(answer, AnswerError)
-        assert answer == content(Path(path), wanted)
-    assert set(job.source_reads().values()) == {1}
+        assert answer == job.content(path, wanted)
+    assert set(job.source.counts.values()) == {1}
     job.check_at_rest()
 
 
@@ -350,23 +351,23 @@ def test_listings_are_part_of_the_trail() -> None:
 
 
 def test_a_path_that_no_message_can_carry_is_not_offered() -> None:
-    job = Job(3, fanout=16)
+    job = SimulatedJob(3, fanout=16)
     versions = files(job, 1, 10)
     deep = b"d0/" + b"x" * 200 + b"/" + b"/".join([b"y" * 200] * 24)
-    versions[deep] = job.tree.add(deep, 10)
+    versions[deep] = job.add(deep, 10)
     assert len(deep) > PATH_BYTES_MAX
     for path, wanted in versions.items():
         job.read(0, path, wanted)
     job.run()
     walk(job, 1, dict(list(versions.items())[:10]))
-    assert all(key.path != deep for key in job.daemons[0].node._offers.history._keys)
+    assert all(key.path != deep for key in job[0].node._offers.history._keys)
 
 
 def test_what_is_local_to_this_node_is_not_taken_from_an_offer() -> None:
-    job = Job(2)
+    job = SimulatedJob(2)
     policy = Policy(b"/src", b"/mnt", local=(Path(b"d/here"),))
-    node = Node(policy, job.daemons[1].node.limits, Trees(2, NodeId(1)))
-    listing = job.tree.listing(Path(b""))
+    node = Node(policy, job[1].node.limits, Trees(2, NodeId(1)))
+    listing = job.source.listing(Path(b""))
     assert node.step(0, PushedListing(Path(b"d/here"), listing, 1, None, offered=True)) == []
     pushed = Pushed(Path(b"d/here/f"), version(3), BlobId(5), offered=True)
     assert node.step(0, pushed) == [ReleaseBlob(BlobId(5))]
@@ -374,21 +375,21 @@ def test_what_is_local_to_this_node_is_not_taken_from_an_offer() -> None:
 
 
 def test_nobody_leaps_to_the_last_epoch() -> None:
-    job = Job(2)
+    job = SimulatedJob(2)
     far = PeerMessage(NodeId(0), Hello(NodeId(0), "j", b"", (1 << 63) - 1))
-    assert job.daemons[1].node.step(0, far) == []
-    assert job.daemons[1].node.stats.epoch == 1
+    assert job[1].node.step(0, far) == []
+    assert job[1].node.stats.epoch == 1
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ETIMEDOUT, errno.ENOMEM])
 def test_a_parent_whose_own_client_is_sick_is_passed_over(error: int) -> None:
-    job = Job(2)
-    wanted = job.tree.add(b"d/f")
+    job = SimulatedJob(2)
+    wanted = job.add(b"d/f")
+    job.hold_source(0)
     request = job.read(1, b"d/f", wanted)
-    while not job.daemons[0].fetches:
-        job.move()
-    fetch = job.daemons[0].fetches.pop()
-    job.happen(NodeId(0), Failed(fetch.fetch, error))
     job.run()
-    assert job.answer(1, request) == content(Path(b"d/f"), wanted)
-    assert job.daemons[1].node.stats.fallbacks == 1
+    ((fetch, end),) = job[0].hands.held
+    end(Failed(fetch.fetch, error))
+    job.run()
+    assert job.answer(1, request) == job.content(b"d/f", wanted)
+    assert job[1].node.stats.fallbacks == 1
