@@ -34,7 +34,7 @@ from copperfs.node.prefetch.python_imports import (
 )
 from copperfs.node.requests.path_policy import Policy
 from tests.unit.node_lab import DEADLINE_S, MIB, Lab, directory, file, files, unknown, version
-from tests.unit.overlay_lab import Job, content
+from tests.unit.simulated_job import SimulatedJob
 
 
 def lab_of(sizes: dict[bytes, int], **options: object) -> Lab:
@@ -133,8 +133,8 @@ def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
     asked = [names[n] for n in order[:wanted]]
     counts = []
     for how_many, paths in ((1, sorted(asked)), (nodes, asked)):
-        job = Job(how_many, fanout=2, ahead_max=2, seed=seed)
-        versions = {name: job.tree.add(name) for name in names}
+        job = SimulatedJob(how_many, fanout=2, ahead_max=2, seed=seed)
+        versions = {name: job.add(name) for name in names}
         for place, path in enumerate(paths):
             for number in range(how_many):
                 if number == 0 or job.random.random() < 0.6:
@@ -146,7 +146,7 @@ def test_what_is_read_does_not_depend_on_the_order_or_on_the_number_of_nodes(
                     job.read(at, path, versions[path])
         job.run()
         job.check_at_rest()
-        counts.append({path: n for (kind, path), n in job.source_reads().items() if kind == "read"})
+        counts.append({path: n for (kind, path), n in job.source.counts.items() if kind == "read"})
     assert counts[0] == counts[1]
     assert set(counts[0].values()) <= {1}
 
@@ -314,16 +314,16 @@ def test_what_is_read_of_packages_is_the_same_for_one_node_and_for_many_in_any_o
     seed = data.draw(st.integers(0, 1000))
     counts = []
     for how_many, count in ((1, 1), (nodes, min(nodes, trees))):
-        job = Job(how_many, fanout=2, count=count, ahead_max=2, seed=seed)
+        job = SimulatedJob(how_many, fanout=2, trees=count, ahead_max=2, seed=seed)
         versions = {}
         for package in packages:
             for name in (b"__init__.py", b"lib.x.so", b"other.so"):
-                job.tree.add(package + b"/" + name)
+                job.add(package + b"/" + name)
             for name in (b"__init__.x.pyc", b"m.x.pyc"):
                 path = package + b"/__pycache__/" + name
-                versions[path] = job.tree.add(path)
+                versions[path] = job.add(path)
             compiled = Path(package + b"/__pycache__/__init__.x.pyc")
-            job.tree.mentions[compiled] = mentions[package]
+            job.source.mentions[compiled] = frozenset(mentions[package])
         for place, number in enumerate(order[:wanted]):
             path = packages[number] + b"/__pycache__/__init__.x.pyc"
             for node in range(how_many):
@@ -339,7 +339,7 @@ def test_what_is_read_of_packages_is_the_same_for_one_node_and_for_many_in_any_o
                     job.read(at, path, versions[path])
         job.run()
         job.check_at_rest()
-        counts.append(dict(job.source_reads()))
+        counts.append(dict(job.source.counts))
     assert counts[0] == counts[1]
     assert set(counts[0].values()) <= {1}
 
@@ -438,16 +438,16 @@ def test_what_the_front_read_ahead_counts_as_used_when_it_is() -> None:
 
 
 def test_only_who_reads_the_source_reads_ahead_and_offers_what_came() -> None:
-    job = Job(3, fanout=16, ahead_max=4)
+    job = SimulatedJob(3, fanout=16, seed=4, ahead_max=4)
     names = [b"d/%02d.p" % n for n in range(30)]
-    versions: dict[bytes, Version] = {name: job.tree.add(name) for name in names}
+    versions: dict[bytes, Version] = {name: job.add(name) for name in names}
     job.ask(1, LookupRequest, names[0])
     job.run()
     for path in names[:2]:
         job.read(1, path, versions[path])
         job.run()
-    assert [each.node.stats.read_ahead for each in job.daemons] == [28, 0, 0]
-    came = [key.path for key, _ in job.daemons[0].node.held()]
+    assert [each.node.stats.read_ahead for each in job] == [28, 0, 0]
+    came = [key.path for key, _ in job[0].node.held()]
     job.ask(2, LookupRequest, names[0])
     job.run()
     asks = job.sent["Request"]
@@ -455,9 +455,9 @@ def test_only_who_reads_the_source_reads_ahead_and_offers_what_came() -> None:
     for path in [each for each in in_order if each != b"d"]:
         request = job.read(2, path, versions[path])
         job.run()
-        assert job.answer(2, request) == content(Path(path), versions[path])
+        assert job.answer(2, request) == job.content(path, versions[path])
     assert job.sent["Request"] - asks <= 4, "the rest was offered"
-    assert set(job.source_reads().values()) == {1}
+    assert set(job.source.counts.values()) == {1}
     job.check_at_rest()
 
 
