@@ -250,12 +250,14 @@ class SimulatedSource:
         return Path(path + b"\0%d" % written) if written else path, version
 
     def _add_name(self, directory: Path, name: bytes) -> None:
-        if directory not in self._directories:
-            self._directories[directory] = {}
-            self._add_name(*split(directory))
-        if name:
-            self._directories[directory][name] = None
-        self._listings.pop(directory, None)
+        is_new = True
+        while is_new:
+            is_new = directory not in self._directories
+            names = self._directories.setdefault(directory, {})
+            if name:
+                names[name] = None
+            self._listings.pop(directory, None)
+            directory, name = split(directory)
 
     # --- operations ------------------------------------------------------------------------------
 
