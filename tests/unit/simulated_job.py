@@ -228,7 +228,7 @@ class SimulatedJob:
         self.pass_time(2 * RECONNECTS_S)
 
     def renew(self, one: int, other: int) -> None:
-        self.world.network.renew_connections(NodeId(one), NodeId(other))
+        self.world.network.renew_connections(NodeId(one), NodeId(other), AT_ONCE_S / 2)
 
     def hold(self, sender: int, receiver: int) -> None:
         """What one sends waits until ``let_through``."""

@@ -93,9 +93,20 @@ class Port:
             keeper = self._keepers[peer] = _Keeper(peer)
             self.process.after(0.0, self._begin, keeper)
 
-    def renew(self, peer: NodeId) -> None:
-        """Connect again to a peer that it keeps a connection to, although that connection is up."""
-        self._begin(self._keepers[peer])
+    def renew(self, end: End, noticed_after_s: float) -> None:
+        """Replace a connection that it keeps, before either end has noticed that it is lost."""
+        keeper = self._keepers.get(end.peer)
+        if keeper is None or keeper.end is not end:
+            return
+        for each in (end, end.other):
+            each.is_open = False
+            each.port.ends.pop(each, None)
+            each.port.process.after(noticed_after_s, each.port.notice_loss, each)
+        self._begin(keeper)
+
+    def notice_loss(self, end: End) -> None:
+        self.links.down(end)
+        self._flush()
 
     def disconnect(self, peer: NodeId) -> None:
         keeper = self._keepers.pop(peer, None)

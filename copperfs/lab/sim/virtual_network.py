@@ -299,12 +299,12 @@ class VirtualNetwork:
             self._break(end)
             self._break(end.other)
 
-    def renew_connections(self, one: NodeId, other: NodeId) -> None:
-        """Begin another connection beside each present one, which it replaces before either end has
-        noticed a loss; what is under way then is lost."""
+    def renew_connections(self, one: NodeId, other: NodeId, noticed_after_s: float) -> None:
+        """A connection is lost, and neither end notices that before there is another one, unless it
+        takes longer than *noticed_after_s*."""
         for end in self._ends_between(one, other):
-            its = end if end.outgoing else end.other
-            its.port.renew(its.peer)
+            begun = end if end.outgoing else end.other
+            begun.port.renew(begun, noticed_after_s)
 
     def held_frames(self, sender: NodeId, receiver: NodeId) -> deque[Frame]:
         """What a cut holds back between two nodes with one connection. A caller may take frames
