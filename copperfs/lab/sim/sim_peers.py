@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from copperfs.lab.sim.payload_pieces import EMPTY, Piece, size_of
 from copperfs.lab.sim.sim_blobs import SimulatedBlobs
+from copperfs.lab.sim.sim_connection import End
 from copperfs.lab.sim.sim_transport import Port
 from copperfs.model.types import NodeId
 from copperfs.node.events import (
@@ -48,6 +49,11 @@ class SimulatedPeers:
     """Payload bytes, wanted or not."""
     given_bytes: Counter[NodeId] = field(default_factory=Counter)
     """Bytes sent, and not yet credited."""
+    _given_over: dict[NodeId, End | None] = field(default_factory=dict)
+    """The connection over which they were sent."""
+    _given_before_bytes: Counter[NodeId] = field(default_factory=Counter)
+    """Bytes sent over that connection before the credit began anew on it. Where hellos of two
+    connections cross, the peer takes these in after its own credit began anew, and credits them."""
 
     def __post_init__(self) -> None:
         self.session.agreement = AGREEMENT
@@ -66,6 +72,7 @@ class SimulatedPeers:
         elif self.port.send(peer, message, payload):
             given = self.given_bytes[peer] + size_of(payload)
             self.given_bytes[peer] = given
+            self._given_over[peer] = self.port.links.current(peer)
             assert given <= WINDOW_BYTES + PAYLOAD_BYTES_MAX
 
     def connect(self, peer: NodeId) -> None:
@@ -92,7 +99,7 @@ class SimulatedPeers:
         is_connected = peer in self.session.connected
         if isinstance(message, Hello):
             if not (is_connected and message.is_answer):
-                self.given_bytes[peer] = 0  # the credit begins anew
+                self._begin_credit_anew(peer)
             self.met.add(peer)
             self.post(MessageReceived(peer, message))
             return
@@ -106,6 +113,19 @@ class SimulatedPeers:
             self.blobs.take_back(number)
         else:
             if isinstance(message, Credit):
-                self.given_bytes[peer] -= message.count_bytes
-                assert self.given_bytes[peer] >= 0
+                self._credited(peer, message.count_bytes)
             self.post(MessageReceived(peer, message))
+
+    def _begin_credit_anew(self, peer: NodeId) -> None:
+        if self._given_over.get(peer) is self.port.links.current(peer):
+            self._given_before_bytes[peer] += self.given_bytes[peer]
+        else:
+            self._given_before_bytes[peer] = 0
+        self.given_bytes[peer] = 0
+
+    def _credited(self, peer: NodeId, count_bytes: int) -> None:
+        given = self.given_bytes[peer] - count_bytes
+        if given < 0:
+            self._given_before_bytes[peer] += given
+            assert self._given_before_bytes[peer] >= 0
+        self.given_bytes[peer] = max(0, given)
