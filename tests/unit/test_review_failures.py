@@ -1,69 +1,55 @@
 """Findings of a review of the failure handling; each test failed before the fix."""
 
 import errno
-from dataclasses import replace
+import re
 
 import pytest
 
-from copperfs.model.types import NodeId
+from copperfs.model.types import NodeId, Path
 from copperfs.node.actions import Action
-from copperfs.node.events import Failed, Start
+from copperfs.node.events import Failed
 from copperfs.node.fetch.fetch import Fetch
 from copperfs.node.fetch.machine import FetchMachine
-from copperfs.node.node import Node
 from copperfs.node.peer.messages import Batch
 from copperfs.node.routing.trees import Trees
 from copperfs.wire.payload import Payload, digest
 from tests.unit.node_lab import version
-from tests.unit.overlay_lab import Daemon, Job
-from tests.unit.test_failing_nodes import begin, cut_off, eight, gone, has
+from tests.unit.simulated_job import SimulatedJob
+from tests.unit.test_failing_nodes import begin, eight, gone, has
 from tests.unit.test_warmup import piece, receive, receiver
 
 LEAF = 7
 
 
-def restart(job: Job, number: int) -> None:
-    node = job.daemons[number].node
+def restart(job: SimulatedJob, number: int) -> None:
     job.crash(number)
-    job.crashed.discard(NodeId(number))
-    again = Node(node.policy, node.limits, node.trees)
-    job.daemons[number] = Daemon(job, NodeId(number), again)
-    job.happen(NodeId(number), Start())
+    job.world.restart(number)
 
 
 def test_what_falls_back_is_begun_once() -> None:
     """Otherwise ``NativeFetcher`` ends the daemon with a KeyError."""
-    job = Job(8, deadline_s=60.0)
-    for daemon in job.daemons:
-        asking = daemon.node._fetches.machine
-        asking.limits = replace(asking.limits, fallback_jitter_s=0.1)
+    job = SimulatedJob(8, source_deadline_s=60.0, fallback_jitter_s=0.1)
     for number in range(20):
-        job.tree.add(b"lib/%d" % number, 10)
-    job.no_source |= {NodeId(0), NodeId(LEAF)}
+        job.add(b"lib/%d" % number, 10)
+        job.source.slow[Path(b"lib/%d" % number)] = 0.05
+    job.hold_source(0)
     for number in range(20):
         begin(job, LEAF, b"lib/%d" % number)
     job.run()
-    cut_off(job, LEAF)
-    begun: list[int] = []
-    at_source = []
-    fetches = job.daemons[LEAF].fetches
-    for _ in range(150):
-        job.tick(0.02)
-        job.run()
-        at_source += [(job.now + 0.05, fetch) for fetch in fetches]
-        begun += [fetch.fetch for fetch in fetches]
-        fetches.clear()
-        while at_source and at_source[0][0] <= job.now:
-            job.happen(NodeId(LEAF), job._outcome(LEAF, at_source.pop(0)[1]))
-    assert len(job.daemons[LEAF].answers) == 20
-    assert len(begun) == len(set(begun))
+    job.cut_off(LEAF)
+    job.world.trace.keep(100_000)
+    job.pass_time(3.0)
+    lines = job.world.trace.lines(LEAF)
+    begun = [found[1] for line in lines if (found := re.search(r"> ReadSource\(fetch=(\d+)", line))]
+    assert len(job.answers[LEAF]) == 20
+    assert len(begun) == len(set(begun)) == 20
 
 
 def test_without_falling_back_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the fix, ``FetchMachine.tick`` never returned once ``ask_deadline_s`` was over."""
-    job = Job(40, fallbacks_max=0, deadline_s=60.0)
-    job.tree.add(b"lib/a", 10)
-    job.no_source |= {NodeId(number) for number in range(40)}
+    job = SimulatedJob(40, fallback_concurrency=0, source_deadline_s=60.0)
+    job.add(b"lib/a", 10)
+    job.hold_source(*range(40))
     begin(job, 39, b"lib/a")
     on_timer, timers = FetchMachine._on_timer, 0
 
@@ -74,32 +60,33 @@ def test_without_falling_back_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
         return on_timer(self, now, fetch)
 
     monkeypatch.setattr(FetchMachine, "_on_timer", counted)
-    job.pass_time(45.0, step_s=0.25)
+    job.pass_time(45.0)
 
 
 def test_who_was_never_asked_after_all_is_not_declared_dead() -> None:
     """A node that starts first wants up to four others for a while, and drops some before it
     reaches them; these keep their clock."""
-    job = Job(20, fanout=16)
+    job = SimulatedJob(20, fanout=16)
     for other in set(range(20)) - {5}:
-        job.severed.add(frozenset((NodeId(5), NodeId(other))))
+        job.cut(5, other)
     restart(job, 5)
     job.pass_time(1.5)
-    job.severed.discard(frozenset((NodeId(5), NodeId(0))))
-    job.run()
-    job.severed.clear()
-    job.pass_time(130.0, step_s=0.5)
-    assert [daemon.node.stats.refutations for daemon in job.daemons] == [0] * 20
+    job.let_through(5, 0)
+    job.let_through(0, 5)
+    job.pass_time(0.1)
+    job.heal()
+    job.pass_time(130.0)
+    assert [daemon.node.stats.refutations for daemon in job] == [0] * 20
 
 
 def test_who_is_cut_off_for_long_comes_back_though_its_parent_is_dead() -> None:
     job = eight()
     job.crash(3)
     job.pass_time(1.0)
-    cut_off(job, LEAF)
-    job.pass_time(400.0, step_s=0.25)
-    job.severed.clear()
-    job.pass_time(30.0, step_s=0.25)
+    job.cut_off(LEAF)
+    job.pass_time(400.0)
+    job.heal()
+    job.pass_time(30.0)
     assert [gone(job, number) for number in range(8) if number != 3] == [{3}] * 7
 
 
@@ -110,17 +97,16 @@ def test_a_source_in_the_place_of_others_is_not_the_last_word(how: str) -> None:
     job = eight()
     begin(job, 0, b"lib/a")
     job.run()
-    cut_off(job, LEAF)
-    job.no_source.add(NodeId(LEAF))
+    job.cut_off(LEAF)
+    job.hold_source(LEAF)
     request = begin(job, LEAF, b"lib/a")
     job.pass_time(1.0)
-    job.severed.clear()
+    job.heal()
     job.run()
     if how == "fails":
-        (fetch,) = job.daemons[LEAF].fetches
-        job.daemons[LEAF].fetches.clear()
-        job.happen(NodeId(LEAF), Failed(fetch.fetch, errno.EIO))
-    job.pass_time(61.0, step_s=0.25)
+        fetch, end = job[LEAF].hands.held.popleft()
+        end(Failed(fetch.fetch, errno.EIO))
+    job.pass_time(61.0)
     assert has(job, LEAF, request, b"lib/a")
 
 
@@ -164,11 +150,11 @@ def test_finding_ones_place_costs_little_when_many_are_gone(dead: int, me: int) 
 def test_two_roots_become_one_when_the_one_above_both_is_dead() -> None:
     """No node connects to a node that it believes to be gone, unless the roster has that one above
     it."""
-    job = Job(3, fanout=2)
+    job = SimulatedJob(3, fanout=2)
     job.crash(0)
     job.pass_time(1.0)
-    job.cut(NodeId(1), NodeId(2))
+    job.cut(1, 2)
     job.pass_time(10.0)
-    job.severed.clear()
-    job.pass_time(60.0, step_s=0.25)
+    job.heal()
+    job.pass_time(60.0)
     assert [gone(job, 1), gone(job, 2)] == [{0}, {0}]

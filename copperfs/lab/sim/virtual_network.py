@@ -160,10 +160,10 @@ class VirtualNetwork:
         left = port.reserve_sending(size, theirs // mine)
         reaches = left + self.latency_s(port.me, end.peer)
         arrives = other.port.reserve_receiving(size, reaches, mine // theirs)
-        if self.costs.jitter_s:
-            arrives += self.random.uniform(0, self.costs.jitter_s)
         if arrives < other.last:
             arrives = other.last
+        if self.costs.jitter_s:
+            arrives += self.random.uniform(0, self.costs.jitter_s)
         other.last = arrives
         self.clock.at(arrives, self._arrive, other, left, message, pieces)
 
