@@ -237,13 +237,10 @@ class SimulatedJob:
     def let_through(self, sender: int, receiver: int) -> None:
         self.world.network.heal(NodeId(sender), NodeId(receiver))
 
-    def lose_held(self, sender: int, receiver: int) -> list[Message]:
-        """Take out what ``hold`` keeps back; returns it."""
-        self.run()
-        frames = self.world.network.held_frames(NodeId(sender), NodeId(receiver))
-        found = [message for _, message, _ in frames if isinstance(message, Message)]
-        frames.clear()
-        return found
+    def lose_held(self, sender: int, receiver: int) -> None:
+        """What ``hold`` keeps back never arrives."""
+        self.world.network.lose_held(NodeId(sender), NodeId(receiver))
+        self.let_through(sender, receiver)
 
     def hold_source(self, *nodes: int) -> None:
         """Reads of the source that these nodes begin do not end until ``let_source_go``."""
@@ -251,8 +248,8 @@ class SimulatedJob:
             self[node].hands.holds = True
 
     def let_source_go(self, *nodes: int) -> None:
-        """Without nodes: all that were held."""
-        for node in nodes or range(self.nodes):
+        """Without nodes: all that were held, and live."""
+        for node in nodes or self.world.alive():
             self[node].hands.let_go()
 
     # --- observations ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ Not simulated: that TCP soon stops in both directions when one is cut, a receive
 (the node's credit bounds that), and routers.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -29,7 +29,7 @@ from random import Random
 from copperfs.lab.sim.payload_pieces import Piece, size_of
 from copperfs.lab.sim.process_state import State
 from copperfs.lab.sim.scenario_message_names import word_of
-from copperfs.lab.sim.sim_connection import End, Frame, SimulatedGreeting
+from copperfs.lab.sim.sim_connection import End, SimulatedGreeting
 from copperfs.lab.sim.sim_transport import Port
 from copperfs.lab.sim.virtual_clock import VirtualClock
 from copperfs.model.types import NodeId
@@ -306,11 +306,10 @@ class VirtualNetwork:
             begun = end if end.outgoing else end.other
             begun.port.renew(begun, noticed_after_s)
 
-    def held_frames(self, sender: NodeId, receiver: NodeId) -> deque[Frame]:
-        """What a cut holds back between two nodes with one connection. A caller may take frames
-        out, which are lost then."""
-        [end] = self._ends_between(receiver, sender)
-        return end.held
+    def lose_held(self, sender: NodeId, receiver: NodeId) -> None:
+        """Frames that a cut holds back do not come, although the connections stay."""
+        for end in self._ends_between(receiver, sender):
+            end.held.clear()
 
     def spoil_next(self, sender: NodeId, receiver: NodeId) -> None:
         self._spoil[sender, receiver] += 1
