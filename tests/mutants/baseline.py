@@ -24,7 +24,7 @@ TESTS = ("tests/unit", "tests/sim")
 # Seeds are a separate step; two runs of one mutant are as equal as those of a healthy tree.
 LEFT_OUT = ("test_seeds.py", "test_determinism.py", "test_mutants.py")
 _USES = re.compile(
-    r"copperfs\.(node|model|driver|wire|lab|daemon|transport)\b|node_lab|overlay_lab|simulated_job"
+    r"copperfs\.(node|model|driver|wire|lab|daemon|transport)\b|node_lab|simulated_job"
 )
 
 

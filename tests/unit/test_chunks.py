@@ -111,6 +111,14 @@ def reads(job: SimulatedJob) -> list[int]:
     return sorted(job.source.chunk_counts.values())
 
 
+def sleep(job: SimulatedJob, seconds: float) -> None:
+    """All nodes stand still meanwhile."""
+    job.hang(*range(job.nodes))
+    job.pass_time(seconds)
+    job.go_on()
+    job.run()
+
+
 def not_owner(job: SimulatedJob, *others: int) -> int:
     return next(n for n in range(job.nodes) if n != owner(job) and n not in others)
 
@@ -319,7 +327,7 @@ def test_a_guest_stays_when_its_owner_is_gone_and_goes_to_the_disk() -> None:
     key = ChunkKey(LARGE, version(job), 0)
     assert not job[heir].node.keeps_chunk(key)
     assert not job[heir].disk.chunks
-    job.crash(dead)
+    job.world.crash(dead)
     job.pass_time(4.0)
     assert job[heir].node.owns_chunk(key)
     request = keep(job, heir, 0)
@@ -464,7 +472,7 @@ def test_the_one_that_others_were_sent_to_may_end() -> None:
     job.hold_source(owner(job))
     requests = [begin(job, n, 0) for n in (one, *others)]
     job.run()
-    job.crash(one)
+    job.world.crash(one)
     job.let_source_go()
     job.pass_time(1.0)
     assert all(has(job, n, r, 0) for n, r in zip(others, requests[1:], strict=True))
@@ -475,7 +483,7 @@ def test_one_that_is_sent_to_a_node_that_is_gone_asks_the_owner() -> None:
     job = tiered(8)
     node, gone = not_owner(job), not_owner(job, not_owner(job))
     read(job, node, 0)
-    job.crash(gone)
+    job.world.crash(gone)
     job.pass_time(4.0)
     assert NodeId(gone) in job[node].node.gone()
     job.hang(owner(job))
@@ -643,7 +651,8 @@ def test_who_waits_for_a_parent_that_lives_and_gives_nothing_asks_the_owner() ->
     assert [each.how for each in job.asked(node, ContentKind.CHUNK)] == [ChunkAskMode.TREE]
     job.run()
     for other in others:
-        job.lose_held(node, other)  # its parent never receives it
+        job.world.network.lose_held(NodeId(node), NodeId(other))  # its parent never receives it
+        job.let_through(node, other)
     job.pass_time(TIMEOUTS.slow_s - 1.0)
     assert not has(job, node, request, 0)
     job.pass_time(1.0 + DOUBTED_S)
@@ -656,7 +665,7 @@ def test_the_root_of_a_crowd_ends() -> None:
     job.hold_source(owner(job))
     requests = {n: begin(job, n, 0) for n in range(1, 13)}
     job.run()
-    job.crash(0)
+    job.world.crash(0)
     job.let_source_go()
     job.pass_time(2.0)
     assert all(has(job, n, request, 0) for n, request in requests.items())
@@ -744,7 +753,7 @@ def test_what_a_dead_owner_had_is_read_once_more_and_no_oftener() -> None:
     for index in chunks(job):
         read(job, not_owner(job), index)
     dead = owner(job)
-    job.crash(dead)
+    job.world.crash(dead)
     living = [n for n in range(job.nodes) if n != dead]
     requests = [(n, i, begin(job, n, i)) for n in living for i in chunks(job)]
     job.pass_time(1.0)
@@ -763,7 +772,7 @@ def test_an_owner_that_ends_while_it_is_asked() -> None:
     living = [n for n in range(job.nodes) if n != dead]
     requests = [begin(job, n, 0) for n in living]
     job.run()
-    job.crash(dead)
+    job.world.crash(dead)
     job.pass_time(0.5)
     assert all(has(job, n, request, 0) for n, request in zip(living, requests, strict=True))
     assert reads(job) == [1]
@@ -838,8 +847,8 @@ def test_two_owners_that_end_one_after_the_other() -> None:
     second = owner(job, gone=(first,))
     node = not_owner(job, second)
     read(job, node, 0)
-    job.crash(first)
-    job.crash(second)
+    job.world.crash(first)
+    job.world.crash(second)
     request = begin(job, node, 1)
     job.pass_time(2.0)
     assert has(job, node, request, 1)
@@ -896,7 +905,7 @@ def test_a_reader_that_slept_has_not_waited_for_its_owner() -> None:
     job.hold_source(owner(job))
     begin(job, reader, 0)
     job.pass_time(TIMEOUTS.slow_s - 2.0)
-    job.sleep(20.0)
+    sleep(job, 20.0)
     job.pass_time(1.0)
     stats = job[reader].node.stats
     assert stats.tier_timeouts == 0
@@ -1027,7 +1036,7 @@ def test_the_next_owner_has_its_time_from_when_it_is_asked() -> None:
     job.hold_source(first, second)
     request = begin(job, node, 5)
     job.pass_time(SLOW_S - 1)
-    job.crash(first)
+    job.world.crash(first)
     job.pass_time(2.0)
     job.let_source_go()
     job.run()
@@ -1090,7 +1099,7 @@ def test_for_comparison_each_reads_by_itself_what_was_lost() -> None:
     for n in range(job.nodes):
         if n != dead:
             read(job, n, 0)
-    job.crash(dead)
+    job.world.crash(dead)
     job.pass_time(4.0)
     living = [n for n in range(job.nodes) if n != dead]
     for n in living:
@@ -1172,7 +1181,7 @@ def test_readers_get_the_right_bytes_whatever_happens(data: st.DataObject) -> No
             index = data.draw(st.sampled_from(list(chunks(job, path))))
             asked.append((node, begin(job, node, index, path), index, path))
         elif what == "crash" and len(living) > 1:
-            job.crash(node)
+            job.world.crash(node)
         elif what == "freeze" and len(living) > 1:
             job.hang(node)
         else:

@@ -166,7 +166,7 @@ def test_those_that_are_gone_are_tried_however_often_something_happens_to_others
 
 def test_one_that_believes_otherwise_is_told_all_again_after_two_heartbeats() -> None:
     job = eight()
-    job.crash(4)
+    job.world.crash(4)
     job.pass_time(10.0)
     node, began = job[LEAF].node, job.now + 10.0
     assert node.gone() == {4}
@@ -183,14 +183,14 @@ def test_one_that_believes_otherwise_is_told_all_again_after_two_heartbeats() ->
 
 def test_one_that_is_said_to_be_back_and_is_not_is_found_to_be_gone_again() -> None:
     job = SimulatedJob(3, fanout=1)
-    job.crash(1)
+    job.world.crash(1)
     job.pass_time(10.0)
     membership = job[2].node.membership
     assert membership is not None
     assert membership.members.gone == {1}
     job.receive(2, 0, MembershipUpdate((MemberStatus(NodeId(1), 1, is_gone=False),)))
     assert membership.members.gone == set()
-    job.crash(0)  # no other node could tell
+    job.world.crash(0)  # no other node could tell
     job.pass_time(20.0)
     assert NodeId(1) in membership.members.gone
 
@@ -198,7 +198,7 @@ def test_one_that_is_said_to_be_back_and_is_not_is_found_to_be_gone_again() -> N
 def test_a_node_that_is_said_to_be_back_is_given_time_to_be_connected_to() -> None:
     """Its port refused connections before it was started again."""
     job = SimulatedJob(3, fanout=1)
-    job.crash(1)
+    job.world.crash(1)
     job.pass_time(10.0)
     job.world.network.timeouts = replace(job.world.network.timeouts, probe_s=1.0)
     job.cut(2, 1)
@@ -211,7 +211,7 @@ def test_a_node_that_is_said_to_be_back_is_given_time_to_be_connected_to() -> No
 
 def test_the_log_names_the_node_that_is_gone_and_then_back() -> None:
     job = SimulatedJob(3, fanout=1)
-    job.crash(1)
+    job.world.crash(1)
     job.pass_time(1.0)
     back = MembershipUpdate((MemberStatus(NodeId(1), 1, is_gone=False),))
     job.receive(2, 0, back)
@@ -344,7 +344,7 @@ def test_a_node_that_was_asleep_still_waits_for_the_reply_it_is_owed() -> None:
 def test_nodes_that_end_are_missed_by_nobody(dead: tuple[int, ...]) -> None:
     job = eight()
     for number in dead:
-        job.crash(number)
+        job.world.crash(number)
     assert read(job, LEAF, b"lib/a"), "without any time passing"
     job.pass_time(0.1)
     for number in range(8):
@@ -363,7 +363,7 @@ def test_a_stream_that_breaks_off_goes_on_elsewhere(seed: int, who: int, moves: 
     requests = {number: begin(job, number, b"lib/large") for number in (LEAF, 5, 6)}
     for _ in range(moves):
         job.move()
-    job.crash(who)
+    job.world.crash(who)
     job.run()
     job.pass_time(0.1)
     assert all(has(job, number, request, b"lib/large") for number, request in requests.items())
@@ -377,7 +377,7 @@ def test_what_came_before_a_stream_broke_off_does_not_come_again() -> None:
         lambda: any(size_of(each) >= 2 * PART_BYTES for each in job[LEAF].blobs.held.values())
     )
     assert job[LEAF].node.statistics().reserved_bytes
-    job.crash(PARENT)
+    job.world.crash(PARENT)
     job.run()
     assert [each.first for each in job.asked(LEAF, ContentKind.OBJECT, 1)] == [2]
     assert has(job, LEAF, request, b"lib/large")
@@ -393,7 +393,7 @@ def test_as_long_as_one_is_left_it_gets_everything(seed: int, data: st.DataObjec
     for number in data.draw(st.permutations(others)):
         for _ in range(data.draw(st.integers(0, 20))):
             job.move()
-        job.crash(number)
+        job.world.crash(number)
     job.run()
     job.pass_time(1.5)
     assert all(has(job, survivor, request, path) for path, request in requests.items())
@@ -577,7 +577,7 @@ def test_a_process_that_still_listens_while_it_ends_is_found_out_soon() -> None:
     request = begin(job, LEAF, b"lib/a")
     job.run()  # no connection is refused yet
     assert not has(job, LEAF, request, b"lib/a")
-    job.crash(0)
+    job.world.crash(0)
     job.pass_time(0.1)
     assert has(job, LEAF, request, b"lib/a")
 

@@ -728,9 +728,13 @@ def pushed_files(job: SimulatedJob, count: int, size: int) -> dict[Path, Version
     return {Path(b"d/%d" % n): job.add(b"d/%d" % n, size) for n in range(count)}
 
 
+def push(job: SimulatedJob, root: int, files: dict[Path, Version], tree: int = 0) -> None:
+    job[root].push(1, tree, list(files.items()))
+
+
 def batches(job: SimulatedJob, number: int) -> list[int]:
     """The sequence numbers, in order of arrival."""
-    return [each.sequence for each in job.taken(Batch, receiver=number)]
+    return [each.sequence for each in job.taken(Batch, number)]
 
 
 def most_given_bytes(host: Host) -> int:
@@ -743,7 +747,7 @@ def test_what_is_pushed_is_held_by_all_and_asked_of_nobody(count: int) -> None:
     wanted = pushed_files(job, 5, 1000)
     tree = count - 1
     root = job[0].node.trees.root(tree)  # type: ignore[union-attr]
-    job.push(root, tree, wanted)
+    push(job, root, wanted, tree)
     job.run()
     sent = Counter(job.sent)
     assert sent["Batch"] == 7
@@ -757,7 +761,7 @@ def test_what_is_pushed_is_held_by_all_and_asked_of_nobody(count: int) -> None:
 
 def test_batches_come_in_order_and_never_more_than_the_credit_at_once() -> None:
     job = SimulatedJob(7, memory_bytes=256 * MIB)
-    job.push(0, 0, pushed_files(job, 60, MIB))
+    push(job, 0, pushed_files(job, 60, MIB))
     assert job[0].node.flow.backlog_bytes > 0
     in_flight_bytes = 0
     while job.move():
@@ -770,7 +774,7 @@ def test_batches_come_in_order_and_never_more_than_the_credit_at_once() -> None:
 def test_a_slow_leaf_holds_up_the_push_and_nothing_else() -> None:
     job = SimulatedJob(7, memory_bytes=256 * MIB)
     job.hold(2, 6)
-    job.push(0, 0, pushed_files(job, 40, MIB))
+    push(job, 0, pushed_files(job, 40, MIB))
     job.run()
     assert batches(job, 1) == list(range(40))
     window = WINDOW_BYTES // MIB
@@ -785,7 +789,7 @@ def test_a_slow_leaf_holds_up_the_push_and_nothing_else() -> None:
 def test_a_renewed_connection_is_not_credited_with_what_came_over_the_one_before() -> None:
     job = SimulatedJob(7, memory_bytes=256 * MIB)
     job.hold(2, 6)
-    job.push(0, 0, pushed_files(job, 40, MIB))
+    push(job, 0, pushed_files(job, 40, MIB))
     job.run()
     job.renew(0, 2)
     job.cut(2, 6)  # the batches that waited for it at 2 have been sent on
@@ -799,7 +803,7 @@ def test_a_renewed_connection_is_not_credited_with_what_came_over_the_one_before
 @settings(max_examples=40, deadline=None)
 def test_nodes_that_are_lost_during_a_push_leave_nothing_behind(seed: int, moves: int) -> None:
     job = SimulatedJob(8, seed=seed)
-    job.push(0, 0, pushed_files(job, 12, 2 * MIB))
+    push(job, 0, pushed_files(job, 12, 2 * MIB))
     for _ in range(moves):
         job.move()
     job.cut(3, 1)

@@ -22,7 +22,7 @@ LEAF = 7
 
 
 def restart(job: SimulatedJob, number: int) -> None:
-    job.crash(number)
+    job.world.crash(number)
     job.world.restart(number)
 
 
@@ -81,7 +81,7 @@ def test_who_was_never_asked_after_all_is_not_declared_dead() -> None:
 
 def test_who_is_cut_off_for_long_comes_back_though_its_parent_is_dead() -> None:
     job = eight()
-    job.crash(3)
+    job.world.crash(3)
     job.pass_time(1.0)
     job.cut_off(LEAF)
     job.pass_time(400.0)
@@ -151,7 +151,7 @@ def test_two_roots_become_one_when_the_one_above_both_is_dead() -> None:
     """No node connects to a node that it believes to be gone, unless the roster has that one above
     it."""
     job = SimulatedJob(3, fanout=2)
-    job.crash(0)
+    job.world.crash(0)
     job.pass_time(1.0)
     job.cut(1, 2)
     job.pass_time(10.0)

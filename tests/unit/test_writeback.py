@@ -27,6 +27,7 @@ from tests.unit.test_chunks import (
     owner_of,
     read,
     reads,
+    sleep,
     tiered,
     version,
 )
@@ -242,7 +243,7 @@ def test_who_waited_for_the_disk_of_an_owner_that_died_waits_for_its_own() -> No
     slow = begin_files(job, reader, of_slow[:12])
     job.run()
     assert job[reader].node._fetches._outside
-    job.crash(1)
+    job.world.crash(1)
     job.pass_time(10.0)
     all_stored(job)
     for path, request in zip(of_slow, slow, strict=False):
@@ -318,7 +319,7 @@ def test_a_node_that_slept_has_not_waited_for_its_disk() -> None:
     job = slow_disk()
     requests = [begin(job, 0, index) for index in chunks(job)]
     job.run()
-    job.sleep(25.0)
+    sleep(job, 25.0)
     job.pass_time(HELD_UP_S + 5.0 - job.now)
     assert is_read_from_source(job) == 2
     job.pass_time(HELD_UP_S)
