@@ -77,7 +77,7 @@ def test_a_node_that_hangs_is_asked_around(who: int, within_s: float) -> None:
     assert not has(job, LEAF, request, b"lib/a")
     job.pass_time(within_s)
     assert has(job, LEAF, request, b"lib/a")
-    assert not any(daemon.node.membership.members.gone for daemon in job)  # type: ignore[union-attr]
+    assert not any(host.node.membership.members.gone for host in job)  # type: ignore[union-attr]
     assert read(job, LEAF, b"lib/b"), "it is asked nothing new"
     assert sum(job.source.counts.values()) == 2
 
@@ -138,7 +138,7 @@ def test_a_node_that_was_only_suspected_has_nothing_to_refute() -> None:
     job.pass_time(HEDGED_S + 0.5)
     job.go_on()
     job.run()
-    assert not any(daemon.node.membership.suspects() for daemon in job)  # type: ignore[union-attr]
+    assert not any(host.node.membership.suspects() for host in job)  # type: ignore[union-attr]
     assert job.sent["MembershipUpdate"] == 0
     assert job[PARENT].node.stats.refutations == 0
 
@@ -295,16 +295,16 @@ def test_a_source_that_takes_half_a_minute_makes_nobody_suspect_anybody() -> Non
     job.hold_source(ROOT)
     request = begin(job, LEAF, b"lib/a")
     job.pass_time(TIMEOUTS.slow_s - 1)
-    hedges = [daemon.node.stats.hedges for daemon in job]
+    hedges = [host.node.stats.hedges for host in job]
     assert hedges == [0] * 8
-    assert not any(daemon.node.membership.suspects() for daemon in job)  # type: ignore[union-attr]
+    assert not any(host.node.membership.suspects() for host in job)  # type: ignore[union-attr]
     assert sum(job.source.counts.values()) == 0, "the root alone is at it"
     job.pass_time(2)
     assert has(job, LEAF, request, b"lib/a"), "the source of another node is not stuck"
     job.let_source_go()
     job.run()
     assert sum(job.source.counts.values()) == 2
-    assert not any(daemon.node.membership.members.gone for daemon in job)  # type: ignore[union-attr]
+    assert not any(host.node.membership.members.gone for host in job)  # type: ignore[union-attr]
     job.check_at_rest()
 
 
@@ -320,7 +320,7 @@ def test_who_was_asleep_suspects_nobody() -> None:
     assert membership.suspects() == []
     assert not membership.members.gone
     job.pass_time(1.0)
-    assert not any(daemon.node.membership.members.gone for daemon in job)  # type: ignore[union-attr]
+    assert not any(host.node.membership.members.gone for host in job)  # type: ignore[union-attr]
 
 
 def test_a_node_that_was_asleep_still_waits_for_the_reply_it_is_owed() -> None:
@@ -461,7 +461,7 @@ def test_who_leaves_has_told_before_and_nobody_waits() -> None:
     job.pass_time(0.1)
     assert [gone(job, number) for number in range(8)] == [{1}] * 8
     assert job[3].node.membership.parents == [0]  # type: ignore[union-attr]
-    assert sum(daemon.node.stats.deaths for daemon in job) == 0
+    assert sum(host.node.stats.deaths for host in job) == 0
 
 
 def test_a_node_that_leaves_does_not_wait_for_a_peer_it_is_not_connected_to() -> None:
@@ -624,7 +624,7 @@ def doubted_at_random(seed: int) -> tuple[int, int]:
         job.run()
     job.go_on()
     job.pass_time(60.0)
-    stats = [daemon.node.statistics() for daemon in job]
+    stats = [host.node.statistics() for host in job]
     for node, request in asked:
         assert not isinstance(job.answers[node][request], AnswerError)
     assert not any(each.evictions + each.tier_evictions for each in stats)

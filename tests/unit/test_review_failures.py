@@ -76,7 +76,7 @@ def test_who_was_never_asked_after_all_is_not_declared_dead() -> None:
     job.pass_time(0.1)
     job.heal()
     job.pass_time(130.0)
-    assert [daemon.node.stats.refutations for daemon in job] == [0] * 20
+    assert [host.node.stats.refutations for host in job] == [0] * 20
 
 
 def test_who_is_cut_off_for_long_comes_back_though_its_parent_is_dead() -> None:

@@ -260,8 +260,8 @@ def test_an_offer_takes_nothing_from_what_is_held() -> None:
     walk(job, 1, versions)
     job[0].node.reset_statistics()
     walk(job, 2, versions)
-    for daemon in job:
-        stats = daemon.node.statistics()
+    for host in job:
+        stats = host.node.statistics()
         assert stats.held_bytes <= stats.budget_bytes
     job.check_at_rest()
 

@@ -393,41 +393,41 @@ def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
 
 def test_a_disk_that_recovers_is_given_what_memory_still_has() -> None:
     job = slow_disk()
-    daemon = job[0]
+    host = job[0]
     for index in chunks(job):
         begin(job, 0, index)
     job.run()
-    while daemon.disk_port.held:  # like a degraded store, which refuses every chunk
+    while host.disk_port.held:  # like a degraded store, which refuses every chunk
         key = next_written(job)
-        daemon.disk.drop(key)
+        host.disk.drop(key)
         job.post(0, Stored(key, written=False, is_degraded=True))
         job.run()
-    assert not daemon.disk.chunks
-    assert daemon.node.statistics().tier_owed == len(chunks(job))
-    assert daemon.node.statistics().tier_owed_bytes == version(job).size
+    assert not host.disk.chunks
+    assert host.node.statistics().tier_owed == len(chunks(job))
+    assert host.node.statistics().tier_owed_bytes == version(job).size
     job.post(0, DiskRecovered())
-    assert len(daemon.disk.chunks) == 2, "no more at once than may be unwritten"
+    assert len(host.disk.chunks) == 2, "no more at once than may be unwritten"
     all_stored(job)
-    assert len(daemon.disk.chunks) == len(chunks(job))
-    assert daemon.node.statistics().tier_owed == 0
+    assert len(host.disk.chunks) == len(chunks(job))
+    assert host.node.statistics().tier_owed == 0
     assert reads(job) == [1] * len(chunks(job))
 
 
 def test_a_chunk_that_a_disk_refuses_which_takes_others_lets_readers_wait_on() -> None:
     job = slow_disk()
-    daemon = job[0]
+    host = job[0]
     for index in chunks(job):
         begin(job, 0, index)
     job.run()
     refused = next_written(job)
-    daemon.disk.drop(refused)  # like a store whose chunks are all being read
+    host.disk.drop(refused)  # like a store whose chunks are all being read
     job.post(0, Stored(refused, written=False))
     job.run()
     assert is_read_from_source(job) == 3, "one more, in its place"
-    assert refused not in daemon.disk.chunks, "it would refuse that again and again"
-    assert daemon.node.statistics().tier_owed == 1
+    assert refused not in host.disk.chunks, "it would refuse that again and again"
+    assert host.node.statistics().tier_owed == 1
     all_stored(job)
-    assert len(daemon.disk.chunks) == len(chunks(job))
+    assert len(host.disk.chunks) == len(chunks(job))
     assert reads(job) == [1] * len(chunks(job))
 
 
@@ -444,7 +444,7 @@ def test_a_disk_that_has_a_chunk_and_takes_no_other_holds_up_nobody() -> None:
 
 def test_with_wait_nothing_is_read_from_the_source_for_the_disk_alone() -> None:
     job = large_job(waits=True)
-    daemon = job[0]
+    host = job[0]
     begin_all = [job.read(0, path, version(job, path)) for path in FILES[:5]]
     job.run()
     # broken from now on
@@ -453,7 +453,7 @@ def test_with_wait_nothing_is_read_from_the_source_for_the_disk_alone() -> None:
     assert all(each in job.answers[0] for each in begin_all)
     read_all(job)
     all_stored(job)
-    owed = daemon.node.statistics().tier_owed
+    owed = host.node.statistics().tier_owed
     assert owed > 0
     job.post(0, DiskRecovered())
     job.run()
@@ -495,11 +495,11 @@ def test_what_found_no_room_until_its_deadline_waits_no_more() -> None:
     job.hold_source(0)
     requests = begin_files(job, 0, FILES)
     job.pass_time(HELD_UP_S + 1.0)
-    daemon = job[0]
-    assert daemon.node.statistics().tier_waiting > 0
+    host = job[0]
+    assert host.node.statistics().tier_waiting > 0
     job.pass_time(HELD_UP_S)
     assert all(isinstance(job.answers[0][each], AnswerError) for each in requests)
-    assert daemon.node.statistics().tier_waiting == 0
+    assert host.node.statistics().tier_waiting == 0
 
 
 # --- later ----------------------------------------------------------------------------------------
@@ -510,27 +510,27 @@ def test_with_later_nobody_waits_and_the_disk_is_given_the_rest_from_memory() ->
     requests = [begin(job, 0, index) for index in chunks(job)]
     job.run()
     assert all(has(job, 0, request, index) for index, request in enumerate(requests))
-    daemon = job[0]
-    assert len(daemon.disk.chunks) == 2
-    assert daemon.node.statistics().tier_owed == len(chunks(job)) - 2
+    host = job[0]
+    assert len(host.disk.chunks) == 2
+    assert host.node.statistics().tier_owed == len(chunks(job)) - 2
     all_stored(job)
-    assert len(daemon.disk.chunks) == len(chunks(job))
+    assert len(host.disk.chunks) == len(chunks(job))
     assert reads(job) == [1] * len(chunks(job)), "memory had all of it"
-    stats = daemon.node.statistics()
+    stats = host.node.statistics()
     assert (stats.tier_owed, stats.tier_owed_bytes, stats.tier_read_again) == (0, 0, 0)
 
 
 def test_what_memory_has_lost_is_read_again_when_the_disk_keeps_up_and_that_is_counted() -> None:
     job = large_job(waits=False)
-    daemon = job[0]
+    host = job[0]
     read_all(job)
     assert reads(job) == [1] * len(FILES)
-    assert len(daemon.disk.chunks) == 4
-    owed = daemon.node.statistics().tier_owed
+    assert len(host.disk.chunks) == 4
+    owed = host.node.statistics().tier_owed
     assert owed == len(FILES) - 4
     all_stored(job)
-    assert len(daemon.disk.chunks) == len(FILES), "all of it in the end"
-    stats = daemon.node.statistics()
+    assert len(host.disk.chunks) == len(FILES), "all of it in the end"
+    stats = host.node.statistics()
     again = sum(reads(job)) - len(FILES)
     assert 0 < again < owed, "what memory had is not read again"
     assert (stats.tier_read_again, stats.tier_read_for_disk) == (again, again)
