@@ -129,6 +129,8 @@ def test_only_what_answers_is_a_sign_that_the_other_hears_this_node(
     assert membership.suspects() == [PARENT]
     job.receive(LEAF, PARENT, message)
     assert membership.suspects() == ([PARENT] if is_doubted else [])
+    while job.move():  # it drops a peer that it asked instead, which is no suspect
+        assert membership.suspects() == ([PARENT] if is_doubted else [])
 
 
 def test_a_node_that_was_only_suspected_has_nothing_to_refute() -> None:
