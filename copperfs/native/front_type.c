@@ -897,20 +897,13 @@ static PyObject *py_shed(PyObject *object, PyObject *arg)
 /* The descriptor signals new ones again. */
 static PyObject *py_crowded(PyObject *object, PyObject *unused)
 {
-	struct front *f = front_of(object);
-	uint64_t ignored;
-	int64_t more;
+	uint64_t more;
 
 	(void)unused;
-	f->crowded = false;
-	if (read(f->crowded_fd, &ignored, sizeof(ignored)) < 0)
-		ignored = 0; /* called without a signal */
 	Py_BEGIN_ALLOW_THREADS
-	tables_lock(&f->tables);
-	more = (int64_t)f->tables.inodes - f->tables.inodes_max;
-	tables_unlock(&f->tables);
+	more = front_take_crowded(front_of(object));
 	Py_END_ALLOW_THREADS
-	return PyLong_FromLongLong(more > 0 ? more : 0);
+	return PyLong_FromUnsignedLongLong(more);
 }
 
 static PyObject *py_crowded_fileno(PyObject *object, PyObject *unused)

@@ -44,6 +44,7 @@ KEPT_EXTENTS: list[str | Path] = [
     HERE / "kept_extents.c",
 ]
 LATE_DENIAL: list[str | Path] = ["-Dwritev=late_writev", *SOURCES, HERE / "late_denial.c"]
+CROWDED: list[str | Path] = ["-Dread=crowding_read", *SOURCES, HERE / "crowded.c"]
 STRESS_SOURCE: list[str | Path] = [
     *(f"-D{call}=stressed_{call}" for call in ("fstatat", "close", "realloc")),
     *SOURCE_POOL,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.front.build import (
+    CROWDED,
     FREED_AFTER_LOCK,
     FUZZERS,
     HERE,
@@ -64,6 +65,11 @@ def test_a_denial_of_before_a_clear_is_written_before_the_kernel_is_told(
     tmp_path: Path, sanitizers: str
 ) -> None:
     program = build("gcc", sanitizers, LATE_DENIAL, tmp_path / "late_denial")
+    assert run([program], timeout_s=TIMEOUT_S) == ""
+
+
+def test_a_signal_of_too_many_names_is_never_lost(tmp_path: Path) -> None:
+    program = build("gcc", "address,undefined", CROWDED, tmp_path / "crowded")
     assert run([program], timeout_s=TIMEOUT_S) == ""
 
 

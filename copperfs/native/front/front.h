@@ -223,6 +223,9 @@ struct later {
 long front_invalidate_all(struct front *f, struct later *later);
 long front_invalidate_later(struct front *f, const struct later *later);
 long front_shed(struct front *f, uint32_t count);
+/* There are more than inodes_max: crowded_fd is readable until the number is taken. */
+void front_tell_crowded(struct front *f);
+uint64_t front_take_crowded(struct front *f);
 
 /* misses.c */
 void miss_forward(struct front *f, struct pending *pending);

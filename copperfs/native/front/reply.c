@@ -273,3 +273,25 @@ long front_shed(struct front *f, uint32_t count)
 		told += invalidate_bucket(f, f->tables.shed_hand++ & f->tables.mask, NULL, NULL);
 	return told;
 }
+
+void front_tell_crowded(struct front *f)
+{
+	uint64_t one = 1;
+
+	if (!atomic_exchange(&f->crowded, true) && write(f->crowded_fd, &one, sizeof(one)) < 0)
+		return; /* it is signalled already */
+}
+
+/* The signal is taken first: one that came in between would be lost, and be the last. */
+uint64_t front_take_crowded(struct front *f)
+{
+	uint64_t ignored, more;
+
+	if (read(f->crowded_fd, &ignored, sizeof(ignored)) < 0)
+		ignored = 0; /* called without a signal */
+	f->crowded = false;
+	tables_lock(&f->tables);
+	more = f->tables.inodes > f->tables.inodes_max ? f->tables.inodes - f->tables.inodes_max : 0;
+	tables_unlock(&f->tables);
+	return more;
+}

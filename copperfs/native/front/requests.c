@@ -132,15 +132,6 @@ static bool await_names(struct request *req, struct inode *directory)
 	return joined || req->path;
 }
 
-/* Signals once, until the handlers have had names forgotten. */
-static void crowded_tell(struct front *f)
-{
-	uint64_t one = 1;
-
-	if (!atomic_exchange(&f->crowded, true) && write(f->crowded_fd, &one, sizeof(one)) < 0)
-		return; /* it is signalled already */
-}
-
 static enum verdict lookup(struct request *req)
 {
 	struct front *f = req->front;
@@ -165,7 +156,7 @@ static enum verdict lookup(struct request *req)
 	crowded = f->tables.inodes > f->tables.inodes_max;
 	tables_unlock(&f->tables);
 	if (crowded)
-		crowded_tell(f);
+		front_tell_crowded(f);
 	if (!directory)
 		return answer_error(req, ESTALE);
 	if (!found)
