@@ -166,6 +166,7 @@ class Arena:
         self._read_what_was_sick(outcome)
         counts = self.standin.counts()
         outcome.opened = counts.operations.get("open", {})
+        outcome.openings = counts.opened_again
         outcome.listed = counts.operations.get("opendir", {})
         self._look_at_logs(outcome)
         return outcome

@@ -31,6 +31,7 @@ OF_THE_DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT)
 the node is started again, for paths below a bare mount point."""
 # A node believes an error for two seconds, and so may a node that asks it at their end.
 BELIEVED_S = 4.5
+ROOT = 0
 COLD, NONE, SEVERAL = "cold", "none", "several"
 
 
@@ -109,6 +110,8 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     """Faults of the job itself: a daemon with a bug, a tree that does not become whole."""
     opened: Mapping[str, int] = field(default_factory=dict)
+    openings: Mapping[str, list[tuple[float, str]]] = field(default_factory=dict)
+    """Of files that were opened more than once: when, and by which client of the source."""
     listed: Mapping[str, int] = field(default_factory=dict)
     whole_s: float | None = None
     """From the last healing until all nodes replied."""
@@ -208,17 +211,31 @@ def more_than_once(counts: Mapping[str, int]) -> dict[str, int]:
 
 def beyond_faults(outcome: Outcome) -> dict[str, int]:
     """Files that were opened more often than once and once more for each fault. A fault splits the
-    tree into two at most, or removes what one node held. A cleared file may be read once more, and
-    once again by a node that was just reading it. A sick name is retried, and each of its owners
-    opens a large file."""
+    tree into two at most, or removes what one node held. The death of the root does both: its heir
+    reads while it is gone, and the root reads again once it is back. A cleared file may be read
+    once more, and once again by a node that was just reading it. A sick name is retried, and each
+    of its owners opens a large file."""
     cleared = sum(each.kind == "clear" for each in outcome.schedule.troubles)
     allowed = 1 + len(outcome.applied) + 2 * cleared
     free = frozenset[str]().union(*(each.paths for each in outcome.sick))
     return {
         path: count
         for path, count in sorted(outcome.opened.items())
-        if count > allowed and path not in free and LARGE not in path
+        if count > allowed + _deaths_of_root(outcome, path) and path not in free
+        if LARGE not in path
     }
+
+
+def _deaths_of_root(outcome: Outcome, path: str) -> int:
+    """Those that the file was opened during, and again once the root was started."""
+    times = [at for at, _ in outcome.openings.get(path, ())]
+    count = 0
+    for each in outcome.applied:
+        if each.fault.kind == "kill" and each.fault.node == ROOT:
+            gone = [at for at in times if each.began <= at <= each.ended]
+            back = [at for at in times if at >= min(each.healing, each.ended)]
+            count += bool(gone and back and min(gone) < max(back))
+    return count
 
 
 def _by_node(applied: Iterable[Applied]) -> dict[int, list[Applied]]:

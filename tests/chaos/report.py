@@ -70,6 +70,22 @@ def complaints(outcome: Outcome, verdict: Verdict) -> list[str]:
     return found
 
 
+def opened_beyond_faults(outcome: Outcome) -> list[str]:
+    """Who opened them and when, and which nodes read in another's place."""
+    found = []
+    for path in beyond_faults(outcome):
+        times = [
+            f"{at_s - outcome.began:.3f} by {Path(client).name}"
+            for at_s, client in outcome.openings.get(path, ())
+        ]
+        found.append(f"{path} was opened at {', '.join(times)}")
+    for number, each in enumerate(outcome.nodes):
+        counted = {name: each["node"][name] for name in ("fallbacks", "took_over")}
+        if found and any(counted.values()):
+            found.append(f"node{number} counted {counted}")
+    return found
+
+
 def longest(outcomes: Sequence[Outcome]) -> list[str]:
     found = [
         (read, outcome)

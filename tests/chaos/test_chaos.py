@@ -20,9 +20,9 @@ import pytest
 from copperfs.lab.local_cluster.conditions import Conditions
 from tests.chaos.arena import Arena, Setup
 from tests.chaos.content import LARGE, WALK
-from tests.chaos.judge import beyond_faults, judge, more_than_once
+from tests.chaos.judge import judge, more_than_once
 from tests.chaos.mixture import Environment, Trouble, draw_environment, path_of
-from tests.chaos.report import complaints
+from tests.chaos.report import complaints, opened_beyond_faults
 from tests.chaos.schedule import Fault, Schedule, draw
 from tests.cluster.test_links import namespaces, networks_can_be_made
 from tests.conftest import mounts_below
@@ -58,7 +58,8 @@ def test_nobody_sees_an_error_or_a_wrong_byte(arena: Arena, seed: int) -> None:
     said = [f"seed {seed}", str(outcome.schedule), str(SETUP.environment)]
     said += complaints(outcome, verdict)
     assert verdict.is_good, "\n".join(said)
-    assert not beyond_faults(outcome), "\n".join(said)
+    beyond = opened_beyond_faults(outcome)
+    assert not beyond, "\n".join(said + beyond)
     assert len({each.node for each in outcome.reads}) == SETUP.nodes
     assert len(outcome.imports) == SETUP.nodes
     walks = [each for each in outcome.reads if each.path == WALK]

@@ -17,7 +17,7 @@ from tests.chaos.judge import (
     quantile,
     stalls,
 )
-from tests.chaos.report import complaints, line
+from tests.chaos.report import complaints, line, opened_beyond_faults
 from tests.chaos.schedule import Fault, Schedule
 
 BEGAN = 100.0
@@ -143,6 +143,25 @@ def test_one_more_read_of_a_file_is_due_to_each_fault_and_no_others() -> None:
     found.opened = {"a": 1, "b": 2, "c": 3}
     assert more_than_once(found.opened) == {"b": 2, "c": 3}
     assert beyond_faults(found) == {"c": 3}
+
+
+@pytest.mark.parametrize(
+    ("openings_s", "node", "explained"),
+    [
+        ((0.5, 2.5, 3.5), 0, True),  # the heir, and the root once it is back
+        ((0.5, 2.5, 2.6), 0, False),
+        ((0.5, 3.5, 4.5), 0, False),
+        ((0.5, 2.5, 3.5), 2, False),  # no heir reads for another node
+    ],
+)
+def test_a_dead_root_costs_one_read_while_it_is_gone_and_one_after_it(
+    openings_s: tuple[float, ...], node: int, explained: bool
+) -> None:
+    found = outcome(applied("kill", node, 2.0, 3.0), reads=[])
+    found.opened = {"a": 3}
+    found.openings = {"a": [(BEGAN + each, "client") for each in openings_s]}
+    assert (beyond_faults(found) == {}) is explained
+    assert bool(opened_beyond_faults(found)) is not explained
 
 
 def test_quantiles_are_values_that_occurred() -> None:

@@ -46,6 +46,9 @@ class ReportedCounts:
     not_found: dict[str, int]
     """Lookups that found nothing, by path."""
     read_bytes: dict[str, int]
+    opened_again: dict[str, list[tuple[float, str]]]
+    """Of files that were opened more than once: the times, by the monotonic clock, and the mount
+    points."""
     clients: dict[str, dict[str, int]]
     """By mount point and operation."""
     metadata: ReportedLoad
@@ -89,6 +92,7 @@ class PfsSim:
             reply["operations"],
             reply["not_found"],
             reply["read_bytes"],
+            {path: [(at, by) for at, by in each] for path, each in reply["opened_again"].items()},
             reply["clients"],
             ReportedLoad(**reply["metadata"]),
             ReportedLoad(**reply["data"]),

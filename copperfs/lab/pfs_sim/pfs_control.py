@@ -114,6 +114,7 @@ class PfsControlServer:
             "operations": loop.counts.operations,
             "not_found": loop.counts.not_found,
             "read_bytes": loop.counts.read_bytes,
+            "opened_again": loop.counts.opened_again(),
             "clients": {each.mountpoint: each.operations for each in loop.clients.values()},
             "metadata": asdict(loop.metadata.load),
             "data": asdict(loop.data.load),

@@ -112,11 +112,24 @@ class Rules:
                 yield rule
 
 
+OPENINGS_MAX = 8
+
+
 class OperationCounts:
     def __init__(self) -> None:
         self.operations: dict[str, dict[str, int]] = {}
         self.not_found: dict[str, int] = {}
         self.read_bytes: dict[str, int] = {}
+        self._openings: dict[str, list[tuple[float, str]]] = {}
+
+    def opened(self, path: str, at_s: float, client: str) -> None:
+        there = self._openings.setdefault(path, [])
+        if len(there) < OPENINGS_MAX:
+            there.append((at_s, client))
+
+    def opened_again(self) -> dict[str, list[tuple[float, str]]]:
+        """Of files that were opened more than once: the first times, and the clients."""
+        return {path: each for path, each in self._openings.items() if len(each) > 1}
 
     def count(self, op: str, path: str) -> None:
         paths = self.operations.get(op)
@@ -137,3 +150,4 @@ class OperationCounts:
         self.operations.clear()
         self.not_found.clear()
         self.read_bytes.clear()
+        self._openings.clear()

@@ -115,6 +115,8 @@ class Loop:
         self.counts.count(op, request.path)
         client.operations[op] = client.operations.get(op, 0) + 1
         now = time.monotonic()
+        if op == "open":
+            self.counts.opened(request.path, now, client.mountpoint)
         if op == "read":
             due = self.data.reserve(now, *client.bytes_wanted(request)) + self.read_latency_s
         else:
