@@ -203,7 +203,9 @@ class FetchMachine:
         actions = self.settle_attempt(fetch, peer)
         plan = fetch.plan
         is_first = plan.redirected_to is None and plan.of_owner is ChunkAskMode.ANY
-        if is_first and other not in fetch.skipped:
+        # A peer that asked this node as the owner may be the one that the other waits for.
+        is_owner = fetch.timers.asked_as_owner_at is not None
+        if is_first and not is_owner and other not in fetch.skipped:
             self.stats.redirected += 1
             fetch.plan = plan.redirected(other)
         else:
