@@ -48,5 +48,6 @@ def install(wheel: Path, environment: Path) -> None:
     run(environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check", wheel)
 
 
-def plain_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def plain_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Without the copperfs that is tested otherwise."""
+    return {name: value for name, value in environ.items() if name != "PYTHONPATH"}

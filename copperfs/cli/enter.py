@@ -66,9 +66,10 @@ def _enter(named: str | None) -> str:
 
 def _become(program: list[str], mountpoint: str) -> int:
     from copperfs.cli.child_command import NOT_EXECUTABLE, NOT_FOUND
+    from copperfs.launch.launcher_variables import MOUNTPOINT_VARIABLE
 
     try:
-        os.execvpe(program[0], program, os.environ | {"COPPERFS_MOUNTPOINT": mountpoint})
+        os.execvpe(program[0], program, os.environ | {MOUNTPOINT_VARIABLE: mountpoint})
     except OSError as error:
         print_error(f"{program[0]} cannot be started: {error.strerror}")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE

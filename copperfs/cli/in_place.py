@@ -107,8 +107,9 @@ def inside_of(said: Mapping[str, Any], fds: list[int]) -> Inside | None:
 def why_not_in_place(
     settings: Settings, program: Sequence[str], environ: Mapping[str, str], *, at_own_path: bool
 ) -> str | None:
-    """Whether the command is not to run in place although it could. In a user namespace of one user
-    some commands would not find what they find outside; root needs none."""
+    """The reason why the command is not to run in place, although the machine may allow it; None if
+    there is none. In a user namespace of one user some commands would not find what they find
+    outside; root needs none."""
     if settings.in_place == "always":
         return None
     name, is_root = os.path.basename(program[0]), os.geteuid() == 0

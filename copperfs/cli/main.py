@@ -100,8 +100,8 @@ def _requested(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     """``profile`` gets the words after ``--`` unparsed: argparse takes an optional positional after
-    an option as missing. The command of ``run`` is not parsed
-    either, and needs no ``--`` before it."""
+    an option as missing. The command of ``run`` is not parsed either, and needs no ``--`` before
+    it."""
     parser = build_parser(_requested(words, COMMANDS) or _requested(words, command_names()) or None)
     end = None
     if words[:1] == ["run"]:

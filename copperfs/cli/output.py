@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from copperfs.config.settings import bytes_text as bytes_text
 from copperfs.model.errors import ControlError
 
 if TYPE_CHECKING:

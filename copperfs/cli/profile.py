@@ -12,7 +12,6 @@ from rich.console import Group
 from rich.text import Text
 
 from copperfs.cli.output import (
-    bytes_text,
     console,
     print_error,
     print_json,
@@ -21,6 +20,7 @@ from copperfs.cli.output import (
     waiting,
     write_file,
 )
+from copperfs.config.settings import bytes_text
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 

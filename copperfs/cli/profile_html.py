@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from copperfs.cli.output import bytes_text, printable
+from copperfs.cli.output import printable
+from copperfs.config.settings import bytes_text
 
 WIDTH = 360
 BARS_MAX = 10

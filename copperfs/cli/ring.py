@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Group
 
-from copperfs.cli.output import answered_text, ask, bytes_text, print_document, printable, table
+from copperfs.cli.output import answered_text, ask, print_document, printable, table
+from copperfs.config.settings import bytes_text
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 

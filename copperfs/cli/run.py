@@ -126,13 +126,13 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
     if why_not is None:
         also = [each for each in (*names, *given) if each not in PREFIX_ENV_DEFAULT]
         covers = covers_of(settings, os.environ | given, also, arguments.program)
+        why_not = NOTHING_TO_COVER
     settings = _settings(settings, left_open, arguments.mountpoint, beside, job, covers)
     wanted = _wanted(settings, left_open)
     token = uuid.uuid4().hex
     with ended_by_sigterm():
         with waiting("mounting"):
-            reason = why_not or NOTHING_TO_COVER
-            use, inside = _use(settings, wanted, beside, token, covers or reason, remove=remove)
+            use, inside = _use(settings, wanted, beside, token, covers or why_not, remove=remove)
         mountpoint = settings.mountpoint if inside is None else inside.mountpoint
         rewriter = _rewriter(settings, mountpoint)
         if inside is not None and covers is not None:
@@ -143,14 +143,15 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
     report = RunReport(
         mountpoint,
         None if inside is None or covers is None else tuple(covers.directories),
-        why_not or NOTHING_TO_COVER,
+        why_not,
         () if covers is None else tuple(each.reason for each in covers.left_out),
         {} if inside is None else inside.failed,
         expects_reads=bool(settings.shared or covers),
         summary=arguments.summary,
     )
-    words = decisive(tuple(sys.argv[2:]))
-    arguments_after = len(sys.argv[2:]) - len(words)
+    given_words = tuple(sys.argv[2:])
+    words = decisive(given_words)
+    arguments_after = len(given_words) - len(words)
     changed = {*given, *(name for name, value in environ.items() if os.environ.get(name) != value)}
     remove = remove and inside is None
     door.give(

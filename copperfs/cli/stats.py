@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from copperfs.cli.output import (
     ask,
-    bytes_text,
     console,
     print_document,
     print_json,
@@ -15,6 +14,7 @@ from copperfs.cli.output import (
     table,
     waiting,
 )
+from copperfs.config.settings import bytes_text
 from copperfs.fuse.ioctl import IoctlRequest, ask_mount
 from copperfs.model.errors import ControlError
 

@@ -6,7 +6,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from copperfs.cli.output import answered_text, bytes_text, table
+from copperfs.cli.output import answered_text, table
+from copperfs.config.settings import bytes_text
 
 
 def shown(document: Any) -> Group:

@@ -9,7 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from copperfs.cli.output import bytes_text, names_of, printable, table
+from copperfs.cli.output import names_of, printable, table
+from copperfs.config.settings import bytes_text
 
 BAR = 24
 # More nodes are counted.

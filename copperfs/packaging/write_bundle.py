@@ -44,16 +44,13 @@ def _modules() -> Iterator[ModuleType]:
     for name, module in sorted(sys.modules.items()):
         top = name.partition(".")[0]
         is_needed = name not in before and top not in sys.stdlib_module_names
-        if (
-            (is_needed or top == "copperfs")
-            and not name.startswith(LEFT_OUT)
-            and getattr(module, "__file__", None)
-        ):
+        is_ours = top == "copperfs" and not _is_left_out(name)
+        if (is_needed or is_ours) and getattr(module, "__file__", None):
             yield module
 
 
 def _is_left_out(name: str) -> bool:
-    return name.startswith(tuple(f"copperfs.{each}" for each in LEFT_OUT))
+    return name.partition(".")[2].partition(".")[0] in LEFT_OUT
 
 
 def _raise(name: str) -> None:

@@ -3,8 +3,8 @@
 An import reads a name in each directory of ``sys.path``, and then the file; 2,000 nodes that start
 copperfs from a shared filesystem would ask it for 400 names each. The program ``copperfs``
 (``program.c``) reads this file in a few large pieces into memory instead, and runs Python with it
-(``python -I -S /proc/self/fd/N``). ``packaging/write_bundle.py`` writes it when
-copperfs is installed::
+(``python -I -S /proc/self/fd/N``). ``packaging/write_bundle.py`` writes it when copperfs is
+installed::
 
     a .pyc of this module | contents | index, as marshal has it | end
 
@@ -122,10 +122,7 @@ class Bundle:
     def path_of_extension(self, name: str) -> str:
         """Where it can be loaded from. Its libraries are loaded already, so the dynamic linker
         finds them by their own names and looks for no file."""
-        where = self.index["modules"][name][1]
-        if where.endswith(".so"):
-            top = where.partition("/")[0]
-            self._load_libraries(top)
+        self._load_libraries(name.partition(".")[0])
         return self._path_of(self._content(name), name)
 
     def _load_libraries(self, top: str) -> None:

@@ -108,7 +108,6 @@ int message_send(int sock, const struct message *message, uint64_t until_ms)
 	return sent == 1 ? send_bytes(sock, message->data, size, until_ms) : sent;
 }
 
-/* 1, 0 at the end of the connection, -1 if it took too long. Descriptors come with any byte. */
 int receive_bytes(int sock, void *data, size_t size, uint64_t until_ms, int *fds, int *count)
 {
 	while (size) {
@@ -150,8 +149,7 @@ int receive_bytes(int sock, void *data, size_t size, uint64_t until_ms, int *fds
 	return 1;
 }
 
-int message_receive(int sock, struct message *message, uint64_t until_ms, int *fds,
-			   int *count)
+int message_receive(int sock, struct message *message, uint64_t until_ms, int *fds, int *count)
 {
 	uint32_t size;
 	int got = receive_bytes(sock, &size, sizeof(size), until_ms, fds, count);

@@ -17,7 +17,7 @@ from copperfs.lab.sim.start_storm import BUNDLED
 from tests.bootstrap.helpers import clean_environment
 from tests.mount.helpers import COMMAND_TIMEOUT_S, eventually
 from tests.standin.client import StandIn
-from tests.wheels import build, install
+from tests.wheels import build, install, plain_environment
 
 # Of the issue; the aim is 20.
 FOR_A_NODE_MAX = 50
@@ -37,8 +37,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Without the copperfs that is tested otherwise."""
-    return {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+    return plain_environment(clean_environment())
 
 
 class Site:

@@ -3,7 +3,8 @@
 import argparse
 from dataclasses import asdict
 
-from copperfs.cli.output import bytes_text, print_json, print_table
+from copperfs.cli.output import print_json, print_table
+from copperfs.config.settings import bytes_text
 from copperfs.model.errors import SimulationError
 
 NAME = "sim start"
