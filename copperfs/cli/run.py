@@ -32,7 +32,13 @@ from copperfs.config.settings import (
     following_memory,
     settings_of,
 )
-from copperfs.launch.door import Recipe, decisive, read_by_run, refuse, taken_from_environment
+from copperfs.launch.join_socket import (
+    ResolvedRun,
+    decisive,
+    read_by_run,
+    refuse,
+    taken_from_environment,
+)
 from copperfs.launch.launcher_variables import MOUNTPOINT_VARIABLE, RUN_VARIABLE
 from copperfs.launch.run_report import RunReport
 from copperfs.launch.shared_mount_client import LINE_MAX
@@ -101,16 +107,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with _Door(taken_from_environment()) as door:
+    with _JoinSocket(taken_from_environment()) as join_socket:
         try:
-            return _run(arguments, door)
+            return _run(arguments, join_socket)
         except CopperError as error:
-            door.refuse(str(error))
+            join_socket.refuse(str(error))
             print_error(str(error))
             return FAILED
 
 
-def _run(arguments: argparse.Namespace, door: "_Door") -> int:
+def _run(arguments: argparse.Namespace, join_socket: "_JoinSocket") -> int:
     from copperfs.launch.launcher_variables import companions, look_around
 
     given = _given(arguments.env)
@@ -154,9 +160,9 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
     arguments_after = len(given_words) - len(words)
     changed = {*given, *(name for name, value in environ.items() if os.environ.get(name) != value)}
     remove = remove and inside is None
-    door.give(
+    join_socket.give(
         use,
-        Recipe(
+        ResolvedRun(
             words,
             _cwd(),
             read_by_run(os.environ, names),
@@ -179,24 +185,24 @@ def _run(arguments: argparse.Namespace, door: "_Door") -> int:
 
 
 @dataclass(slots=True)
-class _Door:
+class _JoinSocket:
     """Where further runs of this node wait, if this process came from the program ``copperfs``."""
 
     sock: socket.socket | None
 
-    def __enter__(self) -> "_Door":
+    def __enter__(self) -> "_JoinSocket":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.sock is not None:
             self.sock.close()
 
-    def give(self, use: "Use", recipe: Recipe) -> None:
+    def give(self, use: "Use", resolved_run: ResolvedRun) -> None:
         """Where arguments make it longer than a line, each run of the node starts by itself."""
         if self.sock is not None:
-            line = recipe.line()
+            line = resolved_run.line()
             if len(json.dumps(line)) < LINE_MAX // 2:
-                use.line.say_with([self.sock.fileno()], door=line)
+                use.line.say_with([self.sock.fileno()], join=line)
             self.sock.close()
 
     def refuse(self, sentence: str) -> None:

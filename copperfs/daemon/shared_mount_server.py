@@ -1,7 +1,7 @@
 """Shared mount server: counts the users of a ``copperfs run``, and decides when its daemon ends.
 
-``launch/shared_mount_client.py`` and ``launch/door.py`` have the messages. A user is a connection.
-The daemon ends when there is none left, none is in the backlog, and
+``launch/shared_mount_client.py`` and ``launch/join_socket.py`` have the messages. A user is a
+connection. The daemon ends when there is none left, none is in the backlog, and
 
 - as many have come as the launcher has put on this node (a rank that is done before another has
   started must not end the mount, since among several nodes it could not be started again); or
@@ -28,10 +28,10 @@ import trio
 
 from copperfs.config.settings import Settings
 from copperfs.daemon.attachment import MountedInside
-from copperfs.daemon.door_messages import Ended, Messages
+from copperfs.daemon.join_messages import Ended, JoinMessages
 from copperfs.daemon.run_processes import kill_all_with
 from copperfs.inplace.path_lookup import contains
-from copperfs.launch.door import JoinRequest, Recipe
+from copperfs.launch.join_socket import JoinRequest, ResolvedRun
 from copperfs.launch.launcher_variables import look_around
 from copperfs.launch.shared_mount_client import DESCRIPTORS_MAX, LINE_MAX, is_own
 
@@ -85,7 +85,7 @@ class Users:
     _ending: bool = False
     """A user was told that it is the last, and waits for the end."""
     _changed: trio.Event = field(default_factory=trio.Event)
-    _doors: list[socket.socket] = field(default_factory=list)
+    _join_sockets: list[socket.socket] = field(default_factory=list)
     _parting: list[socket.socket] = field(default_factory=list)
     """Their end tells the users that the daemon has ended."""
 
@@ -123,7 +123,7 @@ class Users:
 
     @property
     def _listeners(self) -> list[socket.socket]:
-        return [self.counter, *self._doors]
+        return [self.counter, *self._join_sockets]
 
     @property
     def covered(self) -> dict[str, Any]:
@@ -208,8 +208,8 @@ class Users:
             self._come += 1
             self._working[sock] = str(hello.get("cwd", "/"))
             while not (said := await lines.next()).get("bye"):
-                if "door" in said:
-                    self._open_door(said["door"], lines.fds, nursery)
+                if "join" in said:
+                    self._accept_joins(said["join"], lines.fds, nursery)
                 if "cover" in said:
                     _say(sock, failed=await self._cover(said["cover"]))
             await self._look_for_background()
@@ -267,40 +267,42 @@ class Users:
                 return f"another program of this launch works in {working}"
         return None
 
-    # ---- further runs, by the door ---------------------------------------------------------------
+    # ---- further runs, by the join socket --------------------------------------------------------
 
-    def _open_door(self, recipe: dict[str, Any], fds: list[int], nursery: trio.Nursery) -> None:
+    def _accept_joins(
+        self, first_run: dict[str, Any], fds: list[int], nursery: trio.Nursery
+    ) -> None:
         for fd in fds:
-            door = socket.socket(fileno=fd)
-            door.set_inheritable(False)
-            door.setblocking(False)
-            self._doors.append(door)
-            serve = partial(self._serve_further, Recipe.of_line(recipe))
-            nursery.start_soon(self._accept, door, serve, nursery)
+            listener = socket.socket(fileno=fd)
+            listener.set_inheritable(False)
+            listener.setblocking(False)
+            self._join_sockets.append(listener)
+            serve = partial(self._serve_further, ResolvedRun.of_line(first_run))
+            nursery.start_soon(self._accept, listener, serve, nursery)
         fds.clear()
 
-    async def _serve_further(self, recipe: Recipe, sock: socket.socket) -> None:
+    async def _serve_further(self, first_run: ResolvedRun, sock: socket.socket) -> None:
         token = None
         try:
-            messages = Messages(sock)
+            messages = JoinMessages(sock)
             with trio.fail_after(HELLO_WITHIN_S):
                 request = JoinRequest.of(await messages.next())
             if not _TOKEN.fullmatch(request.token):
                 return
-            if not recipe.fits(request):
+            if not first_run.fits(request):
                 log.info("a further run differs from the first one, and starts as that one did")
                 await messages.say("python")
                 return
             token = request.token
             self._come += 1
             fds = () if self.inside is None else self.inside.namespace_fds()
-            self._working[sock] = recipe.cwd
-            await messages.send(recipe.answer(request, len(fds)), fds)
+            self._working[sock] = first_run.cwd
+            await messages.send(first_run.answer(request, len(fds)), fds)
             await messages.next()
             await self._look_for_background()
             last = self._part(sock)
             shows = look_around(request.environ).rank in (None, 0)
-            lines = recipe.report.lines(self.read()) if shows else ()
+            lines = first_run.report.lines(self.read()) if shows else ()
             await messages.say("1" if last else "0", *(f"copperfs: {each}" for each in lines))
         except (Ended, ValueError, trio.TooSlowError):
             await self._lost(token)

@@ -18,7 +18,7 @@ Each side writes lines of JSON:
           or {"error": sentence}                it never will be, or has other settings
     user     {"cover": covers}                  of a further in-place run: what it needs as well
     daemon   {"failed": ...}                    the reasons for what could not be covered
-    user     {"door": recipe}                   with the socket of further runs (launch/door.py)
+    user     {"join": resolved run}             with the join socket (launch/join_socket.py)
     user     {"bye": true}                      its command has ended; kill nothing
     daemon   {"last": ..., "read": ...}         if true, the connection ends with the daemon;
                                                 what was read through the mount up to now

@@ -1,7 +1,7 @@
 """Bundle: one file with the byte code and the extension modules of ``copperfs run`` and its daemon.
 
 An import reads a name in each directory of ``sys.path``, and then the file; 2,000 nodes that start
-copperfs from a shared filesystem would ask it for 400 names each. The program ``copperfs``
+copperfs from a shared filesystem would ask it for 1,448 operations each. The program ``copperfs``
 (``program.c``) reads this file in a few large pieces into memory instead, and runs Python with it
 (``python -I -S /proc/self/fd/N``). ``packaging/write_bundle.py`` writes it when copperfs is
 installed::

@@ -66,7 +66,7 @@ static bool enter(const struct reply *reply, const char *cwd)
 	       !setns(reply->fds[0], CLONE_NEWNS) && !chdir(cwd);
 }
 
-/* What it tells its parent: 0 and errno, or 1 if it could not enter. */
+/* The child tells its parent 0 and errno, or 1 if it could not enter. */
 static noreturn void be_the_command(const struct reply *reply, const char *cwd, pid_t parent,
 				    const sigset_t *before, int failure)
 {

@@ -2,9 +2,10 @@
  * Joining: a further `copperfs run` of a node learns from the daemon what the first one found out,
  * and runs its command the same way.
  *
- * The first process binds the door, a Unix socket in the abstract namespace that is named after the
- * user, the launch, the working directory, the options and the program. It becomes Python, which
- * gives the door to the daemon once the mount can be used. The others connect, and wait:
+ * The first process binds the join socket, a Unix socket in the abstract namespace that is named
+ * after the user, the launch, the working directory, the options and the program. It becomes
+ * Python, which gives the socket to the daemon once the mount can be used. The others connect, and
+ * wait:
  *
  *     process  "1", token, working directory, number of arguments, arguments, environment
  *     daemon   "run", descriptors of the namespaces, and what take_reply() takes
@@ -13,9 +14,9 @@
  *     process  "bye", when the command has ended
  *     daemon   "1" if it was the last, and lines to show; then the connection ends with the daemon
  *
- * A message is its length in 4 bytes, and strings that end with a 0. launch/door.py has the other
- * end. A connection that ends without an answer means that the first process failed: another one
- * may be the first.
+ * A message is its length in 4 bytes, and strings that end with a 0. launch/join_socket.py has the
+ * other end. A connection that ends without an answer means that the first process failed: another
+ * one may be the first.
  */
 #define _GNU_SOURCE
 #include "command.h"
@@ -56,7 +57,7 @@ static const char *const LAUNCH[] = { "SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBI
 				      "PALS_APID",    "FLUX_JOB_ID",   "LSB_JOBID",
 				      "PMIX_NAMESPACE" };
 
-/* --- the door --- */
+/* --- the join socket --- */
 
 static void mix(uint64_t hash[2], const char *text)
 {
@@ -69,7 +70,7 @@ static void mix(uint64_t hash[2], const char *text)
 	}
 }
 
-static socklen_t door_address(struct sockaddr_un *address, char **words, const char *cwd)
+static socklen_t join_address(struct sockaddr_un *address, char **words, const char *cwd)
 {
 	uint64_t hash[2] = { 0xcbf29ce484222325u, 0x84222325cbf29ce4u };
 	bool at_program = false;
@@ -94,7 +95,7 @@ static socklen_t door_address(struct sockaddr_un *address, char **words, const c
 	}
 	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1,
-			  "copperfs/door/%u/%016llx%016llx", (unsigned)getuid(),
+			  "copperfs/join/%u/%016llx%016llx", (unsigned)getuid(),
 			  (unsigned long long)hash[0], (unsigned long long)hash[1]);
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
@@ -108,8 +109,8 @@ static bool is_own(int sock)
 	return !getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.uid == getuid();
 }
 
-/* A connection, or -1. *door: it is ours. Neither: another user has it, or it took too long. */
-static int come(const struct sockaddr_un *address, socklen_t size, int *door)
+/* A connection, or -1. *listener: it is ours. Neither: another user has it, or it took too long. */
+static int come(const struct sockaddr_un *address, socklen_t size, int *listener)
 {
 	uint64_t begun = now_ms();
 
@@ -130,7 +131,7 @@ static int come(const struct sockaddr_un *address, socklen_t size, int *door)
 		    !listen(sock, BACKLOG)) {
 			fcntl(sock, F_SETFL, 0);
 			fcntl(sock, F_SETFD, 0); /* Python gets it */
-			*door = sock;
+			*listener = sock;
 			return -1;
 		}
 		is_crowd = errno == EAGAIN;
@@ -248,7 +249,7 @@ static void leave(int sock, const struct reply *reply, const char *program)
 	char byte;
 	int got = 0;
 
-	signal(SIGPIPE, SIG_IGN); /* nobody may read what is said now */
+	signal(SIGPIPE, SIG_IGN); /* the reader of standard error may have ended */
 	if (message_add(&bye, "bye"))
 		got = message_send(sock, &bye, until_ms);
 	if (got == 1)
@@ -310,7 +311,7 @@ static int join(int sock, char **words, const char *cwd, const char *program)
 	return code;
 }
 
-int join_run(char **words, const char *program, int *door)
+int join_run(char **words, const char *program, int *listener)
 {
 	struct sockaddr_un address;
 	socklen_t size;
@@ -318,9 +319,9 @@ int join_run(char **words, const char *program, int *door)
 
 	if (!getcwd(cwd, sizeof(cwd)) || *cwd != '/')
 		return -1;
-	size = door_address(&address, words, cwd);
+	size = join_address(&address, words, cwd);
 	for (int i = 0; i < TRIES_MAX; i++) {
-		int sock = come(&address, size, door), code;
+		int sock = come(&address, size, listener), code;
 
 		if (sock < 0)
 			return -1;

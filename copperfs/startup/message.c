@@ -1,4 +1,4 @@
-/* Messages at the door (join.c): each is its length in 4 bytes, and strings that end with a 0. */
+/* Messages at the join socket (join.c): a length in 4 bytes, and strings that end with a 0. */
 #define _GNU_SOURCE
 #include "message.h"
 

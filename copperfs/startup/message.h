@@ -1,4 +1,4 @@
-/* Messages at the door, and waiting with a deadline. */
+/* Messages at the join socket, and waiting with a deadline. */
 #ifndef COPPERFS_MESSAGE_H
 #define COPPERFS_MESSAGE_H
 

@@ -242,22 +242,22 @@ static void start_without_bundle(char **words)
 
 int main(int count, char **words)
 {
-	int door = -1, bundle, code;
+	int listener = -1, bundle, code;
 	char number[16];
 
 	if (!find_ourselves() || !count) {
 		fprintf(stderr, "copperfs: /proc is not mounted, so copperfs cannot find its files\n");
 		return FAILED;
 	}
-	unsetenv("COPPERFS_DOOR");
+	unsetenv("COPPERFS_JOIN_SOCKET");
 	if (count > 2 && !strcmp(words[1], "run")) {
-		code = join_run(words + 2, program, &door);
+		code = join_run(words + 2, program, &listener);
 		if (code >= 0)
 			return code;
 	}
-	if (door >= 0) {
-		snprintf(number, sizeof(number), "%d", door);
-		setenv("COPPERFS_DOOR", number, 1);
+	if (listener >= 0) {
+		snprintf(number, sizeof(number), "%d", listener);
+		setenv("COPPERFS_JOIN_SOCKET", number, 1);
 	}
 	bundle = bundle_in_memory();
 	if (bundle >= 0) {

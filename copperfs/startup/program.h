@@ -10,9 +10,9 @@
 enum { FAILED = 125, NOT_EXECUTABLE = 126, NOT_FOUND = 127 };
 
 /*
- * Returns the exit code of the run's command, or -1: Python has to run it. *door is then the
+ * Returns the exit code of the run's command, or -1: Python has to run it. *listener is then the
  * socket at which other processes wait for what Python finds out, or -1.
  */
-int join_run(char **words, const char *program, int *door);
+int join_run(char **words, const char *program, int *listener);
 
 #endif

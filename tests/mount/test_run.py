@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from copperfs.daemon.run_processes import processes_with
-from copperfs.launch.door import message
+from copperfs.launch.join_socket import message
 from copperfs.launch.shared_mount_client import counter_name
 from tests.bootstrap.helpers import clean_environment
 from tests.bootstrap.mpis import Mpi
@@ -413,7 +413,7 @@ def test_a_launcher_of_other_nodes_is_no_command(launcher: str, nodes: str) -> N
     assert f"write: {name} [OPTIONS] copperfs run -- COMMAND" in done.stderr
 
 
-# ---- further runs, by the door -------------------------------------------------------------------
+# ---- further runs, by the join socket -----------------------------------------------------------
 
 WAITS = 'echo up $$; while [ ! -e "$0" ]; do sleep 0.05; done'
 PROGRAM = os.path.realpath(COPPERFS[0])
@@ -619,18 +619,18 @@ def test_a_limit_of_file_sizes_ends_no_run(source: Path, tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
-def doors() -> set[str]:
+def join_sockets() -> set[str]:
     with open("/proc/net/unix", encoding="ascii", errors="replace") as table:
-        names = [line.rpartition(" ")[2].strip() for line in table if "@copperfs/door/" in line]
+        names = [line.rpartition(" ")[2].strip() for line in table if "@copperfs/join/" in line]
     return {"\0" + name[1:] for name in names}
 
 
-def test_a_stranger_at_the_door_is_no_run(start: Start, mountpoint: Path) -> None:
-    before = doors()
+def test_a_stranger_at_the_join_socket_is_no_run(start: Start, mountpoint: Path) -> None:
+    before = join_sockets()
     process = start("--", "sh", "-c", "echo up; exec sleep 60")
     assert says(process) == "up"
     daemon = daemon_at(mountpoint)
-    (door,) = doors() - before
+    (listener,) = join_sockets() - before
     token = b"0" * 32 + b"\0"
     for words in (
         *(b"", b"\0", b"nonsense", b"\xff" * 8, (3).to_bytes(4, "little") + b"1\0\0"),
@@ -638,7 +638,7 @@ def test_a_stranger_at_the_door_is_no_run(start: Start, mountpoint: Path) -> Non
         message("1", "0" * 32, "/", "1", "true", "HOME=/") + token,
     ):
         with socket.socket(socket.AF_UNIX) as other:
-            other.connect(door)
+            other.connect(listener)
             with suppress(BrokenPipeError):
                 other.sendall(words)
     assert process.poll() is None

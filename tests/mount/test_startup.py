@@ -196,7 +196,7 @@ def test_the_doctor_misses_a_bundle(site: Site) -> None:
 
 
 def test_the_run_that_is_first_may_be_killed(site: Site) -> None:
-    """The others wait at its door, and one of them becomes the first."""
+    """The others wait at its join socket, and one of them becomes the first."""
     first = site.start("true")
     others = [site.start("true") for _ in range(2)]
     first.kill()

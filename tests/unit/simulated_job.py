@@ -2,7 +2,7 @@
 waiting takes time.
 
 Messages, reads of the source and writes to disks take no time, so ``run`` shows what nodes do
-without any time passing. A seed draws the order in which messages of different connections and
+at one moment. A seed draws the order in which messages of different connections and
 reads of different files arrive. Connections stay while a peer hangs or a cable is cut.
 """
 

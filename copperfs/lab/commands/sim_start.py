@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     costs = costs_of(arguments.costs).source
     found = {
         how: start_all(each, nodes, ranks, costs, skew_s=arguments.skew, seed=arguments.seed)
-        for how, each in (("bundle and door", BUNDLED), ("module by module", MODULES))
+        for how, each in (("bundle and joining", BUNDLED), ("module by module", MODULES))
     }
     if arguments.json:
         starts = [{"how": how, **asdict(result)} for how, result in found.items()]

@@ -44,7 +44,8 @@ def start_all(
     start: StartOperations, nodes: int, ranks: int, costs: SourceCosts, *, skew_s: float, seed: int
 ) -> StormResult:
     dice = Random(seed)
-    # The time at which a process asks for its next operation, its node, and what it has left.
+    # Each process: when it asks for its next operation, its node, the operations it has left, and
+    # whether it is the first of its node.
     asking = [
         (dice.uniform(0, skew_s), node, start.further if rank else start.first, not rank)
         for node in range(nodes)

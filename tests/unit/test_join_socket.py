@@ -1,4 +1,4 @@
-"""The door: what a further run says to the daemon, and when the first run's findings fit it."""
+"""The join socket: the question of a further run, and when the first run's answer fits it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from copperfs.launch import launcher_variables
-from copperfs.launch.door import (
+from copperfs.launch.join_socket import (
     LENGTH,
     READ_BY_RUN,
     JoinRequest,
-    Recipe,
+    ResolvedRun,
     decisive,
     message,
     strings_of,
@@ -35,7 +35,7 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)*")
 NO_VARIABLES = {"COMMAND", "DIR", "FILE", "LC_CTYPE", "MPI_LOCAL", "NAMES"}
 OF_RANKS = {*launcher_variables._RANKS, "PMI_FD", "PMI_CONTROL_PORT"}
 
-RECIPE = Recipe(
+FIRST_RUN = ResolvedRun(
     words=("--shared", "/lus", "--", "python3"),
     cwd="/lus/me",
     environ={"PATH": "/bin", "HOME": "/home/me", "OWN_PATH": "/x"},
@@ -47,7 +47,7 @@ RECIPE = Recipe(
     with_parent=False,
     report=RunReport("/tmp/m", ("/lus/env",), "never", (), {}, expects_reads=True, summary=False),
 )
-REQUEST = JoinRequest("0" * 32, RECIPE.cwd, (*RECIPE.words, "x.py"), dict(RECIPE.environ))
+REQUEST = JoinRequest("0" * 32, FIRST_RUN.cwd, (*FIRST_RUN.words, "x.py"), dict(FIRST_RUN.environ))
 
 
 def test_each_variable_that_a_run_reads_is_compared() -> None:
@@ -66,10 +66,10 @@ def test_each_variable_that_a_run_reads_is_compared() -> None:
 
 
 def test_a_recipe_survives_the_way_to_the_daemon() -> None:
-    line = json.loads(json.dumps(RECIPE.line()))
-    assert Recipe.of_line(line) == RECIPE
-    plain = replace(RECIPE, report=replace(RECIPE.report, covered=None))
-    assert Recipe.of_line(json.loads(json.dumps(plain.line()))) == plain
+    line = json.loads(json.dumps(FIRST_RUN.line()))
+    assert ResolvedRun.of_line(line) == FIRST_RUN
+    plain = replace(FIRST_RUN, report=replace(FIRST_RUN.report, covered=None))
+    assert ResolvedRun.of_line(json.loads(json.dumps(plain.line()))) == plain
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_a_recipe_survives_the_way_to_the_daemon() -> None:
 def test_a_recipe_fits_whoever_would_find_out_the_same(
     changed: dict[str, object], fits: bool
 ) -> None:
-    assert RECIPE.fits(replace(REQUEST, **changed)) is fits  # type: ignore[arg-type]
+    assert FIRST_RUN.fits(replace(REQUEST, **changed)) is fits  # type: ignore[arg-type]
 
 
 def test_a_further_run_keeps_its_own_arguments() -> None:
     request = replace(REQUEST, words=("--shared", "/lus", "--", "python3", "y.py", "--rank", "3"))
-    _, _, *more = strings_of(RECIPE.answer(request, 2)[LENGTH.size :])
+    _, _, *more = strings_of(FIRST_RUN.answer(request, 2)[LENGTH.size :])
     assert more[3:8] == ["4", "/lus/env/bin/python3", "y.py", "--rank", "3"]
 
 

@@ -1,4 +1,4 @@
-"""Messages at the door (``launch/door.py``), for the daemon: each is a length and strings."""
+"""Messages at the join socket (``launch/join_socket.py``): how the daemon reads and sends them."""
 
 import socket
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import trio
 
-from copperfs.launch.door import LENGTH, message, strings_of
+from copperfs.launch.join_socket import LENGTH, message, strings_of
 
 # Arguments and environment of a process are at most 6 MiB.
 MESSAGE_MAX = 16 << 20
@@ -18,7 +18,7 @@ class Ended(Exception):  # no fault: a process may end whenever it likes
 
 
 @dataclass(slots=True)
-class Messages:
+class JoinMessages:
     sock: socket.socket
 
     async def next(self) -> list[str]:

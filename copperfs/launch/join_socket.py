@@ -1,8 +1,9 @@
-"""Door: the socket by which further runs of a node join the first one without Python.
+"""Join socket: further runs of a node join the first one by it, without Python.
 
-The program ``copperfs`` binds it before it becomes Python, and names it in ``COPPERFS_DOOR``. Once
-the mount can be used, this process gives it to the daemon together with a ``Recipe``: what it had
-to go by, and what it found out. ``startup/join.c`` has the messages, and is the other end.
+The program ``copperfs`` binds it before it becomes Python, and names it in
+``COPPERFS_JOIN_SOCKET``. Once the mount can be used, this process gives it to the daemon together
+with a ``ResolvedRun``: the values that decided about the run, and the command that they lead to.
+``startup/join.c`` has the messages, and is the other end.
 """
 
 import os
@@ -16,7 +17,7 @@ from copperfs.launch.launcher_variables import MOUNTPOINT_VARIABLE, RUN_VARIABLE
 from copperfs.launch.run_report import RunReport
 from copperfs.launch.shared_mount_client import refuse_all
 
-VARIABLE = "COPPERFS_DOOR"
+VARIABLE = "COPPERFS_JOIN_SOCKET"
 # What ``run`` reads besides the launcher's, its own and those of --prefix-env.
 READ_BY_RUN = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CONDA_PREFIX", "VIRTUAL_ENV"),
@@ -29,7 +30,7 @@ LENGTH = struct.Struct("=I")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ResolvedRun:
     words: tuple[str, ...]
     """The arguments of ``copperfs run`` that decide."""
     cwd: str
@@ -37,16 +38,16 @@ class Recipe:
     """The values that decided."""
     prefix_names: tuple[str, ...]
     command: tuple[str, ...]
-    """What is executed, without the arguments that the program is given."""
+    """The program to execute, without the arguments that it is given."""
     variables: dict[str, str]
-    """What the command finds changed."""
+    """Those that the command finds changed."""
     mountpoint: str
     remove: bool
     with_parent: bool
     report: RunReport
 
     @classmethod
-    def of_line(cls, words: Mapping[str, Any]) -> "Recipe":
+    def of_line(cls, words: Mapping[str, Any]) -> "ResolvedRun":
         report = words["report"]
         covered = report["covered"]
         values = {
@@ -73,7 +74,7 @@ class Recipe:
         return same and read_by_run(request.environ, self.prefix_names) == self.environ
 
     def answer(self, request: "JoinRequest", fds: int) -> bytes:
-        """With so many descriptors of namespaces."""
+        """*fds* is the number of descriptors that come with it."""
         flags = ("1" if each else "0" for each in (self.remove, self.with_parent))
         command = (*self.command, *request.words[len(decisive(request.words)) :])
         return message(
@@ -85,7 +86,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """What a further run says."""
+    """The question of a further run."""
 
     token: str
     cwd: str
@@ -123,21 +124,21 @@ def read_by_run(environ: Mapping[str, str], prefix_names: Iterable[str]) -> dict
 
 
 def taken_from_environment() -> socket.socket | None:
-    """The door, which neither the daemon nor the command inherits."""
+    """The join socket, which neither the daemon nor the command inherits."""
     number = os.environ.pop(VARIABLE, "")
     if not number.isdecimal():
         return None
     try:
-        door = socket.socket(fileno=int(number))
+        listener = socket.socket(fileno=int(number))
     except OSError:  # the variable was inherited, and not the socket
         return None
-    door.set_inheritable(False)
-    return door
+    listener.set_inheritable(False)
+    return listener
 
 
-def refuse(door: socket.socket, sentence: str) -> None:
+def refuse(listener: socket.socket, sentence: str) -> None:
     """The waiting runs end with the same sentence."""
-    refuse_all(door, message("error", sentence))
+    refuse_all(listener, message("error", sentence))
 
 
 def message(*strings: str) -> bytes:
