@@ -42,10 +42,39 @@ def build(directory: Path, *, isolated: bool = False) -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def install(wheel: Path, environment: Path) -> None:
+def install(wheel: Path, environment: Path, python: str | Path = sys.executable) -> None:
     """Into a new virtual environment, with what it depends on."""
-    run(sys.executable, "-m", "venv", environment)
+    run(python, "-m", "venv", environment)
     run(environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+
+
+def copy_python(target: Path) -> Path:
+    """The interpreter of a copy of this Python, which can be moved as one of conda."""
+    base = Path(sys.base_prefix)
+    version = Path(sys._stdlib_dir).name  # type: ignore[attr-defined]
+    (target / "bin").mkdir(parents=True)
+    python = target / "bin" / version
+    shutil.copy(base / "bin" / version, python)
+    (target / "bin/python3").symlink_to(version)
+    for library in base.glob("lib/libpython*.so*"):
+        (target / "lib").mkdir(exist_ok=True)
+        shutil.copy(library, target / "lib", follow_symlinks=False)
+    left_out = shutil.ignore_patterns(
+        "test", "tests", "site-packages", "idlelib", "tkinter", "lib2to3", "config-*", "*.opt-*.pyc"
+    )
+    shutil.copytree(base / "lib" / version, target / "lib" / version, ignore=left_out)
+    (target / "lib" / version / "site-packages").mkdir()
+    before = f"{base}/lib\0".encode()
+    for above, programs in (
+        ("$ORIGIN/../lib", [python, *target.glob("lib/*.so.*")]),
+        ("$ORIGIN/../..", target.glob("lib/*/lib-dynload/*.so")),
+    ):
+        for each in programs:
+            content = each.read_bytes()
+            after = above.encode().ljust(len(before), b"\0")
+            assert len(after) == len(before), "this Python's own path is too short"
+            each.write_bytes(content.replace(before, after))
+    return python
 
 
 def plain_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -222,13 +223,13 @@ def extension(machine: CheckedMachine) -> Iterator[Check]:
 
 
 def startup(machine: CheckedMachine) -> Iterator[Check]:
-    from copperfs.startup.bundle import BundleState, bundle_state
+    from copperfs.startup.state import BundleState, bundle_state
 
     name = "startup"
     again = "install copperfs again with pip, not editable"
     match bundle_state():
         case BundleState.USED:
-            yield ok(name, "from one file, with its dependencies")
+            yield _start_of_python(name, again)
         case BundleState.EDITABLE:
             yield ok(name, "module by module: the installation is editable")
         case BundleState.OUTDATED:
@@ -238,6 +239,34 @@ def startup(machine: CheckedMachine) -> Iterator[Check]:
             yield warning(name, f"{found} installed", again)
         case BundleState.MISSING:
             yield warning(name, "each run reads hundreds of files: there is no bundle", again)
+
+
+def _start_of_python(name: str, again: str) -> Check:
+    from copperfs.startup.state import LibraryState, library_state
+
+    shared = "each run reads hundreds of files: Python is on a shared filesystem, and"
+    state = library_state()
+    if state is LibraryState.USED:
+        return ok(name, "from two files, with its dependencies and the standard library")
+    if not _is_on_shared_filesystem(sys.executable):
+        return ok(name, "from one file, with its dependencies")
+    match state:
+        case LibraryState.USABLE:
+            remedy = "set a locale of UTF-8; memory files have to be executable"
+            return warning(name, f"{shared} was not started from memory", remedy)
+        case LibraryState.OTHER_PYTHON:
+            return warning(name, f"{shared} is another one than copperfs was built with", again)
+    return warning(name, f"{shared} there is no bundle of its standard library", again)
+
+
+def _is_on_shared_filesystem(path: str) -> bool:
+    """As the program ``copperfs`` finds out."""
+    from copperfs.daemon.path_policy_from_mounts import LOCAL_FILESYSTEMS
+    from copperfs.fuse.mounting import mounts
+
+    number = os.stat(path).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    return any(each.device == device and each.fstype not in LOCAL_FILESYSTEMS for each in mounts())
 
 
 def read_ahead(machine: CheckedMachine) -> Iterator[Check]:

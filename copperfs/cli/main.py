@@ -7,6 +7,7 @@ names the lab, which no command of the product imports.
 """
 
 import argparse
+import gettext
 import os
 import sys
 from collections.abc import Sequence
@@ -157,6 +158,8 @@ def _actions(parser: argparse.ArgumentParser) -> Sequence[argparse.Action]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # For each of its texts argparse would look for translations below Python's prefix.
+    gettext.bindtextdomain("messages", os.devnull)
     arguments = _parse(sys.argv[1:] if argv is None else list(argv))
     command: Command = arguments.command
     try:

@@ -40,15 +40,17 @@ PYTHON = os.path.basename(sysconfig.get_path("stdlib"))
 
 
 class BuildExtensions(build_ext):  # type: ignore[misc]
-    """And the bundle, which needs them."""
+    """And the bundles, which need them."""
 
     def run(self) -> None:
         super().run()
         if self.inplace or getattr(self, "editable_mode", False):
             return
-        target = os.path.abspath(os.path.join(self.build_lib, "copperfs/startup/bundle"))
-        with suppress(FileNotFoundError):
-            os.remove(target)  # of an earlier build
+        directory = os.path.abspath(os.path.join(self.build_lib, "copperfs/startup"))
+        target = os.path.join(directory, "bundle")
+        for name in ("bundle", "standard_library"):
+            with suppress(FileNotFoundError):
+                os.remove(os.path.join(directory, name))  # of an earlier build
         # pip names the requirements of the build by it, too.
         path = [os.path.abspath(self.build_lib), *filter(None, [os.environ.get("PYTHONPATH")])]
         done = subprocess.run(
@@ -63,7 +65,7 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
         if done.returncode != 0:
             reason = done.stderr.strip().rpartition("\n")[2]
             warnings.warn(
-                f"no bundle, so each start of copperfs will read hundreds of files: {reason}",
+                f"a bundle is missing, so starts of copperfs may read hundreds of files: {reason}",
                 stacklevel=2,
             )
 

@@ -1,19 +1,25 @@
-"""Writes the bundle (``bundle.py``): what a run and its daemon import, as it is installed here.
+"""Writes the bundles (``bundle.py``): what a run and its daemon import, as it is installed here.
 
-The build runs it in a process of its own, because it imports all that it writes.
+The build runs it in a process of its own, because it imports all that it writes. The bundle of the
+standard library has what that of the packages imports of it, and at its end a zip file with the
+modules that Python imports before it runs anything.
 """
 
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import marshal
+import os
 import pkgutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -26,8 +32,35 @@ COMMANDS = "copperfs.cli."
 COMMANDS_IN_JOBS = ("main", "run", "enter", "mount", "umount", "child_command", "preflight")
 IMPORTED_LATER = ("rich",)
 ASK_THEIR_VERSION = ("pyfuse3",)
+# Python decodes paths and streams by them (interpreter.c: is_utf8).
+IMPORTED_FIRST = ("encodings", "encodings.aliases", "encodings.utf_8")
+# By functions that a run or its daemon calls.
+IMPORTED_BY_FUNCTIONS = ("encodings.ascii",)
+# All programs use libraries of the system.
+PREFIXES_OF_SYSTEM = (Path("/"), Path("/usr"))
+PYC_HEADER = importlib.util.MAGIC_NUMBER + bytes(12)  # no times to check
+NOWHERE = "/nonexistent"  # so nothing is loaded from its own file
 LEVEL = 9
 STRIPPED_WITHIN_S = CHECKED_WITHIN_S = 60.0
+
+
+class Body:
+    """What was written so far."""
+
+    def __init__(self, begin: bytes = b"") -> None:
+        self.data = bytearray(begin)
+
+    def add(self, data: bytes, *, packed: bool = True) -> tuple[int, int]:
+        """Where it is: offset and length."""
+        if packed:
+            data = zlib.compress(data, LEVEL)
+        self.data += data
+        return len(self.data) - len(data), len(data)
+
+    def begin_index(self, index: Mapping[str, object]) -> int:
+        begin = len(self.data)
+        self.data += marshal.dumps(dict(index))
+        return begin
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -76,15 +109,10 @@ def _code_of(module: ModuleType) -> CodeType:
 
 
 def write_bundle(target: Path) -> None:
-    body = bytearray(importlib.util.MAGIC_NUMBER + bytes(12))  # no times to check
-    body += marshal.dumps(_code_of(bundle))
-
-    def add(data: bytes) -> tuple[int, int]:
-        packed = zlib.compress(data, LEVEL)
-        body.extend(packed)
-        return len(body) - len(packed), len(packed)
-
-    index: bundle.Index = {"modules": {}, "libraries": [], "distributions": [], "metadata": {}}
+    body = Body(PYC_HEADER + marshal.dumps(_code_of(bundle)))
+    index: bundle.PackagesIndex = {
+        "modules": {}, "libraries": [], "distributions": [], "metadata": {},
+    }  # fmt: skip
     tops: dict[str, Path] = {}
     for module in _modules():
         name, path = module.__name__, Path(module.__file__ or "")
@@ -94,34 +122,118 @@ def write_bundle(target: Path) -> None:
         is_extension = path.suffix == ".so"
         data = _stripped(path) if is_extension else marshal.dumps(_code_of(module))
         kind = bundle.EXTENSION * is_extension | bundle.PACKAGE * is_package
-        index["modules"][name] = (kind, str(path.relative_to(above)), *add(data))
+        index["modules"][name] = (kind, str(path.relative_to(above)), *body.add(data))
     for library in _libraries(set(tops.values())):
-        directory = library.parents[1]
-        index["libraries"].append((str(library.relative_to(directory)), *add(_stripped(library))))
+        name = str(library.relative_to(library.parents[1]))
+        index["libraries"].append((name, *body.add(_stripped(library))))
     index["distributions"] = _distributions(set(tops) - {"copperfs"})
     for name in ASK_THEIR_VERSION:
-        index["metadata"][name] = add(str(importlib.metadata.metadata(name)).encode())
-    begin = len(body)
-    body += marshal.dumps(dict(index))
-    length = len(body) + bundle.END_BYTES
-    body += begin.to_bytes(8, "little") + length.to_bytes(8, "little") + bundle.LAST_WORD
-    part = target.with_suffix(".part")
-    part.write_bytes(body)
-    check(part)
-    part.rename(target)
+        index["metadata"][name] = body.add(str(importlib.metadata.metadata(name)).encode())
+    begin = body.begin_index(index)
+    target.write_bytes(body.data + _end(begin, len(body.data) + bundle.END_BYTES))
 
 
-def check(written: Path) -> None:
-    """Load each extension module from it, since ``strip`` may have spoiled one."""
-    nowhere = "/nonexistent"  # so none is loaded from its own file
+def _end(begin: int, length: int) -> bytes:
+    return begin.to_bytes(8, "little") + length.to_bytes(8, "little") + bundle.LAST_WORD
+
+
+def imported_of_python(written: Path) -> dict[str, list[str]]:
+    """What the modules of a bundle import of the standard library. It also loads its extension
+    modules, since ``strip`` may have spoiled one."""
     with open(written, "rb") as file:
-        own = [f"/proc/self/fd/{file.fileno()}", f"{nowhere}/bin/copperfs", nowhere]
-        subprocess.run(
-            [sys.executable, "-I", "-S", *own, "-m", "copperfs.startup.load_extensions"],
-            check=True,
-            timeout=CHECKED_WITHIN_S,
-            pass_fds=[file.fileno()],
-        )
+        return _load_all([sys.executable, "-I", "-S"], file.fileno(), {}, [])
+
+
+def _load_all(
+    python: Sequence[str], fd: int, env: Mapping[str, str], more_fds: Sequence[int]
+) -> dict[str, list[str]]:
+    own = [f"/proc/self/fd/{fd}", f"{NOWHERE}/bin/copperfs", NOWHERE]
+    done = subprocess.run(
+        [*python, *own, "-m", "copperfs.startup.load_all"],
+        env={**os.environ, **env},
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=CHECKED_WITHIN_S,
+        pass_fds=[fd, *more_fds],
+    )
+    imported: dict[str, list[str]] = json.loads(done.stdout)
+    return imported
+
+
+# ---- the standard library ------------------------------------------------------------------------
+
+
+def write_standard_library(target: Path, imported: Mapping[str, list[str]]) -> None:
+    body = Body()
+    index: bundle.LibraryIndex = {
+        "version": bundle.this_python(), "modules": {}, "libraries": [], "needed": {},
+        "missing": imported["missing"],
+    }  # fmt: skip
+    directory: str = sys._stdlib_dir  # type: ignore[attr-defined]
+    libraries: set[Path] = set()
+    for name in sorted({*imported["modules"], *IMPORTED_BY_FUNCTIONS}):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        path, kind = Path(spec.origin or ""), 0
+        if isinstance(spec.loader, ExtensionFileLoader):
+            data, kind = _stripped(path), bundle.EXTENSION
+            needed = _libraries_of_python(path)
+            libraries.update(needed)
+            if needed:
+                index["needed"][name] = list(map(str, needed))
+        else:
+            assert isinstance(spec.loader, SourceFileLoader), spec
+            data = marshal.dumps(spec.loader.get_code(name))
+        kind |= bundle.PACKAGE * (spec.submodule_search_locations is not None)
+        kind |= bundle.STORED * (name == "zlib")
+        where = body.add(data, packed=not kind & bundle.STORED)
+        index["modules"][name] = (kind, str(path.relative_to(directory)), *where)
+    for library in sorted(libraries):
+        index["libraries"].append((str(library), *body.add(_stripped(library))))
+    begin = body.begin_index(index)
+    target.write_bytes(body.data)
+    with zipfile.ZipFile(target, "a") as archive:
+        for name in IMPORTED_FIRST:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            assert isinstance(spec.loader, SourceFileLoader)
+            inside = name.replace(".", "/")
+            inside += "/__init__.pyc" if spec.submodule_search_locations is not None else ".pyc"
+            archive.writestr(inside, PYC_HEADER + marshal.dumps(spec.loader.get_code(name)))
+        archive.comment = bytes(bundle.END_BYTES)  # it is what comes last
+    with target.open("r+b") as file:
+        file.seek(-bundle.END_BYTES, os.SEEK_END)
+        file.write(_end(begin, target.stat().st_size))
+
+
+def check_standard_library(written: Path, packages: Path) -> None:
+    """Load everything as if the program had started Python from memory."""
+    python: str = sys._base_executable  # type: ignore[attr-defined]
+    with open(packages, "rb") as first, open(written, "rb") as file:
+        env = {
+            "PYTHONHOME": sys.base_prefix,
+            "PYTHONPATH": f"{bundle.MADE_OF_MEMORY}{file.fileno()}",
+            bundle.FILES: f"{file.fileno()}:-1:-1:{python}",
+        }
+        _load_all([python, "-P", "-s", "-S"], first.fileno(), env, [file.fileno()])
+
+
+def _libraries_of_python(extension: Path) -> list[Path]:
+    """The libraries that an extension module needs of Python's own prefix, as conda has them;
+    libpython is loaded already."""
+    prefix = Path(sys.base_prefix)
+    if prefix.resolve() in PREFIXES_OF_SYSTEM:
+        return []
+    listed = subprocess.run(
+        ["ldd", str(extension)],
+        check=True, capture_output=True, text=True, timeout=CHECKED_WITHIN_S,
+    )  # fmt: skip
+    found = [Path(line.split()[2]) for line in listed.stdout.splitlines() if " => /" in line]
+    return [
+        each
+        for each in found
+        if each.is_relative_to(prefix) and not each.name.startswith("libpython")
+    ]
 
 
 def _libraries(directories: set[Path]) -> list[Path]:
@@ -149,5 +261,17 @@ def _distributions(tops: set[str]) -> list[str]:
     return sorted(found) + [f"{each}-" for each in IMPORTED_LATER]
 
 
+def main(target: Path) -> None:
+    part = target.with_suffix(".part")
+    write_bundle(part)
+    imported = imported_of_python(part)
+    part.rename(target)
+    library = target.with_name(bundle.LIBRARY_FILE)
+    part = library.with_suffix(".part")
+    write_standard_library(part, imported)
+    check_standard_library(part, target)
+    part.rename(library)
+
+
 if __name__ == "__main__":
-    write_bundle(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

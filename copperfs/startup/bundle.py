@@ -13,53 +13,173 @@ The end has 8 bytes with where the index begins, 8 with the length of the file, 
 This module then finds the others. They have the paths of their installed files, so tracebacks and
 data files are found there, and modules that are not in the bundle (rich, the lab) are imported from
 there. A bundle whose dependencies were since replaced is not used (``is_current``).
+
+Where Python is on a shared filesystem, too, the program starts it from memory (``interpreter.c``),
+and a second bundle has what a run and its daemon import of the standard library. It belongs to the
+one Python with the same ``this_python``. This module is loaded before any finder can be asked, so
+it imports only what is in the interpreter itself, and its annotations are strings
+("from __future__" would be an import, too).
 """
 
 import _imp
 import marshal
 import os
 import sys
-import zlib
-from collections.abc import Iterator, Sequence
-from enum import Enum
-from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
-from types import CodeType, ModuleType
-from typing import Any, TypedDict
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import ExtensionFileLoader, PathFinder
+
+# A type checker takes it for typing.TYPE_CHECKING.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import CodeType, ModuleType
+    from typing import Any, TypedDict
+
+    class Index(TypedDict):
+        modules: dict[str, tuple[int, str, int, int]]
+        """For each name some of the bits below, the path below the directory of packages, offset
+        and length."""
+        libraries: list[tuple[str, int, int]]
+        """Shared libraries that come with packages (``pyzmq.libs``) or Python."""
+
+    class PackagesIndex(Index):
+        distributions: list[str]
+        """``trio-0.33.0.dist-info``: what has to lie beside copperfs. A name that ends in ``-`` may
+        have any version."""
+        metadata: dict[str, tuple[int, int]]
+        """Of some of these, by name: pyfuse3 reads its own version."""
+
+    class LibraryIndex(Index):
+        version: str
+        """As ``this_python`` says."""
+        missing: list[str]
+        """Modules that this system does not have (``msvcrt``)."""
+        needed: dict[str, list[str]]
+        """By extension module, libraries that come with Python, as conda's do."""
+
 
 # Beside this module in an installation.
 FILE = "bundle"
+LIBRARY_FILE = "standard_library"
 LAST_WORD = b"copperfs"
 END_BYTES = 8 + 8 + len(LAST_WORD)
 SCRIPT = "copperfs-start"
 """In ``bin``: starts module by module."""
-EXTENSION, PACKAGE = 1, 2
+EXTENSION, PACKAGE, STORED = 1, 2, 4
+"""The last one: it is not compressed, because zlib itself may be such a module."""
 MAIN = "copperfs.cli.main"
+OF_JYTHON = "org"
+"""A package that the standard library looks for."""
+# interpreter.c sets them.
+FILES = "COPPERFS_FILES"
+SAVED = "COPPERFS_SAVED_"
+ITS_OWN_VARIABLES = ("PYTHONHOME", "PYTHONPATH")
+MADE_OF_MEMORY = "/proc/self/fd/"
 
 
-class Index(TypedDict):
-    modules: dict[str, tuple[int, str, int, int]]
-    """For each name EXTENSION or PACKAGE or both, the path below the directory of packages, offset
-    and length."""
-    libraries: list[tuple[str, int, int]]
-    """Shared libraries that come with packages (``pyzmq.libs``)."""
-    distributions: list[str]
-    """``trio-0.33.0.dist-info``: what has to lie beside copperfs. A name that ends in ``-`` may
-    have any version."""
-    metadata: dict[str, tuple[int, int]]
-    """Of some of these, by name: pyfuse3 reads its own version."""
-
-
-class Bundle:
+class BundleFile:
     """A finder on ``sys.meta_path``, and the loader of what it finds."""
 
+    index: "Index"
+
+    def __init__(self, fd: int, directory: str) -> None:
+        """*directory* has the installed files of the same modules."""
+        self.fd = fd
+        os.set_inheritable(fd, False)
+        self.directory = directory
+        self.index = _index_of(fd)
+        self.loaded = 0
+        """Of extension modules and libraries."""
+
+    # ---- as a finder -----------------------------------------------------------------------------
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> ModuleSpec | None:
+        entry = self.index["modules"].get(name)
+        if entry is None:
+            return None
+        kind, where, _, _ = entry
+        origin = os.path.join(self.directory, where)
+        loader = _Extension(name, origin, self) if kind & EXTENSION else self
+        is_package = bool(kind & PACKAGE)
+        spec = ModuleSpec(name, loader, origin=origin, is_package=is_package)  # type: ignore[arg-type]
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [os.path.dirname(origin)]
+        return spec
+
+    # ---- as a loader -----------------------------------------------------------------------------
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """As usual."""
+
+    def exec_module(self, module: "ModuleType") -> None:
+        exec(self.get_code(module.__name__), module.__dict__)
+
+    def get_code(self, name: str) -> "CodeType":
+        code: CodeType = marshal.loads(self._content(name))
+        # It was compiled where copperfs was built.
+        where = os.path.join(self.directory, self.index["modules"][name][1])
+        _imp._fix_co_filename(code, where)  # type: ignore[attr-defined]
+        return code
+
+    def is_package(self, name: str) -> bool:
+        return bool(self.index["modules"][name][0] & PACKAGE)
+
+    def get_source(self, name: str) -> str | None:
+        """Of the installed file; tracebacks show its lines."""
+        return None
+
+    # ---- extension modules -----------------------------------------------------------------------
+
+    def path_of_extension(self, name: str) -> str:
+        """Where it can be loaded from. Its libraries are loaded already, so the dynamic linker
+        finds them by their own names and looks for no file."""
+        self._load_libraries(self._libraries_of(name))
+        return self._path_of(self._content(name), name)
+
+    def _libraries_of(self, name: str) -> list[tuple[str, int, int]]:
+        """Those that are not loaded yet."""
+        raise NotImplementedError
+
+    def _load_libraries(self, wanted: list[tuple[str, int, int]]) -> None:
+        if not wanted:
+            return
+        self.index["libraries"] = [each for each in self.index["libraries"] if each not in wanted]
+        paths = [self._path_of(self._bytes(*at, packed=True), name) for name, *at in wanted]
+        for _ in wanted:  # one may need another
+            paths = [each for each in paths if not _is_loaded(each)]
+
+    def _path_of(self, content: bytes, name: str) -> str:
+        """The dynamic linker takes a path that it has seen for the file that it has loaded, so no
+        path occurs twice, although numbers of descriptors do."""
+        fd = os.memfd_create(name)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        self.loaded += 1
+        return f"/proc/self/fd{self._slashes(self.loaded)}{fd}"
+
+    def _slashes(self, loaded: int) -> str:
+        """Bundles differ in it."""
+        return "/" * loaded
+
+    def _content(self, name: str) -> bytes:
+        kind, _, offset, length = self.index["modules"][name]
+        return self._bytes(offset, length, packed=not kind & STORED)
+
+    def _bytes(self, offset: int, length: int, *, packed: bool = False) -> bytes:
+        return _read(self.fd, offset, length, packed=packed)
+
+
+class Bundle(BundleFile):
+    """What is installed as packages."""
+
+    index: "PackagesIndex"
+
     def __init__(self, path: str, program: str, packages: str) -> None:
-        self.fd = int(path.rpartition("/")[2])  # /proc/self/fd/N
-        os.set_inheritable(self.fd, False)
+        super().__init__(int(path.rpartition("/")[2]), packages)  # /proc/self/fd/N
         self.program, self.packages = program, packages
-        end = os.lseek(self.fd, 0, os.SEEK_END) - END_BYTES
-        begin = int.from_bytes(self._bytes(end, 8), "little")
-        self.index: Index = marshal.loads(self._bytes(begin, end - begin))
-        self._loaded = 0
 
     def is_current(self) -> bool:
         """Whether the dependencies are those with which it was built."""
@@ -72,101 +192,84 @@ class Bundle:
             for each in self.index["distributions"]
         )
 
-    # ---- as a finder -----------------------------------------------------------------------------
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        entry = self.index["modules"].get(name)
-        if entry is None:
-            return None
-        kind, where, _, _ = entry
-        origin = os.path.join(self.packages, where)
-        loader = _Extension(name, origin, self) if kind & EXTENSION else self
-        is_package = bool(kind & PACKAGE)
-        spec = ModuleSpec(name, loader, origin=origin, is_package=is_package)  # type: ignore[arg-type]
-        spec.has_location = True
-        if is_package:
-            spec.submodule_search_locations = [os.path.dirname(origin)]
-        return spec
-
-    def find_distributions(self, context: Any) -> Iterator[Any]:
+    def find_distributions(self, context: "Any") -> "Iterator[Any]":
         """For ``importlib.metadata``."""
         found = self.index["metadata"].get(context.name or "")
         if found is not None:
             yield _distribution(self._bytes(*found, packed=True).decode())
 
-    # ---- as a loader -----------------------------------------------------------------------------
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """As usual."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(self.get_code(module.__name__), module.__dict__)
-
-    def get_code(self, name: str) -> CodeType:
-        code: CodeType = marshal.loads(self._content(name))
-        # It was compiled where copperfs was built.
-        where = os.path.join(self.packages, self.index["modules"][name][1])
-        _imp._fix_co_filename(code, where)  # type: ignore[attr-defined]
-        return code
-
-    def is_package(self, name: str) -> bool:
-        return bool(self.index["modules"][name][0] & PACKAGE)
-
-    def get_source(self, name: str) -> None:
-        """Tracebacks read the installed file."""
-
-    # ---- extension modules -----------------------------------------------------------------------
-
-    def path_of_extension(self, name: str) -> str:
-        """Where it can be loaded from. Its libraries are loaded already, so the dynamic linker
-        finds them by their own names and looks for no file."""
-        self._load_libraries(name.partition(".")[0])
-        return self._path_of(self._content(name), name)
-
-    def _load_libraries(self, top: str) -> None:
-        wanted = [each for each in self.index["libraries"] if _is_of(each[0], top)]
-        if not wanted:
-            return
-        import ctypes
-
-        self.index["libraries"] = [each for each in self.index["libraries"] if each not in wanted]
-        paths = [self._path_of(self._bytes(*at, packed=True), name) for name, *at in wanted]
-        for _ in wanted:  # one may need another
-            for path in list(paths):
-                try:
-                    ctypes.CDLL(path)
-                except OSError:
-                    continue
-                paths.remove(path)
-
-    def _path_of(self, content: bytes, name: str) -> str:
-        """The dynamic linker takes a path that it has seen for the file that it has loaded, so no
-        path occurs twice, although numbers of descriptors do."""
-        fd = os.memfd_create(name)
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-        self._loaded += 1
-        return f"/proc/self/fd{'/' * self._loaded}{fd}"
-
-    def _content(self, name: str) -> bytes:
-        _, _, offset, length = self.index["modules"][name]
-        return self._bytes(offset, length, packed=True)
-
-    def _bytes(self, offset: int, length: int, *, packed: bool = False) -> bytes:
-        data = os.pread(self.fd, length, offset)
-        return zlib.decompress(data) if packed else data
+    def _libraries_of(self, name: str) -> list[tuple[str, int, int]]:
+        top = name.partition(".")[0]
+        return [each for each in self.index["libraries"] if _is_of(each[0], top)]
 
 
-def _distribution(metadata: str) -> Any:
+class StandardLibrary(BundleFile):
+    """What comes with Python."""
+
+    index: "LibraryIndex"
+
+    def __init__(self, fds: list[int], python: str, loaded: int = 0) -> None:
+        """*fds*: of this bundle, and of the memory files of which *python* was started."""
+        super().__init__(fds[0], sys._stdlib_dir)  # type: ignore[attr-defined]
+        self.fds, self.python, self.loaded = fds, python, loaded
+        self._missing = frozenset(self.index["missing"])
+        for fd in fds:
+            if fd >= 0:
+                os.set_inheritable(fd, False)
+
+    def is_current(self) -> bool:
+        """Whether it is of the Python that runs, and that has its directory where the program
+        took it to be."""
+        return self.index["version"] == this_python() and os.path.exists(f"{self.directory}/os.py")
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> ModuleSpec | None:
+        if name in self._missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return super().find_spec(name, path, target)
+
+    def _libraries_of(self, name: str) -> list[tuple[str, int, int]]:
+        needed = self.index["needed"].get(name, ())
+        return [each for each in self.index["libraries"] if each[0] in needed]
+
+    def _slashes(self, loaded: int) -> str:
+        return "/." * loaded + "/"
+
+
+def _read(fd: int, offset: int, length: int, *, packed: bool = False) -> bytes:
+    data = os.pread(fd, length, offset)
+    if packed:
+        import zlib
+
+        return zlib.decompress(data)
+    return data
+
+
+def _index_of(fd: int) -> "Any":
+    end = os.lseek(fd, 0, os.SEEK_END) - END_BYTES
+    begin = int.from_bytes(_read(fd, end, 8), "little")
+    return marshal.loads(_read(fd, begin, end - begin))
+
+
+def _is_loaded(path: str) -> bool:
+    """By the interpreter, because ctypes may need such a library itself. It finds no module in a
+    library, but keeps it."""
+    try:
+        _imp.create_dynamic(ModuleSpec("library", None, origin=path))
+    except ImportError as error:
+        return "export function" in str(error)
+    return True
+
+
+def _distribution(metadata: str) -> "Any":
     from importlib.metadata import Distribution
 
     class Bundled(Distribution):
         def read_text(self, filename: str) -> str | None:
             return metadata if filename == "METADATA" else None
 
-        def locate_file(self, path: Any) -> Any:
+        def locate_file(self, path: "Any") -> "Any":
             raise FileNotFoundError(path)
 
     return Bundled()
@@ -180,19 +283,19 @@ class Installed:
         self._packages = packages
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> ModuleSpec | None:
-        if path is not None or name in sys.stdlib_module_names:
+        if path is not None or name in sys.stdlib_module_names or name == OF_JYTHON:
             return None
         return PathFinder.find_spec(name, [self._packages], target)
 
 
 class _Extension(ExtensionFileLoader):
-    def __init__(self, name: str, origin: str, bundle: Bundle) -> None:
+    def __init__(self, name: str, origin: str, bundle: BundleFile) -> None:
         super().__init__(name, origin)
         self._bundle = bundle
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def create_module(self, spec: ModuleSpec) -> "ModuleType":
         origin = spec.origin
         try:
             spec.origin = self._bundle.path_of_extension(spec.name)
@@ -214,34 +317,30 @@ def _is_of(library: str, top: str) -> bool:
 # ---- starting Python -----------------------------------------------------------------------------
 
 
+def this_python() -> str:
+    """Another build of the same version is another Python."""
+    machine = getattr(sys.implementation, "_multiarch", "")
+    return f"{sys.version} {sys.implementation.cache_tag} {machine}"
+
+
 def started_from() -> Bundle | None:
     """None in a process that was started without one."""
     return next((each for each in sys.meta_path if isinstance(each, Bundle)), None)
 
 
-class BundleState(Enum):
-    USED = "this process was started from it"
-    OUTDATED = "it has other dependencies than are installed"
-    MISSING = "the build could not make it"
-    EDITABLE = "the modules may change"
-
-
-def bundle_state() -> BundleState:
-    if started_from() is not None:
-        return BundleState.USED
-    here = os.path.dirname(os.path.abspath(__file__))
-    if os.path.exists(os.path.join(here, FILE)):
-        return BundleState.OUTDATED
-    packages = os.path.dirname(os.path.dirname(here))
-    is_editable = os.path.basename(packages) not in ("site-packages", "dist-packages")
-    return BundleState.EDITABLE if is_editable else BundleState.MISSING
+def standard_library() -> StandardLibrary | None:
+    """None in a process whose Python was not started from memory."""
+    return next((each for each in sys.meta_path if isinstance(each, StandardLibrary)), None)
 
 
 def python_of(module: str) -> list[str]:
     """The beginning of a command that runs *module* as this process runs."""
-    bundle = started_from()
+    bundle, library = started_from(), standard_library()
     if bundle is None:
         return [sys.executable, "-P", "-m", module]
+    if library is not None:
+        files = ":".join(map(str, [bundle.fd, *library.fds, library.python]))
+        return [bundle.program, "--python", files, bundle.packages, "-m", module]
     base: str = sys._base_executable  # type: ignore[attr-defined]
     own = [f"/proc/self/fd/{bundle.fd}", bundle.program, bundle.packages]
     return [base, "-I", "-S", *own, "-m", module]
@@ -260,8 +359,25 @@ def environment_python() -> str:
 
 def passed_to_python() -> list[int]:
     """The descriptors that such a command needs."""
-    bundle = started_from()
-    return [] if bundle is None else [bundle.fd]
+    bundle, library = started_from(), standard_library()
+    fds = [] if library is None else [each for each in library.fds if each >= 0]
+    return fds if bundle is None else [bundle.fd, *fds]
+
+
+def version_of_standard_library() -> str | None:
+    """Of the bundle that is installed, whether it is used or not."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), LIBRARY_FILE)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        index: LibraryIndex = _index_of(fd)
+        return index["version"]
+    except (OSError, ValueError, EOFError, TypeError):  # a part of it
+        return None
+    finally:
+        os.close(fd)
 
 
 def start(path: str, program: str, packages: str, words: list[str]) -> None:
@@ -282,14 +398,64 @@ def start(path: str, program: str, packages: str, words: list[str]) -> None:
     exec(code, values)
 
 
+# ---- Python from memory --------------------------------------------------------------------------
+
+
+def _restore_variables() -> None:
+    """Those that the program has changed for this process, which the command has to get."""
+    for name in ITS_OWN_VARIABLES:
+        del os.environ[name]
+    if os.environ.get("LD_PRELOAD", "").startswith(MADE_OF_MEMORY):
+        del os.environ["LD_PRELOAD"]
+    for name in [each for each in os.environ if each.startswith(SAVED)]:
+        os.environ[name.removeprefix(SAVED)] = os.environ.pop(name)
+
+
+def _take_standard_library(files: str, command: list[str]) -> StandardLibrary:
+    """*files*: three descriptors and the path of the interpreter. If they are not of this Python,
+    the process starts Python as usual, with the rest of *command*."""
+    _restore_variables()
+    *fds, python = files.split(":", 3)
+    library = StandardLibrary(list(map(int, fds)), python)
+    if not library.is_current():
+        os.execv(python, [python, "-I", "-S", *command])
+    archive = f"{MADE_OF_MEMORY}{library.fd}"
+    sys.path.remove(archive)
+    sys.path_importer_cache.pop(archive, None)
+    for module in list(sys.modules.values()):  # encodings
+        if (getattr(module, "__file__", None) or "").startswith(archive):
+            _move(module, archive, library.directory)
+    sys.executable = sys._base_executable = python  # type: ignore[attr-defined]
+    with open("/proc/self/comm", "wb", buffering=0) as comm:
+        comm.write(os.fsencode(os.path.basename(python)))  # it is a number
+    return library
+
+
+def _move(module: "ModuleType", before: str, after: str) -> None:
+    spec = module.__spec__
+    assert spec is not None
+    module.__file__ = spec.origin = after + (module.__file__ or "").removeprefix(before)
+    if spec.submodule_search_locations is not None:
+        module.__path__ = spec.submodule_search_locations = [os.path.dirname(module.__file__)]
+
+
 def _start_as_module(path: str, program: str, packages: str, words: list[str]) -> None:
-    """The module that runs becomes ``__main__``, so this one needs a name of its own."""
-    first = Bundle(path, program, packages)
-    sys.meta_path.insert(0, first)
+    """The module that runs becomes ``__main__``, so this one needs a name of its own, and finders
+    of its own."""
+    finders: list[BundleFile] = []
+    files = os.environ.pop(FILES, None)
+    if files is not None:
+        finders.append(_take_standard_library(files, [path, program, packages, *words]))
+    finders.append(Bundle(path, program, packages))
+    sys.meta_path[:0] = finders
     name = "copperfs.startup.bundle"
     __import__(name)
-    sys.meta_path.remove(first)
-    sys.modules[name].start(path, program, packages, words)
+    own = sys.modules[name]
+    del sys.meta_path[: len(finders)]
+    for each in finders:
+        if isinstance(each, StandardLibrary):
+            sys.meta_path.insert(0, own.StandardLibrary(each.fds, each.python, each.loaded))
+    own.start(path, program, packages, words)
 
 
 if __name__ == "__main__":
