@@ -23,6 +23,7 @@ from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from copperfs.packaging.run_path import without_run_path
 from copperfs.startup import bundle
 
 # No part of a run.
@@ -38,6 +39,7 @@ IMPORTED_FIRST = ("encodings", "encodings.aliases", "encodings.utf_8")
 IMPORTED_BY_FUNCTIONS = ("encodings.ascii",)
 # All programs use libraries of the system.
 PREFIXES_OF_SYSTEM = (Path("/"), Path("/usr"))
+DIRECTORIES_OF_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 PYC_HEADER = importlib.util.MAGIC_NUMBER + bytes(12)  # no times to check
 NOWHERE = "/nonexistent"  # so nothing is loaded from its own file
 LEVEL = 9
@@ -90,6 +92,32 @@ def _raise(name: str) -> None:
     raise ImportError(name)
 
 
+def _extension(path: Path, loaded: Sequence[Path] = ()) -> bytes:
+    """Without the directories in which the dynamic linker would look for libraries, a dozen names
+    each, if all are the system's, or *loaded* before it."""
+    data = _stripped(path)
+    is_needless = all(
+        each is not None
+        and (each in loaded or each.name.startswith("libpython") or _is_of_system(each))
+        for each in _needed(path)
+    )
+    return without_run_path(data) if is_needless else data
+
+
+def _is_of_system(library: Path) -> bool:
+    return any(library.is_relative_to(each) for each in DIRECTORIES_OF_SYSTEM)
+
+
+def _needed(extension: Path) -> list[Path | None]:
+    """The libraries that it needs; None is one that is not found."""
+    listed = subprocess.run(
+        ["ldd", str(extension)],
+        check=True, capture_output=True, text=True, timeout=CHECKED_WITHIN_S,
+    )  # fmt: skip
+    lines = [line.split() for line in listed.stdout.splitlines() if "=>" in line]
+    return [Path(words[2]) if words[2].startswith("/") else None for words in lines]
+
+
 def _stripped(library: Path) -> bytes:
     """Without the symbols for debuggers, which are most of some wheels."""
     with tempfile.NamedTemporaryFile() as copy:
@@ -120,7 +148,7 @@ def write_bundle(target: Path) -> None:
         above = path.parents[name.count(".") + is_package]
         tops[name.partition(".")[0]] = above
         is_extension = path.suffix == ".so"
-        data = _stripped(path) if is_extension else marshal.dumps(_code_of(module))
+        data = _extension(path) if is_extension else marshal.dumps(_code_of(module))
         kind = bundle.EXTENSION * is_extension | bundle.PACKAGE * is_package
         index["modules"][name] = (kind, str(path.relative_to(above)), *body.add(data))
     for library in _libraries(set(tops.values())):
@@ -176,8 +204,8 @@ def write_standard_library(target: Path, imported: Mapping[str, list[str]]) -> N
         assert spec is not None
         path, kind = Path(spec.origin or ""), 0
         if isinstance(spec.loader, ExtensionFileLoader):
-            data, kind = _stripped(path), bundle.EXTENSION
             needed = _libraries_of_python(path)
+            data, kind = _extension(path, needed), bundle.EXTENSION
             libraries.update(needed)
             if needed:
                 index["needed"][name] = list(map(str, needed))
@@ -224,15 +252,12 @@ def _libraries_of_python(extension: Path) -> list[Path]:
     prefix = Path(sys.base_prefix)
     if prefix.resolve() in PREFIXES_OF_SYSTEM:
         return []
-    listed = subprocess.run(
-        ["ldd", str(extension)],
-        check=True, capture_output=True, text=True, timeout=CHECKED_WITHIN_S,
-    )  # fmt: skip
-    found = [Path(line.split()[2]) for line in listed.stdout.splitlines() if " => /" in line]
     return [
         each
-        for each in found
-        if each.is_relative_to(prefix) and not each.name.startswith("libpython")
+        for each in _needed(extension)
+        if each is not None
+        and each.is_relative_to(prefix)
+        and not each.name.startswith("libpython")
     ]
 
 

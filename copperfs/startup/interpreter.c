@@ -19,14 +19,10 @@
 #define _GNU_SOURCE
 #include "interpreter.h"
 
+#include "elf_image.h"
 #include "memory_file.h"
 
-#include <elf.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <langinfo.h>
-#include <limits.h>
-#include <link.h>
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,54 +188,6 @@ static bool is_utf8(void)
 	return !strcmp(name, "UTF-8") || !strcmp(name, "ANSI_X3.4-1968");
 }
 
-/* Of a program in memory: where the bytes are in the file that are mapped at *address*. */
-static const char *mapped_at(const char *begin, size_t size, ElfW(Addr) address)
-{
-	const ElfW(Ehdr) *header = (const void *)begin;
-	const ElfW(Phdr) *part = (const void *)(begin + header->e_phoff);
-
-	for (int i = 0; i < header->e_phnum; i++, part++)
-		if (part->p_type == PT_LOAD && address >= part->p_vaddr &&
-		    address - part->p_vaddr < part->p_filesz &&
-		    part->p_offset + (address - part->p_vaddr) < size)
-			return begin + part->p_offset + (address - part->p_vaddr);
-	return NULL;
-}
-
-/* The name of libpython, if the program needs it. */
-static bool needs_libpython(const char *begin, size_t size, char *name, size_t room)
-{
-	const ElfW(Ehdr) *header = (const void *)begin;
-	const ElfW(Phdr) *part = (const void *)(begin + header->e_phoff);
-	const char *strings = NULL;
-	size_t needed[64], count = 0;
-
-	for (int i = 0; i < header->e_phnum; i++, part++) {
-		const ElfW(Dyn) * each;
-		size_t entries = part->p_filesz / sizeof(*each);
-
-		if (part->p_type != PT_DYNAMIC || part->p_offset + part->p_filesz > size)
-			continue;
-		each = (const void *)(begin + part->p_offset);
-		for (; entries && each->d_tag != DT_NULL; entries--, each++) {
-			if (each->d_tag == DT_NEEDED && count < sizeof(needed) / sizeof(*needed))
-				needed[count++] = each->d_un.d_val;
-			if (each->d_tag == DT_STRTAB)
-				strings = mapped_at(begin, size, each->d_un.d_ptr);
-		}
-	}
-	for (size_t i = 0; strings && i < count; i++) {
-		size_t at = (size_t)(strings - begin) + needed[i];
-
-		if (at < size && !strncmp(begin + at, "libpython", size - at < 9 ? size - at : 9) &&
-		    memchr(begin + at, 0, size - at) && strlen(begin + at) < room) {
-			strcpy(name, begin + at);
-			return true;
-		}
-	}
-	return false;
-}
-
 /* Of its own prefix. Elsewhere the dynamic linker finds it. */
 static int libpython_in_memory(int python, const char *prefix)
 {
@@ -253,7 +201,7 @@ static int libpython_in_memory(int python, const char *prefix)
 	begin = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, python, 0);
 	if (begin == MAP_FAILED)
 		return -1;
-	is_needed = needs_libpython(begin, (size_t)status.st_size, name, sizeof(name));
+	is_needed = elf_needs_libpython(begin, (size_t)status.st_size, name, sizeof(name));
 	munmap(begin, (size_t)status.st_size);
 	if (!is_needed || !join_path(path, prefix, "lib") || !join_path(file, path, name))
 		return -1;

@@ -5,10 +5,10 @@
 #define _GNU_SOURCE
 #include "memory_file.h"
 
-#include <elf.h>
+#include "elf_image.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -54,23 +54,6 @@ static size_t all(const char *begin, size_t size)
 	return SIZE_MAX;
 }
 
-static size_t all_that_is_mapped(const char *begin, size_t size)
-{
-	const ElfW(Ehdr) *header = (const void *)begin;
-	const ElfW(Phdr) * parts;
-	size_t end = 0;
-
-	if (size < sizeof(*header) || memcmp(header->e_ident, ELFMAG, SELFMAG) ||
-	    header->e_phentsize != sizeof(*parts) || header->e_phoff > size ||
-	    (size - header->e_phoff) / sizeof(*parts) < header->e_phnum)
-		return 0;
-	parts = (const void *)(begin + header->e_phoff);
-	for (int i = 0; i < header->e_phnum; i++)
-		if (parts[i].p_type == PT_LOAD && parts[i].p_offset + parts[i].p_filesz > end)
-			end = parts[i].p_offset + parts[i].p_filesz;
-	return end;
-}
-
 static bool copy_file(int file, int copy, wanted_fn *wanted)
 {
 	bool direct = true, is_first = true;
@@ -108,6 +91,20 @@ static bool copy_file(int file, int copy, wanted_fn *wanted)
 	return wanted == all ? got == 0 : !left && !is_first && got > 0;
 }
 
+static bool forget_run_path(int copy)
+{
+	struct stat status;
+	char *begin;
+
+	if (fstat(copy, &status))
+		return false;
+	begin = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, copy, 0);
+	if (begin == MAP_FAILED)
+		return false;
+	elf_forget_run_path(begin, (size_t)status.st_size);
+	return !munmap(begin, (size_t)status.st_size);
+}
+
 /* The copy is sealed: a run passes it to the daemon. */
 static int copy_in_memory(int file, const char *name, wanted_fn *wanted)
 {
@@ -115,6 +112,7 @@ static int copy_in_memory(int file, const char *name, wanted_fn *wanted)
 	/* a limit of file sizes counts for memory files, too */
 	void (*before)(int) = signal(SIGXFSZ, SIG_IGN);
 	bool done = copy >= 0 && copy_file(file, copy, wanted) &&
+		    (wanted == all || forget_run_path(copy)) &&
 		    !fcntl(copy, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK);
 
 	signal(SIGXFSZ, before);
@@ -154,5 +152,5 @@ int program_in_memory(const char *path)
 	const char *slash = strrchr(path, '/');
 	int file = open_direct(path);
 
-	return file < 0 ? -1 : copy_in_memory(file, slash ? slash + 1 : path, all_that_is_mapped);
+	return file < 0 ? -1 : copy_in_memory(file, slash ? slash + 1 : path, elf_mapped_size);
 }

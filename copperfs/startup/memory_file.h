@@ -12,7 +12,8 @@ int open_direct(const char *path);
 /* All of a file that write_bundle.py has written; *file* is closed. */
 int bundle_in_memory(int file);
 
-/* Of an ELF file what the kernel and the dynamic linker map, without symbols for debuggers. */
+/* What is mapped of a program or a library, with changes to the way it finds its own libraries
+ * (elf_image.h). */
 int program_in_memory(const char *path);
 
 #endif
