@@ -8,7 +8,6 @@ modules that Python imports before it runs anything.
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import marshal
 import os
 import pkgutil
@@ -19,7 +18,14 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from importlib.machinery import (
+    BuiltinImporter,
+    ExtensionFileLoader,
+    FrozenImporter,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -110,11 +116,14 @@ def _is_of_system(library: Path) -> bool:
 
 def _needed(extension: Path) -> list[Path | None]:
     """The libraries that it needs; None is one that is not found."""
-    listed = subprocess.run(
-        ["ldd", str(extension)],
-        check=True, capture_output=True, text=True, timeout=CHECKED_WITHIN_S,
-    )  # fmt: skip
-    lines = [line.split() for line in listed.stdout.splitlines() if "=>" in line]
+    try:
+        done = subprocess.run(
+            ["ldd", str(extension)],
+            check=True, capture_output=True, text=True, timeout=CHECKED_WITHIN_S,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return [None]
+    lines = [line.split() for line in done.stdout.splitlines() if "=>" in line]
     return [Path(words[2]) if words[2].startswith("/") else None for words in lines]
 
 
@@ -156,7 +165,9 @@ def write_bundle(target: Path) -> None:
         index["libraries"].append((name, *body.add(_stripped(library))))
     index["distributions"] = _distributions(set(tops) - {"copperfs"})
     for name in ASK_THEIR_VERSION:
-        index["metadata"][name] = body.add(str(importlib.metadata.metadata(name)).encode())
+        # Not all of it: from 3.13 on, Python refuses to write some descriptions.
+        version = f"Name: {name}\nVersion: {importlib.metadata.version(name)}\n"
+        index["metadata"][name] = body.add(version.encode())
     begin = body.begin_index(index)
     target.write_bytes(body.data + _end(begin, len(body.data) + bundle.END_BYTES))
 
@@ -165,7 +176,7 @@ def _end(begin: int, length: int) -> bytes:
     return begin.to_bytes(8, "little") + length.to_bytes(8, "little") + bundle.LAST_WORD
 
 
-def imported_of_python(written: Path) -> dict[str, list[str]]:
+def imported_of_python(written: Path) -> list[str]:
     """What the modules of a bundle import of the standard library. It also loads its extension
     modules, since ``strip`` may have spoiled one."""
     with open(written, "rb") as file:
@@ -174,34 +185,37 @@ def imported_of_python(written: Path) -> dict[str, list[str]]:
 
 def _load_all(
     python: Sequence[str], fd: int, env: Mapping[str, str], more_fds: Sequence[int]
-) -> dict[str, list[str]]:
+) -> list[str]:
     own = [f"/proc/self/fd/{fd}", f"{NOWHERE}/bin/copperfs", NOWHERE]
     done = subprocess.run(
         [*python, *own, "-m", "copperfs.startup.load_all"],
         env={**os.environ, **env},
         check=True,
         stdout=subprocess.PIPE,
+        text=True,
         timeout=CHECKED_WITHIN_S,
         pass_fds=[fd, *more_fds],
     )
-    imported: dict[str, list[str]] = json.loads(done.stdout)
-    return imported
+    return done.stdout.split()
 
 
 # ---- the standard library ------------------------------------------------------------------------
 
 
-def write_standard_library(target: Path, imported: Mapping[str, list[str]]) -> None:
+def write_standard_library(target: Path, imported: Sequence[str]) -> None:
     body = Body()
     index: bundle.LibraryIndex = {
         "version": bundle.this_python(), "modules": {}, "libraries": [], "needed": {},
-        "missing": imported["missing"],
+        "missing": [
+            *filter(_is_missing, sorted(sys.stdlib_module_names)), *bundle.OF_OTHER_SYSTEMS,
+        ],
     }  # fmt: skip
     directory: str = sys._stdlib_dir  # type: ignore[attr-defined]
     libraries: set[Path] = set()
-    for name in sorted({*imported["modules"], *IMPORTED_BY_FUNCTIONS}):
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
+    for name in sorted({*imported, *IMPORTED_BY_FUNCTIONS}):
+        spec = _spec_in_library(name)
+        if spec is None:
+            continue
         path, kind = Path(spec.origin or ""), 0
         if isinstance(spec.loader, ExtensionFileLoader):
             needed = _libraries_of_python(path)
@@ -222,7 +236,7 @@ def write_standard_library(target: Path, imported: Mapping[str, list[str]]) -> N
     target.write_bytes(body.data)
     with zipfile.ZipFile(target, "a") as archive:
         for name in IMPORTED_FIRST:
-            spec = importlib.util.find_spec(name)
+            spec = _spec_in_library(name)
             assert spec is not None
             assert isinstance(spec.loader, SourceFileLoader)
             inside = name.replace(".", "/")
@@ -232,6 +246,28 @@ def write_standard_library(target: Path, imported: Mapping[str, list[str]]) -> N
     with target.open("r+b") as file:
         file.seek(-bundle.END_BYTES, os.SEEK_END)
         file.write(_end(begin, target.stat().st_size))
+
+
+def _spec_in_library(name: str) -> ModuleSpec | None:
+    """None for what is in the interpreter, or is no file. ``sys.modules`` may have another module
+    by this name (``collections.abc``)."""
+    parent = importlib.import_module(name.rpartition(".")[0]) if "." in name else None
+    path = sys.path if parent is None else getattr(parent, "__path__", None)
+    if _is_in_interpreter(name) or path is None:
+        return None
+    spec = PathFinder.find_spec(name, path)
+    directory: str = sys._stdlib_dir  # type: ignore[attr-defined]
+    is_there = spec is not None and Path(spec.origin or "").is_relative_to(directory)
+    return spec if is_there else None
+
+
+def _is_in_interpreter(name: str) -> bool:
+    return bool(BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name))
+
+
+def _is_missing(name: str) -> bool:
+    """Modules of other systems, for which the standard library looks at its start."""
+    return not _is_in_interpreter(name) and _spec_in_library(name) is None
 
 
 def check_standard_library(written: Path, packages: Path) -> None:

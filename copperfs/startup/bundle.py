@@ -68,8 +68,9 @@ SCRIPT = "copperfs-start"
 EXTENSION, PACKAGE, STORED = 1, 2, 4
 """The last one: it is not compressed, because zlib itself may be such a module."""
 MAIN = "copperfs.cli.main"
-OF_JYTHON = "org"
-"""A package that the standard library looks for."""
+OF_OTHER_SYSTEMS = ("org", "_wmi")
+"""Of Jython and of Windows: the standard library looks for them, and ``sys.stdlib_module_names`` of
+Python 3.12 has neither."""
 # interpreter.c sets them.
 FILES = "COPPERFS_FILES"
 SAVED = "COPPERFS_SAVED_"
@@ -285,7 +286,7 @@ class Installed:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> ModuleSpec | None:
-        if path is not None or name in sys.stdlib_module_names or name == OF_JYTHON:
+        if path is not None or name in sys.stdlib_module_names or name in OF_OTHER_SYSTEMS:
             return None
         return PathFinder.find_spec(name, [self._packages], target)
 
