@@ -124,7 +124,8 @@ def _needed(extension: Path) -> list[Path | None]:
     except (OSError, subprocess.SubprocessError):
         return [None]
     lines = [line.split() for line in done.stdout.splitlines() if "=>" in line]
-    return [Path(words[2]) if words[2].startswith("/") else None for words in lines]
+    found = [os.path.normpath(words[2]) for words in lines]
+    return [Path(each) if each.startswith("/") else None for each in found]
 
 
 def _stripped(library: Path) -> bytes:
@@ -212,6 +213,7 @@ def write_standard_library(target: Path, imported: Sequence[str]) -> None:
     }  # fmt: skip
     directory: str = sys._stdlib_dir  # type: ignore[attr-defined]
     libraries: set[Path] = set()
+    of_zlib: list[Path] = []
     for name in sorted({*imported, *IMPORTED_BY_FUNCTIONS}):
         spec = _spec_in_library(name)
         if spec is None:
@@ -221,17 +223,18 @@ def write_standard_library(target: Path, imported: Sequence[str]) -> None:
             needed = _libraries_of_python(path)
             data, kind = _extension(path, needed), bundle.EXTENSION
             libraries.update(needed)
+            of_zlib += needed if name == "zlib" else []
             if needed:
                 index["needed"][name] = list(map(str, needed))
         else:
             assert isinstance(spec.loader, SourceFileLoader), spec
             data = marshal.dumps(spec.loader.get_code(name))
         kind |= bundle.PACKAGE * (spec.submodule_search_locations is not None)
-        kind |= bundle.STORED * (name == "zlib")
-        where = body.add(data, packed=not kind & bundle.STORED)
+        where = body.add(data, packed=name != "zlib")
         index["modules"][name] = (kind, str(path.relative_to(directory)), *where)
     for library in sorted(libraries):
-        index["libraries"].append((str(library), *body.add(_stripped(library))))
+        where = body.add(_stripped(library), packed=library not in of_zlib)
+        index["libraries"].append((str(library), *where))
     begin = body.begin_index(index)
     target.write_bytes(body.data)
     with zipfile.ZipFile(target, "a") as archive:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     class Index(TypedDict):
         modules: dict[str, tuple[int, str, int, int]]
-        """For each name some of the bits below, the path below the directory of packages, offset
-        and length."""
+        """For each name EXTENSION or PACKAGE or both, the path below the directory, offset and
+        length. Contents that do not begin as an ELF file are compressed."""
         libraries: list[tuple[str, int, int]]
         """Shared libraries that come with packages (``pyzmq.libs``) or Python."""
 
@@ -65,8 +65,8 @@ LAST_WORD = b"copperfs"
 END_BYTES = 8 + 8 + len(LAST_WORD)
 SCRIPT = "copperfs-start"
 """In ``bin``: starts module by module."""
-EXTENSION, PACKAGE, STORED = 1, 2, 4
-"""The last one: it is not compressed, because zlib itself may be such a module."""
+EXTENSION, PACKAGE = 1, 2
+ELF = b"\x7fELF"
 MAIN = "copperfs.cli.main"
 OF_OTHER_SYSTEMS = ("org", "_wmi")
 """Of Jython and of Windows: the standard library looks for them, and ``sys.stdlib_module_names`` of
@@ -148,7 +148,9 @@ class BundleFile:
         if not wanted:
             return
         self.index["libraries"] = [each for each in self.index["libraries"] if each not in wanted]
-        paths = [self._path_of(self._bytes(*at, packed=True), name) for name, *at in wanted]
+        paths = [
+            self._path_of(self._bytes(*at), os.path.basename(library)) for library, *at in wanted
+        ]
         for _ in wanted:  # one may need another
             paths = [each for each in paths if not _is_loaded(each)]
 
@@ -166,11 +168,16 @@ class BundleFile:
         return "/" * loaded
 
     def _content(self, name: str) -> bytes:
-        kind, _, offset, length = self.index["modules"][name]
-        return self._bytes(offset, length, packed=not kind & STORED)
+        _, _, offset, length = self.index["modules"][name]
+        return self._bytes(offset, length)
 
-    def _bytes(self, offset: int, length: int, *, packed: bool = False) -> bytes:
-        return _read(self.fd, offset, length, packed=packed)
+    def _bytes(self, offset: int, length: int) -> bytes:
+        data = os.pread(self.fd, length, offset)
+        if data.startswith(ELF):  # zlib is not there yet: it is this module, or a library of it
+            return data
+        import zlib
+
+        return zlib.decompress(data)
 
 
 class Bundle(BundleFile):
@@ -197,7 +204,7 @@ class Bundle(BundleFile):
         """For ``importlib.metadata``."""
         found = self.index["metadata"].get(context.name or "")
         if found is not None:
-            yield _distribution(self._bytes(*found, packed=True).decode())
+            yield _distribution(self._bytes(*found).decode())
 
     def _libraries_of(self, name: str) -> list[tuple[str, int, int]]:
         top = name.partition(".")[0]
@@ -209,10 +216,10 @@ class StandardLibrary(BundleFile):
 
     index: "LibraryIndex"
 
-    def __init__(self, fds: list[int], python: str, loaded: int = 0) -> None:
+    def __init__(self, fds: list[int], python: str) -> None:
         """*fds*: of this bundle, and of the memory files of which *python* was started."""
         super().__init__(fds[0], sys._stdlib_dir)  # type: ignore[attr-defined]
-        self.fds, self.python, self.loaded = fds, python, loaded
+        self.fds, self.python = fds, python
         self._missing = frozenset(self.index["missing"])
         for fd in fds:
             if fd >= 0:
@@ -238,19 +245,10 @@ class StandardLibrary(BundleFile):
         return "/." * loaded + "/"
 
 
-def _read(fd: int, offset: int, length: int, *, packed: bool = False) -> bytes:
-    data = os.pread(fd, length, offset)
-    if packed:
-        import zlib
-
-        return zlib.decompress(data)
-    return data
-
-
 def _index_of(fd: int) -> "Any":
     end = os.lseek(fd, 0, os.SEEK_END) - END_BYTES
-    begin = int.from_bytes(_read(fd, end, 8), "little")
-    return marshal.loads(_read(fd, begin, end - begin))
+    begin = int.from_bytes(os.pread(fd, 8, end), "little")
+    return marshal.loads(os.pread(fd, end - begin, begin))
 
 
 def _is_loaded(path: str) -> bool:
@@ -455,7 +453,9 @@ def _start_as_module(path: str, program: str, packages: str, words: list[str]) -
     del sys.meta_path[: len(finders)]
     for each in finders:
         if isinstance(each, StandardLibrary):
-            sys.meta_path.insert(0, own.StandardLibrary(each.fds, each.python, each.loaded))
+            library = own.StandardLibrary(each.fds, each.python)
+            library.loaded, library.index = each.loaded, each.index  # zlib is loaded already
+            sys.meta_path.insert(0, library)
     own.start(path, program, packages, words)
 
 
